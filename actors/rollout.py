@@ -241,8 +241,8 @@ class Rollout:
             if self._game.life_lost is not None:  # returns and lengths are those of games
                 episode_length[self._game.life_lost] = 0
                 over &= ~self._game.life_lost
-            if self._game.cut is not None:  # shortened: no result
-                episode_length[self._game.cut] = 0
+            if self._game.shortened is not None:  # no result
+                episode_length[self._game.shortened] = 0
             self._return[over] = 0.0
             self._length[over] = 0
 

@@ -5,8 +5,8 @@ again: one batch would be all beginnings, and the next ones would hold none. The
 environment k is truncated after a share of the limit, the fractional part of (k + 1) times the
 golden ratio; for any number of environments these shares are spread evenly (Weyl 1916).
 
-Isaac Gym's trainings do the same by random elapsed times (Rudin et al. 2021, arXiv 2109.11978,
-section 4: "distributed" resets). A truncated first episode is no result: `CUT` marks its end.
+Trainings with rsl_rl do the same with random elapsed times (`init_at_random_ep_len`). A shortened
+episode is no result: `SHORTENED` marks its end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import gymnasium
 
-CUT = "penstock/first_episode_cut"  # in a step's info: True where it was truncated for this
+SHORTENED = "penstock/first_episode_shortened"  # in a step's info: True at such an end
 GOLDEN_RATIO = (1 + math.sqrt(5)) / 2
 
 Single = gymnasium.Env[Any, Any]
@@ -33,17 +33,17 @@ def shares(first: int, count: int) -> list[float]:
 
 
 def staggered(make: Callable[[], Single], first: int, count: int) -> list[Callable[[], Single]]:
-    """A constructor of each of `count` environments, for those that have a time limit."""
+    """Constructors of `count` environments; those with a time limit shorten their first episode."""
     return [partial(_staggered, make, share) for share in shares(first, count)]
 
 
 def _staggered(make: Callable[[], Single], share: float) -> Single:
     env = make()
     limit = env.spec.max_episode_steps if env.spec else None
-    return env if limit is None else FirstEpisodeCut(env, math.ceil(share * limit))
+    return env if limit is None else ShortFirstEpisode(env, math.ceil(share * limit))
 
 
-class FirstEpisodeCut(gymnasium.Wrapper[Any, Any, Any, Any]):
+class ShortFirstEpisode(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Truncates the first episode after ``steps`` steps."""
 
     def __init__(self, env: Single, steps: int) -> None:
@@ -61,5 +61,5 @@ class FirstEpisodeCut(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self._left:
             self._left -= 1
             if not (self._left or terminated or truncated):
-                return observation, reward, False, True, {**info, CUT: True}
+                return observation, reward, False, True, {**info, SHORTENED: True}
         return observation, reward, terminated, truncated, info

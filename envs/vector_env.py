@@ -6,7 +6,7 @@ Invariants:
   flags False, and the observation it writes is the first of the next episode.
 - `terminated` and `truncated` are never both set: where the environment sets both, terminated wins.
 - Where Atari's lives are episodes, `life_lost` marks those that end while their game continues.
-- Where first episodes are staggered, `cut` marks the ends of those that were shortened.
+- `shortened` marks the end of a first episode that was truncated before its time limit.
 - Rewards are raw. Discrete actions count from 0, wherever the environment's own begin, and Box
   actions run from -1 to 1 in each value, whatever the environment's bounds are.
 - Observations are one array per row: see `penstock.envs.packing`.
@@ -27,7 +27,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from penstock.configs.errors import UserError
 from penstock.core.observations import MASK, ObservationPart
-from penstock.envs.first_episodes import CUT
+from penstock.envs.first_episodes import SHORTENED
 from penstock.envs.lives import LIFE_LOST
 from penstock.envs.packing import Packer, find_bad_observation
 from penstock.envs.rendering import pictures, pictures_per_s
@@ -75,7 +75,7 @@ class BatchedEnv:
 
     life_lost: Flags | None = None
     """Of the last step: which episodes ended with a life, while their game continues."""
-    cut: Flags | None = None
+    shortened: Flags | None = None
     """Of the last step: which first episodes were truncated before their time limit."""
 
     def __init__(self, name: str, vector: VectorEnv, frames_per_step: int, how: str) -> None:
@@ -138,7 +138,7 @@ class BatchedEnv:
             self._explain(error)
             self._check_allowed(actions, error)
             raise
-        self.life_lost, self.cut = info.get(LIFE_LOST), info.get(CUT)
+        self.life_lost, self.shortened = info.get(LIFE_LOST), info.get(SHORTENED)
         if info and self._singles and (sign := own_reset(info, terminated, truncated)):
             raise UserError(f"environment {self._name}: {sign}")
         self._pack.write(observations, out)

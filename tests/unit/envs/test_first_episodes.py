@@ -11,7 +11,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from penstock.configs.sections import EnvConfig
 from penstock.envs import BatchedEnv, make
-from penstock.envs.first_episodes import FirstEpisodeCut, shares
+from penstock.envs.first_episodes import ShortFirstEpisode, shares
 
 PENDULUM = EnvConfig(id="Pendulum-v1")  # always 200 steps
 
@@ -22,7 +22,7 @@ def ends(game: BatchedEnv, steps: int) -> list[tuple[int, int, bool]]:
     for step in range(1, steps + 1):
         truncated = advance(game)
         for env in np.flatnonzero(truncated).tolist():
-            found.append((step, env, game.cut is not None and bool(game.cut[env])))
+            found.append((step, env, game.shortened is not None and bool(game.shortened[env])))
     return found
 
 
@@ -92,7 +92,7 @@ class Corridor(gymnasium.Env[Any, Any]):
 
 @pytest.mark.parametrize(("cut", "flags"), [(3, (False, True)), (4, (True, False))])
 def test_an_end_of_the_game_itself_is_not_marked(cut: int, flags: tuple[bool, bool]) -> None:
-    env = FirstEpisodeCut(Corridor(), cut)
+    env = ShortFirstEpisode(Corridor(), cut)
     env.reset(seed=1)
     for _ in range(cut - 1):
         _, _, *over, _ = env.step(0)
@@ -108,5 +108,5 @@ def test_an_end_of_the_game_itself_is_not_marked(cut: int, flags: tuple[bool, bo
 def test_an_environment_without_a_time_limit_is_left_alone() -> None:
     game = make(EnvConfig(id=f"{__name__}:Corridor"), 2, stagger=0)
     assert isinstance(game.vector, SyncVectorEnv)
-    assert not any(isinstance(env, FirstEpisodeCut) for env in game.vector.envs)
+    assert not any(isinstance(env, ShortFirstEpisode) for env in game.vector.envs)
     game.close()
