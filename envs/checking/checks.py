@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 import time
 import warnings
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -60,7 +61,7 @@ class Checker:
         self._known: set[tuple[str, str]] = set()
         self.returns: list[float] = []
         self.lengths: list[int] = []
-        self.times_s: list[float] = []
+        self.times_s = array("d")  # not a list, whose growth would look like a leak
         self._firsts: set[int] = (
             set()
         )  # of episodes, by hash: stored observations would look like a leak
@@ -343,11 +344,13 @@ def cost(found: Checker, played: Iterator[object], steps: int) -> dict[str, Any]
     Returns steps, episodes, and time and memory per step. Adds a fault to `found` where memory
     grows.
     """
-    process, resident, count = psutil.Process(), [0] * 0, 0
+    process, sizes, count = psutil.Process(), [0] * 0, 0
     while taken := sum(1 for _ in islice(played, max(steps // READINGS, 1))):
         count += taken
-        resident.append(process.memory_info().rss)
-    grown = growth_nbytes(resident, count) if len(resident) > READINGS // 2 else 0.0
+        memory = process.memory_info()
+        # Without the pages of files, such as of libraries, which come at their first use.
+        sizes.append(memory.rss - getattr(memory, "shared", 0))
+    grown = growth_nbytes(sizes, count) if len(sizes) > READINGS // 2 else 0.0
     if grown > LEAK_NBYTES:
         found.add(
             "memory",
