@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from penstock.configs.group import group
 from penstock.configs.model import ModelConfig
-from penstock.configs.policy_lag import lag_of
+from penstock.configs.policy_lag import lag_of, lent_by_batch, updates_of_batch
 from penstock.configs.schedules import LinearSchedule
 from penstock.configs.section import Contradiction, Section
 from penstock.configs.sections import Sections
@@ -18,7 +18,7 @@ LEAST_CONFIRMING = 10  # episodes that a confidence interval needs
 
 def contradictions(cfg: Sections) -> list[Contradiction]:
     """All invalid combinations in a config whose fields are each valid."""
-    ends = (_synchronous, _schedule, _stop, _evaluation, _addresses, _keys)
+    ends = (_turns, _schedule, _stop, _evaluation, _addresses, _keys)
     of_learner = (_batches, _rewards, _replay, _gathering, _algo, _compile)
     checks = (*of_learner, _inference, *ends, network, group)
     return [found for check in checks for found in check(cfg)]
@@ -49,13 +49,16 @@ def _batches(cfg: Sections) -> Iterator[Contradiction]:
             f"{' for each learner' if learner.count > 1 else ''}; set "
             f"learner.batch_slots={waiting} or less",
         )
-    least = lag_of(cfg, learner.batch_slots)
-    if least > transport.max_policy_lag and not transport.synchronous:
+    least, updates = lag_of(cfg, learner.batch_slots), updates_of_batch(cfg)
+    if least > transport.max_policy_lag and not lent_by_batch(cfg):
+        less = "0 for the synchronous mode"
+        if updates > 1:
+            less = f"{updates - 1} or less to play each batch late in the one before it"
         yield Contradiction(
             ("transport.max_policy_lag", "learner.prefetch", "learner.publish_every"),
             f"transport.max_policy_lag {transport.max_policy_lag} is below {least}, the lag that "
             "learner.prefetch and learner.publish_every make with the slots of a single batch; set "
-            f"transport.max_policy_lag={least}, or 0 for the synchronous mode",
+            f"transport.max_policy_lag={least}, or {less}",
         )
 
 
@@ -83,24 +86,32 @@ def _or_steps(cfg: Sections) -> str:
     return ", or algo.minibatches=steps" if possible else ""
 
 
-def _synchronous(cfg: Sections) -> Iterator[Contradiction]:
-    if not cfg.transport.synchronous:
-        return
-    bound = "transport.max_policy_lag 0 makes actors wait for the weights of each batch"
-    if cfg.algo.trains_on != "unrolls":
+def _turns(cfg: Sections) -> Iterator[Contradiction]:
+    """Of a bound on lag with which slots are lent for one batch at a time."""
+    lag, learner = cfg.transport.max_policy_lag, cfg.learner
+    bound = f"transport.max_policy_lag {lag} makes actors wait for the weights of each batch"
+    if lag == 0 and cfg.algo.trains_on != "unrolls":
         yield Contradiction(
             ("transport.max_policy_lag", "algo.name"),
             f"{bound}, and algo.name {cfg.algo.name} does not train on batches of fresh unrolls; "
             "set transport.max_policy_lag=1000, and transport.kind=inproc to play and train in "
             "turns",
         )
-    if cfg.learner.count > 1:
+    if not lent_by_batch(cfg):
+        return
+    if learner.count > 1 and lag == 0:
         yield Contradiction(
             ("transport.max_policy_lag", "learner.count"),
-            f"{bound}, and with learner.count {cfg.learner.count} a learner also continues "
+            f"{bound}, and with learner.count {learner.count} a learner also continues "
             "without a batch of its own; set learner.count=1 or transport.max_policy_lag=1000",
         )
-    actors, batch = cfg.actors.count, cfg.learner.batch_slots
+    elif learner.count > 1 and learner.pace != "bsp":
+        yield Contradiction(
+            ("transport.max_policy_lag", "learner.pace"),
+            f"{bound}, and with learner.pace {learner.pace} the steps of the other learners add to "
+            "the lag; set transport.max_policy_lag=1000 or learner.pace=bsp",
+        )
+    actors, batch = cfg.actors.count, learner.batch_slots
     if TRANSPORTS.one_process(cfg.transport.kind) and batch % actors:
         yield Contradiction(
             ("transport.max_policy_lag", "transport.kind", "learner.batch_slots"),

@@ -9,6 +9,9 @@ others adds to this.
 
 The number does not follow the measured lag: then one slow actor, or a peer that claims old weights,
 would slow all others down.
+
+A bound below the optimizer steps of a batch cannot be kept in this way. Then the slots of one batch
+are lent at a time, when the batch before it has no more optimizer steps left than the bound.
 """
 
 from __future__ import annotations
@@ -22,6 +25,14 @@ if TYPE_CHECKING:
 def updates_of_batch(cfg: Sections) -> int:
     """Optimizer steps that the learner takes with a batch."""
     return cfg.learner.updates_per_batch * cfg.algo.passes
+
+
+def lent_by_batch(cfg: Sections) -> bool:
+    """Whether the store lends the slots of one batch at a time, as `transport.max_policy_lag` is
+    below the optimizer steps of a batch; 0 is the synchronous mode.
+    """
+    fresh = cfg.algo.trains_on == "unrolls"
+    return fresh and cfg.transport.max_policy_lag < updates_of_batch(cfg)
 
 
 def lag_of(cfg: Sections, slots: int) -> int:

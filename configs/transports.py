@@ -73,9 +73,11 @@ class SharedTransportOptions(Section):
     max_policy_lag: Natural = 1000
     """Greatest policy lag, in optimizer steps, that a slot may have when its batch is gathered. No
     more slots are lent at a time than keep it, so with a low value actors wait for each other.
-    Slots of a slower actor can still be older; they are dropped and counted. 0 is the synchronous
-    mode: actors wait for the weights of each batch and then play the slots of the next, so nothing
-    is dropped; `learner.publish_every` and `learner.prefetch` have no effect then."""
+    Slots of a slower actor can still be older; they are dropped and counted. With fewer than the
+    optimizer steps of a batch, weights are published when the learner has only so many left, and
+    actors wait for them before they play the next batch; choose as many as the learner takes in
+    that time. 0 is the synchronous mode: actors and learner take turns. In both
+    `learner.publish_every` and `learner.prefetch` have no effect."""
     codec: Literal["auto", "snappy", "none"] = "auto"
     """Compression of samples sent over the network; `auto` decides for each column by the bytes
     saved."""
@@ -95,11 +97,6 @@ class SharedTransportOptions(Section):
     networks only."""
     curve: Text | None = None
     """Folder with the CURVE keys of this run (`penstock keys new`); null: no encryption."""
-
-    @property
-    def synchronous(self) -> bool:
-        """Whether actors wait for the weights of each batch before they play the next."""
-        return self.max_policy_lag == 0
 
 
 class TransportRegistry(OptionsRegistry[TransportSpec]):

@@ -19,6 +19,7 @@ import numpy as np
 from penstock.algos.registry import algorithm
 from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
+from penstock.configs.policy_lag import lent_by_batch
 from penstock.configs.schema import Config
 from penstock.core.control import Message
 from penstock.core.interfaces import Dataset, Transitions, TransitionSequences, Unrolls, Welcome
@@ -46,6 +47,7 @@ from penstock.learner.sources.source import ActorSource
 from penstock.learner.sources.unrolls import UnrollSource
 from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync, GroupLostError
 from penstock.learner.torch_trace import TorchTrace
+from penstock.learner.trainer import Trainer
 from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase, StatusPage
@@ -105,7 +107,8 @@ def make_source(
 
     ``ledger`` is that of the calling thread; one more thread keeps its own in ``status``.
     """
-    gathering = status.ledger("feeder") if config.learner.prefetch else ledger
+    ahead = config.learner.prefetch and not lent_by_batch(config)
+    gathering = status.ledger("feeder") if ahead else ledger
     match algorithm(config.algo).data(config.algo):
         case Unrolls():
             return UnrollSource(config, trainer, accounting, actors, lanes, gathering)
@@ -148,6 +151,10 @@ class LearnerProcess(TrainingLoop[Any]):
         nonfinite = NonFiniteGuard(trainer, ctx.event)
         self._actor_source = source
         super().__init__(trainer, source, publisher, nonfinite, ctx.ledger, ctx.status)
+        self._by_batch = lent_by_batch(config)
+        if self._by_batch and config.transport.max_policy_lag:
+            assert isinstance(trainer, Trainer)
+            trainer.after_update = self._lend_within_batch
         self._publish()
         self._publisher.flush(wait=True)
         welcome = Welcome(
@@ -281,8 +288,19 @@ class LearnerProcess(TrainingLoop[Any]):
 
     def _publish(self) -> None:
         super()._publish()
-        if self._config.transport.synchronous:  # all actors wait for these weights
+        if self._by_batch:  # all actors wait for these weights
             self._publisher.flush(wait=True)
+
+    def _lend_within_batch(self, updates_left: int) -> None:
+        """Publish weights when the batch in training has as many updates left as the next batch may
+        lag, and lend the slots of the next.
+        """
+        if updates_left != self._config.transport.max_policy_lag:
+            return
+        self._learner.queue.drain()
+        self._ledger.switch(Part.PUBLISH)
+        self._publish()
+        self._actor_source.store.lend_up_to(self._config.learner.batch_slots)
 
     def keep(self, *, save: bool) -> None:
         """Collect what each learner keeps for itself, and ``save`` the run."""

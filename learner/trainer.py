@@ -26,6 +26,7 @@ from penstock.algos.registry import algorithm
 from penstock.algos.samples import slot_spec
 from penstock.algos.slots import RETURN
 from penstock.configs.errors import UserError
+from penstock.configs.policy_lag import lent_by_batch
 from penstock.configs.schedules import over_run, schedules, with_values
 from penstock.configs.schema import Config
 from penstock.core.interfaces import StepResult
@@ -95,6 +96,8 @@ class Trainer:
         self.sync: GradientSync = SingleLearner()
         self.updates = config.algo.passes * config.learner.updates_per_batch
         """Most updates of one batch."""
+        self.after_update: Callable[[int], None] | None = None
+        """Called after each update of a batch, with the number of those that it has left."""
         self._shares: list[Share] = []  # of the batch that was planned last
         self._updates_done = 0  # of the batch in training
         self.queue = DeviceQueue(self.device, self._ledger)
@@ -160,11 +163,13 @@ class Trainer:
                 break
             self._update(columns, steps, share, float(total))
             self._updates_done += 1
+            if self.after_update is not None:
+                self.after_update(len(totals) - self._updates_done)
         self._early_stops.append(self._updates_done < len(totals))
         self._undo_where_skipped()
         self.queue.launched()
-        synchronous = self.config.transport.synchronous
-        due = self.progress.publish_due(1 if synchronous else self.config.learner.publish_every)
+        every = 1 if lent_by_batch(self.config) else self.config.learner.publish_every
+        due = self.progress.publish_due(every)
         return StepResult(0 if batch is None else batch.steps, due)
 
     def unfinished(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The data source of algorithms that train once on each fresh unroll: a trajectory queue.
 
 A feeder thread takes in filled slots and gathers them into staging batches ahead of the trainer.
-No more slots are lent or filled at a time than `transport.max_policy_lag` allows. In the
-synchronous mode, where that is 0, the thread lends the slots of one batch, and those of the next
-once the weights of this one are published.
+No more slots are lent or filled at a time than `transport.max_policy_lag` allows. Where that is
+below the optimizer steps of a batch, there is no thread: the learner lends the slots of one batch
+at a time, within the training on the batch before it (`learner.role`), or after that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.configs.policy_lag import slots_within_lag
+from penstock.configs.policy_lag import lent_by_batch, slots_within_lag
 from penstock.configs.schema import Config
 from penstock.configs.transports import TransportConfig
 from penstock.core.interfaces import StepResult
@@ -49,9 +49,9 @@ class UnrollSource:
         slots = actors * transport.slots
         most = most_slots(transport, consumer.spec, slots) if transport.bind else slots
         self.store = SlotStore(consumer.spec, slots, lanes, most=most)
-        self._synchronous = transport.synchronous
+        self._by_batch = lent_by_batch(config)
         within_lag = min(most, slots_within_lag(config))
-        if within_lag < slots and not self._synchronous:
+        if within_lag < slots and not self._by_batch:
             logger.info(
                 "transport.max_policy_lag %d allows %d slots at a time, fewer than the %d that "
                 "actors would hold: they take turns",
@@ -59,7 +59,7 @@ class UnrollSource:
                 within_lag,
                 slots,
             )
-        if self._synchronous:
+        if self._by_batch:
             self.store.quota = 0  # until `Feeder` lends for the first batch
         elif within_lag < most:
             self.store.quota = within_lag
@@ -73,15 +73,16 @@ class UnrollSource:
             accounting,
             max_policy_lag=transport.max_policy_lag,
             overflow=transport.overflow,
-            deep=self._synchronous,
+            deep=self._by_batch,
         )
 
     def open(self, host: ShmHost) -> None:
         learner, consumer = self._learner, self._consumer
         self._copier = Copier(gather_threads(learner.gather_threads, consumer.device))
+        prefetch = 0 if self._by_batch else learner.prefetch
         batches = [
             StagingBatch(consumer.spec, learner.batch_slots, consumer.device, self._copier)
-            for _ in range(learner.prefetch + 1)
+            for _ in range(prefetch + 1)
         ]
         self._feeder = Feeder(
             host,
@@ -90,8 +91,8 @@ class UnrollSource:
             learner.batch_slots,
             lambda: consumer.progress.version,
             self._ledger,
-            prefetch=learner.prefetch > 0,
-            paced=self.store if self._synchronous else None,
+            prefetch=prefetch > 0,
+            paced=self.store if self._by_batch else None,
         )
         self._feeder.__enter__()
 
@@ -150,7 +151,9 @@ class Feeder:
         prefetch: bool,
         paced: SlotStore | None = None,
     ) -> None:
-        """``paced``: the queue's store, where its slots are lent for one batch at a time."""
+        """``paced``: the queue's store, where its slots are lent for one batch at a time; only
+        without ``prefetch``.
+        """
         self._host = host
         self._queue = queue
         self._batches = batches
@@ -220,14 +223,12 @@ class Feeder:
         return batch
 
     def _lend_batch(self, store: SlotStore) -> None:
-        """Lend the slots of one batch, once the learner trains on none and its weights are
-        published.
+        """Lend the slots of the next batch, if they are not lent yet, once the weights of the last
+        one are published.
         """
-        idle = len(self._free) == len(self._batches)
         published = self._host.published
-        if idle and published is not None and published.version == self._version():
-            store.quota = self._batch_slots
-            store.lend()
+        if published is not None and published.version == self._version():
+            store.lend_up_to(self._batch_slots)
 
 
 def most_slots(transport: TransportConfig, spec: SlotSpec, least: int) -> int:

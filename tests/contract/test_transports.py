@@ -307,7 +307,7 @@ def test_a_slot_of_the_synchronous_mode_comes_with_the_newest_weights(
         side = opened.enter_context(learner(tmp_path))
         side.store.quota = 0
         if kind == "zmq":
-            opened.enter_context(connector(side, wire, synchronous=True))
+            opened.enter_context(connector(side, wire, by_batch=True))
         side.publish(1)
         link: Link
         if kind == "shm":
@@ -335,7 +335,7 @@ def test_a_grant_waits_for_the_weights_of_a_relay(tmp_path: Path) -> None:
     with ExitStack() as opened:
         side = opened.enter_context(learner(tmp_path))
         side.store.quota = 0
-        opened.enter_context(connector(side, wire, synchronous=True))
+        opened.enter_context(connector(side, wire, by_batch=True))
         old = side.publish(10)
         folder = tmp_path / "host"
         folder.mkdir()
@@ -362,7 +362,7 @@ def test_slots_lent_to_remote_actors_that_left_go_to_others(tmp_path: Path) -> N
     with ExitStack() as opened:
         side = opened.enter_context(learner(tmp_path))
         side.store.quota = 0
-        opened.enter_context(connector(side, wire, synchronous=True))
+        opened.enter_context(connector(side, wire, by_batch=True))
         side.publish(10)
         remote = ZmqLink(context(tmp_path), wire, SPEC, 1, actor=7)
         opened.callback(remote.close)

@@ -257,6 +257,11 @@ class SlotStore:
         self._owner: dict[int, _Lane] = {}  # slot -> lane that it was lent to
         self._turn = 0
 
+    def lend_up_to(self, slots: int) -> None:
+        """Set `quota`, and lend what it allows."""
+        self.quota = slots
+        self.lend()
+
     def open_lane(self, want: int) -> int:
         """Open a lane for a new writer, which may hold up to ``want`` slots at first.
 

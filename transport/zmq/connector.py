@@ -12,6 +12,7 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
+from penstock.configs.policy_lag import lent_by_batch
 from penstock.configs.schema import Config
 from penstock.core import descriptors
 from penstock.core.interfaces import LearnerGoneError, SlotProcessor, Welcome
@@ -53,7 +54,7 @@ def run(ctx: RoleContext, prepare: Callable[[Welcome], SlotProcessor] | None = N
         silence_s=ctx.config.run.hang_timeout_s,
         process=prepare(link.welcome) if prepare else None,
         ledger=ctx.ledger,
-        synchronous=transport.synchronous,
+        by_batch=lent_by_batch(ctx.config),
     )
     try:
         _serve(ctx, receiver, ctx.config.run.interval_s, ctx.config.run.grace_s)

@@ -82,14 +82,14 @@ class Receiver:
         silence_s: float = 60.0,
         process: SlotProcessor | None = None,
         ledger: TimeLedger | None = None,
-        synchronous: bool = False,
+        by_batch: bool = False,
         share: ActorShare | None = None,
     ) -> None:
         """Attach the socket. Raises UserError for an address that is taken, or unreadable keys.
 
         ``share``: the actors whose slots are received here; None for all.
-        ``synchronous``: a grant is for the newest weights, and slots that no actor wants return to
-        the learner, which would wait for them.
+        ``by_batch``: slots are lent for one batch at a time. A grant is then for the newest
+        weights, and slots that no actor wants return to the learner, which would wait for them.
         """
         assert link.writer is not None
         spec = link.spec
@@ -105,7 +105,7 @@ class Receiver:
         }
         self._process = process
         self._ledger = ledger or TimeLedger()
-        self._synchronous = synchronous
+        self._by_batch = by_batch
         self._share = share or ActorShare((address,), 0)
         self._lending = True
         self._gone = False  # whether the learner is gone, at the last check
@@ -343,7 +343,7 @@ class Receiver:
         self.listener.look(now_s)
         if self._writer.want != self.grants.want:
             self._writer.want = self.grants.want
-        if self._synchronous and self._lending:
+        if self._by_batch and self._lending:
             self._return_unwanted()
 
     def _return_unwanted(self) -> None:
@@ -365,7 +365,7 @@ class Receiver:
         self, peer: bytes, kind: MessageKind, meta: Any = None, stream: ActorStream | None = None
     ) -> bool:
         welcome = self._link.welcome
-        newest = self._link.board.stamp if self._synchronous else None
+        newest = self._link.board.stamp if self._by_batch else None
         head = Header(
             kind,
             spec_hash=self._link.spec.hash,
