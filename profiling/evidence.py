@@ -49,6 +49,17 @@ class Evidence:
         return float(self.learner["ledger"].get(part, 0.0))
 
     @property
+    def updates_of_batch(self) -> int:
+        """Optimizer steps that the learner takes with a batch of unrolls."""
+        updates = self.option("learner", "updates_per_batch", 1)
+        return int(updates * self.option("algo", "passes", 1))
+
+    @property
+    def lent_by_batch(self) -> bool:
+        """Whether actors play a batch only late in the training on the one before, or after it."""
+        return bool(self.option("transport", "lent_by_batch", False))
+
+    @property
     def gather_in_line(self) -> float:
         """Share of the learner's clock in which it gathers itself."""
         return float(self.learner["parts"].get("gather", 0.0))

@@ -14,6 +14,7 @@ Kind = Literal[
     "slow_gather",
     "slow_wire",
     "straggler",
+    "turns",
     "few_slots",
     "slow_environment",
     "slow_inference",

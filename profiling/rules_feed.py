@@ -119,6 +119,23 @@ def actors_elsewhere(e: Evidence) -> Verdict | None:
     return empty("no actor plays", "see why actors end (logs/ in the run's folder)", e.wait)
 
 
+def plays_and_trains_in_turns(e: Evidence) -> Verdict | None:
+    """Actors may not play the next batch early enough."""
+    lag, updates = int(e.option("transport", "max_policy_lag", 0)), e.updates_of_batch
+    if not e.lent_by_batch or e.played("wait") < WORTH:  # else they are busy all the time
+        return None
+    missing = math.ceil(e.wait / max(e.share("compute"), WORTH) * updates)
+    more = lag + missing if lag + missing < updates else 1000  # at least a batch ahead
+    after = f"when {lag} of the {updates} updates of this one are left" if lag else "after this one"
+    return Verdict(
+        "turns",
+        f"actors and learner take turns: the learner waits {percent(e.wait)} for data",
+        f"{_actors(e)} may play the next batch only {after}",
+        f"let them begin earlier, with older weights: transport.max_policy_lag={more}",
+        e.wait,
+    )
+
+
 def actors_work(e: Evidence) -> Verdict:
     """What its actors spend most of their time in is what the learner waits for."""
     # With a connector, an actor waits for its turn to send, otherwise for a slot of the learner.
@@ -248,5 +265,6 @@ CAUSES: tuple[Rule, ...] = (
     connector_is_busy,
     one_actor_is_slow,
     actors_elsewhere,
+    plays_and_trains_in_turns,
     actors_work,
 )

@@ -23,7 +23,7 @@ INT8_RATIO = 0.25
 
 def gathers_in_line(e: Evidence) -> Verdict | None:
     """The learner's thread gathers instead of training."""
-    if e.gather_in_line < WORTH:
+    if e.gather_in_line < WORTH or e.lent_by_batch:
         return None
     return Verdict(
         "slow_gather",
@@ -244,9 +244,10 @@ def needed_lag(e: Evidence) -> float:
     batches ahead; 0 for replay, whose samples are meant to be old."""
     if e.option("algo", "trains_on", "unrolls") == "transitions" or not e.actors:
         return 0.0
+    if e.lent_by_batch:
+        return float(e.option("transport", "max_policy_lag", 0))
     batch = int(e.option("learner", "batch_slots", 1))
     ahead = int(e.option("learner", "prefetch", 1)) + 1
-    updates = e.option("learner", "updates_per_batch", 1) * e.option("algo", "passes", 1)
-    updates /= e.option("learner", "accumulate", 1)
+    updates = e.updates_of_batch / e.option("learner", "accumulate", 1)
     every = int(e.option("learner", "publish_every", 1))
     return float((math.ceil(len(e.actors) / batch) + ahead) * updates + every - 1)

@@ -299,7 +299,7 @@ def lend(side: Learner, quota: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["shm", "zmq"])
-def test_a_slot_of_the_synchronous_mode_comes_with_the_newest_weights(
+def test_a_slot_that_is_lent_by_batch_comes_with_the_newest_weights(
     kind: str, tmp_path: Path
 ) -> None:
     wire = f"ipc://{tmp_path}/wire"

@@ -1,4 +1,6 @@
-"""The synchronous mode, `transport.max_policy_lag` 0, between processes."""
+"""`transport.max_policy_lag` below the updates of a batch, between processes: batches are played in
+turns with training, or late in it.
+"""
 
 from __future__ import annotations
 
@@ -68,3 +70,19 @@ def test_each_update_of_a_batch_adds_one_to_the_lag(
     found = lags(tmp_path)
     assert found.keys() == {0, 1, 2, 3}
     assert max(found.values()) < 1.1 * min(found.values())  # equal shares but for reset rows
+
+
+@pytest.mark.parametrize("kind", ["shm", "zmq"])
+def test_a_batch_is_played_within_the_last_updates_of_the_one_before(
+    kind: str, penstock: Callable[..., Command], tmp_path: Path
+) -> None:
+    batches = ("algo.epochs=10", "learner.updates_per_batch=4", "learner.batch_slots=3")
+    lag = ("transport.max_policy_lag=20", f"transport.kind={kind}", "transport.slots=2")
+    options = (*SMALL, "run.dir=run", *batches, *lag, "actors.count=2", "stop.env_steps=20000")
+    run = penstock("train", "cartpole_ppo", "--json", *options)
+    code, result, err = run.end()
+    assert code == 0, err
+    found = lags(tmp_path)
+    # 40 updates a batch; the four of an epoch add up to 3. Later slots of a batch may lag less.
+    assert 20 <= max(found) <= 20 + 3
+    assert result["accounting"]["dropped"] == {}

@@ -34,8 +34,15 @@ CASES = {
         ["learner.prefetch=1", "learner.updates_per_batch=4", "transport.max_policy_lag=7"],
         "transport.max_policy_lag 7 is below 8, the lag that learner.prefetch and "
         "learner.publish_every make with the slots of a single batch; set "
-        "transport.max_policy_lag=8, or 0 for the synchronous mode",
-        ["transport.max_policy_lag=8"],
+        "transport.max_policy_lag=8, or 3 or less to play each batch late in the one before it",
+        ["transport.max_policy_lag=3"],
+    ),
+    "lag limit below what a single batch of one update makes": (
+        ["learner.prefetch=2", "learner.updates_per_batch=1", "transport.max_policy_lag=1"],
+        "transport.max_policy_lag 1 is below 3, the lag that learner.prefetch and "
+        "learner.publish_every make with the slots of a single batch; set "
+        "transport.max_policy_lag=3, or 0 for the synchronous mode",
+        ["transport.max_policy_lag=0"],
     ),
     "compiled network of another algorithm": (
         ["algo.name=dqn", "learner.compile=true"],
@@ -55,6 +62,16 @@ CASES = {
         "learner.count 2 a learner also continues without a batch of its own; set learner.count=1 "
         "or transport.max_policy_lag=1000",
         ["learner.count=1"],
+    ),
+    "batches played within others at a pace without a common batch": (
+        [
+            *("actors.count=2", "learner.count=2", "learner.updates_per_batch=4"),
+            *("learner.pace=asp", "transport.max_policy_lag=2"),
+        ],
+        "transport.max_policy_lag 2 makes actors wait for the weights of each batch, and with "
+        "learner.pace asp the steps of the other learners add to the lag; set "
+        "transport.max_policy_lag=1000 or learner.pace=bsp",
+        ["learner.pace=bsp"],
     ),
     "turns in one process that leave slots over": (
         [

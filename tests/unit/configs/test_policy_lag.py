@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.configs.load import resolve
-from penstock.configs.policy_lag import lag_of, slots_within_lag
+from penstock.configs.policy_lag import lag_of, lent_by_batch, slots_within_lag
 from penstock.configs.schema import Config
 
 
@@ -64,3 +64,21 @@ def test_the_slots_within_a_limit(
     found = config(*settings, lag=limit)
     assert slots_within_lag(found) == slots
     assert lag_of(found, slots) <= limit
+
+
+@pytest.mark.parametrize(
+    ("options", "by_batch"),
+    [
+        # 10 epochs of 4 minibatches
+        (["algo.name=ppo", "algo.epochs=10", "transport.max_policy_lag=0"], True),
+        (["algo.name=ppo", "algo.epochs=10", "transport.max_policy_lag=39"], True),
+        (["algo.name=ppo", "algo.epochs=10", "transport.max_policy_lag=100"], False),
+        (["algo.name=impala", "transport.max_policy_lag=3"], True),
+        (["algo.name=dqn", "transport.max_policy_lag=3"], False),
+    ],
+)
+def test_slots_are_lent_by_batch_below_the_updates_of_one(
+    options: list[str], by_batch: bool
+) -> None:
+    updates = ["learner.updates_per_batch=4"] if "algo.name=dqn" not in options else []
+    assert lent_by_batch(resolve("CartPole-v1", [*options, *updates, "actors.envs=8"])) == by_batch

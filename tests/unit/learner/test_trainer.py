@@ -79,6 +79,15 @@ def test_weights_are_due_every_so_many_updates() -> None:
     assert [made.step(batch(made)).publish_due for _ in range(6)] == [False, False, True] * 2
 
 
+def test_what_follows_an_update_is_called_with_the_number_of_those_left() -> None:
+    options = ("algo.name=ppo", "algo.normalize_advantages=none", "algo.epochs=2")
+    made = trainer(*options, "algo.minibatches=unrolls", "learner.updates_per_batch=4")
+    left: list[tuple[int, int]] = []
+    made.after_update = lambda updates: left.append((updates, made.progress.version))
+    made.step(batch(made))
+    assert left == [(7 - i, i + 1) for i in range(8)]
+
+
 def test_statistics_are_means_and_start_over() -> None:
     made = trainer()
     assert made.statistics() == {}

@@ -26,6 +26,10 @@ KINDS = {
     "straggler": profile(
         [learner(wait_data=0.3)], [actor(0, **STEPPING), actor(1, rate=50.0, **STEPPING)]
     ),
+    "turns": profile(
+        [learner(wait_data=0.2)], two(step=0.3, wait=0.7),
+        transport={"max_policy_lag": 0, "lent_by_batch": True},
+    ),
     "starved": profile([learner(wait_data=0.3)], [], [connector(wait=0.7, decompress=0.3)]),
     "slow_gather": profile(
         [learner(wait_data=0.3, threads=BUSY_FEEDER)], two(step=0.1, infer=0.1, wait=0.8)
@@ -327,6 +331,38 @@ def test_more_updates_per_batch_need_more_lag_and_replay_any() -> None:
     lag = {"policy_lag": {"mean": 30.0, "max": 40.0}}
     for config in ({"learner": {"updates_per_batch": 4}}, {"algo": {"trains_on": "transitions"}}):
         assert judge(profile([learner()], two(**HEALTHY), flow=lag, **config)).kind == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("lag", "wait", "step"),
+    [
+        # It computes 80 % of the time, 40 updates: 10 more would pass while it waits.
+        (0, 0.2, "transport.max_policy_lag=10"),
+        (8, 0.2, "transport.max_policy_lag=18"),
+        (30, 0.2, "transport.max_policy_lag=1000"),  # as a whole batch is not enough
+    ],
+)
+def test_a_bound_on_lag_that_makes_the_learner_wait_is_named_with_a_better_one(
+    lag: int, wait: float, step: str
+) -> None:
+    config: dict[str, Any] = {
+        "transport": {"max_policy_lag": lag, "lent_by_batch": True},
+        "learner": {"updates_per_batch": 4},
+        "algo": {"passes": 10},
+    }
+    verdict = judge(profile([learner(wait_data=wait)], two(step=0.3, wait=0.7), **config))
+    assert verdict.kind == "turns"
+    assert verdict.next_step.endswith(step)
+    # Actors that never wait are too slow; their bound does not matter.
+    busy = judge(profile([learner(wait_data=wait)], two(step=0.99, wait=0.01), **config))
+    assert busy.kind == "slow_environment"
+
+
+def test_where_slots_are_lent_by_batch_gathering_in_line_is_no_fault() -> None:
+    gathers = learner(wait_data=0.06, parts={"gather": 0.06})
+    lent = {"lent_by_batch": True}
+    assert judge(profile([gathers], two(**HEALTHY), transport=lent)).kind == "healthy"
+    assert judge(profile([gathers], two(**HEALTHY))).kind == "slow_gather"
 
 
 @pytest.mark.parametrize(("steps", "kind"), [(499, "healthy"), (500, "big_lag")])
