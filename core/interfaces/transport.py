@@ -56,9 +56,8 @@ class Link(Protocol):
         close()                             last
 
     The block may also be left without a slot (None), and `beat` is called while there are no
-    weights. Where slots are lent for one batch at a time (`configs.policy_lag.lent_by_batch`) a slot
-    is not lent before `read_weights` returns the weights that were published before the store lent
-    it.
+    weights. Where slots are lent for one batch at a time (`configs.policy_lag`), a slot is not lent
+    before `read_weights` returns the weights that were published before the store lent it.
     """
 
     welcome: Welcome
