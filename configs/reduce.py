@@ -58,9 +58,9 @@ class ReduceOptions(Section):
     ] = "none"
     """`auto` measures the network and the codecs when the learners start, and prints its choice
     among `none`, `fp16`, `bf16` and `int8`."""
-    bucket_mb: Positive = 1.0
+    bucket_mb: Positive | None = None
     """Size in megabytes of the buckets in which gradients are sent. Smaller buckets start earlier
-    in the backward pass; larger ones have less overhead."""
+    in the backward pass; larger ones have less overhead. null: 1 on a CPU, 25 on a GPU."""
     overlap: Switch = True
     """Whether gradients are sent while the backward pass computes the next; false sends them after
     it."""

@@ -27,7 +27,7 @@ from penstock.configs.reduce import ReduceConfig
 from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import Codec, CodecContext, Collective, GradientPart
 from penstock.device.choice import device_of
-from penstock.learner.codecs.buckets import buckets_of
+from penstock.learner.codecs.buckets import bucket_nbytes, buckets_of
 from penstock.learner.codecs.collective import SoloCollective, all_reduce_nbytes
 from penstock.learner.codecs.registry import CODECS, make_codec
 
@@ -36,7 +36,6 @@ CLOSE = 2.0  # predictions may be off by this factor
 PROBE_VALUES = 250_000  # 1 MB
 PROBES = 4  # the shortest counts: other load only makes them longer
 AFTER_WARMUP = 10**9  # an update at which no codec is still warming up
-MB = 1_000_000
 
 
 class Cost(NamedTuple):
@@ -74,7 +73,7 @@ def choose(
     sent = all_reduce_nbytes(PROBE_VALUES * 4, ring.world)
     network = NetworkCost(sent / max(large_s - small_s, 1e-6), small_s)
     code_s = trial.mean_over_ranks([cost.code_s for cost in costs.values()])
-    buckets = len(buckets_of(parts, round(cfg.reduce.bucket_mb * MB)))
+    buckets = len(buckets_of(parts, bucket_nbytes(cfg.reduce.bucket_mb, device)))
     predicted = {
         name: predict_s(cost._replace(code_s=each_s), network, buckets)
         for (name, cost), each_s in zip(costs.items(), code_s, strict=True)

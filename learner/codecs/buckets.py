@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from penstock.core.interfaces import Bucket, GradientPart
 
 VALUE_NBYTES = 4  # of float32
+# A GPU has computed its backward pass soon, and each bucket costs it launches: as torch's DDP.
+MB_BY_DEVICE = {"cpu": 1.0, "cuda": 25.0}
 
 
 def parts_of(parameters: Iterable[tuple[str, Tensor]]) -> tuple[GradientPart, ...]:
@@ -21,6 +24,11 @@ def parts_of(parameters: Iterable[tuple[str, Tensor]]) -> tuple[GradientPart, ..
         parts.append(GradientPart(name, start, stop, is_bias, 1 if is_bias else parameter.shape[0]))
         start = stop
     return tuple(parts)
+
+
+def bucket_nbytes(bucket_mb: float | None, device: torch.device) -> int:
+    """Most bytes of a bucket by `learner.reduce.bucket_mb`, whose default depends on the device."""
+    return round(1e6 * (MB_BY_DEVICE[device.type] if bucket_mb is None else bucket_mb))
 
 
 def buckets_of(parts: Sequence[GradientPart], nbytes: int) -> tuple[Bucket, ...]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.interfaces import Bucket, CodecContext, Collective
-from penstock.learner.codecs.buckets import buckets_of
+from penstock.learner.codecs.buckets import bucket_nbytes, buckets_of
 
 
 class BaseCodec(ABC):
@@ -22,7 +22,9 @@ class BaseCodec(ABC):
     """Whether gradients of a group of one are coded too; otherwise they pass unchanged."""
 
     def __init__(self, context: CodecContext) -> None:
-        self.buckets = buckets_of(context.parts, round(context.cfg.bucket_mb * 1e6))
+        self.buckets = buckets_of(
+            context.parts, bucket_nbytes(context.cfg.bucket_mb, context.device)
+        )
         self._context = context
         self._device = context.device
         self._world = context.world

@@ -21,7 +21,7 @@ from penstock.configs.sections import LearnerConfig
 from penstock.configs.value_types import Positive
 from penstock.core.interfaces import Bucket, CodecContext, CodecFactory, Collective
 from penstock.learner.codecs.auto import candidates
-from penstock.learner.codecs.buckets import buckets_of
+from penstock.learner.codecs.buckets import bucket_nbytes, buckets_of
 from penstock.learner.codecs.collective import all_reduce_nbytes
 from penstock.learner.codecs.rounding import Fp32
 from reduce_ring import Floats, codec_for, gradients, reduce_all, run_ranks
@@ -40,7 +40,9 @@ class Grid:
     """Rounds to multiples of ``learner.reduce.grid``."""
 
     def __init__(self, context: CodecContext) -> None:
-        self.buckets = buckets_of(context.parts, round(context.cfg.bucket_mb * 1e6))
+        self.buckets = buckets_of(
+            context.parts, bucket_nbytes(context.cfg.bucket_mb, context.device)
+        )
         self._step = GridOptions.of(context.cfg).grid
         self._world = context.world
 

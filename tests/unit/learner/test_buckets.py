@@ -12,7 +12,7 @@ from torch import nn
 from penstock.configs.errors import UserError
 from penstock.configs.reduce import ReduceConfig
 from penstock.core.interfaces import Bucket, CodecContext, GradientPart
-from penstock.learner.codecs.buckets import buckets_of, parts_of
+from penstock.learner.codecs.buckets import bucket_nbytes, buckets_of, parts_of
 from penstock.learner.codecs.collective import GroupCollective
 from penstock.learner.codecs.packing import Packing
 from penstock.learner.codecs.registry import make_codec
@@ -27,6 +27,12 @@ def test_parts_follow_one_another() -> None:
         GradientPart("1.weight", 99, 129, False, 6),
         GradientPart("1.bias", 129, 135, True, 1),
     )
+
+
+def test_the_size_of_buckets_follows_from_the_device_unless_it_is_set() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda:1")
+    assert (bucket_nbytes(None, cpu), bucket_nbytes(None, gpu)) == (1_000_000, 25_000_000)
+    assert bucket_nbytes(0.5, cpu) == bucket_nbytes(0.5, gpu) == 500_000
 
 
 def part(name: str, start: int, stop: int) -> GradientPart:
