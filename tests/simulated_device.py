@@ -274,7 +274,8 @@ class SimulatedDevice:
 
     def skips(self, method: str, depth: int = 2) -> bool:
         """Whether the call of a method of the seam by the function above does nothing."""
-        caller = sys._getframe(depth).f_code.co_qualname
+        # Python 3.12 has no function of its own for a comprehension any more.
+        caller = sys._getframe(depth).f_code.co_qualname.removesuffix(".<locals>.<dictcomp>")
         if self._skip != (method, caller):
             return False
         self.skipped += 1

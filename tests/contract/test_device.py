@@ -168,7 +168,7 @@ HAZARDS = [
     ("unrolls", "on", "StagingBatch._upload"),
     ("unrolls", "wait_event", "StagingBatch.wait_on_device"),
     ("unrolls", "wait_stream", "StagingBatch.let_go"),
-    ("unrolls", "host_memory", "StagingBatch.__init__.<locals>.<dictcomp>"),
+    ("unrolls", "host_memory", "StagingBatch.__init__"),
     ("weights", "wait_stream", "Publisher.publish"),
     ("weights", "on", "Publisher.publish"),
     ("weights", "record", "Publisher.publish"),
