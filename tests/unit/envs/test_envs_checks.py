@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -15,7 +17,13 @@ from gymnasium import spaces
 import broken_envs as envs
 from broken_envs import Sound
 from penstock.core.observations import MASK
-from penstock.envs.checking.checks import Checker, choose, growth_nbytes, refused_by_gymnasium
+from penstock.envs.checking.checks import (
+    Checker,
+    choose,
+    growth_nbytes,
+    refused_by_gymnasium,
+    resident_nbytes,
+)
 from penstock.envs.space_misfit import misfit, misfits
 
 STEPS = 60
@@ -131,6 +139,21 @@ def test_what_cannot_be_pickled_is_a_problem() -> None:
     assert found.problems == []
     found.pickling(lambda: Sound())
     assert "define it at the top level of its module" in found.problems[0].text
+
+
+@pytest.mark.parametrize("flags", [mmap.MAP_SHARED, mmap.MAP_PRIVATE])
+def test_memory_is_counted_and_pages_of_files_are_not(flags: int, tmp_path: Path) -> None:
+    size = 1 << 24
+    (tmp_path / "file").write_bytes(bytes(size))
+    with (tmp_path / "file").open("rb") as file:
+        before = resident_nbytes()
+        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as mapped:
+            assert sum(mapped[:: mmap.PAGESIZE]) == 0  # reads every page
+            assert resident_nbytes() - before < size // 4
+    before = resident_nbytes()
+    with mmap.mmap(-1, size, flags | mmap.MAP_ANONYMOUS) as memory:
+        memory.write(b"1" * size)
+        assert resident_nbytes() - before > size * 3 // 4
 
 
 def test_memory_that_grows_all_the_time_is_told_from_a_cache() -> None:
