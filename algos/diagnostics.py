@@ -51,11 +51,12 @@ def batch_sums(
     rhos = log_rhos.exp()
     once = (rhos - 1 - log_rhos, rhos, (rhos > ROUNDING * rho_clip).float())
     squared = (rhos.clamp(max=rho_clip), advantages, errors, targets)
-    # One product gives all sums and squares, instead of a call for each.
-    rows = (torch.stack((mask, *squared, *once)) * mask).double()
-    products = rows @ rows[: 1 + len(squared)].t()
-    sums, squares = products[:, 0], products.diagonal()[1:]
-    return torch.cat((sums[: 1 + len(squared)], squares, sums[1 + len(squared) :]))
+    # One matrix, so that a call gives all sums, and another all squares.
+    rows = torch.stack((mask, *squared, *once)).mul_(mask)
+    sums = rows.sum(1, dtype=torch.float64)
+    first = 1 + len(squared)
+    squares = rows[1:first].double().square_().sum(1)
+    return torch.cat((sums[:first], squares, sums[first:]))
 
 
 def figures(means: Mapping[str, float]) -> dict[str, float]:
