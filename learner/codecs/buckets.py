@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from penstock.core.interfaces import Bucket, GradientPart
+from penstock.device.choice import device_of
 
 VALUE_NBYTES = 4  # of float32
-# A GPU has computed its backward pass soon, and each bucket costs it launches: as torch's DDP.
-MB_BY_DEVICE = {"cpu": 1.0, "cuda": 25.0}
+CPU_MB, GPU_MB = 1.0, 25.0
+# A GPU has soon computed its backward pass, and each bucket costs it launches; torch's
+# DistributedDataParallel has the same size.
 
 
 def parts_of(parameters: Iterable[tuple[str, Tensor]]) -> tuple[GradientPart, ...]:
@@ -28,7 +30,9 @@ def parts_of(parameters: Iterable[tuple[str, Tensor]]) -> tuple[GradientPart, ..
 
 def bucket_nbytes(bucket_mb: float | None, device: torch.device) -> int:
     """Most bytes of a bucket by `learner.reduce.bucket_mb`, whose default depends on the device."""
-    return round(1e6 * (MB_BY_DEVICE[device.type] if bucket_mb is None else bucket_mb))
+    if bucket_mb is None:
+        bucket_mb = GPU_MB if device_of(device).runs_behind else CPU_MB
+    return round(bucket_mb * 1e6)
 
 
 def buckets_of(parts: Sequence[GradientPart], nbytes: int) -> tuple[Bucket, ...]:
