@@ -18,7 +18,7 @@ LEAST_CONFIRMING = 10  # episodes that a confidence interval needs
 
 def contradictions(cfg: Sections) -> list[Contradiction]:
     """All invalid combinations in a config whose fields are each valid."""
-    ends = (_turns, _schedule, _stop, _evaluation, _addresses, _keys)
+    ends = (_lent_by_batch, _schedule, _stop, _evaluation, _addresses, _keys)
     of_learner = (_batches, _rewards, _replay, _gathering, _algo, _compile)
     checks = (*of_learner, _inference, *ends, network, group)
     return [found for check in checks for found in check(cfg)]
@@ -53,7 +53,7 @@ def _batches(cfg: Sections) -> Iterator[Contradiction]:
     if least > transport.max_policy_lag and not lent_by_batch(cfg):
         less = "0 for the synchronous mode"
         if updates > 1:
-            less = f"{updates - 1} or less to play each batch late in the one before it"
+            less = f"{updates - 1} or less to play a batch during the last steps of the one before"
         yield Contradiction(
             ("transport.max_policy_lag", "learner.prefetch", "learner.publish_every"),
             f"transport.max_policy_lag {transport.max_policy_lag} is below {least}, the lag that "
@@ -86,30 +86,24 @@ def _or_steps(cfg: Sections) -> str:
     return ", or algo.minibatches=steps" if possible else ""
 
 
-def _turns(cfg: Sections) -> Iterator[Contradiction]:
+def _lent_by_batch(cfg: Sections) -> Iterator[Contradiction]:
     """Of a bound on lag with which slots are lent for one batch at a time."""
     lag, learner = cfg.transport.max_policy_lag, cfg.learner
+    more = f"transport.max_policy_lag={max(1000, lag_of(cfg, learner.batch_slots))}"
     bound = f"transport.max_policy_lag {lag} makes actors wait for the weights of each batch"
     if lag == 0 and cfg.algo.trains_on != "unrolls":
         yield Contradiction(
             ("transport.max_policy_lag", "algo.name"),
             f"{bound}, and algo.name {cfg.algo.name} does not train on batches of fresh unrolls; "
-            "set transport.max_policy_lag=1000, and transport.kind=inproc to play and train in "
-            "turns",
+            f"set {more}, and transport.kind=inproc to play and train in turns",
         )
     if not lent_by_batch(cfg):
         return
-    if learner.count > 1 and lag == 0:
+    if learner.count > 1:
         yield Contradiction(
             ("transport.max_policy_lag", "learner.count"),
             f"{bound}, and with learner.count {learner.count} a learner also continues "
-            "without a batch of its own; set learner.count=1 or transport.max_policy_lag=1000",
-        )
-    elif learner.count > 1 and learner.pace != "bsp":
-        yield Contradiction(
-            ("transport.max_policy_lag", "learner.pace"),
-            f"{bound}, and with learner.pace {learner.pace} the steps of the other learners add to "
-            "the lag; set transport.max_policy_lag=1000 or learner.pace=bsp",
+            f"without a batch of its own; set learner.count=1 or {more}",
         )
     actors, batch = cfg.actors.count, learner.batch_slots
     if TRANSPORTS.one_process(cfg.transport.kind) and batch % actors:
@@ -117,7 +111,7 @@ def _turns(cfg: Sections) -> Iterator[Contradiction]:
             ("transport.max_policy_lag", "transport.kind", "learner.batch_slots"),
             f"{bound}, and with transport.kind {cfg.transport.kind} each of actors.count {actors} "
             f"plays one slot per turn, so learner.batch_slots {batch} must be a multiple of that; "
-            f"set learner.batch_slots={-(-batch // actors) * actors} or actors.count=1",
+            f"set learner.batch_slots={-(-batch // actors) * actors}, actors.count=1 or {more}",
         )
 
 

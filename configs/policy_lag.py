@@ -35,6 +35,13 @@ def lent_by_batch(cfg: Sections) -> bool:
     return fresh and cfg.transport.max_policy_lag < updates_of_batch(cfg)
 
 
+def batches_ahead(cfg: Sections) -> int:
+    """Batches that are gathered ahead of the one in training: `learner.prefetch`, and none where
+    slots are lent by batch, as the learner's thread then owns the store.
+    """
+    return 0 if lent_by_batch(cfg) else cfg.learner.prefetch
+
+
 def lag_of(cfg: Sections, slots: int) -> int:
     """The greatest lag, in optimizer steps, while at most ``slots`` slots are lent or filled."""
     learner = cfg.learner

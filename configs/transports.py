@@ -73,11 +73,13 @@ class SharedTransportOptions(Section):
     max_policy_lag: Natural = 1000
     """Greatest policy lag, in optimizer steps, that a slot may have when its batch is gathered. No
     more slots are lent at a time than keep it, so with a low value actors wait for each other.
-    Slots of a slower actor can still be older; they are dropped and counted. With fewer than the
-    optimizer steps of a batch, weights are published when the learner has only so many left, and
-    actors wait for them before they play the next batch; choose as many as the learner takes in
-    that time. 0 is the synchronous mode: actors and learner take turns. In both
-    `learner.publish_every` and `learner.prefetch` have no effect."""
+    Slots of a slower actor can still be older; they are dropped and counted. Below the optimizer
+    steps of a batch (`learner.updates_per_batch` x epochs), slots are lent for one batch at a time:
+    when the learner has this many steps of the present batch left, it publishes its weights, and
+    actors play the next batch with them. Choose about as many steps as the learner takes while
+    actors play a batch. 0 is the synchronous mode: actors play after the last step, while the
+    learner waits. Below the steps of a batch `learner.publish_every` and `learner.prefetch` have no
+    effect."""
     codec: Literal["auto", "snappy", "none"] = "auto"
     """Compression of samples sent over the network; `auto` decides for each column by the bytes
     saved."""

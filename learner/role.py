@@ -19,7 +19,7 @@ import numpy as np
 from penstock.algos.registry import algorithm
 from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
-from penstock.configs.policy_lag import lent_by_batch
+from penstock.configs.policy_lag import batches_ahead, lent_by_batch
 from penstock.configs.schema import Config
 from penstock.core.control import Message
 from penstock.core.interfaces import Dataset, Transitions, TransitionSequences, Unrolls, Welcome
@@ -107,8 +107,7 @@ def make_source(
 
     ``ledger`` is that of the calling thread; one more thread keeps its own in ``status``.
     """
-    ahead = config.learner.prefetch and not lent_by_batch(config)
-    gathering = status.ledger("feeder") if ahead else ledger
+    gathering = status.ledger("feeder") if batches_ahead(config) else ledger
     match algorithm(config.algo).data(config.algo):
         case Unrolls():
             return UnrollSource(config, trainer, accounting, actors, lanes, gathering)
@@ -151,10 +150,9 @@ class LearnerProcess(TrainingLoop[Any]):
         nonfinite = NonFiniteGuard(trainer, ctx.event)
         self._actor_source = source
         super().__init__(trainer, source, publisher, nonfinite, ctx.ledger, ctx.status)
-        self._by_batch = lent_by_batch(config)
-        if self._by_batch and config.transport.max_policy_lag:
+        if lent_by_batch(config):
             assert isinstance(trainer, Trainer)
-            trainer.after_update = self._lend_within_batch
+            trainer.after_update = self._serve_within_batch
         self._publish()
         self._publisher.flush(wait=True)
         welcome = Welcome(
@@ -288,19 +286,26 @@ class LearnerProcess(TrainingLoop[Any]):
 
     def _publish(self) -> None:
         super()._publish()
-        if self._by_batch:  # all actors wait for these weights
+        if self._config.transport.max_policy_lag == 0:  # all actors wait for these weights
             self._publisher.flush(wait=True)
 
-    def _lend_within_batch(self, updates_left: int) -> None:
-        """Publish weights when the batch in training has as many updates left as the next batch may
-        lag, and lend the slots of the next.
+    def _serve_within_batch(self, updates_left: int) -> None:
+        """Serve attaching and leaving actors, which no thread does where slots are lent by batch.
+
+        When the batch in training has as many updates left as the next one may lag, publish the
+        weights, and lend the slots of the next.
         """
-        if updates_left != self._config.transport.max_policy_lag:
+        self._host.poll(0.0)
+        lag = self._config.transport.max_policy_lag
+        if not lag or updates_left != lag:  # without lag weights are published after the batch
             return
-        self._learner.queue.drain()
+        self._learner.queue.drain()  # may raise, where a wait for the copy would not end
+        before = self._ledger.part
         self._ledger.switch(Part.PUBLISH)
         self._publish()
+        self._publisher.flush(wait=True)
         self._actor_source.store.lend_up_to(self._config.learner.batch_slots)
+        self._ledger.switch(before)
 
     def keep(self, *, save: bool) -> None:
         """Collect what each learner keeps for itself, and ``save`` the run."""

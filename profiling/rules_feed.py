@@ -125,7 +125,9 @@ def plays_and_trains_in_turns(e: Evidence) -> Verdict | None:
     if not e.lent_by_batch or e.played("wait") < WORTH:  # else they are busy all the time
         return None
     missing = math.ceil(e.wait / max(e.share("compute"), WORTH) * updates)
-    more = lag + missing if lag + missing < updates else 1000  # at least a batch ahead
+    more = lag + missing
+    if more >= updates:  # a batch ahead
+        more = max(1000, int(e.option("transport", "least_lag", 0)))
     after = f"when {lag} of the {updates} updates of this one are left" if lag else "after this one"
     return Verdict(
         "turns",

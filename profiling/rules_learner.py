@@ -23,13 +23,19 @@ INT8_RATIO = 0.25
 
 def gathers_in_line(e: Evidence) -> Verdict | None:
     """The learner's thread gathers instead of training."""
-    if e.gather_in_line < WORTH or e.lent_by_batch:
+    if e.gather_in_line < WORTH:
         return None
+    step = "prefetch: learner.prefetch=1"
+    if e.lent_by_batch:
+        step = (
+            "batches are gathered ahead only where transport.max_policy_lag is not below the "
+            f"{e.updates_of_batch} updates of one"
+        )
     return Verdict(
         "slow_gather",
         f"gathering is slow: it takes {percent(e.gather_in_line)} of the learner's time",
-        "batches are gathered between the steps, not ahead of them (learner.prefetch=0)",
-        "prefetch: learner.prefetch=1",
+        "batches are gathered between the steps, not ahead of them",
+        step,
         e.gather_in_line,
     )
 
@@ -105,7 +111,7 @@ def copies_to_device(e: Evidence) -> Verdict | None:
         "slow_copy",
         f"copying to the device is exposed: {percent(share)} of the learner's time",
         "the copy is not overlapped with training",
-        ("" if replay else "copy ahead, learner.prefetch=2; ")
+        ("" if replay or e.lent_by_batch else "copy ahead, learner.prefetch=2; ")
         + "send uint8 observations and stack frames on the device",
         share,
     )
@@ -142,7 +148,9 @@ def publishes_long(e: Evidence) -> Verdict | None:
         f"weights go out after every {every} optimizer steps"
         if every > 1
         else "weights go out after every optimizer step",
-        f"publish half as often: learner.publish_every={2 * every}",
+        "make batches larger: learner.batch_slots, actors.envs or actors.unroll"
+        if e.lent_by_batch
+        else f"publish half as often: learner.publish_every={2 * every}",
         share,
     )
 
@@ -214,7 +222,7 @@ def learner_is_slow(e: Evidence) -> Verdict | None:
         steps.append("learner.precision=auto")
     steps.append("a GPU" if e.device == "cpu" else f"learner.count={len(e.learners) + 1}")
     enough = math.ceil(len(e.actors) * (1.0 - surplus) / (1.0 - RESERVE))
-    if 0 < enough < len(e.actors):
+    if 0 < enough < len(e.actors) and not e.lent_by_batch:  # there they wait for their turn
         fewer = len(e.all_actors) - (len(e.actors) - enough) * len(e.learners)
         steps.append(f"or fewer actors: {max(1, fewer)} would keep it as busy (actors.count)")
     waits = f"; actors wait {percent(surplus)} for it" if e.actors else ""
@@ -241,11 +249,11 @@ def nothing_waits(e: Evidence) -> Verdict:
 
 def needed_lag(e: Evidence) -> float:
     """Updates between acting and training if each actor has one slot in hand and the learner its
-    batches ahead; 0 for replay, whose samples are meant to be old."""
-    if e.option("algo", "trains_on", "unrolls") == "transitions" or not e.actors:
+    batches ahead; 0 for replay, whose samples are meant to be old, and where slots are lent by
+    batch, with a lag that is set."""
+    replay = e.option("algo", "trains_on", "unrolls") == "transitions"
+    if replay or e.lent_by_batch or not e.actors:
         return 0.0
-    if e.lent_by_batch:
-        return float(e.option("transport", "max_policy_lag", 0))
     batch = int(e.option("learner", "batch_slots", 1))
     ahead = int(e.option("learner", "prefetch", 1)) + 1
     updates = e.updates_of_batch / e.option("learner", "accumulate", 1)

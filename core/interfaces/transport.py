@@ -127,9 +127,9 @@ class Connector(Protocol):
 
     It listens at ``ctx.address``, and is attached to the learner's memory like an actor
     (`transport.shm.link.ShmLink`, at `core.role.learner_socket`): received slots are written into
-    lent ones, and weights are read from the board. In the synchronous mode a slot of the store is
-    lent for the newest weights of the board, and one that no present actor wants is returned
-    (`SlotWriter.return_unfilled`), because the learner waits for it.
+    lent ones, and weights are read from the board. Where slots are lent for one batch at a time,
+    a slot is lent for the newest weights of the board, and one that no present actor wants is
+    returned (`SlotWriter.return_unfilled`), because the learner waits for it.
     """
 
     def __call__(self, ctx: RoleContext, prepare: Callable[[Welcome], SlotProcessor]) -> None:

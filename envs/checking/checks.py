@@ -345,10 +345,11 @@ def cost(found: Checker, played: Iterator[object], steps: int) -> dict[str, Any]
     Returns steps, episodes, and time and memory per step. Adds a fault to `found` where memory
     grows.
     """
-    sizes, count = [0] * 0, 0
+    sizes: list[int] = []
+    count = 0
     while taken := sum(1 for _ in islice(played, max(steps // READINGS, 1))):
         count += taken
-        sizes.append(resident_nbytes())
+        sizes.append(memory_nbytes())
     grown = growth_nbytes(sizes, count) if len(sizes) > READINGS // 2 else 0.0
     if grown > LEAK_NBYTES:
         found.add(
@@ -369,16 +370,18 @@ def cost(found: Checker, played: Iterator[object], steps: int) -> dict[str, Any]
     }
 
 
-def resident_nbytes() -> int:
-    """Memory of this process, on Linux without the pages of files: those of a library become
-    resident when they are first used, which is no growth.
+def memory_nbytes() -> int:
+    """Bytes of memory that this process holds.
+
+    On Linux without pages of mapped files: a library's become resident when first used, which is
+    not a leak.
     """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
+        found = dict(line.split(":", 1) for line in lines if line.startswith("Rss"))
+        return sum(1024 * int(found[name].split()[0]) for name in ("RssAnon", "RssShmem"))
+    except (OSError, LookupError):
         return int(psutil.Process().memory_info().rss)
-    found = dict(line.split(":", 1) for line in lines if line.startswith("Rss"))
-    return sum(1024 * int(found[name].split()[0]) for name in ("RssAnon", "RssShmem"))
 
 
 def growth_nbytes(resident_nbytes: list[int], steps: int) -> float:

@@ -12,9 +12,9 @@ from penstock.core.interfaces import Bucket, GradientPart
 from penstock.device.choice import device_of
 
 VALUE_NBYTES = 4  # of float32
+# On a GPU the backward pass is short and each bucket costs kernel launches, so buckets are larger;
+# 25 MB is also the default of torch's DistributedDataParallel.
 CPU_MB, GPU_MB = 1.0, 25.0
-# A GPU has soon computed its backward pass, and each bucket costs it launches; torch's
-# DistributedDataParallel has the same size.
 
 
 def parts_of(parameters: Iterable[tuple[str, Tensor]]) -> tuple[GradientPart, ...]:

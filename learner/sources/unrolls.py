@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.configs.policy_lag import lent_by_batch, slots_within_lag
+from penstock.configs.policy_lag import batches_ahead, lent_by_batch, slots_within_lag
 from penstock.configs.schema import Config
 from penstock.configs.transports import TransportConfig
 from penstock.core.interfaces import StepResult
@@ -33,7 +33,7 @@ MOST_ACTORS = 1024  # actors that hold slots at a time; further ones take turns
 
 
 class UnrollSource:
-    """An `ActorSource` of staging batches; there are `learner.prefetch` + 1 of them."""
+    """An `ActorSource` of staging batches; one more than `configs.policy_lag.batches_ahead`."""
 
     def __init__(
         self,
@@ -49,7 +49,15 @@ class UnrollSource:
         slots = actors * transport.slots
         most = most_slots(transport, consumer.spec, slots) if transport.bind else slots
         self.store = SlotStore(consumer.spec, slots, lanes, most=most)
-        self._by_batch = lent_by_batch(config)
+        self._by_batch, self._batches_ahead = lent_by_batch(config), batches_ahead(config)
+        if self._by_batch and learner.batch_slots < actors:
+            logger.info(
+                "transport.max_policy_lag %d lends the %d slots of one batch at a time, and %d "
+                "actors play: some of them wait; raise learner.batch_slots",
+                transport.max_policy_lag,
+                learner.batch_slots,
+                actors,
+            )
         within_lag = min(most, slots_within_lag(config))
         if within_lag < slots and not self._by_batch:
             logger.info(
@@ -79,10 +87,9 @@ class UnrollSource:
     def open(self, host: ShmHost) -> None:
         learner, consumer = self._learner, self._consumer
         self._copier = Copier(gather_threads(learner.gather_threads, consumer.device))
-        prefetch = 0 if self._by_batch else learner.prefetch
         batches = [
             StagingBatch(consumer.spec, learner.batch_slots, consumer.device, self._copier)
-            for _ in range(prefetch + 1)
+            for _ in range(self._batches_ahead + 1)
         ]
         self._feeder = Feeder(
             host,
@@ -91,7 +98,7 @@ class UnrollSource:
             learner.batch_slots,
             lambda: consumer.progress.version,
             self._ledger,
-            prefetch=prefetch > 0,
+            prefetch=self._batches_ahead > 0,
             paced=self.store if self._by_batch else None,
         )
         self._feeder.__enter__()
@@ -154,6 +161,7 @@ class Feeder:
         """``paced``: the queue's store, where its slots are lent for one batch at a time; only
         without ``prefetch``.
         """
+        assert paced is None or not prefetch
         self._host = host
         self._queue = queue
         self._batches = batches

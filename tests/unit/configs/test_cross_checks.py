@@ -34,7 +34,8 @@ CASES = {
         ["learner.prefetch=1", "learner.updates_per_batch=4", "transport.max_policy_lag=7"],
         "transport.max_policy_lag 7 is below 8, the lag that learner.prefetch and "
         "learner.publish_every make with the slots of a single batch; set "
-        "transport.max_policy_lag=8, or 3 or less to play each batch late in the one before it",
+        "transport.max_policy_lag=8, or 3 or less to play a batch during the last "
+        "steps of the one before",
         ["transport.max_policy_lag=3"],
     ),
     "lag limit below what a single batch of one update makes": (
@@ -63,15 +64,15 @@ CASES = {
         "or transport.max_policy_lag=1000",
         ["learner.count=1"],
     ),
-    "batches played within others at a pace without a common batch": (
+    "batches played during others with several learners": (
         [
-            *("actors.count=2", "learner.count=2", "learner.updates_per_batch=4"),
-            *("learner.pace=asp", "transport.max_policy_lag=2"),
+            *("actors.count=2", "learner.count=2", "algo.name=ppo", "algo.epochs=500"),
+            *("learner.updates_per_batch=4", "transport.max_policy_lag=2"),
         ],
         "transport.max_policy_lag 2 makes actors wait for the weights of each batch, and with "
-        "learner.pace asp the steps of the other learners add to the lag; set "
-        "transport.max_policy_lag=1000 or learner.pace=bsp",
-        ["learner.pace=bsp"],
+        "learner.count 2 a learner also continues without a batch of its own; set learner.count=1 "
+        "or transport.max_policy_lag=4000",
+        ["transport.max_policy_lag=4000"],
     ),
     "turns in one process that leave slots over": (
         [
@@ -82,8 +83,8 @@ CASES = {
         ],
         "transport.max_policy_lag 0 makes actors wait for the weights of each batch, and with "
         "transport.kind inproc each of actors.count 4 plays one slot per turn, so "
-        "learner.batch_slots 6 must be a multiple of that; set learner.batch_slots=8 or "
-        "actors.count=1",
+        "learner.batch_slots 6 must be a multiple of that; set learner.batch_slots=8, "
+        "actors.count=1 or transport.max_policy_lag=1000",
         ["learner.batch_slots=8"],
     ),
     "rewards in two ways": (

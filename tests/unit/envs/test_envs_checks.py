@@ -21,8 +21,8 @@ from penstock.envs.checking.checks import (
     Checker,
     choose,
     growth_nbytes,
+    memory_nbytes,
     refused_by_gymnasium,
-    resident_nbytes,
 )
 from penstock.envs.space_misfit import misfit, misfits
 
@@ -146,14 +146,14 @@ def test_memory_is_counted_and_pages_of_files_are_not(flags: int, tmp_path: Path
     size = 1 << 24
     (tmp_path / "file").write_bytes(bytes(size))
     with (tmp_path / "file").open("rb") as file:
-        before = resident_nbytes()
+        before = memory_nbytes()
         with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as mapped:
             assert sum(mapped[:: mmap.PAGESIZE]) == 0  # reads every page
-            assert resident_nbytes() - before < size // 4
-    before = resident_nbytes()
+            assert memory_nbytes() - before < size // 4
+    before = memory_nbytes()
     with mmap.mmap(-1, size, flags | mmap.MAP_ANONYMOUS) as memory:
         memory.write(b"1" * size)
-        assert resident_nbytes() - before > size * 3 // 4
+        assert memory_nbytes() - before > size * 3 // 4
 
 
 def test_memory_that_grows_all_the_time_is_told_from_a_cache() -> None:

@@ -358,11 +358,21 @@ def test_a_bound_on_lag_that_makes_the_learner_wait_is_named_with_a_better_one(
     assert busy.kind == "slow_environment"
 
 
-def test_where_slots_are_lent_by_batch_gathering_in_line_is_no_fault() -> None:
-    gathers = learner(wait_data=0.06, parts={"gather": 0.06})
+def test_where_slots_are_lent_by_batch_no_option_without_effect_is_advised() -> None:
     lent = {"lent_by_batch": True}
-    assert judge(profile([gathers], two(**HEALTHY), transport=lent)).kind == "healthy"
-    assert judge(profile([gathers], two(**HEALTHY))).kind == "slow_gather"
+    gathers = learner(wait_data=0.06, parts={"gather": 0.06})
+    assert "learner.prefetch" in judge(profile([gathers], two(**HEALTHY))).next_step
+    verdict = judge(profile([gathers], two(**HEALTHY), transport=lent))
+    assert verdict.kind == "slow_gather"
+    assert "learner.prefetch" not in verdict.next_step
+    publishes = profile([learner(publish=0.1)], two(**HEALTHY), transport=lent)
+    assert "learner.publish_every" not in judge(publishes).next_step
+    waiting = profile([learner()], two(step=0.15, wait=0.85), transport=lent)
+    assert "fewer actors" not in judge(waiting).next_step
+    assert "fewer actors" in judge(profile([learner()], two(step=0.15, wait=0.85))).next_step
+    lag = {"policy_lag": {"mean": 19.5, "max": 35.0}}  # of 32 minibatches, and a bound of 4
+    old = profile([learner()], two(**HEALTHY), flow=lag, transport={"max_policy_lag": 4, **lent})
+    assert judge(old).kind == "healthy"
 
 
 @pytest.mark.parametrize(("steps", "kind"), [(499, "healthy"), (500, "big_lag")])
