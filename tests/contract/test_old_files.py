@@ -36,6 +36,7 @@ RUNS = [f"{v}/trained/{run.name}" for v in VERSIONS for run in (FIXTURES / v / "
 LAYOUT = ParamLayout((("w", (5, 3)), ("b", (3,))))
 OTHER_DEFAULTS = (
     "learner.micro_batch",  # null: 256 on a CPU, as before
+    "learner.reduce.bucket_mb",  # null: 1 on a CPU, as before
     "learner.reduce.reternarize",  # false: sums are exact, as in the paper
 )
 REPLACED = {"penstock.replay.Replay.from_env": ["options"]}  # by the keywords that it stood for
