@@ -50,13 +50,13 @@ class UnrollSource:
         most = most_slots(transport, consumer.spec, slots) if transport.bind else slots
         self.store = SlotStore(consumer.spec, slots, lanes, most=most)
         self._by_batch, self._batches_ahead = lent_by_batch(config), batches_ahead(config)
-        if self._by_batch and learner.batch_slots < actors:
+        if self._by_batch and learner.batch_slots < config.actors.count:
             logger.info(
                 "transport.max_policy_lag %d lends the %d slots of one batch at a time, and %d "
                 "actors play: some of them wait; raise learner.batch_slots",
                 transport.max_policy_lag,
                 learner.batch_slots,
-                actors,
+                config.actors.count,
             )
         within_lag = min(most, slots_within_lag(config))
         if within_lag < slots and not self._by_batch:
