@@ -53,7 +53,7 @@ def rounds(config: Mapping[str, Any], stage: str, seconds: float) -> dict[str, A
     where `BareNetwork.of` is None.
     """
     settings, learns = Config.model_validate(config), stage == "bare_learner"
-    set_up_torch(settings.learner.threads if learns else settings.actors.threads)
+    set_up_torch(settings.learner.first_threads if learns else settings.actors.threads)
     network = BareNetwork.of(settings, on_learner=learns)
     if network is None:
         return {}

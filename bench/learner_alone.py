@@ -30,7 +30,7 @@ def rounds(
         "penstock.bench.ceiling:rounds",
         {"config": config.model_dump(mode="json"), "seconds": seconds},
         seconds=seconds,
-        threads=config.learner.threads,
+        threads=config.learner.first_threads,
         variables=variables,
     )
     return found

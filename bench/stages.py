@@ -215,7 +215,7 @@ def _bare(config: Config, stage: str, seconds: float) -> Result:
         "penstock.bench.bare:rounds",
         {"config": config.model_dump(mode="json"), "stage": stage, "seconds": seconds},
         seconds=2 * seconds,
-        threads=config.learner.threads if stage == "bare_learner" else config.actors.threads,
+        threads=config.learner.first_threads if stage == "bare_learner" else config.actors.threads,
     )
     return found
 

@@ -95,7 +95,7 @@ def _about_cores(facts: Facts) -> Iterator[str]:
     if allowed < usable:
         yield (
             f"the control group limits this process to {quota:g} of {usable} cores and throttles "
-            "above that; keep actors.count + learner.threads near that number"
+            "above that; keep the numbers of actors and of learner threads near that number"
         )
     if allowed < 2:
         yield "fewer than two cores are available, so actors and learner share one; use more cores"

@@ -40,12 +40,12 @@ def _batches(cfg: Sections) -> Iterator[Contradiction]:
             f"environments; set actors.envs={more} or "
             f"learner.updates_per_batch={fewer}{_or_steps(cfg)}",
         )
-    waiting = max(1, actors.count // learner.count) * transport.slots
+    waiting = max(1, cfg.first_actors // learner.count) * transport.slots
     if waiting < learner.batch_slots:
         yield Contradiction(
             ("actors.count", "transport.slots", "learner.batch_slots"),
             f"learner.batch_slots {learner.batch_slots} is more than the {waiting} slots that "
-            f"actors.count {actors.count} and transport.slots {transport.slots} provide"
+            f"actors.count {_first(cfg)} and transport.slots {transport.slots} provide"
             f"{' for each learner' if learner.count > 1 else ''}; set "
             f"learner.batch_slots={waiting} or less",
         )
@@ -60,6 +60,12 @@ def _batches(cfg: Sections) -> Iterator[Contradiction]:
             "learner.prefetch and learner.publish_every make with the slots of a single batch; set "
             f"transport.max_policy_lag={least}, or {less}",
         )
+
+
+def _first(cfg: Sections) -> str:
+    """The value of `actors.count`, with the number that `auto` stands for at the start."""
+    count = cfg.actors.count
+    return f"auto ({cfg.first_actors})" if count == "auto" else str(count)
 
 
 def _minibatches_of_steps(cfg: Sections) -> Iterator[Contradiction]:
@@ -105,13 +111,14 @@ def _lent_by_batch(cfg: Sections) -> Iterator[Contradiction]:
             f"{bound}, and with learner.count {learner.count} a learner also continues "
             f"without a batch of its own; set learner.count=1 or {more}",
         )
-    actors, batch = cfg.actors.count, learner.batch_slots
+    actors, batch = cfg.first_actors, learner.batch_slots
+    whole = -(-batch // actors) * actors
     if TRANSPORTS.one_process(cfg.transport.kind) and batch % actors:
         yield Contradiction(
             ("transport.max_policy_lag", "transport.kind", "learner.batch_slots"),
-            f"{bound}, and with transport.kind {cfg.transport.kind} each of actors.count {actors} "
-            f"plays one slot per turn, so learner.batch_slots {batch} must be a multiple of that; "
-            f"set learner.batch_slots={-(-batch // actors) * actors}, actors.count=1 or {more}",
+            f"{bound}, and with transport.kind {cfg.transport.kind} each of actors.count "
+            f"{_first(cfg)} plays one slot per turn, so learner.batch_slots {batch} must be a "
+            f"multiple of that; set learner.batch_slots={whole}, actors.count=1 or {more}",
         )
 
 

@@ -152,9 +152,9 @@ def _numbers(cfg: Sections) -> Iterator[Contradiction]:
             f"learner.count {count} needs a process for each learner, and transport.kind "
             f"{cfg.transport.kind} is one process; set learner.count=1 or transport.kind=shm",
         )
-    if cfg.actors.count < count and cfg.transport.bind is None:
+    if cfg.first_actors < count and cfg.transport.bind is None:
         yield Contradiction(
             ("learner.count", "actors.count"),
             f"learner.count {count} needs an actor for each learner, and actors.count is "
-            f"{cfg.actors.count}; set actors.count={count} or more",
+            f"{cfg.first_actors}; set actors.count={count} or more",
         )

@@ -61,9 +61,12 @@ class EnvConfig(Section):
 class ActorsConfig(Section):
     """The processes that play the environments and record samples."""
 
-    count: Count = 2
-    """Actor processes that `penstock train` starts on this host. Raise it while the learner waits
-    for data and cores are free."""
+    count: Count | Literal["auto"] = "auto"
+    """Actor processes that `penstock train` starts on this host. `auto` starts 2, or one for each
+    learner if that is more. Every five seconds it then starts more, up to four for each core, if
+    the learner waits for data and cores are idle; and it ends those that the learner does not need.
+    In one process, and where `transport.max_policy_lag` is below the updates of a batch, the first
+    number stays."""
     envs: Count = 64
     """Environments that each actor steps together; one slot holds all of them. More make inference
     cheaper per step and batches larger, and need more memory."""
@@ -166,8 +169,10 @@ class LearnerConfig(Section):
     """Number format of the forward and backward pass; weights and optimizer state stay fp32. Where
     the device computes it faster, `auto` uses bf16 for convolutions, and for an actor-critic `mlp`
     over at least 256 numbers with discrete actions."""
-    threads: Count = 1
-    """Threads of torch in the learner, on a CPU."""
+    threads: Count | Literal["auto"] = "auto"
+    """Threads of torch in each learner, on a CPU. `auto` begins with 1. Every five seconds it adds
+    one if actors are ahead of the learner and a core is idle, and takes it back if the learner does
+    not train faster with it. In one process it stays at 1."""
     optimizer: Literal["adam", "rmsprop", "sgd", "lars", "lamb"] = "adam"
     """The optimizer. `lars` and `lamb` are for large batches and need the extra `[large]`."""
     momentum: Fraction = 0.9
@@ -225,6 +230,11 @@ class LearnerConfig(Section):
     time and adds policy lag."""
     nice: Niceness = 0
     """Niceness of the learner process."""
+
+    @property
+    def first_threads(self) -> int:
+        """Threads of torch in each learner at its start."""
+        return 1 if self.threads == "auto" else self.threads
 
 
 class WeightsConfig(Section):
@@ -311,6 +321,19 @@ class Sections(Section):
     eval: EvalConfig = Field(default_factory=EvalConfig)
     run: RunConfig = Field(default_factory=RunConfig)
     stop: StopConfig = Field(default_factory=StopConfig)
+
+    @property
+    def first_actors(self) -> int:
+        """Actors of this host at the start of a run."""
+        count = self.actors.count
+        return max(2, self.learner.count) if count == "auto" else count
+
+    @property
+    def least_actors(self) -> int:
+        """Actors without which the learners would have too few slots for a batch."""
+        fresh = self.algo.trains_on == "unrolls"
+        each = -(-self.learner.batch_slots // self.transport.slots) if fresh else 1
+        return each * self.learner.count
 
     @property
     def evaluates_by_steps(self) -> bool:

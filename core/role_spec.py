@@ -23,11 +23,11 @@ class Stage(IntEnum):
 class RoleSpec:
     """One process of a run. ``main`` is ``module:function``, called with its `RoleContext`.
 
-    When an `essential` role ends, the run ends, unless other learners continue.
-    ``learner`` is the rank of the learner that the role is or belongs to. ``informed`` roles
-    receive messages about that learner's actors and connectors; an ``expendable`` one never ends a
-    run. ``address`` is where to bind or connect; for a learner, where its actors on this host
-    connect. ``gpus`` must be on its host.
+    When an `essential` role ends, the run ends, unless other learners continue. A ``spare`` role is
+    started only when the run needs more of its kind. ``learner`` is the rank of the learner that
+    the role is or belongs to. ``informed`` roles receive messages about that learner's actors and
+    connectors; an ``expendable`` one never ends a run. ``address`` is where to bind or connect; for
+    a learner, where its actors on this host connect. ``gpus`` must be on its host.
     """
 
     role: str
@@ -41,6 +41,7 @@ class RoleSpec:
     learner: int = 0
     store: Store | None = None
     expendable: bool = False
+    spare: bool = False
     gpus: int = 0
 
     @property

@@ -83,6 +83,7 @@ class Decisions:
         self._reason, self._exit_code = "", 0
         self._asked = "", 0  # the same, where a signal has its way
         self._failure: Failure | None = None
+        self._threads = 1  # of each learner, where it changes during the run
         self.restarts = {stage: 0 for stage in Stage}
         self.outcome: Outcome | None = None
 
@@ -105,6 +106,33 @@ class Decisions:
         """The reason of the stop, and the first failure, if any."""
         return self._reason, self._failure
 
+    def needs(self, name: str) -> bool:
+        """Whether ``name`` is to run until the run ends."""
+        return self._workers[name].needed
+
+    def resize(self, actors: int, now_s: float) -> list[Effect]:
+        """From now on the ``actors`` with the lowest indices play; the others end, after their
+        unroll."""
+        effects: list[Effect] = []
+        for name, worker in self._workers.items():
+            needed = worker.spec.index < actors
+            if self.stopping or worker.spec.stage is not Stage.ACTORS or worker.needed == needed:
+                continue
+            worker.needed = needed
+            if needed:
+                worker.enter(Life.WAITING, now_s)
+                worker.incarnation += 1
+            elif worker.runs:
+                effects.append(Kill(name, signal.SIGTERM))
+            else:
+                worker.enter(Life.GONE, now_s)
+        return effects
+
+    def set_threads(self, threads: int) -> list[Effect]:
+        """From now on each learner trains with so many threads."""
+        self._threads = threads
+        return self._inform({"kind": "threads", "threads": threads})
+
     def ready(self, name: str, now_s: float) -> list[Effect]:
         """``name`` has reported that it is ready."""
         worker = self._workers[name]
@@ -114,7 +142,8 @@ class Decisions:
         worker.alive_s = now_s
         if worker.spec.stage is not Stage.LEARNER:
             return self._notify_actors_alive()
-        return self._move(self._seats.enter(worker.spec.learner)) + self._notify_actors_alive()
+        effects = self._move(self._seats.enter(worker.spec.learner)) + self._notify_actors_alive()
+        return effects + (self.set_threads(self._threads) if self._threads > 1 else [])
 
     def join(self, name: str) -> list[Effect]:
         """The learner ``name`` is ready to enter a group."""
@@ -149,6 +178,8 @@ class Decisions:
             effects = self._notify_ended(worker, End(1, incarnation=incarnation), None, now_s)
         if self.stopping:
             return effects + self._advance(now_s)
+        if not worker.needed:
+            return effects
         return effects + self._after_crash(worker, Failure(name, why), False, False, now_s)
 
     def ended(self, name: str, end: End, now_s: float) -> list[Effect]:
@@ -202,6 +233,8 @@ class Decisions:
             return effects + self._advance(now_s)
         if worker.spec.essential and not spared:
             return effects + self._fail(failure, now_s)
+        if not worker.needed:
+            return effects
         if end.exit_code == EXIT_REJOIN:
             return effects + self._again(worker, FIRST_DELAY_S, now_s)
         worked_until_s = now_s if worker.kill_at_s is None else worker.alive_s  # then it hung

@@ -94,7 +94,7 @@ class FreshUnrolls:
     thread."""
 
     def __init__(self, config: Config, consumer: Consumer, accounting: Accounting) -> None:
-        actors, self._batch_slots = config.actors.count, config.learner.batch_slots
+        actors, self._batch_slots = config.first_actors, config.learner.batch_slots
         # Enough for one turn's unrolls and the rest of the last batch.
         slots = actors * (1 + -(-self._batch_slots // actors))
         self.store = SlotStore(consumer.spec, slots, lanes=actors, shared=False)
@@ -279,7 +279,7 @@ class LockstepSource:
 
     def _fits(self) -> str:
         """What a resumed run must have in common with the saved one, as JSON."""
-        return json.dumps([self._config.actors.count, self._trainer.spec.to_dict()])
+        return json.dumps([self._config.first_actors, self._trainer.spec.to_dict()])
 
     def _continue(self, state: dict[str, Any]) -> bool:
         """Restore `state`; returns False where the replay is another than it was.
@@ -307,7 +307,7 @@ class LockstepSource:
 
     def _open(self) -> None:
         """Make the inner source, and environments seeded by the learner's step count."""
-        config, trainer, actors = self._config, self._trainer, self._config.actors.count
+        config, trainer, actors = self._config, self._trainer, self._config.first_actors
         self.accounting = Accounting()
         if isinstance(self._data, Dataset):
             self._inner = DatasetSource(config, trainer, self._ctx.ledger)

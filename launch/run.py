@@ -37,6 +37,7 @@ from penstock.core.run_dir import (
 )
 from penstock.launch import topology
 from penstock.launch.callbacks import Hooks, Run
+from penstock.launch.core_split import CoreSplit
 from penstock.launch.engines.registry import LOCAL, make_engine
 from penstock.launch.machines import LearnerPlace, check_place, where_to_write
 from penstock.launch.resumed import begin_from, differences, find_source, resolve_resumed
@@ -276,7 +277,15 @@ def conduct(
             "config": config.model_dump(mode="json"),
             "resume": resume,
         }
-        supervisor = Supervisor(specs, _limits(config.run), arguments, path / "logs", sinks, engine)
+        supervisor = Supervisor(
+            specs,
+            _limits(config.run),
+            arguments,
+            path / "logs",
+            sinks,
+            engine,
+            CoreSplit.of(config),
+        )
         if watch is not None:
             watch.attach(supervisor)
         with notes_to(sinks.note):

@@ -28,7 +28,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import Resolved, resolve_target
 from penstock.configs.schema import Config
 from penstock.configs.transports import TRANSPORTS
-from penstock.core import cgroup
+from penstock.core.cores import usable_cores
 from penstock.core.formatting import clock, count, number
 from penstock.core.processes import die_with, python
 from penstock.core.run_dir import Resume, check, default_run_dir
@@ -105,17 +105,11 @@ def train(
 def cores_of(config: Config) -> int:
     """Cores that a run keeps busy: those of its learners and, unless they take turns, of its
     actors."""
-    learners = config.learner.count * config.learner.threads
+    learners = config.learner.count * config.learner.first_threads
     if TRANSPORTS.one_process(config.transport.kind):
         return learners
     actors = config.actors
-    return learners + actors.count * max(actors.threads, actors.env_threads)
-
-
-def usable_cores() -> float:
-    """Number of cores that this process may use."""
-    present = len(os.sched_getaffinity(0))
-    return min(float(present), cgroup.cores() or present)
+    return learners + config.first_actors * max(actors.threads, actors.env_threads)
 
 
 def runs_at_once(config: Config, cores: float) -> int:

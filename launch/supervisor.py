@@ -28,6 +28,7 @@ from penstock.core.control import Message
 from penstock.core.interfaces import Engine, Handle, Liveness, MetricSink, RoleStatus, RunEvent
 from penstock.core.role import EXIT_REJOIN
 from penstock.core.role_spec import RoleSpec, Stage
+from penstock.launch.core_split import CoreSplit
 from penstock.launch.decisions import Decisions
 from penstock.launch.ledgers import Ledgers
 from penstock.launch.status_server import StatusServer
@@ -108,9 +109,10 @@ class Supervisor:
         logs: Path,
         sinks: MetricSink,
         engine: Engine,
+        core_split: CoreSplit | None = None,
     ) -> None:
         """``arguments`` are passed to every role; the ``engine`` has reserved resources for the
-        ``specs``."""
+        ``specs``. ``core_split`` changes the numbers of actors and threads during the run."""
         self._specs = {spec.name: spec for spec in specs}
         self._limits = limits
         self._arguments = {
@@ -121,6 +123,7 @@ class Supervisor:
         self._logs = logs
         self._sinks = sinks
         self._engine = engine
+        self._core_split = core_split
         self._decisions = Decisions(specs, limits)
         learners = [spec.learner for spec in specs if spec.stage is Stage.LEARNER]
         self._has_learner = bool(learners)
@@ -406,11 +409,31 @@ class Supervisor:
                 counts["learners_alive"] = decisions.learners_alive
         self._decisions.restart_policy.episodes(message.get("episodes"), time.monotonic())
         if not final:
-            counts |= self._ledgers.interval(self._handles)
+            shares = self._ledgers.interval(self._handles)
+            counts |= shares
+            self._split_cores(shares, message.get("learner_ceiling_steps_per_s"))
         self._log_counts(message)
         self._counts = {key: message[key] for key in ("dropped", "lost") if key in message}
         self._final = self._final or final
         self._sinks.metrics(counts | message, final=final)
+
+    def _split_cores(self, shares: Mapping[str, Any], ceiling: float | None) -> None:
+        """Change the number of actors, or of the learners' threads, where another one fits."""
+        if self._core_split is None or self.stopping:
+            return
+        before, now_s, alive = self._core_split.now, time.monotonic(), self._decisions.actors_alive
+        now = self._core_split.interval(shares["ledgers"], shares["cpu"], ceiling, alive, now_s)
+        if now is None:
+            return
+        if now.actors != before.actors:
+            text = f"actors.count auto: {now.actors} actors instead of {before.actors}"
+            effects = self._decisions.resize(now.actors, now_s)
+        else:
+            text = f"learner.threads auto: {now.threads} instead of {before.threads}"
+            effects = self._decisions.set_threads(now.threads)
+        data = {"actors": now.actors, "threads": now.threads}
+        self._sinks.event(RunEvent("note", f"{text}, as {now.reason}", data=data))
+        self._do(effects)
 
     def _ended(self, name: str, handle: Handle) -> None:
         """Take the role's remaining messages, then handle its end."""
@@ -470,7 +493,8 @@ class Supervisor:
         killed = _key(handle) in self._killed
         self._killed.discard(_key(handle))
         expected = self.stopping and (code == 0 or (killed and code == -signal.SIGKILL))
-        expected = expected or code == EXIT_REJOIN
+        needed = self._decisions.needs(handle.spec.name)
+        expected = expected or code == EXIT_REJOIN or (code == 0 and not needed)
         data = {
             "exit_code": code if code >= 0 else None,
             "signal": signal_name(-code) if code < 0 else None,

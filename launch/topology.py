@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.configs.group import SERVED
 from penstock.configs.transports import AUTO, TRANSPORTS, TransportSpec
+from penstock.core.cores import most_actors
 from penstock.core.interfaces import Bundle
 from penstock.core.role import Store
 from penstock.core.role_spec import RoleSpec, Stage
@@ -27,7 +28,7 @@ def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
     joined_by = TRANSPORTS.here(transport.kind)
     if joined_by.one_process:
         main = "penstock.launch.lockstep:run"
-        threads = config.learner.threads
+        threads = config.learner.first_threads
         nice, gpus = config.learner.nice, _gpus(config)
         lockstep = RoleSpec("lockstep", 0, main, Stage.LEARNER, nice, threads, gpus=gpus)
         return (lockstep, *_evaluator(config))
@@ -38,7 +39,7 @@ def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
     return (
         *_server(config, runtime_dir),
         *(_learner(config, rank, address) for rank, address in enumerate(addresses)),
-        *_actors(config.actors.count, config.actors.nice, config.actors.threads, addresses),
+        *_own_actors(config, addresses),
         *(_connectors(config, wire, range(count)) if sends or bind else ()),
         *(_relays(joined_by, addresses) if sends else ()),
         *_evaluator(config),
@@ -83,7 +84,7 @@ def bundles(specs: Iterable[RoleSpec]) -> tuple[Bundle, ...]:
         Bundle(
             name,
             tuple(spec.name for spec in found),
-            sum(spec.threads for spec in found),
+            sum(spec.threads for spec in found if not spec.spare),
             sum(spec.gpus for spec in found),
         )
         for name, found in roles.items()
@@ -107,7 +108,7 @@ def names(specs: Iterable[RoleSpec]) -> str:
     """The roles as text: "learner, 2 actors, relay"."""
     counts: dict[str, int] = {}
     for spec in specs:
-        counts[spec.role] = counts.get(spec.role, 0) + 1
+        counts[spec.role] = counts.get(spec.role, 0) + (not spec.spare)
     return ", ".join(role if n == 1 else f"{n} {role}s" for role, n in counts.items())
 
 
@@ -116,7 +117,7 @@ def _server(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
     if config.learner.pace not in SERVED:
         return ()
     main, address = "penstock.learner.parameter_server.server:run", f"ipc://{runtime_dir}/server"
-    threads = config.learner.threads
+    threads = config.learner.first_threads
     return (RoleSpec("server", 0, main, Stage.SERVER, threads=threads, address=address),)
 
 
@@ -129,7 +130,7 @@ def _learner(
         "penstock.learner.role:run",
         Stage.LEARNER,
         config.learner.nice,
-        config.learner.threads,
+        config.learner.first_threads,
         address=address,
         informed=True,
         learner=rank,
@@ -153,6 +154,13 @@ def _actors(
         RoleSpec("actor", i, main, Stage.ACTORS, nice, threads, addresses[rank], learner=rank)
         for i, rank in enumerate(ranks)
     )
+
+
+def _own_actors(config: Config, addresses: list[str | None]) -> Iterator[RoleSpec]:
+    """The actors of a run on this host, with those that it may need later."""
+    actors, first = config.actors, config.first_actors
+    for spec in _actors(most_actors(config), actors.nice, actors.threads, addresses):
+        yield replace(spec, spare=spec.index >= first)
 
 
 def _evaluator(config: Config) -> tuple[RoleSpec, ...]:

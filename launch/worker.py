@@ -1,6 +1,8 @@
 """One supervised process in the decisions: its state, and when its crashes end the run.
 
 Its life:   WAITING -> STARTING -> WORKING -> GONE   (-> WAITING, as a new incarnation)
+
+A spare actor is GONE from the start. It waits for its start when the run needs it.
 """
 
 from __future__ import annotations
@@ -42,9 +44,14 @@ class SupervisedRole:
     kill_at_s: float | None = None  # hung: when to kill it
     attempts: int = 0  # restarts since it was last healthy
     failures_without_progress: int = 0  # of these, in a row without a sample
+    needed: bool = True  # whether it is replaced when it ends; a spare actor is not, at first
     orphaned: bool = False  # a carrier whose learner has ended; its messages are ignored
     failure: Failure | None = None  # of this incarnation
     first_failure: Failure | None = None  # of the row
+
+    def __post_init__(self) -> None:
+        if self.spec.spare:
+            self.life, self.needed = Life.GONE, False
 
     @property
     def name(self) -> str:

@@ -49,7 +49,7 @@ class OffPolicyTrainer:
     """Updates the networks of one algorithm; not thread-safe."""
 
     def __init__(self, config: Config, info: EnvInfo, ledger: TimeLedger | None = None) -> None:
-        set_up_torch(config.learner.threads)
+        set_up_torch(config.learner.first_threads)
         torch.manual_seed(config.run.seed)
         self.config = config
         self.device = pick_device(config.learner.device)

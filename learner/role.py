@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from penstock.algos.registry import algorithm
 from penstock.configs.errors import UserError
@@ -22,6 +23,7 @@ from penstock.configs.group import SERVED
 from penstock.configs.policy_lag import batches_ahead, lent_by_batch
 from penstock.configs.schema import Config
 from penstock.core.control import Message
+from penstock.core.cores import most_actors
 from penstock.core.interfaces import Dataset, Transitions, TransitionSequences, Unrolls, Welcome
 from penstock.core.memory import TRIM_S, give_back_memory
 from penstock.core.notes import note_logger
@@ -61,7 +63,7 @@ WAIT_S = 0.2
 ARRIVAL_S = 5.0  # longest time that slots of a dead actor may still be on their way
 RECEIVED = ("slots", "steps", "raw_nbytes", "coded_nbytes")
 REMOTE_ACTORS = 16  # actors with memory from the start, where actors join from elsewhere
-SPARE_LANES = 32  # beyond actors.count: connectors, actors started by hand, replaced actors
+SPARE_LANES = 32  # beyond the actors of a run: connectors, actors started by hand, replaced actors
 
 
 def run(ctx: RoleContext) -> None:
@@ -98,21 +100,29 @@ def make_source(
     config: Config,
     trainer: AnyTrainer,
     accounting: Accounting,
-    actors: int,
-    lanes: int,
+    first: int,
+    most: int,
     ledger: TimeLedger,
     status: StatusPage,
 ) -> ActorSource[Any]:
-    """Make the source of batches for ``trainer``, with room for ``actors`` that play at once.
+    """Make the source of batches for ``trainer``.
 
-    ``ledger`` is that of the calling thread; one more thread keeps its own in ``status``.
+    Args:
+        config: of the run.
+        trainer: the consumer of the batches.
+        accounting: counts arrived and trained steps.
+        first: actors at the start, for which there is memory.
+        most: actors later. Memory for unrolls grows with them, that of a replay is all made now.
+        ledger: of the calling thread.
+        status: where one more thread keeps its ledger.
     """
+    lanes = most + SPARE_LANES
     gathering = status.ledger("feeder") if batches_ahead(config) else ledger
     match algorithm(config.algo).data(config.algo):
         case Unrolls():
-            return UnrollSource(config, trainer, accounting, actors, lanes, gathering)
+            return UnrollSource(config, trainer, accounting, first, lanes, gathering)
         case Transitions() | TransitionSequences():
-            return ReplayDataSource(config, trainer, accounting, actors, lanes, gathering)
+            return ReplayDataSource(config, trainer, accounting, most, lanes, gathering)
         case Dataset(folder=folder):
             raise UserError(
                 f"{config.algo.name} trains on the data set {folder}, without actors, which only "
@@ -137,10 +147,9 @@ class LearnerProcess(TrainingLoop[Any]):
         self._trainer = trainer
         self._checkpoints = checkpoints
         self._accounting = Accounting(trainer.spec.unroll * trainer.spec.envs)
-        actors = max(config.actors.count, REMOTE_ACTORS if config.transport.bind else 0)
-        source = make_source(
-            config, trainer, self._accounting, actors, actors + SPARE_LANES, ctx.ledger, ctx.status
-        )
+        first = max(config.first_actors, REMOTE_ACTORS if config.transport.bind else 0)
+        most = max(first, most_actors(config))
+        source = make_source(config, trainer, self._accounting, first, most, ctx.ledger, ctx.status)
         self._shard = checkpoints.shard(ctx.learner)
         resumes = trainer.progress.generation and checkpoints.goes_on_in_its_game()
         if resumes and (note := source.restore(self._shard)):
@@ -415,6 +424,9 @@ class LearnerProcess(TrainingLoop[Any]):
         self._others.hear(messages)
         self._torch_trace.hear(messages)
         self._requests.hear(messages)
+        for message in messages:
+            if message["kind"] == "threads":  # of the thread that trains, which is this one
+                torch.set_num_threads(message["threads"])
 
 
 class StreamTracker:

@@ -64,7 +64,7 @@ class Trainer:
     """Updates one network; not thread-safe."""
 
     def __init__(self, config: Config, info: EnvInfo, ledger: TimeLedger | None = None) -> None:
-        set_up_torch(config.learner.threads)
+        set_up_torch(config.learner.first_threads)
         torch.manual_seed(config.run.seed)
         self.config = config
         self._ledger = ledger or TimeLedger()

@@ -109,7 +109,7 @@ def action_sampler(config: Config, spaces: Spaces, seed: int, actor: int) -> Eps
     """Each environment of all actors explores at a rate of its own, as in Ape-X."""
     cfg, envs = config.algo, config.actors.envs
     assert isinstance(cfg, DqnConfig), cfg
-    total = config.actors.count * envs
+    total = config.first_actors * envs
     epsilon = ladder(cfg.epsilon, cfg.epsilon_alpha, actor * envs, envs, total)
     return EpsilonGreedySampler(int(spaces.action_space.n), epsilon, np.random.default_rng(seed))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from penstock.configs.policy_lag import batches_ahead, lent_by_batch, slots_within_lag
 from penstock.configs.schema import Config
 from penstock.configs.transports import TransportConfig
+from penstock.core.cores import most_actors
 from penstock.core.interfaces import StepResult
 from penstock.core.notes import note_logger
 from penstock.core.specs import SlotSpec
@@ -47,16 +48,17 @@ class UnrollSource:
         """``ledger`` is that of the gathering thread."""
         transport, learner = config.transport, config.learner
         slots = actors * transport.slots
-        most = most_slots(transport, consumer.spec, slots) if transport.bind else slots
+        grows = transport.bind is not None or most_actors(config) > actors
+        most = most_slots(transport, consumer.spec, slots) if grows else slots
         self.store = SlotStore(consumer.spec, slots, lanes, most=most)
         self._by_batch, self._batches_ahead = lent_by_batch(config), batches_ahead(config)
-        if self._by_batch and learner.batch_slots < config.actors.count:
+        if self._by_batch and learner.batch_slots < config.first_actors:
             logger.info(
                 "transport.max_policy_lag %d lends the %d slots of one batch at a time, and %d "
                 "actors play: some of them wait; raise learner.batch_slots",
                 transport.max_policy_lag,
                 learner.batch_slots,
-                config.actors.count,
+                config.first_actors,
             )
         within_lag = min(most, slots_within_lag(config))
         if within_lag < slots and not self._by_batch:
@@ -240,7 +242,7 @@ class Feeder:
 
 
 def most_slots(transport: TransportConfig, spec: SlotSpec, least: int) -> int:
-    """How many slots a store may grow to as actors join from elsewhere.
+    """How many slots a store may grow to as actors join.
 
     Enough for `MOST_ACTORS`, if a quarter of the memory that is free now holds them.
     """

@@ -35,6 +35,8 @@ VERSIONS = sorted(path.name for path in FIXTURES.iterdir() if (path / "wire.msgp
 RUNS = [f"{v}/trained/{run.name}" for v in VERSIONS for run in (FIXTURES / v / "trained").iterdir()]
 LAYOUT = ParamLayout((("w", (5, 3)), ("b", (3,))))
 OTHER_DEFAULTS = (
+    "actors.count",  # auto: 2 at the start, as before
+    "learner.threads",  # auto: 1 at the start, as before
     "learner.micro_batch",  # null: 256 on a CPU, as before
     "learner.reduce.bucket_mb",  # null: 1 on a CPU, as before
     "learner.reduce.reternarize",  # false: sums are exact, as in the paper

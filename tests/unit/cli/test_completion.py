@@ -69,7 +69,7 @@ def test_targets_are_presets_and_yaml_files(tmp_path: Path) -> None:
         ("learner.lr_scaling = s", "sqrt"),
         ("learner.lr_scaling =", "none sqrt linear"),
         ("learner.reduce.codec = ter", "terngrad"),
-        ("run.seed = 3 actors.cou", "actors.count= actors.count=2"),
+        ("run.seed = 3 actors.cou", "actors.count= actors.count=auto"),
         ("transport.frame", "transport.frame_stack= transport.frame_stack=null"),
         ("run.tensorboard = t", "true"),
         ("model.hid", "model.hidden= model.hidden=[64,64]"),

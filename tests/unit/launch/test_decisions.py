@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from penstock.core.role import EXIT_REJOIN
-from penstock.core.role_spec import Stage
+from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.decisions import Decisions
 from penstock.launch.supervisor_messages import (
     KILLED_AS_ASKED,
@@ -358,3 +358,61 @@ def test_a_supervisor_that_slept_blames_nobody() -> None:
 )
 def test_how_it_ended(code: int, sentence: str) -> None:
     assert how_it_ended(code) == sentence
+
+
+def spares(count: int) -> tuple[RoleSpec, ...]:
+    return tuple(RoleSpec("actor", 2 + i, "m:f", Stage.ACTORS, spare=True) for i in range(count))
+
+
+def test_spare_actors_start_when_more_are_needed() -> None:
+    scene = Scene((LEARNER, *ACTORS, *spares(3)), ready=False)
+    assert scene.incarnations.keys() == {"learner-0", "actor-0", "actor-1"}
+    assert scene.decisions.resize(4, scene.now_s) == []
+    assert scene.tick(0.1) == [Start("actor-2", 1), Start("actor-3", 1)]
+    scene.decisions.ready("actor-2", scene.now_s)
+    assert scene.decisions.actors_alive == 1
+    assert scene.decisions.restarts[Stage.ACTORS] == 0
+
+
+def test_an_actor_that_is_not_needed_ends_and_stays_away_until_it_is() -> None:
+    scene = Scene((LEARNER, *ACTORS))
+    assert scene.decisions.resize(1, scene.now_s) == [Kill("actor-1", TERM)]
+    assert not scene.decisions.needs("actor-1")
+    effects = scene.ends("actor-1", 0, produced=640)
+    kinds = [e.message["kind"] for e in effects if isinstance(e, Send)]
+    assert kinds == ["actor_ended", "actors"]  # its steps are counted
+    assert len(effects) == 2
+    assert scene.wait(5) == []
+    scene.decisions.resize(2, scene.now_s)
+    assert scene.tick(0.1) == [Start("actor-1", 1)]
+
+
+def test_an_actor_that_waits_for_its_restart_is_not_restarted_if_it_is_not_needed() -> None:
+    scene = Scene((LEARNER, *ACTORS))
+    scene.ends("actor-1", 1)
+    assert scene.decisions.resize(1, scene.now_s) == []
+    assert scene.wait(5) == []
+
+
+def test_a_run_ends_with_actors_that_never_started() -> None:
+    scene = Scene((LEARNER, *ACTORS, *spares(2)))
+    effects = without_news(scene.decisions.stop("minutes", scene.now_s))
+    assert effects == [Kill("actor-0", TERM), Kill("actor-1", TERM)]
+    for name in ("actor-0", "actor-1", "learner-0"):
+        scene.ends(name, 0)
+    assert scene.decisions.outcome == Outcome(0, "minutes")
+    assert scene.decisions.resize(4, scene.now_s) == []
+
+
+def test_learners_hear_their_threads_also_one_that_starts_later() -> None:
+    learners = tuple(
+        RoleSpec("learner", i, "m:f", Stage.LEARNER, informed=True, learner=i) for i in range(2)
+    )
+    scene = Scene((*learners, *ACTORS))
+    message = {"kind": "threads", "threads": 3}
+    assert scene.decisions.set_threads(3) == [Send(s.name, message) for s in learners]
+    scene.decisions.entered("learner-0")
+    scene.decisions.entered("learner-1")
+    scene.ends("learner-1", -9)
+    scene.tick(5.0)
+    assert Send("learner-1", message) in scene.decisions.ready("learner-1", scene.now_s)

@@ -1,0 +1,70 @@
+"""The processor cores that this process may use, how many are idle, and how many actors fit."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.configs.policy_lag import lent_by_batch
+from penstock.configs.transports import TRANSPORTS
+from penstock.core import cgroup
+
+if TYPE_CHECKING:
+    from penstock.configs.schema import Config
+
+ACTORS_PER_CORE = 4  # at most; more than one helps where environments wait outside Python
+STAT = Path("/proc/stat")
+IDLE = slice(3, 5)  # of the ticks of a core: idle, and idle while a disk works
+
+
+def usable_cores() -> float:
+    """Number of cores that this process may use."""
+    present = len(os.sched_getaffinity(0))
+    return min(float(present), cgroup.cores() or present)
+
+
+def most_actors(config: Config) -> int:
+    """The most actors that a run starts on this host: more than at first with `actors.count=auto`.
+
+    That stays as it is where all roles are in one process, and where slots are lent by batch, since
+    actors then wait for their turn whatever their number is.
+    """
+    first, learners = config.first_actors, config.learner.count
+    fixed = TRANSPORTS.one_process(config.transport.kind) or lent_by_batch(config)
+    if config.actors.count != "auto" or fixed:
+        return first
+    return max(first, int(ACTORS_PER_CORE * usable_cores()) // learners * learners)
+
+
+class IdleCores:
+    """How many usable cores nothing used since the last call, whatever process it is of."""
+
+    def __init__(self, stat: Path = STAT) -> None:
+        self._stat = stat
+        self._ticks_per_s = os.sysconf("SC_CLK_TCK")
+        self._before = self._idle_s(), time.monotonic()
+
+    def since_last(self) -> float | None:
+        """Mean number of idle cores since the last call, or since this was made.
+
+        None where the kernel does not count them. The quota of a control group is not subtracted.
+        """
+        (before_s, at_s), self._before = self._before, (self._idle_s(), time.monotonic())
+        now_s = self._before[0]
+        if before_s is None or now_s is None or self._before[1] <= at_s:
+            return None
+        return max(0.0, now_s - before_s) / (self._before[1] - at_s)
+
+    def _idle_s(self) -> float | None:
+        """Seconds for which usable cores have been idle, added up."""
+        try:
+            lines = self._stat.read_text().splitlines()
+        except OSError:
+            return None
+        names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        cores = [fields[1:] for fields in map(str.split, lines) if fields and fields[0] in names]
+        if len(cores) < len(names):
+            return None
+        return sum(int(ticks) for core in cores for ticks in core[IDLE]) / self._ticks_per_s

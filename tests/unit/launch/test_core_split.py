@@ -1,0 +1,152 @@
+"""How many actors play and how many threads train, by what a run measures of itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.configs.load import resolve
+from penstock.core import cores
+from penstock.launch import core_split
+from penstock.launch.core_split import CoreSplit, Load, Split
+
+LOAD = Load(learner_waits=0.0, actor_waits=0.12, actor_cores=0.5, idle_cores=0.0, ceiling=1000.0)
+
+
+def split(
+    actors: int = 2, least: int = 1, most: int = 64, most_threads: int = 8, learners: int = 1
+) -> CoreSplit:
+    return CoreSplit(actors, least=least, most=most, most_threads=most_threads, learners=learners)
+
+
+def numbers(found: Split | None) -> tuple[int, int] | None:
+    return None if found is None else (found.actors, found.threads)
+
+
+@pytest.mark.parametrize(
+    ("waits", "idle_cores", "actors"),
+    [
+        (0.5, 8.0, 4),  # half of the data is missing: twice as many actors
+        (0.2, 8.0, 3),  # 2 / (1 - 0.2) = 2.5
+        (0.9, 8.0, 4),  # 20 would be needed, and it at most doubles
+        (0.9, 0.6, 3),  # a core carries two, and 0.6 of a core is idle
+        (0.9, 0.4, None),  # less than one actor uses
+        (0.04, 8.0, None),  # hardly ever waits
+    ],
+)
+def test_a_learner_that_waits_gets_the_actors_that_it_lacks(
+    waits: float, idle_cores: float, actors: int | None
+) -> None:
+    load = LOAD._replace(learner_waits=waits, actor_waits=0.02, idle_cores=idle_cores)
+    assert numbers(split().decide(load)) == (None if actors is None else (actors, 1))
+
+
+def test_more_actors_do_not_help_where_they_wait_too() -> None:
+    load = LOAD._replace(learner_waits=0.5, actor_waits=0.5, idle_cores=8.0)
+    assert split().decide(load) is None
+
+
+def test_actors_are_added_up_to_the_most_and_for_all_learners_alike() -> None:
+    starved = LOAD._replace(learner_waits=0.9, actor_waits=0.0, idle_cores=99.0)
+    three = split(actors=3, most=9, learners=3)
+    assert [numbers(three.decide(starved)) for _ in range(3)] == [(6, 1), (9, 1), None]
+    assert split(actors=4, most=64, learners=4).decide(starved._replace(idle_cores=1.9)) is None
+
+
+@pytest.mark.parametrize(
+    ("actor_waits", "least", "actors"),
+    [
+        (0.6, 1, 4),  # 8 * 0.4 / 0.85 = 3.8
+        (0.6, 6, 6),
+        (0.2, 1, None),  # 7.5: all are needed
+        (1.0, 1, 1),
+    ],
+)
+def test_actors_that_the_learner_does_not_need_end(
+    actor_waits: float, least: int, actors: int | None
+) -> None:
+    found = split(actors=8, least=least).decide(LOAD._replace(actor_waits=actor_waits))
+    assert numbers(found) == (None if actors is None else (actors, 1))
+
+
+def test_a_thread_is_kept_if_it_gives_a_quarter_of_what_is_possible() -> None:
+    chosen = split()
+    idle = LOAD._replace(idle_cores=2.0)
+    assert numbers(chosen.decide(idle)) == (2, 2)
+    assert numbers(chosen.decide(idle._replace(ceiling=1260.0))) == (2, 3)
+    # a third thread gives 1/2 more at best, and so 1/8 is a quarter of it
+    found = chosen.decide(idle._replace(ceiling=1400.0))
+    assert numbers(found) == (2, 2)
+    assert found is not None
+    assert found.reason == "learners train 1,400 steps/s with 3 threads, and 1,260 with 2"
+    assert chosen.decide(idle._replace(ceiling=1260.0)) is None  # it is not tried again
+
+
+def test_a_thread_is_taken_back_when_others_need_the_cores() -> None:
+    chosen = split()
+    chosen.decide(LOAD._replace(idle_cores=1.0))
+    assert chosen.decide(LOAD._replace(ceiling=1800.0)) is None
+    assert chosen.decide(LOAD._replace(ceiling=900.0)) is None  # noise
+    assert numbers(chosen.decide(LOAD._replace(ceiling=400.0))) == (2, 1)
+
+
+def test_a_thread_needs_a_core_for_each_learner_and_a_fed_one() -> None:
+    assert split(learners=4, actors=4).decide(LOAD._replace(idle_cores=2.0)) is None
+    fed = LOAD._replace(learner_waits=0.03, idle_cores=2.0)
+    assert split().decide(fed) is None
+    assert split(most_threads=1).decide(LOAD._replace(idle_cores=2.0)) is None
+
+
+def test_decisions_are_of_five_seconds_in_which_all_actors_play(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Idle:
+        def since_last(self) -> float:
+            return 4.0
+
+    monkeypatch.setattr(core_split, "IdleCores", Idle)
+    monkeypatch.setattr(core_split, "usable_cores", lambda: 8.0)
+    chosen = split()
+    ledgers = {"learner-0": {"wait": 0.9}, "actor-0": {"step": 1.0}, "actor-1": {"step": 1.0}}
+    used = {"learner-0": 0.1, "actor-0": 0.5, "actor-1": 0.5}
+
+    def intervals(begin_s: int, end_s: int, alive: int = 2) -> list[tuple[int, int] | None]:
+        times = range(begin_s, end_s)
+        return [numbers(chosen.interval(ledgers, used, 5e3, alive, float(s))) for s in times]
+
+    assert intervals(0, 5) == [None] * 5  # of the first interval the beginning is not known
+    assert intervals(5, 6, alive=1) == [None]  # one has crashed
+    assert intervals(6, 11) == [None, None, None, None, (4, 1)]
+    assert intervals(11, 13, alive=2) == [None, None]  # the new ones are not there yet
+    assert chosen.interval(ledgers, {"actor-0": 0.5}, 5e3, 4, 13.0) is None  # not measured
+    assert chosen.interval(ledgers, used, None, 4, 14.0) is None
+
+
+def test_the_numbers_are_fixed_unless_they_are_auto() -> None:
+    auto = ["actors.count=auto", "learner.threads=auto"]
+
+    def of(*options: str) -> CoreSplit | None:
+        return CoreSplit.of(resolve("cartpole", [*auto, *options]))
+
+    assert of("actors.count=2", "learner.threads=1") is None
+    assert of("transport.kind=inproc") is None
+    synchronous = of("transport.max_policy_lag=0", "learner.threads=1")
+    assert synchronous is None  # actors take turns, however many there are
+    found = of("learner.count=3")
+    assert found is not None
+    assert found.now[:2] == (3, 1)
+
+
+def test_actors_stay_where_only_threads_are_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_split, "usable_cores", lambda: 8.0)
+    found = CoreSplit.of(resolve("cartpole", ["actors.count=6", "learner.threads=auto"]))
+    assert found is not None
+    assert found.decide(LOAD._replace(actor_waits=0.9)) is None
+    assert numbers(found.decide(LOAD._replace(idle_cores=2.0))) == (6, 2)
+
+
+def test_most_actors_follow_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "usable_cores", lambda: 16.0)
+    assert cores.most_actors(resolve("cartpole", ["actors.count=auto"])) == 64
+    options = ["actors.count=auto", "learner.count=3"]
+    assert cores.most_actors(resolve("cartpole", options)) == 63
+    assert cores.most_actors(resolve("cartpole", ["actors.count=5"])) == 5
