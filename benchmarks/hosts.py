@@ -40,7 +40,7 @@ class Hosts:
     """``count`` hosts that reach each other by TCP; made by `hosts`."""
 
     def __init__(self, stack: contextlib.ExitStack, count: int) -> None:
-        switch = stack.enter_context(_namespace())
+        self._switch = switch = stack.enter_context(_namespace())
         self._pids = [stack.enter_context(_namespace()) for _ in range(count)]
         self.addresses = [f"{SUBNET}.{i + 1}" for i in range(count)]
         wires = [
@@ -73,6 +73,13 @@ class Hosts:
         for pid in self._pids:
             _batch(pid, "ip", [f"link set {INTERFACE} gso_max_size {nbytes}"])
             _batch(pid, "tc", [f"qdisc replace dev {INTERFACE} root {queue}"])
+
+    def limit_both_ways(self, host: int, link: str) -> None:
+        """Let one host neither send nor receive faster than ``link``, one of LINKS."""
+        nbytes, queue = LINKS[link]
+        for pid, interface in ((self._pids[host], INTERFACE), (self._switch, f"v{host}")):
+            _batch(pid, "ip", [f"link set {interface} gso_max_size {nbytes}"])
+            _batch(pid, "tc", [f"qdisc replace dev {interface} root {queue}"])
 
 
 @contextlib.contextmanager

@@ -260,7 +260,7 @@ def work(
 def connect(address: str, rank: int, cfg: LearnerConfig, size: int = SIZE) -> ServerClient:
     """A client that has its first parameters."""
     optimizer = FlatOptimizer([("x", nn.Parameter(torch.zeros(size)))], cfg)
-    client = ServerClient(address, rank, optimizer, cfg)
+    client = ServerClient([address], rank, optimizer, cfg)
     while client.pull(1.0) is None:
         pass
     return client

@@ -77,6 +77,20 @@ def _pace(cfg: Sections) -> Iterator[Contradiction]:
             f"and learner.optimizer {learner.optimizer} works by layers; set "
             "learner.optimizer=sgd or learner.pace=bsp",
         )
+    shards = learner.server_shards
+    if shards > 1 and pace == "backup":
+        yield Contradiction(
+            ("learner.server_shards", "learner.pace"),
+            f"learner.server_shards {shards} would each take the first gradients of a step that "
+            "they receive, and with learner.pace backup drop others; set learner.server_shards=1 "
+            "or learner.pace=ssp",
+        )
+    if shards > 1 and pace not in SERVED:
+        yield Contradiction(
+            ("learner.server_shards", "learner.pace"),
+            f"learner.server_shards {shards} divides a parameter server, and learner.pace {pace} "
+            "has none; set learner.server_shards=1 or learner.pace=ssp",
+        )
     if pace in ("ssp", "asp", "tap") and learner.lr_scaling != "none":
         yield Contradiction(
             ("learner.lr_scaling", "learner.pace"),

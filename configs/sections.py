@@ -162,6 +162,9 @@ class LearnerConfig(Section):
     """Relative change of a parameter above which `asp` sends it. A larger value sends less."""
     spare: Count = 1
     """Gradients of each step that `backup` does not wait for."""
+    server_shards: Count = 1
+    """Processes of the parameter server, each with a range of the parameters. More divide its work,
+    and its traffic, where `learner.pace` is `ssp`, `asp` or `tap`."""
     reduce: ReduceConfig = Field(default_factory=ReduceConfig)
     device: Device = "auto"
     """Device of the learner; `auto` uses a GPU if one is available."""

@@ -334,7 +334,8 @@ class Supervisor:
             if self._sinks.event(_result(self._handles[name], kind, message)):
                 return self._decisions.stop(CALLBACK, now_s)
         elif kind == "server" and self._ranks is not None:
-            self._ranks.server = message
+            if not self._specs[name].index:  # all shards count the same pushes
+                self._ranks.server = message
         else:
             return self._decisions.pass_on(name, {"kind": kind, **message})
         return []

@@ -13,7 +13,13 @@ from penstock.core.cores import most_actors
 from penstock.core.interfaces import Bundle
 from penstock.core.role import Store
 from penstock.core.role_spec import RoleSpec, Stage
-from penstock.transport.addresses import bind_of, connector_addresses, reachable, run_bind
+from penstock.transport.addresses import (
+    bind_of,
+    connector_addresses,
+    reachable,
+    run_bind,
+    server_addresses,
+)
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
@@ -113,12 +119,15 @@ def names(specs: Iterable[RoleSpec]) -> str:
 
 
 def _server(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
-    """The parameter server of the paces that have one."""
+    """The parameter server of the paces that have one: a process for each shard."""
     if config.learner.pace not in SERVED:
         return ()
-    main, address = "penstock.learner.parameter_server.server:run", f"ipc://{runtime_dir}/server"
-    threads = config.learner.first_threads
-    return (RoleSpec("server", 0, main, Stage.SERVER, threads=threads, address=address),)
+    main = "penstock.learner.parameter_server.server:run"
+    addresses = server_addresses(config.learner.server_shards, runtime_dir)
+    return tuple(
+        RoleSpec("server", shard, main, Stage.SERVER, address=address)
+        for shard, address in enumerate(addresses)
+    )
 
 
 def _learner(

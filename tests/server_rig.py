@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -34,31 +35,46 @@ def optimizer_of(cfg: LearnerConfig, values: Tensor | None = None) -> FlatOptimi
 
 
 class Rig:
-    """A server in a thread."""
+    """A server in a thread, with all of its shards."""
 
     def __init__(self, folder: Path, cfg: LearnerConfig, curve: Path | None = None) -> None:
         self.cfg = cfg
-        self.address = f"ipc://{folder}/s"
-        self.server = ParameterServer(cfg, self.address, curve=curve)
+        self.addresses = [f"ipc://{folder}/s{n}" for n in range(cfg.server_shards)]
+        self.servers = [
+            ParameterServer(cfg, address, shard=n, curve=curve)
+            for n, address in enumerate(self.addresses)
+        ]
         self._clients: list[ServerClient] = []
         self._stop = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
+    @property
+    def server(self) -> ParameterServer:
+        """The first shard."""
+        return self.servers[0]
+
+    @property
+    def address(self) -> str:
+        """Of the first shard."""
+        return self.addresses[0]
+
     def _run(self) -> None:
         while not self._stop:
-            self.server.turn(0.02)
+            for server in self.servers:
+                server.turn(0.02 / len(self.servers))
 
     def client(self, rank: int, values: Tensor | None = None, **begun: Any) -> ServerClient:
         optimizer = optimizer_of(self.cfg, values)
-        self._clients.append(ServerClient(self.address, rank, optimizer, self.cfg, **begun))
+        self._clients.append(ServerClient(self.addresses, rank, optimizer, self.cfg, **begun))
         return self._clients[-1]
 
     def stop(self) -> None:
         """End the server alone."""
         self._stop = True
         self._thread.join()
-        self.server.close()
+        for server in self.servers:
+            server.close()
 
     def close(self) -> None:
         while self._clients:
@@ -67,11 +83,14 @@ class Rig:
             self.stop()
 
 
-def rigs(folder: Path) -> Iterator[Callable[..., Rig]]:
-    """What makes a `Rig`; all of them end with it."""
+def rigs(folder: Path, shards: int = 1) -> Iterator[Callable[..., Rig]]:
+    """What makes a `Rig`, of so many shards; all of them end with it."""
     made: list[Rig] = []
 
     def make(cfg: LearnerConfig, **options: Any) -> Rig:
+        if shards > 1 and cfg.pace == "backup":
+            pytest.skip("refused by the config")
+        cfg = cfg.model_copy(update={"server_shards": shards}) if shards > 1 else cfg
         made.append(Rig(folder, cfg, **options))
         return made[-1]
 

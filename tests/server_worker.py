@@ -1,6 +1,6 @@
 """A worker of a parameter server, as a program that a test can kill.
 
-    python server_worker.py ADDRESS RANK SIZE CONFIG
+    python server_worker.py ADDRESSES RANK SIZE CONFIG
 
 Takes parameters once, says so on standard output, and never pushes.
 """
@@ -19,10 +19,10 @@ from penstock.learner.parameter_server.client import ServerClient
 
 
 def main() -> None:
-    address, rank, size, text = sys.argv[1:]
+    addresses, rank, size, text = sys.argv[1:]
     cfg = LearnerConfig.model_validate_json(text)
     optimizer = FlatOptimizer([("x", nn.Parameter(torch.zeros(int(size))))], cfg)
-    client = ServerClient(address, int(rank), optimizer, cfg)
+    client = ServerClient(addresses.split(","), int(rank), optimizer, cfg)
     while client.pull(1.0) is None:
         pass
     print("working", flush=True)

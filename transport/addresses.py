@@ -162,6 +162,11 @@ def connector_addresses(config: Config, bind: str, rank: int) -> tuple[str, ...]
     return tuple(bind_of(bind, rank + i * config.learner.count) for i in range(count))
 
 
+def server_addresses(shards: int, runtime_dir: Path) -> tuple[str, ...]:
+    """Where the shards of a run's parameter server listen, for its learners."""
+    return tuple(f"ipc://{runtime_dir}/server-{shard}" for shard in range(shards))
+
+
 def beside(address: str, other: str) -> str:
     """The address on the host, or in the folder, of ``address`` with the port or name of ``other``.
 

@@ -44,6 +44,7 @@ from penstock.learner.sync.local_sgd import LocalSgd
 from penstock.learner.sync.served import Served
 from penstock.profiling.ledger import Part
 from penstock.profiling.status import Phase
+from penstock.transport.addresses import server_addresses
 
 logger = note_logger(__name__)
 
@@ -195,7 +196,7 @@ class ElasticGroup:
         cfg = over_run(self._config.learner, self._config.stop.env_steps)
         (optimizer,) = trainer.optimizers().values()
         client = ServerClient(
-            f"ipc://{ctx.runtime_dir}/server",
+            server_addresses(cfg.server_shards, ctx.runtime_dir),
             ctx.learner,
             optimizer,
             cfg,

@@ -1,6 +1,6 @@
 """A learner's side of the parameter server.
 
-    client = ServerClient(address, rank, optimizer, config.learner)
+    client = ServerClient(addresses, rank, optimizer, config.learner)
     while client.pull(0.2) is None: ...    # current parameters; again before each batch
     ... loss.backward() ...                # adds to optimizer.grads, summed over ``samples``
     client.push(samples, growth)           # in place of optimizer.step
@@ -12,8 +12,12 @@ longer than its timeout: a learner that must wait calls again, and sends heartbe
 
 from __future__ import annotations
 
+import operator
 import secrets
 import time
+from collections.abc import Sequence
+from functools import reduce
+from math import isfinite, nan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,12 +28,13 @@ from torch import Tensor
 
 from penstock.configs.errors import UserError
 from penstock.configs.sections import LearnerConfig
-from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
+from penstock.learner.optimizers.flat_optimizer import CLIP_MARGIN, FlatOptimizer
 from penstock.learner.parameter_server import protocol
 from penstock.learner.parameter_server.members import rules
 from penstock.learner.parameter_server.parameters import (
     ServerState,
     pack_state,
+    part_of,
     template,
     unpack_state,
 )
@@ -50,6 +55,10 @@ from penstock.transport.zmq.sockets import dealer
 JOIN_S = 0.1  # period of requests to a server that has not started yet
 REPEAT_S = 1.0  # to one that may have ended
 STATE_REPEAT_S = 30.0  # for the whole state, which may be gigabytes
+ANSWERS: dict[ServerMessageKind | None, ServerMessageKind] = {
+    ServerMessageKind.PULL: ServerMessageKind.VALUES,
+    ServerMessageKind.ASK_STATE: ServerMessageKind.STATE,
+}
 
 
 class Reply(NamedTuple):
@@ -74,11 +83,11 @@ class Reply(NamedTuple):
 
 
 class ServerClient:
-    """A worker's connection to the server. One thread at a time."""
+    """A worker's connections to all shards of the server. One thread at a time."""
 
     def __init__(
         self,
-        address: str,
+        addresses: Sequence[str],
         rank: int,
         optimizer: FlatOptimizer,
         cfg: LearnerConfig,
@@ -88,27 +97,36 @@ class ServerClient:
         tally: Tally = NOTHING,
         curve: Path | None = None,
     ) -> None:
-        """Make the client of learner ``rank``.
+        """Make the client of learner ``rank``; ``addresses`` are those of the shards, in order.
 
         ``version``, ``samples``, ``tally``: the history of the parameters and state in
         ``optimizer``. The server continues with the state of the worker that has the most updates.
         """
         self.said = "no parameter server has answered yet"
         """The server's last answer to a learner that waits for it."""
-        self._rank, self._optimizer, self._cfg = rank, optimizer, cfg
-        self._size = optimizer.values.numel()
+        self._optimizer, self._cfg = optimizer, cfg
+        size = optimizer.values.numel()
         self._copy = LocalCopy(optimizer, cfg.significance) if cfg.pace == "asp" else None
         self.last = Reply(version, samples, tally, None, 1, False, False, False)
         self._clock = version // cfg.count
-        self._have = -1  # the version of the session that is here
-        self._token = secrets.randbits(63) | 1
-        self._session = 0
-        self._number = 0
         self._asked: ServerMessageKind | None = None
-        self._again_s = 0.0
-        self._state: ServerState | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = dealer(self._context, address, load_actor(curve) if curve else None)
+        keys = load_actor(curve) if curve else None
+        self._poller = zmq.Poller()
+        self._shards: list[_Shard] = []
+        token = secrets.randbits(63) | 1
+        for number, address in enumerate(addresses):
+            part = part_of(size, number, len(addresses))
+            join = ServerHeader(
+                ServerMessageKind.JOIN,
+                rank=rank,
+                session=token,
+                entries=part.stop - part.start,
+                rules=rules(cfg, number),
+            )
+            shard = _Shard(dealer(self._context, address, keys), part, join)
+            self._poller.register(shard.socket, zmq.POLLIN)
+            self._shards.append(shard)
 
     def push(
         self,
@@ -133,22 +151,21 @@ class ServerClient:
         Returns:
             The norm of the mean gradient, float32 ``[]``; None for no samples.
         """
-        norm, packed = None, None
-        if samples and self._copy is not None:
-            norm = self._copy.step(samples, int(self.last.tally[STEPS] + tally[STEPS]))
-            self._clock += 1
-            indices, changes = self._copy.significant(self._clock)
-            packed = protocol.pack_sparse(
-                indices.cpu().numpy().astype(np.uint32), changes.cpu().numpy()
-            )
-        elif samples:
-            norm = torch.linalg.vector_norm(self._optimizer.grads) / samples
-            packed = protocol.pack_dense(self._optimizer.grads.cpu().numpy())
         said = {Flag.STOP: stop, Flag.NAN: nan, Flag.CHECKPOINT: checkpoint}
         flags = sum(flag for flag, is_said in said.items() if is_said)
-        self._send(
-            ServerHeader(ServerMessageKind.PUSH, flags, samples=samples, tally=tally), packed
-        )
+        head = ServerHeader(ServerMessageKind.PUSH, flags, samples=samples, tally=tally)
+        if not samples:
+            for shard in self._shards:
+                shard.send(head)
+            return None
+        if self._copy is not None:
+            return self._push_changes(head, self._copy)
+        norm: Tensor = torch.linalg.vector_norm(self._optimizer.grads) / samples
+        gradient = self._optimizer.grads.cpu().numpy()
+        if len(self._shards) > 1:
+            gradient = gradient * self._clip_factor(float(norm))
+        for shard in self._shards:
+            shard.send(head, protocol.pack_dense(gradient[shard.part]))
         return norm
 
     def pull(self, timeout_s: float) -> Reply | None:
@@ -157,151 +174,194 @@ class ServerClient:
         None where it does not within ``timeout_s`` seconds; then call again. Raises UserError for a
         problem that the user must correct.
         """
-        return self.last if self._ask(ServerMessageKind.PULL, timeout_s) else None
+        if not self._ask(ServerMessageKind.PULL, timeout_s):
+            return None
+        heads = [shard.answer for shard in self._shards]
+        told = Flag(reduce(operator.or_, (head.flags for head in heads)))
+        first = heads[0]  # all count the same pushes
+        self.last = Reply(
+            first.version,
+            first.samples,
+            first.tally,
+            first.lag if first.lag >= 0 else None,
+            first.workers,
+            Flag.STOP in told,
+            Flag.NAN in told,
+            bool(first.flags & Flag.CHECKPOINT),  # each shard tells it once, maybe not in one pull
+        )
+        return self.last
 
     def fetch(self, timeout_s: float) -> ServerState | None:
         """The server's state of the run, for a checkpoint; None where no answer came.
 
-        It is also put into ``optimizer``, whose moments stay its own under asp.
+        It is also put into ``optimizer``, whose moments stay its own under asp. With several shards
+        a push in transit may be in the state of one and not of another.
         """
-        self._state = None
+        if self._asked is not ServerMessageKind.ASK_STATE:
+            for shard in self._shards:
+                shard.state = None
         self._ask(ServerMessageKind.ASK_STATE, timeout_s)
-        return self._state
+        states = [shard.state for shard in self._shards if shard.state is not None]
+        if len(states) < len(self._shards):
+            return None
+        arrays = {
+            name: np.concatenate([state.arrays[name] for state in states]) if array.ndim else array
+            for name, array in states[0].arrays.items()
+        }
+        values = np.concatenate([state.values for state in states])
+        self._optimizer.values.copy_(torch.from_numpy(values))
+        if self._copy is None:
+            self._optimizer.load_state_dict(arrays)
+        return states[0]._replace(values=values, arrays=arrays)
 
     def close(self) -> None:
-        self._send(ServerHeader(ServerMessageKind.BYE))
-        self._socket.close(500)  # ms for what is on its way
+        for shard in self._shards:
+            shard.send(ServerHeader(ServerMessageKind.BYE))
+            shard.socket.close(500)  # ms for what is on its way
         self._context.term()
 
+    def _clip_factor(self, norm: float) -> np.float32:
+        """The factor of a gradient whose mean has that norm, as a shard knows only a part of it.
+
+        NaN for one that is not finite, so that every shard refuses its part.
+        """
+        if not isfinite(norm):
+            return np.float32(nan)
+        clip = self._cfg.grad_clip
+        return np.float32(1.0 if clip is None else min(1.0, clip / (norm + CLIP_MARGIN)))
+
+    def _push_changes(self, head: ServerHeader, copy: LocalCopy) -> Tensor:
+        """Take the optimizer's step here, and send the significant changes of parameters."""
+        norm = copy.step(head.samples, int(self.last.tally[STEPS] + head.tally[STEPS]))
+        self._clock += 1
+        found, changed = copy.significant(self._clock)
+        indices, changes = found.cpu().numpy(), changed.cpu().numpy()
+        for shard in self._shards:
+            first, last = np.searchsorted(indices, (shard.part.start, shard.part.stop))
+            own = (indices[first:last] - shard.part.start).astype(np.uint32)
+            shard.send(head, protocol.pack_sparse(own, changes[first:last]))
+        return norm
+
     def _ask(self, kind: ServerMessageKind, timeout_s: float) -> bool:
-        """Send a request, unless it was sent already; returns whether the answer has arrived."""
+        """Send a request to all shards, if it was not sent yet; returns whether they answered."""
         if self._asked != kind:
-            self._asked, self._again_s = kind, 0.0
-            self._number += 1
+            self._asked = kind
+            for shard in self._shards:
+                shard.ask(kind)
         ends_s = time.monotonic() + timeout_s
-        while self._asked is not None:
+        while waiting := [shard for shard in self._shards if shard.asked is not None]:
             now_s = time.monotonic()
-            if now_s >= self._again_s:
-                self._say()
-            wait_s = max(0.0, min(ends_s, self._again_s) - now_s)
-            if self._socket.poll(round(1000 * wait_s)):
-                self._receive()
-            elif now_s >= ends_s:
+            for shard in waiting:
+                if now_s >= shard.again_s:
+                    shard.say(self.last.version)
+            next_s = min(shard.again_s for shard in waiting)
+            ready = dict(self._poller.poll(round(1000 * max(0.0, min(ends_s, next_s) - now_s))))
+            for shard in self._shards:
+                if shard.socket in ready:
+                    self._receive(shard)
+            if not ready and now_s >= ends_s:
                 return False
+        self._asked = None
         return True
 
-    def _say(self) -> None:
-        """Send JOIN or the request."""
-        if self._session:
-            assert self._asked is not None
-            self._send(ServerHeader(self._asked, number=self._number, version=self._have))
-            asks_for_all = self._asked is ServerMessageKind.ASK_STATE
-            self._again_s = time.monotonic() + (STATE_REPEAT_S if asks_for_all else REPEAT_S)
-            return
-        join = ServerHeader(
-            ServerMessageKind.JOIN,
-            rank=self._rank,
-            session=self._token,
-            version=self.last.version,
-            entries=self._size,
-            rules=rules(self._cfg),
-        )
-        self._send(join)
-        self._again_s = time.monotonic() + JOIN_S
-
-    def _send(self, head: ServerHeader, packed: Packed | None = None) -> None:
-        """Send a message; one that cannot be sent now is lost, as with a broken connection."""
-        if head.kind != ServerMessageKind.JOIN:
-            if not self._session:
-                return
-            head = head._replace(session=self._session)
+    def _receive(self, shard: _Shard) -> None:
+        frames = shard.socket.recv_multipart(copy=False)
         try:
-            frames = protocol.encode(head, packed)
-            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            pass
-
-    def _receive(self) -> None:
-        frames = self._socket.recv_multipart(copy=False)
-        try:
-            self._take(protocol.decode([frame.buffer for frame in frames]))
+            self._take(shard, protocol.decode([frame.buffer for frame in frames]))
         except WireError as error:
             self.said = f"the parameter server sent what cannot be used: {error}"
 
-    def _take(self, message: ServerMessage) -> None:
+    def _take(self, shard: _Shard, message: ServerMessage) -> None:
         head = message.head
         if head.kind == ServerMessageKind.WELCOME:
-            self._welcome(head)
-        elif head.kind == ServerMessageKind.WHO and head.session == self._session:
-            self._session, self._again_s = 0, 0.0
+            self._welcome(shard, head)
+        elif head.kind == ServerMessageKind.WHO and head.session == shard.session:
+            shard.session, shard.again_s = 0, 0.0
         elif head.kind == ServerMessageKind.BUSY:
             self.said = protocol.text(message)
         elif head.kind == ServerMessageKind.REFUSE:
             raise UserError(protocol.text(message))
-        elif head.kind == self._answer and head.number == self._number:
-            self._asked = None
+        elif head.kind == ANSWERS.get(shard.asked) and head.number == shard.number:
+            shard.asked = None
             if head.kind == ServerMessageKind.VALUES:
-                self._pulled(message)
+                self._pulled(shard, message)
             else:
-                self._fetched(message)
+                shard.state = unpack_state(message, shard.size, template(shard.size, self._cfg))
 
-    @property
-    def _answer(self) -> ServerMessageKind | None:
-        """The kind of message that answers the present request."""
-        if self._asked is None:
-            return None
-        return (
-            ServerMessageKind.VALUES
-            if self._asked == ServerMessageKind.PULL
-            else ServerMessageKind.STATE
-        )
-
-    def _welcome(self, head: ServerHeader) -> None:
-        if head.session == self._session:
+    def _welcome(self, shard: _Shard, head: ServerHeader) -> None:
+        if head.session == shard.session:
             return
         self.said = "the others are behind, or have not begun"
-        self._session, self._again_s, self._have = head.session, 0.0, -1
+        shard.session, shard.again_s, shard.have = head.session, 0.0, -1
         if head.flags & Flag.WANTED:
-            arrays = {} if self._copy else self._optimizer.state_dict()
+            state = {} if self._copy else self._optimizer.state_dict()
+            arrays = {name: a[shard.part] if a.ndim else a for name, a in state.items()}
             offer = ServerHeader(
                 ServerMessageKind.STATE,
                 version=self.last.version,
                 samples=self.last.samples,
                 tally=self.last.tally,
             )
-            self._send(offer, pack_state(self._optimizer.values.cpu().numpy(), arrays))
+            values = self._optimizer.values[shard.part].cpu().numpy()
+            shard.send(offer, pack_state(values, arrays))
 
-    def _pulled(self, message: ServerMessage) -> None:
-        head = message.head
-        indices = None
-        if head.flags & Flag.SPARSE:
-            raw, values = protocol.sparse(message, self._size)
-            indices = torch.from_numpy(raw.astype(np.int64))
+    def _pulled(self, shard: _Shard, message: ServerMessage) -> None:
+        where: slice | Tensor = shard.part
+        if message.head.flags & Flag.SPARSE:
+            raw, values = protocol.sparse(message, shard.size)
+            where = torch.from_numpy(raw.astype(np.int64) + shard.part.start)
         else:
-            values = protocol.dense(message, self._size)
+            values = protocol.dense(message, shard.size)
         fresh = torch.from_numpy(np.array(values, np.float32))
         if self._copy is not None:
-            self._copy.pulled(indices, fresh)
+            self._copy.pulled(where, fresh)
         else:
-            self._optimizer.values.copy_(fresh)
-        self._have = head.version
-        self.last = Reply(
-            head.version,
-            head.samples,
-            head.tally,
-            head.lag if head.lag >= 0 else None,
-            head.workers,
-            bool(head.flags & Flag.STOP),
-            bool(head.flags & Flag.NAN),
-            bool(head.flags & Flag.CHECKPOINT),
-        )
+            self._optimizer.values[where] = fresh.to(self._optimizer.values.device)
+        shard.have, shard.answer = message.head.version, message.head
 
-    def _fetched(self, message: ServerMessage) -> None:
-        state = unpack_state(message, self._size, template(self._size, self._cfg))
-        self._optimizer.values.copy_(torch.from_numpy(state.values))
-        if self._copy is None:
-            self._optimizer.load_state_dict(state.arrays)
-        self._state = state
+
+class _Shard:
+    """A worker's connection to one shard of the server, which holds the parameters of ``part``."""
+
+    def __init__(self, socket: zmq.Socket[bytes], part: slice, join: ServerHeader) -> None:
+        self.socket, self.part = socket, part
+        self.size = part.stop - part.start
+        self.session = 0
+        self.number = 0
+        self.have = -1  # the version of the session that is here
+        self.asked: ServerMessageKind | None = None
+        self.again_s = 0.0
+        self.answer = ServerHeader(ServerMessageKind.VALUES)  # to the last pull
+        self.state: ServerState | None = None
+        self._join = join
+
+    def ask(self, kind: ServerMessageKind) -> None:
+        """Begin a request; `say` sends it."""
+        self.asked, self.again_s = kind, 0.0
+        self.number += 1
+
+    def say(self, version: int) -> None:
+        """Send JOIN, with the ``version`` of the worker's parameters, or the request."""
+        if not self.session:
+            self.send(self._join._replace(version=version))
+            self.again_s = time.monotonic() + JOIN_S
+            return
+        assert self.asked is not None
+        self.send(ServerHeader(self.asked, number=self.number, version=self.have))
+        asks_for_all = self.asked is ServerMessageKind.ASK_STATE
+        self.again_s = time.monotonic() + (STATE_REPEAT_S if asks_for_all else REPEAT_S)
+
+    def send(self, head: ServerHeader, packed: Packed | None = None) -> None:
+        """Send a message; one that cannot be sent now is lost, as with a broken connection."""
+        if head.kind != ServerMessageKind.JOIN:
+            if not self.session:
+                return
+            head = head._replace(session=self.session)
+        try:
+            frames = protocol.encode(head, packed)
+            self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            pass
 
 
 class LocalCopy:
@@ -347,11 +407,9 @@ class LocalCopy:
         return indices, changes
 
     @torch.no_grad()
-    def pulled(self, indices: Tensor | None, values: Tensor) -> None:
-        """Take in the shared values, all or those at some indices."""
-        if indices is None:
-            self._shared.copy_(values)
-        else:
-            device = self._shared.device
-            self._shared[indices.to(device)] = values.to(device)
+    def pulled(self, where: slice | Tensor, values: Tensor) -> None:
+        """Take in the shared values of a range, or those at some indices."""
+        device = self._shared.device
+        where = where.to(device) if isinstance(where, Tensor) else where
+        self._shared[where] = values.to(device)
         torch.add(self._shared, self._unsent, out=self._optimizer.values)

@@ -12,12 +12,14 @@ from penstock.transport.checksum import crc32
 
 AGREED = {"pace", "count", "staleness", "significance", "spare", "optimizer", "momentum"}
 AGREED |= {"weight_decay", "lr", "lr_scaling", "lr_warmup_updates", "lr_end_fraction"}
-AGREED |= {"lr_decay_steps", "eps", "grad_clip"}
+AGREED |= {"lr_decay_steps", "eps", "grad_clip", "server_shards"}
 
 
-def rules(cfg: LearnerConfig) -> int:
-    """Checksum of the settings on which all learners and their server must agree."""
-    text = json.dumps(cfg.model_dump(mode="json", include=AGREED), sort_keys=True)
+def rules(cfg: LearnerConfig, shard: int = 0) -> int:
+    """Checksum of the settings on which all learners and their server must agree, and of the number
+    of the server's shard."""
+    settings = cfg.model_dump(mode="json", include=AGREED)
+    text = json.dumps(settings | {"shard": shard}, sort_keys=True)
     return crc32(text.encode())
 
 

@@ -3,6 +3,10 @@
 `Summed` (ssp, tap, backup) owns the run's only optimizer: gradients add up, and one step is taken
 by their mean. `Shared` (asp) owns none: workers step by themselves, and their changes are added.
 Neither knows of workers, clocks or messages.
+
+With several shards each holds a range of the parameters, whose gradient's norm is not that of the
+whole gradient. So workers clip their gradients before they push them, and the optimizer here does
+not clip.
 """
 
 from __future__ import annotations
@@ -174,6 +178,11 @@ class Shared(Parameters):
         return pack_sparse(changed.astype(np.uint32), self.values[changed])
 
 
+def part_of(size: int, shard: int, shards: int) -> slice:
+    """The range of a vector of ``size`` parameters that a shard of the server holds."""
+    return slice(size * shard // shards, size * (shard + 1) // shards)
+
+
 def make_parameters(size: int, cfg: LearnerConfig) -> Parameters:
     """The parameters of a server for ``learner.pace``, ``size`` numbers."""
     return Shared(size) if cfg.pace == "asp" else Summed(size, cfg)
@@ -212,6 +221,8 @@ def unpack_state(
 def _optimizer(size: int, cfg: LearnerConfig) -> FlatOptimizer:
     if cfg.optimizer in ("lars", "lamb"):
         raise ValueError(f"{cfg.optimizer} works by layers, which a parameter server does not know")
+    if cfg.server_shards > 1:
+        cfg = cfg.model_copy(update={"grad_clip": None})
     return FlatOptimizer([("all", nn.Parameter(torch.zeros(size)))], cfg)
 
 

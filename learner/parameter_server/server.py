@@ -12,6 +12,12 @@ and dropped.
 A host that vanishes is detected by ZeroMQ's heartbeats after ten seconds; a worker that hangs is
 ended by its supervisor.
 
+*Shards.* With `learner.server_shards` there are several servers. Each has a range of the parameters
+(`parameters.part_of`) and a pace of its own. A worker sends each message to all of them, so that
+all count the same pushes, and it goes when all let it go. Pushes of two workers may reach two
+shards in another order. A pull may then find a gradient in one part of the parameters and not yet
+in another, which the paces allow: they bound how old it is.
+
 *Initial parameters.* The server begins with none and takes the first worker's, and later those of a
 worker that joins with more updates than its own have (a resumed run, or a restarted server); then a
 new session begins, and all others join again and take those.
@@ -77,7 +83,7 @@ def run(ctx: RoleContext) -> None:
     curve = ctx.curve or (Path(transport.curve) if transport.curve else None)
     check_bind(ctx.address, keys=curve is not None, insecure=transport.insecure)
     cfg = over_run(ctx.config.learner, ctx.config.stop.env_steps)
-    server = ParameterServer(cfg, ctx.address, curve=curve, ledger=ctx.ledger)
+    server = ParameterServer(cfg, ctx.address, shard=ctx.index, curve=curve, ledger=ctx.ledger)
     try:
         ctx.report("ready")
         ctx.status.phase = Phase.RECEIVING
@@ -106,13 +112,17 @@ class ParameterServer:
         cfg: LearnerConfig,
         bind: str,
         *,
+        shard: int = 0,
         curve: Path | None = None,
         ledger: TimeLedger | None = None,
     ) -> None:
-        """``curve``: folder of keys. Raises UserError for an address that is taken."""
+        """``shard``: its number among `learner.server_shards`; ``curve``: folder of keys.
+
+        Raises UserError for an address that is taken.
+        """
         self._cfg = cfg
         self._ledger = ledger or TimeLedger()
-        self._rules = rules(cfg)
+        self._rules = rules(cfg, shard)
         self._session = secrets.randbits(63) | 1
         self._members: dict[bytes, Member] = {}
         self._numbers = 0

@@ -33,9 +33,9 @@ from server_rig import (
 WORKER = Path(__file__).parents[1] / "server_worker.py"
 
 
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
-    yield from rigs(tmp_path)
+@pytest.fixture(params=[1, 3], ids=["one shard", "three shards"])
+def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Rig]]:
+    yield from rigs(tmp_path, request.param)
 
 
 # ------------------------------------------------------------------------- they find the optimum
@@ -187,7 +187,7 @@ def test_the_killed_hold_nobody_up(rig: Callable[..., Rig], pace: str) -> None:
     command = [
         sys.executable,
         str(WORKER),
-        made.address,
+        ",".join(made.addresses),
         "2",
         str(SIZE),
         made.cfg.model_dump_json(),
@@ -210,7 +210,7 @@ def test_the_killed_hold_nobody_up(rig: Callable[..., Rig], pace: str) -> None:
 
 def test_who_leaves_holds_nobody_up(rig: Callable[..., Rig]) -> None:
     made = rig(config("ssp", 2, staleness=0))
-    one, other = made.client(0), ServerClient(made.address, 1, optimizer_of(made.cfg), made.cfg)
+    one, other = made.client(0), ServerClient(made.addresses, 1, optimizer_of(made.cfg), made.cfg)
     pulled(one)
     pulled(other)
     push(one, torch.ones(SIZE))

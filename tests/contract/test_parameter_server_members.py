@@ -117,7 +117,7 @@ def test_other_settings_are_refused(
 ) -> None:
     made = rig(config("ssp", 2))
     cfg = made.cfg.model_copy(update=settings)
-    client = ServerClient(made.address, 1, optimizer_of(cfg), cfg)
+    client = ServerClient([made.address], 1, optimizer_of(cfg), cfg)
     with pytest.raises(UserError, match=f"learner 1 has {says}"):
         client.pull(5.0)
     client.close()
@@ -127,7 +127,7 @@ def test_another_number_of_parameters_is_refused(rig: Callable[..., Rig]) -> Non
     made = rig(config("ssp", 2))
     pulled(made.client(0))
     other = FlatOptimizer([("x", nn.Parameter(torch.zeros(5)))], made.cfg)
-    client = ServerClient(made.address, 1, other, made.cfg)
+    client = ServerClient([made.address], 1, other, made.cfg)
     with pytest.raises(UserError, match="has 5 parameters, and the others have 8"):
         client.pull(5.0)
     client.close()
@@ -178,7 +178,7 @@ def test_garbage_is_counted_and_dropped(rig: Callable[..., Rig]) -> None:
     _throw(made.address, [*shapeless, [sound[0], sound[1][:-1]], sound])
     until(lambda: sum(made.server.rejected.values()) == 6)
     assert set(made.server.rejected) == {"frames", "header", "size", "unknown"}
-    client._send(
+    client._shards[0].send(
         ServerHeader(ServerMessageKind.PUSH, samples=1),
         protocol.pack_dense(np.ones(SIZE + 1, np.float32)),
     )

@@ -37,7 +37,7 @@ class Learner:
         self.waits = 0
         self.patience = 50
         self.client = ServerClient(
-            address,
+            [address],
             rank,
             self.optimizer,
             cfg,

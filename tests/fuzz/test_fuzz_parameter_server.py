@@ -10,6 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -237,6 +238,19 @@ class LocalSocket:
         """Nothing is open."""
 
 
+class LocalPoller:
+    """Stands for a poller of such sockets."""
+
+    def __init__(self) -> None:
+        self._sockets: list[LocalSocket] = []
+
+    def register(self, socket: LocalSocket, _: int) -> None:
+        self._sockets.append(socket)
+
+    def poll(self, timeout_ms: int) -> list[tuple[LocalSocket, int]]:
+        return [(socket, 1) for socket in self._sockets if socket.poll(timeout_ms)]
+
+
 class _Frame:
     def __init__(self, data: bytes) -> None:
         self.buffer = memoryview(data)
@@ -250,7 +264,8 @@ def test_a_worker_survives_any_server(pace: str, data: st.DataObject) -> None:
     socket: Any = LocalSocket()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client_module, "dealer", lambda *_: socket)
-        client = ServerClient("inproc://nobody", 0, optimizer_of(cfg), cfg)
+        patch.setattr(zmq, "Poller", LocalPoller)
+        client = ServerClient(["inproc://nobody"], 0, optimizer_of(cfg), cfg)
     try:
         _attack(client, socket, data)
     finally:

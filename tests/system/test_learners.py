@@ -73,10 +73,15 @@ def test_learners_take_several_epochs_together_and_normalise_alike(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pace", ["tap", "asp", "backup"])
-def test_learners_keep_a_servers_pace(penstock: Penstock, tmp_path: Path, pace: str) -> None:
+@pytest.mark.parametrize(
+    ("pace", "shards"), [("tap", 1), ("asp", 1), ("backup", 1), ("ssp", 3), ("asp", 2)]
+)
+def test_learners_keep_a_servers_pace(
+    penstock: Penstock, tmp_path: Path, pace: str, shards: int
+) -> None:
     """Each sees the steps of all at once, and so the number to publish at is passed, not met."""
-    options = (f"learner.pace={pace}", "stop.learner_steps=300", "learner.publish_every=7")
+    limits = ("stop.learner_steps=300", "learner.publish_every=7")
+    options = (f"learner.pace={pace}", f"learner.server_shards={shards}", *limits)
     code, answer, err = penstock("train", "cartpole", "--json", *THREE, *options).end()
     assert code == 0, err
     assert answer["exit_reason"] == "learner_steps"

@@ -51,7 +51,7 @@ def server(folder: Path, address: str, incarnation: int = 0) -> Iterator[LocalHa
 def test_it_reports_and_its_workers_go_on_with_a_new_one(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/s"
     optimizer = FlatOptimizer([("x", nn.Parameter(torch.ones(3)))], CONFIG.learner)
-    client = ServerClient(address, 0, optimizer, CONFIG.learner)
+    client = ServerClient([address], 0, optimizer, CONFIG.learner)
     with server(tmp_path, address) as first:
         heard(first, "ready")
         assert client.pull(5.0) is not None

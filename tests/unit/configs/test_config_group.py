@@ -72,6 +72,17 @@ CASES = {
         "learner.spare 4 is not below learner.count 4, so no gradient would be used; set",
         ["learner.spare=3"],
     ),
+    "shards of a server that drops": (
+        [*FOUR, "learner.pace=backup", "learner.server_shards=2"],
+        "learner.server_shards 2 would each take the first gradients of a step that they receive, "
+        "and with learner.pace backup drop others; set",
+        ["learner.server_shards=1"],
+    ),
+    "shards of no server": (
+        [*FOUR, "learner.server_shards=2"],
+        "learner.server_shards 2 divides a parameter server, and learner.pace bsp has none; set",
+        ["learner.server_shards=1"],
+    ),
     "one process": (
         [*FOUR, "transport.kind=inproc"],
         "learner.count 4 needs a process for each learner, and transport.kind inproc is one",

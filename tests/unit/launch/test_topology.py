@@ -139,9 +139,16 @@ def test_learners_of_one_host_listen_at_ports_side_by_side() -> None:
 
 def test_a_parameter_server_stands_beside_the_learners_and_outlives_them() -> None:
     server, *others = train("learner.count=2", "actors.count=2", "learner.pace=ssp")
-    assert (server.name, server.address) == ("server-0", f"ipc://{RUNTIME}/server")
+    assert (server.name, server.address) == ("server-0", f"ipc://{RUNTIME}/server-0")
     assert server.stage > max(spec.stage for spec in others)
     assert server.essential
+
+
+def test_each_shard_of_a_parameter_server_is_a_process() -> None:
+    specs = train("learner.count=2", "learner.pace=ssp", "learner.server_shards=3")
+    servers = [spec for spec in specs if spec.role == "server"]
+    assert [spec.name for spec in servers] == ["server-0", "server-1", "server-2"]
+    assert len({spec.address for spec in servers}) == 3
 
 
 @pytest.mark.parametrize("kind", ["shm", "inproc", "zmq"])

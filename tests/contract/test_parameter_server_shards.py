@@ -1,0 +1,142 @@
+"""A parameter server of several shards does what one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.learner.parameter_server.client import ServerClient
+from penstock.learner.parameter_server.parameters import part_of
+from penstock.learner.parameter_server.server import ParameterServer
+from server_rig import SIZE, Rig, config, optimizer_of, pulled, push, rigs, values
+
+ADAM = {"optimizer": "adam", "lr": 0.05, "grad_clip": 0.5}
+GRADIENTS = [torch.randn(SIZE, generator=torch.Generator().manual_seed(n)) for n in range(12)]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    yield from rigs(tmp_path)
+
+
+def trained(made: Rig, gradients: list[Tensor]) -> ServerClient:
+    """A worker after these gradients, each over three samples."""
+    client = made.client(0)
+    for gradient in gradients:
+        pulled(client)
+        push(client, gradient, samples=3)
+    pulled(client)
+    return client
+
+
+@pytest.mark.parametrize("size", [4, 5, 1_686_693])
+@pytest.mark.parametrize("shards", [1, 3, 4])
+def test_the_parts_are_all_of_the_vector_and_about_equal(size: int, shards: int) -> None:
+    parts = [part_of(size, shard, shards) for shard in range(shards)]
+    assert (parts[0].start, parts[-1].stop) == (0, size)
+    assert all(one.stop == other.start for one, other in pairwise(parts))
+    lengths = [part.stop - part.start for part in parts]
+    assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("pace", ["ssp", "tap", "asp"])
+def test_parameters_are_those_of_one_shard(pace: str, tmp_path: Path) -> None:
+    found = []
+    for shards in (1, 2, 3):
+        folder = tmp_path / str(shards)
+        folder.mkdir()
+        for make in rigs(folder, shards):
+            found.append(values(trained(make(config(pace, 2, **ADAM)), GRADIENTS)).clone())
+    assert found[0].norm() > 0.3
+    for other in found[1:]:  # clipping and the step round in another order
+        torch.testing.assert_close(other, found[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_is_clipped_by_the_norm_of_all_of_it(rig: Callable[..., Rig]) -> None:
+    made = rig(config("tap", 2, lr=1.0, grad_clip=5.0, server_shards=2))
+    gradient = [6.0, 0.0, 0.0, 0.0, 8.0, 0.0, 0.0, 0.0]  # norm 10, and 6 and 8 in the shards
+    client = trained(made, [torch.tensor(gradient)])
+    torch.testing.assert_close(values(client), torch.tensor(gradient) * -0.5)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_gradient_that_is_not_finite_in_one_part_changes_none(
+    rig: Callable[..., Rig], bad: float
+) -> None:
+    made = rig(config("ssp", 2, server_shards=2))
+    gradient = torch.ones(SIZE)
+    gradient[-1] = bad
+    client = trained(made, [gradient])
+    assert torch.equal(values(client), torch.zeros(SIZE))
+    push(client, torch.ones(SIZE))
+    pulled(client)
+    torch.testing.assert_close(values(client), torch.full((SIZE,), -0.3))
+
+
+def test_a_worker_goes_when_all_shards_let_it_go(tmp_path: Path) -> None:
+    cfg = config("tap", 2, server_shards=2)
+    addresses = [f"ipc://{tmp_path}/{shard}" for shard in range(2)]
+    servers = [ParameterServer(cfg, at, shard=n) for n, at in enumerate(addresses)]
+    client = ServerClient(addresses, 0, optimizer_of(cfg), cfg)
+
+    def pull(*alive: ParameterServer, turns: int = 20) -> bool:
+        for _ in range(turns):
+            if client.pull(0.01) is not None:
+                return True
+            for server in alive:
+                server.turn(0.01)
+        return False
+
+    try:
+        assert pull(*servers)
+        push(client, torch.ones(SIZE))
+        assert not pull(servers[0])
+        assert torch.equal(values(client)[SIZE // 2 :], torch.zeros(SIZE // 2))
+        assert pull(servers[1])
+        torch.testing.assert_close(values(client), torch.full((SIZE,), -0.3))
+    finally:
+        client.close()
+        for server in servers:
+            server.close()
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 3)])
+def test_a_checkpoint_is_resumed_with_another_number_of_shards(
+    before: int, after: int, tmp_path: Path
+) -> None:
+    expected = []
+    for made in rigs(tmp_path, 1):
+        expected.append(values(trained(made(config("tap", 2, **ADAM)), GRADIENTS)).clone())
+    state = None
+    for made in rigs(tmp_path, before):
+        client = trained(made(config("tap", 2, **ADAM)), GRADIENTS[:6])
+        state = client.fetch(10.0)
+        assert state is not None
+        assert state.version == 6
+        assert {array.shape for array in state.arrays.values()} == {(), (SIZE,)}
+    for made in rigs(tmp_path, after):
+        assert state is not None
+        rig = made(config("tap", 2, **ADAM))
+        optimizer = optimizer_of(rig.cfg, torch.from_numpy(state.values))
+        optimizer.load_state_dict(state.arrays)
+        client = ServerClient(rig.addresses, 0, optimizer, rig.cfg, version=6)
+        for gradient in GRADIENTS[6:]:
+            pulled(client)
+            push(client, gradient, samples=3)
+        assert pulled(client).version == 12
+        expected.append(values(client).clone())
+        client.close()
+    torch.testing.assert_close(expected[1], expected[0])
+
+
+def test_a_worker_of_another_shard_is_refused(rig: Callable[..., Rig]) -> None:
+    made = rig(config("tap", 2, server_shards=2))
+    crossed = ServerClient(made.addresses[::-1], 0, optimizer_of(made.cfg), made.cfg)
+    with pytest.raises(Exception, match="has other settings of learner"):
+        crossed.pull(5.0)
+    crossed.close()
