@@ -119,13 +119,11 @@ class Decisions:
             if self.stopping or worker.spec.stage is not Stage.ACTORS or worker.needed == needed:
                 continue
             worker.needed = needed
-            if needed:
-                worker.enter(Life.WAITING, now_s)
-                worker.incarnation += 1
-            elif worker.runs:
+            if not needed and worker.runs:
                 effects.append(Kill(name, signal.SIGTERM))
-            else:
-                worker.enter(Life.GONE, now_s)
+            elif not worker.runs:  # one that is still ending is replaced at its end
+                worker.enter(Life.WAITING if needed else Life.GONE, now_s)
+                worker.incarnation += needed
         return effects
 
     def set_threads(self, threads: int) -> list[Effect]:

@@ -387,6 +387,15 @@ def test_an_actor_that_is_not_needed_ends_and_stays_away_until_it_is() -> None:
     assert scene.tick(0.1) == [Start("actor-1", 1)]
 
 
+def test_an_actor_that_is_needed_again_while_it_ends_has_one_process_at_a_time() -> None:
+    scene = Scene((LEARNER, *ACTORS))
+    scene.decisions.resize(1, scene.now_s)
+    assert scene.decisions.resize(2, scene.now_s) == []
+    assert scene.tick(1.0) == []
+    scene.ends("actor-1", 0)
+    assert scene.tick(0.2) == [Start("actor-1", 1)]
+
+
 def test_an_actor_that_waits_for_its_restart_is_not_restarted_if_it_is_not_needed() -> None:
     scene = Scene((LEARNER, *ACTORS))
     scene.ends("actor-1", 1)
