@@ -12,7 +12,7 @@ from penstock.core.interfaces import Unrolls
 from penstock.core.role import RoleContext
 from penstock.envs import EnvInfo
 from penstock.learner.offpolicy import OffPolicyTrainer
-from penstock.learner.trainer import Trainer
+from penstock.learner.trainer import Trainer, trunk_dtype
 from penstock.models.fitting import kind_of
 from penstock.models.summary import in_words
 from penstock.profiling.ledger import TimeLedger
@@ -27,9 +27,13 @@ def make_trainer(config: Config, info: EnvInfo, ledger: TimeLedger | None = None
 
 
 def network_of(config: Config, info: EnvInfo, trainer: AnyTrainer) -> str:
-    """A sentence on the network and its device."""
+    """A sentence on the network, the number format of its training, and its device."""
     count = sum(len(optimizer.values) for optimizer in trainer.optimizers().values())
-    return in_words(network_shape(config, info), config.model, count)
+    shape = network_shape(config, info)
+    dtype = trunk_dtype(config.learner.precision, trainer.device, shape)
+    number_format = "bf16" if dtype is torch.bfloat16 else "fp32"
+    text = in_words(shape, config.model, count)
+    return f"{text}, trained in {number_format} on {trainer.device}"
 
 
 def kind_note(config: Config, info: EnvInfo) -> str:
