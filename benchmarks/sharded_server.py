@@ -1,8 +1,8 @@
 """The step of a learner with a parameter server of one shard and of several, each on a host.
 
-    python benchmarks/sharded_server.py [--shards 4] [--link 100mbit] [--save]
+    python benchmarks/sharded_server.py [--shards 4] [--link 100mbit] [--codec bf16] [--save]
 
-A worker pushes a gradient of the Nature CNN's size in fp32, and pulls the parameters. Each shard
+A worker pushes a gradient of the Nature CNN's size, and pulls the parameters. Each shard
 has a host of its own, whose link is limited both ways; the worker's link is not. Steps with one
 shard and with several alternate. Hosts are network namespaces of this machine, so root is needed.
 """
@@ -36,26 +36,27 @@ MUST = 0.35
 END_S = 10.0
 
 
-def config(shards: int) -> LearnerConfig:
+def config(shards: int, codec: str) -> LearnerConfig:
     """Two learners at a pace that never waits; one of them is simulated."""
-    return LearnerConfig(pace="tap", count=2, server_shards=shards, lr=1e-4)
+    settings = {"pace": "tap", "count": 2, "server_shards": shards, "lr": 1e-4}
+    return LearnerConfig.model_validate(settings | {"reduce": {"codec": codec}})
 
 
-def serve(bind: str, shard: int, shards: int) -> None:
-    """One shard, until its input ends."""
+def serve(bind: str, shard: int, shards: int, codec: str) -> None:
+    """One shard, until it is killed."""
     torch.set_num_threads(1)
-    server = ParameterServer(config(shards), bind, shard=shard)
+    server = ParameterServer(config(shards, codec), bind, shard=shard)
     print("ready", flush=True)
     while True:
         server.turn(0.05)
 
 
-def work(groups: list[list[str]]) -> None:
+def work(groups: list[list[str]], codec: str) -> None:
     """Time steps with each group of addresses in turn; prints their seconds as JSON."""
     torch.set_num_threads(1)
     clients = []
     for addresses in groups:
-        cfg = config(len(addresses))
+        cfg = config(len(addresses), codec)
         optimizer = FlatOptimizer([("all", nn.Parameter(torch.zeros(SIZE)))], cfg)
         optimizer.grads.normal_()
         clients.append(ServerClient(addresses, 0, optimizer, cfg))
@@ -78,14 +79,15 @@ def pull(client: ServerClient) -> None:
         pass
 
 
-def measure(made: Hosts, stack: ExitStack, shards: int, link: str) -> list[list[float]]:
+def measure(made: Hosts, stack: ExitStack, shards: int, link: str, codec: str) -> list[list[float]]:
     """Seconds of each step, with one shard and with ``shards``."""
     groups = [[f"tcp://{made.addresses[0]}:{PORT}"]]
     groups.append([f"tcp://{address}:{PORT}" for address in made.addresses[1 : shards + 1]])
     host = 0
     for addresses in groups:
         for shard, address in enumerate(addresses):
-            program = [sys.executable, __file__, "--serve", address, f"{shard}/{len(addresses)}"]
+            of = f"{shard}/{len(addresses)}"
+            program = [sys.executable, __file__, "--serve", address, of, "--codec", codec]
             process = subprocess.Popen(
                 made.command(host, program), stdout=subprocess.PIPE, text=True
             )
@@ -94,7 +96,7 @@ def measure(made: Hosts, stack: ExitStack, shards: int, link: str) -> list[list[
             assert process.stdout.readline() == "ready\n"
             made.limit_both_ways(host, link)
             host += 1
-    worker = [sys.executable, __file__, "--work", json.dumps(groups)]
+    worker = [sys.executable, __file__, "--work", json.dumps(groups), "--codec", codec]
     done = subprocess.run(made.command(host, worker), stdout=subprocess.PIPE, text=True, check=True)
     found: list[list[float]] = json.loads(done.stdout)
     return found
@@ -110,19 +112,21 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--shards", type=int, default=4)
     made.add_argument("--link", choices=list(MBIT), default="100mbit", help="of each shard")
+    made.add_argument("--codec", choices=["none", "bf16"], default="none")
     made.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     made.add_argument("--work", help=argparse.SUPPRESS)
     args = made.parse_args()
     if args.serve:
         shard, shards = map(int, args.serve[1].split("/"))
-        return serve(args.serve[0], shard, shards)
+        return serve(args.serve[0], shard, shards, args.codec)
     if args.work:
-        return work(json.loads(args.work))
+        return work(json.loads(args.work), args.codec)
     assert args.link in LINKS
     with hosts(args.shards + 2) as found, ExitStack() as stack:
-        seconds = measure(found, stack, args.shards, args.link)
+        seconds = measure(found, stack, args.shards, args.link, args.codec)
     one, several = (statistics.median(steps) for steps in seconds)
-    on_link_s = 2 * 4 * SIZE * 8 / (MBIT[args.link] * 1e6)
+    nbytes = 2 if args.codec == "bf16" else 4
+    on_link_s = 2 * nbytes * SIZE * 8 / (MBIT[args.link] * 1e6)
     rows: list[list[Any]] = [
         ["shards", "step (s)", "slowest (s)", "of one shard", "link alone (s)"]
     ]
@@ -131,12 +135,14 @@ def main() -> None:
     result = {
         "parameters": SIZE,
         "link": args.link,
+        "codec": args.codec,
         "shards": args.shards,
         "steps_s": {"1": seconds[0], str(args.shards): seconds[1]},
         "ratio": several / one,
         "must": MUST,
     }
-    finish("sharded_server", result, rows, args)
+    name = "sharded_server" if args.codec == "none" else f"sharded_server_{args.codec}"
+    finish(name, result, rows, args)
     return None
 
 

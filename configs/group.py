@@ -8,6 +8,7 @@ from penstock.configs.reduce import CODECS
 from penstock.configs.section import Contradiction
 from penstock.configs.sections import LearnerConfig, Sections
 from penstock.configs.transports import TRANSPORTS
+from penstock.configs.value_types import either
 
 SERVED = ("ssp", "asp", "tap", "backup")  # paces with a parameter server
 
@@ -36,11 +37,12 @@ def codec_contradictions(learner: LearnerConfig) -> Iterator[Contradiction]:
             f"learner.reduce.codec {codec} divides by the variance of the gradients of its "
             "warm-up, and learner.reduce.warmup_updates is 0; set it to 1 or more",
         )
-    if learner.pace != "bsp" and not (spec and spec.every_pace):
+    paces = spec.paces if spec else ("bsp",)
+    if learner.pace not in paces:
         yield Contradiction(
             ("learner.reduce.codec", "learner.pace"),
-            f"learner.reduce.codec {codec} codes the gradients that are reduced with learner.pace "
-            f"bsp only, and learner.pace is {learner.pace}; set learner.pace=bsp or "
+            f"learner.reduce.codec {codec} codes gradients with learner.pace {either(paces)} only, "
+            f"and learner.pace is {learner.pace}; set learner.pace=bsp or "
             "learner.reduce.codec=none",
         )
 

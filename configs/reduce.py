@@ -41,8 +41,8 @@ class CodecSpec:
     reduces_gradients: Callable[[ReduceConfig, int], bool] | None = None
     """For a codec that sends Adam's momentum: whether in the given update (from 0) it still sums
     gradients, from which momentum and variance are computed. None: it always sums gradients."""
-    every_pace: bool = False
-    """Whether it may be named with a `learner.pace` other than `bsp`, which reduces nothing."""
+    paces: tuple[str, ...] = ("bsp",)
+    """The values of `learner.pace` with which it may be named."""
     options: type[ExtraOptions] = ExtraOptions
     """The codec's own options, written ``learner.reduce.NAME``."""
 

@@ -155,11 +155,18 @@ _NEEDS_ADAM = {
 """`CodecSpec.unfit` for codecs that send Adam's momentum."""
 
 
+_PACES = ("bsp", "local_sgd", "ssp", "asp", "tap", "backup")
 _ROOM = "penstock.learner.codecs"
 for _spec in (
-    CodecSpec("none", "as they are (fp32)", f"{_ROOM}.rounding:Fp32", loss="none", every_pace=True),
+    CodecSpec("none", "as they are (fp32)", f"{_ROOM}.rounding:Fp32", loss="none", paces=_PACES),
     CodecSpec("fp16", "in half", f"{_ROOM}.rounding:Fp16", loss="rounding"),
-    CodecSpec("bf16", "in half", f"{_ROOM}.rounding:Bf16", loss="rounding"),
+    CodecSpec(
+        "bf16",
+        "in half",
+        f"{_ROOM}.rounding:Bf16",
+        loss="rounding",
+        paces=("bsp", "ssp", "tap", "backup"),
+    ),
     CodecSpec("int8", "in blocks", f"{_ROOM}.int8:Int8", loss="rounding", options=Int8Options),
     CodecSpec(
         "onebit",

@@ -41,6 +41,7 @@ from penstock.learner.parameter_server.parameters import (
 from penstock.learner.parameter_server.protocol import (
     NOTHING,
     Flag,
+    Floats,
     Packed,
     ServerHeader,
     ServerMessage,
@@ -108,6 +109,7 @@ class ServerClient:
         size = optimizer.values.numel()
         self._copy = LocalCopy(optimizer, cfg.significance) if cfg.pace == "asp" else None
         self.last = Reply(version, samples, tally, None, 1, False, False, False)
+        self._residual = np.zeros(size, np.float32) if cfg.reduce.codec == "bf16" else None
         self._clock = version // cfg.count
         self._asked: ServerMessageKind | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -164,8 +166,7 @@ class ServerClient:
         gradient = self._optimizer.grads.cpu().numpy()
         if len(self._shards) > 1:
             gradient = gradient * self._clip_factor(float(norm))
-        for shard in self._shards:
-            shard.send(head, protocol.pack_dense(gradient[shard.part]))
+        self._push_gradient(head, gradient)
         return norm
 
     def pull(self, timeout_s: float) -> Reply | None:
@@ -219,6 +220,19 @@ class ServerClient:
             shard.send(ServerHeader(ServerMessageKind.BYE))
             shard.socket.close(500)  # ms for what is on its way
         self._context.term()
+
+    def _push_gradient(self, head: ServerHeader, gradient: Floats) -> None:
+        """Send each shard its part; what bf16 rounds away is added to the next gradient."""
+        residual = self._residual
+        if residual is not None:
+            gradient = gradient + residual
+        for shard in self._shards:
+            part = gradient[shard.part]
+            packed = protocol.pack_dense(part, bf16=residual is not None)
+            if residual is not None:
+                lost = part - protocol.unrounded(packed.payload, packed.flags)
+                residual[shard.part] = lost if np.isfinite(lost).all() else 0.0
+            shard.send(head, packed)
 
     def _clip_factor(self, norm: float) -> np.float32:
         """The factor of a gradient whose mean has that norm, as a shard knows only a part of it.

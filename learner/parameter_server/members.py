@@ -19,7 +19,8 @@ def rules(cfg: LearnerConfig, shard: int = 0) -> int:
     """Checksum of the settings on which all learners and their server must agree, and of the number
     of the server's shard."""
     settings = cfg.model_dump(mode="json", include=AGREED)
-    text = json.dumps(settings | {"shard": shard}, sort_keys=True)
+    more = {"codec": cfg.reduce.codec, "shard": shard}
+    text = json.dumps(settings | more, sort_keys=True)
     return crc32(text.encode())
 
 

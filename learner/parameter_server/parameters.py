@@ -60,9 +60,11 @@ class Parameters(ABC):
 
     values: Floats
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, bf16: bool = False) -> None:
+        """``bf16``: workers get the values rounded to bfloat16."""
         self.size = size
         self.samples = 0
+        self._bf16 = bf16
         self._packed: tuple[int, Packed] | None = None
 
     @abstractmethod
@@ -91,7 +93,7 @@ class Parameters(ABC):
     def answer(self, have: int, version: int) -> Packed:
         """The answer that brings a worker with version ``have`` to ``version``, the current one."""
         if self._packed is None or self._packed[0] != version:
-            self._packed = version, pack_dense(self.values)
+            self._packed = version, pack_dense(self.values, bf16=self._bf16)
         return self._packed[1]
 
 
@@ -99,7 +101,7 @@ class Summed(Parameters):
     """One optimizer for the gradients of all workers."""
 
     def __init__(self, size: int, cfg: LearnerConfig) -> None:
-        super().__init__(size)
+        super().__init__(size, bf16=cfg.reduce.codec == "bf16")
         self._optimizer = _optimizer(size, cfg)
         self.values = self._optimizer.values.numpy()
         self._grads = self._optimizer.grads.numpy()

@@ -3,7 +3,7 @@
 A message is two frames, ``[head | payload]``, to the server's ROUTER from a worker's DEALER and
 back. The head is `HEAD`, little-endian; fields that a kind does not name are 0. The payload is raw:
 
-    dense     ``entries`` float32
+    dense     ``entries`` float32; with flag BF16 as many bfloat16
     sparse    ``entries`` uint32 indices, ascending, then as many float32
     text      ``entries`` bytes of UTF-8
 
@@ -53,6 +53,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.params import from_bf16, to_bf16
 from penstock.learner.progress import BOOKED, GROWTH
 from penstock.transport.checksum import crc32
 from penstock.transport.wire import WireError
@@ -97,6 +98,7 @@ class Flag(IntFlag):
     """Flags of a message.
 
     ``DENSE`` and ``SPARSE`` give the form of the payload; with neither it is text or empty.
+    ``BF16`` belongs to ``DENSE``.
     """
 
     NONE = 0
@@ -106,6 +108,7 @@ class Flag(IntFlag):
     STOP = 8
     CHECKPOINT = 16
     NAN = 32
+    BF16 = 64
 
 
 class ServerHeader(NamedTuple):
@@ -141,10 +144,12 @@ class Packed(NamedTuple):
     crc: int
 
 
-def pack_dense(values: Floats) -> Packed:
-    """Copy ``values``, which may change while the payload is on its way."""
-    payload = values.astype("<f4", copy=False).tobytes()
-    return Packed(payload, Flag.DENSE, values.size, crc32(payload))
+def pack_dense(values: Floats, *, bf16: bool = False) -> Packed:
+    """Copy ``values``, which may change while the payload is on its way; ``bf16`` rounds them."""
+    flags = Flag.DENSE | Flag.BF16 if bf16 else Flag.DENSE
+    coded = to_bf16(values).astype("<u2", copy=False) if bf16 else values.astype("<f4", copy=False)
+    payload = coded.tobytes()
+    return Packed(payload, flags, values.size, crc32(payload))
 
 
 def pack_sparse(indices: Indices, values: Floats) -> Packed:
@@ -205,10 +210,17 @@ def check_counts(head: ServerHeader) -> None:
 
 
 def dense(message: ServerMessage, size: int) -> Floats:
-    """The payload as float32 ``[size]``: not a copy, and possibly not aligned."""
+    """The payload as float32 ``[size]``: possibly not a copy, and not aligned."""
     if message.head.flags & _SHAPES != Flag.DENSE or message.head.entries != size:
         raise WireError("size", f"{message.head.entries} instead of {size} values")
-    return np.frombuffer(message.payload, "<f4")
+    return unrounded(message.payload, Flag(message.head.flags))
+
+
+def unrounded(payload: Payload, flags: Flag) -> Floats:
+    """The values of a dense payload."""
+    if Flag.BF16 in flags:
+        return from_bf16(np.frombuffer(payload, "<u2"))
+    return np.frombuffer(payload, "<f4")
 
 
 def sparse(message: ServerMessage, size: int) -> tuple[Indices, Floats]:
@@ -232,6 +244,10 @@ def _nbytes(head: ServerHeader) -> int:
     flags = head.flags & _SHAPES
     if flags == _SHAPES:
         raise WireError("header", "both dense and sparse")
+    if head.flags & Flag.BF16:
+        if flags != Flag.DENSE:
+            raise WireError("header", "bf16 and not dense")
+        return 2 * int(head.entries)
     if head.kind == ServerMessageKind.JOIN:  # there ``entries`` describes what is not sent
         return 0
     return int(head.entries) * {Flag.DENSE: 4, Flag.SPARSE: 8}.get(Flag(flags), 1)

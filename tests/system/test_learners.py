@@ -74,14 +74,22 @@ def test_learners_take_several_epochs_together_and_normalise_alike(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("pace", "shards"), [("tap", 1), ("asp", 1), ("backup", 1), ("ssp", 3), ("asp", 2)]
+    ("pace", "more"),
+    [
+        ("tap", ()),
+        ("asp", ()),
+        ("backup", ()),
+        ("ssp", ("learner.server_shards=3", "learner.reduce.codec=bf16")),
+        ("asp", ("learner.server_shards=2",)),
+    ],
+    ids=["tap", "asp", "backup", "ssp, three shards, bf16", "asp, two shards"],
 )
 def test_learners_keep_a_servers_pace(
-    penstock: Penstock, tmp_path: Path, pace: str, shards: int
+    penstock: Penstock, tmp_path: Path, pace: str, more: tuple[str, ...]
 ) -> None:
     """Each sees the steps of all at once, and so the number to publish at is passed, not met."""
     limits = ("stop.learner_steps=300", "learner.publish_every=7")
-    options = (f"learner.pace={pace}", f"learner.server_shards={shards}", *limits)
+    options = (f"learner.pace={pace}", *more, *limits)
     code, answer, err = penstock("train", "cartpole", "--json", *THREE, *options).end()
     assert code == 0, err
     assert answer["exit_reason"] == "learner_steps"

@@ -49,7 +49,7 @@ CASES = {
     ),
     "codec without reduction": (
         [*FOUR, "learner.reduce.codec=int8", "learner.pace=local_sgd"],
-        "learner.reduce.codec int8 codes the gradients that are reduced with learner.pace bsp only",
+        "learner.reduce.codec int8 codes gradients with learner.pace bsp only, and learner.pace is",
         ["learner.reduce.codec=none"],
     ),
     "layers on a server": (

@@ -50,6 +50,23 @@ def test_a_dense_message_comes_back() -> None:
     np.testing.assert_array_equal(protocol.dense(message, 3), VALUES)
 
 
+def test_a_dense_message_in_bf16_has_half_the_bytes() -> None:
+    values = np.array([1.0, -2.5, 1.0 + 2**-9, 3e38], np.float32)
+    packed = protocol.pack_dense(values, bf16=True)
+    assert len(packed.payload) == 8
+    message = protocol.decode(protocol.encode(ServerHeader(ServerMessageKind.PUSH), packed))
+    found = protocol.dense(message, 4)
+    np.testing.assert_array_equal(found[:3], [1.0, -2.5, 1.0])  # of ties the even one
+    assert abs(found[3] / 3e38 - 1) < 2**-8
+
+
+def test_bf16_is_a_form_of_dense_values_only() -> None:
+    sparse = protocol.pack_sparse(np.array([1], np.uint32), np.ones(1, np.float32))
+    head = ServerHeader(ServerMessageKind.VALUES, Flag.BF16)
+    with pytest.raises(WireError, match="bf16 and not dense"):
+        protocol.decode(protocol.encode(head, sparse))
+
+
 def test_a_sparse_message_comes_back() -> None:
     indices = np.array([0, 7, 9], np.uint32)
     packed = protocol.pack_sparse(indices, VALUES)
