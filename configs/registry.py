@@ -111,7 +111,9 @@ class OptionsRegistry(Registry[SO]):
     def register(self, spec: SO) -> None:
         """Add a spec. Raises ValueError for a name that is taken, or for an option that another
         spec defines differently."""
-        taken = self._joined(self._specs.values()).model_fields
+        # Not those of `_joined`: pydantic takes 40 ms for a schema, and each spec would have one.
+        kinds = [self._shared, *(each.options for each in self._specs.values())]
+        taken = {name: field for kind in kinds for name, field in kind.model_fields.items()}
         for name, option in spec.options.model_fields.items():
             if name in taken and repr(taken[name]) != repr(option):
                 raise ValueError(

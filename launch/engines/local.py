@@ -41,6 +41,9 @@ from penstock.profiling.status import ROLE_AT, TAIL_AT, TAIL_NBYTES, Phase, Stat
 if TYPE_CHECKING:
     from penstock.profiling.report.readings import Reading, Thread
 
+OPENMP_WAIT = {"OMP_WAIT_POLICY": "passive"}
+"""Threads of torch that wait for each other sleep instead of spinning, which would keep the thread
+that they wait for from its core."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 LINGER_S = 10.0  # from the role's end until a guard that still runs is killed
 GRACE_S = 10.0
@@ -150,7 +153,11 @@ class LocalHandle:
             stderr=subprocess.DEVNULL,
             pass_fds=(control, status, *keep_fds),
             start_new_session=True,
-            env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(self.spec.threads))},
+            env={
+                **OPENMP_WAIT,
+                **os.environ,
+                **dict.fromkeys(THREAD_VARIABLES, str(self.spec.threads)),
+            },
         )
 
     def send(self, message: Message) -> None:
