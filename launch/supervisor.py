@@ -427,7 +427,8 @@ class Supervisor:
         if now is None:
             return
         if now.actors != before.actors:
-            text = f"actors.count auto: {now.actors} actors instead of {before.actors}"
+            noun = "actor" if now.actors == 1 else "actors"
+            text = f"actors.count auto: {now.actors} {noun} instead of {before.actors}"
             effects = self._decisions.resize(now.actors, now_s)
         else:
             text = f"learner.threads auto: {now.threads} instead of {before.threads}"
