@@ -496,7 +496,8 @@ class Supervisor:
         self._killed.discard(_key(handle))
         expected = self.stopping and (code == 0 or (killed and code == -signal.SIGKILL))
         needed = self._decisions.needs(handle.spec.name)
-        expected = expected or code == EXIT_REJOIN or (code == 0 and not needed)
+        expected = expected or code == EXIT_REJOIN
+        expected = expected or (not needed and code in (0, -signal.SIGTERM))
         data = {
             "exit_code": code if code >= 0 else None,
             "signal": signal_name(-code) if code < 0 else None,

@@ -71,7 +71,7 @@ def test_a_learner_that_waits_for_slow_environments_gets_more_actors(
     summary = penstock.train("slow:make", SMALL | limits, run_dir=tmp_path / "run", progress=False)
     assert summary.accounting.balanced
     first, *_ = notes(summary.run_dir)
-    assert first.startswith("actors.count auto: 4 actors instead of 2, as the learner waits 9")
+    assert first.startswith("actors.count auto: 4 actors instead of 2, as the learner waits")
     rates: dict[bool, list[float]] = {False: [], True: []}
     for metrics in summary.history():
         rates[metrics["actors_alive"] >= 4].append(metrics["steps_per_s"])
@@ -92,10 +92,10 @@ def test_actors_end_and_come_back_and_every_step_is_accounted_for(
         return self.now
 
     monkeypatch.setattr(core_split.CoreSplit, "decide", decide)
-    options = SMALL | {"stop.learner_steps": 2500, "stop.minutes": 1}
+    options = SMALL | {"stop.return": None, "stop.minutes": 0.3}
     summary = penstock.train("CartPole-v1", options, run_dir=tmp_path / "run", progress=False)
     assert summary.accounting.balanced
     assert not summary.accounting.lost
-    assert [text.split()[2] for text in notes(summary.run_dir)][:3] == ["1", "3", "1"]
+    assert [text.split()[2] for text in notes(summary.run_dir)][:2] == ["1", "3"]
     assert all(event["data"]["expected"] for event in events(summary.run_dir, "exit"))
     assert summary.metrics["actors_restarted"] == 0
