@@ -211,3 +211,27 @@ def test_a_resumed_first_learner_killed_before_any_group_stood_takes_nothing_wit
     assert again["learner_steps"] > saved["learner_steps"]
     os.kill(learners.run.process.pid, signal.SIGTERM)
     assert learners.run.end()[0] == 143
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_a_run_ends_with_a_shard_of_its_server_and_is_resumed_with_another_number(
+    penstock: Penstock, tmp_path: Path, shard: int
+) -> None:
+    served = ("learner.pace=ssp", "learner.server_shards=2", "checkpoint.every_steps=10")
+    learners = Learners(penstock, tmp_path, 2, *served)
+    learners.train_on(40)
+    doomed = learners.run.pid_of(f"server-{shard}")
+    assert doomed
+    os.kill(doomed, signal.SIGKILL)
+    code, answer, err = learners.run.end()
+    assert code == 1, err
+    assert f"server-{shard}: was killed by SIGKILL" in answer["error"]
+    saved = checkpoint_format.load(learners.dir / "checkpoints" / "last")
+    steps = saved.meta["progress"]["learner_steps"]
+    assert steps >= 10
+    options = ("learner.count=2", "learner.pace=ssp", "learner.server_shards=3")
+    command = (*COMMAND, *options, f"stop.learner_steps={steps + 50}", "--resume", "must")
+    code, answer, err = penstock(*command).end()
+    assert code == 0, err
+    assert answer["learner_steps"] >= steps + 50
+    assert_balanced(answer)
