@@ -38,7 +38,7 @@ $(INSTALLED): pyproject.toml $(sort constraints.txt $(CONSTRAINTS))
 	@echo "building .venv with $(PYTHON); the first time takes some minutes"
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/pip install --quiet -c $(CONSTRAINTS) setuptools
-	$(BIN)/pip install --quiet --no-compile --no-build-isolation -c $(CONSTRAINTS) -e '.[atari,box2d,dev,docs,minatar,mujoco,video,vizdoom]'
+	$(BIN)/pip install --quiet --no-compile --no-build-isolation -c $(CONSTRAINTS) -e '.[atari,box2d,dev,docs,minatar,mujoco,ray,video,vizdoom]'
 	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true # libraries ship files that cannot compile
 	touch $@
 

@@ -20,6 +20,8 @@ from penstock.cli.options import (
     PREPARE,
     TRAIN,
     WATCH,
+    ClusterAddress,
+    EngineName,
     Grouped,
     Json,
     ListsTransports,
@@ -29,6 +31,7 @@ from penstock.cli.options import (
     ResumeOption,
     Target,
     TargetOrRun,
+    WorkingDir,
     answer,
 )
 from penstock.configs.errors import UserError
@@ -111,10 +114,15 @@ def train(
     ] = None,
     resume: ResumeOption = "no",
     resume_from: ResumeFrom = None,
+    engine: EngineName = "local",
+    address: ClusterAddress = None,
+    working_dir: WorkingDir = None,
     as_json: Json = False,
 ) -> None:
-    """Train on this host with actors and learners, until a limit in stop.* is reached or Ctrl-C."""
+    """Train with actors and learners, until a limit in stop.* is reached or Ctrl-C."""
     if seeds > 1:
+        if engine != "local":
+            raise UserError(f"--engine {engine} starts one run; leave out --seeds")
         from penstock.launch import seeds as group
 
         if resume_from is not None:
@@ -125,7 +133,8 @@ def train(
         raise UserError("--parallel is of several runs; add --seeds N, or leave it out")
     from penstock.launch import run
 
-    sys.exit(run.train(target, overrides or [], resume, as_json, resume_from))
+    place = run.choose_engine(engine, address, working_dir)
+    sys.exit(run.train(target, overrides or [], resume, as_json, resume_from, place))
 
 
 @app.command(rich_help_panel=MEASURE)

@@ -59,6 +59,29 @@ ResumeFrom = Annotated[
         "of this run. With --resume auto it is used only if the new run has no checkpoint.",
     ),
 ]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="What places the processes: `local` (this host) or `ray` (the hosts of a Ray cluster; "
+        "pip install 'penstock[ray]').",
+    ),
+]
+ClusterAddress = Annotated[
+    str | None,
+    typer.Option(
+        help="Ray cluster to join with --engine ray: `auto` for the one that this host is a node "
+        "of. By default a cluster of this host alone is started, and ended with the run."
+    ),
+]
+WorkingDir = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Folder that Ray copies to the other hosts, where it is the current folder: for "
+        "environments and networks of your own, such as my_game:make_env.",
+    ),
+]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run.")]
 Agent = Annotated[
     str,

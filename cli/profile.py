@@ -6,10 +6,9 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any
@@ -23,7 +22,6 @@ from penstock.configs.sections import StopConfig
 from penstock.configs.transports import TRANSPORTS
 from penstock.core import cgroup
 from penstock.core.files import without_nan
-from penstock.core.role_spec import RoleSpec
 from penstock.core.run_dir import default_run_dir
 from penstock.launch import run, topology
 from penstock.launch.profile_watch import Watch
@@ -37,16 +35,13 @@ NOISE = 1.05  # achieved / ceiling that two measurements may give
 LEAST_INTERVALS = 5  # of metrics, in a window
 
 
-MakeSpecs = Callable[[Config, Path], Sequence[RoleSpec]]
-
-
 def main(
     target: str,
     overrides: Sequence[str],
     seconds: float,
     with_torch: bool,
     as_json: bool,
-    make_specs: MakeSpecs = topology.train,
+    make_specs: run.MakeSpecs = topology.train,
 ) -> int:
     """Profile ``target`` for ``seconds``; returns the exit code, as `penstock train`.
     ``make_specs`` makes the processes of a config, given a folder for their sockets."""
@@ -67,7 +62,7 @@ def main(
         folder,
         "no",
         as_json,
-        partial(make_specs, config),
+        make_specs,
         watch,
     )
     if watch.window is None:

@@ -14,7 +14,6 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -168,13 +167,12 @@ def train(
     resolved = resolve_resumed(named, given, resume, source)
     config = resolved.config
     path = Path(config.run.dir) if config.run.dir else default_run_dir(resolved.name)
-    make_specs = partial(topology.train, config)
 
     def view(title: str) -> MetricSink:
         return ProgressLine(sys.stdout, title, config.stop) if progress else Silent()
 
     outcome, summary = conduct(
-        resolved, path, resume, make_specs, view, callbacks=callbacks, source=source
+        resolved, path, resume, topology.train, view, callbacks=callbacks, source=source
     )
     _raise_failure(outcome, path)
     return _summary(path, summary)

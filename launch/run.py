@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, Resolved, dump
@@ -35,10 +35,10 @@ from penstock.core.run_dir import (
     run_folder,
     runtime_folder,
 )
-from penstock.launch import topology
+from penstock.launch import placement, topology
 from penstock.launch.callbacks import Hooks, Run
 from penstock.launch.core_split import CoreSplit
-from penstock.launch.engines.registry import LOCAL, make_engine
+from penstock.launch.engines.registry import ENGINES, LOCAL, make_engine
 from penstock.launch.machines import LearnerPlace, check_place, where_to_write
 from penstock.launch.resumed import begin_from, differences, find_source, resolve_resumed
 from penstock.launch.run_attempt import Attempt, missing, undone_where_refused
@@ -57,10 +57,36 @@ from penstock.transport.addresses import (
 )
 
 if TYPE_CHECKING:
+    from penstock.configs.schema import Config
     from penstock.launch.profile_watch import Watch
 
+
+class EngineChoice(NamedTuple):
+    """The engine of a run, by its name, and what it is told."""
+
+    name: str = LOCAL
+    cluster: str | None = None
+    """The address of the engine's cluster; None for the engine's own default."""
+    working_dir: str | None = None
+    """The folder whose files other hosts get, as the current folder of the roles there."""
+
+
+HERE = EngineChoice()
+MakeSpecs = Callable[["Config", Path], Sequence[RoleSpec]]
 TRACEBACK_LINES = 40
 logger = note_logger(__name__)
+
+
+def choose_engine(name: str, cluster: str | None, working_dir: str | None) -> EngineChoice:
+    """The engine that a command names. Raises UserError for options that do not go together."""
+    if name not in ENGINES:
+        raise UserError(f"--engine {name} is unknown; it must be {either(tuple(ENGINES))}")
+    if name == LOCAL and (cluster or working_dir):
+        option = "--address" if cluster else "--working-dir"
+        raise UserError(f"{option} is of a cluster; add --engine ray, or leave it out")
+    if working_dir is not None and not Path(working_dir).is_dir():
+        raise UserError(f"--working-dir {working_dir} is not a folder; name one that exists")
+    return EngineChoice(name, cluster, working_dir)
 
 
 def train(
@@ -69,11 +95,12 @@ def train(
     resume: Resume,
     as_json: bool,
     source: str | None = None,
+    place: EngineChoice = HERE,
 ) -> int:
-    """Learner and actors on this host; ``source`` is the value of ``--resume-from``."""
+    """Learner and actors, started by an engine; ``source`` is the value of ``--resume-from``."""
     resolved = resolve_resumed(target, overrides, resume, source)
-    make_specs = partial(topology.train, resolved.config)
-    return _with_learner(resolved, _run_dir(resolved), resume, as_json, make_specs, source)
+    path = _run_dir(resolved)
+    return _with_learner(resolved, path, resume, as_json, topology.train, source, place)
 
 
 def learner(
@@ -104,11 +131,10 @@ def learner(
     in_folder = resolved.config.transport.bind is None
     if in_folder:
         resolved = resolve([*overrides, f"transport.bind={address_in_run(write_to)}"])
-    config = resolved.config
-    address = config.transport.bind
+    address = resolved.config.transport.bind
     assert address is not None
 
-    def make_specs(runtime_dir: Path) -> Sequence[RoleSpec]:
+    def make_specs(config: Config, runtime_dir: Path) -> Sequence[RoleSpec]:
         if place is None:
             specs = topology.learner(config, address, runtime_dir)
         else:
@@ -151,7 +177,7 @@ def actors(
     with (
         run_folder(path, "auto"),
         runtime_folder() as runtime_dir,
-        closing(make_engine(LOCAL, EngineContext(runtime_dir))) as engine,
+        closing(_engine(HERE, runtime_dir)) as engine,
         closing(EventLog(path / "logs")) as events,
     ):
         view = DeferredView(lambda: make_view(stream, _title(path, specs), None))
@@ -190,10 +216,13 @@ def _with_learner(
     path: Path,
     resume: Resume,
     as_json: bool,
-    make_specs: Callable[[Path], Sequence[RoleSpec]],
+    make_specs: MakeSpecs,
     source: str | None,
+    place: EngineChoice = HERE,
 ) -> int:
-    outcome, summary = with_learner(resolved, path, resume, as_json, make_specs, source=source)
+    outcome, summary = with_learner(
+        resolved, path, resume, as_json, make_specs, source=source, place=place
+    )
     if as_json:
         print(json.dumps({"run_dir": str(path), "exit_code": outcome.exit_code, **summary}))
     return outcome.exit_code
@@ -204,9 +233,10 @@ def with_learner(
     path: Path,
     resume: Resume,
     as_json: bool,
-    make_specs: Callable[[Path], Sequence[RoleSpec]],
+    make_specs: MakeSpecs,
     watch: Watch | None = None,
     source: str | None = None,
+    place: EngineChoice = HERE,
 ) -> tuple[Outcome, dict[str, Any]]:
     """A run in the folder ``path``, with its final messages: its outcome and its summary. ``watch``
     may inspect its processes, and end it."""
@@ -220,6 +250,7 @@ def with_learner(
         lambda title: make_view(stream, title, stop, _about(resolved)),
         watch,
         source=source,
+        place=place,
     )
     _explain(outcome)
     if "env_steps" in summary and path.is_dir():
@@ -232,16 +263,16 @@ def conduct(
     resolved: Resolved,
     path: Path,
     resume: Resume,
-    make_specs: Callable[[Path], Sequence[RoleSpec]],
+    make_specs: MakeSpecs,
     view: Callable[[str], MetricSink],
     watch: Watch | None = None,
     callbacks: Sequence[object] = (),
     source: str | None = None,
-    engine_name: str = LOCAL,
+    place: EngineChoice = HERE,
 ) -> tuple[Outcome, dict[str, Any]]:
     """`with_learner` without final messages; everything is shown by the ``view`` of a title.
     ``callbacks`` are called in addition to those of the config; ``source`` is the value of
-    ``--resume-from``; ``engine_name`` is the registered name of the engine.
+    ``--resume-from``; ``place`` is the engine.
     """
     _require_linux()
     config = resolved.config
@@ -257,14 +288,16 @@ def conduct(
         run_folder(path, resume) as lock,
         undone_where_refused(path, new) as attempt,
         runtime_folder() as runtime_dir,
-        closing(make_engine(engine_name, EngineContext(runtime_dir, (lock,)))) as engine,
+        closing(_engine(place, runtime_dir, (lock,))) as engine,
         closing(EventLog(path / "logs")) as events,
     ):
         begun = ""
         if folder is not None:
             begun, resume = begin_from(path, folder), "must"
         changed = differences(path, config, resume)
-        specs = _place(make_specs(runtime_dir), engine)
+        if hosts := engine.hosts():
+            config = placement.on_hosts(config, hosts, path)
+        specs = _place(make_specs(config, runtime_dir), engine)
         optional = make_sinks(config, path)
         record = Record(path, config.env)
         write_atomic(path / CONFIG_FILE, dump(config))
@@ -284,7 +317,7 @@ def conduct(
             path / "logs",
             sinks,
             engine,
-            CoreSplit.of(config),
+            None if hosts else CoreSplit.of(config),
         )
         if watch is not None:
             watch.attach(supervisor)
@@ -300,8 +333,14 @@ def conduct(
 
 def _place(specs: Sequence[RoleSpec], engine: Engine) -> tuple[RoleSpec, ...]:
     """The specs on their hosts."""
-    engine.reserve(topology.bundles(specs))
-    return topology.placed(specs, engine.endpoints())
+    specs, bundles = placement.bundles(specs, max(engine.hosts(), default=None))
+    engine.reserve(bundles)
+    return placement.placed(specs, engine.endpoints())
+
+
+def _engine(place: EngineChoice, runtime_dir: Path, keep_fds: tuple[int, ...] = ()) -> Engine:
+    context = EngineContext(runtime_dir, keep_fds, place.cluster, place.working_dir)
+    return make_engine(place.name, context)
 
 
 def _take_back(attempt: Attempt, reason: str) -> None:

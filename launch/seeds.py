@@ -132,9 +132,8 @@ def _one_by_one(
 
 def _train_one(resolved: Resolved, seed: int, path: Path, resume: Resume, as_json: bool) -> Ended:
     own = _with_seed(resolved, seed)
-    make_specs = partial(topology.train, own.config)
     try:
-        outcome, summary = run.with_learner(own, path, resume, as_json, make_specs)
+        outcome, summary = run.with_learner(own, path, resume, as_json, topology.train)
     except UserError as error:  # the earlier runs are still shown
         about = {"error": str(error), "exit_reason": "user_error", "solved_at_s": None}
         return Ended(2, about)

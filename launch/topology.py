@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.configs.group import SERVED
 from penstock.configs.transports import AUTO, TRANSPORTS, TransportSpec
 from penstock.core.cores import most_actors
-from penstock.core.interfaces import Bundle
 from penstock.core.role import Store
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.transport.addresses import (
@@ -76,38 +75,6 @@ def actors(count: int, address: str, transport: str) -> tuple[RoleSpec, ...]:
     sends = transport == AUTO or TRANSPORTS.here(transport).reaches_other_hosts
     relays = _relays(joined_by, [address]) if sends else ()
     return (*_actors(count, REMOTE_NICE, 1, [address]), *relays)
-
-
-def bundles(specs: Iterable[RoleSpec]) -> tuple[Bundle, ...]:
-    """Groups of roles that must be on one host: learners with the roles that share their memory or
-    Unix sockets, and the parameter server; and, in another bundle, actors that reach their learner
-    over a network, with their relays."""
-    roles: dict[str, list[RoleSpec]] = {}
-    for spec in specs:
-        apart = spec.role in ("actor", "relay") and (spec.address or "").startswith("tcp://")
-        roles.setdefault("actors" if apart else "learners", []).append(spec)
-    return tuple(
-        Bundle(
-            name,
-            tuple(spec.name for spec in found),
-            sum(spec.threads for spec in found if not spec.spare),
-            sum(spec.gpus for spec in found),
-        )
-        for name, found in roles.items()
-    )
-
-
-def placed(specs: Sequence[RoleSpec], hosts: Mapping[str, str]) -> tuple[RoleSpec, ...]:
-    """The specs with addresses of connectors on other hosts.
-
-    Args:
-        hosts: `Engine.endpoints`.
-    """
-    if len({hosts[spec.name] for spec in specs}) <= 1:
-        return tuple(specs)
-    binds = {s.name: s.address for s in specs if s.role == "connector" and s.address}
-    ways = {reachable(bind): reachable(bind, hosts[name]) for name, bind in binds.items()}
-    return tuple(replace(s, address=ways.get(s.address or "", s.address)) for s in specs)
 
 
 def names(specs: Iterable[RoleSpec]) -> str:

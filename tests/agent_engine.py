@@ -57,6 +57,9 @@ class AgentEngine:
         self._places: dict[str, AgentClient] = {}  # of each role
         self._bundles: Sequence[Bundle] = ()
 
+    def hosts(self) -> Sequence[int]:
+        return ()
+
     def reserve(self, bundles: Sequence[Bundle]) -> None:
         self._bundles = bundles
         for bundle in bundles:

@@ -178,6 +178,10 @@ class EngineContext(NamedTuple):
     folders in it."""
     keep_fds: tuple[int, ...] = ()
     """Descriptors of this process that essential roles on this host inherit and only keep open."""
+    cluster: str | None = None
+    """The address of the engine's cluster, as the user gave it."""
+    working_dir: str | None = None
+    """The folder whose files other hosts get, as the current folder of the roles there."""
 
 
 class EngineFactory(Protocol):
@@ -192,12 +196,17 @@ class Engine(Protocol):
     It takes no decisions about roles and restarts none; only `launch.decisions` restarts.
     Calls come from one thread:
 
+        hosts()                         before that
         reserve(bundles)                once
         endpoints()                     once, after that
         start(...)                      for each start of each role
         filenos()                       before each wait of the supervisor
         close()                         last, also after an error
     """
+
+    def hosts(self) -> Sequence[int]:
+        """Cores of each host among which the engine chooses; empty where all roles are started on
+        this one, whatever they need."""
 
     def reserve(self, bundles: Sequence[Bundle]) -> None:
         """Find a host for each bundle. A role is in exactly one bundle.

@@ -64,6 +64,9 @@ class LocalEngine:
         self._roles: list[str] = []
         self._handles: list[LocalHandle] = []
 
+    def hosts(self) -> Sequence[int]:
+        return ()
+
     def reserve(self, bundles: Sequence[Bundle]) -> None:
         self._roles = [role for bundle in bundles for role in bundle.roles]
 

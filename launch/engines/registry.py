@@ -7,7 +7,15 @@ from penstock.core.interfaces import Engine, EngineContext, EngineFactory
 from penstock.launch.engines.local import LocalEngine
 
 LOCAL = "local"
-ENGINES: dict[str, EngineFactory] = {LOCAL: LocalEngine}
+
+
+def _ray(context: EngineContext) -> Engine:
+    from penstock.launch.engines.ray_engine import RayEngine
+
+    return RayEngine(context)
+
+
+ENGINES: dict[str, EngineFactory] = {LOCAL: LocalEngine, "ray": _ray}
 
 
 def make_engine(name: str, context: EngineContext) -> Engine:

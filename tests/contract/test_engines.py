@@ -27,6 +27,7 @@ from penstock.core.interfaces import (
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.engines.registry import ENGINES, make_engine
 from penstock.launch.topology import role_arguments
+from ray_cluster import cluster
 
 pytestmark = pytest.mark.system
 
@@ -36,11 +37,24 @@ ALL: dict[str, EngineFactory] = {**ENGINES, "agents": AgentEngine}
 BUNDLES = (Bundle("learners", ("learner-0",), 1), Bundle("actors", ("actor-0", "actor-1"), 2))
 
 
-@pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """With a short path, as a runtime folder has; roles find `tiny_roles`."""
+@pytest.fixture(scope="module", autouse=True)
+def tiny_roles() -> Iterator[None]:
+    """Roles find `tiny_roles`, also on the hosts of a cluster that is started later."""
     path = [str(HERE.parent / "system"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(path))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_address(tiny_roles: None) -> Iterator[str]:
+    with cluster(nodes=2) as made:
+        yield made.address
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """With a short path, as a runtime folder has."""
     with tempfile.TemporaryDirectory(dir="/tmp") as place:
         (Path(place) / "logs").mkdir()
         yield Path(place)
@@ -51,7 +65,8 @@ def engine(
     request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Engine]:
     monkeypatch.setitem(ENGINES, request.param, ALL[request.param])
-    with closing(make_engine(request.param, EngineContext(folder))) as made:
+    address = request.getfixturevalue("ray_address") if request.param == "ray" else None
+    with closing(make_engine(request.param, EngineContext(folder, cluster=address))) as made:
         made.reserve(BUNDLES)
         yield made
 

@@ -8,7 +8,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from penstock.configs.load import resolve_target
 from penstock.core.interfaces import Engine, EngineFactory, Handle, Json, Liveness, MetricSink
 from penstock.launch import topology
 from penstock.launch.engines.registry import ENGINES
-from penstock.launch.run import conduct
+from penstock.launch.run import EngineChoice, conduct
 from train_command import assert_balanced
 
 pytestmark = pytest.mark.system
@@ -91,8 +90,8 @@ def train(run_dir: Path, story: Story, *more: str) -> tuple[Any, dict[str, Any]]
         *more,
     ]
     resolved = resolve_target("cartpole", overrides)
-    make_specs = partial(topology.train, resolved.config)
-    return conduct(resolved, run_dir, "no", make_specs, lambda _: story, engine_name="agents")
+    view, place = (lambda _: story), EngineChoice("agents")
+    return conduct(resolved, run_dir, "no", topology.train, view, place=place)
 
 
 def events(run_dir: Path) -> list[dict[str, Any]]:

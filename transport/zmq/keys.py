@@ -14,7 +14,10 @@ the learner's public key, so there always is one.
 
 from __future__ import annotations
 
+import os
+import socket
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +73,34 @@ def new(folder: Path) -> list[Path]:
         raise UserError(
             f"no keys can be made in {folder}: {error.strerror}; name a folder that you may write"
         ) from error
+
+
+def read_keys(folder: Path) -> dict[str, str]:
+    """The texts of the key files in a folder, by their names in it."""
+    paths = [*folder.glob("*.key"), *folder.glob("*.key_secret"), *folder.glob("allowed/*.key")]
+    return {str(path.relative_to(folder)): path.read_text() for path in paths}
+
+
+def write_keys(folder: Path, keys: Mapping[str, str]) -> None:
+    """Write the result of `read_keys` into files that only this user can read.
+
+    Raises OSError where the folder has a file of that name with another text.
+    """
+    for name, text in keys.items():
+        path = folder / name
+        if ".." in Path(name).parts or Path(name).is_absolute():
+            raise OSError(f"{name!r} is not the name of a key")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            if path.read_text() != text:
+                raise OSError(
+                    f"{path} on {socket.gethostname()} is of another run; choose another run.dir"
+                ) from None
+        else:
+            with os.fdopen(fd, "w") as file:
+                file.write(text)
 
 
 def _make(folder: Path, allowed: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from penstock.configs.load import resolve
 from penstock.core.interfaces import Bundle
 from penstock.core.role import Store
 from penstock.core.role_spec import RoleSpec, Stage
-from penstock.launch import topology
+from penstock.launch import placement, topology
 from penstock.transport.addresses import bind_of, reachable
 
 RUNTIME = Path("/tmp/penstock-x")
@@ -221,14 +221,14 @@ def test_there_are_only_so_many_ports() -> None:
 def test_what_shares_memory_or_unix_sockets_is_one_bundle() -> None:
     for kind in ("shm", "zmq"):
         specs = train(f"transport.kind={kind}", "learner.count=2", "actors.count=4")
-        [bundle] = topology.bundles(specs)
+        _, [bundle] = placement.bundles(specs)
         assert bundle.roles == tuple(spec.name for spec in specs)
 
 
 def test_actors_that_play_over_a_network_are_a_bundle_with_their_relay() -> None:
     bind = ("transport.kind=zmq", "transport.bind=tcp://*:7700", "transport.insecure=true")
     specs = train(*bind, "actors.count=3", "learner.threads=2", "learner.device=cuda")
-    learners, actors = topology.bundles(specs)
+    _, (learners, actors) = placement.bundles(specs)
     assert learners == Bundle("learners", ("learner-0", "connector-0"), 3, 1)
     assert actors == Bundle("actors", ("actor-0", "actor-1", "actor-2", "relay-0"), 4, 0)
 
@@ -238,10 +238,10 @@ def test_roles_reach_the_connector_of_another_host() -> None:
     specs = train(*bind, "actors.count=1", "learner.count=1")
     hosts = dict.fromkeys(("learner-0", "connector-0"), "10.0.0.1")
     hosts |= dict.fromkeys(("actor-0", "relay-0"), "10.0.0.2")
-    assert addresses(topology.placed(specs, hosts)) == {
+    assert addresses(placement.placed(specs, hosts)) == {
         "learner-0": "tcp://10.0.0.1:7700",
         "actor-0": "tcp://10.0.0.1:7700",
         "connector-0": "tcp://*:7700",
         "relay-0": "tcp://10.0.0.1:7700",
     }
-    assert topology.placed(specs, dict.fromkeys(hosts, "10.0.0.1")) == specs
+    assert placement.placed(specs, dict.fromkeys(hosts, "10.0.0.1")) == specs

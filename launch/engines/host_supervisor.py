@@ -1,0 +1,172 @@
+"""The program that starts and ends roles on a host that an engine reaches only by messages.
+
+    python -m penstock.launch.engines.host_supervisor CONTROL_FD
+
+It starts roles as the local engine does, so that nothing of them outlives it. Orders arrive over
+the inherited socket, each with a "kind"; "key" names one start of one role:
+
+    start       start a role; its paths are replaced by those of this host, and the run's keys are
+                written where there are none
+    send        pass a control message to a role
+    signal      send it a signal
+    close       kill all roles, and end
+
+It reports, each time about one role: "say" (a control message of it), "status" (a snapshot, whose
+times are seconds that have passed), "end" (its exit code and last output; nothing follows). If the
+socket is closed, the engine is gone: learners get SIGTERM and ``grace_s`` seconds to save, and all
+other roles are killed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.core.control import Channel, Message
+from penstock.core.interfaces import EngineContext, Handle, Liveness
+from penstock.core.role import Store
+from penstock.core.role_spec import RoleSpec, Stage
+from penstock.core.run_dir import runtime_folder
+from penstock.launch.engines.local import LocalEngine
+from penstock.transport.zmq.keys import write_keys
+
+TURN_S = 0.1
+SNAPSHOT_S = 0.5
+KEYS = "keys"  # folder in the run's folder
+FAILED = 1  # the exit code of a role that could not be started
+
+
+class HostSupervisor:
+    """Obeys the orders of one channel until that ends."""
+
+    def __init__(self, channel: Channel, folder: Path) -> None:
+        self._channel, self._folder = channel, folder
+        self._engine = LocalEngine(EngineContext(folder))
+        self._handles: dict[str, Handle] = {}
+        self._reports: deque[Message] = deque()
+        self._snapshot_s = 0.0
+        self._grace_s = 0.0
+        self._closing = False
+
+    def run(self) -> None:
+        """Return once everything has ended."""
+        try:
+            while not self._closing and not self._channel.closed:
+                self._wait()
+                for order in self._channel.receive():
+                    self._obey(**order)
+                self._look()
+            if not self._closing:
+                self._end_orphans()
+        finally:
+            self._engine.close()
+
+    def _wait(self) -> None:
+        poller = select.poll()
+        for fd in self._engine.filenos():
+            poller.register(fd, select.POLLIN)
+        if not self._channel.closed:
+            writes = select.POLLOUT if self._reports else 0
+            poller.register(self._channel.fileno(), select.POLLIN | writes)
+        poller.poll(TURN_S * 1000)
+
+    def _obey(self, kind: str, key: str = "", **fields: Any) -> None:
+        handle = self._handles.get(key)
+        if kind == "start":
+            self._start(key, **fields)
+        elif kind == "close":
+            self._closing = True
+        elif kind == "send" and handle is not None:
+            handle.send(fields["message"])
+        elif kind == "signal" and handle is not None:
+            handle.signal(fields["signum"])
+
+    def _start(
+        self,
+        key: str,
+        spec: Message,
+        incarnation: int,
+        arguments: Message,
+        log: str,
+        keys: Mapping[str, str],
+    ) -> None:
+        elsewhere = arguments["runtime_dir"]
+        arguments["runtime_dir"] = str(self._folder)
+        self._grace_s = arguments["grace_s"]
+        folder = Path(arguments["run_dir"]) / KEYS
+        if keys:
+            arguments["config"]["transport"]["curve"] = str(folder)
+        if spec["address"]:  # a socket in the other host's runtime folder is in this one's here
+            spec["address"] = spec["address"].replace(elsewhere, str(self._folder))
+        store = Store(**spec["store"]) if spec["store"] else None
+        made = RoleSpec(**spec | {"stage": Stage(spec["stage"]), "store": store})
+        try:
+            Path(log).parent.mkdir(parents=True, exist_ok=True)
+            write_keys(folder, keys)
+            self._handles[key] = self._engine.start(made, incarnation, arguments, Path(log))
+        except OSError as error:
+            self._report("end", key, code=FAILED, tail=f"could not be started: {error}")
+
+    def _look(self) -> None:
+        """Pass on what roles say, snapshots of them, and their ends."""
+        now_s = time.monotonic()
+        due = now_s >= self._snapshot_s
+        if due:
+            self._snapshot_s = now_s + SNAPSHOT_S
+        for key, handle in list(self._handles.items()):
+            dead = handle.liveness() is Liveness.DEAD
+            for message in handle.receive():
+                self._report("say", key, message=message)
+            if due or dead:
+                self._report("status", key, **_snapshot(handle))
+            if dead:
+                del self._handles[key]
+                tail = handle.log_tail()
+                self._report("end", key, code=handle.reap(), tail=tail)
+        while self._reports and self._channel.send(self._reports[0]):
+            self._reports.popleft()
+
+    def _report(self, kind: str, key: str, **fields: Any) -> None:
+        self._reports.append({"kind": kind, "key": key, **fields})
+
+    def _end_orphans(self) -> None:
+        """End the roles of an engine that is gone."""
+        for handle in self._handles.values():
+            handle.signal(signal.SIGTERM if handle.spec.essential else signal.SIGKILL)
+        ends_s = time.monotonic() + self._grace_s
+        while self._handles and time.monotonic() < ends_s:
+            self._wait()
+            self._look()
+            self._reports.clear()
+
+
+def _snapshot(handle: Handle) -> Message:
+    """Status and usage of a role; its times are seconds that have passed."""
+    now_s = time.monotonic()
+    status = handle.status()
+    status = status._replace(
+        phase_s=status.phase_s and now_s - status.phase_s,
+        alive_s=status.alive_s and now_s - status.alive_s,
+    )
+    return {"status": list(status), "usage": list(handle.usage())}
+
+
+def main() -> None:
+    """Run until the engine says so or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    with runtime_folder() as folder:
+        HostSupervisor(Channel(socket.socket(fileno=descriptor)), folder).run()
+
+
+if __name__ == "__main__":
+    main()

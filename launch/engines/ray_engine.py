@@ -1,0 +1,292 @@
+"""The Ray engine: Ray places bundles on the hosts of a cluster, and Penstock carries the data.
+
+Each bundle gets a placement group and in it a *host agent*, a detached Ray actor that Ray does not
+restart. The agent executes a host supervisor (`host_supervisor`) and passes messages between that
+and the engine; samples and weights never pass through Ray.
+
+    supervisor ── RayEngine ── thread ══ Ray ══ HostAgent ── host supervisor ── roles
+
+The engine waits for reports with one call per agent at a time, which returns when there are some.
+An agent that does not answer for `SILENT_S` is presumed dead, long before Ray says so; the next
+start of one of its roles gets a new agent in a new placement group. An agent that is not called for
+`LEASE_S` has lost its engine: its learners save, its other roles are killed, and it removes its
+placement group and itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import select
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from penstock.configs.errors import UserError
+from penstock.core.control import Channel, Message
+from penstock.core.interfaces import Bundle, EngineContext
+from penstock.core.processes import python
+from penstock.core.role_spec import RoleSpec
+from penstock.launch.engines.remote_handles import HostLine, RemoteHandle
+
+INSTALL = "--engine ray needs Ray, which is not installed; run: pip install 'penstock[ray]'"
+RESERVE_S = 60.0  # for the hosts of all bundles; a cluster may start nodes meanwhile
+REPORT_S = 1.0  # longest wait of an agent for something to report
+SILENT_S = 5.0
+LEASE_S = 15.0
+CLOSE_S = 10.0  # for the ends of all roles, when the engine closes
+MOST_REPORTS = 1000  # of one call
+PATIENCE_S = 5.0  # of an agent whose host supervisor does not read
+FIRST_S = 60.0  # for the first answer of an agent that replaces a lost one
+LEFT_OUT = ("OMP_", "RAY_", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Prefixes of variables of a Ray worker that roles do not inherit."""
+
+
+class HostAgent:
+    """A Ray actor on the host of one bundle: executes a host supervisor and passes its messages.
+
+    Its methods are called by the engine alone, each group of them in order.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._called_s = time.monotonic()
+        self._channel, theirs = Channel.pair()
+        with theirs:
+            self._process = subprocess.Popen(
+                python("penstock.launch.engines.host_supervisor", theirs.fileno()),
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env={k: v for k, v in os.environ.items() if not k.startswith(LEFT_OUT)},
+            )
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def where(self) -> tuple[str, str]:
+        """Name and address of this host."""
+        import ray
+
+        address: str = ray.util.get_node_ip_address()
+        return socket.gethostname(), address
+
+    def obey(self, orders: Sequence[Message]) -> None:
+        """Pass orders to the host supervisor."""
+        self._called_s = time.monotonic()
+        for order in orders:
+            self._channel.send(order, PATIENCE_S)
+
+    def reports(self, wait_s: float) -> list[Message] | None:
+        """Wait for reports of the host supervisor, and return them; None once it has ended."""
+        self._called_s = time.monotonic()
+        poller = select.poll()
+        poller.register(self._channel.fileno(), select.POLLIN)
+        poller.poll(wait_s * 1000)
+        found = self._channel.receive(most=MOST_REPORTS)
+        return found if found or not self._channel.closed else None
+
+    def _watch(self) -> None:
+        """End with the host supervisor, which ends with the engine's lease."""
+        import ray
+
+        while self._process.poll() is None:
+            if time.monotonic() > self._called_s + self._lease_s:
+                self._channel.close()
+                self._process.wait()
+            time.sleep(0.2)
+        time.sleep(REPORT_S)  # for the last answer
+        with suppress(Exception):  # the cluster may be gone
+            ray.util.remove_placement_group(ray.util.get_current_placement_group())
+        os._exit(0)
+
+
+class RayEngine:
+    """Places bundles by Ray, in the cluster that ``ray.init`` finds or starts."""
+
+    def __init__(self, context: EngineContext) -> None:
+        self._ray = ray = import_ray()
+        connect(context.cluster, context.working_dir)
+        self._name = f"penstock-{secrets.token_hex(4)}"
+        self._bundles: Sequence[Bundle] = ()
+        self._agents: list[RayAgent] = []
+        self._places: dict[str, RayAgent] = {}  # of each role
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="ray", daemon=True)
+        actor = ray.remote(concurrency_groups={"orders": 1, "reports": 1})
+        ray.method(concurrency_group="orders")(HostAgent.obey)
+        ray.method(concurrency_group="reports")(HostAgent.reports)
+        self._actor = actor(HostAgent)
+
+    def hosts(self) -> Sequence[int]:
+        """Cores of each host of the cluster."""
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        return [int(found["CPU"]) for found in nodes if found.get("CPU", 0) >= 1]
+
+    def reserve(self, bundles: Sequence[Bundle]) -> None:
+        ray, self._bundles = self._ray, bundles
+        largest = max(self.hosts(), default=1)
+        for bundle in bundles:
+            self._place(bundle, largest)
+        groups = [agent.group.ready() for agent in self._agents]
+        try:
+            ray.get(groups, timeout=RESERVE_S)
+            for agent in self._agents:
+                agent.host, agent.address = ray.get(agent.actor.where.remote(), timeout=RESERVE_S)
+        except ray.exceptions.GetTimeoutError:
+            needs = ", ".join(f"{b.name} {b.cpus} cores and {b.gpus} GPUs" for b in bundles)
+            free = ray.available_resources()
+            raise UserError(
+                f"the Ray cluster has {free.get('CPU', 0):g} free cores and {free.get('GPU', 0):g} "
+                f"free GPUs, and the run needs, each on one host, {needs}; add nodes, or wait for "
+                "other jobs to end, or set actors.count lower"
+            ) from None
+        self._thread.start()
+
+    def _place(self, bundle: Bundle, largest: int) -> None:
+        ray = self._ray
+        needs = {"CPU": max(1, min(bundle.cpus, largest))}
+        if bundle.gpus:
+            needs["GPU"] = bundle.gpus
+        name = f"{self._name}-{bundle.name}-{len(self._agents)}"
+        group = ray.util.placement_group([needs], name=name, lifetime="detached")
+        actor = self._actor.options(
+            name=name,
+            namespace=self._name,
+            lifetime="detached",
+            max_restarts=0,
+            num_cpus=0,
+            num_gpus=bundle.gpus,
+            scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=0
+            ),
+        ).remote(LEASE_S)
+        agent = RayAgent(bundle.name, group, actor, self._wake)
+        self._agents.append(agent)
+        self._places |= dict.fromkeys(bundle.roles, agent)
+
+    def endpoints(self) -> Mapping[str, str]:
+        return {role: agent.address for role, agent in self._places.items()}
+
+    def start(
+        self, spec: RoleSpec, incarnation: int, arguments: Mapping[str, Any], log: Path
+    ) -> RemoteHandle:
+        if not self._places[spec.name].reached:
+            bundle = next(b for b in self._bundles if spec.name in b.roles)
+            self._place(bundle, max(self.hosts(), default=1))
+        return RemoteHandle(self._places[spec.name], spec, incarnation, arguments, log)
+
+    def filenos(self) -> Collection[int]:
+        return [self._wake]
+
+    def _listen(self) -> None:
+        """Take the reports of all agents, until the engine closes; runs in a thread."""
+        ray = self._ray
+        calls: dict[Any, RayAgent] = {}
+        while not self._closing.is_set():
+            for agent in list(self._agents):
+                if agent not in calls.values() and not agent.gone:
+                    calls[agent.actor.reports.remote(REPORT_S)] = agent
+            if not calls:
+                self._closing.wait(REPORT_S)
+                continue
+            for call in ray.wait(list(calls), timeout=REPORT_S)[0]:
+                agent = calls.pop(call)
+                try:
+                    agent.heard(ray.get(call))
+                except ray.exceptions.RayError:  # the agent has ended, or its node
+                    agent.heard(None)
+                os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        if self._closing.is_set():
+            return
+        ray = self._ray
+        for agent in self._agents:
+            agent.order("close")
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        ends_s = time.monotonic() + CLOSE_S
+        for agent in self._agents:
+            with suppress(ray.exceptions.RayError):
+                while not agent.gone and time.monotonic() < ends_s:
+                    agent.heard(ray.get(agent.actor.reports.remote(0.1), timeout=CLOSE_S))
+            with suppress(ray.exceptions.RayError, ValueError):
+                ray.kill(agent.actor)
+                ray.util.remove_placement_group(agent.group)
+        os.close(self._wake)
+        ray.shutdown()
+
+
+class RayAgent(HostLine):
+    """The line to a host agent."""
+
+    def __init__(self, bundle: str, group: Any, actor: Any, wake: int) -> None:
+        super().__init__(bundle)  # until the agent has said where it is
+        self._wake = wake
+        self.bundle, self.group, self.actor = bundle, group, actor
+        self.address = ""
+        self.gone = False
+        """Whether the agent has ended."""
+        self._heard_s: float | None = None
+        self._made_s = time.monotonic()
+
+    @property
+    def reached(self) -> bool:
+        if self.gone:
+            return False
+        if self._heard_s is None:
+            return time.monotonic() < self._made_s + FIRST_S
+        return time.monotonic() < self._heard_s + SILENT_S
+
+    def order(self, kind: str, **fields: Any) -> None:
+        self.actor.obey.remote([{"kind": kind, **fields}])
+
+    def pump(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._wake)  # before the reports that it announces
+        super().pump()
+
+    def heard(self, reports: list[Message] | None) -> None:
+        """Take an answer of the agent, None where it has ended; called by another thread."""
+        if reports is None:
+            self.gone = True
+            return
+        self._reports.extend(reports)
+        self._heard_s = time.monotonic()
+
+
+def import_ray() -> Any:
+    """Ray itself; UserError where it is not installed."""
+    try:
+        import ray
+        import ray.exceptions
+        import ray.util.placement_group
+        import ray.util.scheduling_strategies
+    except ModuleNotFoundError as error:
+        raise UserError(INSTALL) from error
+    return ray
+
+
+def connect(address: str | None, working_dir: str | None = None) -> None:
+    """Join the cluster at an address ("auto": the one of this host), or start one on this host."""
+    ray = import_ray()
+    try:
+        ray.init(
+            address,
+            configure_logging=False,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            include_dashboard=False if address is None else None,
+            runtime_env={"working_dir": working_dir} if working_dir else None,
+        )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"--address {address} is not a Ray cluster that can be reached ({error}); start one by "
+            "`ray start --head`, or leave out --address to start one on this host"
+        ) from error

@@ -1,0 +1,156 @@
+"""Roles on hosts that an engine reaches by messages: a handle, and the line to its host.
+
+`penstock.launch.engines.host_supervisor` is at the other end of a line, and says what the messages
+are. How they get there is the engine's.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.control import Message
+from penstock.core.interfaces import Liveness, RoleStatus, RoleUsage, ThreadUsage
+from penstock.core.role_spec import RoleSpec
+from penstock.transport.zmq.keys import read_keys
+
+if TYPE_CHECKING:
+    from penstock.profiling.report.readings import Reading, Thread
+
+UNKNOWN = RoleStatus(False, 0, "starting", 0.0, 0.0, 0, 0, 0, 0, 0, 0)
+
+
+class HostLine(ABC):
+    """The connection to one host supervisor, and the handles of the roles that it has started."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self._reports: deque[Message] = deque()  # that have arrived, for `pump`
+        self._handles: dict[str, RemoteHandle] = {}
+
+    @property
+    @abstractmethod
+    def reached(self) -> bool:
+        """Whether the host answers; also while it has not had the time for its first answer."""
+
+    @abstractmethod
+    def order(self, kind: str, **fields: Any) -> None:
+        """Send an order; it arrives after those before it, or is lost with the host."""
+
+    def pump(self) -> None:
+        """Give the reports that have arrived to their handles; one about a role that was reaped is
+        ignored."""
+        while self._reports:
+            report = self._reports.popleft()
+            handle = self._handles.get(report["key"])
+            if handle is not None:
+                handle.take(report)
+
+    def add(self, handle: RemoteHandle) -> None:
+        self._handles[handle.key] = handle
+
+    def remove(self, handle: RemoteHandle) -> None:
+        del self._handles[handle.key]
+
+
+class RemoteHandle:
+    """One start of a role on another host."""
+
+    def __init__(
+        self,
+        line: HostLine,
+        spec: RoleSpec,
+        incarnation: int,
+        arguments: Mapping[str, Any],
+        log: Path,
+    ) -> None:
+        self.spec, self.incarnation, self.host = spec, incarnation, line.host
+        self.key = f"{spec.name}/{incarnation}"
+        self._line = line
+        self._inbox: list[Message] = []
+        self._status = UNKNOWN._replace(incarnation=incarnation)
+        self._usage = RoleUsage(0, None, None, None, ())
+        self._code: int | None = None
+        self._tail = ""
+        line.add(self)
+        config = arguments["config"]
+        curve = config and config["transport"]["curve"]
+        line.order(
+            "start",
+            key=self.key,
+            spec=asdict(spec),
+            incarnation=incarnation,
+            arguments=dict(arguments),
+            log=str(log),
+            keys=read_keys(Path(curve)) if curve else {},
+        )
+
+    def send(self, message: Message) -> None:
+        self._line.order("send", key=self.key, message=message)
+
+    def receive(self) -> list[Message]:
+        self._line.pump()
+        messages, self._inbox = self._inbox, []
+        return messages
+
+    def signal(self, signum: int) -> None:
+        self._line.order("signal", key=self.key, signum=int(signum))
+
+    def liveness(self) -> Liveness:
+        self._line.pump()
+        if self._code is not None:
+            return Liveness.DEAD
+        return Liveness.ALIVE if self._line.reached else Liveness.PRESUMED_DEAD
+
+    def status(self) -> RoleStatus:
+        return self._status
+
+    def usage(self) -> RoleUsage:
+        return self._usage
+
+    def reading(self) -> Reading:
+        from penstock.profiling.report.readings import Reading  # only a profile needs numpy
+
+        usage, status = self._usage, self._status
+        lanes = {thread.name: dict(thread.seconds) for thread in usage.threads}
+        cpu_s = math.nan if usage.cpu_s is None else usage.cpu_s
+        counts = status.played_steps, status.trained_steps, status.sequence
+        return Reading(
+            self.spec, usage.pid, time.perf_counter_ns(), lanes, cpu_s, math.nan, *counts
+        )
+
+    def spans(self, since_ns: int) -> list[Thread]:
+        return []
+
+    def log_tail(self) -> str:
+        return self._tail
+
+    def reap(self) -> int:
+        assert self._code is not None
+        self._line.remove(self)
+        return self._code
+
+    def take(self, report: Message) -> None:
+        """Take a report about this role."""
+        match report["kind"]:
+            case "say":
+                self._inbox.append(report["message"])
+            case "status":
+                self._snapshot(report["status"], report["usage"])
+            case "end":
+                self._code, self._tail = report["code"], report["tail"]
+
+    def _snapshot(self, status: list[Any], usage: list[Any]) -> None:
+        now_s = time.monotonic()
+        found, used = RoleStatus(*status), RoleUsage(*usage)
+        self._status = found._replace(
+            phase_s=found.phase_s and now_s - found.phase_s,
+            alive_s=found.alive_s and now_s - found.alive_s,
+        )
+        self._usage = used._replace(threads=tuple(ThreadUsage(*t) for t in used.threads))

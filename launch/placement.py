@@ -1,0 +1,134 @@
+"""Where the roles of a run go when an engine has several hosts.
+
+All roles go to one host if the largest has the cores for them: samples and weights then stay in
+shared memory. Otherwise the learners, with what shares their memory, are on one host, and the
+actors, with a relay for the weights of each learner, in bundles on others; they send samples over
+ZeroMQ, encrypted with keys of the run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.configs.errors import UserError
+from penstock.configs.transports import AUTO, TRANSPORTS
+from penstock.core.interfaces import Bundle
+from penstock.core.role_spec import RoleSpec
+from penstock.transport.addresses import reachable
+
+if TYPE_CHECKING:
+    from penstock.configs.schema import Config
+
+KEYS = "keys"  # folder in the run's folder
+PORTS = range(20_000, 32_000)  # below those that Linux gives to outgoing connections
+BY_NETWORK = "zmq"
+
+
+def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
+    """The config of a run on an engine's hosts, given the cores of each.
+
+    ``actors.count=auto`` becomes the cores that learners leave. Where actors are on other hosts
+    than their learner, an address is chosen, and keys are made in the run's folder.
+    """
+    learners = config.learner.count * config.learner.first_threads
+    most = max(hosts)
+    if config.actors.count == "auto":
+        left = (sum(hosts) - learners) // config.actors.threads
+        count = max(1, left // config.learner.count) * config.learner.count
+        config = _changed(config, "actors", count=count)
+    actors = config.first_actors * config.actors.threads
+    kind = config.transport.kind
+    together = TRANSPORTS.one_process(kind) or kind not in (AUTO, BY_NETWORK)
+    fits = len(hosts) == 1 or learners + actors <= most
+    if together and not fits:
+        raise UserError(
+            f"transport.kind {kind} keeps all actors on their learner's host, and no host has the "
+            f"{learners + actors} cores of {config.first_actors} actors and "
+            f"{config.learner.count} learners; set transport.kind=auto, or actors.count lower"
+        )
+    if together or (fits and config.transport.bind is None):
+        return config
+    changes: dict[str, Any] = {"kind": BY_NETWORK}
+    if config.transport.bind is None:
+        changes["bind"] = f"tcp://*:{random.SystemRandom().choice(PORTS)}"
+    if config.transport.curve is None and not config.transport.insecure:
+        changes["curve"] = str(_keys(run_dir))
+    return _changed(config, "transport", **changes)
+
+
+def _changed(config: Config, section: str, **changes: Any) -> Config:
+    made = getattr(config, section).model_copy(update=changes)
+    return config.model_copy(update={section: made})
+
+
+def _keys(run_dir: Path) -> Path:
+    """The run's own keys, made if there are none."""
+    from penstock.transport.zmq.keys import new
+
+    folder = run_dir / KEYS
+    if not (folder / "learner.key").exists():
+        new(folder)
+    return folder
+
+
+def bundles(
+    specs: Sequence[RoleSpec], cores: int | None = None
+) -> tuple[tuple[RoleSpec, ...], tuple[Bundle, ...]]:
+    """The roles, with relays for each host of actors, and groups of them that must be on one host.
+
+    Learners are with the roles that share their memory or Unix sockets, and the parameter server;
+    actors that reach their learner over a network are in others, with their relays.
+
+    Args:
+        cores: most threads of the actors of a bundle; None for no limit.
+    """
+    apart = [spec for spec in specs if _is_apart(spec)]
+    actors = [spec for spec in apart if spec.role == "actor"]
+    relays = [spec for spec in apart if spec.role != "actor"]
+    found = {"learners": [spec for spec in specs if not _is_apart(spec)]}
+    groups = list(_groups(actors, cores))
+    for number, group in enumerate(groups):
+        shift = number * len(relays)
+        own = [replace(relay, index=relay.index + shift) for relay in relays]
+        found["actors" if len(groups) == 1 else f"actors-{number}"] = group + own
+    everything = tuple(spec for group in found.values() for spec in group)
+    return everything, tuple(_bundle(name, group) for name, group in found.items() if group)
+
+
+def placed(specs: Sequence[RoleSpec], hosts: Mapping[str, str]) -> tuple[RoleSpec, ...]:
+    """The specs with addresses of connectors on other hosts.
+
+    Args:
+        hosts: `Engine.endpoints`.
+    """
+    if len({hosts[spec.name] for spec in specs}) <= 1:
+        return tuple(specs)
+    binds = {s.name: s.address for s in specs if s.role == "connector" and s.address}
+    ways = {reachable(bind): reachable(bind, hosts[name]) for name, bind in binds.items()}
+    return tuple(replace(s, address=ways.get(s.address or "", s.address)) for s in specs)
+
+
+def _is_apart(spec: RoleSpec) -> bool:
+    """Whether a role reaches its learner over a network."""
+    return spec.role in ("actor", "relay") and (spec.address or "").startswith("tcp://")
+
+
+def _groups(actors: Sequence[RoleSpec], cores: int | None) -> Iterator[list[RoleSpec]]:
+    """Actors in groups of at most ``cores`` threads."""
+    group: list[RoleSpec] = []
+    for spec in actors:
+        if group and cores and sum(s.threads for s in group) + spec.threads > cores:
+            yield group
+            group = []
+        group.append(spec)
+    if group:
+        yield group
+
+
+def _bundle(name: str, specs: Sequence[RoleSpec]) -> Bundle:
+    threads = sum(spec.threads for spec in specs if not spec.spare)
+    return Bundle(name, tuple(s.name for s in specs), threads, sum(s.gpus for s in specs))
