@@ -295,9 +295,9 @@ def conduct(
         if folder is not None:
             begun, resume = begin_from(path, folder), "must"
         changed = differences(path, config, resume)
-        if hosts := engine.hosts():
-            config = placement.on_hosts(config, hosts, path)
-        specs = _place(make_specs(config, runtime_dir), engine)
+        hosts = engine.hosts()
+        placed = placement.on_hosts(config, hosts, path) if hosts else config
+        specs = _place(make_specs(placed, runtime_dir), engine)
         optional = make_sinks(config, path)
         record = Record(path, config.env)
         write_atomic(path / CONFIG_FILE, dump(config))
@@ -307,7 +307,7 @@ def conduct(
         watching = [] if watch is None else [watch]
         sinks = FanOut([events, record, *optional, shown, hooks, *watching], record.evaluation)
         arguments = topology.role_arguments(path, runtime_dir) | {
-            "config": config.model_dump(mode="json"),
+            "config": placed.model_dump(mode="json"),
             "resume": resume,
         }
         supervisor = Supervisor(

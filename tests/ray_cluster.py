@@ -25,7 +25,7 @@ def cluster(nodes: int, cores: int = 2) -> Iterator[Any]:
             made.add_node(num_cpus=cores)
         yield made
     finally:
-        made.shutdown()
+        made.shutdown()  # type: ignore[no-untyped-call]
         ends_s = time.monotonic() + WAIT_S
         while left := set(psutil.Process().children(recursive=True)) - before:
             assert time.monotonic() < ends_s, left

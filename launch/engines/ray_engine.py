@@ -43,6 +43,7 @@ LEASE_S = 15.0
 CLOSE_S = 10.0  # for the ends of all roles, when the engine closes
 MOST_REPORTS = 1000  # of one call
 PATIENCE_S = 5.0  # of an agent whose host supervisor does not read
+CONNECT_S = 5.0
 FIRST_S = 60.0  # for the first answer of an agent that replaces a lost one
 LEFT_OUT = ("OMP_", "RAY_", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """Prefixes of variables of a Ray worker that roles do not inherit."""
@@ -71,7 +72,7 @@ class HostAgent:
         """Name and address of this host."""
         import ray
 
-        address: str = ray.util.get_node_ip_address()
+        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         return socket.gethostname(), address
 
     def obey(self, orders: Sequence[Message]) -> None:
@@ -87,7 +88,10 @@ class HostAgent:
         poller.register(self._channel.fileno(), select.POLLIN)
         poller.poll(wait_s * 1000)
         found = self._channel.receive(most=MOST_REPORTS)
-        return found if found or not self._channel.closed else None
+        if found or not self._channel.closed:
+            return found
+        self._process.wait()  # it removes its files
+        return None
 
     def _watch(self) -> None:
         """End with the host supervisor, which ends with the engine's lease."""
@@ -129,14 +133,14 @@ class RayEngine:
 
     def reserve(self, bundles: Sequence[Bundle]) -> None:
         ray, self._bundles = self._ray, bundles
-        largest = max(self.hosts(), default=1)
+        self._largest = max(self.hosts(), default=1)
         for bundle in bundles:
-            self._place(bundle, largest)
-        groups = [agent.group.ready() for agent in self._agents]
+            self._make_agent(bundle).place()
         try:
-            ray.get(groups, timeout=RESERVE_S)
+            ray.get([agent.ready for agent in self._agents], timeout=RESERVE_S)
             for agent in self._agents:
                 agent.host, agent.address = ray.get(agent.actor.where.remote(), timeout=RESERVE_S)
+                agent.heard([])
         except ray.exceptions.GetTimeoutError:
             needs = ", ".join(f"{b.name} {b.cpus} cores and {b.gpus} GPUs" for b in bundles)
             free = ray.available_resources()
@@ -147,27 +151,16 @@ class RayEngine:
             ) from None
         self._thread.start()
 
-    def _place(self, bundle: Bundle, largest: int) -> None:
-        ray = self._ray
-        needs = {"CPU": max(1, min(bundle.cpus, largest))}
+    def _make_agent(self, bundle: Bundle) -> RayAgent:
+        """An agent for a bundle, which has no host yet."""
+        needs: dict[str, float] = {"CPU": max(1, min(bundle.cpus, self._largest))}
         if bundle.gpus:
             needs["GPU"] = bundle.gpus
         name = f"{self._name}-{bundle.name}-{len(self._agents)}"
-        group = ray.util.placement_group([needs], name=name, lifetime="detached")
-        actor = self._actor.options(
-            name=name,
-            namespace=self._name,
-            lifetime="detached",
-            max_restarts=0,
-            num_cpus=0,
-            num_gpus=bundle.gpus,
-            scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-                group, placement_group_bundle_index=0
-            ),
-        ).remote(LEASE_S)
-        agent = RayAgent(bundle.name, group, actor, self._wake)
+        agent = RayAgent(self._actor, name, self._name, needs, self._wake)
         self._agents.append(agent)
         self._places |= dict.fromkeys(bundle.roles, agent)
+        return agent
 
     def endpoints(self) -> Mapping[str, str]:
         return {role: agent.address for role, agent in self._places.items()}
@@ -176,8 +169,10 @@ class RayEngine:
         self, spec: RoleSpec, incarnation: int, arguments: Mapping[str, Any], log: Path
     ) -> RemoteHandle:
         if not self._places[spec.name].reached:
-            bundle = next(b for b in self._bundles if spec.name in b.roles)
-            self._place(bundle, max(self.hosts(), default=1))
+            lost = next(bundle for bundle in self._bundles if spec.name in bundle.roles)
+            agent = self._make_agent(lost)
+            # Ray may wait for its head node, and the supervisor must not.
+            threading.Thread(target=agent.place, name=f"place {lost.name}", daemon=True).start()
         return RemoteHandle(self._places[spec.name], spec, incarnation, arguments, log)
 
     def filenos(self) -> Collection[int]:
@@ -189,7 +184,7 @@ class RayEngine:
         calls: dict[Any, RayAgent] = {}
         while not self._closing.is_set():
             for agent in list(self._agents):
-                if agent not in calls.values() and not agent.gone:
+                if agent.placed.is_set() and agent not in calls.values() and not agent.gone:
                     calls[agent.actor.reports.remote(REPORT_S)] = agent
             if not calls:
                 self._closing.wait(REPORT_S)
@@ -206,15 +201,16 @@ class RayEngine:
         if self._closing.is_set():
             return
         ray = self._ray
-        for agent in self._agents:
-            agent.order("close")
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
         ends_s = time.monotonic() + CLOSE_S
-        for agent in self._agents:
+        placed = [agent for agent in self._agents if agent.placed.is_set()]
+        for agent in placed:
+            agent.close()
+        for agent in placed:
             with suppress(ray.exceptions.RayError):
-                while not agent.gone and time.monotonic() < ends_s:
+                while agent.has_host and not agent.gone and time.monotonic() < ends_s:
                     agent.heard(ray.get(agent.actor.reports.remote(0.1), timeout=CLOSE_S))
             with suppress(ray.exceptions.RayError, ValueError):
                 ray.kill(agent.actor)
@@ -226,15 +222,46 @@ class RayEngine:
 class RayAgent(HostLine):
     """The line to a host agent."""
 
-    def __init__(self, bundle: str, group: Any, actor: Any, wake: int) -> None:
-        super().__init__(bundle)  # until the agent has said where it is
-        self._wake = wake
-        self.bundle, self.group, self.actor = bundle, group, actor
+    def __init__(
+        self, kind: Any, name: str, namespace: str, needs: Mapping[str, float], wake: int
+    ) -> None:
+        """``kind`` is the class of Ray actors, ``needs`` the resources of its host; ``wake`` the
+        descriptor that announces reports."""
+        super().__init__(name)  # until the agent has said where it is
         self.address = ""
+        self.group: Any = None
+        self.ready: Any = None  # Ray's promise of a host
+        self.actor: Any = None
+        self.placed = threading.Event()
+        """Whether Ray was asked for a host."""
         self.gone = False
         """Whether the agent has ended."""
+        self._kind, self._name, self._namespace, self._needs = kind, name, namespace, needs
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._orders: list[Message] = []  # until its first answer
         self._heard_s: float | None = None
         self._made_s = time.monotonic()
+
+    def place(self) -> None:
+        """Ask Ray for a host, and for the agent there."""
+        ray = import_ray()
+        self.group = ray.util.placement_group(
+            [dict(self._needs)], name=self._name, lifetime="detached"
+        )
+        self.ready = self.group.ready()
+        self.actor = self._kind.options(
+            name=self._name,
+            namespace=self._namespace,
+            lifetime="detached",
+            max_restarts=0,
+            num_cpus=0,
+            num_gpus=self._needs.get("GPU", 0),
+            scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+                self.group, placement_group_bundle_index=0
+            ),
+        ).remote(LEASE_S)
+        self.placed.set()
 
     @property
     def reached(self) -> bool:
@@ -245,7 +272,29 @@ class RayAgent(HostLine):
         return time.monotonic() < self._heard_s + SILENT_S
 
     def order(self, kind: str, **fields: Any) -> None:
-        self.actor.obey.remote([{"kind": kind, **fields}])
+        order = {"kind": kind, **fields}
+        with self._lock:
+            if self._heard_s is None:
+                self._orders.append(order)
+            else:
+                self.actor.obey.remote([order])
+
+    def withdraw(self, key: str) -> bool:
+        with self._lock:
+            left = [order for order in self._orders if order.get("key") != key]
+            withdrawn = len(left) < len(self._orders)
+            self._orders = left
+        return withdrawn
+
+    @property
+    def has_host(self) -> bool:
+        """Whether Ray has found a host."""
+        ready = import_ray().wait([self.ready], timeout=0.0)[0]
+        return self._heard_s is not None or bool(ready)
+
+    def close(self) -> None:
+        """Order the agent to end its roles and itself; no order follows."""
+        self.actor.obey.remote([{"kind": "close"}])
 
     def pump(self) -> None:
         with suppress(BlockingIOError):
@@ -258,7 +307,11 @@ class RayAgent(HostLine):
             self.gone = True
             return
         self._reports.extend(reports)
-        self._heard_s = time.monotonic()
+        with self._lock:
+            self._heard_s = time.monotonic()
+            if self._orders:
+                self.actor.obey.remote(self._orders)
+                self._orders = []
 
 
 def import_ray() -> Any:
@@ -277,6 +330,8 @@ def connect(address: str | None, working_dir: str | None = None) -> None:
     """Join the cluster at an address ("auto": the one of this host), or start one on this host."""
     ray = import_ray()
     try:
+        if address is not None and address != "auto":
+            _check_port(address)  # Ray itself tries for minutes
         ray.init(
             address,
             configure_logging=False,
@@ -285,8 +340,17 @@ def connect(address: str | None, working_dir: str | None = None) -> None:
             include_dashboard=False if address is None else None,
             runtime_env={"working_dir": working_dir} if working_dir else None,
         )
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
             f"--address {address} is not a Ray cluster that can be reached ({error}); start one by "
             "`ray start --head`, or leave out --address to start one on this host"
         ) from error
+
+
+def _check_port(address: str) -> None:
+    """Raise ValueError or OSError if nothing listens at ``host:port``."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        raise ValueError("an address is auto, or host:port of the head node")
+    with socket.create_connection((host, int(port)), CONNECT_S):
+        pass

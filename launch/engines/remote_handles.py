@@ -7,6 +7,7 @@ are. How they get there is the engine's.
 from __future__ import annotations
 
 import math
+import signal
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -42,6 +43,11 @@ class HostLine(ABC):
     @abstractmethod
     def order(self, kind: str, **fields: Any) -> None:
         """Send an order; it arrives after those before it, or is lost with the host."""
+
+    @abstractmethod
+    def withdraw(self, key: str) -> bool:
+        """Withdraw the order to start a role, and those after it, if none of them was sent yet;
+        returns whether that is so."""
 
     def pump(self) -> None:
         """Give the reports that have arrived to their handles; one about a role that was reaped is
@@ -100,7 +106,10 @@ class RemoteHandle:
         return messages
 
     def signal(self, signum: int) -> None:
-        self._line.order("signal", key=self.key, signum=int(signum))
+        if signum in (signal.SIGTERM, signal.SIGKILL) and self._line.withdraw(self.key):
+            self._code, self._tail = -signum, "was not started: no host was found for it"
+        else:
+            self._line.order("signal", key=self.key, signum=int(signum))
 
     def liveness(self) -> Liveness:
         self._line.pump()

@@ -1,0 +1,168 @@
+"""`penstock train --engine ray`, on clusters of several nodes on this machine."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import resolve_target
+from penstock.launch import topology
+from penstock.launch.engines import ray_engine
+from penstock.launch.run import EngineChoice, conduct
+from penstock.monitor.sinks import FanOut
+from ray_cluster import cluster
+from train_command import SMALL, Command, assert_balanced, last, metrics
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+
+MY_GAME = "import gymnasium\n\ndef make(): return gymnasium.make('CartPole-v1')\n"
+ENDS_S = ray_engine.LEASE_S + 20.0
+
+
+@pytest.fixture
+def nodes() -> Iterator[Any]:
+    """Two cores each: a learner and its connector fill one, and two actors another."""
+    with cluster(nodes=3) as made:
+        yield made
+
+
+def train(folder: Path, address: str, *more: str) -> Command:
+    options = ("actors.count=4", "run.dir=run", *SMALL, "--engine", "ray", "--address", address)
+    return Command(folder, "train", "cartpole", "--json", *options, *more)
+
+
+def events(run_dir: Path) -> list[dict[str, Any]]:
+    lines = (run_dir / "logs" / "events.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def ready(run_dir: Path, role: str) -> list[int]:
+    """The incarnations of a role that were ready."""
+    found = events(run_dir) if (run_dir / "logs" / "events.jsonl").exists() else []
+    return [e["incarnation"] for e in found if e["kind"] == "ready" and e["role"] == role]
+
+
+def agents() -> dict[str, psutil.Process]:
+    """Host agents by the name of a role that each of them has started."""
+    found = {}
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "penstock.launch.role" in words and "-c" not in words:
+            agent = next(p for p in process.parents() if "HostAgent" in p.cmdline()[0])
+            found[words[words.index("penstock.launch.role") + 1]] = agent
+    return found
+
+
+def remove_node(made: Any, agent: psutil.Process) -> None:
+    """Kill all of the node that an agent is on, as when a host loses its power."""
+    raylet = agent.parent()
+    assert raylet is not None
+    [node] = [
+        node
+        for node in made.worker_nodes
+        if any(p.process.pid == raylet.pid for ps in node.all_processes.values() for p in ps)
+    ]
+    made.remove_node(node, allow_graceful=False)
+
+
+def on_a_worker(made: Any, role: str) -> bool:
+    """Whether a role is on another node than the head, without which there is no cluster."""
+    heads = {p.process.pid for ps in made.head_node.all_processes.values() for p in ps}
+    agent = agents().get(role)
+    return agent is not None and agent.ppid() not in heads
+
+
+def test_a_cluster_is_started_where_none_is_named(tmp_path: Path) -> None:
+    command = Command(
+        tmp_path, "train", "cartpole", "--json", "--engine", "ray", "stop.env_steps=5000", *SMALL,
+        "run.dir=run",
+    )  # fmt: skip
+    code, summary, err = command.end()
+    assert (code, summary["exit_reason"]) == (0, "env_steps"), err
+    assert_balanced(summary)
+    assert not (tmp_path / "run" / "keys").exists(), "one host needs no network"
+
+
+def test_a_lost_host_of_actors_is_replaced(tmp_path: Path, nodes: Any) -> None:
+    command, run_dir = train(tmp_path, nodes.address), tmp_path / "run"
+    command.wait_until(lambda: all(ready(run_dir, f"actor-{i}") for i in range(4)))
+    assert len(set(agents().values())) == 3
+    nodes.add_node(num_cpus=2)
+    lost = next(f"actor-{i}" for i in (0, 2) if on_a_worker(nodes, f"actor-{i}"))
+    other = {"actor-0": "actor-2", "actor-2": "actor-0"}[lost]
+    remove_node(nodes, agents()[lost])
+    command.wait_until(lambda: 1 in ready(run_dir, lost))
+    assert ready(run_dir, other) == [0]
+    steps = last(run_dir)["trained_steps"]
+    command.wait_until(lambda: last(run_dir)["trained_steps"] > steps + 1000)
+    command.process.send_signal(signal.SIGTERM)
+    code, summary, err = command.end()
+    assert (code, summary["exit_reason"]) == (143, "terminated"), err
+    assert_balanced(summary)
+    presumed = [e for e in events(run_dir) if "presumed dead" in e["text"]]
+    assert {e["role"] for e in presumed} >= {lost}
+
+
+def test_a_run_whose_driver_is_killed_saves_and_is_resumed(tmp_path: Path, nodes: Any) -> None:
+    command, run_dir = train(tmp_path, nodes.address), tmp_path / "run"
+    command.wait_until(lambda: metrics(run_dir) and last(run_dir)["trained_steps"] > 1000)
+    before = last(run_dir)["trained_steps"]
+    of_roles = [p for agent in set(agents().values()) for p in agent.children(recursive=True)]
+    command.process.kill()
+    command.process.communicate()
+    _, alive = psutil.wait_procs(of_roles, ENDS_S)
+    assert not alive
+    code, summary, err = train(
+        tmp_path, nodes.address, "--resume", "must", f"stop.env_steps={before + 20_000}"
+    ).end()
+    assert (code, summary["exit_reason"]) == (0, "env_steps"), err
+    assert summary["trained_steps"] >= before + 20_000
+    assert metrics(run_dir)[-1]["time_s"] > 0
+
+
+def test_code_of_the_user_reaches_the_hosts(tmp_path: Path, nodes: Any) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "my_game.py").write_text(MY_GAME)
+    command = Command(
+        folder, "train", "my_game:make", "--json", "--engine", "ray", "--address", nodes.address,
+        "--working-dir", ".", *SMALL, "stop.env_steps=2000", f"run.dir={tmp_path / 'run'}",
+        "actors.count=4",
+    )  # fmt: skip
+    code, summary, err = command.end()
+    assert code == 0, err
+    assert_balanced(summary)
+
+
+def test_too_small_a_cluster_is_refused(
+    tmp_path: Path, nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_engine, "RESERVE_S", 3.0)
+    overrides = ["actors.count=40", f"run.dir={tmp_path / 'run'}", *SMALL]
+    resolved = resolve_target("cartpole", overrides)
+    place = EngineChoice("ray", nodes.address)
+    with pytest.raises(UserError, match=r"^the Ray cluster has \d free cores and 0 free GPUs, and"):
+        conduct(resolved, tmp_path / "run", "no", topology.train, lambda _: FanOut([]), place=place)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--engine", "slurm"), "--engine slurm is unknown; it must be local or ray"),
+        (("--address", "auto"), "--address is of a cluster; add --engine ray, or leave it out"),
+        (("--engine", "ray", "--working-dir", "nowhere"), "--working-dir nowhere is not a folder"),
+        (("--engine", "ray", "--address", "127.0.0.1:9"), "--address 127.0.0.1:9 is not a Ray"),
+    ],
+)
+def test_bad_options_are_refused(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    code, summary, err = Command(tmp_path, "train", "cartpole", "--json", *options).end()
+    assert code == 2
+    assert message in summary["error"]
+    assert not list(tmp_path.iterdir()), err
