@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 
 class EngineChoice(NamedTuple):
-    """The engine of a run, by its name, and what it is told."""
+    """The engine of a run, by its name, and its options."""
 
     name: str = LOCAL
     cluster: str | None = None

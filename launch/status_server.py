@@ -131,6 +131,7 @@ def describe(handle: Handle) -> dict[str, Any]:
     system = {"state": usage.state, "cpu_s": usage.cpu_s, "age_s": usage.age_s}
     return {
         "name": spec.name,
+        "host": handle.host,
         "pid": usage.pid,
         "learner": spec.learner,
         "incarnation": status.incarnation,

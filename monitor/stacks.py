@@ -92,6 +92,12 @@ def stacks(run: str) -> Report:
                 if (name := _role_of(child)) is not None:
                     asked.append(Asked(name, pid, stacks_path(Path(run), name)))
                     asked[-1].ask(pidfd)
+        here = {one.name for one in asked}
+        for name in told.keys() - here:
+            if told[name]["pid"] is not None:
+                path = stacks_path(Path(run), name)
+                why_not = "its stacks cannot be read, as another supervisor has started it"
+                asked.append(Asked(name, told[name]["pid"], path, why_not=why_not))
         ends_s = time.monotonic() + TIMEOUT_S
         while time.monotonic() < ends_s and not all(one.done for one in asked):
             time.sleep(POLL_S)

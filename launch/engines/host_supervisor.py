@@ -59,7 +59,7 @@ class HostSupervisor:
     def run(self) -> None:
         """Return once everything has ended."""
         try:
-            while not self._closing and not self._channel.closed:
+            while not self._closing and (not self._channel.closed or self._found_again()):
                 self._wait()
                 for order in self._channel.receive():
                     self._obey(**order)
@@ -68,6 +68,10 @@ class HostSupervisor:
                 self._end_orphans()
         finally:
             self._engine.close()
+
+    def _found_again(self) -> bool:
+        """Whether there is another socket to the engine after one was closed: never here."""
+        return False
 
     def _wait(self) -> None:
         poller = select.poll()

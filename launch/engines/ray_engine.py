@@ -16,9 +16,11 @@ placement group and itself.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import select
+import signal
 import socket
 import subprocess
 import threading
@@ -31,12 +33,16 @@ from typing import Any
 from penstock.configs.errors import UserError
 from penstock.core.control import Channel, Message
 from penstock.core.interfaces import Bundle, EngineContext
+from penstock.core.notes import note_logger
 from penstock.core.processes import python
 from penstock.core.role_spec import RoleSpec
 from penstock.launch.engines.remote_handles import HostLine, RemoteHandle
 
+logger = note_logger(__name__)
+
 INSTALL = "--engine ray needs Ray, which is not installed; run: pip install 'penstock[ray]'"
 RESERVE_S = 60.0  # for the hosts of all bundles; a cluster may start nodes meanwhile
+HEAD_S = 15.0  # without an answer of the head node, until the run is stopped
 REPORT_S = 1.0  # longest wait of an agent for something to report
 SILENT_S = 5.0
 LEASE_S = 15.0
@@ -120,6 +126,8 @@ class RayEngine:
         self._places: dict[str, RayAgent] = {}  # of each role
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Event()
+        self._head_s = math.inf  # when the head node answered last
+        self._head_lost = False
         self._thread = threading.Thread(target=self._listen, name="ray", daemon=True)
         actor = ray.remote(concurrency_groups={"orders": 1, "reports": 1})
         ray.method(concurrency_group="orders")(HostAgent.obey)
@@ -140,7 +148,7 @@ class RayEngine:
             ray.get([agent.ready for agent in self._agents], timeout=RESERVE_S)
             for agent in self._agents:
                 agent.host, agent.address = ray.get(agent.actor.where.remote(), timeout=RESERVE_S)
-                agent.heard([])
+                agent.answered([])
         except ray.exceptions.GetTimeoutError:
             needs = ", ".join(f"{b.name} {b.cpus} cores and {b.gpus} GPUs" for b in bundles)
             free = ray.available_resources()
@@ -150,6 +158,7 @@ class RayEngine:
                 "other jobs to end, or set actors.count lower"
             ) from None
         self._thread.start()
+        threading.Thread(target=self._ask_head, name="ray head", daemon=True).start()
 
     def _make_agent(self, bundle: Bundle) -> RayAgent:
         """An agent for a bundle, which has no host yet."""
@@ -176,6 +185,11 @@ class RayEngine:
         return RemoteHandle(self._places[spec.name], spec, incarnation, arguments, log)
 
     def filenos(self) -> Collection[int]:
+        if not self._head_lost and time.monotonic() > self._head_s + HEAD_S:
+            # Ray would end this process within a minute, with nothing saved.
+            self._head_lost = True
+            logger.info("the head node of the Ray cluster does not answer; the run stops")
+            os.kill(os.getpid(), signal.SIGTERM)
         return [self._wake]
 
     def _listen(self) -> None:
@@ -192,10 +206,16 @@ class RayEngine:
             for call in ray.wait(list(calls), timeout=REPORT_S)[0]:
                 agent = calls.pop(call)
                 try:
-                    agent.heard(ray.get(call))
+                    agent.answered(ray.get(call))
                 except ray.exceptions.RayError:  # the agent has ended, or its node
-                    agent.heard(None)
+                    agent.answered(None)
                 os.eventfd_write(self._wake, 1)
+
+    def _ask_head(self) -> None:
+        """Ask the head node for the nodes, again and again; runs in a thread, which may hang."""
+        while not self._closing.wait(REPORT_S):
+            self._ray.nodes()
+            self._head_s = time.monotonic()
 
     def close(self) -> None:
         if self._closing.is_set():
@@ -211,12 +231,14 @@ class RayEngine:
         for agent in placed:
             with suppress(ray.exceptions.RayError):
                 while agent.has_host and not agent.gone and time.monotonic() < ends_s:
-                    agent.heard(ray.get(agent.actor.reports.remote(0.1), timeout=CLOSE_S))
-            with suppress(ray.exceptions.RayError, ValueError):
-                ray.kill(agent.actor)
-                ray.util.remove_placement_group(agent.group)
+                    agent.answered(ray.get(agent.actor.reports.remote(0.1), timeout=CLOSE_S))
+            if not self._head_lost:  # else agents remove their groups, if they can
+                with suppress(ray.exceptions.RayError, ValueError):
+                    ray.kill(agent.actor)
+                    ray.util.remove_placement_group(agent.group)
         os.close(self._wake)
-        ray.shutdown()
+        if not self._head_lost:
+            ray.shutdown()
 
 
 class RayAgent(HostLine):
@@ -227,7 +249,7 @@ class RayAgent(HostLine):
     ) -> None:
         """``kind`` is the class of Ray actors, ``needs`` the resources of its host; ``wake`` the
         descriptor that announces reports."""
-        super().__init__(name)  # until the agent has said where it is
+        super().__init__(name)  # until the agent reports its host
         self.address = ""
         self.group: Any = None
         self.ready: Any = None  # Ray's promise of a host
@@ -240,7 +262,7 @@ class RayAgent(HostLine):
         self._wake = wake
         self._lock = threading.Lock()
         self._orders: list[Message] = []  # until its first answer
-        self._heard_s: float | None = None
+        self._answered_s: float | None = None
         self._made_s = time.monotonic()
 
     def place(self) -> None:
@@ -267,14 +289,14 @@ class RayAgent(HostLine):
     def reached(self) -> bool:
         if self.gone:
             return False
-        if self._heard_s is None:
+        if self._answered_s is None:
             return time.monotonic() < self._made_s + FIRST_S
-        return time.monotonic() < self._heard_s + SILENT_S
+        return time.monotonic() < self._answered_s + SILENT_S
 
     def order(self, kind: str, **fields: Any) -> None:
         order = {"kind": kind, **fields}
         with self._lock:
-            if self._heard_s is None:
+            if self._answered_s is None:
                 self._orders.append(order)
             else:
                 self.actor.obey.remote([order])
@@ -290,7 +312,7 @@ class RayAgent(HostLine):
     def has_host(self) -> bool:
         """Whether Ray has found a host."""
         ready = import_ray().wait([self.ready], timeout=0.0)[0]
-        return self._heard_s is not None or bool(ready)
+        return self._answered_s is not None or bool(ready)
 
     def close(self) -> None:
         """Order the agent to end its roles and itself; no order follows."""
@@ -301,14 +323,14 @@ class RayAgent(HostLine):
             os.eventfd_read(self._wake)  # before the reports that it announces
         super().pump()
 
-    def heard(self, reports: list[Message] | None) -> None:
+    def answered(self, reports: list[Message] | None) -> None:
         """Take an answer of the agent, None where it has ended; called by another thread."""
         if reports is None:
             self.gone = True
             return
         self._reports.extend(reports)
         with self._lock:
-            self._heard_s = time.monotonic()
+            self._answered_s = time.monotonic()
             if self._orders:
                 self.actor.obey.remote(self._orders)
                 self._orders = []

@@ -14,11 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
-from agent_engine import AgentEngine, AgentHandle
+from agent_engine import AgentEngine
 from penstock.configs.load import resolve_target
 from penstock.core.interfaces import Engine, EngineFactory, Handle, Json, Liveness, MetricSink
 from penstock.launch import topology
 from penstock.launch.engines.registry import ENGINES
+from penstock.launch.engines.remote_handles import RemoteHandle
 from penstock.launch.run import EngineChoice, conduct
 from train_command import assert_balanced
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.system
 
 WAIT_S = 100.0  # of a machine that does much else
 FACTORY: EngineFactory = AgentEngine  # held against the Protocols by mypy
-HANDLE: type[Handle] = AgentHandle
+HANDLE: type[Handle] = RemoteHandle
 
 
 class Story(MetricSink):
@@ -105,7 +106,7 @@ def test_a_run_survives_a_killed_actor_and_a_lost_host(
     story = Story()
     seen: dict[str, Any] = {}
 
-    def play() -> list[AgentHandle]:
+    def play() -> list[RemoteHandle]:
         """The actors, once both of them make samples; or none."""
         actors = [h for h in engines[0].agents("actors")[-1].handles if h.spec.role == "actor"]
         ready = len(actors) == 2 and all(h.status().produced_steps > 100 for h in actors)

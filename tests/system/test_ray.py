@@ -166,3 +166,18 @@ def test_bad_options_are_refused(tmp_path: Path, options: tuple[str, ...], messa
     assert code == 2
     assert message in summary["error"]
     assert not list(tmp_path.iterdir()), err
+
+
+def test_a_run_whose_head_node_is_lost_is_stopped_and_saved(tmp_path: Path, nodes: Any) -> None:
+    command, run_dir = train(tmp_path, nodes.address), tmp_path / "run"
+    command.wait_until(lambda: metrics(run_dir) and last(run_dir)["trained_steps"] > 1000)
+    for processes in nodes.head_node.all_processes.values():
+        for one in processes:  # of Ray alone: what it has started lives
+            one.process.kill()
+    code, summary, err = command.end()
+    assert (code, summary["exit_reason"]) == (143, "terminated"), err
+    assert_balanced(summary)
+    assert any(
+        "the head node of the Ray cluster does not answer" in e["text"] for e in events(run_dir)
+    )
+    assert (run_dir / "checkpoints" / "last").exists()

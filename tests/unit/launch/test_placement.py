@@ -1,0 +1,104 @@
+"""Which roles of a run are on which host, given the cores of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
+from penstock.configs.schema import Config
+from penstock.core.role_spec import RoleSpec
+from penstock.launch import placement, topology
+from penstock.transport.zmq.keys import read_keys, write_keys
+
+NETWORK = ("transport.kind=zmq", "transport.bind=tcp://*:7700", "transport.insecure=true")
+
+
+def config(*overrides: str) -> Config:
+    return resolve("cartpole", ["eval.every_steps=null", "actors.count=4", *overrides])
+
+
+def names(specs: tuple[RoleSpec, ...], role: str) -> list[str]:
+    return [spec.name for spec in specs if spec.role == role]
+
+
+def test_a_run_that_fits_on_the_largest_host_stays_in_shared_memory(tmp_path: Path) -> None:
+    made = placement.on_hosts(config(), [2, 5, 4], tmp_path)
+    assert made.transport == config().transport
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_on_one_host_stays_there_however_small_it_is(tmp_path: Path) -> None:
+    assert placement.on_hosts(config("actors.count=40"), [2], tmp_path).transport.bind is None
+
+
+def test_a_larger_run_is_given_an_address_and_keys(tmp_path: Path) -> None:
+    made = placement.on_hosts(config(), [2, 4], tmp_path).transport
+    assert made.kind == "zmq"
+    assert made.bind is not None
+    host, _, port = made.bind.rpartition(":")
+    assert (host, int(port) in placement.PORTS) == ("tcp://*", True)
+    assert made.curve == str(tmp_path / "keys")
+    again = placement.on_hosts(config(), [2, 4], tmp_path).transport
+    assert again.curve == made.curve, "a resumed run has the same keys"
+
+
+def test_address_and_keys_of_the_user_stay(tmp_path: Path) -> None:
+    made = placement.on_hosts(config(*NETWORK), [2, 4], tmp_path).transport
+    assert (made.bind, made.curve, made.insecure) == ("tcp://*:7700", None, True)
+
+
+def test_shared_memory_by_name_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"transport\.kind shm keeps all .* the 5 cores of 4 act"):
+        placement.on_hosts(config("transport.kind=shm"), [4, 4], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "overrides", "count"),
+    [
+        ([4, 8], (), 11),
+        ([4, 8], ("learner.threads=2", "actors.threads=3"), 3),
+        ([4, 8], ("learner.count=3",), 9),
+        ([1], (), 1),
+    ],
+)
+def test_auto_uses_the_cores_that_learners_leave(
+    hosts: list[int], overrides: tuple[str, ...], count: int, tmp_path: Path
+) -> None:
+    given = config("actors.count=auto", *overrides)
+    assert placement.on_hosts(given, hosts, tmp_path).actors.count == count
+
+
+def test_actors_are_divided_among_hosts_with_a_relay_for_each_learner(tmp_path: Path) -> None:
+    given = config(*NETWORK, "actors.count=6", "learner.count=2")
+    specs, bundles = placement.bundles(topology.train(given, tmp_path), 4)
+    assert [bundle.name for bundle in bundles] == ["learners", "actors-0", "actors-1"]
+    assert names(specs, "relay") == [f"relay-{i}" for i in range(4)]
+    assert [s.learner for s in specs if s.role == "relay"] == [0, 1, 0, 1]
+    assert bundles[1].roles == (*(f"actor-{i}" for i in range(4)), "relay-0", "relay-1")
+    assert bundles[2].roles == ("actor-4", "actor-5", "relay-2", "relay-3")
+    placed = [role for bundle in bundles for role in bundle.roles]
+    assert sorted(placed) == sorted(spec.name for spec in specs)
+
+
+def test_keys_are_carried_whole_and_never_replaced(tmp_path: Path) -> None:
+    placement.on_hosts(config(), [2, 4], tmp_path)
+    keys = read_keys(tmp_path / "keys")
+    assert set(keys) == {
+        "learner.key",
+        "learner.key_secret",
+        "actor.key_secret",
+        "allowed/actor.key",
+    }
+    for _ in range(2):
+        write_keys(tmp_path / "there" / "keys", keys)
+    assert read_keys(tmp_path / "there" / "keys") == keys
+    secret = tmp_path / "there" / "keys" / "learner.key_secret"
+    assert secret.stat().st_mode & 0o077 == 0
+    with pytest.raises(OSError, match=r"is of another run; choose another run\.dir"):
+        write_keys(tmp_path / "there" / "keys", {"learner.key": "other"})
+    for name in ("../outside", "/outside"):
+        with pytest.raises(OSError, match="is not the name of a key"):
+            write_keys(tmp_path / "there" / "keys", {name: "text"})
