@@ -27,7 +27,9 @@ class RoleSpec:
     started only when the run needs more of its kind. ``learner`` is the rank of the learner that
     the role is or belongs to. ``informed`` roles receive messages about that learner's actors and
     connectors; an ``expendable`` one never ends a run. ``address`` is where to bind or connect; for
-    a learner, where its actors on this host connect. ``gpus`` must be on its host.
+    a learner, where its actors connect. ``meets_at`` is the ``host:port`` at which a learner serves
+    the meeting of a group that it leads; None where all learners are on one host. ``gpus`` must be
+    on its host.
     """
 
     role: str
@@ -43,6 +45,7 @@ class RoleSpec:
     expendable: bool = False
     spare: bool = False
     gpus: int = 0
+    meets_at: str | None = None
 
     @property
     def name(self) -> str:

@@ -185,6 +185,11 @@ class Decisions:
         ending = how_it_ended(end.exit_code, end.out_of_memory)
         return self._leave(name, end, Failure(name, ending, end.log), now_s)
 
+    @property
+    def group_begun(self) -> bool:
+        """Whether learners have formed a group, so that the trained state is theirs."""
+        return self._group.begun
+
     def presumed_dead(
         self, name: str, incarnation: int, host: str, produced: int, now_s: float
     ) -> list[Effect]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from penstock.core.control import Message
 from penstock.core.role_spec import RoleSpec
 from penstock.launch.supervisor_messages import Effect, Send
 
@@ -28,6 +29,7 @@ class GroupMembership:
 
     def __init__(self, learners: Sequence[RoleSpec]) -> None:
         self._names = {spec.learner: spec.name for spec in learners}
+        self._meets_at = {spec.learner: spec.meets_at for spec in learners}
         self.members: set[int] = set()
         self._knowing: set[int] = set()
         self.begun = False
@@ -66,7 +68,10 @@ class GroupMembership:
             return []
         self.epoch += 1
         members = sorted(self.members)
-        message = {"kind": "group", "epoch": self.epoch, "members": members}
+        leader = self._meets_at[members[0]] if members else None
+        message: Message = {"kind": "group", "epoch": self.epoch, "members": members}
+        if leader is not None:
+            message["meets_at"] = leader
         return [Send(self._names[rank], message) for rank in members]
 
 

@@ -1,9 +1,9 @@
 """Where the roles of a run go when an engine has several hosts.
 
 All roles go to one host if the largest has the cores for them: samples and weights then stay in
-shared memory. Otherwise the learners, with what shares their memory, are on one host, and the
-actors, with a relay for the weights of each learner, in bundles on others; they send samples over
-ZeroMQ, encrypted with keys of the run.
+shared memory. Otherwise learners, with what shares their memory, are on one host, or on one each if
+none has the cores for all of them; and actors, with a relay for the weights of each learner, are in
+bundles on others. They send samples over ZeroMQ, encrypted with keys of the run.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
+from penstock.configs.group import SERVED
 from penstock.configs.transports import AUTO, TRANSPORTS
 from penstock.core.interfaces import Bundle
-from penstock.core.role_spec import RoleSpec
+from penstock.core.role_spec import RoleSpec, Stage
 from penstock.transport.addresses import reachable
 
 if TYPE_CHECKING:
@@ -49,6 +50,11 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
             f"transport.kind {kind} keeps all actors on their learner's host, and no host has the "
             f"{learners + actors} cores of {config.first_actors} actors and "
             f"{config.learner.count} learners; set transport.kind=auto, or actors.count lower"
+        )
+    if learners > most and len(hosts) > 1 and config.learner.pace in SERVED:
+        raise UserError(
+            f"learner.pace {config.learner.pace} is for learners of one host, and no host has "
+            f"{learners} cores for {config.learner.count} learners; set learner.pace=bsp, or fewer"
         )
     if together or (fits and config.transport.bind is None):
         return config
@@ -84,12 +90,12 @@ def bundles(
     actors that reach their learner over a network are in others, with their relays.
 
     Args:
-        cores: most threads of the actors of a bundle; None for no limit.
+        cores: most threads of the learners, or the actors, of a bundle; None for no limit.
     """
     apart = [spec for spec in specs if _is_apart(spec)]
     actors = [spec for spec in apart if spec.role == "actor"]
     relays = [spec for spec in apart if spec.role != "actor"]
-    found = {"learners": [spec for spec in specs if not _is_apart(spec)]}
+    found = _with_learners([spec for spec in specs if not _is_apart(spec)], cores)
     groups = list(_groups(actors, cores))
     for number, group in enumerate(groups):
         shift = number * len(relays)
@@ -99,12 +105,33 @@ def bundles(
     return everything, tuple(_bundle(name, group) for name, group in found.items() if group)
 
 
-def placed(specs: Sequence[RoleSpec], hosts: Mapping[str, str]) -> tuple[RoleSpec, ...]:
-    """The specs with addresses of connectors on other hosts.
+def _with_learners(specs: Sequence[RoleSpec], cores: int | None) -> dict[str, list[RoleSpec]]:
+    """Bundles of all roles that are with learners: one, or one for each learner."""
+    learners = [spec for spec in specs if spec.stage is Stage.LEARNER]
+    if cores is None or len(learners) == 1 or sum(s.threads for s in learners) <= cores:
+        return {"learners": list(specs)}
+    return {
+        learner.name: [spec for spec in specs if spec.learner == learner.learner]
+        for learner in learners
+    }
+
+
+def placed(
+    specs: Sequence[RoleSpec], hosts: Mapping[str, str], bundles: Sequence[Bundle]
+) -> tuple[RoleSpec, ...]:
+    """The specs with addresses of connectors on other hosts, and those at which learners meet.
 
     Args:
         hosts: `Engine.endpoints`.
+        bundles: in which the specs are.
     """
+    learners = {spec.name for spec in specs if spec.stage is Stage.LEARNER}
+    if sum(not learners.isdisjoint(bundle.roles) for bundle in bundles) > 1:
+        port = random.SystemRandom().choice(PORTS)
+        specs = [
+            replace(s, meets_at=f"{hosts[s.name]}:{port + s.learner}") if s.name in learners else s
+            for s in specs
+        ]
     if len({hosts[spec.name] for spec in specs}) <= 1:
         return tuple(specs)
     binds = {s.name: s.address for s in specs if s.role == "connector" and s.address}

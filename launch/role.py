@@ -65,7 +65,10 @@ def _context(arguments: Message, channel: Channel, status: StatusPage) -> RoleCo
         from penstock.configs.schema import Config
 
         config = Config.model_validate(arguments["config"])
-    names = ("role", "index", "incarnation", "run_id", "address", "learner", "resume", "transport")
+    names = (
+        *("role", "index", "incarnation", "run_id", "address", "learner", "resume", "transport"),
+        *("meets_at", "group_begun"),
+    )
     fields: dict[str, Any] = {name: arguments[name] for name in names}
     return RoleContext(
         run_dir=Path(arguments["run_dir"]),

@@ -335,7 +335,7 @@ def _place(specs: Sequence[RoleSpec], engine: Engine) -> tuple[RoleSpec, ...]:
     """The specs on their hosts."""
     specs, bundles = placement.bundles(specs, max(engine.hosts(), default=None))
     engine.reserve(bundles)
-    return placement.placed(specs, engine.endpoints())
+    return placement.placed(specs, engine.endpoints(), bundles)
 
 
 def _engine(place: EngineChoice, runtime_dir: Path, keep_fds: tuple[int, ...] = ()) -> Engine:

@@ -282,7 +282,8 @@ class Supervisor:
     def _start(self, name: str, incarnation: int) -> None:
         log = self._logs / f"{name}.log"
         try:
-            handle = self._engine.start(self._specs[name], incarnation, self._arguments, log)
+            arguments = {**self._arguments, "group_begun": self._decisions.group_begun}
+            handle = self._engine.start(self._specs[name], incarnation, arguments, log)
         except OSError as error:
             with self._reserve.lent():
                 self._not_started(name, incarnation, why_not_started(error))

@@ -181,4 +181,5 @@ def role_arguments(run_dir: Path, runtime_dir: Path) -> dict[str, Any]:
         "curve": None,
         "insecure": False,
         "allow": [],
+        "group_begun": False,
     }

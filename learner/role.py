@@ -40,7 +40,7 @@ from penstock.learner.factory import (
     network_of,
     on_own_gpu,
 )
-from penstock.learner.group.elastic_group import ElasticGroup, begun
+from penstock.learner.group.elastic_group import ElasticGroup
 from penstock.learner.loop import TrainingLoop
 from penstock.learner.nonfinite import DIVERGED, NonFiniteGuard
 from penstock.learner.publisher import Publisher
@@ -82,7 +82,7 @@ def run(ctx: RoleContext) -> None:
     # A parameter server takes the state of the learner that joins first. Otherwise learner 0
     # resumes, unless the other learners have the state already.
     served = config.learner.pace in SERVED
-    if served or (ctx.learner == 0 and not begun(ctx.runtime_dir)):
+    if served or (ctx.learner == 0 and not ctx.group_begun):
         # Under a server, a learner that restarts takes time and returns from the last checkpoint.
         how = "auto" if served and ctx.incarnation and ctx.resume == "no" else ctx.resume
         if not checkpoints.resume(how, repair=ctx.learner == 0) and how == "auto":

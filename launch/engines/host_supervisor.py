@@ -10,11 +10,13 @@ the inherited socket, each with a "kind"; "key" names one start of one role:
     send        pass a control message to a role
     signal      send it a signal
     close       kill all roles, and end
+    orphaned    the engine is lost: end, after learners had SIGTERM and ``grace_s`` seconds to save
 
 It reports, each time about one role: "say" (a control message of it), "status" (a snapshot, whose
-times are seconds that have passed), "end" (its exit code and last output; nothing follows). If the
-socket is closed, the engine is gone: learners get SIGTERM and ``grace_s`` seconds to save, and all
-other roles are killed.
+times are seconds that have passed), "end" (its exit code and last output; nothing follows).
+
+A closed socket is an agent that died. It counts as "orphaned", unless there are learners on other
+hosts: those have the state too and train on, and a learner that saved would make them all stop.
 """
 
 from __future__ import annotations
@@ -55,11 +57,12 @@ class HostSupervisor:
         self._snapshot_s = 0.0
         self._grace_s = 0.0
         self._closing = False
+        self._orphaned = False
 
     def run(self) -> None:
         """Return once everything has ended."""
         try:
-            while not self._closing and (not self._channel.closed or self._found_again()):
+            while self._goes_on and (not self._channel.closed or self._found_again()):
                 self._wait()
                 for order in self._channel.receive():
                     self._obey(**order)
@@ -68,6 +71,10 @@ class HostSupervisor:
                 self._end_orphans()
         finally:
             self._engine.close()
+
+    @property
+    def _goes_on(self) -> bool:
+        return not self._closing and not self._orphaned
 
     def _found_again(self) -> bool:
         """Whether there is another socket to the engine after one was closed: never here."""
@@ -88,6 +95,8 @@ class HostSupervisor:
             self._start(key, **fields)
         elif kind == "close":
             self._closing = True
+        elif kind == "orphaned":
+            self._orphaned = True
         elif kind == "send" and handle is not None:
             handle.send(fields["message"])
         elif kind == "signal" and handle is not None:
@@ -142,9 +151,12 @@ class HostSupervisor:
         self._reports.append({"kind": kind, "key": key, **fields})
 
     def _end_orphans(self) -> None:
-        """End the roles of an engine that is gone."""
-        for handle in self._handles.values():
-            handle.signal(signal.SIGTERM if handle.spec.essential else signal.SIGKILL)
+        """End the roles of an engine that is lost."""
+        handles = self._handles.values()
+        saves = self._orphaned or all(handle.spec.meets_at is None for handle in handles)
+        for handle in handles:
+            keeps = saves and handle.spec.essential
+            handle.signal(signal.SIGTERM if keeps else signal.SIGKILL)
         ends_s = time.monotonic() + self._grace_s
         while self._handles and time.monotonic() < ends_s:
             self._wait()

@@ -361,6 +361,7 @@ def _identity(spec: RoleSpec, incarnation: int) -> Message:
         "main": spec.main,
         "address": spec.address,
         "learner": spec.learner,
+        "meets_at": spec.meets_at,
         "store": asdict(spec.store) if spec.store else None,
         "nice": spec.nice,
     }

@@ -105,7 +105,7 @@ class HostAgent:
 
         while self._process.poll() is None:
             if time.monotonic() > self._called_s + self._lease_s:
-                self._channel.close()
+                self._channel.send({"kind": "orphaned"}, PATIENCE_S)
                 self._process.wait()
             time.sleep(0.2)
         time.sleep(REPORT_S)  # for the last answer
@@ -160,14 +160,18 @@ class RayEngine:
         self._thread.start()
         threading.Thread(target=self._ask_head, name="ray head", daemon=True).start()
 
-    def _make_agent(self, bundle: Bundle) -> RayAgent:
-        """An agent for a bundle, which has no host yet."""
+    def _make_agent(self, bundle: Bundle, address: str = "") -> RayAgent:
+        """An agent for a bundle, which has no host yet. Learners are reached at the ``address`` of
+        the host that they were on, so that only that one will do; it may come back."""
         needs: dict[str, float] = {"CPU": max(1, min(bundle.cpus, self._largest))}
         if bundle.gpus:
             needs["GPU"] = bundle.gpus
+        if address and any(role.startswith("learner-") for role in bundle.roles):
+            needs[f"node:{address}"] = 0.001
         name = f"{self._name}-{bundle.name}-{len(self._agents)}"
         agent = RayAgent(self._actor, name, self._name, needs, self._wake)
         self._agents.append(agent)
+        agent.address = address
         self._places |= dict.fromkeys(bundle.roles, agent)
         return agent
 
@@ -179,7 +183,7 @@ class RayEngine:
     ) -> RemoteHandle:
         if not self._places[spec.name].reached:
             lost = next(bundle for bundle in self._bundles if spec.name in bundle.roles)
-            agent = self._make_agent(lost)
+            agent = self._make_agent(lost, self._places[spec.name].address)
             # Ray may wait for its head node, and the supervisor must not.
             threading.Thread(target=agent.place, name=f"place {lost.name}", daemon=True).start()
         return RemoteHandle(self._places[spec.name], spec, incarnation, arguments, log)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,9 +27,15 @@ from penstock.core.control import Message
 from penstock.core.notes import note_logger
 from penstock.core.params import Arrays
 from penstock.core.role import RoleContext, RunEndedError
+from penstock.core.role import Store as Where
 from penstock.learner.codecs.auto import choose
 from penstock.learner.group.process_group import LearnerGroup, hello_of, meet, use_interface
-from penstock.learner.group.remote_store import interface_of, open_store, who_has_gone
+from penstock.learner.group.remote_store import (
+    interface_of,
+    interface_with,
+    open_store,
+    who_has_gone,
+)
 from penstock.learner.parameter_server.client import ServerClient
 from penstock.learner.state import put_state, state_tensors, take_state
 from penstock.learner.sync.bsp import Bsp
@@ -60,12 +65,6 @@ LOOK_S = 0.005
 REREAD_S = 0.5
 LOOPBACK = "lo"
 MEETING = "group-"  # prefix of the files in which learners of a host meet
-ENTERED = "entered"  # name of the file that exists once a learner was in a group
-
-
-def begun(runtime_dir: Path) -> bool:
-    """Whether a learner of this run was in a group, so that others have the learned state."""
-    return (runtime_dir / ENTERED).exists()
 
 
 class ElasticGroup:
@@ -91,6 +90,7 @@ class ElasticGroup:
         self._rounds = 0  # in which all learners have exchanged their counts
         self._saver: int | None = None  # named by the supervisor at the end
         self._saved = False  # by that learner
+        self._meetings: dict[str, Store] = {}  # that this learner serves, by address
         self._remote: Store | None = None  # the store of learners on several machines
         self._failing_since_s: float | None = None
         self._look_s = 0.0  # when `raise_if_lost` looks next
@@ -150,13 +150,14 @@ class ElasticGroup:
         first = self._group is None
         self.leave()
         if self._ctx.store is None:
-            use_interface(LOOPBACK)
+            use_interface(self._interface())
             if first:
                 self._ctx.report("join")
             elif not self.changed:
                 self._ctx.report("group_failed", epoch=self._tried, message=why)
             while (named := self._wait_for_word()) is not None:
-                if self._enter(self._local_store(named), named["epoch"], named["members"], MEET_S):
+                store = self._meeting(named)
+                if store and self._enter(store, named["epoch"], named["members"], MEET_S):
                     return True
             return False
         return self._join_remote(first)
@@ -271,8 +272,7 @@ class ElasticGroup:
         self._group, self.sync, trainer.sync = group, sync, sync
         self._failing_since_s = None
         trainer.queue.join_group(state_tensors(trainer), cfg.reduce.timeout_s)
-        ctx.report("entered")  # before the file: the supervisor must know first
-        (ctx.runtime_dir / ENTERED).touch()
+        ctx.report("entered")
         return True
 
     def _paced(self, group: LearnerGroup, cfg: LearnerConfig) -> GradientSync:
@@ -378,6 +378,36 @@ class ElasticGroup:
             torch.manual_seed(int(seed.generate_state(1)[0]))
         sync.load_state_dict(stored)
 
-    def _local_store(self, named: Message) -> Store:
-        path = self._ctx.runtime_dir / f"{MEETING}{named['epoch']}"
-        return dist.FileStore(str(path), len(named["members"]))  # type: ignore[attr-defined]
+    def _interface(self) -> str | None:
+        """The network interface for the other learners of this supervisor."""
+        if self._ctx.meets_at is None:
+            return LOOPBACK
+        return self._config.learner.reduce.interface or interface_with(self._ctx.meets_at)
+
+    def _meeting(self, named: Message) -> Store | None:
+        """The store in which the members of a group meet: a file where all are on this host, else
+        served by the first member, which may take a moment. None where that was in vain, which is
+        reported to the supervisor.
+        """
+        epoch, meets_at = named["epoch"], named.get("meets_at")
+        if meets_at is None:
+            path = self._ctx.runtime_dir / f"{MEETING}{epoch}"
+            return dist.FileStore(str(path), len(named["members"]))  # type: ignore[attr-defined]
+        served = self._meetings.get(meets_at)
+        if served is None:
+            host, _, port = meets_at.rpartition(":")
+            where, leads = Where(host, int(port)), meets_at == self._ctx.meets_at
+            try:
+                served = open_store(where, 0 if leads else 1, MEET_S, self._stays)
+            except UserError as error:
+                self._tried = epoch
+                self._failed(epoch, str(error))
+            if served is None:
+                return None
+            if leads:  # it serves until this process ends; as a client, each group has a connection
+                self._meetings[meets_at] = served
+        return dist.PrefixStore(f"{MEETING}{epoch}", served)  # type: ignore[attr-defined]
+
+    def _stays(self) -> bool:
+        self._ctx.status.beat()
+        return not self._ctx.stopping()

@@ -36,6 +36,17 @@ def interface_of(where: Where, environ: Mapping[str, str]) -> str | None:
     return "lo" if local and not named else None
 
 
+def interface_with(meets_at: str) -> str | None:
+    """The network interface of this host that has the address of ``host:port``, if one has."""
+    import psutil
+
+    host = meets_at.rpartition(":")[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == host for address in addresses):
+            return str(name)
+    return None
+
+
 def open_store(
     where: Where, rank: int, timeout_s: float, waiting: Callable[[], bool]
 ) -> Store | None:
