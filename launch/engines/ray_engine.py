@@ -181,11 +181,12 @@ class RayEngine:
     def start(
         self, spec: RoleSpec, incarnation: int, arguments: Mapping[str, Any], log: Path
     ) -> RemoteHandle:
-        if not self._places[spec.name].reached:
-            lost = next(bundle for bundle in self._bundles if spec.name in bundle.roles)
-            agent = self._make_agent(lost, self._places[spec.name].address)
+        lost = self._places[spec.name]
+        if not lost.reached:
+            bundle = next(bundle for bundle in self._bundles if spec.name in bundle.roles)
+            agent = self._make_agent(bundle, lost.address)
             # Ray may wait for its head node, and the supervisor must not.
-            threading.Thread(target=agent.place, name=f"place {lost.name}", daemon=True).start()
+            threading.Thread(target=agent.replace, args=[lost], name="place", daemon=True).start()
         return RemoteHandle(self._places[spec.name], spec, incarnation, arguments, log)
 
     def filenos(self) -> Collection[int]:
@@ -288,6 +289,12 @@ class RayAgent(HostLine):
             ),
         ).remote(LEASE_S)
         self.placed.set()
+
+    def replace(self, lost: RayAgent) -> None:
+        """`place`, in the room of an agent that is lost, and that ends if it still runs."""
+        if lost.group is not None:
+            import_ray().util.remove_placement_group(lost.group)
+        self.place()
 
     @property
     def reached(self) -> bool:

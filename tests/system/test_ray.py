@@ -127,6 +127,44 @@ def test_a_run_whose_driver_is_killed_saves_and_is_resumed(tmp_path: Path, nodes
     assert metrics(run_dir)[-1]["time_s"] > 0
 
 
+@pytest.mark.parametrize("lost", ["learner-0", "learner-1"])
+def test_learners_train_on_without_a_lost_host(tmp_path: Path, lost: str) -> None:
+    """Learner 0 serves the meeting of the first group, and writes the checkpoints."""
+    with cluster(nodes=4, cores=1) as made:
+        command = train(tmp_path, made.address, "learner.count=2", "actors.count=2")
+        run_dir = tmp_path / "run"
+        command.wait_until(lambda: metrics(run_dir) and last(run_dir)["trained_steps"] > 2000)
+        assert agents()["learner-0"] != agents()["learner-1"]
+        agents()[lost].kill()  # and what its host supervisor runs
+        command.wait_until(lambda: any(m.get("learners_alive") == 1 for m in metrics(run_dir)))
+        command.wait_until(lambda: 1 in ready(run_dir, lost))
+        command.wait_until(lambda: last(run_dir)["learners_alive"] == 2)
+        steps = last(run_dir)["trained_steps"]
+        command.wait_until(lambda: last(run_dir)["trained_steps"] > steps + 2000)
+        command.process.send_signal(signal.SIGTERM)
+        code, summary, err = command.end()
+    assert (code, summary["exit_reason"]) == (143, "terminated"), err
+    assert_balanced(summary)
+    assert summary["accounting"]["lost"]["learner"] > 0
+
+
+def test_learners_on_several_hosts_save_when_their_driver_is_killed(tmp_path: Path) -> None:
+    with cluster(nodes=4, cores=1) as made:
+        more = ("learner.count=2", "actors.count=2")
+        command, run_dir = train(tmp_path, made.address, *more), tmp_path / "run"
+        command.wait_until(lambda: metrics(run_dir) and last(run_dir)["trained_steps"] > 2000)
+        before = last(run_dir)["trained_steps"]
+        of_roles = [p for agent in set(agents().values()) for p in agent.children(recursive=True)]
+        command.process.kill()
+        command.process.communicate()
+        _, alive = psutil.wait_procs(of_roles, ENDS_S)
+        assert not alive
+        stop = f"stop.env_steps={before + 20_000}"
+        code, summary, err = train(tmp_path, made.address, *more, "--resume", "must", stop).end()
+    assert (code, summary["exit_reason"]) == (0, "env_steps"), err
+    assert summary["trained_steps"] >= before + 20_000
+
+
 def test_code_of_the_user_reaches_the_hosts(tmp_path: Path, nodes: Any) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()

@@ -83,6 +83,39 @@ def test_actors_are_divided_among_hosts_with_a_relay_for_each_learner(tmp_path: 
     assert sorted(placed) == sorted(spec.name for spec in specs)
 
 
+def test_learners_that_do_not_fit_on_one_host_are_apart_and_meet_at_the_first(
+    tmp_path: Path,
+) -> None:
+    given = config(*NETWORK, "learner.count=3", "actors.count=3", "eval.every_steps=1000")
+    specs, bundles = placement.bundles(topology.train(given, tmp_path), 2)
+    found = {bundle.name: bundle.roles for bundle in bundles}
+    assert found["learner-0"] == ("learner-0", "connector-0", "evaluator-0")
+    assert found["learner-2"] == ("learner-2", "connector-2")
+    hosts = {
+        role: f"10.0.0.{number}" for number, bundle in enumerate(bundles) for role in bundle.roles
+    }
+    placed = {spec.name: spec for spec in placement.placed(specs, hosts, bundles)}
+    meetings = [placed[f"learner-{rank}"].meets_at or "" for rank in range(3)]
+    assert [meeting.rpartition(":")[0] for meeting in meetings] == [f"10.0.0.{r}" for r in range(3)]
+    assert len({meeting.rpartition(":")[2] for meeting in meetings}) == 3, "nodes may share a host"
+    assert placed["connector-1"].meets_at is None
+    assert placed["actor-1"].address == "tcp://10.0.0.1:7701"
+
+
+def test_learners_on_one_host_meet_there(tmp_path: Path) -> None:
+    given = config(*NETWORK, "learner.count=2", "actors.count=2")
+    specs, bundles = placement.bundles(topology.train(given, tmp_path), 2)
+    hosts = dict.fromkeys((spec.name for spec in specs), "10.0.0.1")
+    assert [bundle.name for bundle in bundles] == ["learners", "actors"]
+    assert {spec.meets_at for spec in placement.placed(specs, hosts, bundles)} == {None}
+
+
+def test_a_parameter_server_needs_its_learners_on_one_host(tmp_path: Path) -> None:
+    given = config("learner.count=3", "actors.count=3", "learner.pace=ssp")
+    with pytest.raises(UserError, match=r"^learner\.pace ssp is for learners of one host, and no"):
+        placement.on_hosts(given, [2, 2, 2], tmp_path)
+
+
 def test_keys_are_carried_whole_and_never_replaced(tmp_path: Path) -> None:
     placement.on_hosts(config(), [2, 4], tmp_path)
     keys = read_keys(tmp_path / "keys")
