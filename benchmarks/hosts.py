@@ -74,6 +74,10 @@ class Hosts:
             _batch(pid, "ip", [f"link set {INTERFACE} gso_max_size {nbytes}"])
             _batch(pid, "tc", [f"qdisc replace dev {INTERFACE} root {queue}"])
 
+    def cut(self, host: int) -> None:
+        """Cut the link of one host: what it sends, and what is sent to it, is lost in silence."""
+        _batch(self._pids[host], "ip", [f"link set {INTERFACE} down"])
+
     def limit_both_ways(self, host: int, link: str) -> None:
         """Let one host neither send nor receive faster than ``link``, one of LINKS."""
         nbytes, queue = LINKS[link]

@@ -1,9 +1,9 @@
 """How soon a run on a Ray cluster trains again after it has lost the host of a learner.
 
 Four learners and eight actors on CartPole, on simulated nodes of three cores each that share the
-cores of this machine; the head node has no roles. When all train, everything on the node of one learner is killed; another node
-is free. Measured from the kill: until the learners that are left have taken a step together, and
-until all four train again.
+cores of this machine; the head node has no roles. When all train, everything on the node of one
+learner is killed; another node is free. Measured from the kill: until the learners that are left
+have taken a step together, and until all four train again.
 
     python benchmarks/lost_host.py [--rounds 3] [--json] [--save]
 """

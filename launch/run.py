@@ -333,7 +333,8 @@ def conduct(
 
 def _place(specs: Sequence[RoleSpec], engine: Engine) -> tuple[RoleSpec, ...]:
     """The specs on their hosts."""
-    specs, bundles = placement.bundles(specs, max(engine.hosts(), default=None))
+    hosts = engine.hosts()
+    specs, bundles = placement.bundles(specs, max(hosts) if len(hosts) > 1 else None)
     engine.reserve(bundles)
     return placement.placed(specs, engine.endpoints(), bundles)
 

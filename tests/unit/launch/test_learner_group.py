@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from penstock.core.role_spec import RoleSpec, Stage
@@ -140,3 +141,21 @@ def test_the_end_of_a_stream_is_told_to_that_life_of_its_learner_alone() -> None
     assert end(seats, "actor-0", 2) == 1
     seats.begin("actor-0", 4)
     assert end(seats, "actor-0", 4) == 0
+
+
+def test_learners_on_several_hosts_meet_at_the_first_member() -> None:
+    specs = [replace(spec, meets_at=f"10.0.0.{spec.learner}:700") for spec in learners(3)]
+    group = GroupMembership(specs)
+    for rank in range(3):
+        effects = group.join(rank)
+    assert {effect.message["meets_at"] for effect in effects if isinstance(effect, Send)} == {
+        "10.0.0.0:700"
+    }
+    group.entered(1)
+    [first, second] = group.leave(0)
+    assert isinstance(first, Send)
+    assert isinstance(second, Send)
+    assert first.message == {
+        "kind": "group", "epoch": 2, "members": [1, 2], "meets_at": "10.0.0.1:700"
+    }  # fmt: skip
+    assert second.message == first.message
