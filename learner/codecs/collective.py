@@ -27,17 +27,20 @@ class GroupCollective:
 
     def all_to_all(self, out: Tensor, given: Tensor) -> None:
         self.sent_nbytes += all_to_all_nbytes(given.nbytes, self.world)
-        self.group.alltoall_base(out.view(-1), given.view(-1), [], []).wait()
+        self._wait(self.group.alltoall_base(out.view(-1), given.view(-1), [], []))
 
     def all_gather(self, out: Tensor, given: Tensor) -> None:
         self.sent_nbytes += all_gather_nbytes(given.nbytes, self.world)
-        self.group._allgather_base(out.view(-1), given.view(-1)).wait()
+        self._wait(self.group._allgather_base(out.view(-1), given.view(-1)))
 
     def _reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> None:
         self.sent_nbytes += all_reduce_nbytes(tensor.nbytes, self.world)
         options = dist.AllreduceOptions()
         options.reduceOp = op  # type: ignore[assignment]
-        self.group.allreduce([tensor], options).wait()
+        self._wait(self.group.allreduce([tensor], options))
+
+    def _wait(self, work: dist.Work) -> None:
+        work.wait()
 
 
 def all_reduce_nbytes(nbytes: int, world: int) -> int:

@@ -10,7 +10,10 @@ one group, and its end is the end of the run.
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -86,6 +89,7 @@ class ElasticGroup:
         self._tried = -1  # the last epoch whose group was tried
         self._codec = ""  # the codec of `auto`, once it was measured
         self._others: list[Message] = []
+        self._lock = threading.Lock()  # of what messages change
         self._group: LearnerGroup | None = None
         self._rounds = 0  # in which all learners have exchanged their counts
         self._saver: int | None = None  # named by the supervisor at the end
@@ -109,6 +113,17 @@ class ElasticGroup:
 
     def messages(self) -> list[Message]:
         """The supervisor's messages, without those about the group."""
+        with self._lock:
+            self._read()
+            others, self._others = self._others, []
+        return others
+
+    def _look(self) -> None:
+        """Read the supervisor's messages, and keep those that are not about the group."""
+        with self._lock:
+            self._read()
+
+    def _read(self) -> None:
         for message in self._ctx.messages():
             if message["kind"] == "group":
                 self._named = message
@@ -116,8 +131,6 @@ class ElasticGroup:
                 self._saver, self._saved = message["rank"], message["saved"]
             else:
                 self._others.append(message)
-        others, self._others = self._others, []
-        return others
 
     @property
     def changed(self) -> bool:
@@ -125,13 +138,24 @@ class ElasticGroup:
         named, group = self._named, self._group
         return group is not None and named is not None and named["epoch"] > group.epoch
 
+    def _is_lost(self, epoch: int, members: Sequence[int]) -> bool:
+        """Whether the supervisor has named a newer group without one of the members; called by any
+        thread that waits for them."""
+        self._look()
+        named = self._named
+        return (
+            named is not None
+            and named["epoch"] > epoch
+            and not set(members).issubset(named["members"])
+        )
+
     def raise_if_lost(self) -> None:
         """Raise GroupLostError if a member has ended: queued reductions would wait forever."""
         now_s = time.monotonic()
         if self._group is None or now_s < self._look_s:
             return
         self._look_s = now_s + LOOK_S
-        self._others = self.messages()
+        self._look()
         named = self._named["members"] if self._named is not None and self.changed else None
         if named is not None and (ended := {*self._group.members}.difference(named)):
             raise GroupLostError(f"rank {', '.join(map(str, sorted(ended)))} has ended")
@@ -223,7 +247,7 @@ class ElasticGroup:
         self._ctx.status.phase = Phase.REDUCING
         while not self._ctx.stopping():
             self._ctx.status.beat()
-            self._others = self.messages()
+            self._look()
             if self._named is not None and self._named["epoch"] > self._tried:
                 return self._named
             time.sleep(LOOK_S)
@@ -238,7 +262,7 @@ class ElasticGroup:
 
         def waiting() -> bool:
             ctx.status.beat()
-            self._others = self.messages()
+            self._look()
             named = self._named
             return not ctx.stopping() and (named is None or named["epoch"] <= epoch)
 
@@ -249,7 +273,10 @@ class ElasticGroup:
         try:
             hello = hello_of(self._config, trainer.device)
             meet(store, members, ctx.learner, hello, timeout_s, waiting)
-            group = LearnerGroup(store, epoch, members, ctx.learner, trainer.device, cfg.reduce)
+            is_lost = None if ctx.meets_at is None else partial(self._is_lost, epoch, members)
+            group = LearnerGroup(
+                store, epoch, members, ctx.learner, trainer.device, cfg.reduce, is_lost
+            )
             progress = trainer.progress
             place = [progress.generation, self._rounds, progress.learner_steps]
             places = group.gather([*place, -trainer.queue.taken_back])

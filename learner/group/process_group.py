@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,13 +45,37 @@ LOOK_S = 0.005
 RANDOM = "random"  # name of the state of torch's generator
 DEVICE_RANDOM = "device-random"  # of that of a GPU
 SHOWN = 200  # characters of another learner's option
+WATCHED = timedelta(seconds=0.5)  # of a wait, between two looks at whether a member is lost
 CONNECT_S = 5.0  # for members that were there a moment ago
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 OWN = ("device", "nice", "threads", "env_threads")  # options in which learners may differ
 
 
 class Guarded(GroupCollective):
-    """A collective whose failures become `GroupLostError`."""
+    """A collective whose failures become `GroupLostError`.
+
+    With ``is_lost``, a wait ends once that returns true: a host that has lost its power closes no
+    connection. Only gloo waits on the host.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, is_lost: Callable[[], bool] | None = None) -> None:
+        super().__init__(group)
+        self._is_lost = is_lost
+
+    def _wait(self, work: dist.Work) -> None:
+        if self._is_lost is None:
+            work.wait()
+            return
+        while True:
+            try:
+                work.wait(WATCHED)
+                return
+            except RuntimeError:
+                if work.is_completed():  # it has failed, or completed just now
+                    work.wait()
+                    return
+            if self._is_lost():
+                raise GroupLostError("a member has ended, or its host does not answer")
 
     def all_reduce(self, tensor: Tensor) -> None:
         with lost("all-reduce"):
@@ -101,8 +126,13 @@ class LearnerGroup:
         me: int,
         device: torch.device,
         cfg: ReduceConfig,
+        is_lost: Callable[[], bool] | None = None,
     ) -> None:
-        """Connect with the others, all of which are present (`meet`)."""
+        """Connect with the others, all of which are present (`meet`).
+
+        ``is_lost``: whether a member is lost; called by any thread, where members are on several
+        hosts.
+        """
         self.epoch = epoch
         self._device = device_of(device)
         self.members = tuple(members)
@@ -119,7 +149,7 @@ class LearnerGroup:
                 timeout=soon,
             )
         assert dist.group.WORLD is not None
-        self.control = Guarded(dist.group.WORLD)
+        self.control = Guarded(dist.group.WORLD, is_lost)
         backend = self._backend()
         with lost("connecting"):
             # NCCL's own watchdog would end the process: `DeviceQueue` notices, and `close` aborts.
@@ -128,7 +158,7 @@ class LearnerGroup:
         for group in (dist.group.WORLD, gradients):
             _set_pg_timeout(timeout, group)
         assert isinstance(gradients, dist.ProcessGroup)
-        self.gradients = Guarded(gradients)
+        self.gradients = Guarded(gradients, is_lost if backend == "gloo" else None)
 
     def _backend(self) -> str:
         """The backend for gradients. NCCL needs a GPU of its own for each learner."""
@@ -148,8 +178,12 @@ class LearnerGroup:
         never completes.
         """
         self.gradients.group.abort()
+        groups = [self.control.group, self.gradients.group]
         del self.control.group, self.gradients.group
         dist.destroy_process_group()
+        # The last use of a gloo group waits for collectives that are still in it.
+        threading.Thread(target=groups.clear, name="leave", daemon=True).start()
+        del groups
 
     def broadcast(self, arrays: Arrays | None, source: int) -> Arrays:
         """Copy the arrays of the member at position ``source`` to all members."""

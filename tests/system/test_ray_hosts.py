@@ -29,7 +29,6 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
 
 COUNT, CORES, PORT = 4, 1, 6379
 WAIT_S = 100.0
-REDUCE_S = 5  # gloo waits so long for a host that is silent
 PRIVATE = ["unshare", "--mount", "--propagation", "private", "sh", "-c"]
 RAY = str(Path(sys.executable).with_name("ray"))
 
@@ -69,7 +68,7 @@ class Cluster:
         return ["nsenter", "-t", str(self._nodes[host].pid), "-n", "-m", "-w", "--", *command]
 
     def processes(self, host: int) -> list[psutil.Process]:
-        return psutil.Process(self._nodes[host].pid).children(recursive=True)
+        return list(psutil.Process(self._nodes[host].pid).children(recursive=True))
 
     def host_of(self, role: str) -> int | None:
         for host in range(COUNT):
@@ -127,7 +126,6 @@ def test_a_host_that_falls_silent_costs_the_others_moments(cluster: Cluster) -> 
     with tempfile.TemporaryDirectory(dir="/var/tmp") as shared:
         run_dir = Path(shared) / "run"
         options = ["learner.count=2", "actors.count=2", f"run.dir={run_dir}", *SMALL]
-        options.append(f"learner.reduce.timeout_s={REDUCE_S}")
         flags = ["--engine", "ray", "--address", cluster.address]
         command = [sys.executable, "-m", "penstock", "train", "cartpole", *options, *flags]
         log = Path(shared) / "log"
@@ -140,7 +138,7 @@ def test_a_host_that_falls_silent_costs_the_others_moments(cluster: Cluster) -> 
             assert last(run_dir)["learners_alive"] == 2
             names = ("learner-0", "learner-1", "actor-0", "actor-1")
             places = {name: cluster.host_of(name) for name in names}
-            assert sorted(places.values()) == list(range(COUNT)), log.read_text()
+            assert set(places.values()) == set(range(COUNT)), log.read_text()
             lost = next(name for name in names[:2] if places[name])  # not on the head
             host = places[lost]
             assert host
@@ -150,7 +148,7 @@ def test_a_host_that_falls_silent_costs_the_others_moments(cluster: Cluster) -> 
             wait_until(lambda: last(run_dir)["learners_alive"] == 1)
             steps = last(run_dir)["trained_steps"]
             wait_until(lambda: last(run_dir)["trained_steps"] > steps + 1000)
-            assert time.monotonic() - began_s < ray_engine.SILENT_S + REDUCE_S + 5
+            assert time.monotonic() - began_s < ray_engine.SILENT_S + 5
             # Without the engine the lost learner ends too, and disturbs nothing.
             roles = [
                 p for p in of_roles if p.is_running() and "penstock.launch.role" in p.cmdline()
