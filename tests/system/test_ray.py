@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from train_command import SMALL, Command, assert_balanced, last, metrics
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
+MARKER = "PENSTOCK_TEST"  # in the environment of all that a test starts, as `conftest` sets it
 MY_GAME = "import gymnasium\n\ndef make(): return gymnasium.make('CartPole-v1')\n"
 ENDS_S = ray_engine.LEASE_S + 20.0
 
@@ -50,13 +53,16 @@ def ready(run_dir: Path, role: str) -> list[int]:
 
 
 def agents() -> dict[str, psutil.Process]:
-    """Host agents by the name of a role that each of them has started."""
+    """Host agents by the name of a role that each of them has started, in this test."""
     found = {}
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "penstock.launch.role" in words and "-c" not in words:
-            agent = next(p for p in process.parents() if "HostAgent" in p.cmdline()[0])
-            found[words[words.index("penstock.launch.role") + 1]] = agent
+        with suppress(psutil.Error, StopIteration):  # it has ended meanwhile
+            if "penstock.launch.role" not in words or "-c" in words:
+                continue
+            if process.environ().get(MARKER) == os.environ[MARKER]:
+                agent = next(p for p in process.parents() if "HostAgent" in p.cmdline()[0])
+                found[words[words.index("penstock.launch.role") + 1]] = agent
     return found
 
 
@@ -209,10 +215,14 @@ def test_bad_options_are_refused(tmp_path: Path, options: tuple[str, ...], messa
 def test_a_run_whose_head_node_is_lost_is_stopped_and_saved(tmp_path: Path, nodes: Any) -> None:
     command, run_dir = train(tmp_path, nodes.address), tmp_path / "run"
     command.wait_until(lambda: metrics(run_dir) and last(run_dir)["trained_steps"] > 1000)
-    for processes in nodes.head_node.all_processes.values():
-        for one in processes:  # of Ray alone: what it has started lives
-            one.process.kill()
+    own = {p.process.pid for ps in nodes.head_node.all_processes.values() for p in ps}
+    started = [p for pid in own for p in psutil.Process(pid).children(recursive=True)]
+    for pid in own:  # of Ray alone: what it has started lives
+        os.kill(pid, signal.SIGKILL)
     code, summary, err = command.end()
+    for process in started:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     assert (code, summary["exit_reason"]) == (143, "terminated"), err
     assert_balanced(summary)
     assert any(
