@@ -99,8 +99,9 @@ def describe(report: Report) -> str:
     ]
     width = max((len(p["name"]) for p in report["processes"]), default=0)
     for process in report["processes"]:
-        elsewhere = process.get("host", report["host"]) != report["host"]
-        place = f"{process['host']}: " * elsewhere
+        here = report.get("host")
+        host = process.get("host", here)
+        place = "" if host == here else f"{host}: "
         lines.append(f"{process['name']:{width}}  {place}{in_a_line(process)}")
         lines += [_thread_line(thread, width) for thread in process.get("threads", [])]
     return "\n".join(lines)
