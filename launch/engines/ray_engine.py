@@ -126,6 +126,7 @@ class RayEngine:
         self._places: dict[str, RayAgent] = {}  # of each role
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Event()
+        self._listened = [0.0]  # when the last wait for answers began
         self._head_s = math.inf  # when the head node answered last
         self._head_lost = False
         self._thread = threading.Thread(target=self._listen, name="ray", daemon=True)
@@ -157,6 +158,12 @@ class RayEngine:
                 f"free GPUs, and the run needs, each on one host, {needs}; add nodes, or wait for "
                 "other jobs to end, or set actors.count lower"
             ) from None
+        except ray.exceptions.RayError as error:
+            raise UserError(
+                "a host agent could not be started on the Ray cluster: "
+                f"{str(error).strip().splitlines()[-1]}; install the same version of Penstock, "
+                "with its extra [ray], in the Python environment of every node"
+            ) from None
         self._thread.start()
         threading.Thread(target=self._ask_head, name="ray head", daemon=True).start()
 
@@ -169,7 +176,7 @@ class RayEngine:
         if address and any(role.startswith("learner-") for role in bundle.roles):
             needs[f"node:{address}"] = 0.001
         name = f"{self._name}-{bundle.name}-{len(self._agents)}"
-        agent = RayAgent(self._actor, name, self._name, needs, self._wake)
+        agent = RayAgent(self._actor, name, self._name, needs, self._wake, self._listened)
         self._agents.append(agent)
         agent.address = address
         self._places |= dict.fromkeys(bundle.roles, agent)
@@ -208,6 +215,7 @@ class RayEngine:
             if not calls:
                 self._closing.wait(REPORT_S)
                 continue
+            asked_s = time.monotonic()  # may be long ago by the time of an answer: see `reached`
             for call in ray.wait(list(calls), timeout=REPORT_S)[0]:
                 agent = calls.pop(call)
                 try:
@@ -215,6 +223,7 @@ class RayEngine:
                 except ray.exceptions.RayError:  # the agent has ended, or its node
                     agent.answered(None)
                 os.eventfd_write(self._wake, 1)
+            self._listened[0] = asked_s
 
     def _ask_head(self) -> None:
         """Ask the head node for the nodes, again and again; runs in a thread, which may hang."""
@@ -250,10 +259,17 @@ class RayAgent(HostLine):
     """The line to a host agent."""
 
     def __init__(
-        self, kind: Any, name: str, namespace: str, needs: Mapping[str, float], wake: int
+        self,
+        kind: Any,
+        name: str,
+        namespace: str,
+        needs: Mapping[str, float],
+        wake: int,
+        listened: Sequence[float],
     ) -> None:
         """``kind`` is the class of Ray actors, ``needs`` the resources of its host; ``wake`` the
-        descriptor that announces reports."""
+        descriptor that announces reports. ``listened`` has the time at which the engine's last
+        wait for answers began: silence does not count while the engine itself was stopped."""
         super().__init__(name)  # until the agent reports its host
         self.address = ""
         self.group: Any = None
@@ -264,7 +280,7 @@ class RayAgent(HostLine):
         self.gone = False
         """Whether the agent has ended."""
         self._kind, self._name, self._namespace, self._needs = kind, name, namespace, needs
-        self._wake = wake
+        self._wake, self._listened = wake, listened
         self._lock = threading.Lock()
         self._orders: list[Message] = []  # until its first answer
         self._answered_s: float | None = None
@@ -302,7 +318,7 @@ class RayAgent(HostLine):
             return False
         if self._answered_s is None:
             return time.monotonic() < self._made_s + FIRST_S
-        return time.monotonic() < self._answered_s + SILENT_S
+        return self._listened[0] < self._answered_s + SILENT_S
 
     def order(self, kind: str, **fields: Any) -> None:
         order = {"kind": kind, **fields}
