@@ -126,7 +126,7 @@ class RayEngine:
         self._places: dict[str, RayAgent] = {}  # of each role
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Event()
-        self._listened = [0.0]  # when the last wait for answers began
+        self._listened = [0.0]  # until when an agent without an answer counts as silent
         self._head_s = math.inf  # when the head node answered last
         self._head_lost = False
         self._thread = threading.Thread(target=self._listen, name="ray", daemon=True)
@@ -208,6 +208,7 @@ class RayEngine:
         """Take the reports of all agents, until the engine closes; runs in a thread."""
         ray = self._ray
         calls: dict[Any, RayAgent] = {}
+        turned_s, resumed_s = time.monotonic(), -math.inf
         while not self._closing.is_set():
             for agent in list(self._agents):
                 if agent.placed.is_set() and agent not in calls.values() and not agent.gone:
@@ -215,7 +216,6 @@ class RayEngine:
             if not calls:
                 self._closing.wait(REPORT_S)
                 continue
-            asked_s = time.monotonic()  # may be long ago by the time of an answer: see `reached`
             for call in ray.wait(list(calls), timeout=REPORT_S)[0]:
                 agent = calls.pop(call)
                 try:
@@ -223,7 +223,12 @@ class RayEngine:
                 except ray.exceptions.RayError:  # the agent has ended, or its node
                     agent.answered(None)
                 os.eventfd_write(self._wake, 1)
-            self._listened[0] = asked_s
+            now_s = time.monotonic()
+            if now_s > turned_s + SILENT_S:  # this process was stopped: answers need a moment
+                resumed_s = now_s
+            turned_s = now_s
+            if now_s > resumed_s + SILENT_S:
+                self._listened[0] = now_s
 
     def _ask_head(self) -> None:
         """Ask the head node for the nodes, again and again; runs in a thread, which may hang."""
@@ -268,8 +273,8 @@ class RayAgent(HostLine):
         listened: Sequence[float],
     ) -> None:
         """``kind`` is the class of Ray actors, ``needs`` the resources of its host; ``wake`` the
-        descriptor that announces reports. ``listened`` has the time at which the engine's last
-        wait for answers began: silence does not count while the engine itself was stopped."""
+        descriptor that announces reports. ``listened`` has the time until which the engine has
+        listened: silence does not count while it was stopped itself."""
         super().__init__(name)  # until the agent reports its host
         self.address = ""
         self.group: Any = None
