@@ -68,7 +68,7 @@ class EngineChoice(NamedTuple):
     cluster: str | None = None
     """The address of the engine's cluster; None for the engine's own default."""
     working_dir: str | None = None
-    """The folder whose files other hosts get, as the current folder of the roles there."""
+    """A folder that is copied to the other hosts, where it is the current folder of all roles."""
 
 
 HERE = EngineChoice()

@@ -181,7 +181,7 @@ class EngineContext(NamedTuple):
     cluster: str | None = None
     """The address of the engine's cluster, as the user gave it."""
     working_dir: str | None = None
-    """The folder whose files other hosts get, as the current folder of the roles there."""
+    """A folder that is copied to the other hosts, where it is the current folder of all roles."""
 
 
 class EngineFactory(Protocol):

@@ -24,6 +24,7 @@ from penstock.transport.zmq.keys import read_keys
 if TYPE_CHECKING:
     from penstock.profiling.report.readings import Reading, Thread
 
+OF_ACTORS = ("learner.key", "actor.key_secret")
 UNKNOWN = RoleStatus(False, 0, "starting", 0.0, 0.0, 0, 0, 0, 0, 0, 0)
 
 
@@ -94,7 +95,7 @@ class RemoteHandle:
             incarnation=incarnation,
             arguments=dict(arguments),
             log=str(log),
-            keys=read_keys(Path(curve)) if curve else {},
+            keys=_keys(spec, Path(curve)) if curve else {},
         )
 
     def send(self, message: Message) -> None:
@@ -163,3 +164,11 @@ class RemoteHandle:
             alive_s=found.alive_s and now_s - found.alive_s,
         )
         self._usage = used._replace(threads=tuple(ThreadUsage(*t) for t in used.threads))
+
+
+def _keys(spec: RoleSpec, folder: Path) -> dict[str, str]:
+    """The key files that a role needs: the learner's secret stays on the hosts of learners."""
+    keys = read_keys(folder)
+    if spec.role not in ("actor", "relay"):
+        return keys
+    return {name: text for name, text in keys.items() if name in OF_ACTORS}
