@@ -31,7 +31,8 @@ GRANT_TIMEOUT_S = 0.5
 
 
 def run(ctx: RoleContext) -> None:
-    """Play until ``ctx.stopping()``; exits with EXIT_REJOIN when the only learner is gone."""
+    """Play until ``ctx.stopping()``; an actor started by hand exits with EXIT_REJOIN when its learner
+    is gone."""
     try:
         found = find(ctx)
         ctx.status.begin(Phase.ENVIRONMENT)
@@ -50,16 +51,16 @@ def run(ctx: RoleContext) -> None:
 def _live(ctx: RoleContext, found: Found, game: BatchedEnv) -> None:
     """Play for one learner after the other, in the same environments.
 
-    Where there are several learners, the supervisor may move an actor to another one; an actor
-    started by hand has no supervisor that could.
+    The supervisor may move an actor to another learner, or to the next process of the only one; an
+    actor started by hand has no supervisor that could.
     """
     config, actor = found.config, actor_id(ctx)
-    several = ctx.config is not None and config.learner.count > 1
+    moves = ctx.config is not None
     spec = slot_spec(config, game.info)
     player: Player | None = None
     while not ctx.stopping():
         ctx.follow()
-        found = find(ctx) if several else found
+        found = find(ctx) if moves else found
         link = None
         try:
             link = join(ctx, found, spec, actor)
@@ -72,7 +73,7 @@ def _live(ctx: RoleContext, found: Found, game: BatchedEnv) -> None:
                 player.join(link, ctx.incarnation)
             _play(ctx, player)
         except LearnerGoneError:
-            if not several:
+            if not moves:
                 raise
         finally:
             if link is not None:

@@ -6,8 +6,8 @@ reads a clock or accesses a process. `penstock.launch.supervisor` performs the e
 The life of the run:
     running -> stopping by stages: actors, carriers, learners, server, evaluator -> done
 
-Invariants: an essential role is never restarted, unless it is a learner and other learners hold its
-state. Nothing is started once stopping has begun. The first failure is the one that is reported. A
+Invariants: an essential role is restarted only if other learners hold its state, or if the run has a
+checkpoint from which all essential roles are restarted together. Nothing is started once stopping has begun. The first failure is the one that is reported. A
 stage ends when its processes have ended; at its deadline they are killed, so stopping always
 terminates. The evaluator runs until its stage if a limit of the run is reached, and plays the last
 weights then; in any other stop it ends at once.
@@ -84,6 +84,11 @@ class Decisions:
         self._asked = "", 0  # the same, where a signal has its way
         self._failure: Failure | None = None
         self._threads = 1  # of each learner, where it changes during the run
+        self._has_checkpoint = False
+        self._losses = 0  # of the trained state, since a checkpoint was written
+        self.resumes = False
+        """Whether learners that are started without a group resume from the run's checkpoint,
+        because the trained state was lost during this run."""
         self.restarts = {stage: 0 for stage in Stage}
         self.outcome: Outcome | None = None
 
@@ -152,6 +157,10 @@ class Decisions:
         self._group.entered(self._workers[name].spec.learner)
         return []
 
+    def checkpoint_exists(self) -> None:
+        """The run has a checkpoint, or a newer one."""
+        self._has_checkpoint, self._losses = True, 0
+
     def group_failed(self, epoch: int) -> list[Effect]:
         """The learners' group of ``epoch`` has failed, or could not be formed."""
         return self._group.failed(epoch)
@@ -162,7 +171,8 @@ class Decisions:
         if self._has_rival(failure.name, now_s):  # for which it may have been refused
             failure = replace(failure, user=False)
         worker.failure = failure
-        ends_run = worker.spec.essential and (self.stopping or not self._spared(worker))
+        survived = self._spared(worker) or worker.superseded or self._comes_back(failure)
+        ends_run = worker.spec.essential and (self.stopping or not survived)
         of_user = failure.user and not self.stopping and not worker.spec.expendable
         return self._fail(failure, now_s) if ends_run or of_user else []
 
@@ -234,7 +244,11 @@ class Decisions:
             if self._stage is Stage.LEARNER and worker is self._learners.get(self._saver):
                 effects += self._name_saver(saved=end.exit_code == 0)
             return effects + self._advance(now_s)
+        if worker.superseded:
+            return effects + self._again(worker, FIRST_DELAY_S, now_s)
         if worker.spec.essential and not spared:
+            if self._comes_back(failure):
+                return effects + self._start_from_checkpoint(worker, failure, now_s)
             return effects + self._fail(failure, now_s)
         if not worker.needed:
             return effects
@@ -362,11 +376,40 @@ class Decisions:
         note = Note(text, "restart", worker.name, data, worker.incarnation)
         return [note, *self._again(worker, delay_s, now_s)]
 
+    def _comes_back(self, failure: Failure) -> bool:
+        """Whether a run that has lost its trained state resumes from its checkpoint. Learners of
+        several supervisors do not: none of these knows what became of the others."""
+        alone = all(w.spec.store is None for w in self._learners.values())
+        left = self._losses < self._limits.restarts
+        return alone and self._has_checkpoint and left and not failure.user
+
+    def _start_from_checkpoint(
+        self, lost: SupervisedRole, failure: Failure, now_s: float
+    ) -> list[Effect]:
+        """The trained state has ended with ``lost``: restart all essential roles from the newest
+        checkpoint. The other roles keep running."""
+        self._losses += 1
+        self.resumes = True
+        self._group.dissolve()
+        delay_s = lost.next_delay_s()
+        text = (
+            f"{failure.name}: {failure.told}; the run continues from its newest checkpoint in "
+            f"{delay_s:g} s (restart {self._losses} of run.restarts = {self._limits.restarts})"
+        )
+        data = {"delay_s": delay_s, "from": "checkpoint"}
+        effects: list[Effect] = [Note(text, "restart", lost.name, data, lost.incarnation)]
+        for worker in self._workers.values():
+            if worker.spec.essential and worker.runs:
+                worker.superseded = True
+                why = "is restarted, as the run continues from its newest checkpoint"
+                effects.append(Kill(worker.name, signal.SIGKILL, why))
+        return effects + self._again(lost, delay_s, now_s)
+
     def _again(self, worker: SupervisedRole, delay_s: float, now_s: float) -> list[Effect]:
         worker.enter(Life.WAITING, now_s + delay_s)
         worker.incarnation += 1
         worker.failure = worker.kill_at_s = None
-        worker.orphaned = False
+        worker.orphaned = worker.superseded = False
         self.restarts[worker.spec.stage] += 1
         return []
 

@@ -54,6 +54,11 @@ class GroupMembership:
         self.members.remove(rank)
         return self._tell()
 
+    def dissolve(self) -> None:
+        """No learner holds the trained state any more: as before the first group, which contains
+        all learners."""
+        self.members, self._knowing, self.begun = set(), set(), False
+
     def failed(self, epoch: int) -> list[Effect]:
         """The group of ``epoch`` was not formed, or failed although all members live."""
         return self._tell() if epoch == self.epoch else []

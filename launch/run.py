@@ -353,7 +353,8 @@ def _take_back(attempt: Attempt, reason: str) -> None:
 
 
 def _limits(run: RunConfig) -> RestartLimits:
-    return RestartLimits(run.grace_s, run.hang_timeout_s, run.start_timeout_s, run.max_restarts)
+    times_s = run.grace_s, run.hang_timeout_s, run.start_timeout_s
+    return RestartLimits(*times_s, run.max_restarts, run.restarts)
 
 
 def _require_linux() -> None:

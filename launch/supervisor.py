@@ -28,6 +28,7 @@ from penstock.core.control import Message
 from penstock.core.interfaces import Engine, Handle, Liveness, MetricSink, RoleStatus, RunEvent
 from penstock.core.role import EXIT_REJOIN
 from penstock.core.role_spec import RoleSpec, Stage
+from penstock.core.run_dir import has_checkpoint
 from penstock.launch.core_split import CoreSplit
 from penstock.launch.decisions import Decisions
 from penstock.launch.ledgers import Ledgers
@@ -125,9 +126,12 @@ class Supervisor:
         self._engine = engine
         self._core_split = core_split
         self._decisions = Decisions(specs, limits)
+        if arguments.get("resume", "no") != "no" and has_checkpoint(Path(arguments["run_dir"])):
+            self._decisions.checkpoint_exists()
         learners = [spec.learner for spec in specs if spec.stage is Stage.LEARNER]
         self._has_learner = bool(learners)
-        self._ranks = Ranks(learners) if len(learners) > 1 else None
+        self._ranks = Ranks(learners)
+        self._several = len(learners) > 1
         self._handles: dict[str, Handle] = {}
         self._presumed: list[Handle] = []  # that were presumed dead, and are no longer their role's
         self._ending: set[tuple[str, int]] = set()  # of these, that are known to run
@@ -283,6 +287,8 @@ class Supervisor:
         log = self._logs / f"{name}.log"
         try:
             arguments = {**self._arguments, "group_begun": self._decisions.group_begun}
+            if self._decisions.resumes:
+                arguments["resume"] = "must"
             handle = self._engine.start(self._specs[name], incarnation, arguments, log)
         except OSError as error:
             with self._reserve.lent():
@@ -332,9 +338,11 @@ class Supervisor:
         elif kind in ("metrics", "final"):
             self._measured(self._specs[name].learner, message, final=kind == "final")
         elif kind in ("checkpoint", "evaluation"):
+            if kind == "checkpoint":
+                self._decisions.checkpoint_exists()
             if self._sinks.event(_result(self._handles[name], kind, message)):
                 return self._decisions.stop(CALLBACK, now_s)
-        elif kind == "server" and self._ranks is not None:
+        elif kind == "server":
             if not self._specs[name].index:  # all shards count the same pushes
                 self._ranks.server = message
         else:
@@ -400,15 +408,15 @@ class Supervisor:
             "actors_alive": decisions.actors_alive,
             "actors_restarted": decisions.restarts[Stage.ACTORS],
         }
-        if self._ranks is not None:
-            merge = self._ranks.final if final else self._ranks.metrics
-            merged = merge(rank, message)
-            if merged is None:
-                return
-            message = merged
+        merge = self._ranks.final if final else self._ranks.metrics
+        merged = merge(rank, message)
+        if merged is None:
+            return
+        message = merged
+        if self._several or decisions.restarts[Stage.LEARNER]:
             counts["learners_restarted"] = decisions.restarts[Stage.LEARNER]
-            if not final:
-                counts["learners_alive"] = decisions.learners_alive
+        if self._several and not final:
+            counts["learners_alive"] = decisions.learners_alive
         self._decisions.restart_policy.episodes(message.get("episodes"), time.monotonic())
         if not final:
             shares = self._ledgers.interval(self._handles)
@@ -479,9 +487,7 @@ class Supervisor:
         return end
 
     def _note_rank(self, spec: RoleSpec, status: RoleStatus) -> None:
-        """With several learners: add the final counters of a learner or an actor that has ended."""
-        if self._ranks is None:
-            return
+        """Add the final counters of a learner or an actor that has ended."""
         if spec.stage is Stage.ACTORS:
             self._ranks.actor_ended(status.played_steps)
         elif spec.stage is Stage.LEARNER:

@@ -22,12 +22,14 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class RestartLimits:
-    """Time limits in seconds, and the number of consecutive restarts without progress."""
+    """Time limits in seconds, and the numbers of consecutive restarts without progress: of a role,
+    and of the whole run from its checkpoint."""
 
     grace_s: float = 10.0
     hang_timeout_s: float = 60.0
     start_timeout_s: float = 60.0
     max_restarts: int = 5
+    restarts: int = 3
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ class SupervisedRole:
     failures_without_progress: int = 0  # of these, in a row without a sample
     needed: bool = True  # whether it is replaced when it ends; a spare actor is not, at first
     orphaned: bool = False  # a carrier whose learner has ended; its messages are ignored
+    superseded: bool = False  # an essential role that is killed to resume from a checkpoint
     failure: Failure | None = None  # of this incarnation
     first_failure: Failure | None = None  # of the row
 

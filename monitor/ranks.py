@@ -1,4 +1,7 @@
-"""What several learners report, as that of one run; with one learner nothing passes through here.
+"""What the learners of a run report, as that of one run.
+
+The report of an only learner is that of the run, except for what earlier processes of it had
+counted, where it was restarted from a checkpoint.
 
 Counters are those of the whole group (`learner.progress`). With a parameter server a rank knows
 them as of the server's last reply, so the highest figure of any rank, dead or alive, is the newest.
@@ -50,6 +53,7 @@ class Ranks:
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self._awaited = set(ranks)  # ranks without a report so far
+        self._several = len(self._awaited) > 1
         self._last: dict[int, Metrics] = {}
         self._finals: dict[int, Metrics] = {}
         self._lag: Counter[int] = Counter()
@@ -64,6 +68,9 @@ class Ranks:
         """Add a report of one interval; returns that of the run if ``rank`` is the lowest one."""
         self._awaited.discard(rank)
         self._last[rank] = message
+        server = {} if self.server is None else {"server": self.server}
+        if not self._several:
+            return message | server | (self._counted([message]) if self._died else {})
         self._lag.update({int(lag): n for lag, n in message.get(HISTOGRAM, {}).items()})
         for bin_, steps in message.get(LATENCY, {}).items():
             self._latency[int(bin_)] = self._latency.get(int(bin_), 0.0) + steps
@@ -79,13 +86,12 @@ class Ranks:
             self._latency = {}
         merged |= self._counted(reports.values()) | self._counters(reports.values())
         own = [{"rank": r, **_some(report, OWN)} for r, report in reports.items()]
-        server = {} if self.server is None else {"server": self.server}
         return merged | {"ranks": own} | server
 
     def final(self, rank: int, message: Metrics) -> Metrics:
         """Add a learner's final report; returns that of the run, as far as it is known."""
         self._finals[rank] = message
-        return self._sum()
+        return self._sum() if self._several or self._died else message
 
     def actor_ended(self, played_steps: int) -> None:
         """An actor of this host has ended: the steps of its life, by its own count."""
@@ -99,6 +105,8 @@ class Ranks:
         self._awaited.discard(rank)
         last = self._last.pop(rank, {})
         self._died = True
+        if not self._last:  # all are restarted from a checkpoint, whose counters are lower
+            self._highest = {}
         dead = self._dead
         for key in COUNTED:
             dead[key].update(last.get(key, {}))

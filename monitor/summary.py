@@ -34,10 +34,9 @@ def rows(summary: Metrics, run_dir: Path) -> Rows:
     if (found := best(run_dir)) is not None:
         shown["best"] = _best(found)
     shown |= accounting(summary["accounting"])
-    if restarts := m("actors_restarted"):
-        shown["restarts"] = (
-            f"{count(restarts)} of failed actors; the causes are in logs/actor-*.log"
-        )
+    failed = {"actors": m("actors_restarted"), "learners": m("learners_restarted")}
+    if restarts := [f"{count(n)} of failed {what}" for what, n in failed.items() if n]:
+        shown["restarts"] = f"{', '.join(restarts)}; the causes are in logs"
     if m("utilization") is not None:
         shown["learner"] = (
             f"{percent(m('utilization'))} of the time in forward, backward and optimizer"

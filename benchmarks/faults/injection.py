@@ -28,8 +28,10 @@ BOUND_S = 5.0  # for training to go on after a confirmed death
 DUMP_S = 0.5  # a hung process writes its stacks before it is killed
 BEATS_S = 5.0  # after which a peer of the wire that has vanished is given up
 USED_UP_S = 1.0  # until actors have played what they had been granted before
+LAST_LINES_S = 0.5  # until the supervisor has written what a dead learner had reported
 READY_S = 60.0  # for a victim to be there
 EXPENDABLE = ("actor", "connector", "relay", "evaluator", "client")
+KEEPERS = ("learner", "server")  # hold what was learned
 CGROUPS = Path("/sys/fs/cgroup/memory")
 CLOCK_STEPS = (-86400, -3600, -10, 10, 3600, 86400)
 
@@ -88,9 +90,15 @@ def _kill(world: World, fault: Fault, what: str) -> Struck:
         return _kill_replay(world)
     if what == "client":
         return _kill_client(world, fault)
-    role = victim(world, fault, (what,), ready=what == "learner")
+    role = victim(world, fault, (what,), ready=what in KEEPERS)
+    falls_back = what == "server" or (what == "learner" and world.topology.learners == 1)
+    if falls_back:
+        _await_checkpoint(world)
     now_s = _killed(role)
-    starts = what in ("connector", "relay", "learner")  # nothing else does what it did
+    if falls_back:
+        time.sleep(LAST_LINES_S)
+        world.progress.begin()
+    starts = what in ("connector", "relay", *KEEPERS)  # nothing else does what it did
     return Struck(role.name, now_s, causes=("exit",), starts=starts)
 
 
@@ -326,6 +334,12 @@ def _killed(role: Role) -> float:
         os.kill(role.pid, signal.SIGKILL)
     wait_until(lambda: not alive(role.pid), 1.0, 0.002)
     return time.monotonic()
+
+
+def _await_checkpoint(world: World) -> None:
+    """The only process that holds what was learned may die where that was saved."""
+    if not wait_until((world.run_dir / "checkpoints" / "last").exists, READY_S, 0.1):
+        raise Broken(f"no checkpoint was written within {READY_S:g} s")
 
 
 def _await_group(world: World) -> None:

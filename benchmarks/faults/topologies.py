@@ -12,7 +12,7 @@ GRACE_S = 8.0
 SMALL = (
     "actors.envs=4", "actors.unroll=8", "model.hidden=[16]", "stop.return=null",
     "run.interval_s=0.1", f"run.hang_timeout_s={HANG_S}", f"run.grace_s={GRACE_S}",
-    "run.max_restarts=100000", "checkpoint.every_s=1", f"learner.reduce.timeout_s={REDUCE_S}",
+    "run.max_restarts=100000", "run.restarts=100000", "checkpoint.every_s=1", f"learner.reduce.timeout_s={REDUCE_S}",
 )  # fmt: skip
 DQN = (
     "replay.min_size=200",
@@ -24,7 +24,7 @@ DQN = (
 LATE = ("run.hang_timeout_s=30",)  # the wire must not need it to notice that peers are gone
 HANGS = ("hang:actor", "hang:relay", "hang:connector")
 ENDS = {  # of a run with one learner: each costs a start, so they are rare
-    "end:learner": 0.15, "end:supervisor": 0.15, "end:term": 0.1, "end:term-all": 0.1,
+    "kill:learner": 0.5, "end:supervisor": 0.15, "end:term": 0.1, "end:term-all": 0.1,
     "checkpoint:flip": 0.1, "checkpoint:cut": 0.1,
 }  # fmt: skip
 ACTORS = {"kill:actor": 4.0, "stop:actor": 2.0, "hang:actor": 0.5, "memory:actor": 1.0}
@@ -67,7 +67,7 @@ def _group(pace: str, **kinds: float) -> Topology:
     return Topology(pace, GROUP | kinds, options=options, actors=4, learners=2)
 
 
-_SERVER = {"stop:server": 0.7, "end:server": 0.15}
+_SERVER = {"stop:server": 0.7, "kill:server": 0.3}
 _ALL = (
     Topology(
         "shm",
@@ -82,7 +82,7 @@ _ALL = (
     Topology(
         "connectors",
         ACTORS | CARRIERS | {"end:learner": 0.15, "end:term": 0.1},
-        options=("transport.kind=zmq", "transport.connectors=2"),
+        options=("transport.kind=zmq", "transport.connectors=2", "run.restarts=0"),
         actors=4,
     ),
     _group("bsp"),
@@ -110,7 +110,7 @@ _ALL = (
         "hand",
         _without(ACTORS | CARRIERS | WIRE, HANGS)
         | {"net:latency": 2.0, "net:half-open": 2.0, "net:cut": 2.0, "net:flip": 2.0}
-        | {"end:learner": 0.15},
+        | {"kill:learner": 0.5},
         options=("transport.kind=zmq", *LATE),
         by_hand="proxy",
     ),

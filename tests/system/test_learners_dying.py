@@ -218,7 +218,7 @@ def test_a_run_ends_with_a_shard_of_its_server_and_is_resumed_with_another_numbe
     penstock: Penstock, tmp_path: Path, shard: int
 ) -> None:
     served = ("learner.pace=ssp", "learner.server_shards=2", "checkpoint.every_steps=10")
-    learners = Learners(penstock, tmp_path, 2, *served)
+    learners = Learners(penstock, tmp_path, 2, *served, "run.restarts=0")
     learners.train_on(40)
     doomed = learners.run.pid_of(f"server-{shard}")
     assert doomed

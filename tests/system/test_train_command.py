@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.learner.checkpoints import checkpoint_format
 from train_command import SMALL, Penstock, assert_balanced, metrics, trained
 
 pytestmark = pytest.mark.system
@@ -105,7 +106,8 @@ def test_an_actor_that_is_killed_is_replaced_while_training_goes_on(
 def test_a_learner_that_is_killed_ends_the_run_and_leaves_its_checkpoint(
     penstock: Penstock, tmp_path: Path
 ) -> None:
-    run = penstock("train", "cartpole", "--json", *SMALL, "run.dir=run", "checkpoint.every_s=0.1")
+    options = ("run.dir=run", "checkpoint.every_s=0.1", "run.restarts=0")
+    run = penstock("train", "cartpole", "--json", *SMALL, *options)
     saved = tmp_path / "run" / "checkpoints" / "last" / "checkpoint.safetensors"
     run.wait_until(saved.is_file)
     os.kill(run.pid_of("learner-0"), signal.SIGKILL)
@@ -113,6 +115,33 @@ def test_a_learner_that_is_killed_ends_the_run_and_leaves_its_checkpoint(
     assert (code, summary["exit_reason"]) == (1, "fault")
     assert "penstock: learner-0: was killed by SIGKILL" in err
     assert penstock("eval", "run", "--episodes", "2", "--json").end()[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["shm", "zmq"])
+def test_a_run_continues_by_itself_from_the_checkpoint_of_a_learner_that_was_killed(
+    penstock: Penstock, tmp_path: Path, kind: str
+) -> None:
+    options = ("run.dir=run", "checkpoint.every_s=0.1", f"transport.kind={kind}")
+    run = penstock("train", "cartpole", "--json", *SMALL, *options)
+    saved = tmp_path / "run" / "checkpoints" / "last" / "checkpoint.safetensors"
+    run.wait_until(saved.is_file)
+    actors = [run.pid_of(f"actor-{i}") for i in range(2)]
+    os.kill(run.pid_of("learner-0"), signal.SIGKILL)
+
+    def trains_again() -> bool:
+        restarted = [m for m in metrics(tmp_path / "run") if m.get("learners_restarted")]
+        return len(restarted) > 1 and restarted[-1]["steps_per_s"] > 0
+
+    run.wait_until(trains_again)
+    assert [run.pid_of(f"actor-{i}") for i in range(2)] == actors  # with their environments
+    run.process.send_signal(signal.SIGTERM)
+    code, summary, err = run.end()
+    assert (code, summary["learners_restarted"], summary["actors_restarted"]) == (143, 1, 0), err
+    assert "learner-0: was killed by SIGKILL" in err
+    assert "the run continues from its newest checkpoint" in err
+    assert_balanced(summary)
+    generation = checkpoint_format.load(saved.parent).meta["progress"]["generation"]
+    assert generation == 1
 
 
 @pytest.mark.parametrize(

@@ -268,14 +268,18 @@ class Receiver:
         self.grants.received(stream, head, peer, now_s)
 
     def _check_policy(self, head: Header) -> None:
-        """Raise WireError for weights that the learner has not published."""
-        generation, version = self._newest
-        if head.version > version or head.generation > generation:
+        """Raise WireError for weights that the learner has not published.
+
+        Versions are compared within a generation: a learner that resumed from a checkpoint counts
+        from a lower one than it had reached before.
+        """
+        used = Stamp(head.generation, head.version)
+        if used > self._newest:
             stamp = self._link.board.stamp
             if stamp is None:  # a learner publishes before it listens
                 return
             self._newest = stamp
-            if head.version > stamp.version or head.generation > stamp.generation:
+            if used > stamp:
                 text = f"{head.generation}.{head.version}, the newest is {stamp[0]}.{stamp[1]}"
                 raise WireError("policy", text)
 

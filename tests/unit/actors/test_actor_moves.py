@@ -22,7 +22,7 @@ from penstock.configs.schema import Config
 from penstock.core.control import Channel
 from penstock.core.interfaces import Welcome
 from penstock.core.params import Stamp
-from penstock.core.role import EXIT_REJOIN, RoleContext, learner_socket
+from penstock.core.role import RoleContext, learner_socket
 from penstock.core.specs import SlotSpec
 from penstock.envs import BatchedEnv, make, probe
 from penstock.profiling.status import StatusPage
@@ -261,15 +261,19 @@ def test_who_waits_for_its_learner_over_the_wire_can_be_given_to_another(
         assert_accounted(list(second.taken), 0)
 
 
-def test_the_only_learner_is_left_by_ending(
-    tmp_path: Path, config: Config, notes: list[str]
+@pytest.mark.parametrize("kind", ["shm", "zmq"])
+def test_the_next_process_of_the_only_learner_is_joined_in_the_same_environments(
+    tmp_path: Path, config: Config, kind: str
 ) -> None:
     alone = config.model_copy(update={"learner": config.learner.model_copy(update={"count": 1})})
-    with learner(tmp_path, 0, alone, "shm") as first:
-        run = actor(tmp_path, alone, "shm", learner=0)
+    with learner(tmp_path, 0, alone, kind) as first:
+        run = actor(tmp_path, alone, kind, learner=0)
         one = run.__enter__()
         wait_until(lambda: len(first.taken) > 3, 30)
-    one.thread.join(5)
-    assert one.exit_code == EXIT_REJOIN
-    assert notes[-1] == "actor-1 joins again: the learner ended"
-    run.__exit__(None, None, None)
+    with learner(tmp_path, 0, alone, kind) as second:
+        one.give_to(0, incarnation=1)
+        wait_until(lambda: any(t.header["incarnation"] == 1 for t in list(second.taken)), 30)
+        run.__exit__(None, None, None)
+        own = [taken for taken in take_all(second) if taken.header["incarnation"] == 1]
+        assert_accounted(own, 1)  # in the middle of episodes
+    assert one.exit_code is None

@@ -148,6 +148,32 @@ def test_who_has_not_joined_again_cannot_keep_the_run_going() -> None:
     assert scene.decisions.stopping
 
 
+def test_with_a_checkpoint_all_learners_start_from_it_when_none_holds_the_state() -> None:
+    scene = Scene(learners=2)
+    scene.decisions.checkpoint_exists()
+    scene.ends("learner-0")
+    scene.tick(1)  # it starts again, knowing nothing yet
+    effects = scene.ends("learner-1")
+    assert [e for e in effects if isinstance(e, Kill)] == [Kill("learner-0", KILL)]
+    assert scene.decisions.resumes
+    assert not scene.decisions.group_begun
+    scene.ends("learner-0")
+    assert {e.name for e in scene.tick(1) if isinstance(e, Start)} == {"learner-0", "learner-1"}
+    assert scene.decisions.join("learner-0") == []  # the first group contains all learners
+    assert sent(scene.decisions.join("learner-1"), "group").keys() == {"learner-0", "learner-1"}
+
+
+def test_a_dead_parameter_server_takes_its_learners_to_the_checkpoint() -> None:
+    scene = Scene(SERVER, learners=2)
+    scene.decisions.checkpoint_exists()
+    killed = [e.name for e in scene.ends("server-0") if isinstance(e, Kill)]
+    assert killed == ["learner-0", "learner-1"]
+    for name in killed:
+        scene.ends(name)
+    assert {e.name for e in scene.tick(1) if isinstance(e, Start)} == {"server-0", *killed}
+    assert not scene.decisions.stopping
+
+
 def test_before_the_first_group_any_other_learner_will_do() -> None:
     scene = Scene(learners=2, joined=False)
     assert sent(scene.ends("learner-0"), "group") == {}

@@ -252,3 +252,21 @@ def test_what_connectors_received_in_the_end_is_added_up() -> None:
     ranks.final(0, final(10, 10, 0) | {"received": {"slots": 2, "steps": 10}})
     merged = ranks.final(1, final(20, 20, 0) | {"received": {"slots": 3, "steps": 20}})
     assert merged["received"] == {"slots": 5, "steps": 30}
+
+
+def test_of_one_learner_that_was_restarted_both_lives_count() -> None:
+    ranks = Ranks([0])
+    first = report(500.0, 0.1, {}, env_steps=900, dropped={"lag": 30}, lost={})
+    assert ranks.metrics(0, first) == first  # nothing is added while it has one life
+    assert ranks.learner_ended(0, produced=1000, trained=850) is None
+    second = report(500.0, 0.1, {}, env_steps=600, dropped={"lag": 5}, lost={"disconnect": 2})
+    merged = ranks.metrics(0, second)
+    assert merged is not None
+    assert merged["env_steps"] == 600  # from the checkpoint, whose count is lower
+    assert merged["dropped"] == {"lag": 35}
+    assert merged["lost"] == {"disconnect": 2, "learner": 120}
+    ranks.actor_ended(1560)  # 60 of its steps reached neither
+    accounting = ranks.final(0, final(500, 490, in_flight=10))["accounting"]
+    assert (accounting["produced"], accounting["trained"]) == (1560, 1340)
+    assert accounting["lost"] == {"learner": 180}
+    assert went(accounting) == 1560

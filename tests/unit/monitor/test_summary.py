@@ -74,7 +74,10 @@ def test_a_return_is_told_of_the_episodes_that_there_are(episodes: int | None, t
 
 def test_restarts_are_told_where_there_were_any() -> None:
     found = dict(rows(SUMMARY | {"actors_restarted": 10}, Path("nowhere")))
-    assert found["restarts"] == "10 of failed actors; the causes are in logs/actor-*.log"
+    assert found["restarts"] == "10 of failed actors; the causes are in logs"
+    both = SUMMARY | {"actors_restarted": 10, "learners_restarted": 1}
+    text = "10 of failed actors, 1 of failed learners; the causes are in logs"
+    assert dict(rows(both, Path("nowhere")))["restarts"] == text
     assert "restarts" not in dict(rows(SUMMARY | {"actors_restarted": 0}, Path("nowhere")))
 
 

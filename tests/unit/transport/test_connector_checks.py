@@ -93,7 +93,7 @@ def test_a_row_that_only_resets_is_not_alive(far_side: tuple[Learner, Receiver])
 
 @pytest.mark.parametrize(
     ("generation", "version", "is_taken"),
-    [(2, 10, True), (1, 10, True), (2, 11, False), (2, 1010, False), (3, 0, False)],
+    [(2, 10, True), (1, 10, True), (1, 11, True), (2, 11, False), (2, 1010, False), (3, 0, False)],
 )
 def test_weights_that_were_not_published_have_played_nothing(
     far_side: tuple[Learner, Receiver], generation: int, version: int, is_taken: bool

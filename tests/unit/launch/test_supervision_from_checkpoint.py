@@ -1,0 +1,94 @@
+"""The supervisor's decisions when the only learner dies, without a process or a clock."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from penstock.core.role import Store
+from penstock.launch.supervisor_messages import Effect, Failure, Kill, Note, Send, Start
+from supervision_scene import ACTORS, LEARNER, Scene
+
+KILL = -int(signal.SIGKILL)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """A learner and two actors, with a checkpoint."""
+    scene = Scene((LEARNER, *ACTORS), restarts=2)
+    scene.decisions.checkpoint_exists()
+    return scene
+
+
+def text(effects: list[Effect]) -> str:
+    return next(e.text for e in effects if isinstance(e, Note))
+
+
+def test_the_learner_is_restarted_and_the_actors_stay(scene: Scene) -> None:
+    effects = scene.ends("learner-0", KILL)
+    assert "continues from its newest checkpoint in 0.1 s (restart 1 of" in text(effects)
+    assert not [e for e in effects if isinstance(e, Kill)]
+    assert scene.tick(0.1) == [Start("learner-0", 1)]
+    assert scene.decisions.resumes
+    moved = [e for e in scene.decisions.ready("learner-0", scene.now_s) if isinstance(e, Send)]
+    place = {"kind": "learner", "index": 0, "address": None, "incarnation": 1}
+    assert [e for e in moved if e.message["kind"] == "learner"] == [
+        Send("actor-0", place),
+        Send("actor-1", place),
+    ]
+
+
+def test_without_a_checkpoint_the_run_fails() -> None:
+    scene = Scene((LEARNER, *ACTORS))
+    scene.ends("learner-0", KILL)
+    assert scene.decisions.stopping
+
+
+def test_losses_in_a_row_end_the_run_with_the_last_failure(scene: Scene) -> None:
+    for n in range(3):
+        failure = Failure("learner-0", f"crash {n}")
+        scene.decisions.failed(failure, scene.now_s)
+        assert not scene.decisions.stopping or n == 2
+        scene.ends("learner-0", 1)
+        scene.tick(1)
+    assert scene.decisions.why_stopped == ("fault", Failure("learner-0", "crash 2"))
+
+
+def test_a_checkpoint_starts_the_count_anew(scene: Scene) -> None:
+    for _ in range(9):
+        scene.ends("learner-0", KILL)
+        scene.tick(10)
+        scene.decisions.checkpoint_exists()
+    assert not scene.decisions.stopping
+
+
+def test_a_mistake_of_the_user_is_not_repeated(scene: Scene) -> None:
+    scene.decisions.failed(Failure("learner-0", "no such file", user=True), scene.now_s)
+    assert scene.decisions.stopping
+
+
+def test_a_hung_learner_is_restarted_too() -> None:
+    scene = Scene((LEARNER,), restarts=2, hang_timeout_s=5.0)
+    scene.decisions.checkpoint_exists()
+    scene.wait(7)
+    assert "no sign of life" in text(scene.ends("learner-0", KILL))
+    assert not scene.decisions.stopping
+
+
+def test_learners_of_several_supervisors_end_together() -> None:
+    by_hand = replace(LEARNER, store=Store("127.0.0.1", 29500))
+    scene = Scene((by_hand, *ACTORS))
+    scene.decisions.checkpoint_exists()
+    scene.ends("learner-0", KILL)
+    assert scene.decisions.stopping
+
+
+def test_nothing_is_restarted_once_the_run_stops(scene: Scene) -> None:
+    scene.decisions.stop("return", scene.now_s)
+    for name in ("actor-0", "actor-1"):
+        scene.ends(name, 0)
+    scene.ends("learner-0", KILL)
+    assert scene.decisions.outcome is not None
+    assert scene.decisions.outcome.exit_code == 1
