@@ -31,8 +31,8 @@ GRANT_TIMEOUT_S = 0.5
 
 
 def run(ctx: RoleContext) -> None:
-    """Play until ``ctx.stopping()``; an actor started by hand exits with EXIT_REJOIN when its learner
-    is gone."""
+    """Play until ``ctx.stopping()``. An actor started by hand exits with EXIT_REJOIN when its
+    learner ends."""
     try:
         found = find(ctx)
         ctx.status.begin(Phase.ENVIRONMENT)

@@ -285,6 +285,22 @@ def stacks(run_dir: LivingRun, as_json: Json = False) -> None:
     answer(stacks.describe(report), report, as_json)
 
 
+@app.command(rich_help_panel=WATCH)
+def save(
+    run_dir: LivingRun,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Longest time to wait for the checkpoint.")
+    ] = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Have a live run write a checkpoint now, and wait until it is written."""
+    from penstock.monitor import order_client
+
+    saved = order_client.save(run_dir, timeout)
+    text = f"{saved['folder']} was written, after {saved['trained_steps']:,} trained agent steps"
+    answer(text, saved, as_json)
+
+
 @config_app.command("show")
 def config_show(target: Target, overrides: Overrides = None, as_json: Json = False) -> None:
     """Print the complete config of a target with overrides."""

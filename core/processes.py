@@ -77,6 +77,11 @@ def signal_masks(pid: int) -> dict[str, int]:
     return {}
 
 
+def catches(pid: int, signum: int) -> bool:
+    """Whether the process has a handler of that signal."""
+    return bool(signal_masks(pid).get("SigCgt", 0) >> signum - 1 & 1)
+
+
 def _stat(pid: int) -> list[str]:
     """From the third field on; the second, the name, may hold spaces."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

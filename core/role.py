@@ -35,7 +35,7 @@ ACTOR_INDEX_BITS = 16  # lowest bits of the id of an actor that was started by h
 URGENT = frozenset(
     {
         "checkpoint", "entered", "error", "evaluation", "final", "group_failed", "join", "ready",
-        "stop", "verdict",
+        "save_failed", "stop", "verdict",
     }
 )  # fmt: skip
 

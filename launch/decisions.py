@@ -6,11 +6,11 @@ reads a clock or accesses a process. `penstock.launch.supervisor` performs the e
 The life of the run:
     running -> stopping by stages: actors, carriers, learners, server, evaluator -> done
 
-Invariants: an essential role is restarted only if other learners hold its state, or if the run has a
-checkpoint from which all essential roles are restarted together. Nothing is started once stopping has begun. The first failure is the one that is reported. A
-stage ends when its processes have ended; at its deadline they are killed, so stopping always
-terminates. The evaluator runs until its stage if a limit of the run is reached, and plays the last
-weights then; in any other stop it ends at once.
+Invariants: an essential role is restarted only if other learners hold its state, or together with
+all essential roles from the run's newest checkpoint. Nothing is started once stopping has begun.
+The first failure is the one that is reported. A stage ends when its processes have ended; at its
+deadline they are killed, so stopping always terminates. The evaluator runs until its stage if a
+limit of the run is reached, and plays the last weights then; in any other stop it ends at once.
 
 A *presumed* death is not confirmed: the host of a role does not answer, and the role may still run.
 It is replaced under a new incarnation, by the rules for a death. What needs a confirmed death is
@@ -378,7 +378,7 @@ class Decisions:
 
     def _comes_back(self, failure: Failure) -> bool:
         """Whether a run that has lost its trained state resumes from its checkpoint. Learners of
-        several supervisors do not: none of these knows what became of the others."""
+        several supervisors do not, as no supervisor knows the state of the others."""
         alone = all(w.spec.store is None for w in self._learners.values())
         left = self._losses < self._limits.restarts
         return alone and self._has_checkpoint and left and not failure.user

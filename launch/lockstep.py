@@ -406,6 +406,7 @@ class Lockstep(TrainingLoop[Any]):
         self._progress.arrived(self.accounting)
         self._ctx.status.trained_steps = self.accounting.trained
         growth = self._progress.growth()
+        self._checkpoints.hear(self._ctx.messages())
         nan, save = self._nonfinite.due, self._save_due and not counts.any()
         return ControlMessage(counts, growth, stop=stop, nan=nan, checkpoint=save)
 
@@ -422,6 +423,7 @@ class Lockstep(TrainingLoop[Any]):
     def save(self) -> None:
         """Write a checkpoint, complete before this returns."""
         self._checkpoints.save({STATE: to_bytes(self._lockstep.state())})
+        self._checkpoints.answer()
         self._nonfinite.keep()
         self._source.save(self._checkpoints.shard(), self._ctx.status.beat)
 

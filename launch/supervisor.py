@@ -32,6 +32,7 @@ from penstock.core.run_dir import has_checkpoint
 from penstock.launch.core_split import CoreSplit
 from penstock.launch.decisions import Decisions
 from penstock.launch.ledgers import Ledgers
+from penstock.launch.order_server import OrderServer
 from penstock.launch.status_server import StatusServer
 from penstock.launch.supervisor_messages import (
     KILLED_AS_ASKED,
@@ -48,6 +49,7 @@ from penstock.launch.supervisor_messages import (
     signal_name,
     why_not_started,
 )
+from penstock.monitor.order_client import SAVE, STACKS
 from penstock.monitor.ranks import RankPhase, Ranks, whereabouts
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase
@@ -155,11 +157,17 @@ class Supervisor:
     def run(self) -> Outcome:
         """Start all roles, and return when all have ended."""
         folders = Path(self._arguments["run_dir"]), Path(self._arguments["runtime_dir"])
-        with self._signals(), StatusServer(*folders) as status_server:
+        with (
+            self._signals(),
+            StatusServer(*folders) as status_server,
+            OrderServer(folders[1]) as self._order_server,
+        ):
             try:
                 self._reserve.take()
                 while (outcome := self._decisions.outcome) is None:
                     self._turn()
+                    for order in self._order_server.orders():
+                        self._obey(order)
                     status_server.turn(self._specs, self._handles)
                 return outcome
             except HeldUpError as error:
@@ -239,6 +247,19 @@ class Supervisor:
         elif key not in self._ending:
             self._ending.add(key)
             self._do(self._decisions.found_alive(name, handle.incarnation))
+
+    def _obey(self, order: Message) -> None:
+        """Carry out what a command has ordered."""
+        if order["order"] == STACKS:
+            for name in order["roles"]:
+                if name in self._handles:
+                    self._handles[name].signal(signal.SIGUSR1)
+        elif not self._has_learner:
+            self._order_server.saved({"error": "it has no learner; save the run of its learner"})
+        elif not self.stopping:  # a stopping run saves in any case
+            for handle in self._handles.values():
+                if handle.spec.stage is Stage.LEARNER:
+                    handle.send({"kind": SAVE})
 
     def _do(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -340,8 +361,11 @@ class Supervisor:
         elif kind in ("checkpoint", "evaluation"):
             if kind == "checkpoint":
                 self._decisions.checkpoint_exists()
+                self._order_server.saved(message)
             if self._sinks.event(_result(self._handles[name], kind, message)):
                 return self._decisions.stop(CALLBACK, now_s)
+        elif kind == "save_failed":
+            self._order_server.saved({"error": message.get("error")})
         elif kind == "server":
             if not self._specs[name].index:  # all shards count the same pushes
                 self._ranks.server = message

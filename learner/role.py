@@ -324,7 +324,9 @@ class LearnerProcess(TrainingLoop[Any]):
                 if self._group.leads:
                     self._save()
                 self._source.save(self._shard)
+                self._checkpoints.answer()
             except UserError as error:  # a disk that is full now may have room later
+                self._checkpoints.answer(error)
                 self._checkpoints.put_off()
                 logger.info("this checkpoint could not be saved, and the run continues: %s", error)
         self._nonfinite.keep()
@@ -424,6 +426,7 @@ class LearnerProcess(TrainingLoop[Any]):
         self._others.hear(messages)
         self._torch_trace.hear(messages)
         self._requests.hear(messages)
+        self._checkpoints.hear(messages)
         for message in messages:
             if message["kind"] == "threads":  # of the thread that trains, which is this one
                 torch.set_num_threads(message["threads"])

@@ -1,9 +1,10 @@
 """Python stacks of all processes of a living run: `penstock stacks RUN`.
 
 Each process writes them to a file of its own when it receives SIGUSR1, in the signal handler itself
-(`faulthandler`), so also while it is in C code. The signals are sent by this process and not by the
-supervisor, which may hang itself. Processes are addressed by pidfds, so that another process with a
-reused pid never receives the signal.
+(`faulthandler`), so also while it is in C code. On this host the signals are sent by this process
+and not by the supervisor, which may hang itself; on other hosts the supervisor's engine sends them,
+and brings what was written to the logs of this one. Processes are addressed by pidfds, so that
+another process with a reused pid never receives the signal.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from typing import Any
 import psutil
 
 from penstock.configs.errors import UserError
-from penstock.core.processes import signal_masks
+from penstock.core.processes import catches, signal_masks
+from penstock.monitor.order_client import STACKS, give_order
 from penstock.monitor.status_client import Report, in_a_line, lasting, reach
 from penstock.profiling.dump import stacks_path
 
 TIMEOUT_S = 2.0
+ELSEWHERE_S = 6.0  # if some are on other hosts
 POLL_S = 0.01
 FILE_NBYTES = 1 << 20  # of old stacks that are kept
 MODULE = "penstock.launch.role"
@@ -39,10 +42,12 @@ class Asked:
     path: Path
     start: int = 0
     why_not: str | None = None
+    elsewhere: bool = False
+    """Whether the process is on another host, from where the supervisor gets its stacks."""
 
     def ask(self, pidfd: int) -> None:
         """Send the signal, unless the process has no handler yet, which would end it."""
-        if not signal_masks(self.pid).get("SigCgt", 0) & BIT:
+        if not catches(self.pid, signal.SIGUSR1):
             self.why_not = "the process has just been started, or has ended"
             return
         self.start = _size(self.path)
@@ -59,6 +64,8 @@ class Asked:
         """Whether the stacks are complete: the signal has arrived, and its handler has returned."""
         if self.why_not is not None:
             return True
+        if self.elsewhere:
+            return _size(self.path) > self.start
         masks = signal_masks(self.pid)
         here = masks.get("ShdPnd", 0) | masks.get("SigPnd", 0) | masks.get("SigBlk", 0)
         return not here & BIT and (not masks or _size(self.path) > self.start)
@@ -93,12 +100,9 @@ def stacks(run: str) -> Report:
                     asked.append(Asked(name, pid, stacks_path(Path(run), name)))
                     asked[-1].ask(pidfd)
         here = {one.name for one in asked}
-        for name in told.keys() - here:
-            if told[name]["pid"] is not None:
-                path = stacks_path(Path(run), name)
-                why_not = "its stacks cannot be read, as another supervisor has started it"
-                asked.append(Asked(name, told[name]["pid"], path, why_not=why_not))
-        ends_s = time.monotonic() + TIMEOUT_S
+        away = [n for n in told if n not in here and told[n]["pid"] is not None]
+        asked += _order(run, reached.runtime_dir, away, told) if away else []
+        ends_s = time.monotonic() + (ELSEWHERE_S if away else TIMEOUT_S)
         while time.monotonic() < ends_s and not all(one.done for one in asked):
             time.sleep(POLL_S)
         return {
@@ -121,10 +125,25 @@ def describe(report: Report) -> str:
     return "\n\n".join(blocks)
 
 
+def _order(run: str, runtime_dir: Path, names: list[str], told: Report) -> list[Asked]:
+    """Have the supervisor ask the processes that it has started on other hosts."""
+    found = []
+    for name in names:
+        path = stacks_path(Path(run), name)
+        found.append(Asked(name, told[name]["pid"], path, _size(path), elsewhere=True))
+    try:
+        give_order(runtime_dir, STACKS, TIMEOUT_S, roles=names)
+    except (TimeoutError, UserError):
+        for one in found:
+            one.why_not = "it is not a process of this host, and the supervisor does not reply"
+    return found
+
+
 def _outcome(one: Asked, status: dict[str, Any]) -> dict[str, Any]:
     text, why_not = one.text, one.why_not
     if why_not is None and not one.done:
-        why_not = f"no reply within {TIMEOUT_S:g} s{_doing(status)}"
+        limit_s = ELSEWHERE_S if one.elsewhere else TIMEOUT_S
+        why_not = f"no reply within {limit_s:g} s{_doing(status)}"
     elif why_not is None and text is None:
         why_not = "the process has ended"
     return {

@@ -30,10 +30,11 @@ SHOWN_PARTS = 4
 @dataclass(frozen=True)
 class Reached:
     """A live supervisor: its pid in this process's namespace, and its reply; None if it is too busy
-    or hangs."""
+    or hangs. ``runtime_dir`` has its sockets."""
 
     pid: int
     report: Report | None
+    runtime_dir: Path
 
 
 def status(run: str, window_s: float = WINDOW_S) -> Report:
@@ -55,6 +56,7 @@ def reach(run: str) -> Reached:
     """The supervisor of a run, and its reply. Raises UserError if the run is not live."""
     folder = Path(run)
     about = _about(folder)
+    runtime_dir = Path(about["socket"]).parent
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(TIMEOUT_S)
     with connection:
@@ -68,7 +70,7 @@ def reach(run: str) -> Reached:
                     f"the supervisor of {run} is busy, and runs in another container; run this "
                     "command in the container of the run"
                 ) from error
-            return Reached(about["pid"], None)
+            return Reached(about["pid"], None, runtime_dir)
         except OSError as error:
             if _about(folder) != about:  # it ended just now, and another has begun
                 return reach(run)
@@ -82,7 +84,7 @@ def reach(run: str) -> Reached:
                 "and its processes end with it; resume the run with --resume auto"
             ) from error
         ucred = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        return Reached(struct.unpack("3i", ucred)[0], _answer(connection))
+        return Reached(struct.unpack("3i", ucred)[0], _answer(connection), runtime_dir)
 
 
 def _lives(about: Report) -> bool:

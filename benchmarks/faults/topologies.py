@@ -12,7 +12,8 @@ GRACE_S = 8.0
 SMALL = (
     "actors.envs=4", "actors.unroll=8", "model.hidden=[16]", "stop.return=null",
     "run.interval_s=0.1", f"run.hang_timeout_s={HANG_S}", f"run.grace_s={GRACE_S}",
-    "run.max_restarts=100000", "run.restarts=100000", "checkpoint.every_s=1", f"learner.reduce.timeout_s={REDUCE_S}",
+    "run.max_restarts=100000", "run.restarts=100000", "checkpoint.every_s=1",
+    f"learner.reduce.timeout_s={REDUCE_S}",
 )  # fmt: skip
 DQN = (
     "replay.min_size=200",

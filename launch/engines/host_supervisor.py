@@ -13,7 +13,8 @@ the inherited socket, each with a "kind"; "key" names one start of one role:
     orphaned    the engine is lost: end, after learners had SIGTERM and ``grace_s`` seconds to save
 
 It reports, each time about one role: "say" (a control message of it), "status" (a snapshot, whose
-times are seconds that have passed), "end" (its exit code and last output; nothing follows).
+times are seconds that have passed), "stacks" (those that it wrote after SIGUSR1), "end" (its exit
+code and last output; nothing follows).
 
 A closed socket is an agent that died. It counts as "orphaned", unless there are learners on other
 hosts: those have the state too and train on, and a learner that saved would make them all stop.
@@ -38,11 +39,14 @@ from penstock.core.role import Store
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.core.run_dir import runtime_folder
 from penstock.launch.engines.local import LocalEngine
+from penstock.profiling.dump import stacks_path
 from penstock.transport.zmq.keys import write_keys
 
 TURN_S = 0.1
 SNAPSHOT_S = 0.5
 KEYS = "keys"  # folder in the run's folder
+STACKS_S = 0.5  # for a role to write its stacks, which its signal handler does
+STACKS_NBYTES = 1 << 15
 FAILED = 1  # the exit code of a role that could not be started
 
 
@@ -54,8 +58,11 @@ class HostSupervisor:
         self._engine = LocalEngine(EngineContext(folder))
         self._handles: dict[str, Handle] = {}
         self._reports: deque[Message] = deque()
+        self._stacks: dict[str, tuple[Path, int, float]] = {}
+        """Of roles that write their stacks: the file, where they begin, and when to read them."""
         self._snapshot_s = 0.0
         self._grace_s = 0.0
+        self._run_dir = Path()
         self._closing = False
         self._orphaned = False
 
@@ -100,6 +107,8 @@ class HostSupervisor:
         elif kind == "send" and handle is not None:
             handle.send(fields["message"])
         elif kind == "signal" and handle is not None:
+            if fields["signum"] == signal.SIGUSR1:
+                self._expect_stacks(key, handle)
             handle.signal(fields["signum"])
 
     def _start(
@@ -114,6 +123,7 @@ class HostSupervisor:
         elsewhere = arguments["runtime_dir"]
         arguments["runtime_dir"] = str(self._folder)
         self._grace_s = arguments["grace_s"]
+        self._run_dir = Path(arguments["run_dir"])
         folder = Path(arguments["run_dir"]) / KEYS
         if keys:
             arguments["config"]["transport"]["curve"] = str(folder)
@@ -144,8 +154,17 @@ class HostSupervisor:
                 del self._handles[key]
                 tail = handle.log_tail()
                 self._report("end", key, code=handle.reap(), tail=tail)
+        for key, (path, start, ready_s) in list(self._stacks.items()):
+            if now_s >= ready_s:
+                del self._stacks[key]
+                self._report("stacks", key, text=_read(path, start))
         while self._reports and self._channel.send(self._reports[0]):
             self._reports.popleft()
+
+    def _expect_stacks(self, key: str, handle: Handle) -> None:
+        path = stacks_path(self._run_dir, handle.spec.name)
+        start = path.stat().st_size if path.exists() else 0
+        self._stacks[key] = path, start, time.monotonic() + STACKS_S
 
     def _report(self, kind: str, key: str, **fields: Any) -> None:
         self._reports.append({"kind": kind, "key": key, **fields})
@@ -162,6 +181,16 @@ class HostSupervisor:
             self._wait()
             self._look()
             self._reports.clear()
+
+
+def _read(path: Path, start: int) -> str:
+    """What was written after ``start``; empty where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(STACKS_NBYTES).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _snapshot(handle: Handle) -> Message:

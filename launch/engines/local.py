@@ -33,7 +33,7 @@ from penstock.core.interfaces import (
     RoleUsage,
     ThreadUsage,
 )
-from penstock.core.processes import began_ticks, process_facts, python
+from penstock.core.processes import began_ticks, catches, process_facts, python
 from penstock.core.role_spec import RoleSpec
 from penstock.profiling.ledger import Part, now_in, seconds_of
 from penstock.profiling.status import ROLE_AT, TAIL_AT, TAIL_NBYTES, Phase, StatusPage
@@ -182,12 +182,15 @@ class LocalHandle:
         return watched if self.channel.closed else [*watched, self.channel.fileno()]
 
     def signal(self, signum: int) -> None:
-        """Signal the role. Before its process exists, SIGTERM and SIGKILL end its shim."""
+        """Signal the role. Before its process exists, SIGTERM and SIGKILL end its shim; SIGUSR1 is
+        not sent until the role has a handler, without which it would end."""
         self._find_role()
+        if signum == signal.SIGUSR1 and not catches(self.pid, signum):
+            return
         with suppress(ProcessLookupError):
             if self._role_fd is not None:
                 signal.pidfd_send_signal(self._role_fd, signum)
-            elif not self.began and signum != signal.SIGUSR1:
+            elif not self.began:
                 ends = signum in (signal.SIGTERM, signal.SIGKILL)
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL if ends else signum)
 

@@ -7,11 +7,13 @@ are. How they get there is the engine's.
 from __future__ import annotations
 
 import math
+import os
 import signal
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,6 +87,7 @@ class RemoteHandle:
         self._usage = RoleUsage(0, None, None, None, ())
         self._code: int | None = None
         self._tail = ""
+        self._stacks = log.with_suffix(".stacks")
         line.add(self)
         config = arguments["config"]
         curve = config and config["transport"]["curve"]
@@ -153,6 +156,8 @@ class RemoteHandle:
                 self._inbox.append(report["message"])
             case "status":
                 self._snapshot(report["status"], report["usage"])
+            case "stacks":
+                append_stacks(self._stacks, report["text"])
             case "end":
                 self._code, self._tail = report["code"], report["tail"]
 
@@ -164,6 +169,15 @@ class RemoteHandle:
             alive_s=found.alive_s and now_s - found.alive_s,
         )
         self._usage = used._replace(threads=tuple(ThreadUsage(*t) for t in used.threads))
+
+
+def append_stacks(path: Path, text: str) -> None:
+    """Add stacks from another host to this host's file, unless it is the same, on a shared disk."""
+    added = text.encode()
+    with suppress(OSError), path.open("ab+") as file:
+        file.seek(-min(len(added), file.tell()), os.SEEK_END)
+        if added and file.read() != added:
+            file.write(added)
 
 
 def _keys(spec: RoleSpec, folder: Path) -> dict[str, str]:

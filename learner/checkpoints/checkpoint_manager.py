@@ -14,7 +14,7 @@ A run may continue in another game (`env`): its weights do, and no earlier retur
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import torch
 
 from penstock.configs.errors import UserError
 from penstock.configs.same_env import same_game, settings
+from penstock.core.control import Message
 from penstock.core.notes import note_logger
 from penstock.core.params import POLICY_ID, Arrays
 from penstock.device.choice import device_of
@@ -83,6 +84,7 @@ class CheckpointManager:
         self._resumed_elsewhere: int | None = None  # in another game, after so many trained steps
         self._saved_s = time.monotonic()
         self._saved_steps = 0
+        self._ordered = False  # by `penstock save`
         self.play: Mapping[str, Any] | None = None
         """How to play the policy, by the last evaluation of the run."""
         self.stored: Arrays = {}  # what each of several learners kept, in the resumed checkpoint
@@ -181,8 +183,21 @@ class CheckpointManager:
         """The folder in which ``learner`` keeps its replay."""
         return self._last / "replay" / str(learner)
 
+    def hear(self, messages: Iterable[Message]) -> None:
+        """Take the order to save among the supervisor's messages."""
+        self._ordered |= any(message["kind"] == "save" for message in messages)
+
+    def answer(self, error: UserError | None = None) -> None:
+        """The order to save, if any, was carried out by some learner, or has failed."""
+        if self._ordered and error is not None and self._tell is not None:
+            self._tell("save_failed", error=str(error))
+        self._ordered = False
+
     def due(self, *, by_time: bool = True) -> bool:
-        """Whether to save, by `checkpoint.every_s`, `eval.every_s`, `checkpoint.every_steps`."""
+        """Whether to save, by `checkpoint.every_s`, `eval.every_s`, `checkpoint.every_steps`, or by
+        order."""
+        if self._ordered:
+            return True
         steps = self._trainer.progress.learner_steps
         every = self._config.every_steps
         due = by_time and time.monotonic() - self._saved_s >= self._every_s

@@ -156,6 +156,15 @@ def test_messages_go_both_ways_and_the_last_come_before_the_end(
     assert said[-1]["heard"] == [{"kind": "first"}, {"kind": "actors", "alive": 7}]
 
 
+def test_stacks_of_a_role_arrive_in_the_logs(engine: Engine, folder: Path) -> None:
+    handle = start(engine, folder, "work")
+    next_message(handle, "ready")
+    stacks = folder / "logs" / "actor-0.stacks"
+    handle.signal(signal.SIGUSR1)
+    wait_until(lambda: handle.receive() or "tiny_roles.py" in stacks.read_text())
+    assert handle.liveness() is Liveness.ALIVE
+
+
 def test_a_killed_role_is_confirmed_dead_with_its_last_counters(
     engine: Engine, folder: Path
 ) -> None:

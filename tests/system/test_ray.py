@@ -116,6 +116,41 @@ def test_a_lost_host_of_actors_is_replaced(tmp_path: Path, nodes: Any) -> None:
     assert {e["role"] for e in presumed} >= {lost}
 
 
+def test_the_host_of_the_only_learner_is_replaced_and_its_checkpoint_resumed(
+    tmp_path: Path, nodes: Any
+) -> None:
+    command, run_dir = train(tmp_path, nodes.address, "checkpoint.every_s=0.5"), tmp_path / "run"
+    saved = run_dir / "checkpoints" / "last"
+    command.wait_until(lambda: all(ready(run_dir, f"actor-{i}") for i in range(4)))
+    command.wait_until(saved.exists)
+    if not on_a_worker(nodes, "learner-0"):
+        pytest.skip("the learner is on the head node, with which the cluster ends")
+    nodes.add_node(num_cpus=2)
+    remove_node(nodes, agents()["learner-0"])
+    command.wait_until(lambda: 1 in ready(run_dir, "learner-0"))
+    found = [e for e in events(run_dir) if e["kind"] == "restart" and e["role"] == "learner-0"]
+    assert "the run continues from its newest checkpoint" in found[0]["text"]
+    command.wait_until(lambda: last(run_dir).get("learners_restarted"))
+    command.process.send_signal(signal.SIGTERM)
+    code, summary, err = command.end()
+    assert (code, summary["exit_reason"]) == (143, "terminated"), err
+    assert_balanced(summary)
+
+
+def test_a_run_on_a_cluster_is_saved_and_shows_its_stacks(tmp_path: Path, nodes: Any) -> None:
+    command, run_dir = train(tmp_path, nodes.address), tmp_path / "run"
+    command.wait_until(lambda: all(ready(run_dir, f"actor-{i}") for i in range(4)))
+    code, answer, err = Command(tmp_path, "save", "run", "--json").end()
+    assert (code, answer.get("folder")) == (0, str(run_dir / "checkpoints" / "last")), err
+    code, answer, err = Command(tmp_path, "stacks", "run", "--json").end()
+    assert code == 0, err
+    shown = {process["name"]: process["stacks"] for process in answer["processes"]}
+    assert {"learner-0", "actor-0", "actor-3", "connector-0"} < set(shown)
+    assert all("most recent call first" in (text or "") for text in shown.values())
+    command.process.send_signal(signal.SIGTERM)
+    assert command.end()[0] == 143
+
+
 def test_a_run_whose_driver_is_killed_saves_and_is_resumed(tmp_path: Path, nodes: Any) -> None:
     command, run_dir = train(tmp_path, nodes.address), tmp_path / "run"
     command.wait_until(lambda: metrics(run_dir) and last(run_dir)["trained_steps"] > 1000)

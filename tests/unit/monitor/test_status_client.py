@@ -147,7 +147,7 @@ def test_a_supervisor_that_is_stuck_and_asked_by_many_is_stuck_and_not_dead(fold
 def test_a_supervisor_that_is_stuck_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_client, "TIMEOUT_S", 0.2)
     with StatusServer(folder, folder):
-        assert reach(str(folder)) == status_client.Reached(os.getpid(), None)
+        assert reach(str(folder)) == status_client.Reached(os.getpid(), None, folder)
         with pytest.raises(UserError) as raised:
             status(str(folder))
     assert str(raised.value) == (
