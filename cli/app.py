@@ -34,6 +34,7 @@ from penstock.cli.options import (
     WorkingDir,
     answer,
 )
+from penstock.cli.render import render_app
 from penstock.configs.errors import UserError
 
 EPILOG = (
@@ -62,6 +63,7 @@ bench.register(app)
 env.register(app)
 app.add_typer(config_app, name="config", rich_help_panel=PREPARE)
 app.add_typer(keys_app, name="keys", rich_help_panel=PREPARE)
+app.add_typer(render_app, name="render", rich_help_panel=PREPARE)
 app.add_typer(replay_app, name="replay", rich_help_panel=PREPARE)
 
 

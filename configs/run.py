@@ -53,10 +53,10 @@ class RunOptions(Section):
     """Seconds that each part of a process's start may take: importing modules, making environments,
     and the rest up to its first progress. Raise it where one of them is slower."""
     restarts: Natural = 3
-    """How many times in a row a run resumes from its newest checkpoint without a command when the process
-    that holds the trained state has died: the only learner, all learners at once, or a parameter
-    server. Actors keep running meanwhile. A checkpoint that is written after a restart resets the
-    count. A run without a checkpoint fails; with 0, every run does."""
+    """How many times in a row a run resumes from its newest checkpoint without a command when the
+    process that holds the trained state has died: the only learner, all learners at once, or a
+    parameter server. Actors keep running meanwhile. A checkpoint that is written after a restart
+    resets the count. A run without a checkpoint fails; with 0, every run does."""
     max_restarts: Natural = 5
     """Restart policy: how many restarts without progress are tolerated before the run fails. An
     actor makes no progress if it produces no sample, or if it ends with the same exception at the

@@ -1,0 +1,1 @@
+"""Scripts and manifests that start a run on the clusters of other schedulers."""

@@ -1,0 +1,218 @@
+"""A batch script that trains a target on the nodes of a SLURM job.
+
+The script needs nothing but SLURM, bash and Penstock, and is made to be read and changed. With
+engine "ray" it starts a Ray cluster on the nodes for as long as the job lasts; with "none" it
+starts a learner and its actors on each node by `srun`. Before a job reaches its time limit, the run
+saves, and the job is queued again and resumes it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.configs.errors import UserError
+from penstock.configs.group import SERVED
+from penstock.configs.load import Resolved, resolve_target
+
+MARGIN_S = 30  # between the end of run.grace_s and that of the job
+TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}")  # as sbatch --time takes it
+
+
+@dataclass(frozen=True)
+class Job:
+    """Resources of a job, by the names of `sbatch`'s options; None leaves the cluster's default."""
+
+    nodes: int
+    cpus: int | None = None
+    """Cores of each node; None: whole nodes."""
+    gpus: int = 0
+    """GPUs of each node."""
+    time: str | None = None
+    partition: str | None = None
+    account: str | None = None
+
+
+def render(
+    target: str,
+    overrides: Sequence[str],
+    job: Job,
+    engine: Literal["ray", "none"],
+    grace_s: int,
+    environment: str | None,
+) -> str:
+    """The script.
+
+    Args:
+        target: as of `penstock train`.
+        overrides: ``key=value``.
+        job: its resources.
+        engine: "ray", or "none": learners that meet at the first node.
+        grace_s: seconds that the run has to save when the job is about to end.
+        environment: folder with the programs of Penstock's Python environment on every node; None
+            where they are found without it.
+
+    Raises UserError where the target or an option does not allow it.
+    """
+    if job.time is not None and not TIME.fullmatch(job.time):
+        raise UserError(
+            f"--time is {job.time!r}; it must be a time as sbatch takes it, such as 12:00:00 or "
+            "2-00:00:00"
+        )
+    defaults = {"run.grace_s": str(grace_s), "actors.count": "auto"}
+    if job.gpus:
+        defaults["learner.device"] = "cuda"
+        if engine == "ray":
+            defaults["learner.count"] = str(job.nodes * job.gpus)
+    given = {text.partition("=")[0].strip() for text in overrides}
+    added = [f"{name}={value}" for name, value in defaults.items() if name not in given]
+    world = [f"learner.count={job.nodes}"] if engine == "none" else []  # as --world sets it
+    resolved = resolve_target(target, [*overrides, *added, *world])
+    _check(resolved, job, engine)
+    name, given_dir = _name(resolved), resolved.config.run.dir
+    words = [target, *(text for text in overrides if not text.startswith("run.dir=")), *added]
+    return TEMPLATE.format(
+        name=name,
+        nodes="1 node" if job.nodes == 1 else f"{job.nodes} nodes",
+        how=ON_RAY if engine == "ray" else BY_SRUN,
+        resources=_resources(job, name, grace_s),
+        run_dir=shlex.quote(given_dir) if given_dir else f"runs/{name}-$SLURM_JOB_ID",
+        environment=_environment(environment),
+        start=(RAY if engine == "ray" else LEARNERS).format(
+            command=" ".join(map(shlex.quote, words)),
+            threads=resolved.config.learner.first_threads,
+        ),
+    )
+
+
+def _check(resolved: Resolved, job: Job, engine: str) -> None:
+    config = resolved.config
+    if engine == "ray" or job.nodes == 1:
+        return
+    if config.learner.pace in SERVED:
+        raise UserError(
+            f"learner.pace {config.learner.pace} is for learners of one host; set "
+            "learner.pace=bsp, or --nodes 1"
+        )
+    if job.gpus > 1:
+        raise UserError(
+            f"--gpus is {job.gpus}, and --engine none starts one learner on each node; set "
+            "--gpus 1, or --engine ray"
+        )
+
+
+def _name(resolved: Resolved) -> str:
+    return re.sub(r"[^\w.-]+", "-", resolved.name).strip("-.") or "run"
+
+
+def _resources(job: Job, name: str, grace_s: int) -> str:
+    cores = "--exclusive" if job.cpus is None else f"--cpus-per-task={job.cpus}"
+    options = [
+        f"--job-name=penstock-{name}",
+        f"--output=penstock-{name}-%j.log",
+        "--open-mode=append",
+        f"--nodes={job.nodes}",
+        "--ntasks-per-node=1",
+        cores,
+        f"--gpus-per-node={job.gpus}" if job.gpus else "",
+        f"--time={job.time}" if job.time else "",
+        f"--partition={shlex.quote(job.partition)}" if job.partition else "",
+        f"--account={shlex.quote(job.account)}" if job.account else "",
+        "--requeue",
+        f"--signal=B:USR1@{grace_s + MARGIN_S}",
+    ]
+    return "\n".join(f"#SBATCH {option}" for option in options if option)
+
+
+def _environment(folder: str | None) -> str:
+    if folder is None:
+        return ""
+    return f"export PATH={shlex.quote(folder)}:$PATH  # Penstock, at the same path on every node\n"
+
+
+ON_RAY = "on a Ray cluster that lasts as long as the job"
+BY_SRUN = "with a learner and its actors on each of them"
+TEMPLATE = """\
+#!/bin/bash
+# Trains {name} by Penstock on {nodes}, {how}.
+# Submit it with sbatch. Before the job reaches its time limit, the run saves, the job is queued
+# again, and the run resumes. `scancel --batch --signal=USR2 JOB` saves and ends the run; `scancel
+# JOB` kills it, and leaves its newest checkpoint.
+{resources}
+
+set -euo pipefail
+
+run_dir={run_dir}  # on a file system that all nodes share
+{environment}mkdir -p "$run_dir"
+run_dir=$(realpath "$run_dir")
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)  # this script runs there
+address=$(hostname --ip-address)
+address=${{address%% *}}
+port=$((6379 + SLURM_JOB_ID % 1000))  # another for each job
+again=
+{start}
+# SLURM sends SIGUSR1 before the end of the job, by --signal above.
+trap 'again=yes; stop' USR1
+trap stop USR2
+code=0
+while kill -0 "$run" 2> /dev/null; do
+    code=0
+    wait "$run" || code=$?  # which a signal interrupts
+done
+kill $(jobs -p) 2> /dev/null || true
+wait
+if [ "$again" ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
+"""
+RAY = """
+export RAY_AUTH_MODE=token  # only programs with ~/.ray/auth_token may use the cluster
+[ -e ~/.ray/auth_token ] || ray get-auth-token --generate > /dev/null
+cores=$SLURM_CPUS_ON_NODE
+ray start --head --node-ip-address="$address" --port="$port" --num-cpus="$cores" \\
+    --include-dashboard=false --disable-usage-stats --block &
+others=$((SLURM_JOB_NUM_NODES - 1))
+if [ "$others" -gt 0 ]; then
+    srun --overlap --nodes="$others" --ntasks="$others" --exclude="$first" \\
+        ray start --address="$address:$port" --num-cpus="$cores" --block &
+fi
+for _ in $(seq 60); do  # until all nodes have joined
+    joined=$(ray status --address="$address:$port" 2> /dev/null | grep -c '^ 1 node_') || true
+    [ "${{joined:-0}}" -ge "$SLURM_JOB_NUM_NODES" ] && break
+    sleep 1
+done
+
+penstock train {command} run.dir="$run_dir" --resume auto \\
+    --engine ray --address "$address:$port" &
+run=$!
+stop() {{ kill -TERM "$run" 2> /dev/null; }}
+"""
+LEARNERS = """
+node() {{  # on each node: a learner, which meets the others at the first, and actors that join it
+    local rank=$SLURM_PROCID own=$run_dir
+    [ "$rank" = 0 ] || own=ipc://$run_dir/rank-$rank/sockets/wire-$rank
+    penstock learner {command} run.dir="$run_dir" --resume auto --trusted-network \\
+        --rank "$rank" --world "$SLURM_NTASKS" --store "$address:$port" &
+    local learner=$! count=$((SLURM_CPUS_ON_NODE - {threads}))
+    penstock actor --connect "$own" --count "$((count > 0 ? count : 1))" \\
+        --dir "$run_dir/actors-$rank" &
+    local actors=$! code=0
+    trap : TERM  # which all processes of the step get; this one waits until the learner has saved
+    while kill -0 "$learner" 2> /dev/null; do
+        code=0
+        wait "$learner" || code=$?
+    done
+    kill -TERM "$actors" 2> /dev/null || true
+    wait
+    return "$code"
+}}
+export -f node
+export run_dir address port
+srun --kill-on-bad-exit=0 bash -c node &
+run=$!
+stop() {{ scancel --signal=TERM "$SLURM_JOB_ID.0"; }}  # all processes of srun's step
+"""

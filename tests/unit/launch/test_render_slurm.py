@@ -1,0 +1,105 @@
+"""Batch scripts for SLURM: what they ask for, and that bash reads them as meant."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.launch.render.slurm import Job, render
+
+BASH = shutil.which("bash") or "bash"
+
+
+def script(
+    *overrides: str, engine: Literal["ray", "none"] = "ray", target: str = "cartpole", **job: Any
+) -> str:
+    return render(target, overrides, Job(**{"nodes": 2, **job}), engine, 60, "/opt/penstock/bin")
+
+
+@pytest.mark.parametrize("engine", ["ray", "none"])
+@pytest.mark.parametrize("nodes", [1, 8])
+def test_bash_can_read_it(engine: Literal["ray", "none"], nodes: int) -> None:
+    text = script("model.hidden=[32]", engine=engine, nodes=nodes)
+    subprocess.run([BASH, "-n"], input=text, text=True, check=True)
+    assert max(map(len, text.splitlines())) < 160
+
+
+def test_resources_are_those_of_the_options() -> None:
+    job: dict[str, Any] = {
+        "cpus": 16,
+        "gpus": 2,
+        "time": "12:00:00",
+        "partition": "gpu",
+        "account": "me",
+    }
+    options = {line[8:] for line in script(**job).splitlines() if line.startswith("#SBATCH")}
+    assert options == {
+        "--job-name=penstock-cartpole",
+        "--output=penstock-cartpole-%j.log",
+        "--open-mode=append",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=16",
+        "--gpus-per-node=2",
+        "--time=12:00:00",
+        "--partition=gpu",
+        "--account=me",
+        "--requeue",
+        "--signal=B:USR1@90",
+    }
+
+
+def test_each_gpu_gets_a_learner_unless_the_user_says_how_many() -> None:
+    assert "actors.count=auto learner.device=cuda learner.count=4" in script(gpus=2)
+    assert "learner.count=4" not in script("learner.count=2", gpus=2)
+
+
+def test_the_run_has_the_time_to_save_that_slurm_gives() -> None:
+    assert "run.grace_s=60" in script()
+    assert "run.grace_s=60" not in script("run.grace_s=20")
+
+
+def test_words_reach_the_program_as_they_were_given(tmp_path: Path) -> None:
+    """With programs that only print what they were called with."""
+    folder = tmp_path / "a b; touch oops"
+    text = script("env.kwargs={sutton_barto_reward: true}", f"run.dir={folder}", nodes=1)
+    for name, does in {
+        "penstock": f'printf "%s\\n" "$@" > {tmp_path}/words',
+        "ray": 'if [ "$1" = status ]; then echo " 1 node_0"; fi',
+        "scontrol": "echo here",
+        "srun": "true",
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    text = text.replace("/opt/penstock/bin", str(tmp_path))
+    known = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "here", "SLURM_CPUS_ON_NODE": "2"}
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path), **known}
+    environment["SLURM_JOB_NUM_NODES"] = "1"
+    subprocess.run([BASH], input=text, text=True, check=True, env=environment, cwd=tmp_path)
+    words = (tmp_path / "words").read_text().splitlines()
+    assert words[:3] == ["train", "cartpole", "env.kwargs={sutton_barto_reward: true}"]
+    assert f"run.dir={folder}" in words
+    assert words[words.index("--resume") + 1] == "auto"
+    assert not (tmp_path / "oops").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "job", "message"),
+    [
+        (("learner.lr=fast",), {}, "learner.lr"),
+        ((), {"time": "a day; rm"}, "--time is 'a day; rm'; it must be a time"),
+        (("transport.kind=inproc",), {}, "transport.kind inproc is one process"),
+        (("learner.pace=asp",), {}, "is for learners of one host"),
+        ((), {"gpus": 2}, "starts one learner on each node"),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    overrides: tuple[str, ...], job: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message.replace("(", r"\(")):
+        script(*overrides, engine="none", **job)
