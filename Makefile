@@ -12,6 +12,8 @@ CONSTRAINTS := constraints$(VARIANT).txt
 BENCHMARKS := $(addprefix benchmarks/, $(addsuffix .py, \
 	cartpole cluster memory pong recorder replay shm startup utilization wire))
 
+EXTRAS ?= atari,box2d,dev,docs,minatar,mujoco,ray,video,vizdoom
+
 # The first Python that runs and is new enough; or say `make train PYTHON=/path/to/python3`.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
@@ -38,7 +40,7 @@ $(INSTALLED): pyproject.toml $(sort constraints.txt $(CONSTRAINTS))
 	@echo "building .venv with $(PYTHON); the first time takes some minutes"
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/pip install --quiet -c $(CONSTRAINTS) setuptools
-	$(BIN)/pip install --quiet --no-compile --no-build-isolation -c $(CONSTRAINTS) -e '.[atari,box2d,dev,docs,minatar,mujoco,ray,video,vizdoom]'
+	$(BIN)/pip install --quiet --no-compile --no-build-isolation -c $(CONSTRAINTS) -e '.[$(EXTRAS)]'
 	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true # libraries ship files that cannot compile
 	touch $@
 

@@ -270,10 +270,25 @@ def doctor(as_json: Json = False) -> None:
 
 
 @app.command(rich_help_panel=WATCH)
-def status(run_dir: LivingRun, as_json: Json = False) -> None:
+def status(
+    run_dir: LivingRun,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe",
+            help="Only check that the supervisor replies: exit code 0 if it does and 2 if not, for "
+            "the probes of a scheduler.",
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Show the current phase of each process of a live run, and its duration."""
     from penstock.monitor import status_client
 
+    if probe:
+        pid = status_client.probe(run_dir)
+        answer(f"the supervisor of {run_dir} replies, pid {pid}", {"pid": pid}, as_json)
+        return
     report = status_client.status(run_dir)
     answer(status_client.describe(report), report, as_json)
 

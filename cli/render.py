@@ -29,13 +29,17 @@ def slurm(
         str | None,
         typer.Option(metavar="TIME", help="Time limit of the job, such as 12:00:00."),
     ] = None,
-    partition: Annotated[str | None, typer.Option(help="SLURM's partition.")] = None,
-    account: Annotated[str | None, typer.Option(help="SLURM's account.")] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="Partition of the cluster; by default the cluster's own.")
+    ] = None,
+    account: Annotated[
+        str | None, typer.Option(help="Account that is charged for the job; by default your own.")
+    ] = None,
     engine: Annotated[
         Literal["ray", "none"],
         typer.Option(
-            help="`ray` starts a Ray cluster on the nodes, which places all processes; `none` "
-            "starts a learner and its actors on each node, without Ray."
+            help="What places the processes: `ray` (a Ray cluster that the job starts on its "
+            "nodes) or `none` (a learner and its actors on each node)."
         ),
     ] = "ray",
     grace: Annotated[
@@ -56,3 +60,54 @@ def slurm(
     job = slurm.Job(nodes, cpus, gpus, time, partition, account)
     text = slurm.render(target, overrides or [], job, engine, grace, environment)
     answer(text.rstrip(), {"script": text}, as_json)
+
+
+@render_app.command("kubernetes")
+def kubernetes(
+    target: Target,
+    image: Annotated[
+        str, typer.Option(help="Container image with Penstock, such as that of the Dockerfile.")
+    ],
+    overrides: Overrides = None,
+    nodes: Annotated[
+        int, typer.Option(min=1, help="Number of pods of actors, or with Ray of its nodes.")
+    ] = 1,
+    learners: Annotated[
+        int, typer.Option(min=1, help="Number of pods of learners, with --engine none.")
+    ] = 1,
+    cpus: Annotated[int, typer.Option(min=1, help="Cores of each pod.")] = 4,
+    gpus: Annotated[
+        int,
+        typer.Option(min=0, help="GPUs of each pod of a learner, or with Ray of each node."),
+    ] = 0,
+    memory: Annotated[str, typer.Option(help="Memory of each pod, such as 8Gi.")] = "8Gi",
+    claim: Annotated[
+        str, typer.Option(help="PersistentVolumeClaim on which the runs are.")
+    ] = "penstock-runs",
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of the run and its objects; by default that of the target."),
+    ] = None,
+    engine: Annotated[
+        Literal["ray", "none"],
+        typer.Option(
+            help="What places the processes: `ray` (KubeRay, by a RayJob) or `none` (a Job of "
+            "learners and a StatefulSet of actors)."
+        ),
+    ] = "ray",
+    grace: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="SECONDS",
+            help="Time that the run has to save before its pod ends; sets run.grace_s.",
+        ),
+    ] = 60,
+    as_json: Json = False,
+) -> None:
+    """Print manifests for Kubernetes: redirect them to a file, read it, and apply it by kubectl."""
+    from penstock.launch.render import kubernetes
+
+    pods = kubernetes.Pods(image, nodes, learners, cpus, gpus, memory, claim)
+    text = kubernetes.render(target, overrides or [], pods, engine, name, grace)
+    answer(text.rstrip(), {"manifests": text}, as_json)

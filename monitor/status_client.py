@@ -52,6 +52,12 @@ def status(run: str, window_s: float = WINDOW_S) -> Report:
     return report
 
 
+def probe(run: str) -> int:
+    """The pid of the supervisor of a run, which replies. Raises UserError if it does not."""
+    pid: int = _must_answer(run)["pid"]
+    return pid
+
+
 def reach(run: str) -> Reached:
     """The supervisor of a run, and its reply. Raises UserError if the run is not live."""
     folder = Path(run)

@@ -16,7 +16,8 @@ from typing import Literal
 
 from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
-from penstock.configs.load import Resolved, resolve_target
+from penstock.configs.load import Resolved
+from penstock.launch.render.command import AUTO, command
 
 MARGIN_S = 30  # between the end of run.grace_s and that of the job
 TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}")  # as sbatch --time takes it
@@ -62,18 +63,17 @@ def render(
             f"--time is {job.time!r}; it must be a time as sbatch takes it, such as 12:00:00 or "
             "2-00:00:00"
         )
-    defaults = {"run.grace_s": str(grace_s), "actors.count": "auto"}
+    learners = job.nodes if engine == "none" else job.nodes * job.gpus
+    defaults = {"run.grace_s": str(grace_s), "actors.count": AUTO}
     if job.gpus:
         defaults["learner.device"] = "cuda"
         if engine == "ray":
-            defaults["learner.count"] = str(job.nodes * job.gpus)
-    given = {text.partition("=")[0].strip() for text in overrides}
-    added = [f"{name}={value}" for name, value in defaults.items() if name not in given]
-    world = [f"learner.count={job.nodes}"] if engine == "none" else []  # as --world sets it
-    resolved = resolve_target(target, [*overrides, *added, *world])
+            defaults["learner.count"] = str(learners)
+    resolved, text = command(
+        target, overrides, defaults, job.nodes, learners if engine == "none" else None
+    )
     _check(resolved, job, engine)
     name, given_dir = _name(resolved), resolved.config.run.dir
-    words = [target, *(text for text in overrides if not text.startswith("run.dir=")), *added]
     return TEMPLATE.format(
         name=name,
         nodes="1 node" if job.nodes == 1 else f"{job.nodes} nodes",
@@ -82,7 +82,7 @@ def render(
         run_dir=shlex.quote(given_dir) if given_dir else f"runs/{name}-$SLURM_JOB_ID",
         environment=_environment(environment),
         start=(RAY if engine == "ray" else LEARNERS).format(
-            command=" ".join(map(shlex.quote, words)),
+            command=text,
             threads=resolved.config.learner.first_threads,
         ),
     )

@@ -132,7 +132,7 @@ def state(job: str) -> str:
 
 
 def start_now(job: str) -> None:
-    """Have a job that was queued again start now, and not minutes later, once its nodes are free."""
+    """Have a job that was queued again start as soon as its nodes are free, not minutes later."""
     wait_until(lambda: run("sinfo", "-h", "-o", "%T").split() == ["idle"])
     time.sleep(2)
     run("scontrol", "update", f"JobId={job}", "StartTime=now")

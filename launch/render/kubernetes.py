@@ -1,0 +1,308 @@
+"""Kubernetes manifests that train a target: a RayJob for KubeRay, or plain objects without Ray.
+
+The plain objects are an indexed Job of learners, a StatefulSet of actors, a headless Service by
+whose names the actors and the other learners find each learner, and a PodDisruptionBudget. All
+containers run as another user than root, with a read-only root file system; they write to the run's
+volume and to a temporary one.
+
+Fields: https://kubernetes.io/docs/reference/kubernetes-api and
+https://ray-project.github.io/kuberay/reference/api (ray.io/v1).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from penstock.configs.errors import UserError
+from penstock.configs.group import SERVED
+from penstock.configs.yaml_text import write
+from penstock.launch.render.command import command
+
+Object = dict[str, Any]
+
+USER = 1000
+MARGIN_S = 30  # between the end of run.grace_s and that of the pod
+PORT, STORE_PORT, RAY_PORT = 7700, 29500, 6379
+NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+QUANTITY = re.compile(r"\d+(\.\d+)?([EPTGMk]i?)?")
+RETRIES = 100  # of a learner whose node is lost; it resumes each time
+RUNS, KEYS = "/runs", "/keys"
+OF_LEARNERS = {
+    "learner.key": "learner.key",
+    "learner.key_secret": "learner.key_secret",
+    "actor.key": "allowed/actor.key",
+}
+OF_ACTORS = {"learner.key": "learner.key", "actor.key_secret": "actor.key_secret"}
+"""Keys of the secret by their paths in the folder of a pod's keys."""
+
+
+@dataclass(frozen=True)
+class Pods:
+    """The resources of a run."""
+
+    image: str
+    """Container image with Penstock, and with Ray for engine "ray"."""
+    nodes: int
+    """Pods: of actors, or with Ray of its cluster."""
+    learners: int = 1
+    """Pods of learners, without Ray."""
+    cpus: int = 4
+    """Cores of each pod."""
+    gpus: int = 0
+    """GPUs of each learner's pod, or of each pod with Ray."""
+    memory: str = "8Gi"
+    claim: str = "penstock-runs"
+    """PersistentVolumeClaim for the runs, which all pods that write to it can mount."""
+
+
+def render(
+    target: str,
+    overrides: Sequence[str],
+    pods: Pods,
+    engine: Literal["ray", "none"],
+    name: str | None,
+    grace_s: int,
+) -> str:
+    """The manifests as YAML.
+
+    Args:
+        target: as of `penstock train`.
+        overrides: ``key=value``; ``run.dir`` is below the volume of the runs.
+        pods: their resources.
+        engine: "ray" or "none".
+        name: of the run and its objects; None for the target's.
+        grace_s: seconds that the run has to save when its pod is to end.
+
+    Raises UserError where the target or an option does not allow it.
+    """
+    learners = pods.nodes * max(1, pods.gpus) if engine == "ray" and pods.gpus else pods.learners
+    cores = pods.nodes * pods.cpus - (learners if engine == "ray" else pods.nodes)
+    actors = max(1, cores // learners) * learners
+    defaults = {"run.grace_s": str(grace_s), "actors.count": str(actors)}
+    if pods.gpus:
+        defaults["learner.device"] = "cuda"
+    if engine == "ray" and pods.gpus:
+        defaults["learner.count"] = str(learners)
+    resolved, text = command(
+        target, overrides, defaults, pods.nodes, pods.learners if engine == "none" else None
+    )
+    name = _checked(name or re.sub(r"[^a-z0-9]+", "-", resolved.name.lower()).strip("-"), pods)
+    if engine == "none" and pods.learners > 1 and resolved.config.learner.pace in SERVED:
+        raise UserError(
+            f"learner.pace {resolved.config.learner.pace} is for learners of one host; set "
+            "learner.pace=bsp, or --learners 1"
+        )
+    if engine == "ray":
+        objects, keys = [_ray_job(name, text, pods, grace_s)], ""
+    else:
+        objects = _plain(name, text, pods, grace_s, max(1, pods.cpus - 1))
+        keys = KEYS_FIRST.format(name=name)
+    # What occurs twice is written twice: a copy shares nothing.
+    manifests = "---\n".join(write(json.loads(json.dumps(each))) for each in objects)
+    return HEADER.format(name=name, claim=pods.claim, keys=keys) + manifests
+
+
+HEADER = """\
+# Trains {name} by Penstock. The runs are on the PersistentVolumeClaim {claim}, which must exist.
+{keys}# kubectl apply -f {name}.yaml; kubectl delete -f {name}.yaml saves and ends the run.
+"""
+KEYS_FIRST = """\
+# First make the keys by which learners and actors know each other:
+#   penstock keys new keys
+#   kubectl create secret generic {name}-keys --from-file keys --from-file keys/allowed
+"""
+
+
+def _checked(name: str, pods: Pods) -> str:
+    if not NAME.fullmatch(name):
+        raise UserError(
+            f"--name is {name!r}; it must be at most 40 lower-case letters, digits and dashes, "
+            "begin with a letter and end with no dash"
+        )
+    if not QUANTITY.fullmatch(pods.memory):
+        raise UserError(f"--memory is {pods.memory!r}; it must be a quantity such as 8Gi")
+    for option, text in (("--image", pods.image), ("--claim", pods.claim)):
+        if not re.fullmatch(r"[\w./:@-]+", text):
+            raise UserError(f"{option} is {text!r}; it must be a name without spaces")
+    return name
+
+
+def _ray_job(name: str, arguments: str, pods: Pods, grace_s: int) -> Object:
+    """Ray's nodes are pods of the same size; the run's command is executed on the first."""
+    container = _container("ray", pods, pods.gpus, [], f"{RUNS}")
+    del container["command"]
+    del container["livenessProbe"]  # KubeRay has its own
+    del container["startupProbe"]
+
+    def group(container_name: str) -> Object:
+        spec = _pod(pods, [container | {"name": container_name}], grace_s)
+        return {"rayStartParams": {"num-cpus": str(pods.cpus)}, "template": {"spec": spec}}
+
+    workers = {"groupName": "nodes", "replicas": pods.nodes - 1}
+    bounds = {"minReplicas": pods.nodes - 1, "maxReplicas": pods.nodes - 1}
+    run = f"penstock train {arguments} run.dir={RUNS}/{name} --resume auto"
+    cluster: Object = {"authOptions": {"mode": "token"}, "headGroupSpec": group("ray-head")}
+    if pods.nodes > 1:
+        cluster["workerGroupSpecs"] = [workers | bounds | group("ray-worker")]
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": {"name": name, "labels": _labels(name)},
+        "spec": {
+            "entrypoint": f"{run} --engine ray --address auto",
+            "shutdownAfterJobFinishes": True,
+            "backoffLimit": RETRIES,
+            "rayClusterSpec": cluster,
+        },
+    }
+
+
+def _plain(name: str, arguments: str, pods: Pods, grace_s: int, actors: int) -> list[Object]:
+    """Service, learners, actors and disruption budget."""
+    learner, host = f"{name}-learner", f"{name}-learner-0.{name}-learner"
+    place = ""
+    if pods.learners > 1:
+        store = f"--world {pods.learners} --store {host}:{STORE_PORT} --trusted-network"
+        place = f' --rank "$JOB_COMPLETION_INDEX" {store}'
+    own = (
+        f'run={RUNS}/{name}; [ "$JOB_COMPLETION_INDEX" = 0 ] || run=$run/rank-$JOB_COMPLETION_INDEX'
+    )
+    learn = (
+        f"exec penstock learner {arguments} run.dir={RUNS}/{name} transport.curve={KEYS}"
+        f" --bind tcp://0.0.0.0:{PORT} --resume auto{place}"
+    )
+    play = (
+        f"rank=$((${{HOSTNAME##*-}} % {pods.learners})); exec penstock actor --curve {KEYS}"
+        f" --connect tcp://{name}-learner-$rank.{learner}:$(({PORT} + rank))"
+        f" --count {actors} --dir /tmp/actors"
+    )
+    probe = f"{own}; exec penstock status $run --probe"
+    learners = _container("learner", pods, pods.gpus, ["sh", "-c", learn], probe)
+    players = _container(
+        "actors", pods, 0, ["sh", "-c", play], "exec penstock status /tmp/actors --probe"
+    )
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": learner, "labels": _labels(name)},
+            "spec": {
+                "clusterIP": "None",
+                "publishNotReadyAddresses": True,  # learners meet before they are ready
+                "selector": _labels(name) | {"role": "learner"},
+                "ports": [{"name": "actors", "port": PORT}],
+            },
+        },
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": learner, "labels": _labels(name)},
+            "spec": {
+                "completionMode": "Indexed",
+                "completions": pods.learners,
+                "parallelism": pods.learners,
+                "backoffLimit": RETRIES,
+                "template": _template(
+                    name, "learner", _pod(pods, [learners], grace_s, name, OF_LEARNERS, learner)
+                ),
+            },
+        },
+        {
+            "apiVersion": "apps/v1",
+            "kind": "StatefulSet",
+            "metadata": {"name": f"{name}-actors", "labels": _labels(name)},
+            "spec": {
+                "serviceName": learner,
+                "replicas": pods.nodes,
+                "podManagementPolicy": "Parallel",
+                "selector": {"matchLabels": _labels(name) | {"role": "actors"}},
+                "template": _template(
+                    name, "actors", _pod(pods, [players], grace_s, name, OF_ACTORS, None)
+                ),
+            },
+        },
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": {"name": learner, "labels": _labels(name)},
+            "spec": {
+                "minAvailable": pods.learners,  # none is evicted to empty a node; actors may be
+                "selector": {"matchLabels": _labels(name) | {"role": "learner"}},
+            },
+        },
+    ]
+
+
+def _labels(name: str) -> Object:
+    return {"app.kubernetes.io/name": "penstock", "app.kubernetes.io/instance": name}
+
+
+def _template(name: str, role: str, spec: Object) -> Object:
+    return {"metadata": {"labels": _labels(name) | {"role": role}}, "spec": spec}
+
+
+def _container(name: str, pods: Pods, gpus: int, command: list[str], probe: str) -> Object:
+    """A container whose process may write to its volumes only."""
+    resources: Object = {"cpu": str(pods.cpus), "memory": pods.memory}
+    if gpus:
+        resources["nvidia.com/gpu"] = str(gpus)
+    check = {"exec": {"command": ["sh", "-c", probe]}, "periodSeconds": 30, "timeoutSeconds": 15}
+    mounts = [{"name": "runs", "mountPath": RUNS}, {"name": "tmp", "mountPath": "/tmp"}]
+    return {
+        "name": name,
+        "image": pods.image,
+        "command": command,
+        "env": [{"name": "HOME", "value": "/tmp"}],
+        "resources": {"requests": resources, "limits": resources},
+        "startupProbe": check | {"periodSeconds": 10, "failureThreshold": 60},
+        "livenessProbe": check | {"failureThreshold": 4},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": mounts,
+    }
+
+
+def _pod(
+    pods: Pods,
+    containers: list[Object],
+    grace_s: int,
+    name: str | None = None,
+    keys: Mapping[str, str] | None = None,
+    subdomain: str | None = None,
+) -> Object:
+    """A pod; with ``keys``, it has those of the secret of the run ``name``, under `KEYS`."""
+    volumes: list[Object] = [
+        {"name": "runs", "persistentVolumeClaim": {"claimName": pods.claim}},
+        {"name": "tmp", "emptyDir": {}},
+    ]
+    if keys:
+        items = [{"key": key, "path": path} for key, path in keys.items()]
+        secret = {"secretName": f"{name}-keys", "items": items, "defaultMode": 0o440}
+        volumes.append({"name": "keys", "secret": secret})
+        mount = {"name": "keys", "mountPath": KEYS, "readOnly": True}
+        containers = [c | {"volumeMounts": [*c["volumeMounts"], mount]} for c in containers]
+    pod: Object = {
+        "containers": containers,
+        "volumes": volumes,
+        "terminationGracePeriodSeconds": grace_s + MARGIN_S,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "automountServiceAccountToken": False,
+    }
+    if keys:
+        pod["restartPolicy"] = "OnFailure" if subdomain else "Always"
+    if subdomain:
+        pod["subdomain"] = subdomain
+    return pod
