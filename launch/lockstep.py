@@ -84,6 +84,7 @@ def run(ctx: RoleContext) -> None:
     lockstep.report()
     ctx.report("final", accounting=lockstep.accounting.to_dict(lockstep.in_flight_steps()))
     lockstep.save()
+    checkpoints.close(config.run.grace_s / 2)
     while not ctx.stopping():
         ctx.status.beat()
         time.sleep(0.01)

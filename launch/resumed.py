@@ -98,6 +98,29 @@ def begin_from(path: Path, folder: Path) -> str:
     return f"starts from {folder}, after {steps.get('learner_steps', 0):,} optimizer steps"
 
 
+def take_from_store(config: Config, path: Path, resume: Resume) -> str:
+    """Make the newest checkpoint of `checkpoint.store` that of the run in ``path``, if it is newer
+    than the run's own and ``resume`` allows it; returns a note about it.
+
+    Raises UserError where the store cannot be read, or where a run that begins anew would replace
+    the checkpoints in it.
+    """
+    url = config.checkpoint.store
+    if url is None:
+        return ""
+    from penstock.learner.checkpoints.checkpoint_store import CheckpointStore, take_newer
+
+    store = CheckpointStore(url)
+    if resume == "no":
+        if store.entries():
+            raise UserError(
+                f"checkpoint.store {url} holds the checkpoints of a run; resume that by --resume "
+                "auto, or name another place"
+            )
+        return ""
+    return take_newer(store, path / "checkpoints" / "last")
+
+
 def _checkpoint_folder(source: Path) -> Path:
     from penstock.learner.checkpoints import checkpoint_format
     from penstock.learner.checkpoints.checkpoint_history import newest_whole

@@ -30,6 +30,7 @@ from penstock.core.processes import die_with
 from penstock.core.role_spec import RoleSpec
 from penstock.core.run_dir import (
     Resume,
+    check,
     check_not_replaced,
     default_run_dir,
     run_folder,
@@ -40,7 +41,13 @@ from penstock.launch.callbacks import Hooks, Run
 from penstock.launch.core_split import CoreSplit
 from penstock.launch.engines.registry import ENGINES, LOCAL, make_engine
 from penstock.launch.machines import LearnerPlace, check_place, where_to_write
-from penstock.launch.resumed import begin_from, differences, find_source, resolve_resumed
+from penstock.launch.resumed import (
+    begin_from,
+    differences,
+    find_source,
+    resolve_resumed,
+    take_from_store,
+)
 from penstock.launch.run_attempt import Attempt, missing, undone_where_refused
 from penstock.launch.supervisor import Supervisor
 from penstock.launch.supervisor_messages import Outcome, RestartLimits
@@ -281,17 +288,19 @@ def conduct(
     resolve(config.env)  # refuse now what would fail in every role
     check_not_replaced(path)
     new = missing(path)
+    stored = config.checkpoint.store is not None
     folder = None
     if source is not None:
         folder, resume = find_source(source, path, resume)
     with (
-        run_folder(path, resume) as lock,
+        run_folder(path, "auto" if stored and resume == "must" else resume) as lock,
         undone_where_refused(path, new) as attempt,
         runtime_folder() as runtime_dir,
         closing(_engine(place, runtime_dir, (lock,))) as engine,
         closing(EventLog(path / "logs")) as events,
     ):
-        begun = ""
+        begun = take_from_store(config, path, resume if folder is None else "no")
+        check(path, resume)
         if folder is not None:
             begun, resume = begin_from(path, folder), "must"
         changed = differences(path, config, resume)

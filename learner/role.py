@@ -246,6 +246,7 @@ class LearnerProcess(TrainingLoop[Any]):
         self._source.save(self._shard, self._ctx.status.beat)
         if not leads and self._group.takes_over():
             self._save()
+        self._checkpoints.close(self._config.run.grace_s / 2)
 
     @property
     def sync(self) -> GradientSync:
@@ -351,6 +352,7 @@ class LearnerProcess(TrainingLoop[Any]):
 
     def _save(self) -> None:
         """Save the run, if its state is complete. Raises UserError where it cannot be written."""
+        self._checkpoints.epoch = self._group.epoch
         if self._kept is not None:
             self._checkpoints.save(self._kept)
             if self._requests.due() is not None:

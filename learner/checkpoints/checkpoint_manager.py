@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,13 @@ from penstock.learner.checkpoints.checkpoint_history import (
     REQUESTED,
     best_meta,
 )
+from penstock.learner.checkpoints.checkpoint_store import (
+    CheckpointStore,
+    CheckpointWriter,
+    ReplacedError,
+    Uploader,
+    take_newer,
+)
 from penstock.learner.evaluation_requests import EvaluationRequests
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.progress import EPISODES
@@ -48,6 +56,7 @@ from penstock.learner.trainer import Trainer, under
 
 RANDOM = "random/"
 GROUP = "team/"  # as in checkpoints of 0.1.0
+EPOCH = "epoch"  # in the meta: of the group of learners that wrote it
 LR = "lr"  # in the meta: `learner.lr`
 
 logger = note_logger(__name__)
@@ -85,6 +94,11 @@ class CheckpointManager:
         self._saved_s = time.monotonic()
         self._saved_steps = 0
         self._ordered = False  # by `penstock save`
+        self.epoch = 0
+        """Of the group of learners; a checkpoint of a later one is never replaced."""
+        url = self._config.store
+        self._store = None if url is None else CheckpointStore(url)
+        self._uploader: Uploader | None = None
         self.play: Mapping[str, Any] | None = None
         """How to play the policy, by the last evaluation of the run."""
         self.stored: Arrays = {}  # what each of several learners kept, in the resumed checkpoint
@@ -99,6 +113,8 @@ class CheckpointManager:
 
         Raises UserError where there are checkpoints and all are damaged.
         """
+        if self._store is not None and how != "no" and repair:
+            take_newer(self._store, self._last)  # this host may not be that of the newest
         if how == "no" or (how == "auto" and not history.any_exists(self._last)):
             return False
         folder, stored, damaged = history.newest_whole(self._last, self._trainer.layout)
@@ -231,6 +247,7 @@ class CheckpointManager:
             and progress.recent_episodes >= EPISODES  # fewer may be luck
             and (best_return is None or mean > best_return)
         )
+        writer = self._check_not_replaced()
         state = self._state(group or {}, mean if is_best else best_return)
         writes_best = is_best and not self._best_is_evaluated()
         if writes_best:
@@ -240,6 +257,7 @@ class CheckpointManager:
         self._keep_older()
         checkpoint_format.save(self._last, state)
         history.prune(self._last, self._config.keep)
+        self._upload(writer)
         if self._tell is not None:
             self._tell(
                 "checkpoint",
@@ -252,6 +270,36 @@ class CheckpointManager:
             )
         self._saved_s = time.monotonic()
         self._saved_steps = progress.learner_steps
+
+    def close(self, wait_s: float) -> None:
+        """Wait until the last checkpoint is in `checkpoint.store` too, but no longer than that."""
+        if self._uploader is not None and not self._uploader.close(wait_s):
+            logger.info(
+                "the last checkpoint is not in checkpoint.store %s; it is in %s",
+                self._config.store,
+                self._last,
+            )
+
+    def _check_not_replaced(self) -> CheckpointWriter:
+        """This learner as a writer. Raises ReplacedError where `last` is of a later one: on a disk
+        of several hosts, learners that were presumed dead may still run."""
+        own = CheckpointWriter(self._trainer.progress.generation, self.epoch)
+        other = own
+        with suppress(UserError, LookupError):  # there is none, or a damaged one
+            meta = checkpoint_format.read_meta(self._last, self._trainer.layout)
+            other = CheckpointWriter(meta["progress"]["generation"], meta.get(EPOCH, 0))
+        if other > own:
+            raise ReplacedError(self._last, own, other)
+        return own
+
+    def _upload(self, writer: CheckpointWriter) -> None:
+        if self._store is None:
+            return
+        if self._uploader is None:
+            event = self._event or (lambda kind, text: logger.info("%s", text))
+            self._uploader = Uploader(self._store, self._config.keep, event)
+        steps = self._trainer.progress.learner_steps
+        self._uploader.offer(self._last / checkpoint_format.FILE, writer, steps)
 
     def save_for_evaluation(self, group: Arrays | None = None) -> None:
         """Write the checkpoint that is due for the evaluator, which takes it away.
@@ -321,6 +369,7 @@ class CheckpointManager:
             LR: trainer.config.learner.model_dump()[LR],
             ENV: settings(trainer.config.env),
             "spec": trainer.spec.to_dict(),
+            EPOCH: self.epoch,
         }
         if self.requests is not None and self.requests.play is not None:
             self.play = self.requests.play

@@ -91,6 +91,8 @@ class ElasticGroup:
         self._others: list[Message] = []
         self._lock = threading.Lock()  # of what messages change
         self._group: LearnerGroup | None = None
+        self.epoch = 0
+        """Of the last group that was entered."""
         self._rounds = 0  # in which all learners have exchanged their counts
         self._saver: int | None = None  # named by the supervisor at the end
         self._saved = False  # by that learner
@@ -297,6 +299,7 @@ class ElasticGroup:
             self._failed(epoch, failure)
             return False
         self._group, self.sync, trainer.sync = group, sync, sync
+        self.epoch = epoch
         self._failing_since_s = None
         trainer.queue.join_group(state_tensors(trainer), cfg.reduce.timeout_s)
         ctx.report("entered")

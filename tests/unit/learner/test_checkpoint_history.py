@@ -280,3 +280,39 @@ def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
     checkpoint_format.save(last, Checkpoint(found.layout, found.weights, found.arrays, {}))
     with pytest.raises(UserError, match="not the state of a run"):
         Run(tmp_path).checkpoints.resume("must")
+
+
+def test_a_learner_of_an_earlier_group_does_not_replace_a_later_one(tmp_path: Path) -> None:
+    """As on a disk of several hosts, where one that fell silent still runs."""
+    silent, others, last = Run(tmp_path), Run(tmp_path), tmp_path / "checkpoints" / "last"
+    silent.checkpoints.epoch, others.checkpoints.epoch = 1, 2
+    silent.save(10)
+    others.save(20)
+    with pytest.raises(UserError, match="is of generation 0, epoch 2 of the run"):
+        silent.save(30)
+    assert steps_in(last) == 20
+    resumed = Run(tmp_path)
+    assert resumed.checkpoints.resume("must")  # a later life of the run, whose epochs begin anew
+    resumed.checkpoints.epoch = 1
+    resumed.save(40)
+    with pytest.raises(UserError, match="is of generation 1, epoch 1 of the run"):
+        others.save(50)
+    assert steps_in(last) == 40
+
+
+def test_an_order_to_save_is_due_once_and_its_failure_is_reported(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert not run.checkpoints.due()
+    run.checkpoints.hear([{"kind": "actors", "alive": 1}])
+    assert not run.checkpoints.due()
+    run.checkpoints.hear([{"kind": "save"}])
+    assert run.checkpoints.due(by_time=False)
+    run.save(10)
+    run.checkpoints.answer()
+    assert not run.checkpoints.due()
+    run.checkpoints.answer(UserError("full"))  # of a checkpoint that was not ordered
+    assert run.told == ["checkpoint"]
+    run.checkpoints.hear([{"kind": "save"}])
+    run.checkpoints.answer(UserError("full"))
+    assert run.told == ["checkpoint", "save_failed"]
+    assert not run.checkpoints.due()

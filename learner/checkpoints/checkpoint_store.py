@@ -1,0 +1,287 @@
+"""Copies of a run's checkpoints where all its hosts can reach them: `checkpoint.store`.
+
+A store is a folder, or a prefix of an object store, that fsspec can open:
+
+    STORE/g2-step-12000.safetensors    checkpoints, by generation of the run and optimizer steps
+    STORE/manifest.json                which of them count, the newest last
+
+A file counts only once the manifest names it, and the manifest is written last. So a reader never
+sees a part of a checkpoint. A learner that was separated from the others may still upload: the
+manifest names generation and epoch of the group of learners that wrote each checkpoint, and
+`CheckpointStore.put` refuses one that is older than the newest. Only files that the manifest has
+named are ever deleted. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import posixpath
+import re
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from penstock.configs.errors import UserError
+from penstock.core.notes import note_logger
+from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints import checkpoint_history as history
+
+MANIFEST = "manifest.json"
+OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs"}
+MANIFEST_NBYTES = 1 << 20
+NAME = re.compile(r"g\d{1,10}-step-\d{1,19}\.safetensors")
+FETCHED = ".fetched"  # folder beside checkpoints/last
+
+logger = note_logger(__name__)
+
+
+class CheckpointWriter(NamedTuple):
+    """Which learners wrote a checkpoint: a later generation or epoch replaces an earlier one."""
+
+    generation: int
+    """How often the run was resumed."""
+    epoch: int
+    """Of the group of learners; 0 for an only learner."""
+
+
+class Entry(NamedTuple):
+    """A checkpoint of the manifest."""
+
+    name: str
+    generation: int
+    epoch: int
+    learner_steps: int
+    nbytes: int
+
+    @property
+    def writer(self) -> CheckpointWriter:
+        return CheckpointWriter(self.generation, self.epoch)
+
+
+class ReplacedError(UserError):
+    """Other learners of the run have gone on without the one that wants to save."""
+
+    def __init__(self, place: object, own: CheckpointWriter, other: CheckpointWriter) -> None:
+        super().__init__(
+            f"{place} is of generation {other.generation}, epoch {other.epoch} of the run, and "
+            f"this learner is of {own.generation}, {own.epoch}: others train on without it, so it "
+            "does not save"
+        )
+
+
+class CheckpointStore:
+    """One store, by its path or URL. Not thread-safe."""
+
+    def __init__(self, url: str) -> None:
+        """Raises UserError for a URL that nothing here can open."""
+        import fsspec
+
+        self.url = url.rstrip("/")
+        try:
+            self._fs, self._path = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise UserError(
+                f"checkpoint.store is {url!r}, which cannot be opened ({error}); give a path, or a "
+                "URL whose package is installed, such as s3://bucket/folder with penstock[s3]"
+            ) from error
+        protocol = self._fs.protocol
+        protocols = {protocol} if isinstance(protocol, str) else {*protocol}
+        self._renames = "file" in protocols
+        self._has_buckets = bool(protocols & OBJECT_STORES)
+
+    def entries(self) -> list[Entry]:
+        """The checkpoints that count, the newest last.
+
+        Raises UserError where the store cannot be read, or its manifest is not one.
+        """
+        self._fs.invalidate_cache()
+        try:
+            text = self._fs.cat_file(self._at(MANIFEST), start=0, end=MANIFEST_NBYTES)
+        except FileNotFoundError:
+            self._check_bucket()
+            return []
+        except Exception as error:  # of whatever library opens it
+            raise UserError(
+                f"checkpoint.store {self.url} cannot be read: {_text(error)}"
+            ) from error
+        try:
+            return [_entry(each) for each in json.loads(text)["checkpoints"]]
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise UserError(
+                f"{self.url}/{MANIFEST} is no list of checkpoints ({_text(error)}); name another "
+                "checkpoint.store, or remove that file if it is of no run"
+            ) from error
+
+    def _check_bucket(self) -> None:
+        bucket = self._path.partition("/")[0]
+        if self._has_buckets and not self._fs.exists(bucket):
+            raise UserError(
+                f"checkpoint.store {self.url} cannot be read: there is no bucket {bucket!r}; make "
+                "it, or name another one"
+            )
+
+    def put(self, file: BinaryIO, writer: CheckpointWriter, learner_steps: int, keep: int) -> None:
+        """Add a checkpoint, and remove all but the last ``keep``.
+
+        Raises ReplacedError where a later writer has added one; UserError or an error of the
+        store's library where it cannot be written.
+        """
+        before = self.entries()
+        if before and before[-1].writer > writer:
+            raise ReplacedError(self.url, writer, before[-1].writer)
+        nbytes = os.fstat(file.fileno()).st_size
+        name = f"g{writer.generation}-step-{learner_steps}.safetensors"
+        self._write(name, file, nbytes)
+        entry = Entry(name, *writer, learner_steps, nbytes)
+        found = [*(each for each in before if each.name != name), entry]
+        kept, old = found[-keep:], found[:-keep]
+        text = json.dumps({"checkpoints": [each._asdict() for each in kept]}, indent=1).encode()
+        self._replace(MANIFEST, text)
+        for each in old:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(self._at(each.name))
+
+    def fetch(self, entry: Entry, folder: Path) -> None:
+        """Copy a checkpoint to ``folder``, as that of a run."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._fs.get_file(self._at(entry.name), str(folder / checkpoint_format.FILE))
+
+    def _write(self, name: str, file: BinaryIO, nbytes: int) -> None:
+        if not self._has_buckets:  # which have no folders
+            self._fs.makedirs(self._path, exist_ok=True)
+        temporary = f"{name}.part" if self._renames else name
+        file.seek(0)
+        with self._fs.open(self._at(temporary), "wb") as out:
+            shutil.copyfileobj(file, out, 1 << 22)
+        self._fs.invalidate_cache()
+        if (size := self._fs.info(self._at(temporary))["size"]) != nbytes:
+            raise OSError(f"{self.url}/{name} has {size} bytes instead of {nbytes}")
+        if self._renames:
+            os.replace(self._at(temporary), self._at(name))
+
+    def _replace(self, name: str, data: bytes) -> None:
+        """Replace a small file at once; object stores do nothing else."""
+        temporary = f"{name}.part" if self._renames else name
+        self._fs.pipe_file(self._at(temporary), data)
+        if self._renames:
+            os.replace(self._at(temporary), self._at(name))
+
+    def _at(self, name: str) -> str:
+        return posixpath.join(self._path, name)
+
+
+class Uploader:
+    """Copies checkpoints to a store in a thread, the newest first; older ones may be skipped."""
+
+    def __init__(self, store: CheckpointStore, keep: int, event: Callable[..., object]) -> None:
+        """``event`` is called as `RoleContext.event` where a copy fails for the first time."""
+        self._store, self._keep, self._event = store, keep, event
+        self._changed = threading.Condition()
+        self._next: tuple[BinaryIO, CheckpointWriter, int] | None = None
+        self._busy = self._closing = False
+        self._failed = False
+        self._thread = threading.Thread(target=self._run, name="store", daemon=True)
+        self._thread.start()
+
+    def offer(self, path: Path, writer: CheckpointWriter, learner_steps: int) -> None:
+        """Copy the file at ``path`` as it is now, also if it is replaced meanwhile."""
+        file = path.open("rb")
+        with self._changed:
+            if self._next is not None:
+                self._next[0].close()
+            self._next = file, writer, learner_steps
+            self._changed.notify_all()
+
+    def close(self, wait_s: float) -> bool:
+        """Wait until all is copied; returns whether that is so."""
+        with self._changed:
+            done = self._changed.wait_for(lambda: self._next is None and not self._busy, wait_s)
+            self._closing = True
+            self._changed.notify_all()
+        return done and not self._failed
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._next is not None)
+                if self._next is None or self._closing:
+                    return
+                (file, writer, steps), self._next = self._next, None
+                self._busy = True
+            with file:
+                self._copy(file, writer, steps)
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def _copy(self, file: BinaryIO, writer: CheckpointWriter, steps: int) -> None:
+        try:
+            self._store.put(file, writer, steps, self._keep)
+        except Exception as error:  # of whatever library writes it; training goes on
+            if not self._failed:
+                text = f"the checkpoint of step {steps} was not copied to {self._store.url}"
+                self._event("store", f"{text}: {_text(error)}; the next one is tried again")
+            self._failed = True
+        else:
+            self._failed = False
+
+
+def take_newer(store: CheckpointStore, last: Path) -> str:
+    """Make the newest whole checkpoint of the store that of a run, if it is newer than the run's.
+
+    Args:
+        store: that of the run.
+        last: folder of the run's newest checkpoint.
+
+    Returns a note about what was taken; empty if nothing was. Raises UserError where the store
+    cannot be read.
+    """
+    own = _newest(last)
+    fetched = last.parent / FETCHED
+    for entry in reversed(store.entries()):
+        if own is not None and (entry.generation, entry.learner_steps) <= own:
+            return ""
+        try:
+            store.fetch(entry, fetched)
+            history.begin_from(last, fetched)
+            steps = f"after {entry.learner_steps:,} optimizer steps"
+            return f"takes {entry.name} from {store.url}, {steps}"
+        except checkpoint_format.DamagedCheckpointError as error:
+            logger.info(
+                "%s of %s is damaged, and an older one is tried: %s",
+                *(entry.name, store.url, error),
+            )
+        except OSError as error:
+            raise UserError(
+                f"{entry.name} cannot be copied from {store.url}: {_text(error)}"
+            ) from error
+        finally:
+            shutil.rmtree(fetched, ignore_errors=True)
+    return ""
+
+
+def _newest(last: Path) -> tuple[int, int] | None:
+    """Generation and optimizer steps of the run's newest readable checkpoint."""
+    for folder in (last, *history.older(last)):
+        with contextlib.suppress(UserError):
+            progress = checkpoint_format.read_meta(folder).get("progress", {})
+            return int(progress.get("generation", 0)), int(progress.get("learner_steps", 0))
+    return None
+
+
+def _entry(value: Any) -> Entry:
+    entry = Entry(**value)
+    if not NAME.fullmatch(entry.name):
+        raise ValueError(f"{entry.name!r:.60} is no name of a checkpoint")
+    numbers: Sequence[Any] = entry[1:]
+    if any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers):
+        raise ValueError(f"{numbers!r:.60} are no counts")
+    return entry
+
+
+def _text(error: BaseException) -> str:
+    return (str(error) or type(error).__name__)[:300]
