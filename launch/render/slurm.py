@@ -89,15 +89,12 @@ def render(
 
 
 def _check(resolved: Resolved, job: Job, engine: str) -> None:
-    config = resolved.config
-    if engine == "ray" or job.nodes == 1:
-        return
-    if config.learner.pace in SERVED:
+    pace = resolved.config.learner.pace
+    if engine == "none" and job.nodes > 1 and pace in SERVED:
         raise UserError(
-            f"learner.pace {config.learner.pace} is for learners of one host; set "
-            "learner.pace=bsp, or --nodes 1"
+            f"learner.pace {pace} is for learners of one host; set learner.pace=bsp, or --nodes 1"
         )
-    if job.gpus > 1:
+    if engine == "none" and job.gpus > 1:
         raise UserError(
             f"--gpus is {job.gpus}, and --engine none starts one learner on each node; set "
             "--gpus 1, or --engine ray"
