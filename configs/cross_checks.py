@@ -63,9 +63,9 @@ def _batches(cfg: Sections) -> Iterator[Contradiction]:
 
 
 def _first(cfg: Sections) -> str:
-    """The value of `actors.count`, with the number that `auto` stands for at the start."""
+    """The value of `actors.count`, with the number with which a run starts where it may change."""
     count = cfg.actors.count
-    return f"auto ({cfg.first_actors})" if count == "auto" else str(count)
+    return str(count) if isinstance(count, int) else f"{count} ({cfg.first_actors})"
 
 
 def _minibatches_of_steps(cfg: Sections) -> Iterator[Contradiction]:

@@ -28,10 +28,12 @@ from penstock.configs.value_types import (
     Number,
     Options,
     Positive,
+    Range,
     Share,
     Switch,
     Text,
     Wrappers,
+    bounds,
 )
 
 EnvKind = Literal["auto", "vector", "continuous", "pixels", "atari"]
@@ -61,12 +63,13 @@ class EnvConfig(Section):
 class ActorsConfig(Section):
     """The processes that play the environments and record samples."""
 
-    count: Count | Literal["auto"] = "auto"
+    count: Count | Range | Literal["auto"] = "auto"
     """Actor processes that `penstock train` starts on this host. `auto` starts 2, or one for each
     learner if that is more. Every five seconds it then starts more, up to four for each core, if
     the learner waits for data and cores are idle; and it ends those that the learner does not need.
-    In one process, and where `transport.max_policy_lag` is below the updates of a batch, the first
-    number stays."""
+    `8..40` is the same with at least 8 and at most 40, and starts with 8; on a Ray cluster the run
+    begins with 8 and has up to 40 as hosts come and go. In one process, and where
+    `transport.max_policy_lag` is below the updates of a batch, the first number stays."""
     envs: Count = 64
     """Environments that each actor steps together; one slot holds all of them. More make inference
     cheaper per step and batches larger, and need more memory."""
@@ -335,11 +338,16 @@ class Sections(Section):
     def first_actors(self) -> int:
         """Actors of this host at the start of a run."""
         count = self.actors.count
-        return max(2, self.learner.count) if count == "auto" else count
+        if count == "auto":
+            return max(2, self.learner.count)
+        return bounds(count)[0] if isinstance(count, str) else count
 
     @property
     def least_actors(self) -> int:
-        """Actors without which the learners would have too few slots for a batch."""
+        """The fewest actors to which `actors.count` may shrink: those without which the learners
+        would have too few slots for a batch, or the first number of a range."""
+        if self.actors.count != "auto":
+            return self.first_actors
         fresh = self.algo.trains_on == "unrolls"
         each = -(-self.learner.batch_slots // self.transport.slots) if fresh else 1
         return each * self.learner.count

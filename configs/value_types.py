@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import AllowInfNan, BeforeValidator, Field, JsonValue, Strict
+from pydantic import AfterValidator, AllowInfNan, BeforeValidator, Field, JsonValue, Strict
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,30 @@ def _number(value: Any) -> Any:
     return value
 
 
+def bounds(value: str) -> tuple[int, int]:
+    """The two numbers of a `Range`."""
+    least, _, most = value.partition("..")
+    return int(least), int(most)
+
+
+def _ordered(value: str) -> str:
+    least, most = bounds(value)
+    if least > most:
+        raise ValueError(f"{least} is more than {most}")
+    return value
+
+
 _Whole = Annotated[int, BeforeValidator(_whole), Strict()]
 Natural = Annotated[_Whole, Field(ge=0), ValueDescription("a whole number of at least 0")]
 Count = Annotated[_Whole, Field(ge=1), ValueDescription("a whole number of at least 1")]
 Niceness = Annotated[_Whole, Field(ge=0, le=19), ValueDescription("a whole number from 0 to 19")]
+Range = Annotated[
+    str,
+    Strict(),
+    Field(pattern=r"^[1-9]\d{0,5}\.\.[1-9]\d{0,5}$"),
+    AfterValidator(_ordered),
+    ValueDescription("`MIN..MAX`, such as `8..40`"),
+]
 Seed = Annotated[
     _Whole, Field(ge=0, le=2**32 - 1), ValueDescription("a whole number from 0 to 4294967295")
 ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.configs.policy_lag import lent_by_batch
 from penstock.configs.transports import TRANSPORTS
+from penstock.configs.value_types import bounds
 from penstock.core import cgroup
 
 if TYPE_CHECKING:
@@ -26,15 +27,18 @@ def usable_cores() -> float:
 
 
 def most_actors(config: Config) -> int:
-    """The most actors that a run starts on this host: more than at first with `actors.count=auto`.
+    """The most actors that a run starts: more than at first with `actors.count` auto or MIN..MAX.
 
     That stays as it is where all roles are in one process, and where slots are lent by batch, since
     actors then wait for their turn whatever their number is.
     """
     first, learners = config.first_actors, config.learner.count
     fixed = TRANSPORTS.one_process(config.transport.kind) or lent_by_batch(config)
-    if config.actors.count != "auto" or fixed:
+    count = config.actors.count
+    if isinstance(count, int) or fixed:
         return first
+    if count != "auto":
+        return bounds(count)[1]
     return max(first, int(ACTORS_PER_CORE * usable_cores()) // learners * learners)
 
 

@@ -1,4 +1,4 @@
-"""The split of a host's cores between actors and learners, by `actors.count=auto` and
+"""The split of a host's cores between actors and learners, by `actors.count` auto or MIN..MAX and
 `learner.threads=auto`.
 
 It follows from what the processes of a run measure of themselves. A learner that waits for data

@@ -41,6 +41,7 @@ from penstock.launch.supervisor_messages import (
     Send,
     Start,
     how_it_ended,
+    notes_of_hosts,
     too_late,
 )
 from penstock.launch.worker import FIRST_DELAY_S, Life, RestartPolicy, SupervisedRole
@@ -83,6 +84,7 @@ class Decisions:
         self._reason, self._exit_code = "", 0
         self._asked = "", 0  # the same, where a signal has its way
         self._failure: Failure | None = None
+        self._unplaced: set[str] = set()  # roles without a host
         self._threads = 1  # of each learner, where it changes during the run
         self._has_checkpoint = False
         self._losses = 0  # of the trained state, since a checkpoint was written
@@ -119,17 +121,37 @@ class Decisions:
         """From now on the ``actors`` with the lowest indices play; the others end, after their
         unroll."""
         effects: list[Effect] = []
-        for name, worker in self._workers.items():
-            needed = worker.spec.index < actors
-            if self.stopping or worker.spec.stage is not Stage.ACTORS or worker.needed == needed:
-                continue
-            worker.needed = needed
-            if not needed and worker.runs:
-                effects.append(Kill(name, signal.SIGTERM))
-            elif not worker.runs:  # one that is still ending is replaced at its end
-                worker.enter(Life.WAITING if needed else Life.GONE, now_s)
-                worker.incarnation += needed
+        for worker in self._workers.values():
+            if worker.spec.stage is Stage.ACTORS:
+                effects += self._need(worker, worker.spec.index < actors, now_s)
         return effects
+
+    def unplaced(self, reasons: Mapping[str, str], now_s: float) -> list[Effect]:
+        """From now on the roles in ``reasons`` have no host, or lose theirs, and all others have
+        one. Actors and relays wait for another host, actors after their unroll; learners save the
+        run at once, and train on."""
+        before, self._unplaced = self._unplaced, set(reasons)
+        learners = {worker.name for worker in self._learners.values()}
+        found = before - self._unplaced - learners
+        effects = notes_of_hosts(reasons, self._unplaced - before, found)
+        for name in sorted(before ^ self._unplaced):
+            if name not in learners:
+                effects += self._need(self._workers[name], name in found, now_s)
+            elif name not in before:
+                effects.append(Send(name, {"kind": "save"}))
+        return [] if self.stopping else effects
+
+    def _need(self, worker: SupervisedRole, needed: bool, now_s: float) -> list[Effect]:
+        """Start a role that plays from now on, or have one end that no longer does."""
+        if self.stopping or worker.needed == needed:
+            return []
+        worker.needed = needed
+        if worker.runs:  # one that is needed again while it ends is replaced at its end
+            ends = not needed and worker.spec.stage is Stage.ACTORS
+            return [Kill(worker.name, signal.SIGTERM)] if ends else []
+        worker.enter(Life.WAITING if needed else Life.GONE, now_s)
+        worker.incarnation += needed
+        return []
 
     def set_threads(self, threads: int) -> list[Effect]:
         """From now on each learner trains with so many threads."""

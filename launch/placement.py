@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
 from penstock.configs.transports import AUTO, TRANSPORTS
+from penstock.core.cores import most_actors
 from penstock.core.interfaces import Bundle
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.transport.addresses import reachable
@@ -32,8 +33,9 @@ BY_NETWORK = "zmq"
 def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
     """The config of a run on an engine's hosts, given the cores of each.
 
-    ``actors.count=auto`` becomes the cores that learners leave. Where actors are on other hosts
-    than their learner, an address is chosen, and keys are made in the run's folder.
+    ``actors.count=auto`` becomes the cores that learners leave. With MIN..MAX, hosts may come
+    later: the run is on one host only if that has the cores for all. Where actors are on other
+    hosts than their learner, an address is chosen, and keys are made in the run's folder.
     """
     learners = config.learner.count * config.learner.first_threads
     most = max(hosts)
@@ -41,14 +43,15 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
         left = (sum(hosts) - learners) // config.actors.threads
         count = max(1, left // config.learner.count) * config.learner.count
         config = _changed(config, "actors", count=count)
-    actors = config.first_actors * config.actors.threads
+    most_now, grows = most_actors(config), most_actors(config) > config.first_actors
+    actors = most_now * config.actors.threads
     kind = config.transport.kind
     together = TRANSPORTS.one_process(kind) or kind not in (AUTO, BY_NETWORK)
-    fits = len(hosts) == 1 or learners + actors <= most
+    fits = (len(hosts) == 1 and not grows) or learners + actors <= most
     if together and not fits:
         raise UserError(
             f"transport.kind {kind} keeps all actors on their learner's host, and no host has the "
-            f"{learners + actors} cores of {config.first_actors} actors and "
+            f"{learners + actors} cores of {most_now} actors and "
             f"{config.learner.count} learners; set transport.kind=auto, or actors.count lower"
         )
     if learners > most and len(hosts) > 1 and config.learner.pace in SERVED:
@@ -57,7 +60,7 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
             f"{learners} cores for {config.learner.count} learners; set learner.pace=bsp, or fewer"
         )
     if together or (fits and config.transport.bind is None):
-        return config
+        return _changed(config, "actors", count=most_now)
     changes: dict[str, Any] = {"kind": BY_NETWORK}
     if config.transport.bind is None:
         changes["bind"] = f"tcp://*:{random.SystemRandom().choice(PORTS)}"
@@ -87,7 +90,8 @@ def bundles(
     """The roles, with relays for each host of actors, and groups of them that must be on one host.
 
     Learners are with the roles that share their memory or Unix sockets, and the parameter server;
-    actors that reach their learner over a network are in others, with their relays.
+    actors that reach their learner over a network are in others, with their relays. Bundles of
+    spare actors are not required.
 
     Args:
         cores: most threads of the learners, or the actors, of a bundle; None for no limit.
@@ -96,10 +100,10 @@ def bundles(
     actors = [spec for spec in apart if spec.role == "actor"]
     relays = [spec for spec in apart if spec.role != "actor"]
     found = _with_learners([spec for spec in specs if not _is_apart(spec)], cores)
-    groups = list(_groups(actors, cores))
+    groups = [g for spare in (False, True) for g in _groups(actors, cores, spare)]
     for number, group in enumerate(groups):
-        shift = number * len(relays)
-        own = [replace(relay, index=relay.index + shift) for relay in relays]
+        shift, spare = number * len(relays), group[0].spare
+        own = [replace(relay, index=relay.index + shift, spare=spare) for relay in relays]
         found["actors" if len(groups) == 1 else f"actors-{number}"] = group + own
     everything = tuple(spec for group in found.values() for spec in group)
     return everything, tuple(_bundle(name, group) for name, group in found.items() if group)
@@ -144,10 +148,11 @@ def _is_apart(spec: RoleSpec) -> bool:
     return spec.role in ("actor", "relay") and (spec.address or "").startswith("tcp://")
 
 
-def _groups(actors: Sequence[RoleSpec], cores: int | None) -> Iterator[list[RoleSpec]]:
-    """Actors in groups of at most ``cores`` threads."""
+def _groups(actors: Sequence[RoleSpec], cores: int | None, spare: bool) -> Iterator[list[RoleSpec]]:
+    """The actors that are ``spare``, or those that are not, in groups of at most ``cores``
+    threads."""
     group: list[RoleSpec] = []
-    for spec in actors:
+    for spec in (actor for actor in actors if actor.spare == spare):
         if group and cores and sum(s.threads for s in group) + spec.threads > cores:
             yield group
             group = []
@@ -157,5 +162,7 @@ def _groups(actors: Sequence[RoleSpec], cores: int | None) -> Iterator[list[Role
 
 
 def _bundle(name: str, specs: Sequence[RoleSpec]) -> Bundle:
-    threads = sum(spec.threads for spec in specs if not spec.spare)
-    return Bundle(name, tuple(s.name for s in specs), threads, sum(s.gpus for s in specs))
+    required = not all(spec.spare for spec in specs)
+    threads = sum(spec.threads for spec in specs if not (required and spec.spare))
+    gpus = sum(spec.gpus for spec in specs)
+    return Bundle(name, tuple(spec.name for spec in specs), threads, gpus, required)

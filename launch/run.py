@@ -343,7 +343,8 @@ def conduct(
 def _place(specs: Sequence[RoleSpec], engine: Engine) -> tuple[RoleSpec, ...]:
     """The specs on their hosts."""
     hosts = engine.hosts()
-    specs, bundles = placement.bundles(specs, max(hosts) if len(hosts) > 1 else None)
+    several = len(hosts) > 1 or any(spec.spare for spec in specs)  # now or later
+    specs, bundles = placement.bundles(specs, max(hosts) if hosts and several else None)
     engine.reserve(bundles)
     return placement.placed(specs, engine.endpoints(), bundles)
 

@@ -199,6 +199,7 @@ class Supervisor:
         statuses = {name: handle.status() for name, handle in self._handles.items()}
         beats = {name: status.alive_s for name, status in statuses.items()}
         phases = {name: status.phase for name, status in statuses.items()}
+        self._do(self._decisions.unplaced(self._engine.unplaced(), now_s))
         self._do(self._decisions.tick(now_s, beats, phases))
         for name, status in statuses.items():
             if status.dropped_nbytes and name not in self._dropping:
@@ -461,7 +462,7 @@ class Supervisor:
             return
         if now.actors != before.actors:
             noun = "actor" if now.actors == 1 else "actors"
-            text = f"actors.count auto: {now.actors} {noun} instead of {before.actors}"
+            text = f"actors.count: {now.actors} {noun} instead of {before.actors}"
             effects = self._decisions.resize(now.actors, now_s)
         else:
             text = f"learner.threads auto: {now.threads} instead of {before.threads}"

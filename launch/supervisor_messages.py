@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import signal
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ LIMITS = frozenset({"env_steps", "learner_steps", "minutes"})
 KILLED_AS_ASKED = (
     "was killed by a second signal before it had finished; its last checkpoint is valid"
 )
+NAMED = 4  # roles in one sentence
 ADVICE = {
     errno.EMFILE: "raise the limit of `ulimit -n`, or lower actors.count",
     errno.ENFILE: "raise the machine's limit, sysctl fs.file-max",
@@ -148,6 +150,33 @@ def why_not_started(error: OSError) -> str:
     """A sentence with the reason why a role could not be started, and a remedy."""
     advice = f"; {ADVICE[error.errno]}" if error.errno in ADVICE else ""
     return f"could not be started: {error.strerror or error}{advice}"
+
+
+def notes_of_hosts(
+    reasons: Mapping[str, str], lost: Collection[str], found: Collection[str]
+) -> list[Effect]:
+    """Sentences for roles that have lost their hosts, for ``reasons``, and for those that have one
+    now."""
+    notes: list[Effect] = []
+    for why in sorted({reasons[name] for name in lost}):
+        names = _in_order(name for name in lost if reasons[name] == why)
+        notes.append(Note(f"{_several(names)}: {why}", "hosts", data={"lost": names}))
+    if found:
+        names = _in_order(found)
+        notes.append(Note(f"{_several(names)}: a host was found", "hosts", data={"found": names}))
+    return notes
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """Names of roles, actor-2 before actor-10."""
+    return sorted(names, key=lambda name: (name.rpartition("-")[0], len(name), name))
+
+
+def _several(names: Sequence[str]) -> str:
+    """Names as text, the first of them where they are many."""
+    if len(names) <= NAMED:
+        return ", ".join(names)
+    return f"{', '.join(names[: NAMED - 1])} and {len(names) - NAMED + 1} more"
 
 
 def signal_name(signum: int) -> str:

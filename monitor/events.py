@@ -46,6 +46,7 @@ KINDS = {
     "ready": "a process is ready",
     "exit": "a process has ended",
     "restart": "a process that has ended will be restarted",
+    "hosts": "processes have lost their hosts, or were given some",
     "hang": "a process gave no sign of life and is about to be killed",
     "kill": "a process was sent SIGKILL",
     "drop": "agent steps were dropped by a rule of the config",

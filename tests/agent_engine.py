@@ -67,6 +67,9 @@ class AgentEngine:
     def filenos(self) -> Collection[int]:
         return [fd for agent in self._agents for fd in agent.filenos()]
 
+    def unplaced(self) -> Mapping[str, str]:
+        return {}
+
     def close(self) -> None:
         for agent in self._agents:
             agent.close()

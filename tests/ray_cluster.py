@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 
+from train_command import SMALL, Command
+
 WAIT_S = 20.0
+MARKER = "PENSTOCK_TEST"  # in the environment of all that a test starts, as `conftest` sets it
 
 
 @contextlib.contextmanager
@@ -43,3 +48,53 @@ def lives(process: psutil.Process, before: set[psutil.Process]) -> bool:
         return process not in before and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def train(folder: Path, address: str, *more: str) -> Command:
+    """CartPole on a cluster, with 4 actors unless ``more`` names another number."""
+    options = ("actors.count=4", "run.dir=run", *SMALL, "--engine", "ray", "--address", address)
+    return Command(folder, "train", "cartpole", "--json", *options, *more)
+
+
+def events(run_dir: Path) -> list[dict[str, Any]]:
+    lines = (run_dir / "logs" / "events.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def ready(run_dir: Path, role: str) -> list[int]:
+    """The incarnations of a role that were ready."""
+    found = events(run_dir) if (run_dir / "logs" / "events.jsonl").exists() else []
+    return [e["incarnation"] for e in found if e["kind"] == "ready" and e["role"] == role]
+
+
+def agents() -> dict[str, psutil.Process]:
+    """Host agents by the name of a role that each of them has started, in this test."""
+    found = {}
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        with contextlib.suppress(psutil.Error, StopIteration):  # it has ended meanwhile
+            if "penstock.launch.role" not in words or "-c" in words:
+                continue
+            if process.environ().get(MARKER) == os.environ[MARKER]:
+                agent = next(p for p in process.parents() if "HostAgent" in p.cmdline()[0])
+                found[words[words.index("penstock.launch.role") + 1]] = agent
+    return found
+
+
+def remove_node(made: Any, agent: psutil.Process) -> None:
+    """Kill all of the node that an agent is on, as when a host loses its power."""
+    raylet = agent.parent()
+    assert raylet is not None
+    [node] = [
+        node
+        for node in made.worker_nodes
+        if any(p.process.pid == raylet.pid for ps in node.all_processes.values() for p in ps)
+    ]
+    made.remove_node(node, allow_graceful=False)
+
+
+def on_a_worker(made: Any, role: str) -> bool:
+    """Whether a role is on another node than the head, without which there is no cluster."""
+    heads = {p.process.pid for ps in made.head_node.all_processes.values() for p in ps}
+    agent = agents().get(role)
+    return agent is not None and agent.ppid() not in heads

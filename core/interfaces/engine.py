@@ -25,6 +25,8 @@ class Bundle:
     cpus: int
     """Cores that the roles keep busy: the threads of all of them."""
     gpus: int = 0
+    required: bool = True
+    """Whether the run begins only once it has a host. Others get a host when there is one."""
 
 
 class Liveness(Enum):
@@ -200,7 +202,7 @@ class Engine(Protocol):
         reserve(bundles)                once
         endpoints()                     once, after that
         start(...)                      for each start of each role
-        filenos()                       before each wait of the supervisor
+        filenos(), unplaced()           in each turn of the supervisor
         close()                         last, also after an error
     """
 
@@ -209,7 +211,8 @@ class Engine(Protocol):
         this one, whatever they need."""
 
     def reserve(self, bundles: Sequence[Bundle]) -> None:
-        """Find a host for each bundle. A role is in exactly one bundle.
+        """Find a host for each bundle that is required, and ask for one for the others. A role is
+        in exactly one bundle.
 
         Raises UserError where there is no room, naming what is missing.
         """
@@ -241,6 +244,15 @@ class Engine(Protocol):
         changed.
 
         They may change with every call of the engine or of its handles.
+        """
+
+    def unplaced(self) -> Mapping[str, str]:
+        """The roles that are not to run where they are, by name, and why: there is no host for them
+        yet, or it was lost, or it is about to end.
+
+        An engine looks for another host for them, and a role that was here and no longer is can be
+        started. Learners are here only where their host is about to end: the run needs them. The
+        engine of a single host returns nothing.
         """
 
     def close(self) -> None:

@@ -85,6 +85,9 @@ class LocalEngine:
     def filenos(self) -> Collection[int]:
         return [fd for handle in self._handles for fd in handle.filenos()]
 
+    def unplaced(self) -> Mapping[str, str]:
+        return {}
+
     def close(self) -> None:
         for handle in self._handles:
             if not handle.reaped:

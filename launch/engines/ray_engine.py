@@ -7,10 +7,11 @@ and the engine; samples and weights never pass through Ray.
     supervisor ── RayEngine ── thread ══ Ray ══ HostAgent ── host supervisor ── roles
 
 The engine waits for reports with one call per agent at a time, which returns when there are some.
-An agent that does not answer for `SILENT_S` is presumed dead, long before Ray says so; the next
-start of one of its roles gets a new agent in a new placement group. An agent that is not called for
-`LEASE_S` has lost its engine: its learners save, its other roles are killed, and it removes its
-placement group and itself.
+An agent that does not answer for `SILENT_S` is presumed dead, long before Ray says so. Its bundle
+gets a new agent in a new placement group: one of actors at once, one of a learner with the next
+start of that. The same for actors on a node that Ray drains, as its end was announced. An agent
+that is not called for `LEASE_S` has lost its engine: its learners save, its other roles are killed,
+and it removes its placement group and itself.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from penstock.core.control import Channel, Message
 from penstock.core.interfaces import Bundle, EngineContext
 from penstock.core.notes import note_logger
 from penstock.core.processes import python
-from penstock.core.role_spec import RoleSpec
+from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.engines.remote_handles import HostLine, RemoteHandle
 
 logger = note_logger(__name__)
@@ -50,6 +51,7 @@ CLOSE_S = 10.0  # for the ends of all roles, when the engine closes
 MOST_REPORTS = 1000  # of one call
 PATIENCE_S = 5.0  # of an agent whose host supervisor does not read
 CONNECT_S = 5.0
+LEARNER = "learner-"  # begins the name of a learner
 FIRST_S = 60.0  # for the first answer of an agent that replaces a lost one
 LEFT_OUT = ("OMP_", "RAY_", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """Prefixes of variables of a Ray worker that roles do not inherit."""
@@ -74,12 +76,12 @@ class HostAgent:
             )
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def where(self) -> tuple[str, str]:
-        """Name and address of this host."""
+    def where(self) -> tuple[str, str, str]:
+        """Name and address of this host, and the id of the Ray node."""
         import ray
 
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        return socket.gethostname(), address
+        return socket.gethostname(), address, ray.get_runtime_context().get_node_id()
 
     def obey(self, orders: Sequence[Message]) -> None:
         """Pass orders to the host supervisor."""
@@ -124,6 +126,8 @@ class RayEngine:
         self._bundles: Sequence[Bundle] = ()
         self._agents: list[RayAgent] = []
         self._places: dict[str, RayAgent] = {}  # of each role
+        self._leaving: list[RayAgent] = []  # whose actors end their unrolls
+        self._draining: frozenset[str] = frozenset()  # nodes whose end was announced
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Event()
         self._listened = [0.0]  # until when an agent without an answer counts as silent
@@ -143,15 +147,16 @@ class RayEngine:
     def reserve(self, bundles: Sequence[Bundle]) -> None:
         ray, self._bundles = self._ray, bundles
         self._largest = max(self.hosts(), default=1)
-        for bundle in bundles:
-            self._make_agent(bundle).place()
+        required = [bundle for bundle in bundles if bundle.required]
+        agents = [self._make_agent(bundle) for bundle in required]
         try:
-            ray.get([agent.ready for agent in self._agents], timeout=RESERVE_S)
-            for agent in self._agents:
-                agent.host, agent.address = ray.get(agent.actor.where.remote(), timeout=RESERVE_S)
-                agent.answered([])
+            for agent in agents:
+                agent.place()
+            ray.get([agent.ready for agent in agents], timeout=RESERVE_S)
+            for agent in agents:
+                agent.arrived(*ray.get(agent.actor.where.remote(), timeout=RESERVE_S))
         except ray.exceptions.GetTimeoutError:
-            needs = ", ".join(f"{b.name} {b.cpus} cores and {b.gpus} GPUs" for b in bundles)
+            needs = ", ".join(f"{b.name} {b.cpus} cores and {b.gpus} GPUs" for b in required)
             free = ray.available_resources()
             raise UserError(
                 f"the Ray cluster has {free.get('CPU', 0):g} free cores and {free.get('GPU', 0):g} "
@@ -164,6 +169,9 @@ class RayEngine:
                 f"{str(error).strip().splitlines()[-1]}; install the same version of Penstock, "
                 "with its extra [ray], in the Python environment of every node"
             ) from None
+        for bundle in bundles:
+            if not bundle.required:  # after the others have their hosts
+                self._make_agent(bundle).place()
         self._thread.start()
         threading.Thread(target=self._ask_head, name="ray head", daemon=True).start()
 
@@ -173,10 +181,11 @@ class RayEngine:
         needs: dict[str, float] = {"CPU": max(1, min(bundle.cpus, self._largest))}
         if bundle.gpus:
             needs["GPU"] = bundle.gpus
-        if address and any(role.startswith("learner-") for role in bundle.roles):
+        if address and any(role.startswith(LEARNER) for role in bundle.roles):
             needs[f"node:{address}"] = 0.001
         name = f"{self._name}-{bundle.name}-{len(self._agents)}"
         agent = RayAgent(self._actor, name, self._name, needs, self._wake, self._listened)
+        agent.lifetime = "detached" if bundle.required else None
         self._agents.append(agent)
         agent.address = address
         self._places |= dict.fromkeys(bundle.roles, agent)
@@ -191,9 +200,7 @@ class RayEngine:
         lost = self._places[spec.name]
         if not lost.reached:
             bundle = next(bundle for bundle in self._bundles if spec.name in bundle.roles)
-            agent = self._make_agent(bundle, lost.address)
-            # Ray may wait for its head node, and the supervisor must not.
-            threading.Thread(target=agent.replace, args=[lost], name="place", daemon=True).start()
+            self._place(self._make_agent(bundle, lost.address), lost)
         return RemoteHandle(self._places[spec.name], spec, incarnation, arguments, log)
 
     def filenos(self) -> Collection[int]:
@@ -204,6 +211,37 @@ class RayEngine:
             os.kill(os.getpid(), signal.SIGTERM)
         return [self._wake]
 
+    def unplaced(self) -> Mapping[str, str]:
+        found: dict[str, str] = {}
+        for bundle in self._bundles:
+            agent = self._places[bundle.roles[0]]
+            drains = agent.node in self._draining
+            why = f"its host {agent.host} is about to end" if drains else agent.why_missing
+            learners = [role for role in bundle.roles if role.startswith(LEARNER)]
+            if why and not learners:
+                found |= dict.fromkeys(bundle.roles, why)
+                self._move(bundle, agent, drains)
+            elif drains:
+                found |= dict.fromkeys(learners, why)
+        for agent in list(self._leaving):
+            if not agent.plays:
+                self._leaving.remove(agent)
+                agent.close()
+        return found
+
+    def _move(self, bundle: Bundle, lost: RayAgent, drains: bool) -> None:
+        """Ask for another host for a bundle of actors, unless that is so already."""
+        if not drains and (lost.is_awaited or lost.age_s < SILENT_S):
+            return
+        agent = self._make_agent(bundle)
+        if drains:
+            self._leaving.append(lost)
+        self._place(agent, None if drains else lost)
+
+    def _place(self, agent: RayAgent, lost: RayAgent | None) -> None:
+        """Ask Ray for a host, which may wait for its head node; the supervisor must not."""
+        threading.Thread(target=agent.place, args=[lost], name="place", daemon=True).start()
+
     def _listen(self) -> None:
         """Take the reports of all agents, until the engine closes; runs in a thread."""
         ray = self._ray
@@ -212,14 +250,15 @@ class RayEngine:
         while not self._closing.is_set():
             for agent in list(self._agents):
                 if agent.placed.is_set() and agent not in calls.values() and not agent.gone:
-                    calls[agent.actor.reports.remote(REPORT_S)] = agent
+                    calls[agent.ask()] = agent
             if not calls:
                 self._closing.wait(REPORT_S)
                 continue
             for call in ray.wait(list(calls), timeout=REPORT_S)[0]:
                 agent = calls.pop(call)
                 try:
-                    agent.answered(ray.get(call))
+                    answer = ray.get(call)
+                    agent.arrived(*answer) if isinstance(answer, tuple) else agent.answered(answer)
                 except ray.exceptions.RayError:  # the agent has ended, or its node
                     agent.answered(None)
                 os.eventfd_write(self._wake, 1)
@@ -233,7 +272,7 @@ class RayEngine:
     def _ask_head(self) -> None:
         """Ask the head node for the nodes, again and again; runs in a thread, which may hang."""
         while not self._closing.wait(REPORT_S):
-            self._ray.nodes()
+            self._draining = frozenset(self._ray._private.state.state.get_draining_nodes())
             self._head_s = time.monotonic()
 
     def close(self) -> None:
@@ -277,6 +316,9 @@ class RayAgent(HostLine):
         listened: silence does not count while it was stopped itself."""
         super().__init__(name)  # until the agent reports its host
         self.address = ""
+        self.node = ""
+        self.lifetime: str | None = "detached"
+        """Of the placement group; None: it ends with the engine's process."""
         self.group: Any = None
         self.ready: Any = None  # Ray's promise of a host
         self.actor: Any = None
@@ -291,11 +333,14 @@ class RayAgent(HostLine):
         self._answered_s: float | None = None
         self._made_s = time.monotonic()
 
-    def place(self) -> None:
-        """Ask Ray for a host, and for the agent there."""
+    def place(self, lost: RayAgent | None = None) -> None:
+        """Ask Ray for a host, and for the agent there; in the room of an agent that is ``lost``,
+        and that ends if it still runs."""
         ray = import_ray()
+        if lost is not None and lost.group is not None:
+            ray.util.remove_placement_group(lost.group)
         self.group = ray.util.placement_group(
-            [dict(self._needs)], name=self._name, lifetime="detached"
+            [dict(self._needs)], name=self._name, lifetime=self.lifetime
         )
         self.ready = self.group.ready()
         self.actor = self._kind.options(
@@ -311,11 +356,35 @@ class RayAgent(HostLine):
         ).remote(LEASE_S)
         self.placed.set()
 
-    def replace(self, lost: RayAgent) -> None:
-        """`place`, in the room of an agent that is lost, and that ends if it still runs."""
-        if lost.group is not None:
-            import_ray().util.remove_placement_group(lost.group)
-        self.place()
+    def ask(self) -> Any:
+        """Call the agent: where it is, at first, and then for its reports."""
+        return self.actor.reports.remote(REPORT_S) if self.node else self.actor.where.remote()
+
+    def arrived(self, host: str, address: str, node: str) -> None:
+        """Take the answer that says where the agent is."""
+        self.host, self.address, self.node = host, address, node
+        self.answered([])
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether Ray has not found a host yet."""
+        return not self.node and not self.gone
+
+    @property
+    def why_missing(self) -> str:
+        """Why no role can run here; empty if it can."""
+        if self.is_awaited:
+            return "no host has been found yet"
+        return "" if self.reached else f"its host {self.host} does not answer"
+
+    @property
+    def plays(self) -> bool:
+        """Whether an actor runs here."""
+        return any(handle.spec.stage is Stage.ACTORS for handle in self._handles.values())
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self._made_s
 
     @property
     def reached(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -19,12 +18,11 @@ from penstock.launch import topology
 from penstock.launch.engines import ray_engine
 from penstock.launch.run import EngineChoice, conduct
 from penstock.monitor.sinks import FanOut
-from ray_cluster import cluster
+from ray_cluster import agents, cluster, events, on_a_worker, ready, remove_node, train
 from train_command import SMALL, Command, assert_balanced, last, metrics
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
-MARKER = "PENSTOCK_TEST"  # in the environment of all that a test starts, as `conftest` sets it
 MY_GAME = "import gymnasium\n\ndef make(): return gymnasium.make('CartPole-v1')\n"
 ENDS_S = ray_engine.LEASE_S + 20.0
 
@@ -34,55 +32,6 @@ def nodes() -> Iterator[Any]:
     """Two cores each: a learner and its connector fill one, and two actors another."""
     with cluster(nodes=3) as made:
         yield made
-
-
-def train(folder: Path, address: str, *more: str) -> Command:
-    options = ("actors.count=4", "run.dir=run", *SMALL, "--engine", "ray", "--address", address)
-    return Command(folder, "train", "cartpole", "--json", *options, *more)
-
-
-def events(run_dir: Path) -> list[dict[str, Any]]:
-    lines = (run_dir / "logs" / "events.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
-def ready(run_dir: Path, role: str) -> list[int]:
-    """The incarnations of a role that were ready."""
-    found = events(run_dir) if (run_dir / "logs" / "events.jsonl").exists() else []
-    return [e["incarnation"] for e in found if e["kind"] == "ready" and e["role"] == role]
-
-
-def agents() -> dict[str, psutil.Process]:
-    """Host agents by the name of a role that each of them has started, in this test."""
-    found = {}
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        with suppress(psutil.Error, StopIteration):  # it has ended meanwhile
-            if "penstock.launch.role" not in words or "-c" in words:
-                continue
-            if process.environ().get(MARKER) == os.environ[MARKER]:
-                agent = next(p for p in process.parents() if "HostAgent" in p.cmdline()[0])
-                found[words[words.index("penstock.launch.role") + 1]] = agent
-    return found
-
-
-def remove_node(made: Any, agent: psutil.Process) -> None:
-    """Kill all of the node that an agent is on, as when a host loses its power."""
-    raylet = agent.parent()
-    assert raylet is not None
-    [node] = [
-        node
-        for node in made.worker_nodes
-        if any(p.process.pid == raylet.pid for ps in node.all_processes.values() for p in ps)
-    ]
-    made.remove_node(node, allow_graceful=False)
-
-
-def on_a_worker(made: Any, role: str) -> bool:
-    """Whether a role is on another node than the head, without which there is no cluster."""
-    heads = {p.process.pid for ps in made.head_node.all_processes.values() for p in ps}
-    agent = agents().get(role)
-    return agent is not None and agent.ppid() not in heads
 
 
 def test_a_cluster_is_started_where_none_is_named(tmp_path: Path) -> None:

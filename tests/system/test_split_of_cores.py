@@ -60,7 +60,7 @@ def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
 
 def notes(run_dir: Path) -> list[str]:
     texts = [event["text"] for event in events(run_dir, "note")]
-    return [text for text in texts if text.startswith("actors.count auto")]
+    return [text for text in texts if text.startswith("actors.count: ")]
 
 
 def test_a_learner_that_waits_for_slow_environments_gets_more_actors(
@@ -71,7 +71,7 @@ def test_a_learner_that_waits_for_slow_environments_gets_more_actors(
     summary = penstock.train("slow:make", SMALL | limits, run_dir=tmp_path / "run", progress=False)
     assert summary.accounting.balanced
     first, *_ = notes(summary.run_dir)
-    assert first.startswith("actors.count auto: 4 actors instead of 2, as the learner waits")
+    assert first.startswith("actors.count: 4 actors instead of 2, as the learner waits")
     rates: dict[bool, list[float]] = {False: [], True: []}
     for metrics in summary.history():
         rates[metrics["actors_alive"] >= 4].append(metrics["steps_per_s"])

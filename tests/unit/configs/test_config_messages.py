@@ -155,8 +155,8 @@ def test_all_mistakes_are_shown_each_at_its_own_place() -> None:
     assert refusal_of_file(text, "learner.lr=fast", "learner.lrr=1").splitlines() == [
         'x.yaml:5: model.hidden is [64, "wide"]; it must be a list of whole numbers of at least '
         "1, such as [64, 64]; the default is [64, 64]",
-        "x.yaml:3: actors.count is 0; it must be a whole number of at least 1 or "
-        "'auto'; the default is 'auto'",
+        "x.yaml:3: actors.count is 0; it must be a whole number of at least 1, "
+        "'MIN..MAX', such as '8..40' or 'auto'; the default is 'auto'",
         "override learner.lr=fast: learner.lr is 'fast'; it must be a number above 0 "
         "or a schedule {from: A, to: B, steps: N}; "
         "the default is 0.0003",

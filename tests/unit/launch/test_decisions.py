@@ -425,3 +425,42 @@ def test_learners_hear_their_threads_also_one_that_starts_later() -> None:
     scene.ends("learner-1", -9)
     scene.tick(5.0)
     assert Send("learner-1", message) in scene.decisions.ready("learner-1", scene.now_s)
+
+
+RELAY = RoleSpec("relay", 1, "m:f", Stage.CARRIERS, spare=True)
+
+
+def test_actors_without_a_host_start_once_there_is_one() -> None:
+    scene = Scene((LEARNER, *ACTORS, *spares(2), RELAY))
+    away = dict.fromkeys(("actor-2", "actor-3", "relay-1"), "no host has been found yet")
+    [note] = scene.decisions.unplaced(away, scene.now_s)
+    assert note == Note("actor-2, actor-3, relay-1: no host has been found yet")
+    assert scene.decisions.unplaced(away, scene.now_s) == []
+    [note] = scene.decisions.unplaced({"actor-3": "no host has been found yet"}, scene.now_s)
+    assert note == Note("actor-2, relay-1: a host was found")
+    assert scene.tick(0.1) == [Start("actor-2", 1), Start("relay-1", 1)]
+
+
+def test_actors_that_lose_their_host_wait_for_another() -> None:
+    scene = Scene((LEARNER, *ACTORS))
+    effects = scene.decisions.unplaced({"actor-1": "its host is about to end"}, scene.now_s)
+    assert effects == [Note("actor-1: its host is about to end"), Kill("actor-1", TERM)]
+    scene.ends("actor-1", 0, produced=640)
+    assert scene.wait(5) == []
+    scene.decisions.unplaced({}, scene.now_s)
+    assert scene.tick(0.1) == [Start("actor-1", 1)]
+
+
+def test_a_learner_whose_host_is_about_to_end_saves_and_trains_on() -> None:
+    scene = Scene((LEARNER, *ACTORS))
+    why = {"learner-0": "its host is about to end"}
+    effects = scene.decisions.unplaced(why, scene.now_s)
+    assert effects[1:] == [Send("learner-0", {"kind": "save"})]
+    assert scene.decisions.needs("learner-0")
+    assert scene.decisions.unplaced({}, scene.now_s) == []
+
+
+def test_many_roles_without_a_host_are_named_by_the_first_of_them() -> None:
+    scene = Scene((LEARNER, *ACTORS, *spares(9)))
+    [note] = scene.decisions.unplaced({f"actor-{i}": "none" for i in range(2, 11)}, scene.now_s)
+    assert note == Note("actor-2, actor-3, actor-4 and 6 more: none")

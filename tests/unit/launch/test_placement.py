@@ -135,3 +135,20 @@ def test_keys_are_carried_whole_and_never_replaced(tmp_path: Path) -> None:
     for name in ("../outside", "/outside"):
         with pytest.raises(OSError, match="is not the name of a key"):
             write_keys(tmp_path / "there" / "keys", {name: "text"})
+
+
+def test_actors_that_may_come_later_are_in_bundles_of_their_own(tmp_path: Path) -> None:
+    given = placement.on_hosts(config("actors.count=2..5"), [2], tmp_path)
+    assert given.transport.kind == "zmq", "more hosts may come"
+    specs, bundles = placement.bundles(topology.train(given, tmp_path), 2)
+    found = {bundle.name: (bundle.required, bundle.cpus) for bundle in bundles}
+    assert found["actors-0"] == (True, 3)
+    assert found["actors-1"] == (False, 3)
+    assert found["actors-2"] == (False, 2)
+    later = {spec.name for spec in specs if spec.spare}
+    assert later == {"actor-2", "actor-3", "actor-4", "relay-1", "relay-2"}
+
+
+def test_a_range_whose_most_fit_on_one_host_begins_with_all_of_them(tmp_path: Path) -> None:
+    given = placement.on_hosts(config("actors.count=2..4"), [2, 8], tmp_path)
+    assert (given.actors.count, given.transport.bind) == (4, None)

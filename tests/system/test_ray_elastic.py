@@ -1,0 +1,82 @@
+"""`actors.count=MIN..MAX` on a Ray cluster whose nodes come and go."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_cluster import agents, cluster, events, ready, remove_node, train
+from train_command import Command, assert_balanced, metrics
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+
+
+def play(run_dir: Path) -> int:
+    found = metrics(run_dir) if (run_dir / "metrics.jsonl").exists() else []
+    count: int = found[-1]["actors_alive"] if found else 0
+    return count
+
+
+def ended(command: Command) -> dict[str, Any]:
+    """The summary of a run that is asked to end."""
+    command.process.send_signal(signal.SIGTERM)
+    code, summary, err = command.end()
+    assert (code, summary["exit_reason"]) == (143, "terminated"), err
+    assert_balanced(summary)
+    return summary
+
+
+def test_actors_come_and_go_with_the_nodes_of_the_cluster(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with cluster(nodes=2) as made:
+        command = train(tmp_path, made.address, "actors.count=2..6")
+        command.wait_until(lambda: play(run_dir) == 2)
+        made.add_node(num_cpus=2)
+        command.wait_until(lambda: play(run_dir) == 4)
+        made.add_node(num_cpus=2)
+        command.wait_until(lambda: play(run_dir) == 6)
+        remove_node(made, agents()["actor-4"])
+        command.wait_until(lambda: play(run_dir) == 4)
+        made.add_node(num_cpus=2)
+        command.wait_until(lambda: play(run_dir) == 6)
+        ended(command)
+    changes = [event["data"] for event in events(run_dir) if event["kind"] == "hosts"]
+    found = [change["found"] for change in changes if "found" in change]
+    assert len(found) == 3
+    assert changes[0]["lost"] == [f"actor-{i}" for i in range(2, 6)] + ["relay-1", "relay-2"]
+
+
+def test_actors_on_a_node_whose_end_was_announced_move_with_nothing_lost(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with cluster(nodes=3) as made:
+        command = train(tmp_path, made.address)
+        command.wait_until(lambda: all(ready(run_dir, f"actor-{i}") for i in range(4)))
+        nodes = {node.node_id: node for node in made.worker_nodes}
+        announced = next(
+            (node, role)
+            for role, agent in agents().items()
+            for node in nodes.values()
+            if role.startswith("actor")
+            and agent.ppid() in {p.process.pid for ps in node.all_processes.values() for p in ps}
+        )
+        made.add_node(num_cpus=2)
+        drain(made.address, announced[0].node_id)
+        command.wait_until(lambda: 1 in ready(run_dir, announced[1]))
+        ended(command)
+    assert not [event for event in events(run_dir) if event["kind"] == "lost"]
+    texts = [event["text"] for event in events(run_dir) if event["kind"] == "hosts"]
+    assert any("is about to end" in text for text in texts)
+
+
+def drain(address: str, node: str) -> None:
+    """Announce the end of a node, as a cloud does whose machines are lent until another wants
+    them."""
+    options = ["--node-id", node, "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
+    options += ["--reason-message", "test", "--deadline-remaining-seconds", "60"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", address]
+    subprocess.run([*command, *options], check=True, timeout=60)
