@@ -199,7 +199,6 @@ class Supervisor:
         statuses = {name: handle.status() for name, handle in self._handles.items()}
         beats = {name: status.alive_s for name, status in statuses.items()}
         phases = {name: status.phase for name, status in statuses.items()}
-        self._do(self._decisions.unplaced(self._engine.unplaced(), now_s))
         self._do(self._decisions.tick(now_s, beats, phases))
         for name, status in statuses.items():
             if status.dropped_nbytes and name not in self._dropping:
@@ -210,6 +209,8 @@ class Supervisor:
         self.ledger.switch(Part.OTHER)
         if self._wakeup_fd in ready:
             self._interrupted()
+        # Before the roles: those that wait for a host are not restarted.
+        self._do(self._decisions.unplaced(self._engine.unplaced(), time.monotonic()))
         for name, handle in list(self._handles.items()):
             self._look_at(name, handle)
         for handle in list(self._presumed):

@@ -61,8 +61,9 @@ def test_a_lost_host_of_actors_is_replaced(tmp_path: Path, nodes: Any) -> None:
     code, summary, err = command.end()
     assert (code, summary["exit_reason"]) == (143, "terminated"), err
     assert_balanced(summary)
-    presumed = [e for e in events(run_dir) if "presumed dead" in e["text"]]
-    assert {e["role"] for e in presumed} >= {lost}
+    left = [e["data"]["lost"] for e in events(run_dir) if "lost" in e["data"]]
+    assert len(left) == 1
+    assert lost in left[0]
 
 
 def test_the_host_of_the_only_learner_is_replaced_and_its_checkpoint_resumed(
