@@ -26,6 +26,7 @@ from typing import Any
 from penstock.core.cgroup import oom_kills
 from penstock.core.control import Message
 from penstock.core.interfaces import Engine, Handle, Liveness, MetricSink, RoleStatus, RunEvent
+from penstock.core.pace import Pace
 from penstock.core.role import EXIT_REJOIN
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.core.run_dir import has_checkpoint
@@ -55,6 +56,8 @@ from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase
 
 TICK_S = 0.1
+SHARE = 0.04  # of a core, for the loop
+REST_S, LONGEST_REST_S = 0.001, 1.0  # between two turns, for each role, and at most
 COUNTED = {  # in metrics, by reason: the kind of event, and its text
     "dropped": ("drop", "agent steps were dropped: {}"),
     "lost": ("lost", "agent steps were lost: {}"),
@@ -143,6 +146,7 @@ class Supervisor:
         self.ledger = TimeLedger()
         self.last_look: Callable[[Handle], None] | None = None  # at a process that has ended
         self._dropping: set[str] = set()  # roles whose output is not all in their logs
+        self._pace = Pace(SHARE)
         self._reserve = Reserve()
         self._oom_kills = oom_kills()
         self._wakeup_fd: int | None = None  # that signals make readable
@@ -205,6 +209,9 @@ class Supervisor:
                 self._note_dropped(name, self._handles[name])
         self._sinks.tick()
         self.ledger.switch(Part.WAIT)
+        if self._wakeup_fd is not None:
+            rest_s = self._pace.rest_s(min(LONGEST_REST_S, REST_S * len(self._handles)))
+            _wait([self._wakeup_fd], rest_s)
         ready = _wait(self._watched(), TICK_S)
         self.ledger.switch(Part.OTHER)
         if self._wakeup_fd in ready:

@@ -35,6 +35,7 @@ from penstock.configs.errors import UserError
 from penstock.core.control import Channel, Message
 from penstock.core.interfaces import Bundle, EngineContext
 from penstock.core.notes import note_logger
+from penstock.core.pace import Pace
 from penstock.core.processes import python
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.engines.remote_handles import HostLine, RemoteHandle
@@ -46,6 +47,8 @@ RESERVE_S = 60.0  # for the hosts of all bundles; a cluster may start nodes mean
 HEAD_S = 15.0  # without an answer of the head node, until the run is stopped
 REPORT_S = 1.0  # longest wait of an agent for something to report
 SILENT_S = 5.0
+SHARE = 0.07  # of a core, for all that takes reports
+REST_S, LONGEST_REST_S = 0.002, 2.0  # between two rounds, for each agent, and at most
 LEASE_S = 15.0
 CLOSE_S = 10.0  # for the ends of all roles, when the engine closes
 MOST_REPORTS = 1000  # of one call
@@ -209,6 +212,8 @@ class RayEngine:
             self._head_lost = True
             logger.info("the head node of the Ray cluster does not answer; the run stops")
             os.kill(os.getpid(), signal.SIGTERM)
+        for agent in self._agents:
+            agent.flush()
         return [self._wake]
 
     def unplaced(self) -> Mapping[str, str]:
@@ -244,23 +249,18 @@ class RayEngine:
 
     def _listen(self) -> None:
         """Take the reports of all agents, until the engine closes; runs in a thread."""
-        ray = self._ray
         calls: dict[Any, RayAgent] = {}
+        pace = Pace(SHARE, time.process_time)  # most of it is in threads of Ray
         turned_s, resumed_s = time.monotonic(), -math.inf
         while not self._closing.is_set():
+            called = set(calls.values())
             for agent in list(self._agents):
-                if agent.placed.is_set() and agent not in calls.values() and not agent.gone:
+                if agent.placed.is_set() and agent not in called and not agent.gone:
                     calls[agent.ask()] = agent
             if not calls:
                 self._closing.wait(REPORT_S)
                 continue
-            for call in ray.wait(list(calls), timeout=REPORT_S)[0]:
-                agent = calls.pop(call)
-                try:
-                    answer = ray.get(call)
-                    agent.arrived(*answer) if isinstance(answer, tuple) else agent.answered(answer)
-                except ray.exceptions.RayError:  # the agent has ended, or its node
-                    agent.answered(None)
+            if self._take_answers(calls):
                 os.eventfd_write(self._wake, 1)
             now_s = time.monotonic()
             if now_s > turned_s + SILENT_S:  # this process was stopped: answers need a moment
@@ -268,6 +268,22 @@ class RayEngine:
             turned_s = now_s
             if now_s > resumed_s + SILENT_S:
                 self._listened[0] = now_s
+            self._closing.wait(pace.rest_s(min(LONGEST_REST_S, REST_S * len(self._agents))))
+
+    def _take_answers(self, calls: dict[Any, RayAgent]) -> int:
+        """Wait for an answer to one of the calls, and take all that have arrived; returns their number."""
+        ray = self._ray
+        first, others = ray.wait(list(calls), timeout=REPORT_S)
+        more = ray.wait(others, num_returns=len(others), timeout=0.0)[0] if first and others else []
+        answered = first + more
+        for call in answered:
+            agent = calls.pop(call)
+            try:
+                answer = ray.get(call)
+                agent.arrived(*answer) if isinstance(answer, tuple) else agent.answered(answer)
+            except ray.exceptions.RayError:  # the agent has ended, or its node
+                agent.answered(None)
+        return len(answered)
 
     def _ask_head(self) -> None:
         """Ask the head node for the nodes, again and again; runs in a thread, which may hang."""
@@ -329,7 +345,7 @@ class RayAgent(HostLine):
         self._kind, self._name, self._namespace, self._needs = kind, name, namespace, needs
         self._wake, self._listened = wake, listened
         self._lock = threading.Lock()
-        self._orders: list[Message] = []  # until its first answer
+        self._orders: list[Message] = []  # of this turn, or until its first answer
         self._answered_s: float | None = None
         self._made_s = time.monotonic()
 
@@ -395,12 +411,15 @@ class RayAgent(HostLine):
         return self._listened[0] < self._answered_s + SILENT_S
 
     def order(self, kind: str, **fields: Any) -> None:
-        order = {"kind": kind, **fields}
         with self._lock:
-            if self._answered_s is None:
-                self._orders.append(order)
-            else:
-                self.actor.obey.remote([order])
+            self._orders.append({"kind": kind, **fields})
+
+    def flush(self) -> None:
+        """Send the orders, in one call, once the agent has answered for the first time."""
+        with self._lock:
+            if self._orders and self._answered_s is not None:
+                self.actor.obey.remote(self._orders)
+                self._orders = []
 
     def withdraw(self, key: str) -> bool:
         with self._lock:
@@ -417,7 +436,8 @@ class RayAgent(HostLine):
 
     def close(self) -> None:
         """Order the agent to end its roles and itself; no order follows."""
-        self.actor.obey.remote([{"kind": "close"}])
+        self.order("close")
+        self.flush()
 
     def pump(self) -> None:
         with suppress(BlockingIOError):
@@ -430,11 +450,8 @@ class RayAgent(HostLine):
             self.gone = True
             return
         self._reports.extend(reports)
-        with self._lock:
-            self._answered_s = time.monotonic()
-            if self._orders:
-                self.actor.obey.remote(self._orders)
-                self._orders = []
+        self._answered_s = time.monotonic()
+        self.flush()
 
 
 def import_ray() -> Any:
