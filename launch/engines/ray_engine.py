@@ -271,7 +271,10 @@ class RayEngine:
             self._closing.wait(pace.rest_s(min(LONGEST_REST_S, REST_S * len(self._agents))))
 
     def _take_answers(self, calls: dict[Any, RayAgent]) -> int:
-        """Wait for an answer to one of the calls, and take all that have arrived; returns their number."""
+        """Wait for an answer to one of the calls, and take all that have arrived.
+
+        Returns: their number.
+        """
         ray = self._ray
         first, others = ray.wait(list(calls), timeout=REPORT_S)
         more = ray.wait(others, num_returns=len(others), timeout=0.0)[0] if first and others else []
@@ -423,10 +426,10 @@ class RayAgent(HostLine):
 
     def withdraw(self, key: str) -> bool:
         with self._lock:
-            left = [order for order in self._orders if order.get("key") != key]
-            withdrawn = len(left) < len(self._orders)
-            self._orders = left
-        return withdrawn
+            if ("start", key) not in ((order["kind"], order.get("key")) for order in self._orders):
+                return False
+            self._orders = [order for order in self._orders if order.get("key") != key]
+            return True
 
     @property
     def has_host(self) -> bool:
