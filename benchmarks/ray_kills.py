@@ -16,13 +16,13 @@ import random
 import secrets
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def one(seed: int, kills: int) -> Iterator[tuple[str, float]]:
                     wait_until(lambda: not roles(), run, ended=True)
                     run.start("--resume", "auto")
                     seen = min(seen, len(lines(run_dir / METRICS)))
-                wait_until(lambda: trains(run_dir, seen), run, what=was)
+                wait_until(partial(trains, run_dir, seen), run, what=was)
                 yield kind, time.monotonic() - struck_s
                 time.sleep(rng.uniform(0.5, 3.0))
             code = run.end(END_S)
@@ -164,10 +164,10 @@ def ours() -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            zombie = process.status() == psutil.STATUS_ZOMBIE
-            if process.pid != os.getpid() and not zombie:
-                if process.environ().get(MARKER) == os.environ[MARKER]:
-                    found.append(process)
+            lives = process.status() != psutil.STATUS_ZOMBIE
+            marked = lives and process.environ().get(MARKER) == os.environ[MARKER]
+            if marked and process.pid != os.getpid():
+                found.append(process)
     return found
 
 
