@@ -139,7 +139,7 @@ def measure(actors: int, seconds: float) -> dict[str, float]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         address = f"tcp://127.0.0.1:{free_port()}"
-        child = stack.enter_context(_connector(folder, address))
+        child = stack.enter_context(connector(folder, address))
         learner = Learner(folder, 2 * actors, child)
         stack.callback(learner.close)
         crowd = stack.enter_context(_crowd(address, actors))
@@ -238,9 +238,11 @@ def _crowd(address: str, actors: int) -> Iterator[list[Connection]]:
 
 
 @contextmanager
-def _connector(folder: Path, address: str) -> Iterator[LocalHandle]:
+def connector(folder: Path, address: str) -> Iterator[LocalHandle]:
     """The connector as a run starts it, but for the algorithm's work on a slot."""
-    config = Config.model_validate({"env": {"id": "CartPole-v1"}, "run": {"interval_s": 0.2}})
+    config = Config.model_validate(
+        {"env": {"id": "CartPole-v1"}, "run": {"interval_s": 0.2}, "transport": {"insecure": True}}
+    )
     arguments = role_arguments(folder, folder) | {
         "config": config.model_dump(mode="json"),
         "run_id": RUN_ID,
