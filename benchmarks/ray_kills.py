@@ -93,7 +93,9 @@ def one(seed: int, kills: int) -> Iterator[tuple[str, float]]:
                     run.start("--resume", "auto")
                     seen = min(seen, len(lines(run_dir / METRICS)))
                 wait_until(partial(trains, run_dir, seen), run, what=was)
-                yield kind, time.monotonic() - struck_s
+                took_s = time.monotonic() - struck_s
+                print(f"seed {seed}: {was} was killed; {took_s:.1f} s", file=sys.stderr, flush=True)
+                yield kind, took_s
                 time.sleep(rng.uniform(0.5, 3.0))
             code = run.end(END_S)
             if code != 128 + signal.SIGTERM:
@@ -112,13 +114,22 @@ def cluster() -> Iterator[Any]:
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     try:
         for _ in range(NODES):
-            made.add_node(num_cpus=CORES)
+            add_node(made)
         yield made
     finally:
         made.shutdown()  # type: ignore[no-untyped-call]
         for process in ours():  # of nodes that were killed
             if "ray" in process.name() or "ray" in " ".join(process.cmdline()[:3]):
                 process.kill()
+
+
+def add_node(made: Any) -> None:
+    """Add a node; on a machine that is busy with other work Ray gives up too early."""
+    for _ in range(3):
+        with suppress(Exception):
+            made.add_node(num_cpus=CORES)
+            return
+    raise Broken("Ray starts no node")
 
 
 def strike(kind: str, rng: random.Random, made: Any, run: Program) -> tuple[str, str]:
@@ -143,7 +154,7 @@ def strike(kind: str, rng: random.Random, made: Any, run: Program) -> tuple[str,
         agent.kill()
         return kind, f"the host agent of {role}"
     kill_node(made, next(p for p in above if "raylet" in p.name()))
-    made.add_node(num_cpus=CORES)
+    add_node(made)
     return kind, f"the node of {role}"
 
 

@@ -128,18 +128,27 @@ class Decisions:
 
     def unplaced(self, reasons: Mapping[str, str], now_s: float) -> list[Effect]:
         """From now on the roles in ``reasons`` have no host, or lose theirs, and all others have
-        one. Actors and relays wait for another host, actors after their unroll; learners save the
-        run at once, and train on."""
+        one. Actors and relays wait for another host, actors after their unroll. Other roles end
+        with their host, and are then restarted on another; until then learners save the run at
+        once, and train on."""
         before, self._unplaced = self._unplaced, set(reasons)
-        learners = {worker.name for worker in self._learners.values()}
-        found = before - self._unplaced - learners
+        found = before - self._unplaced
         effects = notes_of_hosts(reasons, self._unplaced - before, found)
         for name in sorted(before ^ self._unplaced):
-            if name not in learners:
-                effects += self._need(self._workers[name], name in found, now_s)
-            elif name not in before:
+            worker = self._workers[name]
+            if worker.spec.role in ("actor", "relay"):
+                effects += self._need(worker, name in found, now_s)
+            elif worker.spec.stage is Stage.LEARNER and name not in found:
                 effects.append(Send(name, {"kind": "save"}))
         return [] if self.stopping else effects
+
+    def respec(self, specs: Sequence[RoleSpec]) -> None:
+        """The same roles, whose addresses may be others from now on."""
+        for spec in specs:
+            self._workers[spec.name].spec = spec
+        learners = [worker.spec for worker in self._learners.values()]
+        self._group.respec(learners)
+        self._seats.respec(learners)
 
     def _need(self, worker: SupervisedRole, needed: bool, now_s: float) -> list[Effect]:
         """Start a role that plays from now on, or have one end that no longer does."""
@@ -352,7 +361,8 @@ class Decisions:
     def _start_due(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
         for name, worker in self._workers.items():
-            if worker.life is Life.WAITING and now_s >= worker.since_s:
+            due = worker.life is Life.WAITING and now_s >= worker.since_s
+            if due and name not in self._unplaced:
                 worker.enter(Life.STARTING, now_s)
                 worker.alive_s = now_s
                 effects.append(Start(name, worker.incarnation))

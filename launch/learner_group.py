@@ -29,12 +29,16 @@ class GroupMembership:
 
     def __init__(self, learners: Sequence[RoleSpec]) -> None:
         self._names = {spec.learner: spec.name for spec in learners}
-        self._meets_at = {spec.learner: spec.meets_at for spec in learners}
+        self.respec(learners)
         self.members: set[int] = set()
         self._knowing: set[int] = set()
         self.begun = False
         """Whether any learner has entered a group."""
         self.epoch = 0
+
+    def respec(self, learners: Sequence[RoleSpec]) -> None:
+        """The same learners, which may be on other hosts from now on."""
+        self._meets_at = {spec.learner: spec.meets_at for spec in learners}
 
     def join(self, rank: int) -> list[Effect]:
         """A learner is ready to enter a group."""
@@ -88,11 +92,15 @@ class Seats:
 
     def __init__(self, actors: Sequence[RoleSpec], learners: Sequence[RoleSpec]) -> None:
         self._homes = {spec.name: spec.learner for spec in actors}
-        self._addresses = {spec.learner: spec.address for spec in learners}
+        self.respec(learners)
         self._present = set(self._addresses)
         self._seats = dict(self._homes)
         self._lives: Counter[int] = Counter()  # of each learner, that have ended
         self._streams: dict[str, Streams] = {}
+
+    def respec(self, learners: Sequence[RoleSpec]) -> None:
+        """The same learners, which may be on other hosts from now on."""
+        self._addresses = {spec.learner: spec.address for spec in learners}
 
     def leave(self, rank: int) -> list[str]:
         """A learner has ended; returns the actors that are moved to another one."""

@@ -63,7 +63,7 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
         return _changed(config, "actors", count=most_now)
     changes: dict[str, Any] = {"kind": BY_NETWORK}
     if config.transport.bind is None:
-        changes["bind"] = f"tcp://*:{random.SystemRandom().choice(PORTS)}"
+        changes["bind"] = f"tcp://*:{any_port()}"
     if config.transport.curve is None and not config.transport.insecure:
         changes["curve"] = str(_keys(run_dir))
     return _changed(config, "transport", **changes)
@@ -120,18 +120,23 @@ def _with_learners(specs: Sequence[RoleSpec], cores: int | None) -> dict[str, li
     }
 
 
+def any_port() -> int:
+    """A port for the meetings of learners, and the first of as many as there are learners."""
+    return random.SystemRandom().choice(PORTS)
+
+
 def placed(
-    specs: Sequence[RoleSpec], hosts: Mapping[str, str], bundles: Sequence[Bundle]
+    specs: Sequence[RoleSpec], hosts: Mapping[str, str], bundles: Sequence[Bundle], port: int
 ) -> tuple[RoleSpec, ...]:
     """The specs with addresses of connectors on other hosts, and those at which learners meet.
 
     Args:
         hosts: `Engine.endpoints`.
         bundles: in which the specs are.
+        port: of `any_port`.
     """
     learners = {spec.name for spec in specs if spec.stage is Stage.LEARNER}
     if sum(not learners.isdisjoint(bundle.roles) for bundle in bundles) > 1:
-        port = random.SystemRandom().choice(PORTS)
         specs = [
             replace(s, meets_at=f"{hosts[s.name]}:{port + s.learner}") if s.name in learners else s
             for s in specs

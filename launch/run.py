@@ -79,6 +79,7 @@ class EngineChoice(NamedTuple):
 
 
 HERE = EngineChoice()
+PlaceSpecs = Callable[[], Sequence[RoleSpec]]
 MakeSpecs = Callable[["Config", Path], Sequence[RoleSpec]]
 TRACEBACK_LINES = 40
 logger = note_logger(__name__)
@@ -195,8 +196,9 @@ def actors(
             "insecure": insecure,
             "allow": list(allow),
         }
-        placed = _place(specs, engine)
-        supervisor = Supervisor(placed, RestartLimits(), arguments, path / "logs", sinks, engine)
+        place = _place(specs, engine)
+        logs = path / "logs"
+        supervisor = Supervisor(place(), RestartLimits(), arguments, logs, sinks, engine)
         with notes_to(sinks.note):
             outcome = _supervise(supervisor, sinks, view)[0]
     _explain(outcome)
@@ -306,7 +308,8 @@ def conduct(
         changed = differences(path, config, resume)
         hosts = engine.hosts()
         placed = placement.on_hosts(config, hosts, path) if hosts else config
-        specs = _place(make_specs(placed, runtime_dir), engine)
+        place_specs = _place(make_specs(placed, runtime_dir), engine)
+        specs = place_specs()
         optional = make_sinks(config, path)
         record = Record(path, config.env)
         write_atomic(path / CONFIG_FILE, dump(config))
@@ -327,6 +330,7 @@ def conduct(
             sinks,
             engine,
             None if hosts else CoreSplit.of(config),
+            place_specs,
         )
         if watch is not None:
             watch.attach(supervisor)
@@ -340,13 +344,14 @@ def conduct(
         return outcome, summary
 
 
-def _place(specs: Sequence[RoleSpec], engine: Engine) -> tuple[RoleSpec, ...]:
-    """The specs on their hosts."""
+def _place(specs: Sequence[RoleSpec], engine: Engine) -> PlaceSpecs:
+    """Have the engine find hosts; returns a function that returns the specs on their hosts."""
     hosts = engine.hosts()
     several = len(hosts) > 1 or any(spec.spare for spec in specs)  # now or later
     specs, bundles = placement.bundles(specs, max(hosts) if hosts and several else None)
     engine.reserve(bundles)
-    return placement.placed(specs, engine.endpoints(), bundles)
+    port = placement.any_port()
+    return lambda: placement.placed(specs, engine.endpoints(), bundles, port)
 
 
 def _engine(place: EngineChoice, runtime_dir: Path, keep_fds: tuple[int, ...] = ()) -> Engine:

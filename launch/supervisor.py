@@ -116,9 +116,11 @@ class Supervisor:
         sinks: MetricSink,
         engine: Engine,
         core_split: CoreSplit | None = None,
+        place: Callable[[], Sequence[RoleSpec]] | None = None,
     ) -> None:
         """``arguments`` are passed to every role; the ``engine`` has reserved resources for the
-        ``specs``. ``core_split`` changes the numbers of actors and threads during the run."""
+        ``specs``. ``core_split`` changes the numbers of actors and threads during the run;
+        ``place`` returns the specs with their present addresses, where hosts may change."""
         self._specs = {spec.name: spec for spec in specs}
         self._limits = limits
         self._arguments = {
@@ -130,6 +132,8 @@ class Supervisor:
         self._sinks = sinks
         self._engine = engine
         self._core_split = core_split
+        self._place = place
+        self._unplaced: set[str] = set()  # roles without a host
         self._decisions = Decisions(specs, limits)
         if arguments.get("resume", "no") != "no" and has_checkpoint(Path(arguments["run_dir"])):
             self._decisions.checkpoint_exists()
@@ -216,8 +220,7 @@ class Supervisor:
         self.ledger.switch(Part.OTHER)
         if self._wakeup_fd in ready:
             self._interrupted()
-        # Before the roles: those that wait for a host are not restarted.
-        self._do(self._decisions.unplaced(self._engine.unplaced(), time.monotonic()))
+        self._look_at_hosts()  # before the roles: those that wait for a host are not restarted
         for name, handle in list(self._handles.items()):
             self._look_at(name, handle)
         for handle in list(self._presumed):
@@ -227,6 +230,16 @@ class Supervisor:
         """Descriptors that become readable when an event occurs."""
         own = [] if self._wakeup_fd is None else [self._wakeup_fd]
         return [*own, *self._engine.filenos()]
+
+    def _look_at_hosts(self) -> None:
+        """See which roles have no host, and where those are that have one again."""
+        reasons = self._engine.unplaced()
+        before, self._unplaced = self._unplaced, set(reasons)
+        if self._place is not None and before - self._unplaced:
+            specs = self._place()
+            self._specs = {spec.name: spec for spec in specs}
+            self._decisions.respec(specs)
+        self._do(self._decisions.unplaced(reasons, time.monotonic()))
 
     def _look_at(self, name: str, handle: Handle) -> None:
         """Take the messages of a role and check its liveness."""

@@ -200,7 +200,7 @@ class Engine(Protocol):
 
         hosts()                         before that
         reserve(bundles)                once
-        endpoints()                     once, after that
+        endpoints()                     after that
         start(...)                      for each start of each role
         filenos(), unplaced()           in each turn of the supervisor
         close()                         last, also after an error
@@ -219,7 +219,10 @@ class Engine(Protocol):
 
     def endpoints(self) -> Mapping[str, str]:
         """The address of each role's host by the role's name, as other hosts reach it: "127.0.0.1"
-        for all of them where there is one host."""
+        for all of them where there is one host.
+
+        It changes when a role that was `unplaced` has a host again.
+        """
 
     def start(
         self, spec: RoleSpec, incarnation: int, arguments: Mapping[str, Any], log: Path
@@ -251,8 +254,8 @@ class Engine(Protocol):
         yet, or it was lost, or it is about to end.
 
         An engine looks for another host for them, and a role that was here and no longer is can be
-        started. Learners are here only where their host is about to end: the run needs them. The
-        engine of a single host returns nothing.
+        started. Where the host of a learner is about to end, only the learner is here, and it stays
+        there: the run needs it. The engine of a single host returns nothing.
         """
 
     def close(self) -> None:

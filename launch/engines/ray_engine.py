@@ -8,10 +8,9 @@ and the engine; samples and weights never pass through Ray.
 
 The engine waits for reports with one call per agent at a time, which returns when there are some.
 An agent that does not answer for `SILENT_S` is presumed dead, long before Ray says so. Its bundle
-gets a new agent in a new placement group: one of actors at once, one of a learner with the next
-start of that. The same for actors on a node that Ray drains, as its end was announced. An agent
-that is not called for `LEASE_S` has lost its engine: its learners save, its other roles are killed,
-and it removes its placement group and itself.
+gets a new agent in a new placement group, maybe on another host. The same for actors on a node that
+Ray drains, as its end was announced. An agent that is not called for `LEASE_S` has lost its engine:
+its learners save, its other roles are killed, and it removes its placement group and itself.
 """
 
 from __future__ import annotations
@@ -179,13 +178,10 @@ class RayEngine:
         threading.Thread(target=self._ask_head, name="ray head", daemon=True).start()
 
     def _make_agent(self, bundle: Bundle, address: str = "") -> RayAgent:
-        """An agent for a bundle, which has no host yet. Learners are reached at the ``address`` of
-        the host that they were on, so that only that one will do; it may come back."""
+        """An agent for a bundle, which has no host yet; ``address`` is that of the one before."""
         needs: dict[str, float] = {"CPU": max(1, min(bundle.cpus, self._largest))}
         if bundle.gpus:
             needs["GPU"] = bundle.gpus
-        if address and any(role.startswith(LEARNER) for role in bundle.roles):
-            needs[f"node:{address}"] = 0.001
         name = f"{self._name}-{bundle.name}-{len(self._agents)}"
         agent = RayAgent(self._actor, name, self._name, needs, self._wake, self._listened)
         agent.lifetime = "detached" if bundle.required else None
@@ -223,11 +219,11 @@ class RayEngine:
             drains = agent.node in self._draining
             why = f"its host {agent.host} is about to end" if drains else agent.why_missing
             learners = [role for role in bundle.roles if role.startswith(LEARNER)]
-            if why and not learners:
+            if drains and learners:
+                found |= dict.fromkeys(learners, why)
+            elif why:
                 found |= dict.fromkeys(bundle.roles, why)
                 self._move(bundle, agent, drains)
-            elif drains:
-                found |= dict.fromkeys(learners, why)
         for agent in list(self._leaving):
             if not agent.plays:
                 self._leaving.remove(agent)
@@ -235,10 +231,10 @@ class RayEngine:
         return found
 
     def _move(self, bundle: Bundle, lost: RayAgent, drains: bool) -> None:
-        """Ask for another host for a bundle of actors, unless that is so already."""
+        """Ask for another host for a bundle, unless that is so already."""
         if not drains and (lost.is_awaited or lost.age_s < SILENT_S):
             return
-        agent = self._make_agent(bundle)
+        agent = self._make_agent(bundle, lost.address)
         if drains:
             self._leaving.append(lost)
         self._place(agent, None if drains else lost)

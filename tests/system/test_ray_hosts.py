@@ -27,14 +27,14 @@ from train_command import SMALL, assert_balanced, last, metrics
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
 
-COUNT, CORES, PORT = 4, 1, 6379
+COUNT, PORT = 6, 6379  # the head node, four hosts of roles, and one more
 WAIT_S = 100.0
 PRIVATE = ["unshare", "--mount", "--propagation", "private", "sh", "-c"]
 RAY = str(Path(sys.executable).with_name("ray"))
 
 
 class Cluster:
-    """A Ray node on each host."""
+    """A Ray node of one core on each host; the head node has none, and so no roles."""
 
     def __init__(self, network: Hosts) -> None:
         self.network = network
@@ -46,7 +46,9 @@ class Cluster:
             if host:
                 self._wait_for_head()
                 role = f"--address {self.address}"
-            options = f"--node-ip-address {here} --num-cpus {CORES} --disable-usage-stats --block"
+            options = (
+                f"--node-ip-address {here} --num-cpus {int(host > 0)} --disable-usage-stats --block"
+            )
             command = f"mount -t tmpfs tmpfs /tmp && exec {RAY} start {role} {options}"
             self._nodes.append(
                 subprocess.Popen(
@@ -122,11 +124,13 @@ def wait_until(condition: Any, wait_s: float = WAIT_S) -> None:
         time.sleep(0.1)
 
 
-def test_a_host_that_falls_silent_costs_the_others_moments(cluster: Cluster) -> None:
+@contextlib.contextmanager
+def training(cluster: Cluster, *options: str) -> Iterator[tuple[Path, Path]]:
+    """CartPole on the cluster, in a folder that all hosts share; that of the run, and its output.
+    In the end the run is stopped, and its accounting must balance."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as shared:
         run_dir = Path(shared) / "run"
-        options = ["learner.count=2", "actors.count=2", f"run.dir={run_dir}", *SMALL]
-        flags = ["--engine", "ray", "--address", cluster.address]
+        flags = [f"run.dir={run_dir}", *SMALL, "--engine", "ray", "--address", cluster.address]
         command = [sys.executable, "-m", "penstock", "train", "cartpole", *options, *flags]
         log = Path(shared) / "log"
         with log.open("w") as out:
@@ -135,33 +139,58 @@ def test_a_host_that_falls_silent_costs_the_others_moments(cluster: Cluster) -> 
             )
         try:
             wait_until(lambda: metrics(run_dir) and last(run_dir)["trained_steps"] > 2000)
-            assert last(run_dir)["learners_alive"] == 2
-            names = ("learner-0", "learner-1", "actor-0", "actor-1")
-            places = {name: cluster.host_of(name) for name in names}
-            assert set(places.values()) == set(range(COUNT)), log.read_text()
-            lost = next(name for name in names[:2] if places[name])  # not on the head
-            host = places[lost]
-            assert host
-            of_roles = cluster.processes(host)
-            cluster.network.cut(host)
-            began_s = time.monotonic()
-            wait_until(lambda: last(run_dir)["learners_alive"] == 1)
-            steps = last(run_dir)["trained_steps"]
-            wait_until(lambda: last(run_dir)["trained_steps"] > steps + 1000)
-            assert time.monotonic() - began_s < ray_engine.SILENT_S + 5
-            # Without the engine the lost learner ends too, and disturbs nothing.
-            roles = [
-                p for p in of_roles if p.is_running() and "penstock.launch.role" in p.cmdline()
-            ]
-            _, alive = psutil.wait_procs(roles, ray_engine.LEASE_S + 30)
-            assert not alive
-            steps = last(run_dir)["trained_steps"]
-            wait_until(lambda: last(run_dir)["trained_steps"] > steps + 1000)
+            yield run_dir, log
         finally:
             driver = next(iter(psutil.Process(run.pid).children()), psutil.Process(run.pid))
             driver.send_signal(signal.SIGTERM)
             code = run.wait(WAIT_S)
         assert code == 143, log.read_text()
-        summary = json.loads((run_dir / "summary.json").read_text())
-        assert_balanced(summary)
-        assert summary["accounting"]["lost"]["learner"] > 0
+        assert_balanced(json.loads((run_dir / "summary.json").read_text()))
+
+
+def trains_on(run_dir: Path) -> None:
+    """Wait until the run has trained further."""
+    steps = last(run_dir)["trained_steps"]
+    wait_until(lambda: last(run_dir)["trained_steps"] > steps + 1000)
+
+
+def test_a_host_that_falls_silent_costs_the_others_moments(cluster: Cluster) -> None:
+    with training(cluster, "learner.count=2", "actors.count=2") as (run_dir, log):
+        assert last(run_dir)["learners_alive"] == 2
+        names = ("learner-0", "learner-1", "actor-0", "actor-1")
+        places = {name: cluster.host_of(name) for name in names}
+        assert len(set(places.values())) == len(names), log.read_text()
+        lost = "learner-1"
+        host = places[lost]
+        assert host
+        of_roles = cluster.processes(host)
+        cluster.network.cut(host)
+        began_s = time.monotonic()
+        wait_until(lambda: last(run_dir)["learners_alive"] == 1)
+        trains_on(run_dir)
+        assert time.monotonic() - began_s < ray_engine.SILENT_S + 5
+        # Without the engine the lost learner ends too, and disturbs nothing.
+        roles = [p for p in of_roles if p.is_running() and "penstock.launch.role" in p.cmdline()]
+        _, alive = psutil.wait_procs(roles, ray_engine.LEASE_S + 30)
+        assert not alive
+        # It comes back on the host that was free, at another address, with its actors.
+        wait_until(lambda: last(run_dir)["learners_alive"] == 2)
+        assert cluster.host_of(lost) not in {host, None}
+        trains_on(run_dir)
+        rank = int(lost.removeprefix("learner-"))
+        wait_until(lambda: last(run_dir)["ranks"][rank]["trained_steps_per_s"] > 0)
+
+
+def test_an_only_learner_comes_back_on_another_host_with_actors_led_there(
+    cluster: Cluster,
+) -> None:
+    options = ("actors.count=3", "checkpoint.every_s=0.5")
+    with training(cluster, *options) as (run_dir, log):
+        wait_until((run_dir / "checkpoints" / "last").exists)
+        host = cluster.host_of("learner-0")
+        assert host
+        assert host not in {cluster.host_of(f"actor-{i}") for i in range(3)}, log.read_text()
+        cluster.network.cut(host)
+        wait_until(lambda: last(run_dir).get("learners_restarted"))
+        assert cluster.host_of("learner-0") not in {host, None}
+        trains_on(run_dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -457,7 +458,22 @@ def test_a_learner_whose_host_is_about_to_end_saves_and_trains_on() -> None:
     effects = scene.decisions.unplaced(why, scene.now_s)
     assert effects[1:] == [Send("learner-0", {"kind": "save"})]
     assert scene.decisions.needs("learner-0")
-    assert scene.decisions.unplaced({}, scene.now_s) == []
+
+
+def test_a_learner_without_a_host_is_restarted_on_the_next_with_actors_led_there() -> None:
+    learner = replace(LEARNER, address="tcp://10.0.0.1:7700")
+    scene = Scene((learner, *ACTORS))
+    scene.decisions.checkpoint_exists()
+    scene.decisions.unplaced({"learner-0": "its host a does not answer"}, scene.now_s)
+    scene.decisions.presumed_dead("learner-0", 0, "a", 0, scene.now_s)
+    assert scene.wait(5, ("actor-0", "actor-1")) == []
+    moved = replace(learner, address="tcp://10.0.0.2:7700")
+    scene.decisions.respec((moved, *ACTORS))
+    scene.decisions.unplaced({}, scene.now_s)
+    assert scene.tick(0.1) == [Start("learner-0", 1)]
+    effects = scene.decisions.ready("learner-0", scene.now_s)
+    sent = [e.message for e in effects if isinstance(e, Send) and e.name == "actor-0"]
+    assert sent[0]["address"] == "tcp://10.0.0.2:7700"
 
 
 def test_many_roles_without_a_host_are_named_by_the_first_of_them() -> None:

@@ -94,7 +94,7 @@ def test_learners_that_do_not_fit_on_one_host_are_apart_and_meet_at_the_first(
     hosts = {
         role: f"10.0.0.{number}" for number, bundle in enumerate(bundles) for role in bundle.roles
     }
-    placed = {spec.name: spec for spec in placement.placed(specs, hosts, bundles)}
+    placed = {spec.name: spec for spec in placement.placed(specs, hosts, bundles, 20_000)}
     meetings = [placed[f"learner-{rank}"].meets_at or "" for rank in range(3)]
     assert [meeting.rpartition(":")[0] for meeting in meetings] == [f"10.0.0.{r}" for r in range(3)]
     assert len({meeting.rpartition(":")[2] for meeting in meetings}) == 3, "nodes may share a host"
@@ -107,7 +107,7 @@ def test_learners_on_one_host_meet_there(tmp_path: Path) -> None:
     specs, bundles = placement.bundles(topology.train(given, tmp_path), 2)
     hosts = dict.fromkeys((spec.name for spec in specs), "10.0.0.1")
     assert [bundle.name for bundle in bundles] == ["learners", "actors"]
-    assert {spec.meets_at for spec in placement.placed(specs, hosts, bundles)} == {None}
+    assert {spec.meets_at for spec in placement.placed(specs, hosts, bundles, 20_000)} == {None}
 
 
 def test_a_parameter_server_needs_its_learners_on_one_host(tmp_path: Path) -> None:

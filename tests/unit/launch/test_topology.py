@@ -238,10 +238,10 @@ def test_roles_reach_the_connector_of_another_host() -> None:
     specs = train(*bind, "actors.count=1", "learner.count=1")
     hosts = dict.fromkeys(("learner-0", "connector-0"), "10.0.0.1")
     hosts |= dict.fromkeys(("actor-0", "relay-0"), "10.0.0.2")
-    assert addresses(placement.placed(specs, hosts, ())) == {
+    assert addresses(placement.placed(specs, hosts, (), 20_000)) == {
         "learner-0": "tcp://10.0.0.1:7700",
         "actor-0": "tcp://10.0.0.1:7700",
         "connector-0": "tcp://*:7700",
         "relay-0": "tcp://10.0.0.1:7700",
     }
-    assert placement.placed(specs, dict.fromkeys(hosts, "10.0.0.1"), ()) == specs
+    assert placement.placed(specs, dict.fromkeys(hosts, "10.0.0.1"), (), 20_000) == specs
