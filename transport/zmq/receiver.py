@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
+from penstock import __version__
 from penstock.configs.errors import UserError
 from penstock.core.interfaces import SlotProcessor, UnknownPolicyError
 from penstock.core.params import Stamp, WireDtype
@@ -198,7 +199,7 @@ class Receiver:
             elif error.reason == "ungranted":
                 self._say(peer, MessageKind.GRANT, None, self.grants.of(message.head, peer))
             elif error.reason == "version" and wire.is_hello(parts):
-                self._refuse(peer, f"the learner {wire.OTHER_VERSION}")
+                self._refuse(peer, wire.other_version("this actor", error, "the learner"))
             elif isinstance(error, TakenError) and error.lives and wire.is_hello(parts):
                 self._refuse(peer, error.text)
 
@@ -408,6 +409,7 @@ def _welcome_meta(link: ShmLink, unix_path: Path) -> dict[str, Any]:
         "spec": link.spec.to_dict(),
         "layout": link.welcome.layout.to_list(),
         "config": link.welcome.config,
+        "release": __version__,
         "boot_id": boot_id(),
         "unix_path": str(unix_path),
     }
