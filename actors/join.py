@@ -105,11 +105,14 @@ def _read_config(info: LearnerInfo, source: str) -> Config:
         return read_for_actor(info.config)
     except ValidationError as error:
         first = error.errors()[0]
+        theirs = f"Penstock {info.release}" if info.release else "a release before 0.2.0"
         option = code_references.shown(".".join(map(str, first["loc"])))
+        why = f"option {option}: {first['type']}"
+        if first["type"] == "extra_forbidden":
+            why = f"this actor has no option {option}"
         raise UserError(
-            f"the config that {source} sent cannot be read (option {option}: {first['type']}); it "
-            f"has Penstock {info.release or '0.1.0'}, and this actor {__version__}: use the same "
-            "release on both sides"
+            f"the config that {source} sent cannot be read ({why}); the learner has {theirs}, and "
+            f"this actor {__version__}: use the same release on both sides"
         ) from error
 
 

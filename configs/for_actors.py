@@ -14,11 +14,16 @@ from penstock.configs.schema import Config
 SECTIONS = ("env", "algo", "model", "actors", "transport", "weights", "run")
 """The sections that concern actors. In the others an actor has the defaults."""
 
-LEARNERS_ALONE = {"run": ("restarts",), "ppo": ("advantages", "minibatches", "rho_clip")}
-"""Options added after 0.1.0 that no actor reads, by their section or algorithm."""
+LEARNERS_ALONE = {
+    "env": ("kind",),
+    "run": ("restarts",),
+    "impala": ("entropy_cost",),
+    "ppo": ("advantages", "clip", "entropy_cost", "minibatches", "rho_clip"),
+}
+"""Options that no actor reads, and that 0.1.0 did not have or not with all of their values, by
+their section or algorithm."""
 
 WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
-    "env": {"kind": "auto"},
     "transport": {"connectors": 1},
     "custom": {"data": "unrolls", "n_step": 1},
 }

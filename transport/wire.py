@@ -165,12 +165,12 @@ def verify(message: Message) -> Any:
         raise WireError("meta", str(error)) from error
 
 
-def other_version(peer: str, error: WireError, here: str) -> str:
-    """The sentence for a ``peer`` of another protocol version, for whom `decode` raised ``error``;
+def other_version(peer: str, version: str, here: str) -> str:
+    """The sentence for a ``peer`` of another protocol version, as `decode` raised it in its text;
     ``here`` is this side."""
     return (
-        f"{peer} speaks {error.text}, and {here} has Penstock {__version__}; use releases of "
-        "Penstock with the same protocol on both sides"
+        f"{peer} speaks {version}, and {here} has Penstock {__version__}; use the same "
+        "release on both sides"
     )
 
 

@@ -156,7 +156,7 @@ class ParameterServer:
         except WireError as error:
             self.rejected[error.reason] += 1
             if error.reason == "version":
-                text = other_version("this learner", error, "the parameter server")
+                text = other_version("this learner", error.text, "the parameter server")
                 self._say(name, ServerMessageKind.REFUSE, text)
 
     def figures(self) -> dict[str, Any]:

@@ -249,7 +249,7 @@ class ReplayClient(Adds):
             except WireError as error:
                 if error.reason == "version":
                     server = f"the server at {self._address}"
-                    text = wire.other_version(server, error, "this client")
+                    text = wire.other_version(server, error.text, "this client")
                     raise ReplayError(text) from error
             except ReplayError:
                 raise

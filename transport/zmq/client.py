@@ -192,7 +192,9 @@ class Client:
             except WireError as error:
                 if error.reason == "version":
                     learner = f"the learner at {self._address}"
-                    raise UserError(wire.other_version(learner, error, "this actor")) from error
+                    raise UserError(
+                        wire.other_version(learner, error.text, "this actor")
+                    ) from error
             except wire.STRANGE:
                 continue  # unexpected content is of no more use than a torn message
 
