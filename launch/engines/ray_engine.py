@@ -31,6 +31,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from penstock import __version__
 from penstock.configs.errors import UserError
 from penstock.core.control import Channel, Message
 from penstock.core.interfaces import Bundle, EngineContext
@@ -53,6 +54,11 @@ PATIENCE_S = 5.0  # of an agent whose host supervisor does not read
 CONNECT_S = 5.0
 LEARNER = "learner-"  # begins the name of a learner
 FIRST_S = 60.0  # for the first answer of an agent that replaces a lost one
+MOST_CAUSES = 16  # of agents that did not start, which are reported
+SAME_RELEASE = (
+    "install the same version of Penstock, with its extra [ray], in the Python environment of "
+    "every node"
+)
 LEFT_OUT = ("OMP_", "RAY_", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """Prefixes of variables of a Ray worker that roles do not inherit."""
 
@@ -63,7 +69,13 @@ class HostAgent:
     Its methods are called by the engine alone, each group of them in order.
     """
 
-    def __init__(self, lease_s: float) -> None:
+    def __init__(self, lease_s: float, release: str) -> None:
+        """Raises UserError where this host has another ``release`` of Penstock than the engine,
+        whose orders have no version of their own."""
+        if release != __version__:
+            raise UserError(
+                f"{socket.gethostname()} has Penstock {__version__}, and the run {release}"
+            )
         self._lease_s = lease_s
         self._called_s = time.monotonic()
         self._channel, theirs = Channel.pair()
@@ -128,6 +140,7 @@ class RayEngine:
         self._places: dict[str, RayAgent] = {}  # of each role
         self._leaving: list[RayAgent] = []  # whose actors end their unrolls
         self._draining: frozenset[str] = frozenset()  # nodes whose end was announced
+        self._unstarted: set[str] = set()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Event()
         self._listened = [0.0]  # until when an agent without an answer counts as silent
@@ -166,8 +179,7 @@ class RayEngine:
         except ray.exceptions.RayError as error:
             raise UserError(
                 "a host agent could not be started on the Ray cluster: "
-                f"{str(error).strip().splitlines()[-1]}; install the same version of Penstock, "
-                "with its extra [ray], in the Python environment of every node"
+                f"{_cause(error)}; {SAME_RELEASE}"
             ) from None
         for bundle in bundles:
             if not bundle.required:  # after the others have their hosts
@@ -259,7 +271,9 @@ class RayEngine:
                 try:
                     answer = ray.get(call)
                     agent.arrived(*answer) if isinstance(answer, tuple) else agent.answered(answer)
-                except ray.exceptions.RayError:  # the agent has ended, or its node
+                except ray.exceptions.RayError as error:  # the agent has ended, or its node
+                    if isinstance(error, ray.exceptions.ActorDiedError) and not agent.node:
+                        self._report_unstarted(_cause(error))
                     agent.answered(None)
                 os.eventfd_write(self._wake, 1)
             now_s = time.monotonic()
@@ -268,6 +282,12 @@ class RayEngine:
             turned_s = now_s
             if now_s > resumed_s + SILENT_S:
                 self._listened[0] = now_s
+
+    def _report_unstarted(self, cause: str) -> None:
+        """Report once why agents of later hosts do not start."""
+        if cause not in self._unstarted and len(self._unstarted) < MOST_CAUSES:
+            self._unstarted.add(cause)
+            logger.info("a host agent could not be started: %s; %s", cause, SAME_RELEASE)
 
     def _ask_head(self) -> None:
         """Ask the head node for the nodes, again and again; runs in a thread, which may hang."""
@@ -297,6 +317,11 @@ class RayEngine:
         os.close(self._wake)
         if not self._head_lost:
             ray.shutdown()
+
+
+def _cause(error: Exception) -> str:
+    """The last line of an error of Ray: what the agent itself raised."""
+    return str(error).strip().splitlines()[-1].removeprefix("penstock.configs.errors.UserError: ")
 
 
 class RayAgent(HostLine):
@@ -353,7 +378,7 @@ class RayAgent(HostLine):
             scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
                 self.group, placement_group_bundle_index=0
             ),
-        ).remote(LEASE_S)
+        ).remote(LEASE_S, __version__)
         self.placed.set()
 
     def ask(self) -> Any:
