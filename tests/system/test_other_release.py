@@ -21,6 +21,7 @@ import pytest
 
 from penstock import __version__
 from penstock.transport.wire import PROTOCOL_VERSION
+from ray_cluster import cluster, train
 from train_command import Command, assert_balanced, metrics
 
 ROOT = Path(__file__).parents[2]
@@ -128,7 +129,7 @@ def steps(folder: Path) -> int:
     return max((int(m["trained_steps"]) for m in metrics(folder / "run")), default=0)
 
 
-def error_of(command: OfRelease) -> str:
+def error_of(command: Command) -> str:
     """The only sentence of a command that has ended with exit code 2."""
     code, answer, err = command.end()
     assert code == 2, err
@@ -220,3 +221,11 @@ def test_a_config_of_the_future_is_refused_with_both_releases(
         "use the same release on both sides"
     )
     assert run.process.poll() is None
+
+
+def test_a_ray_node_of_another_release_is_named(other_protocol: Path, tmp_path: Path) -> None:
+    with cluster(nodes=1, cores=1) as made:  # too few for the run, which goes to the other node
+        made.add_node(num_cpus=4, env_vars={"PYTHONPATH": str(other_protocol)})
+        said = error_of(train(tmp_path, made.address, "actors.count=2"))
+    assert said.startswith("a host agent could not be started on the Ray cluster: ")
+    assert f" has Penstock {NEXT_RELEASE}, and the run {__version__}; install the same" in said
