@@ -21,7 +21,7 @@ import pytest
 
 from penstock import __version__
 from penstock.transport.wire import PROTOCOL_VERSION
-from ray_cluster import cluster, train
+from ray_cluster import cluster
 from train_command import Command, assert_balanced, metrics
 
 ROOT = Path(__file__).parents[2]
@@ -223,9 +223,27 @@ def test_a_config_of_the_future_is_refused_with_both_releases(
     assert run.process.poll() is None
 
 
-def test_a_ray_node_of_another_release_is_named(other_protocol: Path, tmp_path: Path) -> None:
+def test_learners_of_different_releases_form_no_group(start: Start, earlier: Path) -> None:
+    store = free_address().removeprefix("tcp://")
+    where = ("--world=2", f"--store={store}", "--bind=ipc://wire", "--json")
+    command = ("learner", "cartpole", *OPTIONS, *where)
+    ranks = [
+        start(lib, *command, f"--rank={rank}", f"run.dir=run-{rank}")
+        for rank, lib in enumerate((None, earlier))
+    ]
+    releases = (__version__, EARLIER)
+    for me, rank in enumerate(ranks):
+        assert error_of(rank) == (
+            f"learners disagree on the version of penstock: it is {releases[me]} on rank {me} and "
+            f"{releases[1 - me]} on rank {1 - me}; start all with the same config and version"
+        )
+
+
+def test_a_ray_node_of_another_release_is_named(start: Start, other_protocol: Path) -> None:
     with cluster(nodes=1, cores=1) as made:  # too few for the run, which goes to the other node
         made.add_node(num_cpus=4, env_vars={"PYTHONPATH": str(other_protocol)})
-        said = error_of(train(tmp_path, made.address, "actors.count=2"))
+        options = (*OPTIONS, "actors.count=2", "run.dir=run", "--json")
+        on_ray = ("--engine", "ray", "--address", made.address)
+        said = error_of(start(None, "train", "cartpole", *options, *on_ray))
     assert said.startswith("a host agent could not be started on the Ray cluster: ")
     assert f" has Penstock {NEXT_RELEASE}, and the run {__version__}; install the same" in said

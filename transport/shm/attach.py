@@ -158,7 +158,7 @@ class AttachServer:
         try:
             if request.get("attach") != ATTACH_VERSION:
                 raise UserError(
-                    f"this process asks for version {str(request.get('attach'))[:20]} of shared "
+                    f"this process asks for version {request.get('attach')!r:.20} of shared "
                     f"memory, and the learner's Penstock {__version__} has {ATTACH_VERSION}; use "
                     "the same release in both, or penstock actor --transport zmq"
                 )
