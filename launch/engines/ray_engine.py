@@ -26,6 +26,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -140,7 +141,8 @@ class RayEngine:
         self._places: dict[str, RayAgent] = {}  # of each role
         self._leaving: list[RayAgent] = []  # whose actors end their unrolls
         self._draining: frozenset[str] = frozenset()  # nodes whose end was announced
-        self._unstarted: set[str] = set()
+        self._unstarted: deque[str] = deque(maxlen=MOST_CAUSES)  # causes, not reported yet
+        self._causes: set[str] = set()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Event()
         self._listened = [0.0]  # until when an agent without an answer counts as silent
@@ -216,6 +218,7 @@ class RayEngine:
         return RemoteHandle(self._places[spec.name], spec, incarnation, arguments, log)
 
     def filenos(self) -> Collection[int]:
+        self._report_unstarted()
         if not self._head_lost and time.monotonic() > self._head_s + HEAD_S:
             # Ray would end this process within a minute, with nothing saved.
             self._head_lost = True
@@ -273,7 +276,7 @@ class RayEngine:
                     agent.arrived(*answer) if isinstance(answer, tuple) else agent.answered(answer)
                 except ray.exceptions.RayError as error:  # the agent has ended, or its node
                     if isinstance(error, ray.exceptions.ActorDiedError) and not agent.node:
-                        self._report_unstarted(_cause(error))
+                        self._unstarted.append(_cause(error))
                     agent.answered(None)
                 os.eventfd_write(self._wake, 1)
             now_s = time.monotonic()
@@ -283,11 +286,14 @@ class RayEngine:
             if now_s > resumed_s + SILENT_S:
                 self._listened[0] = now_s
 
-    def _report_unstarted(self, cause: str) -> None:
-        """Report once why agents of later hosts do not start."""
-        if cause not in self._unstarted and len(self._unstarted) < MOST_CAUSES:
-            self._unstarted.add(cause)
-            logger.info("a host agent could not be started: %s; %s", cause, SAME_RELEASE)
+    def _report_unstarted(self) -> None:
+        """Report why agents of later hosts did not start, each cause once; in the main thread,
+        whose notes are shown."""
+        while self._unstarted:
+            cause = self._unstarted.popleft()
+            if cause not in self._causes and len(self._causes) < MOST_CAUSES:
+                self._causes.add(cause)
+                logger.info("a host agent could not be started: %s; %s", cause, SAME_RELEASE)
 
     def _ask_head(self) -> None:
         """Ask the head node for the nodes, again and again; runs in a thread, which may hang."""
