@@ -17,11 +17,13 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from penstock import __version__
 from penstock.configs import code_references
 from penstock.configs.errors import UserError
+from penstock.configs.for_actors import read_for_actor
 from penstock.configs.schema import Config
 from penstock.configs.transports import AUTO
-from penstock.core.interfaces import LearnerGoneError, Link, Transport
+from penstock.core.interfaces import LearnerGoneError, LearnerInfo, Link, Transport
 from penstock.core.role import RoleContext, learner_socket
 from penstock.core.specs import SlotSpec
 from penstock.transport.addresses import is_own_ipc
@@ -56,7 +58,7 @@ def find(ctx: RoleContext) -> Found:
     trusted = _trusts(ctx, ctx.address, source)
     remote = make_transport(TRANSPORTS.elsewhere(ctx.transport))
     info = _found(wait_for(partial(remote.ask, ctx, ctx.address), ctx, source))
-    config = _read_config(info.config, source)
+    config = _read_config(info, source)
     code_references.check(
         config, ctx.allow, trusted=trusted and _trusts(ctx, ctx.address, source), source=source
     )
@@ -98,15 +100,19 @@ def _trusts(ctx: RoleContext, address: str, source: str) -> bool:
     return _found(wait_for(partial(is_own_ipc, address), ctx, source))
 
 
-def _read_config(received: object, source: str) -> Config:
+def _read_config(info: LearnerInfo, source: str) -> Config:
     try:
-        return Config.model_validate(received)
+        return read_for_actor(info.config)
     except ValidationError as error:
         first = error.errors()[0]
+        theirs = f"Penstock {info.release}" if info.release else "a release before 0.2.0"
         option = code_references.shown(".".join(map(str, first["loc"])))
+        why = f"option {option}: {first['type']}"
+        if first["type"] == "extra_forbidden":
+            why = f"this actor has no option {option}"
         raise UserError(
-            f"the config that {source} sent cannot be read (option {option}: {first['type']}); use "
-            "the same release of Penstock on both sides"
+            f"the config that {source} sent cannot be read ({why}); the learner has {theirs}, and "
+            f"this actor {__version__}: use the same release on both sides"
         ) from error
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import model_validator
+from typing import ClassVar
+
+from pydantic import ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from penstock.configs.cross_checks import contradictions
@@ -10,10 +12,14 @@ from penstock.configs.sections import Sections
 
 
 class Config(Sections):
-    """The config of a run, checked as a whole."""
+    """The config of a run, checked as a whole; of sections alone, with `ALONE` in the context."""
+
+    ALONE: ClassVar = "sections alone"
 
     @model_validator(mode="after")
-    def _without_contradictions(self) -> Config:
+    def _without_contradictions(self, info: ValidationInfo) -> Config:
+        if info.context and self.ALONE in info.context:
+            return self
         if found := contradictions(self):
             text = "; ".join(c.text for c in found)
             raise PydanticCustomError("contradiction", "{text}", {"text": text, "found": found})

@@ -19,6 +19,7 @@ import torch
 
 from penstock.algos.registry import algorithm
 from penstock.configs.errors import UserError
+from penstock.configs.for_actors import for_actors
 from penstock.configs.group import SERVED
 from penstock.configs.policy_lag import batches_ahead, lent_by_batch
 from penstock.configs.schema import Config
@@ -169,7 +170,7 @@ class LearnerProcess(TrainingLoop[Any]):
             self._progress.generation,
             trainer.spec,
             trainer.layout,
-            config.model_dump(mode="json"),
+            for_actors(config),
         )
         socket = learner_socket(ctx.runtime_dir, ctx.learner)
         self._host = ShmHost(socket, welcome, self._board, self._actor_source.store)

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     ReduceConfig = _ReduceWithCodecs
     RunConfig = _RunWithSinks
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _HOMES = {
     "Accounting": "penstock.launch.api",

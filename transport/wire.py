@@ -11,6 +11,7 @@ range. Never pickle.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
@@ -21,6 +22,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
+from penstock import __version__
 from penstock.core.params import (
     MAX_POLICY_ID,
     POLICY_ID,
@@ -49,11 +51,6 @@ HEAD_FORMAT = "<4sBBHQQQIIQQQQQQdI"
 _HEAD = struct.Struct(HEAD_FORMAT)
 _CRC_AT = _HEAD.size - 4
 HEAD_NBYTES = _HEAD.size
-
-OTHER_VERSION = (
-    "speaks another version of the protocol; use the same release of Penstock on all hosts"
-)
-
 
 # Exceptions of reading a well-formed message with unexpected content.
 STRANGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -146,7 +143,8 @@ def decode(parts: Sequence[Buffer]) -> Message:
         raise WireError("header", "magic")
     head = Header(*fields)
     if version != PROTOCOL_VERSION:
-        raise WireError("version", f"kind {head.kind} of version {version}")
+        text = f"version {version} of the protocol instead of {PROTOCOL_VERSION}"
+        raise WireError("version", text)
     if head.kind not in _KINDS or max(fields[_COUNTS]) >= MAX_COUNT:
         raise WireError("header", f"kind {head.kind}, counters {fields[_COUNTS]}")
     if head.frames != len(parts) - 2:
@@ -165,6 +163,23 @@ def verify(message: Message) -> Any:
         return _unpack(meta)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise WireError("meta", str(error)) from error
+
+
+def other_version(peer: str, version: str, here: str) -> str:
+    """The sentence for a ``peer`` of another protocol version, as `decode` raised it in its text;
+    ``here`` is this side."""
+    return (
+        f"{peer} speaks {version}, and {here} has Penstock {__version__}; use the same "
+        "release on both sides"
+    )
+
+
+def release_of(meta: Any) -> str:
+    """The peer's release in a meta; empty where it sent none that can be one."""
+    release = meta.get("release") if isinstance(meta, dict) else None
+    if isinstance(release, str) and _RELEASE.fullmatch(release):
+        return release
+    return ""
 
 
 def is_hello(parts: Sequence[Buffer]) -> bool:
@@ -341,6 +356,7 @@ def to_float32(weights: npt.NDArray[Any]) -> Float32:
     return weights if weights.dtype == np.float32 else from_bf16(weights)
 
 
+_RELEASE = re.compile(r"[0-9A-Za-z.+-]{1,40}")
 _U32 = struct.Struct("<I")
 _KINDS = frozenset(MessageKind)
 _WEIGHT_DTYPES: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "bf16": np.dtype("<u2")}

@@ -100,6 +100,8 @@ class LearnerInfo(NamedTuple):
     """The run's config, as JSON."""
     unix_path: str = ""
     """The learner's socket for shared memory, where it is on this host."""
+    release: str = ""
+    """The learner's release of Penstock; empty from 0.1.0, which does not send it."""
 
 
 class Transport(Protocol):

@@ -25,11 +25,13 @@ import socket
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from penstock import __version__
 from penstock.configs.errors import UserError
 from penstock.core.control import Channel, Message
 from penstock.core.interfaces import Bundle, EngineContext
@@ -55,6 +57,11 @@ PATIENCE_S = 5.0  # of an agent whose host supervisor does not read
 CONNECT_S = 5.0
 LEARNER = "learner-"  # begins the name of a learner
 FIRST_S = 60.0  # for the first answer of an agent that replaces a lost one
+MOST_CAUSES = 16  # of agents that did not start, which are reported
+SAME_RELEASE = (
+    "install the same version of Penstock, with its extra [ray], in the Python environment of "
+    "every node"
+)
 LEFT_OUT = ("OMP_", "RAY_", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """Prefixes of variables of a Ray worker that roles do not inherit."""
 
@@ -65,9 +72,15 @@ class HostAgent:
     Its methods are called by the engine alone, each group of them in order.
     """
 
-    def __init__(self, lease_s: float) -> None:
+    def __init__(self, lease_s: float, release: str) -> None:
+        """Raises UserError where this host has another ``release`` of Penstock than the engine,
+        whose orders have no version of their own."""
+        if release != __version__:
+            raise UserError(
+                f"{socket.gethostname()} has Penstock {__version__}, and the run {release}"
+            )
         self._lease_s = lease_s
-        self._called_s = time.monotonic()
+        self._called_s = time.monotonic() + RESERVE_S  # while other bundles get their hosts
         self._channel, theirs = Channel.pair()
         with theirs:
             self._process = subprocess.Popen(
@@ -130,6 +143,8 @@ class RayEngine:
         self._places: dict[str, RayAgent] = {}  # of each role
         self._leaving: list[RayAgent] = []  # whose actors end their unrolls
         self._draining: frozenset[str] = frozenset()  # nodes whose end was announced
+        self._unstarted: deque[str] = deque(maxlen=MOST_CAUSES)  # causes, not reported yet
+        self._causes: set[str] = set()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Event()
         self._listened = [0.0]  # until when an agent without an answer counts as silent
@@ -168,8 +183,7 @@ class RayEngine:
         except ray.exceptions.RayError as error:
             raise UserError(
                 "a host agent could not be started on the Ray cluster: "
-                f"{str(error).strip().splitlines()[-1]}; install the same version of Penstock, "
-                "with its extra [ray], in the Python environment of every node"
+                f"{_cause(error)}; {SAME_RELEASE}"
             ) from None
         for bundle in bundles:
             if not bundle.required:  # after the others have their hosts
@@ -203,6 +217,7 @@ class RayEngine:
         return RemoteHandle(self._places[spec.name], spec, incarnation, arguments, log)
 
     def filenos(self) -> Collection[int]:
+        self._report_unstarted()
         if not self._head_lost and time.monotonic() > self._head_s + HEAD_S:
             # Ray would end this process within a minute, with nothing saved.
             self._head_lost = True
@@ -280,9 +295,20 @@ class RayEngine:
             try:
                 answer = ray.get(call)
                 agent.arrived(*answer) if isinstance(answer, tuple) else agent.answered(answer)
-            except ray.exceptions.RayError:  # the agent has ended, or its node
+            except ray.exceptions.RayError as error:  # the agent has ended, or its node
+                if isinstance(error, ray.exceptions.ActorDiedError) and not agent.node:
+                    self._unstarted.append(_cause(error))
                 agent.answered(None)
         return len(answered)
+
+    def _report_unstarted(self) -> None:
+        """Report why agents of later hosts did not start, each cause once; in the main thread,
+        whose notes are shown."""
+        while self._unstarted:
+            cause = self._unstarted.popleft()
+            if cause not in self._causes and len(self._causes) < MOST_CAUSES:
+                self._causes.add(cause)
+                logger.info("a host agent could not be started: %s; %s", cause, SAME_RELEASE)
 
     def _ask_head(self) -> None:
         """Ask the head node for the nodes, again and again; runs in a thread, which may hang."""
@@ -312,6 +338,11 @@ class RayEngine:
         os.close(self._wake)
         if not self._head_lost:
             ray.shutdown()
+
+
+def _cause(error: Exception) -> str:
+    """The last line of an error of Ray: what the agent itself raised."""
+    return str(error).strip().splitlines()[-1].removeprefix("penstock.configs.errors.UserError: ")
 
 
 class RayAgent(HostLine):
@@ -368,7 +399,7 @@ class RayAgent(HostLine):
             scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
                 self.group, placement_group_bundle_index=0
             ),
-        ).remote(LEASE_S)
+        ).remote(LEASE_S, __version__)
         self.placed.set()
 
     def ask(self) -> Any:

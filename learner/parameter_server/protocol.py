@@ -187,7 +187,8 @@ def decode(frames: Sequence[Payload]) -> ServerMessage:
     if magic != MAGIC or crc32(raw[:-4]) != head_crc:
         raise WireError("header", "magic or checksum")
     if protocol != PROTOCOL_VERSION:
-        raise WireError("version", f"protocol {protocol}")
+        text = f"version {protocol} of the protocol instead of {PROTOCOL_VERSION}"
+        raise WireError("version", text)
     head = ServerHeader(*fields[:-GROWTH])._replace(tally=tuple(fields[-GROWTH:]))
     if head.kind not in _KINDS or max(head.samples, head.version) > MAX_COUNT:
         raise WireError("header", f"kind {head.kind}")

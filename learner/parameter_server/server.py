@@ -62,7 +62,7 @@ from penstock.models.torch_setup import set_up_torch
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase
 from penstock.transport.addresses import check_bind
-from penstock.transport.wire import OTHER_VERSION, WireError
+from penstock.transport.wire import WireError, other_version
 
 TICK_S = 0.05
 STEPS = BOOKED.index("trained_steps")  # determines the decay of the learning rate
@@ -156,7 +156,8 @@ class ParameterServer:
         except WireError as error:
             self.rejected[error.reason] += 1
             if error.reason == "version":
-                self._say(name, ServerMessageKind.REFUSE, f"the parameter server {OTHER_VERSION}")
+                text = other_version("this learner", error.text, "the parameter server")
+                self._say(name, ServerMessageKind.REFUSE, text)
 
     def figures(self) -> dict[str, Any]:
         """Counters and the lag of all gradients so far, ready for JSON."""

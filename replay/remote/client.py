@@ -248,7 +248,8 @@ class ReplayClient(Adds):
                 self._handle(wire.decode(parts))
             except WireError as error:
                 if error.reason == "version":
-                    text = f"the server at {self._address} {wire.OTHER_VERSION}"
+                    server = f"the server at {self._address}"
+                    text = wire.other_version(server, error.text, "this client")
                     raise ReplayError(text) from error
             except ReplayError:
                 raise

@@ -176,7 +176,7 @@ class ReplayService:
             if error.reason == "unknown":
                 self._say(name, MessageKind.WHO)
             elif error.reason == "version":
-                self._refuse(name, 0, f"the server {wire.OTHER_VERSION}")
+                self._refuse(name, 0, wire.other_version("this client", error.text, "the server"))
         except ReplayError as error:
             self._reject("refused", str(error))
             self._refuse(name, number, str(error))

@@ -157,7 +157,7 @@ def test_another_release_is_told_so(rig: Callable[..., Rig]) -> None:
         other.connect(made.address)
         other.send_multipart([bytes(head), b""])
         answer = protocol.decode(other.recv_multipart())
-    assert protocol.text(answer).startswith("the parameter server speaks another version")
+    assert protocol.text(answer).startswith("this learner speaks version ")
 
 
 def test_a_rank_is_there_once(rig: Callable[..., Rig]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock import __version__
 from penstock.configs.errors import UserError
 from penstock.core.interfaces import LearnerGoneError, LearnerInfo, Link, UnknownPolicyError
 from penstock.core.params import Stamp
@@ -102,7 +103,7 @@ def test_an_actor_that_has_only_an_address_gets_the_config(kind: str, tmp_path: 
     with learner(tmp_path) as side, connector(side, f"ipc://{tmp_path}/wire"):
         address = str(side.path) if kind == "shm" else f"ipc://{tmp_path}/wire"
         info = transport.ask(ctx, address)
-    assert info == LearnerInfo(welcome().config, str(side.path))
+    assert info == LearnerInfo(welcome().config, str(side.path), __version__)
 
 
 def test_slots_arrive_whole_and_in_order(world: World) -> None:

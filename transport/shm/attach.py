@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from penstock import __version__
 from penstock.configs.errors import UserError
 
 ATTACH_VERSION = 1
@@ -157,8 +158,9 @@ class AttachServer:
         try:
             if request.get("attach") != ATTACH_VERSION:
                 raise UserError(
-                    f"attach version {request.get('attach')!r} is not {ATTACH_VERSION}; "
-                    "use the same release of Penstock in both processes"
+                    f"this process asks for version {request.get('attach')!r:.20} of shared "
+                    f"memory, and the learner's Penstock {__version__} has {ATTACH_VERSION}; use "
+                    "the same release in both, or penstock actor --transport zmq"
                 )
             return self._attach(request)
         except (UserError, OSError) as error:

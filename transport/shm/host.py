@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from penstock import __version__
 from penstock.configs.errors import UserError
 from penstock.core.interfaces import Welcome
 from penstock.core.params import Stamp
@@ -78,6 +79,7 @@ class ShmHost:
             "spec": welcome.spec.to_dict(),
             "layout": welcome.layout.to_list(),
             "config": welcome.config,
+            "release": __version__,
         }
         assert self._board.arena.fd is not None
         fds = [self._board.arena.fd]

@@ -20,6 +20,7 @@ from penstock.transport.shm.attach import (
 from penstock.transport.shm.lane import attached
 from penstock.transport.shm.store import Slot, SlotWriter
 from penstock.transport.shm.weights_board import WeightsBoard
+from penstock.transport.wire import release_of
 
 
 class ShmLink:
@@ -71,6 +72,7 @@ class ShmLink:
                 ParamLayout.from_list(reply["layout"]),
                 reply["config"],
             )
+            self.release = release_of(reply)
             received.pop_all()
         opening.callback(close_all, fds[:1])
         if lane:
@@ -111,7 +113,7 @@ class ShmTransport:
     def ask(self, ctx: RoleContext, address: str) -> LearnerInfo:
         link = ShmLink(Path(address), None, want=0)
         link.close()
-        return LearnerInfo(link.welcome.config, address)
+        return LearnerInfo(link.welcome.config, address, link.release)
 
     def connect(
         self, ctx: RoleContext, address: str, config: Config, spec: SlotSpec, actor: int

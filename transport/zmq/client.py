@@ -14,6 +14,7 @@ from typing import Any
 import numpy.typing as npt
 import zmq
 
+from penstock import __version__
 from penstock.configs.errors import UserError, printable
 from penstock.core.interfaces import LearnerGoneError, UnknownPolicyError, Welcome
 from penstock.core.params import POLICY_ID, ParamLayout, Stamp
@@ -73,6 +74,7 @@ class Client:
         self.produced_steps = 0
         self.boot_id = ""
         self.unix_path = ""
+        self.release = ""
         self.spec = spec
         self.want = want
         self._ctx = ctx
@@ -189,8 +191,9 @@ class Client:
                 self._handle(wire.decode(parts))
             except WireError as error:
                 if error.reason == "version":
+                    learner = f"the learner at {self._address}"
                     raise UserError(
-                        f"the learner at {self._address} {wire.OTHER_VERSION}"
+                        wire.other_version(learner, error.text, "this actor")
                     ) from error
             except wire.STRANGE:
                 continue  # unexpected content is of no more use than a torn message
@@ -214,7 +217,8 @@ class Client:
             said = self._say(MessageKind.BEAT)
         else:
             spec = self.spec.to_dict() if self.spec else None
-            said = self._say(MessageKind.HELLO, {"spec": spec, "want": self.want})
+            meta = {"spec": spec, "want": self.want, "release": __version__}
+            said = self._say(MessageKind.HELLO, meta)
         self._repeat_at = now_s + (REPEAT_S if said else RECONNECT_S)
         if said:
             self._said_s = now_s
@@ -307,6 +311,7 @@ class Client:
                 meta["config"],
             )
             self.boot_id, self.unix_path = meta["boot_id"], meta["unix_path"]
+            self.release = wire.release_of(meta)
             self.spec = self.spec or self.welcome.spec
         self._run_id = head.run_id
         self._joined = True

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
+from penstock import __version__
 from penstock.configs.policy_lag import lent_by_batch
 from penstock.configs.schema import Config
 from penstock.core import descriptors
@@ -21,6 +22,7 @@ from penstock.core.role import EXIT_REJOIN, RoleContext, learner_socket
 from penstock.profiling.status import Phase
 from penstock.transport.addresses import check_bind, connector_addresses, run_bind
 from penstock.transport.shm.link import ShmLink
+from penstock.transport.wire import other_version
 from penstock.transport.zmq.receiver import TICK_S, ActorShare, Receiver
 
 STREAMS_PER_REPORT = 1000  # fit one message to the supervisor
@@ -112,11 +114,15 @@ def _serve(ctx: RoleContext, receiver: Receiver, interval_s: float, grace_s: flo
 
 
 class Refusals:
-    """Reports refused messages as events since the last report: one event for each reason."""
+    """Reports refused messages as events since the last report, one event for each reason.
+
+    Another release of Penstock that an actor has is reported once.
+    """
 
     def __init__(self, ctx: RoleContext, receiver: Receiver) -> None:
         self._ctx, self._receiver = ctx, receiver
         self._rejected: Counter[str] = Counter()
+        self._releases: set[str] = set()
         self._shed = 0
 
     def report(self) -> None:
@@ -125,9 +131,19 @@ class Refusals:
         for reason, count in fresh.items():
             last = receiver.last_rejected.get(reason, "")[:LAST_CHARACTERS]
             text = f"{self._ctx.name} refused messages: {reason}"
+            if reason == "version" and last:
+                text = other_version("a peer", last, "the learner")
             if not self._ctx.event("rejected", text, reason=reason, count=count, last=last):
                 return  # part of the next report
             self._rejected[reason] += count
+        for release in sorted(receiver.other_releases - self._releases):
+            text = (
+                f"an actor has Penstock {release}, and the learner {__version__}; if it cannot "
+                "play, use the same release on both sides"
+            )
+            if not self._ctx.event("note", text, release=release):
+                return
+            self._releases.add(release)
         shed = receiver.listener.turned_away
         if shed > self._shed:
             text = (

@@ -176,7 +176,8 @@ class ZmqTransport:
         try:
             client.join()
             here = client.boot_id == boot_id()
-            return LearnerInfo(client.welcome.config, str(client.unix_path) if here else "")
+            path = str(client.unix_path) if here else ""
+            return LearnerInfo(client.welcome.config, path, client.release)
         finally:
             client.close()
 

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
+from penstock import __version__
 from penstock.configs.errors import UserError
 from penstock.core.interfaces import SlotProcessor, UnknownPolicyError
 from penstock.core.params import Stamp, WireDtype
@@ -43,6 +44,7 @@ TICK_S = 0.01  # longest wait of new weights
 QUIET_S = 0.2  # after so long without a message, all sent messages have arrived
 BATCH = 64  # messages handled between two checks of everything else
 REFUSE_CHARACTERS = 2000
+MAX_RELEASES = 8  # that are reported
 
 
 class ActorShare(NamedTuple):
@@ -96,6 +98,7 @@ class Receiver:
         self.grants = Grants(silence_s, spec.unroll * spec.envs, self._connected)
         self.rejected: Counter[str] = Counter()
         self.last_rejected: dict[str, str] = {}  # the latest message of each reason
+        self.other_releases: set[str] = set()  # of Penstock, that actors have
         self.received = dict.fromkeys(("slots", "steps", "raw_nbytes", "coded_nbytes"), 0)
         self._link = link
         self._writer = link.writer
@@ -198,7 +201,7 @@ class Receiver:
             elif error.reason == "ungranted":
                 self._say(peer, MessageKind.GRANT, None, self.grants.of(message.head, peer))
             elif error.reason == "version" and wire.is_hello(parts):
-                self._refuse(peer, f"the learner {wire.OTHER_VERSION}")
+                self._refuse(peer, wire.other_version("this actor", error.text, "the learner"))
             elif isinstance(error, TakenError) and error.lives and wire.is_hello(parts):
                 self._refuse(peer, error.text)
 
@@ -244,6 +247,9 @@ class Receiver:
             return
         except wire.STRANGE as error:
             raise WireError("meta", str(error)) from error
+        release = wire.release_of(meta)
+        if release not in ("", __version__) and len(self.other_releases) < MAX_RELEASES:
+            self.other_releases.add(release)
         stream = None
         if want:
             receives = self._share.connector(message.head.actor)
@@ -408,6 +414,7 @@ def _welcome_meta(link: ShmLink, unix_path: Path) -> dict[str, Any]:
         "spec": link.spec.to_dict(),
         "layout": link.welcome.layout.to_list(),
         "config": link.welcome.config,
+        "release": __version__,
         "boot_id": boot_id(),
         "unix_path": str(unix_path),
     }

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from penstock import __version__
 from penstock.configs.errors import UserError, printable
 from penstock.core.specs import SlotSpec
 from penstock.transport import wire
@@ -132,3 +133,28 @@ def test_a_refusal_of_a_policy_that_was_not_asked_for_changes_nothing(
     client = answered(tmp_path, monkeypatch, MessageKind.REFUSE, said)
     assert client.take_weights() is None
     assert client.take_weights(7) is None
+
+
+def test_a_learner_of_another_protocol_is_one_sentence_with_both_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, *rest = wire.encode(Header(MessageKind.REFUSE), {"error": "anything"})
+    coming = [[bytes(head[:4]) + b"\x07" + bytes(head[5:]), *rest]]
+    monkeypatch.setattr(client_module, "receive", lambda _: coming.pop() if coming else None)
+    client = Client(context(tmp_path), "ipc:///nowhere/socket")
+    with pytest.raises(UserError) as caught:
+        client.pump(0)
+    client.close()
+    assert str(caught.value) == (
+        "the learner at ipc:///nowhere/socket speaks version 7 of the protocol instead of "
+        f"{wire.PROTOCOL_VERSION}, and this actor has Penstock {__version__}; use the same release "
+        "on both sides"
+    )
+
+
+@pytest.mark.parametrize(
+    ("release", "taken"),
+    [("1.2.3", "1.2.3"), ("1\x1b[2J", ""), ("9" * 41, ""), (3, ""), (None, "")],
+)
+def test_a_release_is_taken_only_where_it_can_be_one(release: object, taken: str) -> None:
+    assert wire.release_of({"release": release}) == taken

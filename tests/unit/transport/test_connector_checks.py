@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock import __version__
 from penstock.core.params import Stamp
 from penstock.core.specs import Column, SlotSpec
 from penstock.learner.role import StreamTracker
@@ -18,7 +19,7 @@ from penstock.transport import wire
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq import connector as room
-from penstock.transport.zmq.receiver import ActorShare, Receiver
+from penstock.transport.zmq.receiver import MAX_RELEASES, ActorShare, Receiver
 from transport_world import RUN_ID, Learner, context, learner, reports, wait_until
 
 FLAGS = ("terminated", "truncated", "alive")
@@ -177,3 +178,27 @@ def test_actors_are_divided_among_connectors_by_their_ids() -> None:
     assert [share.connector(5 << 16 | index) for index in range(4)] == [1, 0, 1, 0]
     assert [share.connector(group << 16) for group in range(1, 5)] == [1, 0, 1, 0]
     assert {ActorShare(("a",), 0).connector(actor) for actor in range(9)} == {0}
+
+
+def test_other_releases_of_actors_are_reported_once_and_not_endlessly(
+    far_side: tuple[Learner, Receiver], tmp_path: Path
+) -> None:
+    _, receiver = far_side
+    ctx = context(tmp_path, "connector")
+    refusals = room.Refusals(ctx, receiver)
+    for release in ("9.0", "9.0", __version__, "bad\n"):
+        hello = {"spec": None, "want": 0, "release": release}
+        receiver.handle(b"peer", wire.encode(Header(MessageKind.HELLO), hello))
+    refusals.report()
+    refusals.report()
+    assert [(m["event"], m["text"]) for m in reports(ctx, "event")] == [
+        (
+            "note",
+            f"an actor has Penstock 9.0, and the learner {__version__}; if it cannot play, use the "
+            "same release on both sides",
+        )
+    ]
+    for i in range(100):
+        hello = {"spec": None, "want": 0, "release": f"9.{i}"}
+        receiver.handle(b"peer", wire.encode(Header(MessageKind.HELLO), hello))
+    assert len(receiver.other_releases) == MAX_RELEASES

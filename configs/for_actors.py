@@ -1,0 +1,57 @@
+"""The part of a run's config that a learner sends to actors of any release, and how they read it.
+
+A section refuses options that it does not know. An option of a later release, sent to an actor of
+an earlier one, would therefore keep the actor out even where it changes nothing. So a learner sends
+only what concerns actors, and an option that 0.1.0 did not have only if it has an effect.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.configs.schema import Config
+
+SECTIONS = ("env", "algo", "model", "actors", "transport", "weights", "run")
+"""The sections that concern actors. In the others an actor has the defaults."""
+
+LEARNERS_ALONE = {
+    "env": ("kind",),
+    "run": ("restarts",),
+    "impala": ("entropy_cost",),
+    "ppo": ("advantages", "clip", "entropy_cost", "minibatches", "rho_clip"),
+}
+"""Options that no actor reads, and that 0.1.0 did not have or not with all of their values, by
+their section or algorithm."""
+
+WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
+    "transport": {"connectors": 1},
+    "custom": {"data": "unrolls", "n_step": 1},
+}
+"""Options added after 0.1.0 with the value at which an actor plays as one without the option does,
+by their section or algorithm. Each later option of `SECTIONS` has its place here or above."""
+
+
+def for_actors(config: Config) -> dict[str, Any]:
+    """The config as JSON for an actor of any release that speaks the same protocol."""
+    sent: dict[str, Any] = config.model_dump(mode="json", include=set(SECTIONS))
+    sent["actors"]["count"] = config.first_actors  # `auto` depends on what is not sent
+    for section in SECTIONS:
+        _withhold(sent[section], config.algo.name if section == "algo" else section)
+    return sent
+
+
+def _withhold(options: dict[str, Any], owner: str) -> None:
+    for name in LEARNERS_ALONE.get(owner, ()):
+        options.pop(name, None)
+    for name, value in WITHOUT_EFFECT.get(owner, {}).items():
+        if options.get(name) == value:
+            del options[name]
+
+
+def read_for_actor(received: object) -> Config:
+    """The config that an actor plays with, of what `for_actors` or an earlier release sent.
+
+    Combinations of options are not checked: the learner did, with the sections that are missing
+    here. Raises pydantic's ValidationError.
+    """
+    return Config.model_validate(received, context={Config.ALONE: True})

@@ -1,0 +1,82 @@
+"""What a learner sends of its config is read by actors of 0.1.0 and of this release."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from fixtures.public_surface import surface
+from penstock.configs.for_actors import (
+    LEARNERS_ALONE,
+    SECTIONS,
+    WITHOUT_EFFECT,
+    for_actors,
+    read_for_actor,
+)
+from penstock.configs.load import presets, resolve
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+OF_0_1_0: dict[str, dict[str, str]] = json.loads((FIXTURES / "0.1.0" / "surface.json").read_text())[
+    "options"
+]
+
+
+def names(sent: dict[str, Any]) -> set[str]:
+    """The dotted names of the options that are sent."""
+    return {f"{section}.{name}" for section, options in sent.items() for name in options}
+
+
+@pytest.mark.parametrize("algorithm", OF_0_1_0)
+def test_each_later_option_of_actors_has_its_rule(algorithm: str) -> None:
+    for option in surface()["options"][algorithm].keys() - OF_0_1_0[algorithm].keys():
+        section, _, name = option.partition(".")
+        owner = algorithm if section == "algo" else section
+        ruled = name in LEARNERS_ALONE.get(owner, ()) or name in WITHOUT_EFFECT.get(owner, {})
+        assert ruled or section not in SECTIONS, (
+            f"{option} would keep actors of earlier releases out of every run; add it to "
+            "LEARNERS_ALONE or WITHOUT_EFFECT in configs/for_actors.py"
+        )
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_presets_are_sent_with_options_of_0_1_0_alone(preset: str) -> None:
+    config = resolve(preset)
+    assert names(for_actors(config)) <= OF_0_1_0[config.algo.name].keys()
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_an_actor_of_this_release_plays_as_the_config_says(preset: str) -> None:
+    config = resolve(preset)
+    received = read_for_actor(json.loads(json.dumps(for_actors(config))))
+    for section in ("model", "transport", "weights"):
+        assert getattr(received, section) == getattr(config, section)
+    assert received.env.id == config.env.id
+    assert received.env.kwargs == config.env.kwargs
+    assert received.actors.count == config.first_actors
+    assert received.actors.unroll == config.actors.unroll
+    assert received.algo.discount == config.algo.discount
+
+
+def test_an_option_with_an_effect_is_sent() -> None:
+    assert "connectors" not in for_actors(resolve("cartpole"))["transport"]
+    two = resolve("cartpole", ["transport.connectors=2"])
+    assert for_actors(two)["transport"]["connectors"] == 2
+
+
+def test_a_combination_is_judged_by_the_learner_alone() -> None:
+    """A batch of many updates makes this lag possible, and an actor does not know the batch."""
+    config = resolve("cartpole_ppo", ["learner.updates_per_batch=32", "transport.max_policy_lag=1"])
+    assert read_for_actor(for_actors(config)).transport.max_policy_lag == 1
+    with pytest.raises(ValidationError, match="max_policy_lag"):
+        type(config).model_validate(for_actors(config))
+
+
+def test_an_option_of_the_future_is_refused() -> None:
+    sent = for_actors(resolve("cartpole"))
+    sent["env"]["of_the_future"] = 1
+    with pytest.raises(ValidationError, match="of_the_future"):
+        read_for_actor(sent)
