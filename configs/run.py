@@ -19,14 +19,18 @@ class SinkSpec:
     """What the config knows of an optional sink without importing it."""
 
     name: str
-    """Name of the sink and of its option; the sink is made if the option is neither null nor
-    false."""
+    """Name of the sink and of the option that enables it; the sink is made if that is neither null
+    nor false."""
     entry_point: str
     """``module:function``, a `core.interfaces.SinkFactory`."""
     options: type[ExtraOptions]
     library: str | None = None
-    """Module that the sink imports, from the extra of Penstock with the sink's name; None: no
-    module."""
+    """Module that the sink imports, from an extra of Penstock; None: no module."""
+    extra: str | None = None
+    """Name of that extra; None: the name of the sink."""
+    thinned: bool = True
+    """Whether the sink receives only as many intervals of a long run as a plot can show; otherwise
+    all."""
 
 
 class RunOptions(Section):

@@ -24,7 +24,7 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
     m = metrics.get
     left_s = eta_s(metrics, stop)
     to_go = "" if left_s is None else f", {clock(left_s)} to go"
-    playing = shares(actors_mean(m("ledgers") or {}))
+    playing = shares(role_mean(m("ledgers") or {}, "actor"))
     frames = f"{count(m('env_frames'))}, {count(frames_per_s(metrics))}/s"
     shown = {
         "time": clock(m("time_s")) + to_go,
@@ -140,8 +140,8 @@ def eta_s(metrics: Metrics, stop: StopConfig | None) -> float | None:
     return max(0.0, min(left)) if left else None
 
 
-def actors_mean(ledgers: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The mean time ledger of the actors among those of all processes."""
-    actors = [parts for name, parts in ledgers.items() if name.startswith("actor-")]
-    names = dict.fromkeys(name for parts in actors for name in parts)
-    return {n: sum(parts.get(n) or 0.0 for parts in actors) / len(actors) for n in names}
+def role_mean(ledgers: Mapping[str, Mapping[str, float]], role: str) -> dict[str, float]:
+    """The mean time ledger of the processes of a role, such as "actor", among those of all."""
+    own = [parts for name, parts in ledgers.items() if name.rpartition("-")[0] == role]
+    names = dict.fromkeys(name for parts in own for name in parts)
+    return {n: sum(parts.get(n) or 0.0 for parts in own) / len(own) for n in names}
