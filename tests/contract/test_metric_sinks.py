@@ -121,7 +121,7 @@ def of_the_page(world: World) -> MetricSink:
     return sink
 
 
-OPTIONS = {"tensorboard": "true", "wandb": "games"}
+OPTIONS = {"tensorboard": "true", "wandb": "games", "metrics_port": "0"}
 MAKERS: dict[str, Callable[[World], MetricSink]] = {
     "record": lambda world: Record(world.folder),
     "events": lambda world: EventLog(world.folder / "logs"),
@@ -150,6 +150,8 @@ def sink(
 ) -> Iterator[MetricSink]:
     if request.param == "tensorboard":
         pytest.importorskip("tensorboardX")
+    if request.param == "metrics_port":
+        pytest.importorskip("prometheus_client")
     if request.param == "wandb":
         monkeypatch.setenv("WANDB_MODE", "offline")
         if find_spec("wandb") is None:
