@@ -6,12 +6,15 @@ A sink is known to the config by a `SinkSpec`, registered in `SINKS` (`configs.r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import Field
 
 from penstock.configs.registry import ExtraOptions, OpenSection, OptionsRegistry
 from penstock.configs.section import Section
 from penstock.configs.value_types import Classes, Natural, Positive, Seed, Text
+
+Log = Literal["text", "json"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +50,9 @@ class RunOptions(Section):
     interval_s: Positive = 1.0
     """Seconds between two measurements. Each is shown, and written as a line of `metrics.jsonl`.
     After 5000 lines, lines are written every 1/5000 of the run's duration."""
+    log: Log = "text"
+    """Output on the terminal: `text` for people; `json` has one JSON object per line for each event
+    and, every ten seconds, for the figures, for programs that collect logs."""
     callbacks: Classes = Field(default_factory=list)
     """Classes of your own, `module:Class`, whose methods are called after evaluations, after
     checkpoints and at the end of the run; see `penstock.launch.callbacks`."""

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from penstock.core.interfaces import Json, MetricSink, RunEvent
 from penstock.monitor.figures import BEST, figures, line
+from penstock.monitor.json_lines import JsonLines
 from penstock.monitor.record import evaluation_figures
 
 if TYPE_CHECKING:
+    from penstock.configs.run import Log
     from penstock.configs.sections import StopConfig
 
 LINE_EVERY_S = 3.0
@@ -28,16 +30,28 @@ FULL_EPISODES = 100  # that `episode_return_mean` is the mean of; with fewer it 
 
 
 def make_view(
-    stream: TextIO, title: str, stop: StopConfig | None, about: str | None = None
+    stream: TextIO,
+    title: str,
+    stop: StopConfig | None,
+    about: str | None = None,
+    log: Log = "text",
 ) -> MetricSink:
-    """The live view on a terminal, lines elsewhere.
+    """The live view on a terminal, lines elsewhere; JSON lines on both if ``log`` is "json".
 
     Args:
         about: environment, algorithm and preset of the run.
     """
-    if stream.isatty():
-        return LiveView(stream, title, stop, about)
-    return LineView(stream, f"{title}; {about}" if about else title, stop)
+    whole = f"{title}; {about}" if about else title
+    if log == "json":
+        return JsonLines(stream, whole, stop)
+    return (
+        LiveView(stream, title, stop, about) if stream.isatty() else LineView(stream, whole, stop)
+    )
+
+
+def make_deferred(make: Callable[[], MetricSink], log: Log) -> MetricSink:
+    """A `DeferredView`, or at once the view of JSON lines, which receives every event."""
+    return make() if log == "json" else DeferredView(make)
 
 
 class LineView(MetricSink):
