@@ -24,6 +24,7 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
     m = metrics.get
     left_s = eta_s(metrics, stop)
     to_go = "" if left_s is None else f", {clock(left_s)} to go"
+    goal = None if stop is None else stop.return_
     playing = shares(role_mean(m("ledgers") or {}, "actor"))
     frames = f"{count(m('env_frames'))}, {count(frames_per_s(metrics))}/s"
     shown = {
@@ -32,7 +33,8 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
         **({"frames": frames} if m("env_frames") != m("env_steps") else {}),
         "trained": f"{count(m('trained_steps_per_s'))}/s, {count(m('learner_steps'))} updates",
         "return": f"{number(m('episode_return_mean'))} over {count(m('episodes'))} episodes"
-        + (f", best {number(m(BEST))}" if BEST in metrics else ""),
+        + (f", best {number(m(BEST))}" if BEST in metrics else "")
+        + ("" if goal is None else f", goal {number(goal)}"),
         **_losses(metrics),
         "lag": f"{number(m('policy_lag_mean'))}, at most {number(m('policy_lag_max'))}"
         + (f"; limit {count(m('policy_lag_limit'))}" if m("policy_lag_limit") else ""),
