@@ -6,7 +6,7 @@
 
 A figure of a process has one series for each kind of role ("actor"), not for each process, and a
 label's values are limited in number (`LABELS`), so that a run's series do not grow with its time.
-The supervisor's thread only stores what it is given; a thread of the server makes the text of a
+The thread of the supervisor only stores the figures; a thread of the server makes the text of a
 scrape, once for each change. docs/metrics.md explains the names, and `monitor/grafana/` has a
 dashboard and alert rules that use them.
 """
