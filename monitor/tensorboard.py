@@ -67,10 +67,10 @@ class Board(MetricSink):
 
 
 def options(config: Json, prefix: str = "") -> Iterator[tuple[str, str | bool | float]]:
-    """The options of a config by their dotted names. Lists and null are text."""
+    """The options of a config by their dotted names, without null. Lists are text."""
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
             yield from options(value, f"{prefix}{name}.")
-        else:
+        elif value is not None:
             plain = isinstance(value, str | bool | int | float)
             yield f"{prefix}{name}", value if plain else json.dumps(value)

@@ -195,3 +195,15 @@ def test_dashboard_and_rules_use_metrics_that_exist(file: str) -> None:
     used = {re.sub("_bucket$", "", name) for name in re.findall(r"\bpenstock_\w+", text)}
     assert len(used) > 5
     assert used - exists == set()
+
+
+def test_the_page_names_every_metric() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "prometheus.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`penstock_.*?) \|", page, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(penstock_\w+)`", row)}
+    everything = {figure.key: 1.0 for figure in (*prometheus.COUNTERS, *prometheus.GAUGES)}
+    state = RunState()
+    state.add({**METRICS, **everything})
+    state.count(RunEvent("checkpoint", "was written"))
+    offered = exposition(state, ABOUT).decode()
+    assert named == set(re.findall(r"^# TYPE (\w+) ", offered, re.MULTILINE))

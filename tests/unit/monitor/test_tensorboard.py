@@ -73,7 +73,7 @@ def test_the_config_is_written_as_hyper_parameters(tmp_path: Path) -> None:
     assert session["learner.lr"].number_value == 3e-4
     assert session["env.id"].string_value == "CartPole-v1"
     assert session["run.tensorboard"].bool_value is True
-    assert session["run.dir"].string_value == "null"
+    assert "run.dir" not in session
     assert session["run.callbacks"].string_value == '["a:B"]'
     assert session["learner.reduce"].string_value == "{}"
     compared = contents["_hparams_/experiment"].experiment.metric_infos
