@@ -126,7 +126,9 @@ class LiveView(MetricSink):
         self._draw()
 
     def event(self, event: RunEvent) -> bool:
-        text = f"{event.role} {event.text}" if event.role else event.text
+        text, role = event.text, event.role
+        if role and not text.startswith(role):
+            text = f"{role} {text}"
         if event.kind == "evaluation" and event.result is not None and not event.reported:
             text = f"evaluation: {evaluated(evaluation_figures(event.result))}"
         elif event.kind == "checkpoint" and not event.reported:
