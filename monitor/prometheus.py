@@ -13,6 +13,7 @@ dashboard and alert rules that use them.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from bisect import bisect_left
@@ -34,7 +35,7 @@ from penstock.monitor.figures import role_mean
 from penstock.monitor.metric_groups import FALLBACK, group
 from penstock.monitor.registry import PrometheusOptions
 from penstock.monitor.scrape_server import Page, ScrapeServer, plain
-from penstock.profiling.histogram import edge
+from penstock.profiling.histogram import MOST_S, bin_of, edge
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -100,6 +101,8 @@ ROLES = ("actor", "learner")  # whose processes are counted
 STATISTICS = ("loss", "policy", "value", "optim", FALLBACK)  # groups of an algorithm's statistics
 OWN = {figure.key for figure in (*COUNTERS, *REASONS, *GAUGES)}
 LATENCY_BINS = tuple(range(12, 84, 4))  # of `profiling.histogram`: from 0.8 ms doubled up to 105 s
+LAST_BIN = bin_of(MOST_S)
+NATURAL = re.compile("[0-9]{1,15}")
 LAG_BOUNDS = (0, 1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)  # optimizer steps
 
 logger = note_logger(__name__)
@@ -173,13 +176,13 @@ class RunState:
         """Add an interval."""
         self.last |= metrics
         self.metrics_s = time.time()
-        computed = finite((metrics.get("ledger") or {}).get("compute"))
+        computed = finite(_object(metrics.get("ledger")).get("compute"))
         self.ready |= bool(computed and finite(metrics.get("learner_steps")))
         for lag, steps in _numbers(metrics.get("policy_lag_histogram")):
             self.lag.add(lag, steps, lag * steps)
         for bin_, steps in _numbers(metrics.get("latency_histogram")):
-            longest_s = edge(bin_)
-            middle_s = (longest_s + (edge(bin_ - 1) if bin_ else 0.0)) / 2
+            longest_s = edge(min(bin_, LAST_BIN))
+            middle_s = (longest_s + (edge(bin_ - 1) if 0 < bin_ <= LAST_BIN else 0.0)) / 2
             self.latency.add(longest_s * (1 - 1e-9), steps, middle_s * steps)
 
     def count(self, event: RunEvent) -> None:
@@ -379,7 +382,8 @@ def _total(values: Mapping[str, Any]) -> float:
 
 
 def _numbers(histogram: Any) -> Iterator[tuple[int, float]]:
-    """The entries of a histogram in a line of `metrics.jsonl`."""
+    """The entries of a histogram in a line of `metrics.jsonl`; what is not one is left out."""
     for key, count in _object(histogram).items():
-        if (number := finite(count)) is not None:
+        number = finite(count)
+        if number is not None and NATURAL.fullmatch(str(key)):
             yield int(key), number
