@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO
 
+from penstock.configs.errors import printable
 from penstock.core.formatting import count, finite
 from penstock.core.interfaces import Json, MetricSink, RunEvent
 from penstock.monitor.figures import BEST, evaluated, figures, line
@@ -134,7 +135,8 @@ class LiveView(MetricSink):
         elif event.kind == "checkpoint" and not event.reported:
             text = f"checkpoint at {count(event.data.get('trained_steps'))} steps"
         if text and event.kind not in NOT_LISTED:
-            self._events.append(f"{time.strftime('%H:%M:%S')} {text}")
+            one_line = printable(" ".join(text.split()))  # a role may have chosen the text
+            self._events.append(f"{time.strftime('%H:%M:%S')} {one_line}")
             self._due = True
         return False
 

@@ -243,14 +243,14 @@ def test_the_panel_lists_the_last_events(monkeypatch: pytest.MonkeyPatch) -> Non
         RunEvent("note", "is above the panel", "actor-0", 0),
         RunEvent("checkpoint", "a/long/path was written", "learner-0", 0, {"trained_steps": 1234}),
         RunEvent("exit", "has ended " + "x" * 200, "actor-0", 0),
-        RunEvent("restart", "actor-0: ValueError", "actor-0", 1),
+        RunEvent("restart", "actor-0: \x1b[2JValue\nError", "actor-0", 1),
     ]
     shown = [line for line in panel(monkeypatch, 80, METRICS, events=events) if ":" in line]
     texts = [re.split(r"\d\d:\d\d:\d\d ", line)[-1].rstrip(" │") for line in shown[-4:]]
     assert texts[:2] == ["actor-0 gave no sign of life", "checkpoint at 1,234 steps"]
     assert texts[2].startswith("actor-0 has ended xxx")
     assert texts[2].endswith("…")
-    assert texts[3] == "actor-0: ValueError"
+    assert texts[3] == r"actor-0: \x1b[2JValue Error"
     monkeypatch.setenv("LINES", "24")
     fewer = "\n".join(panel(monkeypatch, 80, METRICS, events=events))
     assert "checkpoint at" not in fewer
