@@ -26,7 +26,8 @@ for program in ("prometheus", "promtool"):
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed", allow_module_level=True)
 
-RULES = Path(penstock.monitor.__file__).parent / "grafana" / "penstock-alerts.yml"
+FOLDER = Path(penstock.monitor.__file__).parent / "grafana"
+RULES, DASHBOARD = FOLDER / "penstock-alerts.yml", FOLDER / "penstock-dashboard.json"
 CONFIG = """
 global: {{scrape_interval: 1s, evaluation_interval: 1s}}
 rule_files: [{rules}]
@@ -64,6 +65,11 @@ def healths(url: str) -> set[str]:
     """Of all alert rules."""
     groups = json.loads(read(url))["data"]["groups"]
     return {rule["health"] for group in groups for rule in group["rules"]}
+
+
+def filled(expression: str) -> str:
+    """An expression of the dashboard with the values of its variables."""
+    return expression.replace("$instance", ".*").replace("$__rate_interval", "30s")
 
 
 def test_the_rules_are_valid() -> None:
@@ -107,6 +113,11 @@ def test_prometheus_scrapes_a_run(tmp_path: Path, penstock: Penstock) -> None:
         assert query("histogram_quantile(0.5, penstock_sample_latency_seconds_bucket)")
         assert until(lambda: healths(f"http://{listen}/api/v1/rules") == {"ok"})
         assert query('ALERTS{alertname="PenstockDown"}') == []
+        panels = json.loads(DASHBOARD.read_text())["panels"]
+        shown = {
+            panel["title"]: [query(filled(t["expr"])) for t in panel["targets"]] for panel in panels
+        }
+        assert all(shown["Time of the learner"] + shown["Latency of samples"] + shown["Losses"])
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(WAIT_S)
