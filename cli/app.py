@@ -252,12 +252,17 @@ def actor(
         str | None,
         typer.Option("--dir", help="Folder for the logs; by default runs/actors-<time>."),
     ] = None,
+    log: Annotated[
+        Literal["text", "json"],
+        typer.Option(help="Output on the terminal, as with run.log: text, or JSON lines."),
+    ] = "text",
     as_json: Json = False,
 ) -> None:
     """Start actors that join a learner. The learner may be started before or after them."""
     from penstock.launch import run
 
-    sys.exit(run.actors(connect, count, transport, curve, run_dir, as_json, insecure, allow or ()))
+    names = allow or ()
+    sys.exit(run.actors(connect, count, transport, curve, run_dir, as_json, insecure, names, log))
 
 
 @app.command(rich_help_panel=MEASURE)

@@ -182,8 +182,8 @@ def plot(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="The picture, a PNG, SVG or PDF; by default plot.png, in the run's folder if "
-            "there is only one.",
+            help="The picture, a PNG, SVG, PDF or HTML page by its suffix; by default plot.png, in "
+            "the run's folder if there is only one.",
         ),
     ] = None,
     as_json: Json = False,

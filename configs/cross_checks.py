@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from penstock.configs.group import group
 from penstock.configs.model import ModelConfig
 from penstock.configs.policy_lag import lag_of, lent_by_batch, updates_of_batch
+from penstock.configs.run import SINKS
 from penstock.configs.schedules import LinearSchedule
 from penstock.configs.section import Contradiction, Section
 from penstock.configs.sections import Sections
@@ -18,7 +19,7 @@ LEAST_CONFIRMING = 10  # episodes that a confidence interval needs
 
 def contradictions(cfg: Sections) -> list[Contradiction]:
     """All invalid combinations in a config whose fields are each valid."""
-    ends = (_lent_by_batch, _schedule, _stop, _evaluation, _addresses, _keys)
+    ends = (_lent_by_batch, _schedule, _stop, _evaluation, _addresses, _keys, _sinks)
     of_learner = (_batches, _rewards, _replay, _gathering, _algo, _compile)
     checks = (*of_learner, _inference, *ends, network, group)
     return [found for check in checks for found in check(cfg)]
@@ -306,6 +307,11 @@ def _keys(cfg: Sections) -> Iterator[Contradiction]:
             "authentication; set transport.curve to a folder of keys (penstock keys new), or "
             "transport.insecure=true on a trusted network",
         )
+
+
+def _sinks(cfg: Sections) -> Iterator[Contradiction]:
+    for spec in SINKS.specs.values():
+        yield from spec.options.of(cfg.run).contradictions()
 
 
 def _is_local(address: str) -> bool:

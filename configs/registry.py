@@ -6,7 +6,7 @@ algorithm, codec, transport and sink. They are imported when a spec is first nee
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from functools import cache
 from importlib import import_module
@@ -17,7 +17,7 @@ from pydantic import create_model, model_validator
 from pydantic.fields import FieldInfo
 
 import penstock
-from penstock.configs.section import Section
+from penstock.configs.section import Contradiction, Section
 
 
 class Spec(Protocol):
@@ -36,6 +36,10 @@ class ExtraOptions(Section):
         """The values of these options in the section ``cfg``."""
         given = cfg.model_extra or {}
         return cls.model_validate({key: given[key] for key in cls.model_fields if key in given})
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Invalid combinations of these options."""
+        return iter(())
 
 
 class SpecWithOptions(Spec, Protocol):

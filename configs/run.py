@@ -6,6 +6,7 @@ A sink is known to the config by a `SinkSpec`, registered in `SINKS` (`configs.r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import Field
 
@@ -13,20 +14,26 @@ from penstock.configs.registry import ExtraOptions, OpenSection, OptionsRegistry
 from penstock.configs.section import Section
 from penstock.configs.value_types import Classes, Natural, Positive, Seed, Text
 
+Log = Literal["text", "json"]
+
 
 @dataclass(frozen=True, eq=False)
 class SinkSpec:
     """What the config knows of an optional sink without importing it."""
 
     name: str
-    """Name of the sink and of its option; the sink is made if the option is neither null nor
-    false."""
+    """Name of the sink and of the option that enables it; the sink is made if that is neither null
+    nor false."""
     entry_point: str
     """``module:function``, a `core.interfaces.SinkFactory`."""
     options: type[ExtraOptions]
     library: str | None = None
-    """Module that the sink imports, from the extra of Penstock with the sink's name; None: no
-    module."""
+    """Module that the sink imports, from an extra of Penstock; None: no module."""
+    extra: str | None = None
+    """Name of that extra; None: the name of the sink."""
+    thinned: bool = True
+    """Whether the sink receives only as many intervals of a long run as a plot can show; otherwise
+    all."""
 
 
 class RunOptions(Section):
@@ -43,6 +50,9 @@ class RunOptions(Section):
     interval_s: Positive = 1.0
     """Seconds between two measurements. Each is shown, and written as a line of `metrics.jsonl`.
     After 5000 lines, lines are written every 1/5000 of the run's duration."""
+    log: Log = "text"
+    """Output on the terminal: `text` for people; `json` has one JSON object per line for each event
+    and, every ten seconds, for the figures, for programs that collect logs."""
     callbacks: Classes = Field(default_factory=list)
     """Classes of your own, `module:Class`, whose methods are called after evaluations, after
     checkpoints and at the end of the run; see `penstock.launch.callbacks`."""

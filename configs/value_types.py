@@ -63,6 +63,7 @@ Range = Annotated[
     AfterValidator(_ordered),
     ValueDescription("`MIN..MAX`, such as `8..40`"),
 ]
+Port = Annotated[_Whole, Field(ge=0, le=65535), ValueDescription("a port from 0 to 65535")]
 Seed = Annotated[
     _Whole, Field(ge=0, le=2**32 - 1), ValueDescription("a whole number from 0 to 4294967295")
 ]

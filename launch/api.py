@@ -26,6 +26,7 @@ from penstock.launch import topology
 from penstock.launch.resumed import resolve_resumed
 from penstock.launch.run import conduct
 from penstock.launch.supervisor_messages import KILLED_AS_ASKED, Outcome
+from penstock.monitor.json_lines import JsonLines
 from penstock.monitor.record import METRICS, objects
 from penstock.monitor.view import ProgressLine, Silent
 
@@ -169,7 +170,10 @@ def train(
     path = Path(config.run.dir) if config.run.dir else default_run_dir(resolved.name)
 
     def view(title: str) -> MetricSink:
-        return ProgressLine(sys.stdout, title, config.stop) if progress else Silent()
+        if not progress:
+            return Silent()
+        kind = JsonLines if config.run.log == "json" else ProgressLine
+        return kind(sys.stdout, title, config.stop)
 
     outcome, summary = conduct(
         resolved, path, resume, topology.train, view, callbacks=callbacks, source=source

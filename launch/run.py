@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, Resolved, dump
-from penstock.configs.run import RunConfig
+from penstock.configs.run import Log, RunConfig
 from penstock.configs.secrets import resolve
 from penstock.configs.transports import TRANSPORTS
 from penstock.configs.value_types import either
@@ -53,9 +53,10 @@ from penstock.launch.supervisor import Supervisor
 from penstock.launch.supervisor_messages import Outcome, RestartLimits
 from penstock.monitor import summary as last_words
 from penstock.monitor.events import EventLog
+from penstock.monitor.json_lines import write_line
 from penstock.monitor.record import Record
 from penstock.monitor.sinks import FanOut, check_libraries, make_sinks
-from penstock.monitor.view import DeferredView, make_view
+from penstock.monitor.view import make_deferred, make_view
 from penstock.transport.addresses import (
     address_in_run,
     address_of,
@@ -151,12 +152,15 @@ def learner(
             make_socket_folder(write_to)
             for spec in specs:
                 if spec.role == "connector" and not spec.index % config.transport.connectors:
-                    print(
-                        f"start actors with: penstock actor --connect {spec.address}", file=stream
-                    )
+                    text = f"start actors with: penstock actor --connect {spec.address}"
+                    if as_lines:
+                        write_line(stream, "info", "note", text)
+                    else:
+                        print(text, file=stream)
         return specs
 
     stream = sys.stderr if as_json else sys.stdout
+    as_lines = resolved.config.run.log == "json"
     return _with_learner(resolved, write_to, resume, as_json, make_specs, source)
 
 
@@ -169,9 +173,10 @@ def actors(
     as_json: bool,
     insecure: bool = False,
     allow: Sequence[str] = (),
+    log: Log = "text",
 ) -> int:
     """Actors that join a learner. ``connect`` is its address or, on this host, the folder of its
-    run; ``allow`` as in `configs.code_references.check`."""
+    run; ``allow`` as in `configs.code_references.check`, ``log`` as `run.log`."""
     if transport not in TRANSPORTS.joined_by_hand:
         raise UserError(
             f"--transport is {transport!r}; it must be {either(TRANSPORTS.joined_by_hand)}"
@@ -188,7 +193,8 @@ def actors(
         closing(_engine(HERE, runtime_dir)) as engine,
         closing(EventLog(path / "logs")) as events,
     ):
-        view = DeferredView(lambda: make_view(stream, _title(path, specs), None))
+        title = _title(path, specs)
+        view = make_deferred(lambda: make_view(stream, title, None, log=log), log)
         sinks = FanOut([events, view])
         arguments = topology.role_arguments(path, runtime_dir) | {
             "transport": transport,
@@ -201,7 +207,7 @@ def actors(
         supervisor = Supervisor(place(), RestartLimits(), arguments, logs, sinks, engine)
         with notes_to(sinks.note):
             outcome = _supervise(supervisor, sinks, view)[0]
-    _explain(outcome)
+    _explain(outcome, log)
     if as_json:
         print(
             json.dumps(
@@ -250,19 +256,19 @@ def with_learner(
     """A run in the folder ``path``, with its final messages: its outcome and its summary. ``watch``
     may inspect its processes, and end it."""
     stream = sys.stderr if as_json else sys.stdout
-    stop = resolved.config.stop
+    stop, log = resolved.config.stop, resolved.config.run.log
     outcome, summary = conduct(
         resolved,
         path,
         resume,
         make_specs,
-        lambda title: make_view(stream, title, stop, _about(resolved)),
+        lambda title: make_view(stream, title, stop, _about(resolved), log),
         watch,
         source=source,
         place=place,
     )
-    _explain(outcome)
-    if "env_steps" in summary and path.is_dir():
+    _explain(outcome, log)
+    if "env_steps" in summary and path.is_dir() and log == "text":
         with suppress(OSError):
             last_words.show(last_words.rows(summary, path), stream)
     return outcome, summary
@@ -315,7 +321,8 @@ def conduct(
         write_atomic(path / CONFIG_FILE, dump(config))
         with suppress(OSError):  # only checkpoints need the disk
             record_versions(path)
-        shown = DeferredView(lambda: view(_title(path, specs)))
+        title = _title(path, specs)
+        shown = make_deferred(lambda: view(title), config.run.log)
         watching = [] if watch is None else [watch]
         sinks = FanOut([events, record, *optional, shown, hooks, *watching], record.evaluation)
         arguments = topology.role_arguments(path, runtime_dir) | {
@@ -405,13 +412,16 @@ def _title(run_dir: Path, specs: Sequence[RoleSpec]) -> str:
     return f"penstock {run_dir}: {topology.names(specs)}"
 
 
-def _explain(outcome: Outcome) -> None:
+def _explain(outcome: Outcome, log: Log) -> None:
     """Print the failure of a run, if any, on standard error."""
     failure = outcome.failure
     if failure is None:
         return
     lines = failure.traceback.splitlines()[-TRACEBACK_LINES:]
-    _say(*lines, f"penstock: {outcome.error}")
+    if log == "json":
+        write_line(sys.stderr, "error", "failure", str(outcome.error), {"traceback": lines})
+    else:
+        _say(*lines, f"penstock: {outcome.error}")
 
 
 def _say(*lines: str) -> None:

@@ -36,6 +36,7 @@ from penstock.launch import run, topology
 from penstock.launch.resumed import check_folder_named
 from penstock.launch.supervisor import SIGNALS
 from penstock.monitor.intervals import ConfidenceInterval, interval
+from penstock.monitor.registry import PrometheusOptions
 from penstock.monitor.summary import INTERRUPTED
 
 Summary = Mapping[str, Any]
@@ -79,6 +80,7 @@ def train(
     for path in paths.values():
         check(path, resume)
     at_once = min(seeds, parallel or runs_at_once(config, usable_cores()))
+    _check_shared(config, at_once)
     if at_once == 1:
         ended = _one_by_one(resolved, paths, resume, as_json, stream)
     else:
@@ -100,6 +102,21 @@ def train(
         about = {"run_dir": str(folder), "exit_code": code, "asked": seeds, "plot": plot}
         print(json.dumps({**about, **result, "runs": runs}))
     return code
+
+
+def _check_shared(config: Config, at_once: int) -> None:
+    """Raise UserError for options that several runs of one command cannot share."""
+    if config.run.log == "json":
+        raise UserError(
+            "run.log=json is the output of one run, and --seeds starts several; start each seed by "
+            "a command of its own, or set run.log=text"
+        )
+    port = PrometheusOptions.of(config.run).metrics_port
+    if at_once > 1 and port:
+        raise UserError(
+            f"run.metrics_port={port} is one port, and {at_once} runs at a time would each need "
+            "it; set run.metrics_port=0, or --parallel 1"
+        )
 
 
 def cores_of(config: Config) -> int:

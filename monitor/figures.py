@@ -24,7 +24,8 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
     m = metrics.get
     left_s = eta_s(metrics, stop)
     to_go = "" if left_s is None else f", {clock(left_s)} to go"
-    playing = shares(actors_mean(m("ledgers") or {}))
+    goal = None if stop is None else stop.return_
+    playing = shares(role_mean(m("ledgers") or {}, "actor"))
     frames = f"{count(m('env_frames'))}, {count(frames_per_s(metrics))}/s"
     shown = {
         "time": clock(m("time_s")) + to_go,
@@ -32,7 +33,8 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
         **({"frames": frames} if m("env_frames") != m("env_steps") else {}),
         "trained": f"{count(m('trained_steps_per_s'))}/s, {count(m('learner_steps'))} updates",
         "return": f"{number(m('episode_return_mean'))} over {count(m('episodes'))} episodes"
-        + (f", best {number(m(BEST))}" if BEST in metrics else ""),
+        + (f", best {number(m(BEST))}" if BEST in metrics else "")
+        + ("" if goal is None else f", goal {number(goal)}"),
         **_losses(metrics),
         "lag": f"{number(m('policy_lag_mean'))}, at most {number(m('policy_lag_max'))}"
         + (f"; limit {count(m('policy_lag_limit'))}" if m("policy_lag_limit") else ""),
@@ -140,8 +142,8 @@ def eta_s(metrics: Metrics, stop: StopConfig | None) -> float | None:
     return max(0.0, min(left)) if left else None
 
 
-def actors_mean(ledgers: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The mean time ledger of the actors among those of all processes."""
-    actors = [parts for name, parts in ledgers.items() if name.startswith("actor-")]
-    names = dict.fromkeys(name for parts in actors for name in parts)
-    return {n: sum(parts.get(n) or 0.0 for parts in actors) / len(actors) for n in names}
+def role_mean(ledgers: Mapping[str, Mapping[str, float]], role: str) -> dict[str, float]:
+    """The mean time ledger of the processes of a role, such as "actor", among those of all."""
+    own = [parts for name, parts in ledgers.items() if name.rpartition("-")[0] == role]
+    names = dict.fromkeys(name for parts in own for name in parts)
+    return {n: sum(parts.get(n) or 0.0 for parts in own) / len(own) for n in names}

@@ -1,4 +1,5 @@
-"""The groups of metrics: the sections of TensorBoard and of `penstock report`.
+"""The groups of metrics, which are the sections of `penstock report`, and the five sections of
+TensorBoard and Weights & Biases, each of several groups.
 
 A pattern stands for names at the top level of a line of `metrics.jsonl`; the first one that matches
 selects the group. Nested figures belong to the group of their outermost name.
@@ -39,6 +40,14 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "ranks": ("ranks",),
     "server": ("server",),
 }
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "train": ("return", "loss", "policy", "value", "optim", FALLBACK),
+    "eval": ("eval",),
+    "time": ("time",),
+    "flow": ("lag", "throughput", "samples"),
+    "system": ("system", "ranks", "server"),
+}
+"""Sections of TensorBoard and W&B, and the groups in each."""
 HISTOGRAM = "_histogram"
 
 
@@ -51,10 +60,9 @@ def group(name: str) -> str:
 
 
 def tag(path: str) -> str:
-    """The name of a figure under its group: `optim/grad_norm`, `time/ledger/compute`, but
-    `ranks/0/steps_per_s`, as that name is its group."""
-    first = path.partition("/")[0]
-    return path if (found := group(first)) == first else f"{found}/{path}"
+    """The name of a figure under its section: `train/grad_norm`, `time/ledger/compute`."""
+    found = group(path.partition("/")[0])
+    return next(f"{name}/{path}" for name, groups in SECTIONS.items() if found in groups)
 
 
 def scalars(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -7,6 +7,8 @@ scaled first.
 
 from __future__ import annotations
 
+import html
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,7 +93,7 @@ def plot(
     if out is not None and not Path(out).suffix:
         raise UserError(
             f"--out {out} has no suffix, which selects the format; give a name that ends in .png, "
-            ".svg or .pdf"
+            ".svg, .pdf or .html"
         )
     given, settings = parse_ranges(ranges), load(folders)
     for name in metrics:
@@ -116,10 +118,26 @@ def plot(
     _explain(figure, settings, statistic, smooth, dots=dots)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=110)
+        if path.suffix == ".html":
+            path.write_text(_page(figure, folders), encoding="utf-8")
+        else:
+            figure.savefig(path, dpi=110)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be written ({error}); give another --out") from error
     return path
+
+
+def _page(figure: Figure, folders: Sequence[str]) -> str:
+    """A page with the picture inside, as wide as the window; it needs no other file."""
+    svg = io.StringIO()
+    figure.savefig(svg, format="svg")
+    picture = svg.getvalue()
+    title = html.escape(f"penstock plot {' '.join(folders)}")
+    return (
+        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>\n'
+        "<style>body { margin: 1em } svg { width: 100%; height: auto }</style>\n"
+        f"{picture[picture.index('<svg') :]}</html>\n"
+    )
 
 
 def figure_class() -> type[Figure]:

@@ -38,25 +38,28 @@ def check_libraries(config: Config) -> None:
             default = spec.options.model_fields[spec.name].default
             raise UserError(
                 f"run.{spec.name}={json.dumps(value)} needs {spec.library}, which is not installed;"
-                f' run `pip install "penstock[{spec.name}]"`, or set '
+                f' run `pip install "penstock[{spec.extra or spec.name}]"`, or set '
                 f"run.{spec.name}={json.dumps(default)}"
             )
 
 
 def make_sinks(config: Config, run_dir: Path) -> list[MetricSink]:
-    """The optional sinks that the config requests; they get the same intervals as
-    `metrics.jsonl`."""
-    factories: list[SinkFactory] = [
-        resolve_name(spec.entry_point) for spec, _ in _requested(config)
-    ]
-    return [Thinned(make(config, run_dir)) for make in factories]
+    """The optional sinks that the config requests; unless their spec says otherwise, they get the
+    same intervals as `metrics.jsonl`."""
+    sinks: list[MetricSink] = []
+    for spec, _ in _requested(config):
+        make: SinkFactory = resolve_name(spec.entry_point)
+        sink = make(config, run_dir)
+        sinks.append(Thinned(sink) if spec.thinned else sink)
+    return sinks
 
 
 def _requested(config: Config) -> Iterator[tuple[SinkSpec, object]]:
     """The requested optional sinks, and the values of their options."""
     options = config.run.model_dump()
     for spec in SINKS.specs.values():
-        if (value := options[spec.name]) not in (None, False):
+        value = options[spec.name]
+        if value is not None and value is not False:  # 0 may be a value
             yield spec, value
 
 

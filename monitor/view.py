@@ -3,45 +3,70 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO
 
+from penstock.configs.errors import printable
+from penstock.core.formatting import count, finite
 from penstock.core.interfaces import Json, MetricSink, RunEvent
-from penstock.monitor.figures import BEST, figures, line
+from penstock.monitor.figures import BEST, evaluated, figures, line
+from penstock.monitor.json_lines import JsonLines
 from penstock.monitor.record import evaluation_figures
+from penstock.monitor.terminal_charts import History, bar, sparkline
 
 if TYPE_CHECKING:
+    from penstock.configs.run import Log
     from penstock.configs.sections import StopConfig
 
-LINE_EVERY_S = 3.0
-REDRAWN_EVERY_S = 0.5
+LINE_EVERY_S = 10.0
+REDRAWN_EVERY_S = 1.0
 AGAIN_S = 60.0  # between two displays of the same note
 NOTES = 1000  # different notes that are counted
+EVENTS = 4  # the last ones, which a panel lists; 2 on a terminal of fewer rows than `HIGH_ROWS`
+HIGH_ROWS = 30
+NOT_LISTED = ("note", "end")  # a note is above the panel, and the end below it
 LABEL_COLUMNS = 10  # of the labels, so that the parts of a panel align
-PANEL_COLUMNS = 140  # a wider terminal is not filled
-SIDE_BY_SIDE_COLUMNS = 96  # of a terminal on which short figures are shown in two columns
+GAP = 2  # columns between a label and its value
+SIDE_BY_SIDE_COLUMNS = (92, 156)  # inside a panel, from which figures are in two, or three groups
 TRAINING = ("time", "steps", "frames", "trained", "return", "evaluation", "loss")
 FLOW = ("lag", "queue", "latency", "dropped", "learners")
+PART_STYLES = {"compute": "green", "wait_data": "red"}  # of the bar's parts
 FULL_EPISODES = 100  # that `episode_return_mean` is the mean of; with fewer it is no best return
 
 
 def make_view(
-    stream: TextIO, title: str, stop: StopConfig | None, about: str | None = None
+    stream: TextIO,
+    title: str,
+    stop: StopConfig | None,
+    about: str | None = None,
+    log: Log = "text",
 ) -> MetricSink:
-    """The live view on a terminal, lines elsewhere.
+    """The live view on a terminal, lines elsewhere; JSON lines on both if ``log`` is "json".
 
     Args:
         about: environment, algorithm and preset of the run.
     """
-    if stream.isatty():
-        return LiveView(stream, title, stop, about)
-    return LineView(stream, f"{title}; {about}" if about else title, stop)
+    if isinstance(stream, TextIOWrapper):  # a character that it lacks must not end a run
+        stream.reconfigure(errors="backslashreplace")
+    whole = f"{title}; {about}" if about else title
+    if log == "json":
+        return JsonLines(stream, whole, stop)
+    return (
+        LiveView(stream, title, stop, about) if stream.isatty() else LineView(stream, whole, stop)
+    )
+
+
+def make_deferred(make: Callable[[], MetricSink], log: Log) -> MetricSink:
+    """A `DeferredView`, or at once the view of JSON lines, which receives every event."""
+    return make() if log == "json" else DeferredView(make)
 
 
 class LineView(MetricSink):
-    """Prints one line every few seconds."""
+    """Prints a line every ten seconds."""
 
     def __init__(self, stream: TextIO, title: str, stop: StopConfig | None) -> None:
         self._stream = stream
@@ -50,7 +75,7 @@ class LineView(MetricSink):
         self.note(title)
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
-        if time.monotonic() >= self._next_s:
+        if not final and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + LINE_EVERY_S
             self.note(line(metrics, self._stop))
 
@@ -59,69 +84,149 @@ class LineView(MetricSink):
 
 
 class LiveView(MetricSink):
-    """A panel that is redrawn with each interval, as wide as the terminal; notes scroll above it.
+    """A panel as wide as the terminal, redrawn at most once a second; notes scroll above it.
 
-    On a wide terminal the figures of training and those of the data flow stand side by side.
+    It has the return of the whole run as a sparkline, the learner's time as a bar, the figures in
+    one to three columns, and the last events.
     """
 
     def __init__(
-        self, stream: TextIO, title: str, stop: StopConfig | None, about: str | None = None
+        self,
+        stream: TextIO,
+        title: str,
+        stop: StopConfig | None,
+        about: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``clock`` gives seconds that never go back."""
         from rich.console import Console
         from rich.live import Live
 
         self._title = title
         self._stop = stop
         self._about = about
+        self._clock = clock
         self._best: float | None = None
+        self._returns = History()
+        self._events: deque[str] = deque(maxlen=EVENTS)
+        self._newest: Json = {}
+        self._due = False  # what is drawn is not the newest
+        self._next_s = clock() + REDRAWN_EVERY_S
         self._console = Console(file=stream)
-        self._live = Live(self._panel({}), console=self._console, auto_refresh=False)
+        self._live = Live(self._panel(), console=self._console, auto_refresh=False)
         self._live.start(refresh=True)
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
-        mean = metrics.get("episode_return_mean")
-        if mean is not None and (metrics.get("episodes") or 0) >= FULL_EPISODES:
-            self._best = mean if self._best is None else max(self._best, mean)
-        best = {} if self._best is None else {BEST: self._best}
-        self._live.update(self._panel({**metrics, **best}), refresh=True)
+        mean = finite(metrics.get("episode_return_mean"))
+        if mean is not None and not final:
+            self._returns.add(mean)
+            if (metrics.get("episodes") or 0) >= FULL_EPISODES:
+                self._best = mean if self._best is None else max(self._best, mean)
+        self._newest = metrics
+        self._due = True
+        self._draw()
+
+    def event(self, event: RunEvent) -> bool:
+        text, role = event.text, event.role
+        if role and not text.startswith(role):
+            text = f"{role} {text}"
+        if event.kind == "evaluation" and event.result is not None and not event.reported:
+            text = f"evaluation: {evaluated(evaluation_figures(event.result))}"
+        elif event.kind == "checkpoint" and not event.reported:
+            text = f"checkpoint at {count(event.data.get('trained_steps'))} steps"
+        if text and event.kind not in NOT_LISTED:
+            one_line = printable(" ".join(text.split()))  # a role may have chosen the text
+            self._events.append(f"{time.strftime('%H:%M:%S')} {one_line}")
+            self._due = True
+        return False
 
     def note(self, text: str) -> None:
         self._live.console.print(text, markup=False, highlight=False)
 
+    def tick(self) -> None:
+        self._draw()
+
     def close(self) -> None:
+        if self._due:
+            self._next_s = 0.0
+            self._draw()
         self._live.stop()
 
-    def _panel(self, metrics: Json) -> Any:
+    def _draw(self) -> None:
+        """Draw what has changed, unless that was done less than a second ago."""
+        now_s = self._clock()
+        if self._due and now_s >= self._next_s:
+            self._due, self._next_s = False, now_s + REDRAWN_EVERY_S
+            self._live.update(self._panel(), refresh=True)
+
+    def _panel(self) -> Any:
         from rich.console import Group
         from rich.panel import Panel
-        from rich.table import Table
         from rich.text import Text
 
-        shown = {} if self._about is None else {"run": self._about}
-        shown |= figures(metrics, self._stop) if metrics else {"starting": ""}
-        width = min(self._console.width, PANEL_COLUMNS)
-        parts: list[Any] = []
-        if metrics and width >= SIDE_BY_SIDE_COLUMNS:
-            columns = [{n: shown.pop(n) for n in names if n in shown} for names in (TRAINING, FLOW)]
-            both = Table.grid(padding=(0, 2), expand=True)
-            for _ in columns:
-                both.add_column(ratio=1)
-            both.add_row(*map(_grid, columns))
-            first = {"run": shown.pop("run")} if "run" in shown else {}
-            parts = [_grid(first), both] if first else [both]
-        parts.append(_grid(shown))
+        metrics, width = self._newest, self._console.width
+        inner = width - 4  # of the frame
+        parts: list[Any] = [] if self._about is None else [_grid([("run", self._about)])]
+        if metrics:
+            best = {} if self._best is None else {BEST: self._best}
+            shown = figures({**metrics, **best}, self._stop)
+            charts = self._charts(shown, inner - LABEL_COLUMNS - GAP)
+            parts += [_grid(charts), *_columns(shown, inner)]
+        else:
+            parts.append(_grid([("starting", "")]))
+        if events := [*self._events][-(EVENTS if self._console.height >= HIGH_ROWS else 2) :]:
+            cut: Any = "crop" if self._console.options.ascii_only else "ellipsis"
+            lines = Text("\n".join(events), overflow=cut, no_wrap=True)
+            parts.append(_grid([("events", lines)]))
         return Panel(Group(*parts), title=Text(self._title), title_align="left", width=width)
 
+    def _charts(self, shown: dict[str, str], columns: int) -> list[tuple[str, Any]]:
+        """The rows of the return, with its sparkline, and of the learner's time, with its bar;
+        takes their figures out of ``shown``."""
+        from rich.text import Text
 
-def _grid(shown: dict[str, str]) -> Any:
+        ascii_only = self._console.options.ascii_only
+        rows: list[tuple[str, Any]] = [("return", shown.pop("return"))]
+        if len(points := self._returns.points) > 1:
+            curve = Text(sparkline(points, columns, ascii_only), style="green")
+            rows = [("return", curve), ("", rows[0][1])]
+        rows.append(("learner", shown.pop("learner")))
+        ledger = self._newest.get("ledger") or {}
+        order = dict.fromkeys(("compute", "wait_data", *ledger))
+        if parts := bar({n: finite(ledger.get(n)) or 0.0 for n in order}, columns, ascii_only):
+            drawn = Text.assemble(*((c, PART_STYLES.get(name, "")) for name, c in parts))
+            rows[-1:] = [("learner", drawn), ("", rows[-1][1])]
+        return rows
+
+
+def _columns(shown: dict[str, str], columns: int) -> list[Any]:
+    """The figures side by side, as many groups as fit; the rest below each other."""
+    from rich.table import Table
+
+    wide = sum(columns >= least for least in SIDE_BY_SIDE_COLUMNS)
+    groups = [{n: shown.pop(n) for n in names if n in shown} for names in (TRAINING, FLOW)]
+    if wide == 0:
+        return [_grid({**groups[0], **groups[1], **shown}.items())]
+    rest = shown if wide == 2 else {}
+    table = Table.grid(padding=(0, GAP), expand=True)
+    side_by_side = [group for group in (*groups, rest) if group]
+    for _ in side_by_side:
+        table.add_column(ratio=1)
+    table.add_row(*(_grid(group.items()) for group in side_by_side))
+    return [table] if rest or not shown else [table, _grid(shown.items())]
+
+
+def _grid(rows: Iterable[tuple[str, Any]]) -> Any:
+    """Labels and values, texts or `rich.text.Text`, one below the other."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table.grid(padding=(0, 2))
-    width = max((len(label) for label in shown), default=0)
+    table = Table.grid(padding=(0, GAP))
+    rows = [*rows]
+    width = max((len(label) for label, _ in rows), default=0)
     table.add_column(min_width=max(width, LABEL_COLUMNS))
-    for label, value in shown.items():
-        table.add_row(Text(label, style="dim"), Text(value))
+    for label, value in rows:
+        table.add_row(Text(label, style="dim"), Text(value) if isinstance(value, str) else value)
     return table
 
 
@@ -191,13 +296,17 @@ class DeferredView(MetricSink):
         self._view: MetricSink | None = None
         self._last: dict[str, Any] = {}
         self._notes: dict[str, _Note] = {}
+        self._early: deque[RunEvent] = deque(maxlen=EVENTS)  # events before the view exists
 
     def tick(self) -> None:
-        if self._view is None:
-            with suppress(OSError):
+        with suppress(OSError):
+            if self._view is None:
                 self._view = self._make()
+                for event in self._early:
+                    self._view.event(event)
                 for text, note in self._notes.items():
                     self._show_note(self._view, text, note)
+            self._view.tick()
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
         self._last |= metrics
@@ -208,6 +317,11 @@ class DeferredView(MetricSink):
     def event(self, event: RunEvent) -> bool:
         if event.kind == "evaluation" and event.result is not None:
             self._last |= evaluation_figures(event.result)
+        if self._view is None:
+            self._early.append(event)
+        else:
+            with suppress(OSError):
+                self._view.event(event)
         return False
 
     def note(self, text: str) -> None:

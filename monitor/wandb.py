@@ -24,7 +24,7 @@ from penstock.core.control import Channel
 from penstock.core.files import open_private
 from penstock.core.interfaces import Json, MetricSink
 from penstock.core.processes import die_with, python
-from penstock.monitor.metric_groups import scalars
+from penstock.monitor.metric_groups import scalars, tag
 from penstock.monitor.registry import WandbOptions
 
 if TYPE_CHECKING:
@@ -110,9 +110,9 @@ def main() -> None:
         resume="allow",
     )
     # W&B's own step must not decrease, as agent steps do at a resume.
-    run.define_metric("*", step_metric="env_steps")
+    run.define_metric("*", step_metric=tag("env_steps"))
     for message in messages:
-        run.log(dict(scalars(message["metrics"])))
+        run.log({tag(path): value for path, value in scalars(message["metrics"])})
     run.finish()
 
 

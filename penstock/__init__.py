@@ -56,7 +56,9 @@ if TYPE_CHECKING:
         _codecs.PowerSgdOptions,
     ): ...
 
-    class _RunWithSinks(_Run, _sinks.TensorboardOptions, _sinks.WandbOptions): ...
+    class _RunWithSinks(
+        _Run, _sinks.TensorboardOptions, _sinks.WandbOptions, _sinks.PrometheusOptions
+    ): ...
 
     ReduceConfig = _ReduceWithCodecs
     RunConfig = _RunWithSinks

@@ -27,6 +27,7 @@ from penstock.core.interfaces import Json, MetricSink, RunEvent
 from penstock.core.notes import notes_to
 from penstock.launch.callbacks import Callbacks, Evaluated, Hooks, Run
 from penstock.monitor.events import EventLog
+from penstock.monitor.json_lines import JsonLines
 from penstock.monitor.record import Record, Thinned
 from penstock.monitor.sinks import FanOut, check_libraries, make_sinks
 from penstock.monitor.view import DeferredView, LineView, LiveView, ProgressLine, Silent
@@ -121,12 +122,13 @@ def of_the_page(world: World) -> MetricSink:
     return sink
 
 
-OPTIONS = {"tensorboard": "true", "wandb": "games"}
+OPTIONS = {"tensorboard": "true", "wandb": "games", "metrics_port": "0"}
 MAKERS: dict[str, Callable[[World], MetricSink]] = {
     "record": lambda world: Record(world.folder),
     "events": lambda world: EventLog(world.folder / "logs"),
     "callbacks": lambda world: Hooks([], Run(world.folder, world.config()), [Callback()]),
     "lines": lambda world: LineView(world.screen, "penstock run", None),
+    "json": lambda world: JsonLines(world.screen, "penstock run", None),
     "panel": lambda world: LiveView(world.screen, "penstock run", None),
     "progress": lambda world: ProgressLine(world.screen, "penstock run", None),
     "silent": lambda world: Silent(),
@@ -150,6 +152,8 @@ def sink(
 ) -> Iterator[MetricSink]:
     if request.param == "tensorboard":
         pytest.importorskip("tensorboardX")
+    if request.param == "metrics_port":
+        pytest.importorskip("prometheus_client")
     if request.param == "wandb":
         monkeypatch.setenv("WANDB_MODE", "offline")
         if find_spec("wandb") is None:

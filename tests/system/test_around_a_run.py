@@ -298,5 +298,5 @@ def test_metrics_reach_wandb_without_a_network(
     assert code == 0, err
     log = (tmp_path / "run" / "logs" / "wandb.log").read_text()
     steps = metrics(tmp_path / "run")[-1]["env_steps"]
-    assert f"wandb: env_steps {steps} " in " ".join(log.split())  # of what its summary shows
+    assert f"wandb: flow/env_steps {steps} " in " ".join(log.split())  # of what its summary shows
     assert list((tmp_path / "run" / "wandb").glob("offline-run-*"))

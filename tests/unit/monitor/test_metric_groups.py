@@ -11,7 +11,7 @@ import pytest
 from lockstep_run import of_kind, train_in_lockstep
 from penstock.algos.diagnostics import FIGURES, MOMENTS
 from penstock.configs.load import resolve
-from penstock.monitor.metric_groups import FALLBACK, GROUPS, group, scalars, tag
+from penstock.monitor.metric_groups import FALLBACK, GROUPS, SECTIONS, group, scalars, tag
 
 ROOT = Path(__file__).parents[3]
 FAST = (
@@ -61,29 +61,32 @@ def test_every_metric_that_a_run_writes_has_a_group(tmp_path: Path, target: str)
 
 
 def test_names_of_own_statistics_have_a_group_by_their_form() -> None:
-    assert tag("curiosity_loss") == "loss/curiosity_loss"
-    assert tag("curiosity") == f"{FALLBACK}/curiosity"
+    assert (group("curiosity_loss"), tag("curiosity_loss")) == ("loss", "train/curiosity_loss")
+    assert (group("curiosity"), tag("curiosity")) == (FALLBACK, "train/curiosity")
 
 
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("episode_return_mean", "return/episode_return_mean"),
+        ("episode_return_mean", "train/episode_return_mean"),
         ("eval_return_greedy", "eval/eval_return_greedy"),
-        ("value_loss", "loss/value_loss"),
-        ("explained_variance", "value/explained_variance"),
-        ("learning_rate", "optim/learning_rate"),
+        ("value_loss", "train/value_loss"),
+        ("explained_variance", "train/explained_variance"),
+        ("learning_rate", "train/learning_rate"),
         ("ledgers/actor-0/step", "time/ledgers/actor-0/step"),
-        ("received/steps", "throughput/received/steps"),
-        ("ranks/0/ledger/compute", "ranks/0/ledger/compute"),
+        ("received/steps", "flow/received/steps"),
+        ("ranks/0/ledger/compute", "system/ranks/0/ledger/compute"),
     ],
 )
 def test_tags(path: str, expected: str) -> None:
     assert tag(path) == expected
 
 
-def test_a_group_is_named_once() -> None:
+def test_a_group_is_named_once_and_is_in_one_section() -> None:
     assert FALLBACK not in GROUPS
+    assert sorted(name for groups in SECTIONS.values() for name in groups) == sorted(
+        [*GROUPS, FALLBACK]
+    )
 
 
 def test_numbers_have_paths_by_where_they_stand() -> None:

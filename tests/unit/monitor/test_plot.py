@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -206,6 +207,16 @@ def test_an_axis_of_time_has_a_unit_by_its_length(seconds: float, label: str, la
 def test_names_are_no_mathematics_and_are_in_the_legend() -> None:
     assert text("runs/a$b$") == r"runs/a\$b\$"
     assert text("_mine") == " _mine"
+
+
+def test_a_page_has_the_picture_inside_and_its_texts_are_no_markup(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a_<script>", [1.0, 2.0, 3.0])
+    page = plot([str(folder)], str(tmp_path / "p.html"), metrics=[RETURN]).read_text("utf-8")
+    assert page.startswith("<!doctype html>")
+    assert page.count("<svg") == page.count("</svg>") == 1
+    assert "<?xml" not in page
+    assert "<script" not in re.sub("<!--.*?-->", "", page, flags=re.DOTALL)
+    assert "return, mean of 100 episodes" in page
 
 
 def test_a_picture_has_the_name_that_was_asked_for(tmp_path: Path) -> None:

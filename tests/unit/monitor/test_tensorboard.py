@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.monitor import sinks
 from penstock.monitor.tensorboard import Board
 
+CONFIG = {"learner": {"lr": 3e-4, "count": 1, "reduce": {}}, "env": {"id": "CartPole-v1"},
+          "run": {"tensorboard": True, "dir": None, "callbacks": ["a:B"]}}  # fmt: skip
 METRICS = {
     "env_steps": 640,
     "episode_return_mean": None,
@@ -36,7 +39,7 @@ def events(folder: Path) -> Iterator[Event]:
 
 
 def test_what_is_written_can_be_read(tmp_path: Path) -> None:
-    board = Board(tmp_path)
+    board = Board(tmp_path, CONFIG)
     board.metrics(METRICS)
     board.metrics({"env_steps": 1280, "ledger": {"compute": 1.0}})
     board.close()
@@ -44,18 +47,41 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
         (event.step, value.tag, value.simple_value)
         for event in events(tmp_path / "tensorboard")
         for value in event.summary.value
+        if not value.tag.startswith("_hparams_")
     ]
     assert (640, "time/ledger/compute", 0.75) in found
     assert (1280, "time/ledger/compute", 1.0) in found
     assert len(found) == 8
     assert {tag for _, tag, _ in found} == {
-        "throughput/env_steps", "time/ledger/compute", "time/ledger/wait_data",
-        "time/ledgers/actor-0/step", "ranks/0/rank", "ranks/0/ledger/compute",
+        "flow/env_steps", "time/ledger/compute", "time/ledger/wait_data",
+        "time/ledgers/actor-0/step", "system/ranks/0/rank", "system/ranks/0/ledger/compute",
     }  # fmt: skip
 
 
+def test_the_config_is_written_as_hyper_parameters(tmp_path: Path) -> None:
+    board = Board(tmp_path, CONFIG)
+    for _ in range(2):
+        board.metrics(METRICS)
+    board.close()
+    contents = {
+        value.tag: HParamsPluginData.FromString(value.metadata.plugin_data.content)
+        for event in events(tmp_path / "tensorboard")
+        for value in event.summary.value
+        if value.metadata.plugin_data.plugin_name == "hparams"
+    }
+    session = contents["_hparams_/session_start_info"].session_start_info.hparams
+    assert session["learner.lr"].number_value == 3e-4
+    assert session["env.id"].string_value == "CartPole-v1"
+    assert session["run.tensorboard"].bool_value is True
+    assert "run.dir" not in session
+    assert session["run.callbacks"].string_value == '["a:B"]'
+    assert session["learner.reduce"].string_value == "{}"
+    compared = contents["_hparams_/experiment"].experiment.metric_infos
+    assert "train/episode_return_mean" in [info.name.tag for info in compared]
+
+
 def test_a_run_without_metrics_writes_nothing(tmp_path: Path) -> None:
-    Board(tmp_path).close()
+    Board(tmp_path, CONFIG).close()
     assert not (tmp_path / "tensorboard").exists()
 
 

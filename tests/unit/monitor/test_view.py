@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from penstock.configs.sections import StopConfig
 from penstock.core.formatting import clock, count, number, reasons
+from penstock.core.interfaces import RunEvent
 from penstock.monitor.figures import eta_s, figures
 from penstock.monitor.figures import line as figure_line
 from penstock.monitor.view import LineView, LiveView, make_view
@@ -164,24 +166,33 @@ def test_a_terminal_gets_a_panel() -> None:
     assert "a note with [brackets]" in text
 
 
-def panel(monkeypatch: pytest.MonkeyPatch, columns: int, *metrics: dict[str, Any]) -> list[str]:
+def panel(
+    monkeypatch: pytest.MonkeyPatch,
+    columns: int,
+    *metrics: dict[str, Any],
+    events: Sequence[RunEvent] = (),
+    goal: float | None = None,
+) -> list[str]:
     """The lines of the last panel on a terminal of so many columns, without escape sequences."""
     monkeypatch.setenv("COLUMNS", str(columns))
+    stop = None if goal is None else StopConfig.model_validate({"return": goal})
     stream = Terminal()
-    view = make_view(stream, "penstock runs/x: learner", None, "ALE/Pong-v5, impala, preset pong")
+    view = make_view(stream, "penstock runs/x: learner", stop, "ALE/Pong-v5, impala, preset pong")
     for each in metrics:
         view.metrics(each)
+    for event in events:
+        view.event(event)
     view.close()
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
     return plain[plain.rindex("╭") :].splitlines()
 
 
-@pytest.mark.parametrize(("columns", "width"), [(70, 70), (80, 80), (120, 120), (300, 140)])
-def test_the_panel_is_as_wide_as_the_terminal_up_to_a_limit(
-    monkeypatch: pytest.MonkeyPatch, columns: int, width: int
+@pytest.mark.parametrize("columns", [60, 80, 120, 200, 300])
+def test_the_panel_is_as_wide_as_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     lines = panel(monkeypatch, columns, METRICS)
-    assert {len(line) for line in lines if line} == {width}
+    assert {len(line) for line in lines if line} == {columns}
 
 
 def test_a_wide_panel_shows_training_and_data_flow_side_by_side(
@@ -193,6 +204,8 @@ def test_a_wide_panel_shows_training_and_data_flow_side_by_side(
     assert not any("time" in line and "lag" in line for line in narrow)
     for value in figures(METRICS, None).values():
         assert any(value in line for line in wide)
+    widest = panel(monkeypatch, 200, METRICS)
+    assert any("time" in line and "lag" in line and "actors" in line for line in widest)
 
 
 def test_the_panel_shows_what_is_trained_and_how_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,6 +216,82 @@ def test_the_panel_shows_what_is_trained_and_how_well(monkeypatch: pytest.Monkey
         assert "ALE/Pong-v5, impala, preset pong" in text
         assert "-13.24 over 812 episodes, best -12.5" in text
         assert re.search(r"loss +q 0\.25", text)
+
+
+def test_the_panel_has_the_return_as_a_sparkline_with_best_and_goal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rising = [METRICS | {"episode_return_mean": float(n)} for n in range(16)]
+    lines = panel(monkeypatch, 100, *rising, METRICS | {"episode_return_mean": 3.5}, goal=18)
+    [row] = [i for i, line in enumerate(lines) if "return" in line]
+    assert "▁▁▂▂▃▃▄▄▅▅▆▆▇▇██▃" in lines[row].replace(" ", "")
+    assert "3.5 over 812 episodes, best 15, goal 18" in lines[row + 1]
+
+
+def test_the_panel_has_the_time_of_the_learner_as_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = panel(monkeypatch, 116, METRICS)  # 100 columns for the bar
+    [row] = [i for i, line in enumerate(lines) if "│ learner" in line]
+    assert [lines[row].count(fill) for fill in "█░▒"] == [90, 4, 6]
+    assert "compute 90%" in lines[row + 1]
+
+
+def test_the_panel_lists_the_last_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINES", "40")
+    events = [
+        RunEvent("start", "was started", "actor-7", 0),
+        RunEvent("hang", "gave no sign of life", "actor-0", 0),
+        RunEvent("note", "is above the panel", "actor-0", 0),
+        RunEvent("checkpoint", "a/long/path was written", "learner-0", 0, {"trained_steps": 1234}),
+        RunEvent("exit", "has ended " + "x" * 200, "actor-0", 0),
+        RunEvent("restart", "actor-0: \x1b[2JValue\nError", "actor-0", 1),
+    ]
+    shown = [line for line in panel(monkeypatch, 80, METRICS, events=events) if ":" in line]
+    texts = [re.split(r"\d\d:\d\d:\d\d ", line)[-1].rstrip(" │") for line in shown[-4:]]
+    assert texts[:2] == ["actor-0 gave no sign of life", "checkpoint at 1,234 steps"]
+    assert texts[2].startswith("actor-0 has ended xxx")
+    assert texts[2].endswith("…")
+    assert texts[3] == r"actor-0: \x1b[2JValue Error"
+    monkeypatch.setenv("LINES", "24")
+    fewer = "\n".join(panel(monkeypatch, 80, METRICS, events=events))
+    assert "checkpoint at" not in fewer
+
+
+def test_the_panel_is_drawn_once_a_second_and_at_the_end() -> None:
+    stream, now_s = Terminal(), [100.0]
+    view = LiveView(stream, "a run", None, clock=lambda: now_s[0])
+    drawn = [stream.getvalue().count("╭")]
+    for _ in range(30):
+        now_s[0] += 0.1
+        view.tick()
+        view.metrics(METRICS)
+        drawn.append(stream.getvalue().count("╭"))
+    assert drawn[-1] - drawn[0] in (2, 3)
+    for _ in range(3):
+        now_s[0] += 5.0
+        view.tick()  # nothing has changed after the first one
+    assert stream.getvalue().count("╭") <= drawn[-1] + 1
+    view.metrics(METRICS | {"learner_steps": 700})
+    view.metrics(METRICS | {"learner_steps": 777})
+    view.close()
+    assert "777 updates" in stream.getvalue()
+
+
+def test_a_stream_of_ascii_gets_a_panel_of_ascii() -> None:
+    raw = io.BytesIO()
+
+    class Ascii(io.TextIOWrapper):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Ascii(raw, encoding="ascii")
+    view = make_view(stream, "a run of Zürich", None)
+    for mean in (1.0, 2.0, 3.0):
+        view.metrics(METRICS | {"episode_return_mean": mean})
+    view.event(RunEvent("exit", "has ended " + "x" * 300, "actor-0", 0))
+    view.close()
+    stream.flush()
+    assert b"_+#" in raw.getvalue()
+    assert b"######" in raw.getvalue()
 
 
 def test_lines_begin_with_what_is_trained() -> None:

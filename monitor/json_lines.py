@@ -1,0 +1,104 @@
+"""`run.log=json`: the events and figures of a run as one JSON object per line, for programs that
+collect logs. A line has
+
+    time    UTC, as ISO 8601 with milliseconds
+    level   "info", "warning" or "error"
+    kind    "metrics", or the kind of the event (`monitor.events.KINDS`)
+    role    name of the process that it is about, such as "actor-3", or null
+    text    one sentence
+    data    an object: the numbers of an interval, or what the event holds
+
+An event that repeats is written at most once a minute; `count` is then how often it occurred since
+its last line.
+Errors of a closed terminal are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TextIO
+
+from penstock.core.files import without_nan
+from penstock.core.formatting import finite
+from penstock.core.interfaces import Json, MetricSink, RunEvent
+from penstock.monitor.events import Alike
+from penstock.monitor.figures import line
+
+if TYPE_CHECKING:
+    from penstock.configs.sections import StopConfig
+
+METRICS_EVERY_S = 10.0
+AGAIN_S = 60.0  # between two lines of the same event
+DISTINCT = 1000  # events whose repetitions are counted
+WARNINGS = ("restart", "hang", "kill", "drop", "lost", "rejected", "refused", "rollback")
+
+
+class JsonLines(MetricSink):
+    """Writes events at once, and figures every ten seconds."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        title: str,
+        stop: StopConfig | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``title`` is the text of the first line; ``clock`` gives seconds that never go back."""
+        self._stream = stream
+        self._stop = stop
+        self._clock = clock
+        self._next_s = clock()
+        self._repeated: dict[Alike, tuple[float, int]] = {}  # when due again, and how many since
+        self._figures: dict[str, Any] = {}
+        write_line(stream, "info", "note", title)
+
+    def metrics(self, metrics: Json, *, final: bool = False) -> None:
+        self._figures |= metrics
+        if final or self._clock() < self._next_s:
+            return
+        self._next_s = self._clock() + METRICS_EVERY_S
+        numbers = {name: n for name, n in self._figures.items() if finite(n) is not None}
+        write_line(self._stream, "info", "metrics", line(self._figures, self._stop), numbers)
+
+    def event(self, event: RunEvent) -> bool:
+        if event.text:
+            key = event.kind, event.role, event.incarnation, event.text
+            next_s, count = self._repeated.pop(key, (self._clock(), 0))
+            if self._clock() >= next_s:
+                about = level(event), event.kind, event.text
+                write_line(self._stream, *about, event.data, event.role, count + 1)
+                next_s, count = self._clock() + AGAIN_S, -1
+            if len(self._repeated) >= DISTINCT:
+                del self._repeated[next(iter(self._repeated))]
+            self._repeated[key] = next_s, count + 1
+        return False
+
+
+def write_line(
+    stream: TextIO,
+    level: str,
+    kind: str,
+    text: str,
+    data: Json | None = None,
+    role: str | None = None,
+    count: int = 1,
+) -> None:
+    """Write one line; ``count`` is written where it is more than 1."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    about: dict[str, Any] = {"time": now, "level": level, "kind": kind, "role": role, "text": text}
+    about |= {"data": without_nan({**(data or {})})} | ({"count": count} if count > 1 else {})
+    written = json.dumps(about, default=str)
+    with suppress(OSError):
+        print(f"{written}\n", end="", file=stream, flush=True)  # one write, as threads may print
+
+
+def level(event: RunEvent) -> str:
+    """The level of an event: "info", "warning" or "error"."""
+    if event.kind == "end" and event.data.get("error"):
+        return "error"
+    unexpected = event.kind == "exit" and event.data.get("expected") is False
+    return "warning" if unexpected or event.kind in WARNINGS else "info"

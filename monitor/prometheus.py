@@ -1,0 +1,389 @@
+"""Serves the metrics of a run for Prometheus, and answers probes, at `run.metrics_port`.
+
+    /metrics    all figures, in the text format of Prometheus; names and units by its conventions
+    /healthz    200 while the supervisor's loop turns, otherwise 503
+    /readyz     200 once the learner has taken a step in this process, otherwise 503
+
+A figure of a process has one series for each kind of role ("actor"), not for each process, and a
+label's values are limited in number (`LABELS`), so that a run's series do not grow with its time.
+The thread of the supervisor only stores the figures; a thread of the server makes the text of a
+scrape, once for each change. docs/metrics.md explains the names, and `monitor/grafana/` has a
+dashboard and alert rules that use them.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import penstock
+from penstock.configs.errors import UserError
+from penstock.core.formatting import finite
+from penstock.core.interfaces import Json, MetricSink, RunEvent
+from penstock.core.notes import note_logger
+from penstock.monitor.events import KINDS
+from penstock.monitor.figures import role_mean
+from penstock.monitor.metric_groups import FALLBACK, group
+from penstock.monitor.registry import PrometheusOptions
+from penstock.monitor.scrape_server import Page, ScrapeServer, plain
+from penstock.profiling.histogram import MOST_S, bin_of, edge
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from penstock.configs.schema import Config
+
+TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
+HEALTHY_S = 10.0  # since the last turn of the supervisor's loop
+LABELS = 64  # values of a label; figures of further ones are left out
+OTHER = "other"
+
+
+class _Figure(NamedTuple):
+    """A figure without labels: its name in a line of `metrics.jsonl`, its name here without
+    `penstock_` and, for counters, without `_total`, and its meaning."""
+
+    key: str
+    name: str
+    help: str
+
+
+COUNTERS = (
+    _Figure("env_steps", "env_steps", "Agent steps produced, as known to the learner."),
+    _Figure("env_frames", "env_frames", "Frames of the produced agent steps."),
+    _Figure("trained_steps", "trained_steps", "Agent steps trained, each counted once."),
+    _Figure("learner_steps", "learner_steps", "Optimizer steps."),
+    _Figure("episodes", "episodes", "Episodes that ended in training."),
+    _Figure("time_s", "training_seconds", "Time of training, from the first unroll on."),
+    _Figure("updates_skipped", "updates_skipped", "Updates skipped as a number was not finite."),
+    _Figure("rollbacks", "rollbacks", "Returns to the last good state after such updates."),
+)
+REASONS = (
+    _Figure("dropped", "dropped_steps", "Agent steps dropped by a rule of the config."),
+    _Figure("lost", "lost_steps", "Agent steps lost with a process or a connection."),
+    _Figure("rejected", "rejected_messages", "Messages from the network that were rejected."),
+)
+GAUGES = (
+    _Figure("steps_per_s", "env_steps_per_second", "Agent steps produced per second."),
+    _Figure("trained_steps_per_s", "trained_steps_per_second", "Agent steps trained per second."),
+    _Figure(
+        "learner_ceiling_steps_per_s",
+        "learner_ceiling_steps_per_second",
+        "Trained steps per second if data were always in place.",
+    ),
+    _Figure("episode_return_mean", "episode_return_mean", "Mean raw return, last 100 episodes."),
+    _Figure("episode_length_mean", "episode_length_mean", "Mean length of these, in agent steps."),
+    _Figure("policy_lag_mean", "policy_lag_mean", "Mean policy lag, in optimizer steps."),
+    _Figure("policy_lag_max", "policy_lag_max", "Greatest policy lag, in optimizer steps."),
+    _Figure("queue_fill", "queue_fill_ratio", "Share of slots that are filled and not yet freed."),
+    _Figure("replay_size", "replay_steps", "Agent steps in the replay."),
+    _Figure(
+        "samples_per_insert", "replay_samples_per_insert", "Mean number of draws of a replay step."
+    ),
+    _Figure("eval_return_best", "evaluation_return_best", "Best mean return of an evaluation."),
+    _Figure("eval_trained_steps", "evaluation_trained_steps", "Trained steps of its weights."),
+)
+MOMENTS = {
+    "ready": "1 once the learner has taken a step, otherwise 0.",
+    "last_metrics_timestamp_seconds": "When the last figures arrived.",
+    "last_checkpoint_timestamp_seconds": "When the last checkpoint was written.",
+}
+ROLES = ("actor", "learner")  # whose processes are counted
+STATISTICS = ("loss", "policy", "value", "optim", FALLBACK)  # groups of an algorithm's statistics
+OWN = {figure.key for figure in (*COUNTERS, *REASONS, *GAUGES)}
+LATENCY_BINS = tuple(range(12, 84, 4))  # of `profiling.histogram`: from 0.8 ms doubled up to 105 s
+LAST_BIN = bin_of(MOST_S)
+NATURAL = re.compile("[0-9]{1,15}")
+LAG_BOUNDS = (0, 1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)  # optimizer steps
+
+logger = note_logger(__name__)
+
+
+def make(config: Config, run_dir: Path) -> MetricSink:
+    """The sink of `run.metrics_port`. Raises UserError if the port cannot be used."""
+    options = PrometheusOptions.of(config.run)
+    about = {
+        "run": run_dir.absolute().name,
+        "env": config.env.id,
+        "algo": config.algo.name,
+        "version": penstock.__version__,
+    }
+    try:
+        return PrometheusSink(options.metrics_host, options.metrics_port or 0, about)
+    except OSError as error:
+        raise UserError(
+            f"run.metrics_port={options.metrics_port} cannot be used on {options.metrics_host}: "
+            f"{error.strerror or error}; choose another port, or 0 for any free one"
+        ) from error
+
+
+class _Histogram:
+    """Counts of a whole run, in buckets as Prometheus has them."""
+
+    def __init__(self, bounds: Iterable[float], counts: Counter[int] | None = None) -> None:
+        """``bounds``: the greatest value of each bucket, rising."""
+        self._bounds = tuple(bounds)
+        self._counts = Counter(counts)  # by the number of the bucket; the last one has no bound
+        self.total = 0.0
+
+    def add(self, value: float, count: float, total: float) -> None:
+        """Add ``count`` times a value, which together make ``total``."""
+        self._counts[bisect_left(self._bounds, value)] += count  # type: ignore[assignment]
+        self.total += total
+
+    def copy(self) -> _Histogram:
+        """An independent copy."""
+        copied = _Histogram(self._bounds, self._counts)
+        copied.total = self.total
+        return copied
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Bounds as text, and how much is at most as large."""
+        bounds = [*(format(bound, ".6g") for bound in self._bounds), "+Inf"]
+        return [
+            (bound, sum(self._counts[i] for i in range(number + 1)))
+            for number, bound in enumerate(bounds)
+        ]
+
+
+@dataclass
+class RunState:
+    """What is known of a run: the newest value of each figure, and counts of all intervals."""
+
+    last: dict[str, Any] = field(default_factory=dict)
+    events: Counter[str] = field(
+        default_factory=lambda: Counter(dict.fromkeys((*KINDS, "evaluation", OTHER), 0))
+    )
+    lag: _Histogram = field(default_factory=lambda: _Histogram(LAG_BOUNDS))
+    latency: _Histogram = field(default_factory=lambda: _Histogram(map(edge, LATENCY_BINS)))
+    metrics_s: float = 0.0
+    """When the last figures arrived, in seconds since 1970; 0: never."""
+    checkpoint_s: float = 0.0
+    """When the last checkpoint was written."""
+    ready: bool = False
+    """Whether the learner has taken a step."""
+
+    def add(self, metrics: Json) -> None:
+        """Add an interval."""
+        self.last |= metrics
+        self.metrics_s = time.time()
+        computed = finite(_object(metrics.get("ledger")).get("compute"))
+        self.ready |= bool(computed and finite(metrics.get("learner_steps")))
+        for lag, steps in _numbers(metrics.get("policy_lag_histogram")):
+            self.lag.add(lag, steps, lag * steps)
+        for bin_, steps in _numbers(metrics.get("latency_histogram")):
+            longest_s = edge(min(bin_, LAST_BIN))
+            middle_s = (longest_s + (edge(bin_ - 1) if 0 < bin_ <= LAST_BIN else 0.0)) / 2
+            self.latency.add(longest_s * (1 - 1e-9), steps, middle_s * steps)
+
+    def count(self, event: RunEvent) -> None:
+        """Add an event."""
+        self.events[event.kind if event.kind in self.events else OTHER] += 1
+        if event.kind == "checkpoint" and not event.reported:
+            self.checkpoint_s = time.time()
+
+    def copy(self) -> RunState:
+        """An independent copy; the values of figures are never changed, so they are shared."""
+        counts = Counter(self.events), self.lag.copy(), self.latency.copy()
+        return replace(self, last={**self.last}, events=counts[0], lag=counts[1], latency=counts[2])
+
+
+class PrometheusSink(MetricSink):
+    """The newest figures of a run, and the server that offers them."""
+
+    def __init__(self, host: str, port: int, about: Mapping[str, str]) -> None:
+        """``about``: labels of `penstock_run_info`. Raises OSError if the port cannot be used."""
+        self._about = dict(about)
+        self._host = host
+        self._lock = threading.Lock()  # of the state and of how often it changed
+        self._state = RunState()
+        self._changes = 0
+        self._ticked_s = time.monotonic()
+        self._announced = False
+        self._text: tuple[int, bytes] = (-1, b"")  # the last scrape, and of which change
+        self._server = ScrapeServer(host, port, self._page)
+
+    @property
+    def url(self) -> str:
+        """The address of the metrics."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._server.port}/metrics"
+
+    def metrics(self, metrics: Json, *, final: bool = False) -> None:
+        with self._lock:
+            self._changes += 1
+            if final:
+                self._state.last |= metrics
+            else:
+                self._state.add(metrics)
+
+    def event(self, event: RunEvent) -> bool:
+        with self._lock:
+            self._changes += 1
+            self._state.count(event)
+        return False
+
+    def tick(self) -> None:
+        self._ticked_s = time.monotonic()
+        if not self._announced:
+            self._announced = True
+            logger.info(f"metrics are served at {self.url}")
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _page(self, path: str) -> Page:
+        """The answer to a request; called in the thread of the server."""
+        if path == "/metrics":
+            return Page(HTTPStatus.OK, TEXT_FORMAT, self._exposition())
+        if path == "/healthz":
+            silent_s = time.monotonic() - self._ticked_s
+            text = f"the supervisor's loop has not turned for {silent_s:.0f} s"
+            return _probe(silent_s <= HEALTHY_S, text)
+        if path == "/readyz":
+            return _probe(self._state.ready, "the learner has not taken a step yet")
+        return plain(HTTPStatus.NOT_FOUND, "only /metrics, /healthz and /readyz are served")
+
+    def _exposition(self) -> bytes:
+        """The text of all figures; if nothing has changed, the one of the last scrape."""
+        with self._lock:
+            if self._text[0] == self._changes:
+                return self._text[1]
+            changes, state = self._changes, self._state.copy()
+        self._text = changes, exposition(state, self._about)
+        return self._text[1]
+
+
+def _probe(good: bool, reason: str) -> Page:
+    return plain(HTTPStatus.OK, "ok") if good else plain(HTTPStatus.SERVICE_UNAVAILABLE, reason)
+
+
+def exposition(state: RunState, about: Mapping[str, str]) -> bytes:
+    """All figures in the text format of Prometheus. ``about``: labels of `penstock_run_info`."""
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.core import InfoMetricFamily
+
+    class Families:
+        """The figures, as families of series."""
+
+        def collect(self) -> Iterator[Metric]:
+            yield InfoMetricFamily("penstock_run", "The run.", value=dict(about))
+            yield from _counters(state)
+            yield from _gauges(state)
+            yield from _histograms(state)
+
+    registry = CollectorRegistry()
+    registry.register(Families())
+    text: bytes = generate_latest(registry)
+    return text
+
+
+def _counters(state: RunState) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily
+
+    last = state.last
+    for figure in COUNTERS:
+        if (value := finite(last.get(figure.key))) is not None:
+            yield CounterMetricFamily(f"penstock_{figure.name}", figure.help, value)
+    received = _object(last.get("received"))
+    forms = {form: received.get(f"{form}_nbytes") for form in ("raw", "coded")}
+    restarts = {role: last.get(f"{role}s_restarted", 0) for role in ROLES}
+    for name, text, label, counts in (
+        *((figure.name, figure.help, "reason", last.get(figure.key)) for figure in REASONS),
+        ("received_bytes", "Received over the network: raw, and coded as sent.", "form", forms),
+        ("restarts", "Restarts of processes that failed.", "role", restarts),
+        ("events", "Events of the run.", "kind", state.events),
+    ):
+        family = CounterMetricFamily(f"penstock_{name}", text, labels=[label])
+        for label_value, number in _series(counts):
+            family.add_metric([label_value], number)
+        yield family
+
+
+def _gauges(state: RunState) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    last = state.last
+    times = {
+        "ready": float(state.ready),
+        "last_metrics_timestamp_seconds": state.metrics_s or None,
+        "last_checkpoint_timestamp_seconds": state.checkpoint_s or None,
+    }
+    known = [(figure.name, figure.help, last.get(figure.key)) for figure in GAUGES]
+    for name, text, figure_value in (*known, *((n, MOMENTS[n], v) for n, v in times.items())):
+        if (value := finite(figure_value)) is not None:
+            yield GaugeMetricFamily(f"penstock_{name}", text, value)
+    alive = {role: last.get(f"{role}s_alive") for role in ROLES}
+    returns = {play: last.get(f"eval_return_{play}") for play in ("greedy", "sampled")}
+    statistics = {n: v for n, v in last.items() if n not in OWN and group(n) in STATISTICS}
+    cores = {role: _total(of_role) for role, of_role in _by_role(last.get("cpu")).items()}
+    for name, text, label, values in (
+        ("processes_alive", "Processes that work.", "role", alive),
+        ("evaluation_return_mean", "Mean raw return of the last evaluation.", "play", returns),
+        ("learner_time_ratio", "Parts of the learner's clock.", "part", last.get("ledger")),
+        ("role_cpu_cores", "Processor seconds per second of all processes.", "role", cores),
+        ("statistic", "Losses and statistics, named as in metrics.jsonl.", "name", statistics),
+    ):
+        family = GaugeMetricFamily(f"penstock_{name}", text, labels=[label])
+        for label_value, number in _series(values):
+            family.add_metric([label_value], number)
+        yield family
+    text = "Parts of the main thread's clock, mean over the processes of a role."
+    family = GaugeMetricFamily("penstock_role_time_ratio", text, labels=["role", "part"])
+    ledgers = _object(last.get("ledgers"))
+    for role in _by_role(ledgers):
+        for part, share in _series(role_mean(ledgers, role)):
+            family.add_metric([role, part], share)
+    yield family
+
+
+def _histograms(state: RunState) -> Iterator[Metric]:
+    from prometheus_client.core import HistogramMetricFamily
+
+    for name, text, found in (
+        ("policy_lag", "Policy lag of each trained step, in optimizer steps.", state.lag),
+        ("sample_latency_seconds", "From an environment's step to its gradient.", state.latency),
+    ):
+        yield HistogramMetricFamily(f"penstock_{name}", text, found.buckets(), found.total)
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _series(values: Any) -> Iterator[tuple[str, float]]:
+    """The known numbers by the value of their label, at most `LABELS` of them."""
+    known = ((label, finite(value)) for label, value in _object(values).items())
+    numbers = ((str(label), value) for label, value in known if value is not None)
+    return islice(numbers, LABELS)
+
+
+def _by_role(values: Any) -> dict[str, dict[str, Any]]:
+    """Figures of processes by the kind of their role: "actor" for "actor-3"."""
+    found: dict[str, dict[str, Any]] = {}
+    for process, value in _object(values).items():
+        role = process.rpartition("-")[0] or process
+        if role in found or len(found) < LABELS:
+            found.setdefault(role, {})[process] = value
+    return found
+
+
+def _total(values: Mapping[str, Any]) -> float:
+    return sum(number for number in map(finite, values.values()) if number is not None)
+
+
+def _numbers(histogram: Any) -> Iterator[tuple[int, float]]:
+    """The entries of a histogram in a line of `metrics.jsonl`; what is not one is left out."""
+    for key, count in _object(histogram).items():
+        number = finite(count)
+        if number is not None and NATURAL.fullmatch(str(key)):
+            yield int(key), number

@@ -1,0 +1,127 @@
+"""The server of /metrics against good and hostile clients, over real sockets."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from http import HTTPStatus
+from http.client import HTTPConnection
+
+import pytest
+
+from penstock.monitor import scrape_server
+from penstock.monitor.scrape_server import CLIENTS, REQUEST_NBYTES, Page, ScrapeServer, plain
+
+LARGE = b"x" * (4 << 20)
+
+
+def page(path: str) -> Page:
+    if path == "/fault":
+        raise KeyError("a fault")
+    if path == "/large":
+        return Page(HTTPStatus.OK, "text/plain", LARGE)
+    return plain(HTTPStatus.OK, path)
+
+
+@pytest.fixture
+def server() -> Iterator[ScrapeServer]:
+    made = ScrapeServer("127.0.0.1", 0, page)
+    yield made
+    made.close()
+
+
+def get(server: ScrapeServer, path: str, method: str = "GET") -> tuple[int, bytes]:
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def raw(server: ScrapeServer, request: bytes) -> bytes:
+    """All that is received after ``request``, until the server closes."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        client.sendall(request)
+        received = b""
+        while part := client.recv(65536):
+            received += part
+        return received
+
+
+def test_a_path_is_served_without_its_query(server: ScrapeServer) -> None:
+    assert get(server, "/metrics?x=1") == (200, b"/metrics\n")
+    assert get(server, "/metrics", "HEAD") == (200, b"")
+
+
+def test_a_large_answer_arrives_whole(server: ScrapeServer) -> None:
+    assert get(server, "/large") == (200, LARGE)
+
+
+def test_a_request_may_arrive_in_pieces(server: ScrapeServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        for part in (b"GET /a HT", b"TP/1.1\r\nHost: x\r", b"\n\r\n"):
+            client.sendall(part)
+            time.sleep(0.02)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"POST /metrics HTTP/1.1\r\n\r\n", 405),
+        (b"GET /metrics\r\n\r\n", 400),
+        (b"\r\n\r\n", 400),
+        (b"\xff\xfe\x00 \x00 HTTP/1.1\r\n\r\n", 405),
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * (REQUEST_NBYTES - 10), 431),
+    ],
+)
+def test_what_is_no_request_is_refused(server: ScrapeServer, request_: bytes, status: int) -> None:
+    assert raw(server, request_).split(b" ")[1] == str(status).encode()
+    assert get(server, "/still") == (200, b"/still\n")
+
+
+def test_a_fault_of_a_page_ends_neither_thread_nor_server(server: ScrapeServer) -> None:
+    assert get(server, "/fault")[0] == 500
+    assert get(server, "/still") == (200, b"/still\n")
+
+
+def test_a_client_without_a_request_is_closed_and_others_are_served_meanwhile(
+    server: ScrapeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrape_server, "CLIENT_S", 0.5)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as silent:
+        silent.sendall(b"GET /")
+        assert get(server, "/other") == (200, b"/other\n")
+        assert silent.recv(1) == b""
+
+
+def test_more_clients_than_allowed_wait_until_the_silent_ones_are_closed(
+    server: ScrapeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrape_server, "CLIENT_S", 0.5)
+    with ExitStack() as stack:
+        for _ in range(CLIENTS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+        assert get(server, "/late") == (200, b"/late\n")
+
+
+def test_closing_ends_the_thread_and_frees_the_port() -> None:
+    before = threading.active_count()
+    server = ScrapeServer("127.0.0.1", 0, page)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        assert get(server, "/a") == (200, b"/a\n")
+        server.close()
+        server.close()
+        assert client.recv(1) == b""
+    assert threading.active_count() == before
+    ScrapeServer("127.0.0.1", server.port, page).close()
+
+
+def test_a_port_that_is_taken_is_an_oserror(server: ScrapeServer) -> None:
+    with pytest.raises(OSError, match="in use"):
+        ScrapeServer("127.0.0.1", server.port, page)
