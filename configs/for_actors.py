@@ -16,7 +16,7 @@ SECTIONS = ("env", "algo", "model", "actors", "transport", "weights", "run")
 
 LEARNERS_ALONE = {
     "env": ("kind",),
-    "run": ("restarts",),
+    "run": ("log", "metrics_host", "metrics_insecure", "metrics_port", "restarts"),
     "impala": ("entropy_cost",),
     "ppo": ("advantages", "clip", "entropy_cost", "minibatches", "rho_clip"),
 }
