@@ -33,7 +33,8 @@ BY_NETWORK = "zmq"
 def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
     """The config of a run on an engine's hosts, given the cores of each.
 
-    ``actors.count=auto`` becomes the cores that learners leave. With MIN..MAX, hosts may come
+    ``actors.count=auto`` becomes the cores that learners leave, but no fewer than fill a batch of
+    each learner. With MIN..MAX, hosts may come
     later: the run is on one host only if that has the cores for all. Where actors are on other
     hosts than their learner, an address is chosen, and keys are made in the run's folder.
     """
@@ -41,8 +42,10 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
     most = max(hosts)
     if config.actors.count == "auto":
         left = (sum(hosts) - learners) // config.actors.threads
-        count = max(1, left // config.learner.count) * config.learner.count
-        config = _changed(config, "actors", count=count)
+        each = left // config.learner.count
+        config = _changed(
+            config, "actors", count=max(each * config.learner.count, config.least_actors)
+        )
     most_now, grows = most_actors(config), most_actors(config) > config.first_actors
     actors = most_now * config.actors.threads
     kind = config.transport.kind

@@ -88,7 +88,7 @@ def render(
     if engine == "ray" and pods.gpus:
         defaults["learner.count"] = str(learners)
     resolved, text = command(
-        target, overrides, defaults, pods.nodes, pods.learners if engine == "none" else None
+        target, overrides, defaults, pods.learners if engine == "none" else None
     )
     name = _checked(name or re.sub(r"[^a-z0-9]+", "-", resolved.name.lower()).strip("-"), pods)
     if engine == "none" and pods.learners > 1 and resolved.config.learner.pace in SERVED:

@@ -69,9 +69,7 @@ def render(
         defaults["learner.device"] = "cuda"
         if engine == "ray":
             defaults["learner.count"] = str(learners)
-    resolved, text = command(
-        target, overrides, defaults, job.nodes, learners if engine == "none" else None
-    )
+    resolved, text = command(target, overrides, defaults, learners if engine == "none" else None)
     _check(resolved, job, engine)
     name, given_dir = _name(resolved), resolved.config.run.dir
     return TEMPLATE.format(

@@ -71,6 +71,13 @@ def test_auto_uses_the_cores_that_learners_leave(
     assert placement.on_hosts(given, hosts, tmp_path).actors.count == count
 
 
+def test_auto_fills_the_batches_of_all_learners_on_too_few_cores(tmp_path: Path) -> None:
+    given = resolve("pong", ["actors.count=auto", "learner.count=4"])
+    made = placement.on_hosts(given, [2, 2], tmp_path)
+    assert made.actors.count == 8  # each learner trains on two slots, and an actor has one
+    Config.model_validate(made.model_dump(mode="json"))  # as a role does
+
+
 def test_actors_are_divided_among_hosts_with_a_relay_for_each_learner(tmp_path: Path) -> None:
     given = config(*NETWORK, "actors.count=6", "learner.count=2")
     specs, bundles = placement.bundles(topology.train(given, tmp_path), 4)

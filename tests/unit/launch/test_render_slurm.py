@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
 from penstock.launch.render.slurm import Job, render
 
 BASH = shutil.which("bash") or "bash"
@@ -57,6 +59,23 @@ def test_resources_are_those_of_the_options() -> None:
 def test_each_gpu_gets_a_learner_unless_the_user_says_how_many() -> None:
     assert "actors.count=auto learner.device=cuda learner.count=4" in script(gpus=2)
     assert "learner.count=4" not in script("learner.count=2", gpus=2)
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpus", "command", "rest"),
+    [
+        ("ray", 1, "train", ()),
+        ("ray", 0, "train", ()),
+        ("none", 1, "learner", ("--world", "8")),
+    ],
+)
+def test_the_options_of_its_command_are_accepted_on_the_nodes(
+    engine: Literal["ray", "none"], gpus: int, command: str, rest: tuple[str, ...]
+) -> None:
+    text = script(target="pong", engine=engine, gpus=gpus, nodes=8)
+    [line] = re.findall(rf"penstock {command} pong (.*) run\.dir=", text)
+    config = resolve("pong", [*line.split(), *(f"learner.count={n}" for n in rest[1:])])
+    assert config.learner.count == (8 if gpus or rest else 1)
 
 
 def test_the_run_has_the_time_to_save_that_slurm_gives() -> None:
