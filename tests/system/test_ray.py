@@ -34,7 +34,10 @@ def nodes() -> Iterator[Any]:
         yield made
 
 
-def test_a_cluster_is_started_where_none_is_named(tmp_path: Path) -> None:
+def test_a_cluster_is_started_where_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")  # of `--address auto`, which is not given
     command = Command(
         tmp_path, "train", "cartpole", "--json", "--engine", "ray", "stop.env_steps=5000", *SMALL,
         "run.dir=run",
@@ -194,6 +197,14 @@ def test_bad_options_are_refused(tmp_path: Path, options: tuple[str, ...], messa
     assert code == 2
     assert message in summary["error"]
     assert not list(tmp_path.iterdir()), err
+
+
+def test_auto_is_the_cluster_of_the_environment(
+    tmp_path: Path, nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", nodes.address)
+    code, summary, err = train(tmp_path, "auto", "stop.env_steps=5000").end()
+    assert (code, summary["exit_reason"]) == (0, "env_steps"), err
 
 
 def test_a_run_whose_head_node_is_lost_is_stopped_and_saved(tmp_path: Path, nodes: Any) -> None:
