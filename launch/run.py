@@ -147,7 +147,7 @@ def learner(
         else:
             specs = topology.one_of_several(config, address, place.rank, place.store)
         if in_folder:
-            make_socket_folder(write_to)
+            make_socket_folder(write_to, place.rank if place else 0)
             for spec in specs:
                 if spec.role == "connector" and not spec.index % config.transport.connectors:
                     print(

@@ -189,7 +189,7 @@ stop() {{ kill -TERM "$run" 2> /dev/null; }}
 LEARNERS = """
 node() {{  # on each node: a learner, which meets the others at the first, and actors that join it
     local rank=$SLURM_PROCID own=$run_dir
-    [ "$rank" = 0 ] || own=ipc://$run_dir/rank-$rank/sockets/wire-$rank
+    [ "$rank" = 0 ] || own=$run_dir/rank-$rank
     penstock learner {command} run.dir="$run_dir" --resume auto --trusted-network \\
         --rank "$rank" --world "$SLURM_NTASKS" --store "$address:$port" &
     local learner=$! count=$((SLURM_CPUS_ON_NODE - {threads}))
