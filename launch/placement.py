@@ -2,8 +2,9 @@
 
 All roles go to one host if the largest has the cores for them: samples and weights then stay in
 shared memory. Otherwise learners, with what shares their memory, are on one host, or on one each if
-none has the cores for all of them; and actors, with a relay for the weights of each learner, are in
-bundles on others. They send samples over ZeroMQ, encrypted with keys of the run.
+none has the cores for all of them or if each needs a GPU; and actors, with a relay for the weights
+of each learner, are in bundles on others. They send samples over ZeroMQ, encrypted with keys of the
+run.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
 
     ``actors.count=auto`` becomes the cores that learners leave, but no fewer than fill a batch of
     each learner. With MIN..MAX, hosts may come
-    later: the run is on one host only if that has the cores for all. Where actors are on other
+    later: the run is on one host only if that has the cores for all. Several learners with a GPU
+    each are not, as the GPUs of a host are not known here. Where actors are on other
     hosts than their learner, an address is chosen, and keys are made in the run's folder.
     """
     learners = config.learner.count * config.learner.first_threads
@@ -62,7 +64,7 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
             f"learner.pace {config.learner.pace} is for learners of one host, and no host has "
             f"{learners} cores for {config.learner.count} learners; set learner.pace=bsp, or fewer"
         )
-    if together or (fits and config.transport.bind is None):
+    if together or (fits and config.transport.bind is None and not _spread(config, hosts)):
         return _changed(config, "actors", count=most_now)
     changes: dict[str, Any] = {"kind": BY_NETWORK}
     if config.transport.bind is None:
@@ -70,6 +72,12 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
     if config.transport.curve is None and not config.transport.insecure:
         changes["curve"] = str(_keys(run_dir))
     return _changed(config, "transport", **changes)
+
+
+def _spread(config: Config, hosts: Sequence[int]) -> bool:
+    """Whether learners are on hosts of their own, as each needs a GPU."""
+    on_gpus = config.learner.count > 1 and config.learner.device.startswith("cuda")
+    return len(hosts) > 1 and on_gpus and config.learner.pace not in SERVED
 
 
 def _changed(config: Config, section: str, **changes: Any) -> Config:
@@ -102,7 +110,8 @@ def bundles(
     apart = [spec for spec in specs if _is_apart(spec)]
     actors = [spec for spec in apart if spec.role == "actor"]
     relays = [spec for spec in apart if spec.role != "actor"]
-    found = _with_learners([spec for spec in specs if not _is_apart(spec)], cores)
+    together = [spec for spec in specs if not _is_apart(spec)]
+    found = _with_learners(together, cores, by_network=bool(actors))
     groups = [g for spare in (False, True) for g in _groups(actors, cores, spare)]
     for number, group in enumerate(groups):
         shift, spare = number * len(relays), group[0].spare
@@ -112,10 +121,20 @@ def bundles(
     return everything, tuple(_bundle(name, group) for name, group in found.items() if group)
 
 
-def _with_learners(specs: Sequence[RoleSpec], cores: int | None) -> dict[str, list[RoleSpec]]:
-    """Bundles of all roles that are with learners: one, or one for each learner."""
+def _with_learners(
+    specs: Sequence[RoleSpec], cores: int | None, *, by_network: bool
+) -> dict[str, list[RoleSpec]]:
+    """Bundles of all roles that are with learners: one, or one for each learner.
+
+    Learners that need a GPU each are apart where actors reach them ``by_network``: the engine finds
+    the hosts that have GPUs, be it one with several. A parameter server needs its learners with it.
+    """
     learners = [spec for spec in specs if spec.stage is Stage.LEARNER]
-    if cores is None or len(learners) == 1 or sum(s.threads for s in learners) <= cores:
+    served = any(spec.stage is Stage.SERVER for spec in specs)
+    spread = by_network and not served and any(spec.gpus for spec in learners)
+    if cores is None or len(learners) == 1:
+        return {"learners": list(specs)}
+    if not spread and sum(spec.threads for spec in learners) <= cores:
         return {"learners": list(specs)}
     return {
         learner.name: [spec for spec in specs if spec.learner == learner.learner]

@@ -106,7 +106,7 @@ def address_of(connect: str) -> str:
 
 
 def make_socket_folder(run_dir: Path, rank: int = 0) -> None:
-    """Make the folder of the sockets; in the folder of one ``rank``, actors find the socket of that.
+    """Make the folder of the sockets. In that of a learner's own ``rank``, actors find its socket.
 
     Raises UserError if that fails, or if others have access.
     """

@@ -117,6 +117,32 @@ def test_learners_on_one_host_meet_there(tmp_path: Path) -> None:
     assert {spec.meets_at for spec in placement.placed(specs, hosts, bundles)} == {None}
 
 
+def test_learners_with_a_gpu_each_are_apart_on_a_cluster(tmp_path: Path) -> None:
+    options = ("learner.count=4", "actors.count=8", "learner.device=cuda")
+    given = placement.on_hosts(config(*options), [8, 8], tmp_path)  # whose GPUs are not known
+    _, bundles = placement.bundles(topology.train(given, tmp_path), 8)
+    assert [(b.name, b.gpus) for b in bundles][:4] == [(f"learner-{r}", 1) for r in range(4)]
+    assert all(bundle.gpus == 0 for bundle in bundles[4:])
+    _, bundles = placement.bundles(topology.train(given, tmp_path), None)  # on a single host
+    assert (bundles[0].name, bundles[0].gpus) == ("learners", 4)
+    served = placement.on_hosts(config(*options, "learner.pace=ssp"), [8, 8], tmp_path)
+    _, bundles = placement.bundles(topology.train(served, tmp_path), 8)
+    assert (bundles[0].name, bundles[0].gpus) == ("learners", 4)
+
+
+def test_a_few_actors_do_not_bring_learners_with_a_gpu_each_together(tmp_path: Path) -> None:
+    options = ("learner.count=2", "actors.count=2", "learner.device=cuda")
+    given = placement.on_hosts(config(*options), [8, 8], tmp_path)
+    assert given.transport.kind == "zmq"
+    _, bundles = placement.bundles(topology.train(given, tmp_path), 8)
+    assert [b.name for b in bundles] == ["learner-0", "learner-1", "actors"]
+    alone = placement.on_hosts(config(*options), [8], tmp_path)
+    assert alone.transport.bind is None
+    by_name = placement.on_hosts(config(*options, "transport.kind=shm"), [8, 8], tmp_path)
+    _, bundles = placement.bundles(topology.train(by_name, tmp_path), 8)
+    assert [b.name for b in bundles] == ["learners"], "memory is shared on one host only"
+
+
 def test_a_parameter_server_needs_its_learners_on_one_host(tmp_path: Path) -> None:
     given = config("learner.count=3", "actors.count=3", "learner.pace=ssp")
     with pytest.raises(UserError, match=r"^learner\.pace ssp is for learners of one host, and no"):
