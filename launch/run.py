@@ -344,7 +344,7 @@ def _place(specs: Sequence[RoleSpec], engine: Engine) -> tuple[RoleSpec, ...]:
     """The specs on their hosts."""
     hosts = engine.hosts()
     several = len(hosts) > 1 or any(spec.spare for spec in specs)  # now or later
-    specs, bundles = placement.bundles(specs, max(hosts) if hosts and several else None)
+    specs, bundles = placement.bundles(specs, hosts if several else ())
     engine.reserve(bundles)
     return placement.placed(specs, engine.endpoints(), bundles)
 

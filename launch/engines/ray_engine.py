@@ -152,7 +152,7 @@ class RayEngine:
         try:
             for agent in agents:
                 agent.place()
-            ray.get([agent.ready for agent in agents], timeout=RESERVE_S)
+            self._await_hosts(agents)
             for agent in agents:
                 agent.arrived(*ray.get(agent.actor.where.remote(), timeout=RESERVE_S))
         except ray.exceptions.GetTimeoutError:
@@ -174,6 +174,25 @@ class RayEngine:
                 self._make_agent(bundle).place()
         self._thread.start()
         threading.Thread(target=self._ask_head, name="ray head", daemon=True).start()
+
+    def _await_hosts(self, agents: Sequence[RayAgent]) -> None:
+        """Wait until all of them have a host. Those that have one are called, to keep their leases.
+
+        Raises Ray's GetTimeoutError after `RESERVE_S`.
+        """
+        ray, ends_s = self._ray, time.monotonic() + RESERVE_S
+        missing = [agent.ready for agent in agents]
+        while missing:
+            left_s = ends_s - time.monotonic()
+            if left_s <= 0:
+                raise ray.exceptions.GetTimeoutError
+            _, missing = ray.wait(
+                missing, num_returns=len(missing), timeout=min(left_s, LEASE_S / 3)
+            )
+            for agent in agents:
+                if agent.ready not in missing:
+                    agent.actor.obey.remote([])
+        ray.get([agent.ready for agent in agents])  # raises what went wrong
 
     def _make_agent(self, bundle: Bundle, address: str = "") -> RayAgent:
         """An agent for a bundle, which has no host yet. Learners are reached at the ``address`` of

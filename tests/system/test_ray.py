@@ -172,10 +172,21 @@ def test_code_of_the_user_reaches_the_hosts(tmp_path: Path, nodes: Any) -> None:
     assert_balanced(summary)
 
 
+def test_auto_fills_the_cluster(tmp_path: Path, nodes: Any) -> None:
+    command, run_dir = train(tmp_path, nodes.address, "actors.count=auto"), tmp_path / "run"
+    command.wait_until(lambda: metrics(run_dir) and last(run_dir)["actors_alive"] == 4)
+    assert len(set(agents().values())) == 3
+    command.process.send_signal(signal.SIGTERM)
+    code, summary, err = command.end()
+    assert (code, summary["exit_reason"]) == (143, "terminated"), err
+    assert_balanced(summary)
+
+
 def test_too_small_a_cluster_is_refused(
     tmp_path: Path, nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_engine, "RESERVE_S", 3.0)
+    monkeypatch.setattr(ray_engine, "RESERVE_S", 6.0)
+    monkeypatch.setattr(ray_engine, "LEASE_S", 2.0)  # agents that have a host wait for the others
     overrides = ["actors.count=40", f"run.dir={tmp_path / 'run'}", *SMALL]
     resolved = resolve_target("cartpole", overrides)
     place = EngineChoice("ray", nodes.address)
