@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -105,6 +106,25 @@ def test_words_reach_the_program_as_they_were_given(tmp_path: Path) -> None:
     assert f"run.dir={folder}" in words
     assert words[words.index("--resume") + 1] == "auto"
     assert not (tmp_path / "oops").exists()
+
+
+@pytest.mark.parametrize(
+    ("engine", "line"),
+    [
+        ("ray", '--engine ray --address "$address:$port" --working-dir {} &'),
+        ("none", "cd {}"),
+    ],
+)
+def test_code_of_the_user_is_the_current_folder(
+    engine: Literal["ray", "none"], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my code").mkdir()
+    monkeypatch.chdir(tmp_path)
+    text = render("cartpole", [], Job(2), engine, 60, None, "my code")
+    assert line.format(shlex.quote(str(tmp_path / "my code"))) in map(str.strip, text.splitlines())
+    subprocess.run([BASH, "-n"], input=text, text=True, check=True)
+    with pytest.raises(UserError, match="--working-dir nowhere is not a folder; name one that"):
+        render("cartpole", [], Job(2), engine, 60, None, "nowhere")
 
 
 @pytest.mark.parametrize(
