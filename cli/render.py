@@ -50,6 +50,13 @@ def slurm(
             help="Time that the run has to save before the job ends; sets run.grace_s.",
         ),
     ] = 60,
+    working_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder with code of your own, which becomes the current folder of all processes.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Print a batch script for SLURM: redirect it to a file, read it, and submit it by sbatch."""
@@ -58,7 +65,7 @@ def slurm(
     program = shutil.which("penstock")
     environment = str(Path(program).parent) if program else None
     job = slurm.Job(nodes, cpus, gpus, time, partition, account)
-    text = slurm.render(target, overrides or [], job, engine, grace, environment)
+    text = slurm.render(target, overrides or [], job, engine, grace, environment, working_dir)
     answer(text.rstrip(), {"script": text}, as_json)
 
 

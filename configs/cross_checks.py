@@ -43,12 +43,13 @@ def _batches(cfg: Sections) -> Iterator[Contradiction]:
         )
     waiting = max(1, cfg.first_actors // learner.count) * transport.slots
     if waiting < learner.batch_slots:
+        needed = -(-learner.batch_slots // transport.slots) * learner.count
         yield Contradiction(
             ("actors.count", "transport.slots", "learner.batch_slots"),
             f"learner.batch_slots {learner.batch_slots} is more than the {waiting} slots that "
             f"actors.count {_first(cfg)} and transport.slots {transport.slots} provide"
             f"{' for each learner' if learner.count > 1 else ''}; set "
-            f"learner.batch_slots={waiting} or less",
+            f"learner.batch_slots={waiting} or less, or actors.count={needed} or more",
         )
     least, updates = lag_of(cfg, learner.batch_slots), updates_of_batch(cfg)
     if least > transport.max_policy_lag and not lent_by_batch(cfg):

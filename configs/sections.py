@@ -36,6 +36,8 @@ from penstock.configs.value_types import (
     bounds,
 )
 
+MOST_AT_FIRST = 16  # actors of each learner that `auto` starts at once, whatever a batch needs
+
 EnvKind = Literal["auto", "vector", "continuous", "pixels", "atari"]
 
 
@@ -64,9 +66,11 @@ class ActorsConfig(Section):
     """The processes that play the environments and record samples."""
 
     count: Count | Range | Literal["auto"] = "auto"
-    """Actor processes that `penstock train` starts on this host. `auto` starts 2, or one for each
-    learner if that is more. Every five seconds it then starts more, up to four for each core, if
-    the learner waits for data and cores are idle; and it ends those that the learner does not need.
+    """Actor processes that `penstock train` starts on this host. `auto` starts at least 2, and as
+    many for each learner as fill a batch (`learner.batch_slots` / `transport.slots`, at most 16).
+    Every five seconds it then starts more, up to four for each core, if the learner waits for data
+    and cores are idle; and it ends those that the learner does not need. On a cluster it is one for
+    each core that the learners leave.
     `8..40` is the same with at least 8 and at most 40, and starts with 8; on a Ray cluster the run
     begins with 8 and has up to 40 as hosts come and go. In one process, and where
     `transport.max_policy_lag` is below the updates of a batch, the first number stays."""
@@ -339,7 +343,7 @@ class Sections(Section):
         """Actors of this host at the start of a run."""
         count = self.actors.count
         if count == "auto":
-            return max(2, self.learner.count)
+            return max(2, min(self.least_actors, MOST_AT_FIRST * self.learner.count))
         return bounds(count)[0] if isinstance(count, str) else count
 
     @property

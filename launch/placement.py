@@ -2,8 +2,9 @@
 
 All roles go to one host if the largest has the cores for them: samples and weights then stay in
 shared memory. Otherwise learners, with what shares their memory, are on one host, or on one each if
-none has the cores for all of them; and actors, with a relay for the weights of each learner, are in
-bundles on others. They send samples over ZeroMQ, encrypted with keys of the run.
+none has the cores for all of them or if each needs a GPU; and actors, with a relay for the weights
+of each learner, are in bundles on others. They send samples over ZeroMQ, encrypted with keys of the
+run.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
 from penstock.configs.group import SERVED
+from penstock.configs.policy_lag import lent_by_batch
 from penstock.configs.transports import AUTO, TRANSPORTS
 from penstock.core.cores import most_actors
 from penstock.core.interfaces import Bundle
@@ -28,21 +30,24 @@ if TYPE_CHECKING:
 KEYS = "keys"  # folder in the run's folder
 PORTS = range(20_000, 32_000)  # below those that Linux gives to outgoing connections
 BY_NETWORK = "zmq"
+BUSY = (Stage.LEARNER, Stage.SERVER, Stage.ACTORS)
+"""What a host must have cores for; the other roles need little, or run at a lower priority."""
 
 
 def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
     """The config of a run on an engine's hosts, given the cores of each.
 
-    ``actors.count=auto`` becomes the cores that learners leave. With MIN..MAX, hosts may come
-    later: the run is on one host only if that has the cores for all. Where actors are on other
-    hosts than their learner, an address is chosen, and keys are made in the run's folder.
+    ``actors.count=auto`` becomes MIN..MAX: from groups that fill a batch of each learner to groups
+    that fill the hosts. So the run begins also where other programs use a part of them. With
+    MIN..MAX, hosts may come later: the run is on one host only if that has the cores for all.
+    Several learners with a GPU each are not, as the GPUs of a host are not known here. Where actors
+    are on other hosts than their learner, an address is chosen, and keys are made in the run's
+    folder.
     """
     learners = config.learner.count * config.learner.first_threads
     most = max(hosts)
     if config.actors.count == "auto":
-        left = (sum(hosts) - learners) // config.actors.threads
-        count = max(1, left // config.learner.count) * config.learner.count
-        config = _changed(config, "actors", count=count)
+        config = _changed(config, "actors", count=_by_hosts(config, hosts))
     most_now, grows = most_actors(config), most_actors(config) > config.first_actors
     actors = most_now * config.actors.threads
     kind = config.transport.kind
@@ -59,7 +64,7 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
             f"learner.pace {config.learner.pace} is for learners of one host, and no host has "
             f"{learners} cores for {config.learner.count} learners; set learner.pace=bsp, or fewer"
         )
-    if together or (fits and config.transport.bind is None):
+    if together or (fits and config.transport.bind is None and not _spread(config, hosts)):
         return _changed(config, "actors", count=most_now)
     changes: dict[str, Any] = {"kind": BY_NETWORK}
     if config.transport.bind is None:
@@ -67,6 +72,50 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
     if config.transport.curve is None and not config.transport.insecure:
         changes["curve"] = str(_keys(run_dir))
     return _changed(config, "transport", **changes)
+
+
+def _by_hosts(config: Config, hosts: Sequence[int]) -> int | str:
+    """What ``actors.count=auto`` is on the hosts of an engine."""
+    learner, threads, least = config.learner, config.actors.threads, config.least_actors
+    learners = learner.count * learner.first_threads
+    if len(hosts) == 1:
+        return max(least, (hosts[0] - learners) // threads // learner.count * learner.count)
+    apart = learners > max(hosts) or _spread(config, hosts)
+    free = _free(hosts, [learner.first_threads] * learner.count if apart else [learners])
+    size = _group_threads(free, threads)
+    each = size // threads
+    most = max(least, sum(cores // size for cores in free) * each // learner.count * learner.count)
+    first = min(most, -(-least // each) * each)
+    return most if first == most or lent_by_batch(config) else f"{first}..{most}"
+
+
+def _free(hosts: Sequence[int], learners: Sequence[int]) -> list[int]:
+    """Cores that bundles of learners, with so many threads, leave; the emptiest host is next."""
+    free = list(hosts)
+    for threads in learners:
+        host = max(range(len(free)), key=free.__getitem__)
+        free[host] = max(0, free[host] - threads)
+    return free
+
+
+def _group_threads(free: Sequence[int], threads: int) -> int:
+    """Threads of each group of actors, of ``threads`` each, that use the ``free`` cores best.
+
+    Groups of one size fit wherever the engine places them. As each also has relays, a core is
+    counted for them: large groups are better where they fill hosts as well.
+    """
+
+    def value(size: int) -> tuple[int, int]:
+        groups = sum(cores // size for cores in free)
+        return groups * (size - 1), groups * size
+
+    return max(range(threads, max(threads, *free) + 1, threads), key=value)
+
+
+def _spread(config: Config, hosts: Sequence[int]) -> bool:
+    """Whether learners are on hosts of their own, as each needs a GPU."""
+    on_gpus = config.learner.count > 1 and config.learner.device.startswith("cuda")
+    return len(hosts) > 1 and on_gpus and config.learner.pace not in SERVED
 
 
 def _changed(config: Config, section: str, **changes: Any) -> Config:
@@ -85,7 +134,7 @@ def _keys(run_dir: Path) -> Path:
 
 
 def bundles(
-    specs: Sequence[RoleSpec], cores: int | None = None
+    specs: Sequence[RoleSpec], hosts: Sequence[int] = ()
 ) -> tuple[tuple[RoleSpec, ...], tuple[Bundle, ...]]:
     """The roles, with relays for each host of actors, and groups of them that must be on one host.
 
@@ -94,12 +143,17 @@ def bundles(
     spare actors are not required.
 
     Args:
-        cores: most threads of the learners, or the actors, of a bundle; None for no limit.
+        hosts: cores of each host, which limit a bundle; empty: no limit.
     """
     apart = [spec for spec in specs if _is_apart(spec)]
     actors = [spec for spec in apart if spec.role == "actor"]
     relays = [spec for spec in apart if spec.role != "actor"]
-    found = _with_learners([spec for spec in specs if not _is_apart(spec)], cores)
+    together = [spec for spec in specs if not _is_apart(spec)]
+    cores = max(hosts, default=None)
+    found = _with_learners(together, cores, by_network=bool(actors))
+    if len(hosts) > 1 and actors:
+        of_learners = [_bundle(name, group).cpus for name, group in found.items()]
+        cores = _group_threads(_free(hosts, of_learners), actors[0].threads)
     groups = [g for spare in (False, True) for g in _groups(actors, cores, spare)]
     for number, group in enumerate(groups):
         shift, spare = number * len(relays), group[0].spare
@@ -109,10 +163,20 @@ def bundles(
     return everything, tuple(_bundle(name, group) for name, group in found.items() if group)
 
 
-def _with_learners(specs: Sequence[RoleSpec], cores: int | None) -> dict[str, list[RoleSpec]]:
-    """Bundles of all roles that are with learners: one, or one for each learner."""
+def _with_learners(
+    specs: Sequence[RoleSpec], cores: int | None, *, by_network: bool
+) -> dict[str, list[RoleSpec]]:
+    """Bundles of all roles that are with learners: one, or one for each learner.
+
+    Learners that need a GPU each are apart where actors reach them ``by_network``: the engine finds
+    the hosts that have GPUs, be it one with several. A parameter server needs its learners with it.
+    """
     learners = [spec for spec in specs if spec.stage is Stage.LEARNER]
-    if cores is None or len(learners) == 1 or sum(s.threads for s in learners) <= cores:
+    served = any(spec.stage is Stage.SERVER for spec in specs)
+    spread = by_network and not served and any(spec.gpus for spec in learners)
+    if cores is None or len(learners) == 1:
+        return {"learners": list(specs)}
+    if not spread and sum(spec.threads for spec in learners) <= cores:
         return {"learners": list(specs)}
     return {
         learner.name: [spec for spec in specs if spec.learner == learner.learner]
@@ -168,6 +232,7 @@ def _groups(actors: Sequence[RoleSpec], cores: int | None, spare: bool) -> Itera
 
 def _bundle(name: str, specs: Sequence[RoleSpec]) -> Bundle:
     required = not all(spec.spare for spec in specs)
-    threads = sum(spec.threads for spec in specs if not (required and spec.spare))
+    busy = [spec for spec in specs if spec.stage in BUSY and not (required and spec.spare)]
     gpus = sum(spec.gpus for spec in specs)
-    return Bundle(name, tuple(spec.name for spec in specs), threads, gpus, required)
+    roles = tuple(spec.name for spec in specs)
+    return Bundle(name, roles, sum(spec.threads for spec in busy), gpus, required)

@@ -149,7 +149,7 @@ def learner(
         else:
             specs = topology.one_of_several(config, address, place.rank, place.store)
         if in_folder:
-            make_socket_folder(write_to)
+            make_socket_folder(write_to, place.rank if place else 0)
             for spec in specs:
                 if spec.role == "connector" and not spec.index % config.transport.connectors:
                     text = f"start actors with: penstock actor --connect {spec.address}"
@@ -355,7 +355,7 @@ def _place(specs: Sequence[RoleSpec], engine: Engine) -> PlaceSpecs:
     """Have the engine find hosts; returns a function that returns the specs on their hosts."""
     hosts = engine.hosts()
     several = len(hosts) > 1 or any(spec.spare for spec in specs)  # now or later
-    specs, bundles = placement.bundles(specs, max(hosts) if hosts and several else None)
+    specs, bundles = placement.bundles(specs, hosts if several else ())
     engine.reserve(bundles)
     port = placement.any_port()
     return lambda: placement.placed(specs, engine.endpoints(), bundles, port)

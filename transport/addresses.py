@@ -6,6 +6,7 @@ host:
 
     RUN/sockets/          mode 0700: only processes of this user have access
     RUN/sockets/wire      the first connector of rank 0; `connector_addresses` has the others
+    RUN/rank-1/sockets/wire   of a learner with a folder of its own: a link to its own wire-1
 
 An actor finds the socket by the run's folder, before and after a restart of the learner. The file
 of a socket remains after its connector has ended, and the next connector replaces it.
@@ -104,8 +105,11 @@ def address_of(connect: str) -> str:
     )
 
 
-def make_socket_folder(run_dir: Path) -> None:
-    """Make the folder of the sockets. Raises UserError if that fails, or if others have access."""
+def make_socket_folder(run_dir: Path, rank: int = 0) -> None:
+    """Make the folder of the sockets. In that of a learner's own ``rank``, actors find its socket.
+
+    Raises UserError if that fails, or if others have access.
+    """
     path = run_dir / FOLDER
     try:
         path.mkdir(mode=0o700, exist_ok=True)
@@ -120,6 +124,10 @@ def make_socket_folder(run_dir: Path) -> None:
             f"{path}, the folder for the sockets of actors, must belong to this user and have mode "
             "0700; remove it, or choose another place with --bind ipc://PATH"
         )
+    if rank:
+        link = path / SOCKET
+        link.unlink(missing_ok=True)
+        link.symlink_to(bind_of(f"ipc://{SOCKET}", rank).removeprefix("ipc://"))
 
 
 def run_bind(transport: TransportConfig, runtime_dir: Path) -> str:

@@ -23,7 +23,7 @@ class Bundle:
     roles: tuple[str, ...]
     """Their names, such as "actor-3"."""
     cpus: int
-    """Cores that the roles keep busy: the threads of all of them."""
+    """Cores that the roles keep busy: the threads of learners, actors and parameter servers."""
     gpus: int = 0
     required: bool = True
     """Whether the run begins only once it has a host. Others get a host when there is one."""

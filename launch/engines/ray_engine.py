@@ -169,7 +169,7 @@ class RayEngine:
         try:
             for agent in agents:
                 agent.place()
-            ray.get([agent.ready for agent in agents], timeout=RESERVE_S)
+            self._await_hosts(agents)
             for agent in agents:
                 agent.arrived(*ray.get(agent.actor.where.remote(), timeout=RESERVE_S))
         except ray.exceptions.GetTimeoutError:
@@ -190,6 +190,25 @@ class RayEngine:
                 self._make_agent(bundle).place()
         self._thread.start()
         threading.Thread(target=self._ask_head, name="ray head", daemon=True).start()
+
+    def _await_hosts(self, agents: Sequence[RayAgent]) -> None:
+        """Wait until all of them have a host. Those that have one are called, to keep their leases.
+
+        Raises Ray's GetTimeoutError after `RESERVE_S`.
+        """
+        ray, ends_s = self._ray, time.monotonic() + RESERVE_S
+        missing = [agent.ready for agent in agents]
+        while missing:
+            left_s = ends_s - time.monotonic()
+            if left_s <= 0:
+                raise ray.exceptions.GetTimeoutError
+            _, missing = ray.wait(
+                missing, num_returns=len(missing), timeout=min(left_s, LEASE_S / 3)
+            )
+            for agent in agents:
+                if agent.ready not in missing:
+                    agent.actor.obey.remote([])
+        ray.get([agent.ready for agent in agents])  # raises what went wrong
 
     def _make_agent(self, bundle: Bundle, address: str = "") -> RayAgent:
         """An agent for a bundle, which has no host yet; ``address`` is that of the one before."""
@@ -497,13 +516,14 @@ def import_ray() -> Any:
 
 
 def connect(address: str | None, working_dir: str | None = None) -> None:
-    """Join the cluster at an address ("auto": the one of this host), or start one on this host."""
+    """Join the cluster at an address ("auto": that of the environment variable ``RAY_ADDRESS``, or
+    the one of this host), or start one on this host, whatever other clusters there are."""
     ray = import_ray()
     try:
-        if address is not None and address != "auto":
-            _check_port(address)  # Ray itself tries for minutes
+        if address is not None:
+            _check_port(_found_by_ray() if address == "auto" else address)
         ray.init(
-            address,
+            "local" if address is None else address,  # Ray itself takes None for "auto"
             configure_logging=False,
             logging_level=logging.ERROR,
             log_to_driver=False,
@@ -517,10 +537,26 @@ def connect(address: str | None, working_dir: str | None = None) -> None:
         ) from error
 
 
+def _found_by_ray() -> str:
+    """The ``host:port`` to which ``ray.init("auto")`` would connect."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        found: str | None = canonicalize_bootstrap_address("auto")
+    except ConnectionError:
+        raise ConnectionError("RAY_ADDRESS is not set, and none runs on this host") from None
+    if found is None:
+        raise ValueError("RAY_ADDRESS is local")
+    return found
+
+
 def _check_port(address: str) -> None:
-    """Raise ValueError or OSError if nothing listens at ``host:port``."""
+    """Raise ValueError or OSError if nothing listens at ``host:port``: Ray tries for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
-        raise ValueError("an address is auto, or host:port of the head node")
-    with socket.create_connection((host, int(port)), CONNECT_S):
-        pass
+        raise ValueError(f"{address} is not auto, or host:port of the head node")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S):
+            pass
+    except (OSError, OverflowError) as error:
+        raise ConnectionError(f"nothing answers at {address}: {error}") from error

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from penstock.configs.load import Resolved, resolve_target
 
 AUTO = "auto"
-CORES = 16  # of a node whose cores are not known, for the checks of a config
 
 
 class Command(NamedTuple):
@@ -24,17 +23,15 @@ def command(
     target: str,
     overrides: Sequence[str],
     defaults: Mapping[str, str],
-    nodes: int,
     learners: int | None = None,
 ) -> Command:
-    """The arguments for a run on so many nodes.
+    """The arguments for a run on a cluster.
 
     Args:
         target: as of `penstock train`.
         overrides: ``key=value``.
-        defaults: options by name, unless ``overrides`` give them. ``actors.count`` may be "auto",
-            which is not that of this machine.
-        nodes: of the cluster.
+        defaults: options by name, unless ``overrides`` give them. ``actors.count`` may be `AUTO`,
+            as the cores of the cluster are known to the run only.
         learners: their number where an option of the command sets it.
 
     Raises UserError where the target or an override is wrong.
@@ -42,8 +39,6 @@ def command(
     given = {text.partition("=")[0].strip() for text in overrides}
     added = {name: value for name, value in defaults.items() if name not in given}
     checked = dict(added)
-    if checked.get("actors.count") == AUTO:
-        checked["actors.count"] = str(nodes * CORES)
     if learners is not None:
         checked["learner.count"] = str(learners)
     resolved = resolve_target(target, [*overrides, *_pairs(checked)])

@@ -29,6 +29,7 @@ MARGIN_S = 30  # between the end of run.grace_s and that of the pod
 PORT, STORE_PORT, RAY_PORT = 7700, 29500, 6379
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 QUANTITY = re.compile(r"\d+(\.\d+)?([EPTGMk]i?)?")
+RAY = "2.60.0"  # in the image; with it KubeRay decides on authentication and probes
 RETRIES = 100  # of a learner whose node is lost; it resumes each time
 RUNS, KEYS = "/runs", "/keys"
 OF_LEARNERS = {
@@ -88,7 +89,7 @@ def render(
     if engine == "ray" and pods.gpus:
         defaults["learner.count"] = str(learners)
     resolved, text = command(
-        target, overrides, defaults, pods.nodes, pods.learners if engine == "none" else None
+        target, overrides, defaults, pods.learners if engine == "none" else None
     )
     name = _checked(name or re.sub(r"[^a-z0-9]+", "-", resolved.name.lower()).strip("-"), pods)
     if engine == "none" and pods.learners > 1 and resolved.config.learner.pace in SERVED:
@@ -145,7 +146,11 @@ def _ray_job(name: str, arguments: str, pods: Pods, grace_s: int) -> Object:
     workers = {"groupName": "nodes", "replicas": pods.nodes - 1}
     bounds = {"minReplicas": pods.nodes - 1, "maxReplicas": pods.nodes - 1}
     run = f"penstock train {arguments} run.dir={RUNS}/{name} --resume auto"
-    cluster: Object = {"authOptions": {"mode": "token"}, "headGroupSpec": group("ray-head")}
+    cluster: Object = {
+        "rayVersion": RAY,
+        "authOptions": {"mode": "token"},
+        "headGroupSpec": group("ray-head"),
+    }
     if pods.nodes > 1:
         cluster["workerGroupSpecs"] = [workers | bounds | group("ray-worker")]
     return {

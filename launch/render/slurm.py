@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from penstock.configs.errors import UserError
@@ -44,6 +45,7 @@ def render(
     engine: Literal["ray", "none"],
     grace_s: int,
     environment: str | None,
+    working_dir: str | None = None,
 ) -> str:
     """The script.
 
@@ -55,6 +57,8 @@ def render(
         grace_s: seconds that the run has to save when the job is about to end.
         environment: folder with the programs of Penstock's Python environment on every node; None
             where they are found without it.
+        working_dir: folder that becomes the current one of all processes, for code of the user's
+            own; with engine "none" every node must have it.
 
     Raises UserError where the target or an option does not allow it.
     """
@@ -63,16 +67,17 @@ def render(
             f"--time is {job.time!r}; it must be a time as sbatch takes it, such as 12:00:00 or "
             "2-00:00:00"
         )
+    if working_dir is not None and not Path(working_dir).is_dir():
+        raise UserError(f"--working-dir {working_dir} is not a folder; name one that exists")
     learners = job.nodes if engine == "none" else job.nodes * job.gpus
     defaults = {"run.grace_s": str(grace_s), "actors.count": AUTO}
     if job.gpus:
         defaults["learner.device"] = "cuda"
         if engine == "ray":
             defaults["learner.count"] = str(learners)
-    resolved, text = command(
-        target, overrides, defaults, job.nodes, learners if engine == "none" else None
-    )
+    resolved, text = command(target, overrides, defaults, learners if engine == "none" else None)
     _check(resolved, job, engine)
+    code = None if working_dir is None else shlex.quote(str(Path(working_dir).absolute()))
     name, given_dir = _name(resolved), resolved.config.run.dir
     return TEMPLATE.format(
         name=name,
@@ -84,6 +89,8 @@ def render(
         start=(RAY if engine == "ray" else LEARNERS).format(
             command=text,
             threads=resolved.config.learner.first_threads,
+            ship="" if code is None else f" --working-dir {code}",
+            enter="" if code is None else f"cd {code}\n",
         ),
     )
 
@@ -184,14 +191,14 @@ for _ in $(seq 60); do  # until all nodes have joined
 done
 
 penstock train {command} run.dir="$run_dir" --resume auto \\
-    --engine ray --address "$address:$port" &
+    --engine ray --address "$address:$port"{ship} &
 run=$!
 stop() {{ kill -TERM "$run" 2> /dev/null; }}
 """
 LEARNERS = """
 node() {{  # on each node: a learner, which meets the others at the first, and actors that join it
     local rank=$SLURM_PROCID own=$run_dir
-    [ "$rank" = 0 ] || own=ipc://$run_dir/rank-$rank/sockets/wire-$rank
+    [ "$rank" = 0 ] || own=$run_dir/rank-$rank
     penstock learner {command} run.dir="$run_dir" --resume auto --trusted-network \\
         --rank "$rank" --world "$SLURM_NTASKS" --store "$address:$port" &
     local learner=$! count=$((SLURM_CPUS_ON_NODE - {threads}))
@@ -209,7 +216,7 @@ node() {{  # on each node: a learner, which meets the others at the first, and a
 }}
 export -f node
 export run_dir address port
-srun --kill-on-bad-exit=0 bash -c node &
+{enter}srun --kill-on-bad-exit=0 bash -c node &
 run=$!
 stop() {{ scancel --signal=TERM "$SLURM_JOB_ID.0"; }}  # all processes of srun's step
 """

@@ -34,7 +34,10 @@ def nodes() -> Iterator[Any]:
         yield made
 
 
-def test_a_cluster_is_started_where_none_is_named(tmp_path: Path) -> None:
+def test_a_cluster_is_started_where_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")  # of `--address auto`, which is not given
     command = Command(
         tmp_path, "train", "cartpole", "--json", "--engine", "ray", "stop.env_steps=5000", *SMALL,
         "run.dir=run",
@@ -170,10 +173,21 @@ def test_code_of_the_user_reaches_the_hosts(tmp_path: Path, nodes: Any) -> None:
     assert_balanced(summary)
 
 
+def test_auto_fills_the_cluster(tmp_path: Path, nodes: Any) -> None:
+    command, run_dir = train(tmp_path, nodes.address, "actors.count=auto"), tmp_path / "run"
+    command.wait_until(lambda: metrics(run_dir) and last(run_dir)["actors_alive"] == 4)
+    assert len(set(agents().values())) == 3
+    command.process.send_signal(signal.SIGTERM)
+    code, summary, err = command.end()
+    assert (code, summary["exit_reason"]) == (143, "terminated"), err
+    assert_balanced(summary)
+
+
 def test_too_small_a_cluster_is_refused(
     tmp_path: Path, nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_engine, "RESERVE_S", 3.0)
+    monkeypatch.setattr(ray_engine, "RESERVE_S", 6.0)
+    monkeypatch.setattr(ray_engine, "LEASE_S", 2.0)  # agents that have a host wait for the others
     overrides = ["actors.count=40", f"run.dir={tmp_path / 'run'}", *SMALL]
     resolved = resolve_target("cartpole", overrides)
     place = EngineChoice("ray", nodes.address)
@@ -195,6 +209,14 @@ def test_bad_options_are_refused(tmp_path: Path, options: tuple[str, ...], messa
     assert code == 2
     assert message in summary["error"]
     assert not list(tmp_path.iterdir()), err
+
+
+def test_auto_is_the_cluster_of_the_environment(
+    tmp_path: Path, nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", nodes.address)
+    code, summary, err = train(tmp_path, "auto", "stop.env_steps=5000").end()
+    assert (code, summary["exit_reason"]) == (0, "env_steps"), err
 
 
 def test_a_run_whose_head_node_is_lost_is_stopped_and_saved(tmp_path: Path, nodes: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -10,11 +11,13 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from penstock.algos.diagnostics import FIGURES, MOMENTS
 from penstock.cli.app import app
 from penstock.configs import option_aliases
 from penstock.configs.keys import algorithms, is_section, options, sections
+from penstock.configs.load import presets, resolve
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -84,6 +87,56 @@ def test_commands_that_a_page_names_exist(page: Path) -> None:
     commands = set(getattr(typer.main.get_command(app), "commands"))  # noqa: B009
     named = set(re.findall(r"(?:^ {4,}|`|\$ +)penstock ([a-z][a-z-]*)\b", text_of(page), re.M))
     assert named - commands == set()
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """The lines of code that train or render a preset or a gymnasium id, in words."""
+    text = re.sub(r"\\\n\s*", " ", text_of(page))
+    lines = re.findall(
+        r"^ {4,}(?:.*\$ +|torchrun .* -m |\S*/)?penstock ((?:train|learner|profile|render) .*)",
+        text,
+        re.MULTILINE,
+    )
+    found = [
+        [word for word in shlex.split(line.partition(" > ")[0], comments=True) if word != "..."]
+        for line in lines
+    ]
+    return [words for words in found if is_target(words[2 if words[0] == "render" else 1])]
+
+
+def is_target(word: str) -> bool:
+    return word in presets() or re.fullmatch(r"([\w]+/)?\w+-v\d+", word) is not None
+
+
+EVERY_COMMAND = [
+    pytest.param(words, id=f"{page.name}: {' '.join(words)}")
+    for page in PAGES
+    if page.parent.name != "extending"  # with options that the page's own code adds
+    for words in commands_of(page)
+]
+
+
+@pytest.mark.parametrize("words", EVERY_COMMAND)
+def test_commands_of_a_page_are_accepted(words: list[str]) -> None:
+    """Options by the parser of the command, and their combination by the checks of a config."""
+    name, *rest = words
+    if name == "render":
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, result.exception or result.output
+        return
+    command = getattr(typer.main.get_command(app), "commands")[name]  # noqa: B009
+    given = command.make_context(name, rest).params
+    overrides = list(given["overrides"] or [])
+    overrides += [f"transport.bind={given['bind']}"] if given.get("bind") else []
+    overrides += [f"learner.count={given['world']}"] if given.get("world") else []
+    overrides += ["transport.insecure=true"] if given.get("insecure") else []
+    resolve(given["target"], overrides)
+
+
+def test_the_pages_on_clusters_have_commands() -> None:
+    found = {page: len(commands_of(page)) for page in PAGES}
+    assert found[ROOT / "README.md"] > 5
+    assert found[ROOT / "docs" / "many-machines.md"] > 8
 
 
 @pytest.mark.parametrize("home", ["impala.algorithm", "ppo.algorithm", "dqn.update", "sac.update"])

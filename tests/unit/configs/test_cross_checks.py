@@ -27,8 +27,20 @@ CASES = {
     "batch larger than all slots": (
         ["actors.count=1", "learner.batch_slots=3"],
         "learner.batch_slots 3 is more than the 2 slots that actors.count 1 and transport.slots 2 "
-        "provide; set learner.batch_slots=2 or less",
+        "provide; set learner.batch_slots=2 or less, or actors.count=2 or more",
         ["learner.batch_slots=2"],
+    ),
+    "batch larger than all slots of each learner": (
+        ["learner.count=2", "actors.count=3", "transport.slots=1", "learner.batch_slots=2"],
+        "learner.batch_slots 2 is more than the 1 slots that actors.count 3 and transport.slots 1 "
+        "provide for each learner; set learner.batch_slots=1 or less, or actors.count=4 or more",
+        ["actors.count=4"],
+    ),
+    "batch for which auto does not start enough actors": (
+        ["actors.count=auto", "learner.batch_slots=64"],
+        "learner.batch_slots 64 is more than the 32 slots that actors.count auto (16) and "
+        "transport.slots 2 provide; set learner.batch_slots=32 or less, or actors.count=32 or more",
+        ["actors.count=32"],
     ),
     "lag limit below what a single batch makes": (
         ["learner.prefetch=1", "learner.updates_per_batch=4", "transport.max_policy_lag=7"],
@@ -324,6 +336,23 @@ def test_a_contradiction_is_refused_and_its_advice_works(
 )
 def test_what_fits_together_is_accepted(overrides: list[str], plain: str) -> None:
     resolve(plain, overrides)
+
+
+@pytest.mark.parametrize(
+    ("learners", "batch", "slots", "actors"),
+    [(1, 1, 2, 2), (1, 2, 1, 2), (1, 8, 2, 4), (8, 2, 1, 16), (8, 2, 2, 8), (3, 5, 2, 9)],
+)
+def test_auto_starts_as_many_actors_as_fill_a_batch_of_each_learner(
+    learners: int, batch: int, slots: int, actors: int, plain: str
+) -> None:
+    options = [f"learner.batch_slots={batch}", f"transport.slots={slots}", "actors.count=auto"]
+    config = resolve(plain, [*options, f"learner.count={learners}"])
+    assert config.first_actors == actors
+
+
+@pytest.mark.parametrize("target", presets())
+def test_auto_starts_two_actors_in_every_preset(target: str) -> None:
+    assert resolve(target, ["actors.count=auto"]).first_actors == 2
 
 
 def test_ppo_bounds_the_ratio_from_below_too(plain: str) -> None:

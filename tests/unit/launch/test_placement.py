@@ -58,22 +58,54 @@ def test_shared_memory_by_name_is_refused_where_it_cannot_be(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("hosts", "overrides", "count"),
     [
-        ([4, 8], (), 11),
-        ([4, 8], ("learner.threads=2", "actors.threads=3"), 3),
-        ([4, 8], ("learner.count=3",), 9),
+        ([4, 8], (), "3..9"),  # three groups
+        ([4, 8], ("learner.threads=2", "actors.threads=3"), "1..3"),
+        ([16, 16, 16], (), "15..45"),
+        ([16, 16], ("learner.count=3",), "13..24"),
+        ([2, 2, 2], (), "2..4"),
+        ([4, 8], ("transport.max_policy_lag=0",), 9),  # all take turns
+        ([8], (), 7),
+        ([8], ("learner.count=3",), 3),
         ([1], (), 1),
     ],
 )
 def test_auto_uses_the_cores_that_learners_leave(
-    hosts: list[int], overrides: tuple[str, ...], count: int, tmp_path: Path
+    hosts: list[int], overrides: tuple[str, ...], count: int | str, tmp_path: Path
 ) -> None:
     given = config("actors.count=auto", *overrides)
     assert placement.on_hosts(given, hosts, tmp_path).actors.count == count
 
 
+def test_auto_fills_the_batches_of_all_learners_on_too_few_cores(tmp_path: Path) -> None:
+    given = resolve("pong", ["actors.count=auto", "learner.count=4"])
+    made = placement.on_hosts(given, [2, 2], tmp_path)
+    assert (
+        made.actors.count == 8
+    )  # more than the cores: each learner trains on two slots, and an actor has one
+    Config.model_validate(made.model_dump(mode="json"))  # as a role does
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), [(2, 0), (8, 0), (2, 1), (8, 1), (2, 4)])
+def test_auto_fills_hosts_of_one_size(nodes: int, gpus: int, tmp_path: Path) -> None:
+    """Each bundle on the emptiest host, as Ray places them; none is left over."""
+    gpu_options = [f"learner.count={nodes * gpus}", "learner.device=cuda"] if gpus else []
+    given = resolve("pong", ["actors.count=auto", *gpu_options])
+    hosts = [16] * nodes
+    made = placement.on_hosts(given, hosts, tmp_path)
+    _, bundles = placement.bundles(topology.train(made, tmp_path), hosts)
+    free = [[16, gpus] for _ in hosts]
+    for bundle in sorted(bundles, key=lambda bundle: not bundle.required):
+        fitting = [h for h in free if h[0] >= bundle.cpus and h[1] >= bundle.gpus]
+        assert fitting, bundle
+        host = max(fitting, key=lambda h: h[0])
+        host[0] -= bundle.cpus
+        host[1] -= bundle.gpus
+    assert sum(cores for cores, _ in free) < nodes, "a core of each host for relays"
+
+
 def test_actors_are_divided_among_hosts_with_a_relay_for_each_learner(tmp_path: Path) -> None:
     given = config(*NETWORK, "actors.count=6", "learner.count=2")
-    specs, bundles = placement.bundles(topology.train(given, tmp_path), 4)
+    specs, bundles = placement.bundles(topology.train(given, tmp_path), [4])
     assert [bundle.name for bundle in bundles] == ["learners", "actors-0", "actors-1"]
     assert names(specs, "relay") == [f"relay-{i}" for i in range(4)]
     assert [s.learner for s in specs if s.role == "relay"] == [0, 1, 0, 1]
@@ -87,7 +119,7 @@ def test_learners_that_do_not_fit_on_one_host_are_apart_and_meet_at_the_first(
     tmp_path: Path,
 ) -> None:
     given = config(*NETWORK, "learner.count=3", "actors.count=3", "eval.every_steps=1000")
-    specs, bundles = placement.bundles(topology.train(given, tmp_path), 2)
+    specs, bundles = placement.bundles(topology.train(given, tmp_path), [2, 2, 2])
     found = {bundle.name: bundle.roles for bundle in bundles}
     assert found["learner-0"] == ("learner-0", "connector-0", "evaluator-0")
     assert found["learner-2"] == ("learner-2", "connector-2")
@@ -104,10 +136,36 @@ def test_learners_that_do_not_fit_on_one_host_are_apart_and_meet_at_the_first(
 
 def test_learners_on_one_host_meet_there(tmp_path: Path) -> None:
     given = config(*NETWORK, "learner.count=2", "actors.count=2")
-    specs, bundles = placement.bundles(topology.train(given, tmp_path), 2)
+    specs, bundles = placement.bundles(topology.train(given, tmp_path), [2, 2, 2])
     hosts = dict.fromkeys((spec.name for spec in specs), "10.0.0.1")
     assert [bundle.name for bundle in bundles] == ["learners", "actors"]
     assert {spec.meets_at for spec in placement.placed(specs, hosts, bundles, 20_000)} == {None}
+
+
+def test_learners_with_a_gpu_each_are_apart_on_a_cluster(tmp_path: Path) -> None:
+    options = ("learner.count=4", "actors.count=8", "learner.device=cuda")
+    given = placement.on_hosts(config(*options), [8, 8], tmp_path)  # whose GPUs are not known
+    _, bundles = placement.bundles(topology.train(given, tmp_path), [8, 8])
+    assert [(b.name, b.gpus) for b in bundles][:4] == [(f"learner-{r}", 1) for r in range(4)]
+    assert all(bundle.gpus == 0 for bundle in bundles[4:])
+    _, bundles = placement.bundles(topology.train(given, tmp_path))  # on a single host
+    assert (bundles[0].name, bundles[0].gpus) == ("learners", 4)
+    served = placement.on_hosts(config(*options, "learner.pace=ssp"), [8, 8], tmp_path)
+    _, bundles = placement.bundles(topology.train(served, tmp_path), [8, 8])
+    assert (bundles[0].name, bundles[0].gpus) == ("learners", 4)
+
+
+def test_a_few_actors_do_not_bring_learners_with_a_gpu_each_together(tmp_path: Path) -> None:
+    options = ("learner.count=2", "actors.count=2", "learner.device=cuda")
+    given = placement.on_hosts(config(*options), [8, 8], tmp_path)
+    assert given.transport.kind == "zmq"
+    _, bundles = placement.bundles(topology.train(given, tmp_path), [8, 8])
+    assert [b.name for b in bundles] == ["learner-0", "learner-1", "actors"]
+    alone = placement.on_hosts(config(*options), [8], tmp_path)
+    assert alone.transport.bind is None
+    by_name = placement.on_hosts(config(*options, "transport.kind=shm"), [8, 8], tmp_path)
+    _, bundles = placement.bundles(topology.train(by_name, tmp_path), [8, 8])
+    assert [b.name for b in bundles] == ["learners"], "memory is shared on one host only"
 
 
 def test_a_parameter_server_needs_its_learners_on_one_host(tmp_path: Path) -> None:
@@ -140,11 +198,11 @@ def test_keys_are_carried_whole_and_never_replaced(tmp_path: Path) -> None:
 def test_actors_that_may_come_later_are_in_bundles_of_their_own(tmp_path: Path) -> None:
     given = placement.on_hosts(config("actors.count=2..5"), [2], tmp_path)
     assert given.transport.kind == "zmq", "more hosts may come"
-    specs, bundles = placement.bundles(topology.train(given, tmp_path), 2)
+    specs, bundles = placement.bundles(topology.train(given, tmp_path), [2, 2, 2])
     found = {bundle.name: (bundle.required, bundle.cpus) for bundle in bundles}
-    assert found["actors-0"] == (True, 3)
-    assert found["actors-1"] == (False, 3)
-    assert found["actors-2"] == (False, 2)
+    assert found["actors-0"] == (True, 2)
+    assert found["actors-1"] == (False, 2)
+    assert found["actors-2"] == (False, 1)
     later = {spec.name for spec in specs if spec.spare}
     assert later == {"actor-2", "actor-3", "actor-4", "relay-1", "relay-2"}
 

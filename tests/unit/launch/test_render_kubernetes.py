@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import kubernetes_validate
@@ -13,6 +14,8 @@ from ruamel.yaml import YAML
 from penstock.configs.errors import UserError
 from penstock.launch.render.kubernetes import Pods, render
 
+ROOT = Path(__file__).parents[3]
+
 # Fields of ray.io/v1 that a run uses: https://ray-project.github.io/kuberay/reference/api
 RAY_JOB = {
     "entrypoint": str,
@@ -20,7 +23,12 @@ RAY_JOB = {
     "backoffLimit": int,
     "rayClusterSpec": dict,
 }
-RAY_CLUSTER = {"authOptions": dict, "headGroupSpec": dict, "workerGroupSpecs": list}
+RAY_CLUSTER = {
+    "rayVersion": str,
+    "authOptions": dict,
+    "headGroupSpec": dict,
+    "workerGroupSpecs": list,
+}
 HEAD = {"rayStartParams": dict, "template": dict}
 WORKERS = HEAD | {"groupName": str, "replicas": int, "minReplicas": int, "maxReplicas": int}
 
@@ -75,6 +83,8 @@ def test_a_ray_job_has_fields_that_its_documentation_names(nodes: int) -> None:
     cluster = job["spec"]["rayClusterSpec"]
     check_fields(cluster, RAY_CLUSTER)
     assert cluster["authOptions"] == {"mode": "token"}
+    pinned = (ROOT / "constraints.txt").read_text().splitlines()
+    assert f"ray=={cluster['rayVersion']}" in pinned, "the image has the pinned Ray"
     check_fields(cluster["headGroupSpec"], HEAD)
     for group in cluster.get("workerGroupSpecs", []):
         check_fields(group, WORKERS)

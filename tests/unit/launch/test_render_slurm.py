@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any, Literal
 import pytest
 
 from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
 from penstock.launch.render.slurm import Job, render
 
 BASH = shutil.which("bash") or "bash"
@@ -59,6 +62,23 @@ def test_each_gpu_gets_a_learner_unless_the_user_says_how_many() -> None:
     assert "learner.count=4" not in script("learner.count=2", gpus=2)
 
 
+@pytest.mark.parametrize(
+    ("engine", "gpus", "command", "rest"),
+    [
+        ("ray", 1, "train", ()),
+        ("ray", 0, "train", ()),
+        ("none", 1, "learner", ("--world", "8")),
+    ],
+)
+def test_the_options_of_its_command_are_accepted_on_the_nodes(
+    engine: Literal["ray", "none"], gpus: int, command: str, rest: tuple[str, ...]
+) -> None:
+    text = script(target="pong", engine=engine, gpus=gpus, nodes=8)
+    [line] = re.findall(rf"penstock {command} pong (.*) run\.dir=", text)
+    config = resolve("pong", [*line.split(), *(f"learner.count={n}" for n in rest[1:])])
+    assert config.learner.count == (8 if gpus or rest else 1)
+
+
 def test_the_run_has_the_time_to_save_that_slurm_gives() -> None:
     assert "run.grace_s=60" in script()
     assert "run.grace_s=60" not in script("run.grace_s=20")
@@ -86,6 +106,25 @@ def test_words_reach_the_program_as_they_were_given(tmp_path: Path) -> None:
     assert f"run.dir={folder}" in words
     assert words[words.index("--resume") + 1] == "auto"
     assert not (tmp_path / "oops").exists()
+
+
+@pytest.mark.parametrize(
+    ("engine", "line"),
+    [
+        ("ray", '--engine ray --address "$address:$port" --working-dir {} &'),
+        ("none", "cd {}"),
+    ],
+)
+def test_code_of_the_user_is_the_current_folder(
+    engine: Literal["ray", "none"], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my code").mkdir()
+    monkeypatch.chdir(tmp_path)
+    text = render("cartpole", [], Job(2), engine, 60, None, "my code")
+    assert line.format(shlex.quote(str(tmp_path / "my code"))) in map(str.strip, text.splitlines())
+    subprocess.run([BASH, "-n"], input=text, text=True, check=True)
+    with pytest.raises(UserError, match="--working-dir nowhere is not a folder; name one that"):
+        render("cartpole", [], Job(2), engine, 60, None, "nowhere")
 
 
 @pytest.mark.parametrize(

@@ -229,8 +229,8 @@ def test_actors_that_play_over_a_network_are_a_bundle_with_their_relay() -> None
     bind = ("transport.kind=zmq", "transport.bind=tcp://*:7700", "transport.insecure=true")
     specs = train(*bind, "actors.count=3", "learner.threads=2", "learner.device=cuda")
     _, (learners, actors) = placement.bundles(specs)
-    assert learners == Bundle("learners", ("learner-0", "connector-0"), 3, 1)
-    assert actors == Bundle("actors", ("actor-0", "actor-1", "actor-2", "relay-0"), 4, 0)
+    assert learners == Bundle("learners", ("learner-0", "connector-0"), 2, 1)
+    assert actors == Bundle("actors", ("actor-0", "actor-1", "actor-2", "relay-0"), 3, 0)
 
 
 def test_roles_reach_the_connector_of_another_host() -> None:

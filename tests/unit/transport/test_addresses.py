@@ -133,6 +133,23 @@ def test_a_folder_stands_for_the_socket_in_it(tmp_path: Path) -> None:
     assert addresses.address_of(str(run)) == f"ipc://{run}/sockets/wire"
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_actors_of_a_rank_join_it_by_its_folder(tmp_path: Path, rank: int) -> None:
+    folder = tmp_path / f"rank-{rank}"
+    folder.mkdir()
+    for _ in range(2):  # a learner that is started, and started again
+        with zmq.Context() as context:  # at its end all sockets are closed
+            joins = sockets.dealer(context, addresses.address_of(str(folder)), None)
+            addresses.make_socket_folder(folder, rank)
+            bind = addresses.bind_of(addresses.address_in_run(folder), rank)
+            listens = sockets.router(context, bind, None, 1000)
+            joins.send(b"hello")
+            arrived = listens.poll(20_000)
+            joins.close(0)
+            listens.close(0)
+        assert arrived
+
+
 def test_a_long_path_is_taken_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / ("x" * 100)
     deep.mkdir()

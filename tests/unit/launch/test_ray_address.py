@@ -1,0 +1,85 @@
+"""Which Ray cluster `--engine ray` joins, and what is refused at once instead of after minutes."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.launch.engines import ray_engine
+
+services = pytest.importorskip("ray._private.services")
+
+
+@pytest.fixture
+def closed() -> Iterator[str]:
+    """An address of this host at which nothing listens, and nothing will."""
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.fixture(autouse=True)
+def host_without_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other users of the host may run one: its processes and records are not looked at."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(services, "find_gcs_addresses", frozenset)
+
+
+def refusal(address: str) -> str:
+    begun_s = time.monotonic()
+    with pytest.raises(UserError) as refused:
+        ray_engine.connect(address)
+    assert time.monotonic() < begun_s + 2 * ray_engine.CONNECT_S
+    found = re.fullmatch(
+        rf"--address {re.escape(address)} is not a Ray cluster that can be reached \((.*)\); start "
+        "one by `ray start --head`, or leave out --address to start one on this host",
+        str(refused.value),
+    )
+    assert found, refused.value
+    return found[1]
+
+
+def is_of(closed: str, text: str) -> bool:
+    """Ray names this host by another of its addresses."""
+    port = closed.rpartition(":")[2]
+    return re.fullmatch(rf"nothing answers at [\d.]+:{port}: \[Errno 111\] .*", text) is not None
+
+
+def test_an_address_at_which_nothing_listens(closed: str) -> None:
+    assert is_of(closed, refusal(closed))
+
+
+def test_auto_without_a_cluster() -> None:
+    assert refusal("auto") == "RAY_ADDRESS is not set, and none runs on this host"
+
+
+def test_auto_with_the_record_of_a_cluster_that_has_ended(closed: str, tmp_path: Path) -> None:
+    record = tmp_path / "ray" / "ray_current_cluster"
+    record.parent.mkdir(exist_ok=True)
+    record.write_text(closed)
+    assert is_of(closed, refusal("auto"))
+
+
+def test_auto_with_a_variable_of_the_environment(
+    closed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", closed)
+    assert is_of(closed, refusal("auto"))
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    assert refusal("auto") == "RAY_ADDRESS is local"
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "ray://10.0.0.1:10001", "head:port", ":6379"])
+def test_what_is_no_address(address: str) -> None:
+    assert refusal(address) == f"{address} is not auto, or host:port of the head node"
+
+
+def test_a_port_that_does_not_exist() -> None:
+    assert refusal("127.0.0.1:99999").startswith("nothing answers at 127.0.0.1:99999: ")
