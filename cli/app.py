@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import typer
 
 import penstock
-from penstock.cli import bench, env, runs
+from penstock.cli import bench, env, runs, watch
 from penstock.cli.options import (
     MEASURE,
     PREPARE,
@@ -61,6 +61,7 @@ replay_app = typer.Typer(help="Serve replay buffers.", no_args_is_help=True, ric
 runs.register(app)
 bench.register(app)
 env.register(app)
+watch.register(app)
 app.add_typer(config_app, name="config", rich_help_panel=PREPARE)
 app.add_typer(keys_app, name="keys", rich_help_panel=PREPARE)
 app.add_typer(render_app, name="render", rich_help_panel=PREPARE)
