@@ -125,16 +125,16 @@ function drawHead() {
   const f = now.figures;
   const rows = [
     ["Return", number(f.episode_return_mean), f.episodes ? `${count(f.episodes)} episodes` : "no episode yet"],
-    ["Evaluated", number(f.eval_return_mean), f.eval_play ? `${f.eval_play}, best ${number(f.eval_return_best)}` : "none yet"],
+    ["Evaluated", number(f.eval_return_mean), f.eval_play ? `${f.eval_play}, best ${number(f.eval_return_best)}` : "no evaluation"],
     ["Agent steps", short(f.env_steps), `${short(f.steps_per_s)}/s`, count(f.env_steps)],
-    ["Updates", short(f.learner_steps), "", count(f.learner_steps)],
+    ["Updates", short(f.learner_steps), rateOf(now), count(f.learner_steps)],
     ["Utilization", percent(f.learner_compute_fraction), `waits ${percent(f.learner_wait_fraction)}`],
-    ["Policy lag", number(f.policy_lag_mean), ""],
-    ["Actors", f.actors_alive === null ? "–" : running ? count(f.actors_alive) : "–", f.actors_restarted ? `${f.actors_restarted} restarted` : ""],
-    ["Time", clock(f.time_s), ""],
+    ["Policy lag", number(f.policy_lag_mean), "updates"],
+    ["Actors", running ? count(f.actors_alive) : "–", f.actors_restarted ? `${count(f.actors_restarted)} restarted` : "none restarted"],
+    ["Time", clock(f.time_s), "of training"],
   ];
   fill(head.querySelector(".figures"), rows.map(([label, value, small, exact]) =>
-    h("div", null, h("dt", null, label), h("dd", { title: exact }, value, " ", small && h("small", null, small)))));
+    h("div", null, h("dt", null, label), h("dd", { title: exact }, value), h("dd.small", { title: small }, small || "\u00a0"))));
   const troubles = troublesOf(now);
   const box = head.querySelector(".trouble");
   if (box.dataset.text !== JSON.stringify(troubles)) {
@@ -143,6 +143,8 @@ function drawHead() {
   }
   head.querySelector(".reading").style.width = now.read < 1 ? `${100 * now.read}%` : "0";
 }
+
+const rateOf = (run) => (run.flow?.learner.updates_per_s ? `${short(run.flow.learner.updates_per_s)}/s` : "");
 
 /** What is wrong with a run, as sentences. */
 function troublesOf(run) {

@@ -21,13 +21,14 @@ const DARK = ["#7fb0ff", "#ff9f57", "#3ecfa3", "#e58fc0", "#dccb4c", "#79cdf0", 
 export const isDark = () => document.documentElement.dataset.theme === "dark";
 export const colour = (i) => (isDark() ? DARK : LIGHT)[i % LIGHT.length];
 
-// Parts of time: work is blue to green, waiting grey, overheads warm.
+// Parts of time, in the order in which they are stacked: work is blue to green, overheads are warm,
+// waiting is grey.
 const PARTS = {
   compute: 0, forward: "#3d78cc", backward: "#1f5fbf", optimize: "#7ba7e4", device: "#174a96",
   step: "#2f8f6f", infer: "#3d78cc", write: "#7cc4aa", process: "#a7d8c6", receive: "#2a8fbd",
-  decompress: "#79cdf0", gather: "#b9a85a", h2d: "#d0c27a", h2d_exposed: "#d0c27a", wait: "grey", wait_data: "grey",
-  reduce: "#a3457f", reduce_exposed: "#a3457f", publish: "#c98a3d", save: "#b5532a", count: "#dba671",
-  bookkeeping: "#dba671", compress: "#6b4fbb", send: "#b7a2ff", other: "#8a939d",
+  decompress: "#79cdf0", gather: "#b9a85a", h2d: "#d0c27a", h2d_exposed: "#d0c27a",
+  compress: "#6b4fbb", send: "#b7a2ff", reduce: "#a3457f", reduce_exposed: "#a3457f", publish: "#c98a3d",
+  save: "#b5532a", count: "#dba671", bookkeeping: "#dba671", other: "#8a939d", wait: "grey", wait_data: "grey",
 };
 const ORDER = Object.keys(PARTS);
 
@@ -50,7 +51,7 @@ export function layout(extra = {}) {
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: css("--text") },
-    margin: { l: 44, r: 8, t: 6, b: 26 }, showlegend: false, hovermode: "x unified", dragmode: "zoom",
+    margin: { l: 44, r: 8, t: 10, b: 26 }, showlegend: false, hovermode: "x unified", dragmode: "zoom",
     hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--text"), size: 12 } },
     uirevision: "same",
     ...extra,

@@ -6,9 +6,9 @@ export function h(what, attributes, ...children) {
   const element = document.createElement(tag || "div");
   if (classes.length) element.className = classes.join(" ");
   for (const [name, value] of Object.entries(attributes || {})) {
-    if (value === null || value === undefined || value === false) continue;
+    if (value === null || value === undefined || (value === false && !name.startsWith("aria-"))) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else element.setAttribute(name, value === true ? "" : String(value));
+    else element.setAttribute(name, value === true && !name.startsWith("aria-") ? "" : String(value));
   }
   add(element, children);
   return element;
@@ -58,7 +58,7 @@ export function number(value) {
   const size = Math.abs(value);
   if (size >= 1e4) return count(value);
   if (size < 1e-3) return value.toExponential(2);
-  if (Number.isInteger(value)) return String(value);
+  if (Number.isInteger(value)) return count(value);
   return value.toPrecision(4);
 }
 
@@ -102,5 +102,5 @@ export function table(columns, rows, options = {}) {
   const body = rows.map((row) => h(options.rowClass?.(row) ? `tr.${options.rowClass(row)}` : "tr", null,
     columns.map(([, cell, kind]) => h(kind ? `td.${kind}` : "td", null, cell(row)))));
   return h("div.scroll", null, h("table", null,
-    options.caption && h("caption", null, options.caption), h("thead", null, h("tr", null, head)), h("tbody", null, body)));
+    options.noHead ? null : h("thead", null, h("tr", null, head)), h("tbody", null, body)));
 }

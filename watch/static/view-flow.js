@@ -25,17 +25,17 @@ export class FlowView {
         share.compress || share.send ? ["compress, send", percent(share.compress + share.send)] : null,
         ["restarted", count(f.actors.restarted), f.actors.restarted > 0],
       ]),
-      stage("transport", "Transport", f.transport.wire ? [`${bytes(f.transport.coded_nbytes_per_s)}/s`, ""] : ["in place", "shared memory"], [
-        f.transport.wire ? ["uncompressed", `${bytes(f.transport.raw_nbytes_per_s)}/s`] : ["copies", "none"],
+      stage("transport", "Transport", f.transport.wire ? [`${bytes(f.transport.coded_nbytes_per_s)}/s`, ""] : ["in place", ""], [
+        f.transport.wire ? ["uncompressed", `${bytes(f.transport.raw_nbytes_per_s)}/s`] : ["by", "shared memory"],
         ["lost", short(total(f.transport.lost)), total(f.transport.lost) > 0],
         ["rejected", short(total(f.transport.rejected)), total(f.transport.rejected) > 0],
       ]),
       stage("store", "Store", f.store.replay_size === null ? [percent(f.store.queue_fill), "full"] : [short(f.store.replay_size), "steps kept"], [
-        f.store.replay_size === null ? ["", meter(f.store.queue_fill)] : ["draws per step", number(f.store.samples_per_insert)],
+        f.store.replay_size === null ? null : ["draws per step", number(f.store.samples_per_insert)],
         ["latency", seconds(f.store.latency_p50_s)],
         ["p95", seconds(f.store.latency_p95_s)],
         ["dropped", short(total(f.store.dropped)), total(f.store.dropped) > 0],
-      ]),
+      ], f.store.replay_size === null ? f.store.queue_fill : null),
       stage("learner", "Learner", [short(trained), "steps/s"], [
         ["updates/s", number(f.learner.updates_per_s)],
         ["computes", percent(f.learner.ledger.compute ?? null)],
@@ -80,10 +80,10 @@ export function meter(value, label = "fill") {
   return outer;
 }
 
-const stage = (key, title, [value, unit], figures) => (limit, moving, arrow) => h(limit === key ? "div.stage.limit" : "div.stage", { role: "listitem" },
+const stage = (key, title, [value, unit], figures, filled = null) => (limit, moving, arrow) => h(limit === key ? "div.stage.limit" : "div.stage", { role: "listitem" },
   limit === key && h("span.badge", null, "limits"),
   h("h3", null, title),
-  h("div.rate", null, value, " ", h("small", null, unit)),
+  h("div.rate", null, value, " ", h("small", null, unit)), filled === null ? null : meter(filled),
   h("dl", null, figures.filter(Boolean).map(([label, text, isBad]) => [h("dt", null, label), h(isBad ? "dd.bad" : "dd", null, text)])),
   arrow && line(moving));
 

@@ -200,7 +200,7 @@ export class LearningView {
     const first = !plot.classList.contains("js-plotly-plot");
     await draw(plot, traces, {
       shapes,
-      xaxis: { ...ticks, nticks: 7, hoverformat: inTime ? ".1f" : ",.0f", ...(this.range ? { range: this.range } : { autorange: true }), tickformat: inTime ? undefined : "~s" },
+      xaxis: { ...ticks, nticks: 7, hoverformat: inTime ? ".1f" : ",.0f", ...(this.range ? { range: this.range } : { autorange: true, rangemode: "nonnegative" }), tickformat: inTime ? undefined : "~s" },
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
       uirevision: undefined,
     });

@@ -11,7 +11,7 @@ export class ProcessesView {
     this.rows = new Map();
     this.note = h("div");
     this.body = h("tbody");
-    const columns = [["Process"], ["Host"], ["Pid", "num"], ["Phase"], ["for", "num"], ["Silent", "num"], ["CPU", "num"], ["Memory", "num"], ["Incarnation", "num"]];
+    const columns = [["Process"], ["Host"], ["Pid", "num"], ["Phase"], ["since", "num"], ["Silent", "num"], ["CPU", "num"], ["Memory", "num"], ["Incarnation", "num"]];
     this.table = h("div.scroll", null, h("table", null,
       h("thead", null, h("tr", null, columns.map(([title, kind]) => h(kind ? `th.${kind}` : "th", { scope: "col" }, title)))), this.body));
     this.detail = h("div", { "aria-live": "polite" });

@@ -64,7 +64,7 @@ export class RunView {
     if (text === this.eventsDrawn) return;
     this.eventsDrawn = text;
     fill(this.events, found.events.length ? table([
-      ["Time", (event) => date(event.time)], ["Kind", (event) => h(BAD.has(event.kind) ? "span.bad" : "span", null, event.kind)], ["Process", (event) => event.role ?? ""],
+      ["Time", (event) => date(event.time), "date"], ["Kind", (event) => h(BAD.has(event.kind) ? "span.bad" : "span", null, event.kind)], ["Process", (event) => event.role ?? ""],
       ["Event", (event) => event.text], ["Count", (event) => (event.count > 1 ? count(event.count) : ""), "num"],
     ], found.events) : h("p.dim", null, "None."));
   }
@@ -105,7 +105,7 @@ const total = (counts) => Object.values(counts).reduce((sum, n) => sum + n, 0);
 
 function checkpoints(found) {
   return h("div", null, h("div.section", null, h("h2", null, "Checkpoints")), found.length ? table([
-    ["Name", (row) => row.name], ["Written", (row) => date(row.written)], ["Size", (row) => bytes(row.nbytes), "num"],
+    ["Name", (row) => row.name], ["Written", (row) => date(row.written), "date"], ["Size", (row) => bytes(row.nbytes), "num"],
   ], found) : h("p.dim", null, "None yet."));
 }
 
@@ -113,6 +113,6 @@ function machine(starts, folder) {
   const last = starts[0]?.shown ?? {};
   const names = [...SHOWN.filter((name) => name in last), ...Object.keys(last).filter((name) => !SHOWN.includes(name) && name !== "time")];
   return h("div", null, h("div.section", null, h("h2", null, "Versions and machine"), starts.length > 1 && h("span.dim", null, `${starts.length} starts with different ones; the last`)),
-    names.length ? table([["", (name) => name], ["", (name) => last[name]]], names) : h("p.dim", null, "Not recorded."),
+    names.length ? table([["", (name) => h("span.dim", null, name)], ["", (name) => (last[name] === "[]" || last[name] === "" ? "none" : last[name])]], names, { noHead: true }) : h("p.dim", null, "Not recorded."),
     h("p.dim", null, "Folder: ", h("code", null, folder)));
 }
