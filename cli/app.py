@@ -148,7 +148,9 @@ def train(
     place = run.choose_engine(engine, address, working_dir)
     make_sink = None
     if show_page:
-        from penstock.watch.beside import PageBeside as make_sink
+        from penstock.watch.beside import PageBeside
+
+        make_sink = PageBeside
     sys.exit(run.train(target, overrides or [], resume, as_json, resume_from, place, make_sink))
 
 

@@ -22,7 +22,12 @@ from penstock.watch.orders import Orders
 from penstock.watch.views import MOST_COMPARED, MOST_METRICS, Views
 
 STATIC = Path(__file__).with_name("static")
-KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+KINDS = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
 NAME_LENGTH = 1000
 logger = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.formatting import MOST
 from penstock.monitor.intervals import Floats
 from penstock.monitor.metric_groups import scalars
 
@@ -31,7 +32,7 @@ class MetricColumns:
 
     @property
     def names(self) -> list[str]:
-        """The metrics, by their path, such as `ledger/compute`, in the order of their appearance."""
+        """Paths of the metrics, such as `ledger/compute`, in the order of their appearance."""
         return list(self._columns)
 
     def extend(self, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -39,14 +40,21 @@ class MetricColumns:
         for line in lines:
             if self.rows == self._capacity:
                 self._grow()
-            row = self.rows
-            for name, value in scalars(line):
-                column = self._columns.get(name)
-                if column is None:
-                    column = self._add(name)
-                if column is not None:
-                    column[row] = value
+            for name, value in line.items():
+                if type(value) is float or type(value) is int:  # most values, so without detours
+                    if -MOST < value < MOST:
+                        self._set(name, value)
+                else:
+                    for path, each in scalars({name: value}):
+                        self._set(path, each)
             self.rows += 1
+
+    def _set(self, name: str, value: float) -> None:
+        column = self._columns.get(name)
+        if column is None:
+            column = self._add(name)
+        if column is not None:
+            column[self.rows] = value
 
     def column(self, name: str) -> Floats:
         """The values of a metric, float64 ``[rows]``; all NaN for an unknown one."""

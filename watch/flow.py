@@ -91,7 +91,11 @@ def flow(
 
 def _counts(last: Mapping[str, Any], name: str) -> dict[str, float]:
     found = last.get(name)
-    known = {str(key): finite(value) for key, value in found.items()} if isinstance(found, Mapping) else {}
+    known = (
+        {str(key): finite(value) for key, value in found.items()}
+        if isinstance(found, Mapping)
+        else {}
+    )
     return {key: value for key, value in known.items() if value}
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from penstock.watch.files import is_trusted
 from penstock.watch.peers import user_of
@@ -26,6 +27,7 @@ METHODS = ("GET", "HEAD", "POST")
 ORDER_HEADER = "x-penstock-token"
 COOKIE = "penstock_watch"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 TOKEN_LENGTH = 16  # characters at least
 HEADERS = {
     # plotly.js writes style elements, and draws its pictures as data: and blob: URLs.
@@ -136,16 +138,11 @@ class Guard:
         return f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/{secure}"
 
     def _is_ours(self, host: str) -> bool:
-        try:
-            name = urlsplit(f"//{host}").hostname
-            port = urlsplit(f"//{host}").port
-        except ValueError:
+        found = HOST.fullmatch(host)
+        if found is None:
             return False
-        if name is None or "@" in host or "/" in host or port == 0:
-            return False
-        if name.lower() in self.hosts:
-            return True
-        return self.literal_hosts and _is_address(name)
+        name = found["name"].strip("[]").lower()
+        return name in self.hosts or (self.literal_hosts and _is_address(name))
 
     def _is_same(self, origin: str, host: str) -> bool:
         return origin.lower() == f"{'https' if self.secure else 'http'}://{host.lower()}"
@@ -172,7 +169,11 @@ class Guarded:
                 known = {name.lower() for name, _ in message["headers"]}
                 message["headers"] = [
                     *message["headers"],
-                    *((k.encode(), v.encode()) for k, v in HEADERS.items() if k.encode() not in known),
+                    *(
+                        (k.encode(), v.encode())
+                        for k, v in HEADERS.items()
+                        if k.encode() not in known
+                    ),
                 ]
                 if b"cache-control" not in known:
                     message["headers"].append((b"cache-control", b"no-store"))
@@ -190,9 +191,7 @@ class Guarded:
         await self._app(scope, receive, send_with_headers)
 
 
-async def _reply(
-    send: Any, status: int, text: str, extra: Iterable[tuple[str, str]] = ()
-) -> None:
+async def _reply(send: Any, status: int, text: str, extra: Iterable[tuple[str, str]] = ()) -> None:
     headers = [("content-type", "text/plain; charset=utf-8"), ("connection", "close"), *extra]
     coded = [(name.encode(), value.encode()) for name, value in headers]
     await send({"type": "http.response.start", "status": status, "headers": coded})

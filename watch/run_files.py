@@ -125,9 +125,7 @@ class WatchedRun:
         began the run, and metrics that since the first unroll. The two are aligned by checkpoints,
         whose steps stand in both; without one by the time of the last line of metrics, or by the
         moment when the first learner was ready."""
-        trained, times = known(
-            self.columns.column("trained_steps"), self.columns.column("time_s")
-        )
+        trained, times = known(self.columns.column("trained_steps"), self.columns.column("time_s"))
         written_s = stamp(self.folder, METRICS)[2] * 1e-9
         found: list[float | None] = []
         starts = [0]

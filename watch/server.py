@@ -65,7 +65,7 @@ class Listen:
 
     def guard(self) -> Guard:
         """The rules for requests."""
-        names = LOOPBACK_NAMES
+        names: tuple[str, ...] = LOOPBACK_NAMES
         if not self.is_loopback:
             own = {self.host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
             names = (*names, *sorted(own))
@@ -138,7 +138,9 @@ def _bound(listen: Listen) -> socket.socket:
         except OSError as error:
             reason = error.strerror or str(error)
     where = f"{listen.host}:{ports[0]}" + (f" to {ports[-1]}" if len(ports) > 1 else "")
-    raise UserError(f"the page cannot be served at {where} ({reason}); give another --port or --host")
+    raise UserError(
+        f"the page cannot be served at {where} ({reason}); give another --port or --host"
+    )
 
 
 def _check_tls(listen: Listen) -> None:
@@ -149,10 +151,14 @@ def _check_tls(listen: Listen) -> None:
         context.load_cert_chain(listen.tls_cert, listen.tls_key)
     except (OSError, ssl.SSLError) as error:
         raise UserError(
-            f"--tls-cert {listen.tls_cert} and --tls-key {listen.tls_key} cannot be used ({error}); "
-            "give a certificate and its key as PEM files"
+            f"--tls-cert {listen.tls_cert} and --tls-key {listen.tls_key} cannot be used "
+            f"({error}); give a certificate and its key as PEM files"
         ) from error
 
 
 def _is_token(text: str) -> bool:
-    return len(text) >= TOKEN_LENGTH and text.isascii() and text.replace("-", "").replace("_", "").isalnum()
+    return (
+        len(text) >= TOKEN_LENGTH
+        and text.isascii()
+        and text.replace("-", "").replace("_", "").isalnum()
+    )

@@ -250,9 +250,7 @@ class Views:
             known = self._options[run.folder] = key, load_options(run.folder, run.config)
         return known[1]
 
-    def _verdict(
-        self, run: WatchedRun, options: dict[str, Any], status: Row, *, live: bool
-    ) -> Row:
+    def _verdict(self, run: WatchedRun, options: dict[str, Any], status: Row, *, live: bool) -> Row:
         key = (run.columns.rows, live)
         known = self._verdicts.get(run.folder)
         if known is None or known[0] != key:
@@ -378,7 +376,9 @@ def _evaluation(line: Mapping[str, Any]) -> Row:
     for way in ("greedy", "sampled", "return"):
         about = line.get(way)
         if isinstance(about, Mapping):
-            found[way] = {key: finite(about.get(key)) for key in ("mean", "se", "std", "min", "max")}
+            found[way] = {
+                key: finite(about.get(key)) for key in ("mean", "se", "std", "min", "max")
+            }
     found["episodes"] = finite(line.get("episodes"))
     return found
 
