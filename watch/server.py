@@ -26,7 +26,7 @@ PACKAGES = ("starlette", "uvicorn", "plotly")
 
 @dataclass(frozen=True)
 class Listen:
-    """Where the page is served, and to whom."""
+    """The address of the page, and the conditions for viewers."""
 
     host: str = "127.0.0.1"
     port: int | None = None
