@@ -54,6 +54,7 @@ def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> Guarde
             _number(q, "low"),
             _number(q, "high"),
             _text(q, "known", ""),
+            by_seed=_text(q, "seeds", "apart") != "together",
         ),
         "metrics": lambda q: views.metrics(_texts(q, "run", MOST_COMPARED)),
         "ledgers": lambda q: views.ledgers(_text(q, "run")),

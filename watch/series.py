@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,19 @@ def means(xs: Floats, ys: Floats, most: int) -> Points:
     edges = np.linspace(0, len(xs), most + 1).astype(np.intp)
     sums = np.add.reduceat(ys, edges[:-1])
     return xs[edges[1:] - 1], sums / np.diff(edges)
+
+
+def spread(curves: Sequence[Points], most: int) -> tuple[Points, Points, Points] | None:
+    """The mean of several curves at ``most`` places, the lowest and the highest, over the range
+    that all of them have; None without one."""
+    if not curves:
+        return None
+    start, end = max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves)
+    if start > end:
+        return None
+    places = np.linspace(start, end, most if end > start else 1)
+    values = np.stack([np.interp(places, xs, ys) for xs, ys in curves])
+    return (places, values.mean(0)), (places, values.min(0)), (places, values.max(0))
 
 
 def rates(xs: Floats, totals: Floats) -> Points:

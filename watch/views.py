@@ -23,7 +23,7 @@ from penstock.watch.files import Row, names_in, read_json, read_tail, stamp
 from penstock.watch.flow import flow
 from penstock.watch.live import LiveStatus
 from penstock.watch.run_files import WatchedRun, shown_event
-from penstock.watch.series import as_json, clipped, means, reduced, smooth
+from penstock.watch.series import Points, as_json, clipped, means, reduced, smooth, spread
 from penstock.watch.verdicts import LEDGERS, judge, load_options, process_names
 
 BUDGET_S = 0.4  # to read new lines, per request
@@ -97,6 +97,8 @@ class Views:
         low: float | None = None,
         high: float | None = None,
         known: str = "",
+        *,
+        by_seed: bool = True,
     ) -> Row:
         """Curves of metrics of several runs, reduced to a number of points.
 
@@ -104,6 +106,8 @@ class Views:
             count: of measurements over which each point is averaged.
             low, high: the range of ``x`` that is shown; None for all of it.
             known: the ``version`` of the last reply; the reply is short if nothing is new.
+            by_seed: a curve per run. Otherwise runs `seed-N` of one folder are one curve: their
+                mean, with the ``low`` and the ``high`` of them, over the range that all have.
 
         Raises UserError for an unknown run, or a number that is out of range.
         """
@@ -117,22 +121,20 @@ class Views:
             raise UserError(f"smooth must be 1 to {MOST_SMOOTH}, and points 10 to {MOST_POINTS}")
         opened = {name: self.catalog.run(name) for name in dict.fromkeys(names)}
         read = {name: run.read(BUDGET_S / len(opened)) for name, run in opened.items()}
-        asked = f"{x} {count} {points} {low} {high} {' '.join(metrics)}"
+        asked = f"{by_seed} {x} {count} {points} {low} {high} {' '.join(metrics)}"
         found = [(n, r.columns.rows, len(r.evaluations), len(r.events)) for n, r in opened.items()]
         version = format(hash((asked, *found)) & (1 << 64) - 1, "x")
         if version == known:
             return {"version": version, "unchanged": True, "read": read}
         drawn: dict[str, list[Row]] = {}
+        groups = [[name] for name in opened] if by_seed else _by_folder(list(opened))
         for metric in metrics:
-            for name, run in opened.items():
-                curve = run.curve(x, metric)
-                if len(curve[0]):
-                    raw = reduced(*clipped(*curve, low, high), points)
-                    line = {"run": name, **as_json(raw)}
-                    if count > 1 and not is_evaluation(metric):
-                        softer = reduced(*clipped(*smooth(curve, count), low, high), points)
-                        line["smooth"] = as_json(softer)
-                    drawn.setdefault(metric, []).append(line)
+            for group_of in groups:
+                curves = [opened[name].curve(x, metric) for name in group_of]
+                softened = count if count > 1 and not is_evaluation(metric) else 1
+                made = _line if len(group_of) == 1 else _band
+                if line := made(curves, softened, points, low, high):
+                    drawn.setdefault(metric, []).append({"run": group_of[0], **line})
         return {
             "version": version,
             "read": read,
@@ -275,6 +277,41 @@ class Views:
             differs = base["origin"] is not None and preset != shown
             found.append({"name": option, "value": shown, "preset": preset, "differs": differs})
         return found, base["origin"]
+
+
+def _line(
+    curves: Sequence[Points], count: int, points: int, low: float | None, high: float | None
+) -> Row | None:
+    """One curve, and the smoothed one; None without points."""
+    [curve] = curves
+    if not len(curve[0]):
+        return None
+    found = as_json(reduced(*clipped(*curve, low, high), points))
+    if count > 1:
+        found["smooth"] = as_json(reduced(*clipped(*smooth(curve, count), low, high), points))
+    return found
+
+
+def _band(
+    curves: Sequence[Points], count: int, points: int, low: float | None, high: float | None
+) -> Row | None:
+    """The mean of several curves, each smoothed, and their lowest and highest values."""
+    curves = [curve for curve in curves if len(curve[0])]
+    shown = [clipped(*smooth(curve, count), low, high) for curve in curves]
+    found = spread(shown, points // 2)
+    if found is None:
+        return None
+    mean, lowest, highest = map(as_json, found)
+    return {**mean, "low": lowest["y"], "high": highest["y"], "count": len(curves)}
+
+
+def _by_folder(names: Sequence[str]) -> list[list[str]]:
+    """Names in groups: the runs `seed-N` of one folder, and each of the others."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        folder, _, last = name.rpartition("/")
+        groups.setdefault(folder if last.startswith("seed-") else f"/{name}", []).append(name)
+    return list(groups.values())
 
 
 def _not_live(row: Mapping[str, Any]) -> Row:

@@ -105,6 +105,21 @@ def test_curves_of_several_runs_by_time_and_smoothed(page: TestClient) -> None:
     assert lines["group/seed-1"]["smooth"]["y"] == [2, 2.5, 3.5]
 
 
+def test_seeds_as_mean_and_range(page: TestClient) -> None:
+    names = ["group/seed-0", "one", "group/seed-1"]
+    asked = {"run": names, "metric": "episode_return_mean", "x": "time_s", "seeds": "together"}
+    lines = {
+        line["run"]: line for line in get(page, "curves", **asked)["curves"]["episode_return_mean"]
+    }
+    assert set(lines) == {"group/seed-0", "one"}
+    assert lines["one"]["y"] == [10 * i for i in range(20)]
+    band = lines["group/seed-0"]
+    assert band["count"] == 2
+    assert (band["x"][0], band["x"][-1]) == (0, 2)
+    assert (band["low"][0], band["y"][0], band["high"][0]) == (1, 1.5, 2)
+    assert (band["low"][-1], band["y"][-1], band["high"][-1]) == (3, 3.5, 4)
+
+
 def test_a_reply_is_short_if_nothing_is_new(page: TestClient, runs: Path) -> None:
     asked = {"run": "died", "metric": "episode_return_mean"}
     first = get(page, "curves", **asked)

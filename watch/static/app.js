@@ -221,7 +221,9 @@ function openView() {
   shown?.close?.();
   release($("panel"));
   $("panel").replaceChildren();
-  shown = state.run === null ? null : new VIEWS[state.view][1]($("panel"), { ...state, runs });
+  shown = state.run === null ? null : new VIEWS[state.view][1]($("panel"), {
+    ...state, runs, add: (names) => choose({ compare: [...new Set([...state.compare, ...names])].filter((name) => name !== state.run).slice(0, 23) }),
+  });
 }
 
 // --- asking

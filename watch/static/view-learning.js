@@ -19,12 +19,15 @@ const BAD = new Set(["restart", "hang", "kill", "lost", "rollback", "rejected"])
 const SMOOTH = [1, 3, 10, 30, 100, 300];
 
 export class LearningView {
-  constructor(panel, { run, compare, runs }) {
+  constructor(panel, { run, compare, runs, add }) {
     this.run = run;
     this.names = [run, ...compare];
     this.titles = Object.fromEntries(runs.map((row) => [row.name, row.title]));
     this.x = localStorage.getItem("x") === "time_s" ? "time_s" : "env_steps";
     this.smooth = SMOOTH.includes(Number(localStorage.getItem("smooth"))) ? Number(localStorage.getItem("smooth")) : 1;
+    this.together = localStorage.getItem("seeds") === "together";
+    this.siblings = seeds(run, runs);
+    this.add = add;
     this.added = [];
     this.range = null;
     this.version = "";
@@ -59,13 +62,30 @@ export class LearningView {
     fill(panel,
       h("div.controls", null,
         h("div.segmented", { role: "group", "aria-label": "Horizontal axis" }, axis("env_steps", "Steps"), axis("time_s", "Time")),
-        h("label", null, "Smoothing", smooth), h("label", null, "Add a metric", this.more), this.reset),
+        h("label", null, "Smoothing", smooth), h("label", null, "Add a metric", this.more), this.seedControls(), this.reset),
       this.legend, this.empty, this.grid);
     this.drawLegend();
   }
 
+  /** Compare all seeds of the run's folder, and draw them as one line. */
+  seedControls() {
+    const missing = this.siblings.filter((name) => !this.names.includes(name));
+    if (this.siblings.length < 2) return null;
+    if (missing.length) return h("button", { type: "button", onclick: () => this.add(missing) }, `Compare all ${this.siblings.length} seeds`);
+    const box = h("input", { type: "checkbox", onchange: (event) => {
+      this.together = event.target.checked;
+      localStorage.setItem("seeds", this.together ? "together" : "apart");
+      this.drawLegend();
+      this.again();
+    } });
+    box.checked = this.together;
+    return h("label", null, box, "Seeds as mean and range");
+  }
+
   drawLegend() {
-    const runs = this.names.map((name, i) => h("li", null, swatch("i", colour(i)), this.titles[name] ?? name));
+    const isSeed = (name) => this.together && this.siblings.length > 1 && this.siblings.includes(name);
+    const runs = this.names.filter((name) => !isSeed(name) || name === this.run).map((name) => h("li", null,
+      swatch("i", colour(this.names.indexOf(name))), isSeed(name) ? `${folderOf(name)}: mean, lowest and highest of its seeds` : this.titles[name] ?? name));
     const marks = [["Evaluated greedily", "●"], ["Evaluated sampled", "○"], ["Checkpoint", "▲"], ["Restart, loss, rollback", "◆"]];
     fill(this.legend, runs, marks.map(([text, sign]) => h("li.dim", null, h("span", { "aria-hidden": "true" }, `${sign} `), text)));
   }
@@ -105,6 +125,7 @@ export class LearningView {
       const [low, high] = this.range ?? [null, null];
       const found = await get("curves", {
         run: this.names, metric: [...wanted, ...EVALUATED], x: this.x, smooth: this.smooth, low, high, known: this.version,
+        seeds: this.together ? "together" : "apart",
       });
       if (found.unchanged) return;
       this.version = found.version;
@@ -164,7 +185,12 @@ export class LearningView {
     for (const line of card.lines) {
       const i = this.names.indexOf(line.run), name = this.titles[line.run] ?? line.run;
       const few = line.x.length < 2 ? "markers" : "lines";
-      if (line.smooth) {
+      if (line.low) {
+        const edge = { x: line.x, mode: "lines", line: { width: 0, color: colour(i) }, showlegend: false };
+        traces.push({ ...edge, y: line.low, name: "lowest", hovertemplate: "%{y:.5~g}" });
+        traces.push({ ...edge, y: line.high, name: "highest", fill: "tonexty", fillcolor: `${colour(i)}33`, hovertemplate: "%{y:.5~g}" });
+        traces.push({ x: line.x, y: line.y, mode: few, name: `mean of ${line.count}`, line: { color: colour(i), width: 1.8 }, hovertemplate: "%{y:.5~g}" });
+      } else if (line.smooth) {
         traces.push({ x: line.x, y: line.y, mode: few, line: { color: colour(i), width: 1 }, opacity: 0.25, hoverinfo: "skip" });
         traces.push({ x: line.smooth.x, y: line.smooth.y, mode: few, name, line: { color: colour(i), width: 1.8 }, hovertemplate: "%{y:.5~g}" });
       } else {
@@ -214,6 +240,15 @@ export class LearningView {
   }
 
   close() { this.visible.close(); }
+}
+
+const folderOf = (name) => name.slice(0, Math.max(0, name.lastIndexOf("/")));
+
+/** The runs seed-N of the folder of a run that is one of them; at most as many as are compared. */
+function seeds(run, runs) {
+  const isSeed = (name) => name.slice(name.lastIndexOf("/") + 1).startsWith("seed-");
+  if (!isSeed(run)) return [];
+  return runs.map((row) => row.name).filter((name) => isSeed(name) && folderOf(name) === folderOf(run)).sort().slice(0, 24);
 }
 
 /** Ticks at round numbers of seconds, minutes or hours. */
