@@ -57,7 +57,7 @@ async function loadRuns() {
   const found = await get("runs");
   setText($("folder"), found.folder);
   const text = JSON.stringify(found.runs.map(({ written, ...row }) => row));
-  const changed = text !== loadRuns.text;
+  const changed = text !== loadRuns.text, first = loadRuns.text === undefined;
   loadRuns.text = text;
   runs = found.runs;
   if (state.run === null || !runs.some((run) => run.name === state.run)) {
@@ -67,6 +67,7 @@ async function loadRuns() {
       `No run in ${found.folder} yet. Start one with: penstock train cartpole; it appears here.`));
   }
   if (changed) drawRuns();
+  if (first) openView(); // views know the runs from their start
 }
 
 function drawRuns() {
@@ -281,6 +282,5 @@ if (matchMedia("(max-width: 900px)").matches) $("runs-box").open = false;
 applyTheme(false);
 readAddress();
 drawTabs();
-openView();
 turn();
 setInterval(turn, LIVE_MS);

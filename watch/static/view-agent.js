@@ -38,7 +38,7 @@ export class AgentView {
       : h("video", { src: address(file), controls: true, loop: true, muted: true, "aria-label": `The agent plays: ${file}` }));
     show(videos[0].file);
     return h("div.two", null, place, table([
-      ["Video", (row) => h("button.link", { type: "button", onclick: () => show(row.file) }, row.file)], ["Recorded", (row) => date(row.written), "date"], ["Size", (row) => bytes(row.nbytes), "num"],
+      ["Video", (row) => h("button.link", { type: "button", onclick: () => show(row.file) }, row.file)], ["Recorded", (row) => date(row.written), "nowrap"], ["Size", (row) => bytes(row.nbytes), "num"],
     ], videos));
   }
 }

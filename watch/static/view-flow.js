@@ -26,7 +26,7 @@ export class FlowView {
         ["restarted", count(f.actors.restarted), f.actors.restarted > 0],
       ]),
       stage("transport", "Transport", f.transport.wire ? [`${bytes(f.transport.coded_nbytes_per_s)}/s`, ""] : ["in place", ""], [
-        f.transport.wire ? ["uncompressed", `${bytes(f.transport.raw_nbytes_per_s)}/s`] : ["by", "shared memory"],
+        f.transport.wire ? ["raw", `${bytes(f.transport.raw_nbytes_per_s)}/s`] : ["memory", "shared"],
         ["lost", short(total(f.transport.lost)), total(f.transport.lost) > 0],
         ["rejected", short(total(f.transport.rejected)), total(f.transport.rejected) > 0],
       ]),

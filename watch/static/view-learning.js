@@ -223,14 +223,13 @@ export class LearningView {
       type: "line", xref: "x", yref: "paper", x0: mark.x, x1: mark.x, y0: 0, y1: 1, line: { color: bad, width: 1, dash: "dot" }, opacity: 0.5,
     }));
     const ticks = inTime ? timeTicks(this.extent(card)) : {};
-    const first = !plot.classList.contains("js-plotly-plot");
     await draw(plot, traces, {
       shapes,
       xaxis: { ...ticks, nticks: 7, hoverformat: inTime ? ".1f" : ",.0f", ...(this.range ? { range: this.range } : { autorange: true, rangemode: "nonnegative" }), tickformat: inTime ? undefined : "~s" },
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
       uirevision: undefined,
     });
-    if (first) card.bind();
+    if (plot.on && !card.bound) { card.bound = true; card.bind(); } // not if the view was closed meanwhile
   }
 
   extent(card) {

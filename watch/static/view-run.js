@@ -64,7 +64,7 @@ export class RunView {
     if (text === this.eventsDrawn) return;
     this.eventsDrawn = text;
     fill(this.events, found.events.length ? table([
-      ["Time", (event) => date(event.time), "date"], ["Kind", (event) => h(BAD.has(event.kind) ? "span.bad" : "span", null, event.kind)], ["Process", (event) => event.role ?? ""],
+      ["Time", (event) => date(event.time), "nowrap"], ["Kind", (event) => h(BAD.has(event.kind) ? "span.bad" : "span", null, event.kind)], ["Process", (event) => event.role?.slice(0, 40) ?? "", "nowrap"],
       ["Event", (event) => event.text], ["Count", (event) => (event.count > 1 ? count(event.count) : ""), "num"],
     ], found.events) : h("p.dim", null, "None."));
   }
@@ -105,7 +105,7 @@ const total = (counts) => Object.values(counts).reduce((sum, n) => sum + n, 0);
 
 function checkpoints(found) {
   return h("div", null, h("div.section", null, h("h2", null, "Checkpoints")), found.length ? table([
-    ["Name", (row) => row.name], ["Written", (row) => date(row.written), "date"], ["Size", (row) => bytes(row.nbytes), "num"],
+    ["Name", (row) => row.name], ["Written", (row) => date(row.written), "nowrap"], ["Size", (row) => bytes(row.nbytes), "num"],
   ], found) : h("p.dim", null, "None yet."));
 }
 
