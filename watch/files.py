@@ -129,6 +129,15 @@ class JsonLines:
         """Bytes that were read."""
         return self._offset
 
+    def follow(self, *parts: str) -> bool:
+        """Whether the file that was read is now that of another name, and is read there from now
+        on: a log that was rotated."""
+        inode = stamp(self._folder, *parts)[0]
+        if not self._inode or inode != self._inode:
+            return False
+        self._parts = parts
+        return True
+
     def chunks(self) -> Iterator[list[Row]]:
         """The objects of new complete lines, a list per chunk. Damaged lines are left out."""
         try:

@@ -27,6 +27,7 @@ TAIL_NBYTES = 1 << 16
 STATE_EVERY_S = 4.0  # a live supervisor is asked at most so often whether it lives
 MOST_EVENTS = 20_000
 MOST_EVALUATIONS = 20_000
+ROTATED = f"{EVENTS}.1"
 MARKS = ("restart", "hang", "kill", "drop", "lost", "rejected", "rollback", "checkpoint", "hosts")
 
 
@@ -51,7 +52,7 @@ class WatchedRun:
         with self.lock:
             self._metrics = JsonLines(self.folder, METRICS)
             self._evaluations = JsonLines(self.folder, EVALUATIONS)
-            self._logs = [JsonLines(self.folder, "logs", name) for name in (f"{EVENTS}.1", EVENTS)]
+            self._logs = [JsonLines(self.folder, "logs", name) for name in (ROTATED, EVENTS)]
             self.columns = MetricColumns()
             self.last: Row = {}
             """The last line of metrics."""
@@ -69,6 +70,8 @@ class WatchedRun:
                     self.evaluations.clear()
                 self.evaluations += lines
                 del self.evaluations[:-MOST_EVALUATIONS]
+            if self._logs[1].follow("logs", ROTATED):
+                self._logs = [self._logs[1], JsonLines(self.folder, "logs", EVENTS)]
             for log in self._logs:
                 for lines in log.chunks():
                     self.events += lines
