@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 import penstock
 from penstock.configs.errors import UserError
-from penstock.watch.guard import BODY_NBYTES, ORDER_HEADER, Guard, Guarded
+from penstock.watch.guard import BODY_NBYTES, ORDER_HEADER, Guard, GuardedApp
 from penstock.watch.orders import Orders
 from penstock.watch.views import MOST_COMPARED, MOST_METRICS, Views
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 Query = Mapping[str, list[str]]
 
 
-def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> Guarded:
+def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> GuardedApp:
     """The application that serves ``views`` behind ``guard``."""
     give = (orders or Orders()).give
     read: dict[str, Callable[[Query], Any]] = {
@@ -121,7 +121,7 @@ def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> Guarde
             Route("/{path:path}", static, methods=["GET"]),
         ]
     )
-    return Guarded(app, guard)
+    return GuardedApp(app, guard)
 
 
 def plotly_script() -> Path:
@@ -144,7 +144,9 @@ async def _answer(made: Callable[[], Any]) -> Response:
         return JSONResponse({"error": str(error)}, 400)
     except TimeoutError:
         return JSONResponse({"error": "the run did not reply in time"}, 504)
-    except (OSError, ValueError, LookupError, TypeError, ArithmeticError) as error:
+    except (
+        *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
+    ) as error:
         logger.warning("a request failed", exc_info=True)  # files of any kind are read
         return JSONResponse({"error": f"the files of the run could not be read ({error})"}, 500)
 

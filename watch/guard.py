@@ -148,7 +148,7 @@ class Guard:
         return origin.lower() == f"{'https' if self.secure else 'http'}://{host.lower()}"
 
 
-class Guarded:
+class GuardedApp:
     """An ASGI application behind a `Guard`. Adds the headers of `HEADERS` to every reply."""
 
     def __init__(self, app: Any, guard: Guard) -> None:

@@ -39,11 +39,20 @@ class LiveStatus:
         Without waiting where another thread is asking: then it is the answer before."""
         if time.monotonic() >= self._next_s and self._asks.acquire(blocking=False):
             try:
-                self._shown = self._ask()
+                self._shown = self._checked()
                 self._next_s = time.monotonic() + (EVERY_S if self._shown["live"] else AGAIN_S)
             finally:
                 self._asks.release()
         return self._shown
+
+    def _checked(self) -> dict[str, Any]:
+        """The answer; where it has not the form of one, as of another release, that reason."""
+        try:
+            return self._ask()
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            self._raw = None
+            why = f"the reply of the supervisor cannot be read ({type(error).__name__}: {error})"
+            return {"live": False, "why": why, "processes": []}
 
     def _ask(self) -> dict[str, Any]:
         try:

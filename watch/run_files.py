@@ -24,6 +24,7 @@ from penstock.watch.files import JsonLines, Row, read_json, read_tail, read_text
 from penstock.watch.series import Points, full_intervals, known
 
 TAIL_NBYTES = 1 << 16
+LISTED = ("env.id", "algo.name", "run.seed")
 STATE_EVERY_S = 4.0  # a live supervisor is asked at most so often whether it lives
 MOST_EVENTS = 20_000
 MOST_EVALUATIONS = 20_000
@@ -185,7 +186,9 @@ class WatchedRun:
     def state(self) -> str:
         """running, ended, stopped or died; as of some seconds ago."""
         with self.lock:
-            if self._changed("state", SUPERVISOR_FILE) or time.monotonic() > self._state_until_s:
+            living = stamp(self.folder, SUPERVISOR_FILE) != (0, 0, 0)
+            asked = living and time.monotonic() > self._state_until_s
+            if self._changed("state", SUPERVISOR_FILE, SUMMARY) or asked:
                 self._state = runs.state(self.folder)
                 self._state_until_s = time.monotonic() + STATE_EVERY_S
             return self._state
@@ -201,11 +204,11 @@ class WatchedRun:
         tail = objects((read_tail(self.folder, METRICS, most=TAIL_NBYTES) or "").encode())
         last = {**(tail[-1] if tail else {}), **self.summary}
         found = runs.best(self.folder)
-        options = self.options
+        named = _named_options(read_text(self.folder, CONFIG_FILE) or "")
         return {
-            "env": _text(options.get("env.id")),
-            "algorithm": _text(options.get("algo.name")),
-            "seed": finite(options.get("run.seed")),
+            "env": named.get("env.id"),
+            "algorithm": named.get("algo.name"),
+            "seed": named.get("run.seed"),
             "env_steps": finite(last.get("env_steps")),
             "return_last": finite(last.get("episode_return_mean")),
             "return_best": finite(last.get("eval_return_best", found and found.mean)),
@@ -231,6 +234,20 @@ def shown_event(event: Mapping[str, Any]) -> Row:
         "text": _text(event.get("text")),
         "count": finite(event.get("count")),
     }
+
+
+def _named_options(text: str) -> dict[str, str]:
+    """The options of a `config.yaml` that a list of runs shows, by dotted name. Parsing all of the
+    file takes some hundred times as long."""
+    found: dict[str, str] = {}
+    section = ""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if line and line[0] not in " -#":
+            section = key
+        elif line[:2] == "  " and (name := f"{section}.{key[2:]}") in LISTED:
+            found.setdefault(name, value.strip().strip("'\"")[:200])
+    return found
 
 
 def _uptime(event: Mapping[str, Any]) -> float:

@@ -76,7 +76,8 @@ def test_all_runs_are_listed(page: TestClient) -> None:
     assert rows["died"]["state"] == "died"
     assert rows["one"]["return_last"] == 190.0
     assert rows["one"]["env"] == "CartPole-v1"
-    assert rows["group/seed-1"]["seed"] == 1
+    assert rows["group/seed-1"]["seed"] == "1"
+    assert rows["one"]["algorithm"] == "impala"
 
 
 def test_a_run_that_is_the_folder_itself(runs: Path) -> None:

@@ -92,10 +92,10 @@ function balance(found, running) {
   const text = open ? (running ? "Samples in flight are counted at the end of the run." : "The learner did not report at its end, so samples in flight are unknown.")
     : sum === found.produced ? "Balanced: every sample is accounted for." : `The terms differ by ${count(found.produced - sum)}; this is a bug, please report it.`;
   return [
-    h("div.balance", { role: "table", "aria-label": "Balance of samples" }, rows.map(([label, value, share, isLoss]) => {
+    h("div.balance", null, rows.map(([label, value, share, isLoss]) => {
       const part = share ?? (whole && value !== null ? value / whole : 0);
       const isBad = isLoss && value > 0;
-      return [h("span", { role: "rowheader" }, label), meter(part, label), h(isBad ? "span.num.bad" : "span.num", { role: "cell" }, value === null ? "unknown" : count(value)), h("span.num.dim.part", null, value === null ? "" : percent(part))];
+      return [h("span", null, label), meter(part, label), h(isBad ? "span.num.bad" : "span.num", null, value === null ? "unknown" : count(value)), h("span.num.dim.part", null, value === null ? "" : percent(part))];
     })),
     h(open || sum === found.produced ? "p.dim" : "p.note.bad", null, text),
   ];

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 
 from penstock.watch.columns import MetricColumns
 from penstock.watch.flow import flow
+from penstock.watch.live import LiveStatus
 from penstock.watch.run_files import WatchedRun
 from penstock.watch.verdicts import MetricWindow, judge, load_options, process_names
 from run_folders import STEPS, make_run
@@ -160,3 +164,26 @@ def test_processes_are_in_the_order_of_the_flow() -> None:
     assert process_names(columns) == [
         *("learner-0", "connector-0", "actor-2", "actor-10", "evaluator-0", "other"),
     ]
+
+
+@pytest.mark.parametrize("reply", [b"{}", b'{"processes": 1}', b"[]", b"x", b'{"running_s": []}'])
+def test_a_reply_that_is_none_of_a_supervisor_is_survived(tmp_path: Path, reply: bytes) -> None:
+    (tmp_path / "run").mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        about = {"pid": os.getpid(), "began": 1, "host": socket.gethostname()}
+        text = json.dumps({**about, "socket": str(tmp_path / "s")})
+        (tmp_path / "run/supervisor.json").write_text(text)
+
+        def answer() -> None:
+            connection = listener.accept()[0]
+            with connection:
+                connection.sendall(reply)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        found = LiveStatus(tmp_path / "run").now()
+        thread.join(10)
+    assert found["processes"] == []
+    assert "repl" in found["why"]
