@@ -209,7 +209,7 @@ export class LearningView {
     });
     const style = getComputedStyle(document.documentElement);
     const bad = style.getPropertyValue("--bad").trim(), dim = style.getPropertyValue("--dim").trim();
-    const marks = card.marks.filter((mark) => !this.range || (mark.x >= this.range[0] && mark.x <= this.range[1]));
+    const marks = spaced(card.marks.filter((mark) => !this.range || (mark.x >= this.range[0] && mark.x <= this.range[1])), this.extent(card));
     if (marks.length) {
       const isBad = (mark) => BAD.has(mark.kind);
       traces.push({
@@ -239,6 +239,17 @@ export class LearningView {
   }
 
   close() { this.visible.close(); }
+}
+
+/** All marks of what went wrong, and of the others as many as can be distinguished. */
+function spaced(marks, [low, high]) {
+  let last = -Infinity;
+  return marks.filter((mark) => {
+    if (BAD.has(mark.kind)) return true;
+    if (mark.x - last < (high - low) / 40) return false;
+    last = mark.x;
+    return true;
+  });
 }
 
 const folderOf = (name) => name.slice(0, Math.max(0, name.lastIndexOf("/")));

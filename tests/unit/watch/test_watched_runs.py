@@ -96,7 +96,7 @@ def test_rotated_events_are_read_once(tmp_path: Path) -> None:
 
 def columns_of(ledger: dict[str, float], actor: dict[str, float], **more: float) -> MetricColumns:
     columns = MetricColumns()
-    columns.extend(
+    lines = [
         {
             "time_s": float(i),
             "interval_s": 1.0,
@@ -109,7 +109,8 @@ def columns_of(ledger: dict[str, float], actor: dict[str, float], **more: float)
             **more,
         }
         for i in range(60)
-    )
+    ]
+    columns.extend(lines)
     return columns
 
 
