@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ KINDS = {
     ".svg": "image/svg+xml",
 }
 NAME_LENGTH = 1000
+BODY_S = 10
 logger = logging.getLogger(__name__)
 
 Query = Mapping[str, list[str]]
@@ -74,10 +76,14 @@ def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> Guarde
 
     async def order(request: Request) -> Response:
         body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > BODY_NBYTES:
-                return JSONResponse({"error": "the order is too long"}, 413)
+        try:
+            async with asyncio.timeout(BODY_S):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > BODY_NBYTES:
+                        return JSONResponse({"error": "the order is too long"}, 413)
+        except TimeoutError:
+            return JSONResponse({"error": f"the order did not arrive within {BODY_S} s"}, 408)
         try:
             name = json.loads(body)["run"]
         except (ValueError, LookupError, TypeError, RecursionError):

@@ -21,10 +21,13 @@ pytest.importorskip("starlette")
 pytest.importorskip("httpx2")
 pytest.importorskip("plotly")
 
+import httpx2
 from starlette.testclient import TestClient
 
 from penstock.configs.errors import UserError
+from penstock.watch import app as app_module
 from penstock.watch import catalog as catalog_module
+from penstock.watch import server as server_module
 from penstock.watch.app import STATIC, make_app
 from penstock.watch.catalog import RunCatalog
 from penstock.watch.guard import HEADERS, Guard
@@ -450,28 +453,62 @@ def test_a_peer_that_is_not_this_user_is_refused(runs: Path) -> None:
             assert page.get(path).status_code == 403
 
 
-def test_the_peer_of_a_real_connection(runs: Path) -> None:
-    """Through uvicorn, as `is_own_peer` reads the addresses of its connections."""
-    import httpx2
+@pytest.fixture
+def address(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
+    """Where uvicorn serves the page, with time limits of half a second."""
     import uvicorn
 
+    monkeypatch.setattr(server_module, "IDLE_S", 0.5)
+    monkeypatch.setattr(app_module, "BODY_S", 0.5)
     listener = socket.create_server(("127.0.0.1", 0))
-    app = make_app(Views(RunCatalog(runs)), Guard())
-    config = uvicorn.Config(app, log_level="error", lifespan="off", ws="none")
+    app = make_app(Views(RunCatalog(runs)), Guard(order_token=TOKEN))
+    protocol: Any = server_module.timed_protocol
+    config = uvicorn.Config(app, log_level="error", lifespan="off", ws="none", http=protocol)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        base = f"http://127.0.0.1:{listener.getsockname()[1]}"
         ends_s = time.monotonic() + 20
         while not server.started and time.monotonic() < ends_s:
             time.sleep(0.01)
-        with httpx2.Client(base_url=base, trust_env=False) as own:
-            assert own.get("/api/runs").status_code == 200
+        yield listener.getsockname()
     finally:
         server.should_exit = True
         thread.join(20)
         listener.close()
+
+
+def test_the_peer_of_a_real_connection(address: tuple[str, int]) -> None:
+    """Through uvicorn, as `is_own_peer` reads the addresses of its connections."""
+    with httpx2.Client(base_url=f"http://127.0.0.1:{address[1]}", trust_env=False) as own:
+        assert own.get("/api/runs").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\nHost: 127.0",
+        b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\n\r\nG",  # the next one is begun
+    ],
+)
+def test_a_client_that_completes_no_request_is_closed(
+    address: tuple[str, int], begun: bytes
+) -> None:
+    with socket.create_connection(address, timeout=20) as slow:
+        slow.sendall(begun)
+        while slow.recv(1 << 16):
+            pass
+
+
+def test_an_order_that_does_not_arrive_is_answered(address: tuple[str, int]) -> None:
+    head = (
+        f"POST /order/save HTTP/1.1\r\nHost: localhost\r\nX-Penstock-Token: {TOKEN}\r\n"
+        "Content-Type: application/json\r\nContent-Length: 20\r\n\r\n{"
+    )
+    with socket.create_connection(address, timeout=20) as slow:
+        slow.sendall(head.encode())
+        assert slow.recv(1 << 16).startswith(b"HTTP/1.1 408")
 
 
 def test_a_token_in_the_address_becomes_a_cookie(runs: Path) -> None:
