@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import typer
 
 import penstock
-from penstock.cli import bench, env, runs
+from penstock.cli import bench, env, runs, watch
 from penstock.cli.options import (
     MEASURE,
     PREPARE,
@@ -61,6 +61,7 @@ replay_app = typer.Typer(help="Serve replay buffers.", no_args_is_help=True, ric
 runs.register(app)
 bench.register(app)
 env.register(app)
+watch.register(app)
 app.add_typer(config_app, name="config", rich_help_panel=PREPARE)
 app.add_typer(keys_app, name="keys", rich_help_panel=PREPARE)
 app.add_typer(render_app, name="render", rich_help_panel=PREPARE)
@@ -119,9 +120,18 @@ def train(
     engine: EngineName = "local",
     address: ClusterAddress = None,
     working_dir: WorkingDir = None,
+    show_page: Annotated[
+        bool,
+        typer.Option(
+            "--watch",
+            help="Serve the page of `penstock watch` beside the run, as long as it lasts.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train with actors and learners, until a limit in stop.* is reached or Ctrl-C."""
+    if seeds > 1 and show_page:
+        raise UserError("--watch is of one run; start `penstock watch runs` beside --seeds")
     if seeds > 1:
         if engine != "local":
             raise UserError(f"--engine {engine} starts one run; leave out --seeds")
@@ -136,7 +146,12 @@ def train(
     from penstock.launch import run
 
     place = run.choose_engine(engine, address, working_dir)
-    sys.exit(run.train(target, overrides or [], resume, as_json, resume_from, place))
+    make_sink = None
+    if show_page:
+        from penstock.watch.beside import PageBeside
+
+        make_sink = PageBeside
+    sys.exit(run.train(target, overrides or [], resume, as_json, resume_from, place, make_sink))
 
 
 @app.command(rich_help_panel=MEASURE)

@@ -81,6 +81,7 @@ class EngineChoice(NamedTuple):
 
 HERE = EngineChoice()
 PlaceSpecs = Callable[[], Sequence[RoleSpec]]
+MakeSink = Callable[[Path], MetricSink]
 MakeSpecs = Callable[["Config", Path], Sequence[RoleSpec]]
 TRACEBACK_LINES = 40
 logger = note_logger(__name__)
@@ -105,11 +106,14 @@ def train(
     as_json: bool,
     source: str | None = None,
     place: EngineChoice = HERE,
+    make_sink: MakeSink | None = None,
 ) -> int:
-    """Learner and actors, started by an engine; ``source`` is the value of ``--resume-from``."""
+    """Learner and actors, started by an engine; ``source`` is the value of ``--resume-from``, and
+    ``make_sink`` makes a further sink for the run's folder."""
     resolved = resolve_resumed(target, overrides, resume, source)
     path = _run_dir(resolved)
-    return _with_learner(resolved, path, resume, as_json, topology.train, source, place)
+    sinks = () if make_sink is None else (make_sink(path),)
+    return _with_learner(resolved, path, resume, as_json, topology.train, source, place, sinks)
 
 
 def learner(
@@ -234,9 +238,10 @@ def _with_learner(
     make_specs: MakeSpecs,
     source: str | None,
     place: EngineChoice = HERE,
+    sinks: Sequence[MetricSink] = (),
 ) -> int:
     outcome, summary = with_learner(
-        resolved, path, resume, as_json, make_specs, source=source, place=place
+        resolved, path, resume, as_json, make_specs, source=source, place=place, sinks=sinks
     )
     if as_json:
         print(json.dumps({"run_dir": str(path), "exit_code": outcome.exit_code, **summary}))
@@ -252,6 +257,7 @@ def with_learner(
     watch: Watch | None = None,
     source: str | None = None,
     place: EngineChoice = HERE,
+    sinks: Sequence[MetricSink] = (),
 ) -> tuple[Outcome, dict[str, Any]]:
     """A run in the folder ``path``, with its final messages: its outcome and its summary. ``watch``
     may inspect its processes, and end it."""
@@ -266,6 +272,7 @@ def with_learner(
         watch,
         source=source,
         place=place,
+        more_sinks=sinks,
     )
     _explain(outcome, log)
     if "env_steps" in summary and path.is_dir() and log == "text":
@@ -284,6 +291,7 @@ def conduct(
     callbacks: Sequence[object] = (),
     source: str | None = None,
     place: EngineChoice = HERE,
+    more_sinks: Sequence[MetricSink] = (),
 ) -> tuple[Outcome, dict[str, Any]]:
     """`with_learner` without final messages; everything is shown by the ``view`` of a title.
     ``callbacks`` are called in addition to those of the config; ``source`` is the value of
@@ -323,7 +331,7 @@ def conduct(
             record_versions(path)
         title = _title(path, specs)
         shown = make_deferred(lambda: view(title), config.run.log)
-        watching = [] if watch is None else [watch]
+        watching = [*more_sinks] if watch is None else [*more_sinks, watch]
         sinks = FanOut([events, record, *optional, shown, hooks, *watching], record.evaluation)
         arguments = topology.role_arguments(path, runtime_dir) | {
             "config": placed.model_dump(mode="json"),

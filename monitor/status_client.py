@@ -45,11 +45,17 @@ def status(run: str, window_s: float = WINDOW_S) -> Report:
     before = _must_answer(run)
     time.sleep(window_s)
     report = _must_answer(run)
+    add_shares(report, before)
+    return report
+
+
+def add_shares(report: Report, before: Report) -> None:
+    """Add to a report the shares of time since an earlier one: `ledger` of each thread, in place of
+    its `seconds`, and `cpu` of each process. ``before`` keeps its `seconds`."""
     report["window_s"] = report["running_s"] - before["running_s"]
     earlier = {(p["name"], p["pid"]): p for p in before["processes"]}
     for process in report["processes"]:
         _add_shares(process, earlier.get((process["name"], process["pid"]), {}), report["window_s"])
-    return report
 
 
 def probe(run: str) -> int:

@@ -50,6 +50,14 @@ class Command:
         return pid_of(self.process.pid, name)
 
 
+def address_of(watch: Command) -> str:
+    """What `penstock watch --json` prints once the page is ready."""
+    assert watch.process.stdout is not None
+    line = watch.process.stdout.readline()
+    assert line, watch.process.communicate()
+    return str(json.loads(line)["address"])
+
+
 def pid_of(supervisor: int, name: str) -> int:
     """The process of a role, which the last words of its command name; 0 while there is none."""
     for process in psutil.Process(supervisor).children(recursive=True):

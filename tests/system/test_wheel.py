@@ -75,7 +75,9 @@ def test_the_wheel_holds_regular_files_with_data_and_the_typing_mark(
     ] == []
     presets = {f"penstock/configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}
     assert presets
-    others = {"penstock/py.typed", "penstock/profiling/report/report.html.jinja"}
+    page = {f"penstock/watch/static/{path.name}" for path in (ROOT / "watch/static").iterdir()}
+    assert len(page) > 5
+    others = {*page, "penstock/py.typed", "penstock/profiling/report/report.html.jinja"}
     assert {*others, *presets} <= {entry.filename for entry in entries}
 
 

@@ -23,6 +23,7 @@ COUNTS = Path(__file__).with_name("style_counts.txt")
 ROOMS = (
     *("actors", "algos", "bench", "cli", "configs", "core", "device", "envs", "evaluation"),
     *("launch", "learner", "models", "monitor", "profiling", "replay", "transport"),
+    "watch",
 )
 TURNS = re.compile(
     r"\b(who|whom|whoever|nobody|anybody|somebody|told|tells|said|heard|hears"

@@ -1,0 +1,89 @@
+"""`penstock watch`: serve the page that shows runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from penstock.cli.options import WATCH, Json
+from penstock.configs.errors import UserError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command("watch", rich_help_panel=WATCH)(watch)
+
+
+def watch(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="Folder of a run, or a folder that contains runs, living or ended.",
+        ),
+    ] = "runs",
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to serve at. Any but 127.0.0.1, localhost and ::1 is reachable from "
+            "other hosts, and needs --token, and TLS files or --insecure."
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port; 0 for any free one. By default the first free one from 8700 on.",
+        ),
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKEN",
+            help="Secret of at least 16 characters that viewers must have; env:NAME reads it from "
+            "the environment variable NAME. By default, on loopback, only processes of this user "
+            "are served.",
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Certificate, as PEM: serve by HTTPS.")
+    ] = None,
+    tls_key: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Key of the certificate, as PEM.")
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Serve other hosts without TLS: the network reads the token and the runs.",
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Serve a web page that shows runs, living and ended, until Ctrl-C."""
+    from penstock.watch.server import Listen, serve
+
+    def ready(address: str) -> None:
+        if as_json:
+            print(json.dumps({"address": address}), flush=True)
+            return
+        secret = "?token=TOKEN" if token else ""
+        print(f"{target} is shown at {address}{secret}; Ctrl-C ends this", flush=True)
+
+    serve(target, Listen(host, port, _secret(token), tls_cert, tls_key, insecure), ready)
+    sys.exit(0)
+
+
+def _secret(token: str | None) -> str | None:
+    """The token; `env:NAME` names an environment variable, which other users cannot read."""
+    if token is None or not token.startswith("env:"):
+        return token
+    found = os.environ.get(token.removeprefix("env:"))
+    if found is None:
+        raise UserError(f"--token {token}: that environment variable is not set; export it first")
+    return found

@@ -1,0 +1,103 @@
+"""Reading run folders that grow, are replaced, or were made by somebody hostile."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.watch import files
+from penstock.watch.files import JsonLines, names_in, open_in, read_json, read_tail, read_text
+
+
+def read_all(lines: JsonLines) -> list[dict[str, Any]]:
+    return [value for chunk in lines.chunks() for value in chunk]
+
+
+def test_only_appended_bytes_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2}\n{"a"')
+    lines = JsonLines(tmp_path, "m.jsonl")
+    assert read_all(lines) == [{"a": 1}, {"a": 2}]
+    before = lines.offset
+    with path.open("a") as file:
+        file.write(': 3}\n{"a": 4}\n')
+    assert read_all(lines) == [{"a": 3}, {"a": 4}]
+    assert lines.offset - before == len(': 3}\n{"a": 4}\n')
+    assert read_all(lines) == []
+
+
+@pytest.mark.parametrize("how", ["replaced", "truncated"])
+def test_a_file_that_begins_anew_is_read_from_its_start(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2}\n')
+    lines = JsonLines(tmp_path, "m.jsonl")
+    assert len(read_all(lines)) == 2
+    if how == "replaced":
+        (tmp_path / "new").write_text('{"a": 9}\n')
+        (tmp_path / "new").replace(path)
+    else:
+        path.write_text('{"a": 9}\n')
+    seen = [(lines.replaced, chunk) for chunk in lines.chunks()]
+    assert seen == [(True, [{"a": 9}])]
+
+
+def test_damaged_and_overlong_lines_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "LINE_NBYTES", 100)
+    monkeypatch.setattr(files, "CHUNK_NBYTES", 64)
+    long = json.dumps({"a": "x" * 500})
+    deep = "[" * 40
+    text = f'{{"a": 1}}\nnot json\n{long}\n{deep}\n[1]\n{{"a": 2}}\n'
+    (tmp_path / "m.jsonl").write_text(text)
+    lines = JsonLines(tmp_path, "m.jsonl")
+    assert read_all(lines) == [{"a": 1}, {"a": 2}]
+    with (tmp_path / "m.jsonl").open("a") as file:
+        file.write("y" * 300)
+    assert read_all(lines) == []
+    with (tmp_path / "m.jsonl").open("a") as file:
+        file.write('\n{"a": 3}\n')
+    assert read_all(lines) == [{"a": 3}]
+
+
+def test_links_pipes_and_folders_are_not_opened(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text('{"key": 1}')
+    run = tmp_path / "run"
+    (run / "real").mkdir(parents=True)
+    (run / "link.json").symlink_to(secret)
+    (run / "logs").symlink_to(tmp_path)
+    os.mkfifo(run / "pipe")
+    for parts in (("link.json",), ("logs", "secret"), ("pipe",), ("real",)):
+        with pytest.raises(OSError):  # noqa: PT011
+            open_in(run, *parts)
+    assert read_json(run, "link.json") == {}
+    assert names_in(run, "logs", 10) == []
+    assert read_all(JsonLines(run, "link.json")) == []
+
+
+@pytest.mark.parametrize("part", ["..", ".", "", "a/b", "../secret", "a\0b"])
+def test_a_name_is_no_path(tmp_path: Path, part: str) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").write_text("x")
+    assert read_text(tmp_path / "a", part) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_the_file_of_another_user_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "theirs").write_text("x")
+    os.chown(tmp_path / "theirs", 65534, 65534)
+    assert read_text(tmp_path, "theirs") is None
+
+
+def test_a_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("".join(f"line {i}\n" for i in range(100)))
+    assert read_tail(tmp_path, "log", most=20) == "line 98\nline 99\n"
+    assert (read_tail(tmp_path, "log", most=10_000) or "").startswith("line 0\n")
+    assert read_tail(tmp_path, "none", most=10) is None

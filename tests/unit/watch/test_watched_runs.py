@@ -1,0 +1,190 @@
+"""One run as the page sees it: growth, events on curves, flow and verdict."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.watch.columns import MetricColumns
+from penstock.watch.flow import flow
+from penstock.watch.live import LiveStatus
+from penstock.watch.run_files import WatchedRun
+from penstock.watch.verdicts import MetricWindow, judge, load_options, process_names
+from run_folders import STEPS, make_run
+
+
+def add_event(run: Path, kind: str, uptime_s: float, **data: Any) -> None:
+    event = {"kind": kind, "uptime_s": uptime_s, "time": 1e9 + uptime_s, "text": kind, "data": data}
+    with (run / "logs/events.jsonl").open("a") as file:
+        file.write(json.dumps(event) + "\n")
+
+
+def test_a_run_is_read_as_it_grows(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [1.0, 2.0], ends=False)
+    run = WatchedRun(folder)
+    assert run.read(10) == 1.0
+    assert list(run.curve("env_steps", "episode_return_mean")[1]) == [1, 2]
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"env_steps": 200, "time_s": 2, "episode_return_mean": 5.0}\n')
+    run.read(10)
+    assert list(run.curve("time_s", "episode_return_mean")[1]) == [1, 2, 5]
+    assert run.last["env_steps"] == 200
+    run.unload()
+    assert run.columns.rows == 0
+    run.read(10)
+    assert run.columns.rows == 3
+
+
+def test_events_are_placed_by_the_steps_of_checkpoints(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [float(i) for i in range(20)], ends=False)
+    add_event(folder, "ready", 4.0)
+    add_event(folder, "checkpoint", 14.0, trained_steps=10 * STEPS)  # at 10 s of training
+    add_event(folder, "restart", 17.0)
+    run = WatchedRun(folder)
+    run.read(10)
+    marks = {mark["kind"]: mark["x"] for mark in run.marks("time_s")}
+    assert marks == {"checkpoint": pytest.approx(10.0), "restart": pytest.approx(13.0)}
+    marks = {mark["kind"]: mark["x"] for mark in run.marks("env_steps")}
+    assert marks["restart"] == pytest.approx(13 * STEPS)
+
+
+def test_events_of_a_resume_have_an_alignment_of_their_own(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [float(i) for i in range(20)], ends=False)
+    add_event(folder, "checkpoint", 12.0, trained_steps=10 * STEPS)
+    add_event(folder, "start", 0.0)
+    add_event(folder, "checkpoint", 8.0, trained_steps=15 * STEPS)
+    add_event(folder, "kill", 10.0)
+    run = WatchedRun(folder)
+    run.read(10)
+    found = [(mark["kind"], mark["x"]) for mark in run.marks("time_s")]
+    assert found == [
+        ("checkpoint", pytest.approx(10.0)),
+        ("checkpoint", pytest.approx(15.0)),
+        ("kill", pytest.approx(17.0)),
+    ]
+
+
+def test_without_a_checkpoint_the_last_line_aligns(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [float(i) for i in range(10)], ends=False)
+    written_s = (folder / "metrics.jsonl").stat().st_mtime
+    event = {"kind": "restart", "uptime_s": 50.0, "time": written_s - 3.0, "text": "", "data": {}}
+    (folder / "logs/events.jsonl").write_text(json.dumps(event) + "\n")
+    run = WatchedRun(folder)
+    run.read(10)
+    assert run.marks("time_s")[0]["x"] == pytest.approx(9.0 - 3.0, abs=0.01)
+
+
+def test_rotated_events_are_read_once(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [1.0], ends=False)
+    log = folder / "logs/events.jsonl"
+    run = WatchedRun(folder)
+    run.read(10)
+    before = len(run.events)
+    log.rename(folder / "logs/events.jsonl.1")
+    add_event(folder, "note", 1.0)
+    run.read(10)
+    kinds = [event["kind"] for event in run.events]
+    assert kinds.count("note") == 1
+    assert len(kinds) == before + 1
+
+
+def columns_of(ledger: dict[str, float], actor: dict[str, float], **more: float) -> MetricColumns:
+    columns = MetricColumns()
+    lines = [
+        {
+            "time_s": float(i),
+            "interval_s": 1.0,
+            "env_steps": 100 * i,
+            "trained_steps": 100 * i,
+            "learner_steps": i,
+            "ledger": ledger,
+            "ledgers": {"learner-0": {"wait": ledger["wait_data"]}, "actor-0": actor},
+            "cpu": {"learner-0": 0.9, "actor-0": 0.5},
+            **more,
+        }
+        for i in range(60)
+    ]
+    columns.extend(lines)
+    return columns
+
+
+def test_the_verdict_names_a_learner_that_waits_for_the_environment(tmp_path: Path) -> None:
+    columns = columns_of({"compute": 0.3, "wait_data": 0.7}, {"step": 0.9, "wait": 0.05})
+    options = load_options(make_run(tmp_path / "run", [1.0]), {})
+    found = judge(columns, options, {}, live=True)
+    assert found["seconds"] == 20.0
+    assert found["verdict"]["kind"] == "slow_environment"
+    assert found["verdict"]["next_step"]
+    stages = flow(columns, {}, options, found["verdict"], live=True)
+    assert stages["limit"] == "environments"
+    assert stages["environments"]["steps_per_s"] == pytest.approx(100.0)
+    assert stages["actors"]["shares"]["step"] == pytest.approx(0.9)
+
+
+def test_the_verdict_names_a_learner_that_is_the_limit(tmp_path: Path) -> None:
+    columns = columns_of({"compute": 0.95, "wait_data": 0.02}, {"step": 0.1, "wait": 0.9})
+    options = load_options(make_run(tmp_path / "run", [1.0]), {})
+    found = judge(columns, options, {}, live=False)
+    assert found["seconds"] == 59.0
+    assert found["verdict"]["kind"] == "slow_learner"
+
+
+def test_no_verdict_before_two_lines() -> None:
+    columns = MetricColumns()
+    assert judge(columns, {}, {}, live=True)["verdict"] is None
+    columns.extend([{"time_s": 1.0, "ledger": {"compute": 1.0}}])
+    assert judge(columns, {}, {}, live=True)["verdict"] is None
+
+
+def test_a_window_counts_what_grew_in_it() -> None:
+    columns = columns_of({"compute": 0.5, "wait_data": 0.5}, {"wait": 1.0})
+    columns.extend(
+        [
+            {"time_s": 60.0, "dropped": {"lag": 10}, "queue_fill": 1.0},
+            {"time_s": 61.0, "dropped": {"lag": 25}, "queue_fill": 0.5},
+        ]
+    )
+    window = MetricWindow(columns, 5.0)
+    assert window.seconds == 5.0
+    assert window.counts("dropped") == {"lag": 15.0}
+    assert window.mean("queue_fill") == 0.75
+    assert window.rate("env_steps") == pytest.approx(60.0)  # known in three seconds of the five
+    assert window.mean("nothing") is None
+
+
+def test_processes_are_in_the_order_of_the_flow() -> None:
+    columns = MetricColumns()
+    names = ("evaluator-0", "actor-10", "actor-2", "learner-0", "connector-0", "other")
+    columns.extend([{"ledgers": {name: {"wait": 1.0} for name in names}}])
+    assert process_names(columns) == [
+        *("learner-0", "connector-0", "actor-2", "actor-10", "evaluator-0", "other"),
+    ]
+
+
+@pytest.mark.parametrize("reply", [b"{}", b'{"processes": 1}', b"[]", b"x", b'{"running_s": []}'])
+def test_a_reply_that_is_none_of_a_supervisor_is_survived(tmp_path: Path, reply: bytes) -> None:
+    (tmp_path / "run").mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        about = {"pid": os.getpid(), "began": 1, "host": socket.gethostname()}
+        text = json.dumps({**about, "socket": str(tmp_path / "s")})
+        (tmp_path / "run/supervisor.json").write_text(text)
+
+        def answer() -> None:
+            connection = listener.accept()[0]
+            with connection:
+                connection.sendall(reply)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        found = LiveStatus(tmp_path / "run").now()
+        thread.join(10)
+    assert found["processes"] == []
+    assert "repl" in found["why"]

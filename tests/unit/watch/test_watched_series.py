@@ -1,0 +1,116 @@
+"""Curves that fit a screen, and the columns behind them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.monitor.curves import curve, whole
+from penstock.watch import columns as columns_module
+from penstock.watch.columns import MetricColumns
+from penstock.watch.series import as_json, clipped, full_intervals, known, means, rates, reduced
+
+
+def test_rows_without_a_metric_are_unknown() -> None:
+    columns = MetricColumns()
+    columns.extend([{"a": 1, "ledger": {"compute": 0.5}}, {"b": [1, 2]}, {"a": None, "b": [3]}])
+    assert columns.rows == 3
+    assert columns.names == ["a", "ledger/compute", "b/0", "b/1"]
+    np.testing.assert_array_equal(columns.column("a"), [1, np.nan, np.nan])
+    np.testing.assert_array_equal(columns.column("b/0"), [np.nan, 1, 3])
+    assert np.isnan(columns.column("unknown")).all()
+    assert columns.last("b/0") == 3
+    assert columns.last("a") is None
+
+
+def test_columns_grow_beyond_their_first_capacity() -> None:
+    columns = MetricColumns()
+    columns.extend([{"a": i} for i in range(5000)])
+    np.testing.assert_array_equal(columns.column("a"), np.arange(5000))
+
+
+def test_memory_is_bounded_by_dropping_every_second_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns_module, "MOST_CELLS", 8192)
+    columns = MetricColumns()
+    for start in range(0, 100_000, 500):
+        columns.extend([{"a": i, "b": -i} for i in range(start, start + 500)])
+    values = columns.column("a")
+    assert len(values) * 2 <= 8192
+    assert (np.diff(values) > 0).all()
+    assert values[0] == 0
+    assert values[-1] >= 99_999 - 1
+    np.testing.assert_array_equal(columns.column("b"), -values)
+
+
+def test_hostile_names_do_not_make_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns_module, "MOST_COLUMNS", 10)
+    columns = MetricColumns()
+    columns.extend([{f"m{i}": 1 for i in range(50)}, {"x" * 10_000: 1}])
+    assert len(columns.names) == 10
+    assert columns.left_out == 41
+
+
+def test_a_resume_replaces_what_it_repeats_as_in_plots() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        xs = np.cumsum(rng.integers(1, 4, 40)).astype(float)
+        for _ in range(3):
+            at = int(rng.integers(5, 35))
+            xs[at:] -= rng.integers(0, 20)
+        ys = rng.normal(size=40)
+        expected = curve(
+            [{"x": float(x), "y": float(y)} for x, y in zip(xs, ys, strict=True)], "x", "y"
+        )
+        found = known(xs, ys)
+        np.testing.assert_array_equal(found[0], expected[0])
+        np.testing.assert_array_equal(found[1], expected[1])
+
+
+def test_shortened_intervals_are_left_out_as_in_plots() -> None:
+    rng = np.random.default_rng(4)
+    seconds = np.where(rng.random(200) < 0.1, 0.01, 1.0)
+    lines = [{"time_s": float(i), "interval_s": float(s)} for i, s in enumerate(seconds)]
+    kept = [line["time_s"] for line in whole(lines)]
+    np.testing.assert_array_equal(np.nonzero(full_intervals(seconds))[0], kept)
+
+
+@pytest.mark.parametrize("length", [1, 10, 599, 600, 601, 1000, 12_345, 100_000])
+def test_reduction_keeps_outliers_order_and_the_ends(length: int) -> None:
+    rng = np.random.default_rng(length)
+    xs, ys = np.arange(length, dtype=float), rng.normal(size=length)
+    low, high = int(rng.integers(length)), int(rng.integers(length))
+    ys[low], ys[high] = -100, 100
+    found, values = reduced(xs, ys, 600)
+    assert len(found) <= 601
+    assert (np.diff(found) > 0).all()
+    assert found[-1] == xs[-1]
+    assert values.max() == ys.max()
+    assert values.min() == ys.min()
+    np.testing.assert_array_equal(values, ys[found.astype(int)])
+
+
+def test_means_of_shares_still_add_up() -> None:
+    rng = np.random.default_rng(0)
+    shares = rng.dirichlet(np.ones(4), size=5000).T
+    xs = np.arange(5000, dtype=float)
+    total = sum(means(xs, share, 160)[1] for share in shares)
+    np.testing.assert_allclose(total, 1.0)
+    assert len(means(xs, shares[0], 160)[0]) == 160
+    np.testing.assert_allclose(means(xs, shares[0], 160)[1].mean(), shares[0].mean(), rtol=1e-2)
+
+
+def test_a_counter_that_begins_anew_counts_from_zero() -> None:
+    xs, ys = rates(np.array([0.0, 1, 2, 4]), np.array([0.0, 10, 5, 25]))
+    np.testing.assert_array_equal(xs, [1, 2, 4])
+    np.testing.assert_array_equal(ys, [10, 5, 10])
+
+
+def test_a_range_has_a_point_beyond_either_end() -> None:
+    xs = np.arange(10, dtype=float)
+    np.testing.assert_array_equal(clipped(xs, xs, 3.5, 5.5)[0], [3, 4, 5, 6])
+    np.testing.assert_array_equal(clipped(xs, xs, None, None)[0], xs)
+
+
+def test_json_has_short_numbers() -> None:
+    found = as_json((np.array([0.0, 1e6]), np.array([1 / 3, 2.0])))
+    assert found == {"x": [0, 1_000_000], "y": [0.3333333, 2]}

@@ -1,0 +1,196 @@
+"""The HTTP application: the page, its scripts, and the JSON of its views. Needs penstock[watch]."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+import penstock
+from penstock.configs.errors import UserError
+from penstock.watch.guard import BODY_NBYTES, ORDER_HEADER, Guard, GuardedApp
+from penstock.watch.orders import Orders
+from penstock.watch.views import MOST_COMPARED, MOST_METRICS, Views
+
+STATIC = Path(__file__).with_name("static")
+KINDS = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+NAME_LENGTH = 1000
+BODY_S = 10
+logger = logging.getLogger(__name__)
+
+Query = Mapping[str, list[str]]
+
+
+def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> GuardedApp:
+    """The application that serves ``views`` behind ``guard``."""
+    give = (orders or Orders()).give
+    read: dict[str, Callable[[Query], Any]] = {
+        "session": lambda q: {
+            "version": penstock.__version__,
+            "header": ORDER_HEADER,
+            "token": guard.order_token,
+        },
+        "runs": lambda q: views.runs(),
+        "now": lambda q: views.now(_text(q, "run")),
+        "curves": lambda q: views.curves(
+            _texts(q, "run", MOST_COMPARED + 1),
+            _texts(q, "metric", MOST_METRICS + 1),
+            _text(q, "x", "env_steps"),
+            _whole(q, "smooth", 1),
+            _whole(q, "points", 600),
+            _number(q, "low"),
+            _number(q, "high"),
+            _text(q, "known", ""),
+            by_seed=_text(q, "seeds", "apart") != "together",
+        ),
+        "metrics": lambda q: views.metrics(_texts(q, "run", MOST_COMPARED)),
+        "ledgers": lambda q: views.ledgers(_text(q, "run")),
+        "events": lambda q: views.events(
+            _text(q, "run"), *(_text(q, name, "") for name in ("kind", "role", "text"))
+        ),
+        "log": lambda q: views.log(_text(q, "run"), _text(q, "role")),
+        "about": lambda q: views.about(_text(q, "run")),
+        "agent": lambda q: views.agent(_text(q, "run")),
+    }
+
+    async def api(request: Request) -> Response:
+        made = read.get(request.path_params["view"])
+        if made is None:
+            return PlainTextResponse("penstock: no such view\n", 404)
+        return await _answer(lambda: made(_query(request)))
+
+    async def order(request: Request) -> Response:
+        body = b""
+        try:
+            async with asyncio.timeout(BODY_S):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > BODY_NBYTES:
+                        return JSONResponse({"error": "the order is too long"}, 413)
+        except TimeoutError:
+            return JSONResponse({"error": f"the order did not arrive within {BODY_S} s"}, 408)
+        try:
+            name = json.loads(body)["run"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return JSONResponse({"error": 'an order is {"run": NAME}'}, 400)
+        if not isinstance(name, str):
+            return JSONResponse({"error": 'an order is {"run": NAME}'}, 400)
+        kind = request.path_params["order"]
+        return await _answer(lambda: give(kind, views.catalog.run(name).folder))
+
+    async def video(request: Request) -> Response:
+        query = _query(request)
+        try:
+            path, kind = await run_in_threadpool(
+                lambda: views.video(_text(query, "run"), _text(query, "file"))
+            )
+        except UserError as error:
+            return PlainTextResponse(f"penstock: {error}\n", 404)
+        return FileResponse(path, media_type=kind)
+
+    files = {"/": STATIC / "index.html", **{f"/{p.name}": p for p in STATIC.iterdir()}}
+
+    async def static(request: Request) -> Response:
+        path = files.get(request.url.path)
+        if path is None or path.suffix not in KINDS:
+            return PlainTextResponse("penstock: no such page\n", 404)
+        headers = {"cache-control": "no-cache"}
+        return FileResponse(path, media_type=KINDS[path.suffix], headers=headers)
+
+    plotly = plotly_script()
+
+    async def charts(request: Request) -> Response:
+        headers = {"cache-control": "private, max-age=3600"}
+        return FileResponse(plotly, media_type=KINDS[".js"], headers=headers)
+
+    app = Starlette(
+        routes=[
+            Route("/api/{view}", api, methods=["GET"]),
+            Route("/order/{order}", order, methods=["POST"]),
+            Route("/video", video, methods=["GET"]),
+            Route("/vendor/plotly.min.js", charts, methods=["GET"]),
+            Route("/{path:path}", static, methods=["GET"]),
+        ]
+    )
+    return GuardedApp(app, guard)
+
+
+def plotly_script() -> Path:
+    """The script of plotly.js that the installed package plotly ships. Raises UserError."""
+    found = find_spec("plotly")
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        path = Path(folder) / "package_data" / "plotly.min.js"
+        if path.is_file():
+            return path
+    raise UserError(
+        "the charts need the package plotly, which is not installed: pip install 'penstock[watch]'"
+    )
+
+
+async def _answer(made: Callable[[], Any]) -> Response:
+    """The JSON of a view; 400 with a sentence for bad input."""
+    try:
+        return JSONResponse(await run_in_threadpool(made))
+    except UserError as error:
+        return JSONResponse({"error": str(error)}, 400)
+    except TimeoutError:
+        return JSONResponse({"error": "the run did not reply in time"}, 504)
+    except (
+        *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
+    ) as error:
+        logger.warning("a request failed", exc_info=True)  # files of any kind are read
+        return JSONResponse({"error": f"the files of the run could not be read ({error})"}, 500)
+
+
+def _query(request: Request) -> Query:
+    found: dict[str, list[str]] = {}
+    for name, value in request.query_params.multi_items():
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def _texts(query: Query, name: str, most: int) -> list[str]:
+    found = query.get(name, [])
+    if not found or len(found) > most or any(len(text) > NAME_LENGTH for text in found):
+        raise UserError(f"give {name} 1 to {most} times, each below {NAME_LENGTH} characters")
+    return found
+
+
+def _text(query: Query, name: str, default: str | None = None) -> str:
+    if default is not None and name not in query:
+        return default
+    return _texts(query, name, 1)[0]
+
+
+def _number(query: Query, name: str) -> float | None:
+    if name not in query:
+        return None
+    try:
+        value = float(_text(query, name))
+    except ValueError:
+        value = float("nan")
+    if not abs(value) < 1e300:
+        raise UserError(f"{name} is {_text(query, name)[:40]!r}; it must be a number")
+    return value
+
+
+def _whole(query: Query, name: str, default: int) -> int:
+    text = _text(query, name, str(default))
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise UserError(f"{name} is {text[:40]!r}; it must be a whole number")
+    return int(text)

@@ -1,0 +1,177 @@
+"""Reads the files of a run folder that may have been made by another program.
+
+No link is followed below the run folder, only regular files of this user are opened, and sizes are
+bounded. So a folder from elsewhere can show nothing but its own files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+TEXT_NBYTES = 4 << 20  # of a config, a summary, versions
+LINE_NBYTES = 1 << 20  # a longer line is skipped
+CHUNK_NBYTES = 1 << 20  # read at a time
+
+Row = dict[str, Any]
+
+
+def open_in(folder: Path, *parts: str) -> int:
+    """A descriptor of a regular file below ``folder``, opened for reading.
+
+    Raises OSError for a link, for anything but a regular file, and for the file of another user.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part in parts[:-1]:
+            inner = os.open(_name(part), flags | os.O_DIRECTORY, dir_fd=at)
+            os.close(at)
+            at = inner
+        found = os.open(_name(parts[-1]), flags, dir_fd=at)
+    finally:
+        os.close(at)
+    about = os.fstat(found)
+    if not stat.S_ISREG(about.st_mode) or not is_trusted(about.st_uid):
+        os.close(found)
+        raise PermissionError(f"{parts[-1]} is no regular file of this user")
+    return found
+
+
+def is_trusted(uid: int) -> bool:
+    """Whether files and processes of a user may be shown to this user: its own, and root's."""
+    return uid in (os.geteuid(), 0)
+
+
+def names_in(folder: Path, part: str, most: int) -> list[str]:
+    """The names of the files in a subfolder that is no link, sorted; at most ``most``."""
+    found: list[str] = []
+    with suppress(OSError):
+        if stat.S_ISLNK(os.lstat(folder / part).st_mode):
+            return []
+        with os.scandir(folder / part) as entries:
+            for entry in entries:
+                if entry.is_file(follow_symlinks=False):
+                    found.append(entry.name)
+                if len(found) >= most:
+                    break
+    return sorted(found)
+
+
+def read_text(folder: Path, *parts: str, most: int = TEXT_NBYTES) -> str | None:
+    """The text of a file, at most its first ``most`` bytes; None if it cannot be read."""
+    try:
+        with open(open_in(folder, *parts), "rb") as file:
+            return file.read(most).decode(errors="replace")
+    except OSError:
+        return None
+
+
+def read_json(folder: Path, *parts: str) -> Row:
+    """The JSON object of a file; empty if there is none."""
+    try:
+        found = json.loads(read_text(folder, *parts) or "")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def read_tail(folder: Path, *parts: str, most: int) -> str | None:
+    """The last ``most`` bytes of a file as text, from the first complete line on."""
+    try:
+        with open(open_in(folder, *parts), "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - most))
+            text = file.read(most).decode(errors="replace")
+    except OSError:
+        return None
+    return text if size <= most else text.partition("\n")[2]
+
+
+def stamp(folder: Path, *parts: str) -> tuple[int, int, int]:
+    """Changes when a file is replaced or written: its inode, size and time; zeros without one."""
+    with suppress(OSError):
+        about = os.lstat(folder.joinpath(*parts))
+        return about.st_ino, about.st_size, about.st_mtime_ns
+    return 0, 0, 0
+
+
+def _name(part: str) -> str:
+    if part in ("", ".", "..") or "/" in part or "\0" in part:
+        raise PermissionError(f"{part!r} is no name of a file")
+    return part
+
+
+class JsonLines:
+    """Reads a growing file of JSON objects, each byte once.
+
+    A file that was replaced or became shorter is read again from its start: `replaced` is then true
+    for the first objects that follow.
+    """
+
+    def __init__(self, folder: Path, *parts: str) -> None:
+        self._folder, self._parts = folder, parts
+        self._inode = 0
+        self._offset = 0
+        self._left = b""  # the beginning of a line that is not complete
+        self._skips = False  # within a line that is too long
+        self.replaced = False
+        self.nbytes = 0
+        """Size of the file at the last read."""
+
+    @property
+    def offset(self) -> int:
+        """Bytes that were read."""
+        return self._offset
+
+    def follow(self, *parts: str) -> bool:
+        """Whether the file that was read is now that of another name, and is read there from now
+        on: a log that was rotated."""
+        inode = stamp(self._folder, *parts)[0]
+        if not self._inode or inode != self._inode:
+            return False
+        self._parts = parts
+        return True
+
+    def chunks(self) -> Iterator[list[Row]]:
+        """The objects of new complete lines, a list per chunk. Damaged lines are left out."""
+        try:
+            descriptor = open_in(self._folder, *self._parts)
+        except OSError:
+            return
+        with open(descriptor, "rb", buffering=0) as file:
+            about = os.fstat(descriptor)
+            self.nbytes = about.st_size
+            self.replaced = bool(self._inode) and (
+                about.st_ino != self._inode or about.st_size < self._offset
+            )
+            if about.st_ino != self._inode or about.st_size < self._offset:
+                self._inode, self._offset, self._left, self._skips = about.st_ino, 0, b"", False
+            file.seek(self._offset)
+            while data := file.read(CHUNK_NBYTES):
+                self._offset += len(data)
+                yield self._objects(data)
+                self.replaced = False
+
+    def _objects(self, data: bytes) -> list[Row]:
+        complete, newline, rest = (self._left + data).rpartition(b"\n")
+        self._left = rest
+        found: list[Row] = []
+        if newline:
+            lines = complete.split(b"\n")
+            if self._skips:
+                del lines[0]
+            self._skips = False
+            for line in lines:
+                with suppress(ValueError, RecursionError):
+                    value = json.loads(line) if len(line) <= LINE_NBYTES else None
+                    if isinstance(value, dict):
+                        found.append(value)
+        if len(self._left) > LINE_NBYTES:
+            self._left, self._skips = b"", True
+        return found

@@ -1,0 +1,104 @@
+"""The way of the samples through a run: stages with their rates, fills and losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.core.formatting import finite
+from penstock.watch.columns import MetricColumns
+from penstock.watch.verdicts import LEDGERS, MetricWindow, process_names
+
+WINDOW_S = 5.0
+LIMITS = {  # the stage that a verdict names
+    "slow_environment": "environments", "turns": "environments",
+    "slow_inference": "actors", "slow_actor": "actors", "straggler": "actors", "starved": "actors",
+    "slow_wire": "transport", "few_slots": "store", "filling": "store", "slow_gather": "store",
+    "reduction": "learner", "slow_rank": "learner", "crowded": "learner", "slow_copy": "learner",
+    "launch_bound": "learner", "bookkeeping": "learner", "other": "learner",
+    "slow_learner": "learner", "slow_publish": "weights", "big_lag": "weights",
+}  # fmt: skip
+
+
+def flow(
+    columns: MetricColumns,
+    last: Mapping[str, Any],
+    options: Mapping[str, Any],
+    verdict: Mapping[str, Any] | None,
+    *,
+    live: bool,
+) -> dict[str, Any]:
+    """The figures of each stage, and the stage that limits the others; rates are means of the last
+    seconds, or of all of an ended run. A figure that the metrics lack is null."""
+    window = MetricWindow(columns, WINDOW_S if live else None)
+    ledgers = [
+        window.shares(f"{LEDGERS}{name}/")
+        for name in process_names(columns)
+        if name.startswith("actor-")
+    ]
+    share = {
+        part: sum(ledger.get(part, 0.0) for ledger in ledgers) / len(ledgers) if ledgers else None
+        for part in ("step", "infer", "wait", "write", "process", "compress", "send")
+    }
+    wire = any(name.startswith("received/") for name in columns.names)
+    kind = (verdict or {}).get("kind")
+    return {
+        "seconds": window.seconds,
+        "limit": LIMITS.get(str(kind)),
+        "environments": {
+            "steps_per_s": window.rate("env_steps"),
+            "frames_per_s": window.rate("env_frames"),
+            "episodes": columns.last("episodes"),
+            "step_share": share["step"],
+        },
+        "actors": {
+            "alive": finite(last.get("actors_alive")),
+            "restarted": finite(last.get("actors_restarted")),
+            "count": _option(options, "actors", "count"),
+            "shares": share,
+        },
+        "transport": {
+            "kind": _option(options, "transport", "kind"),
+            "wire": wire,
+            "coded_nbytes_per_s": window.rate("received/coded_nbytes") if wire else None,
+            "raw_nbytes_per_s": window.rate("received/raw_nbytes") if wire else None,
+            "lost": _counts(last, "lost"),
+            "rejected": _counts(last, "rejected"),
+        },
+        "store": {
+            "queue_fill": window.mean("queue_fill"),
+            "replay_size": columns.last("replay_size"),
+            "samples_per_insert": columns.last("samples_per_insert"),
+            "dropped": _counts(last, "dropped"),
+            "latency_p50_s": window.mean("latency_p50_s"),
+            "latency_p95_s": window.mean("latency_p95_s"),
+        },
+        "learner": {
+            "steps_per_s": window.rate("trained_steps"),
+            "updates_per_s": window.rate("learner_steps"),
+            "ledger": window.shares("ledger/"),
+            "alive": finite(last.get("learners_alive")),
+            "ceiling_steps_per_s": window.mean("learner_ceiling_steps_per_s"),
+        },
+        "weights": {
+            "lag_mean": window.mean("policy_lag_mean"),
+            "lag_max": window.mean("policy_lag_max"),
+            "lag_limit": finite(last.get("policy_lag_limit")),
+            "publish_share": window.mean("ledger/publish"),
+        },
+    }
+
+
+def _counts(last: Mapping[str, Any], name: str) -> dict[str, float]:
+    found = last.get(name)
+    known = (
+        {str(key): finite(value) for key, value in found.items()}
+        if isinstance(found, Mapping)
+        else {}
+    )
+    return {key: value for key, value in known.items() if value}
+
+
+def _option(options: Mapping[str, Any], section: str, name: str) -> Any:
+    found = options.get(section)
+    return found.get(name) if isinstance(found, Mapping) else None

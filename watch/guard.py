@@ -1,0 +1,233 @@
+"""Decides which requests are answered. Everything that arrives is taken for hostile.
+
+- The Host header must name this server, and Origin, if present, too: a page of another site, also
+  one whose name was made to resolve to this host (DNS rebinding), gets nothing.
+- On loopback the peer must be a process of this user, or of root; with a token it must show that.
+- An order needs a token that only this page can read, in a header.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qsl
+
+from penstock.watch.files import is_trusted
+from penstock.watch.peers import user_of
+
+URL_NBYTES = 8192
+BODY_NBYTES = 4096
+METHODS = ("GET", "HEAD", "POST")
+ORDER_HEADER = "x-penstock-token"
+COOKIE = "penstock_watch"
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
+TOKEN_LENGTH = 16  # characters at least
+HEADERS = {
+    # plotly.js writes style elements, and draws its pictures as data: and blob: URLs.
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self' "
+    "'unsafe-inline'; img-src 'self' data: blob:; media-src 'self'; connect-src 'self'; "
+    "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+}
+
+Scope = Mapping[str, Any]
+
+
+def is_own_peer(scope: Scope) -> bool:
+    """Whether a connection comes from a process of this user, or of root, on this host."""
+    client, server = scope.get("client"), scope.get("server")
+    if not client or not server or server[1] is None:
+        return False
+    uid = user_of((client[0], client[1]), (server[0], server[1]))
+    return uid is not None and is_trusted(uid)
+
+
+class Refusal(Exception):
+    """A request that is not answered: the status of HTTP and a sentence."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+@dataclass
+class Guard:
+    """The rules for one server."""
+
+    hosts: tuple[str, ...] = LOOPBACK_NAMES
+    """Names of this server; without a port, as a forwarded port may have another number."""
+    literal_hosts: bool = False
+    """Whether every IP address is accepted as Host: rebinding needs a name."""
+    token: str | None = None
+    secure: bool = False
+    """Whether the server speaks TLS."""
+    is_own: Callable[[Scope], bool] = is_own_peer
+    order_token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+
+    def check(self, scope: Scope) -> None:
+        """Raise `Refusal` for a request that must not be answered."""
+        headers = _headers(scope)
+        length = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
+        if length > URL_NBYTES:
+            raise Refusal(414, f"the address has {length} bytes; at most {URL_NBYTES} are read")
+        if scope["method"] not in METHODS:
+            raise Refusal(405, f"{scope['method'][:20]} is not served; use GET or POST")
+        host = _one(headers, "host")
+        if host is None or not self._is_ours(host):
+            raise Refusal(403, "the Host header names another server; open the printed address")
+        origin = _one(headers, "origin")
+        if origin is not None and not self._is_same(origin, host):
+            raise Refusal(403, "the request comes from a page of another site")
+        site = _one(headers, "sec-fetch-site")
+        if site in ("cross-site", "same-site") and scope["path"] != "/":
+            raise Refusal(403, "the request comes from a page of another site")
+        self._check_peer(scope, headers)
+        if scope["method"] == "POST":
+            self._check_order(headers)
+
+    def _check_peer(self, scope: Scope, headers: Mapping[str, list[str]]) -> None:
+        if self.token is None:
+            if not self.is_own(scope):
+                raise Refusal(
+                    403,
+                    "only processes of the user that runs penstock watch, on the same host, are "
+                    "served; start it with --token for others",
+                )
+            return
+        shown = [text.removeprefix("Bearer ") for text in headers.get("authorization", [])]
+        shown += [value for name, value in _cookies(headers) if name == COOKIE]
+        if not any(_equal(text, self.token) for text in shown):
+            raise Refusal(401, "the token is missing or wrong; open the address with ?token=TOKEN")
+
+    def _check_order(self, headers: Mapping[str, list[str]]) -> None:
+        if not _equal(_one(headers, ORDER_HEADER) or "", self.order_token):
+            raise Refusal(403, f"an order needs the page's token in the header {ORDER_HEADER}")
+        kind = (_one(headers, "content-type") or "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise Refusal(415, "an order is application/json")
+        length = _one(headers, "content-length") or ""
+        if not length.isdigit() or int(length) > BODY_NBYTES:
+            raise Refusal(413, f"an order has at most {BODY_NBYTES} bytes, and says its length")
+
+    def shows_token(self, scope: Scope) -> bool:
+        """Whether the address has ``?token=`` with the right token."""
+        if self.token is None or scope["path"] != "/" or scope["method"] != "GET":
+            return False
+        query = (scope.get("query_string") or b"").decode("latin-1")
+        shown = dict(parse_qsl(query, max_num_fields=8)) if len(query) <= URL_NBYTES else {}
+        host = _one(_headers(scope), "host")
+        return (
+            host is not None and self._is_ours(host) and _equal(shown.get("token", ""), self.token)
+        )
+
+    def cookie(self) -> str:
+        """The header that keeps the token in a browser, until it is closed."""
+        secure = "; Secure" if self.secure else ""
+        return f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/{secure}"
+
+    def _is_ours(self, host: str) -> bool:
+        found = HOST.fullmatch(host)
+        if found is None:
+            return False
+        name = found["name"].strip("[]").lower()
+        return name in self.hosts or (self.literal_hosts and _is_address(name))
+
+    def _is_same(self, origin: str, host: str) -> bool:
+        return origin.lower() == f"{'https' if self.secure else 'http'}://{host.lower()}"
+
+
+class GuardedApp:
+    """An ASGI application behind a `Guard`. Adds the headers of `HEADERS` to every reply."""
+
+    def __init__(self, app: Any, guard: Guard) -> None:
+        self._app = app
+        self._guard = guard
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve one request."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # a web socket
+            await send({"type": "websocket.close", "code": 1008})
+            return
+
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                known = {name.lower() for name, _ in message["headers"]}
+                message["headers"] = [
+                    *message["headers"],
+                    *(
+                        (k.encode(), v.encode())
+                        for k, v in HEADERS.items()
+                        if k.encode() not in known
+                    ),
+                ]
+                if b"cache-control" not in known:
+                    message["headers"].append((b"cache-control", b"no-store"))
+            await send(message)
+
+        if self._guard.shows_token(scope):
+            extra = [("location", "/"), ("set-cookie", self._guard.cookie())]
+            await _reply(send_with_headers, 303, "", extra)
+            return
+        try:
+            self._guard.check(scope)
+        except Refusal as refusal:
+            await _reply(send_with_headers, refusal.status, f"penstock: {refusal.reason}\n")
+            return
+        await self._app(scope, receive, send_with_headers)
+
+
+async def _reply(send: Any, status: int, text: str, extra: Iterable[tuple[str, str]] = ()) -> None:
+    headers = [("content-type", "text/plain; charset=utf-8"), ("connection", "close"), *extra]
+    coded = [(name.encode(), value.encode()) for name, value in headers]
+    await send({"type": "http.response.start", "status": status, "headers": coded})
+    await send({"type": "http.response.body", "body": text.encode()})
+
+
+def _headers(scope: Scope) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in scope["headers"]:
+        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+    return found
+
+
+def _one(headers: Mapping[str, list[str]], name: str) -> str | None:
+    """The value of a header; "" if it is repeated, which matches nothing."""
+    values = headers.get(name, [])
+    return None if not values else values[0] if len(values) == 1 else ""
+
+
+def _cookies(headers: Mapping[str, list[str]]) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for text in headers.get("cookie", []):
+        try:
+            found += [(name, morsel.value) for name, morsel in SimpleCookie(text).items()]
+        except CookieError:
+            continue
+    return found
+
+
+def _equal(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode("latin-1", "replace"), other.encode("latin-1", "replace"))
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

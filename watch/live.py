@@ -1,0 +1,84 @@
+"""What the supervisor of a live run says of its processes, asked at most once a second.
+
+All viewers of a run share one answer, so that many open pages ask no more often than one.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from penstock.configs.errors import UserError
+from penstock.monitor.status_client import Report, add_shares, reach
+from penstock.watch.files import is_trusted
+
+EVERY_S = 1.0
+AGAIN_S = 5.0  # after a run that did not answer
+MOST_PROCESSES = 2000  # of which memory is looked up: /proc is read for each
+
+
+class LiveStatus:
+    """The processes of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._asks = threading.Lock()
+        self._raw: Report | None = None  # the last reply, with seconds instead of shares
+        self._shown: dict[str, Any] = {"live": False, "why": "not asked yet", "processes": []}
+        self._next_s = float("-inf")
+
+    def now(self) -> dict[str, Any]:
+        """`penstock status` with the memory of each process; or ``live`` false and the reason.
+
+        Without waiting where another thread is asking: then it is the answer before."""
+        if time.monotonic() >= self._next_s and self._asks.acquire(blocking=False):
+            try:
+                self._shown = self._checked()
+                self._next_s = time.monotonic() + (EVERY_S if self._shown["live"] else AGAIN_S)
+            finally:
+                self._asks.release()
+        return self._shown
+
+    def _checked(self) -> dict[str, Any]:
+        """The answer; where it has not the form of one, as of another release, that reason."""
+        try:
+            return self._ask()
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            self._raw = None
+            why = f"the reply of the supervisor cannot be read ({type(error).__name__}: {error})"
+            return {"live": False, "why": why, "processes": []}
+
+    def _ask(self) -> dict[str, Any]:
+        try:
+            reached = reach(str(self._folder))
+        except UserError as error:
+            self._raw = None
+            return {"live": False, "why": str(error), "processes": []}
+        if reached.report is None:
+            why = f"the supervisor (pid {reached.pid}) did not reply: it is busy, or hangs"
+            return {**self._shown, "live": True, "why": why}
+        raw = reached.report
+        shown = copy.deepcopy(raw)
+        add_shares(shown, self._raw or raw)
+        self._raw = raw
+        same = reached.pid == raw.get("pid")  # else its pids are of another container
+        for process in shown["processes"][:MOST_PROCESSES]:
+            pid = process.get("pid")
+            if same and pid and process.get("host") == raw.get("host"):
+                process["rss_nbytes"] = _rss(pid, process["name"])
+        return {"live": True, "why": None, **shown}
+
+
+def _rss(pid: int, name: str) -> int | None:
+    """Resident memory of the process of a role; None if that pid is of something else."""
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if is_trusted(process.uids().real) and name in process.cmdline():
+            return int(process.memory_info().rss)
+    return None

@@ -1,0 +1,70 @@
+"""The orders that the page can give to a live run: save now, stop, and write stacks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+from penstock.configs.errors import UserError
+from penstock.core.processes import began_ticks
+from penstock.monitor import stacks as process_stacks
+from penstock.monitor.order_client import save as order_save
+from penstock.monitor.status_client import reach
+
+SAVE_S = 120.0
+
+
+class Orders:
+    """Gives orders to runs, one at a time for each kind.
+
+    A run is asked to stop only once: a second signal would end it without its checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self._stopped: set[tuple[int, int | None]] = set()
+        self._locks = {name: threading.Lock() for name in ("save", "stop", "stacks")}
+
+    def give(self, order: str, folder: Path) -> dict[str, Any]:
+        """Carry out an order and return its result. Raises UserError if it is unknown, if another
+        of its kind is being carried out, or if the run does not take it."""
+        lock = self._locks.get(order)
+        if lock is None:
+            raise UserError(f"the order {order[:40]!r} is unknown; give save, stop or stacks")
+        if not lock.acquire(blocking=False):
+            raise UserError(f"another order to {order} is being carried out; wait for it")
+        try:
+            if order == "save":
+                return order_save(str(folder), SAVE_S)
+            return process_stacks.stacks(str(folder)) if order == "stacks" else self._stop(folder)
+        finally:
+            lock.release()
+
+    def _stop(self, folder: Path) -> dict[str, Any]:
+        """Send SIGINT to the supervisor, as Ctrl-C does: it saves a checkpoint and ends."""
+        pid = reach(str(folder)).pid
+        identity = pid, began_ticks(pid)
+        if identity in self._stopped:
+            raise UserError(
+                "the run was asked to stop already, and is saving; a second signal would end it "
+                f"without a checkpoint: kill -INT {pid}"
+            )
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            raise UserError(
+                f"process {pid} cannot be accessed: {error.strerror}; it has just ended, or runs "
+                "in another container"
+            ) from error
+        try:
+            if reach(str(folder)).pid != pid:
+                raise UserError("the run has just been restarted; try again")
+            signal.pidfd_send_signal(pidfd, signal.SIGINT)
+        except OSError as error:
+            raise UserError(f"process {pid} cannot be stopped: {error.strerror}") from error
+        finally:
+            os.close(pidfd)
+        self._stopped.add(identity)
+        return {"pid": pid}

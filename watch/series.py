@@ -1,0 +1,114 @@
+"""Curves that fit a screen: cleaned, smoothed and reduced to some hundred points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from penstock.monitor.curves import AROUND, smoothed
+from penstock.monitor.intervals import Floats
+
+Points = tuple[Floats, Floats]
+
+
+def rising(xs: Floats) -> NDArray[np.bool_]:
+    """Which points remain, so that ``xs`` rises: a resume from an older checkpoint repeats a part,
+    and the repetition replaces it."""
+    later = np.minimum.accumulate(xs[::-1])[::-1]
+    kept = np.ones(len(xs), np.bool_)
+    kept[:-1] = xs[:-1] < later[1:]
+    return kept
+
+
+def full_intervals(seconds: Floats) -> NDArray[np.bool_]:
+    """Which rows cover a whole interval, compared with their neighbours. Rates of the others, at
+    the end of a run and around a restart, are unreliable."""
+    if not len(seconds) or np.isnan(seconds).all():
+        return np.ones(len(seconds), np.bool_)
+    known = np.where(np.isnan(seconds), np.nanmedian(seconds), seconds)
+    padded = np.pad(known, AROUND, constant_values=np.nan)
+    middle = np.nanmedian(sliding_window_view(padded, 2 * AROUND + 1), -1)
+    kept: NDArray[np.bool_] = known >= middle / 2
+    return kept
+
+
+def known(xs: Floats, ys: Floats) -> Points:
+    """The points with both coordinates, by rising ``xs``."""
+    have = ~(np.isnan(xs) | np.isnan(ys))
+    xs, ys = xs[have], ys[have]
+    kept = rising(xs)
+    return xs[kept], ys[kept]
+
+
+def clipped(xs: Floats, ys: Floats, low: float | None, high: float | None) -> Points:
+    """The points within a range of ``xs``, and one beyond either end, so that lines reach it."""
+    first = 0 if low is None else max(0, int(np.searchsorted(xs, low)) - 1)
+    last = len(xs) if high is None else int(np.searchsorted(xs, high, "right")) + 1
+    return xs[first:last], ys[first:last]
+
+
+def reduced(xs: Floats, ys: Floats, most: int) -> Points:
+    """At most about ``most`` points: the lowest and the highest of each bucket, in their order, so
+    that no outlier is lost; and the last point."""
+    if len(xs) <= most:
+        return xs, ys
+    size = -(-2 * len(xs) // most)
+    starts = np.arange(0, len(xs), size)
+    buckets = np.pad(ys, (0, len(starts) * size - len(ys)), "edge").reshape(-1, size)
+    found = [starts + buckets.argmin(1), starts + buckets.argmax(1), [len(xs) - 1]]
+    chosen = np.unique(np.minimum(np.concatenate(found), len(xs) - 1))
+    return xs[chosen], ys[chosen]
+
+
+def means(xs: Floats, ys: Floats, most: int) -> Points:
+    """At most ``most`` points, each the mean of a bucket, at its last place: for shares, which add
+    up in each bucket."""
+    if len(xs) <= most:
+        return xs, ys
+    edges = np.linspace(0, len(xs), most + 1).astype(np.intp)
+    sums = np.add.reduceat(ys, edges[:-1])
+    return xs[edges[1:] - 1], sums / np.diff(edges)
+
+
+def spread(curves: Sequence[Points], most: int) -> tuple[Points, Points, Points] | None:
+    """The mean of several curves at ``most`` places, the lowest and the highest, over the range
+    that all of them have; None without one."""
+    if not curves:
+        return None
+    start, end = max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves)
+    if start > end:
+        return None
+    places = np.linspace(start, end, most if end > start else 1)
+    values = np.stack([np.interp(places, xs, ys) for xs, ys in curves])
+    return (places, values.mean(0)), (places, values.min(0)), (places, values.max(0))
+
+
+def rates(xs: Floats, totals: Floats) -> Points:
+    """Growth per unit of ``xs`` of a counter; a counter that began anew has counted from 0."""
+    xs, totals = known(xs, totals)
+    if len(xs) < 2:
+        return xs[:0], totals[:0]
+    grown = np.diff(totals)
+    grown = np.where(grown < 0, totals[1:], grown)
+    return xs[1:], grown / np.diff(xs)
+
+
+def as_json(points: Points) -> dict[str, Any]:
+    """Lists for JSON, with seven significant digits."""
+    xs, ys = points
+    return {"x": [_short(x) for x in xs], "y": [_short(y) for y in ys]}
+
+
+def smooth(points: Points, count: int) -> Points:
+    """Each value's mean with the ``count`` - 1 values before it."""
+    return points[0], smoothed(points[1], count)
+
+
+def _short(value: float) -> float | int:
+    if value == int(value) and abs(value) < 1e15:
+        return int(value)
+    return float(f"{value:.7g}")

@@ -1,0 +1,191 @@
+"""Serves the page until Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from penstock.configs.errors import UserError
+from penstock.watch.catalog import RunCatalog
+from penstock.watch.guard import LOOPBACK_NAMES, TOKEN_LENGTH, Guard
+from penstock.watch.views import Views
+
+PORT = 8700
+PORTS = 20  # tried after `PORT`, if none is given
+NICE = 10  # a run beside the page has priority
+CONNECTIONS = 64
+IDLE_S = 15  # after which a connection is closed on which no request was completed
+PACKAGES = ("starlette", "uvicorn", "plotly")
+
+
+@dataclass(frozen=True)
+class Listen:
+    """The address of the page, and the conditions for viewers."""
+
+    host: str = "127.0.0.1"
+    port: int | None = None
+    """None for the first free one from `PORT` on, 0 for any."""
+    token: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    insecure: bool = False
+
+    def check(self) -> None:
+        """Raise UserError for options that do not go together."""
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise UserError("--tls-cert and --tls-key belong together; give both, or neither")
+        if self.token is not None and not _is_token(self.token):
+            raise UserError(
+                f"--token has {len(self.token)} characters; it must have {TOKEN_LENGTH} or more "
+                "letters, digits, - and _, such as the output of: openssl rand -hex 16"
+            )
+        if self.is_loopback:
+            return
+        if self.token is None:
+            raise UserError(
+                f"--host {self.host} is reachable from other hosts; add --token, or serve on "
+                "127.0.0.1 and forward the port: ssh -L 8700:127.0.0.1:8700 HOST"
+            )
+        if self.tls_cert is None and not self.insecure:
+            raise UserError(
+                f"--host {self.host} is reachable from other hosts, and the token would be sent in "
+                "plain text; add --tls-cert and --tls-key, or --insecure"
+            )
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this host can reach the address."""
+        return self.host in LOOPBACK_NAMES
+
+    def guard(self) -> Guard:
+        """The rules for requests."""
+        names: tuple[str, ...] = LOOPBACK_NAMES
+        if not self.is_loopback:
+            own = {self.host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
+            names = (*names, *sorted(own))
+        secure = self.tls_cert is not None
+        return Guard(names, not self.is_loopback, self.token, secure)
+
+
+def serve(target: str, listen: Listen, ready: Callable[[str], None]) -> None:
+    """Serve the run or the runs in the folder ``target``; ``ready`` gets the address. Returns after
+    Ctrl-C or SIGTERM. Raises UserError, also if an extra package or a free port is missing."""
+    listen.check()
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        raise UserError(
+            f"penstock watch needs {', '.join(missing)}, not installed here: "
+            "pip install 'penstock[watch]'"
+        )
+    import uvicorn
+
+    from penstock.watch.app import make_app
+
+    app = make_app(Views(RunCatalog(Path(target))), listen.guard())
+    _check_tls(listen)
+    with suppress(OSError):
+        os.nice(NICE)
+    with closing(_bound(listen)) as listener:
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            limit_concurrency=CONNECTIONS,
+            timeout_keep_alive=IDLE_S,
+            timeout_graceful_shutdown=2,
+            h11_max_incomplete_event_size=1 << 14,
+            http=timed_protocol,  # type: ignore[arg-type, unused-ignore]
+            ws="none",
+            loop="asyncio",
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            ssl_certfile=listen.tls_cert,
+            ssl_keyfile=listen.tls_key,
+        )
+        ready(_address(listen, listener.getsockname()[1]))
+        with suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run([listener])
+
+
+def timed_protocol(**arguments: Any) -> Any:
+    """uvicorn's protocol for a new connection, which is closed if its client completes no request
+    within `IDLE_S`: uvicorn itself waits for the headers of a request without limit."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    protocol: Any = H11Protocol(**arguments)
+    before: Any = None  # the request of the last check
+
+    def check() -> None:
+        nonlocal before
+        transport, request = protocol.transport, protocol.cycle
+        if transport is None or not transport.is_closing():
+            if transport is not None and request is before and _is_over(request):
+                transport.close()
+                return
+            before = request
+            protocol.loop.call_later(IDLE_S, check)
+
+    protocol.loop.call_later(IDLE_S, check)
+    return protocol
+
+
+def _is_over(request: Any) -> bool:
+    return request is None or bool(request.response_complete)
+
+
+def _address(listen: Listen, port: int) -> str:
+    host = f"[{listen.host}]" if ":" in listen.host else listen.host
+    return f"{'http' if listen.tls_cert is None else 'https'}://{host}:{port}/"
+
+
+def _bound(listen: Listen) -> socket.socket:
+    """A listening socket. Raises UserError if the port is taken."""
+    ports = range(PORT, PORT + PORTS) if listen.port is None else [listen.port]
+    reason = ""
+    for port in ports:
+        try:
+            found = socket.getaddrinfo(listen.host, port, type=socket.SOCK_STREAM)[0]
+            listener = socket.socket(found[0], socket.SOCK_STREAM)
+            try:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(found[4])
+                listener.listen(CONNECTIONS)
+            except OSError:
+                listener.close()
+                raise
+            return listener
+        except OSError as error:
+            reason = error.strerror or str(error)
+    where = f"{listen.host}:{ports[0]}" + (f" to {ports[-1]}" if len(ports) > 1 else "")
+    raise UserError(
+        f"the page cannot be served at {where} ({reason}); give another --port or --host"
+    )
+
+
+def _check_tls(listen: Listen) -> None:
+    if listen.tls_cert is None:
+        return
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(listen.tls_cert, listen.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(
+            f"--tls-cert {listen.tls_cert} and --tls-key {listen.tls_key} cannot be used "
+            f"({error}); give a certificate and its key as PEM files"
+        ) from error
+
+
+def _is_token(text: str) -> bool:
+    return (
+        len(text) >= TOKEN_LENGTH
+        and text.isascii()
+        and text.replace("-", "").replace("_", "").isalnum()
+    )

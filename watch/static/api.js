@@ -1,0 +1,33 @@
+// Requests to the server that served this page.
+
+let session = null;
+
+export class Refused extends Error {}
+
+async function answer(response) {
+  const isJson = (response.headers.get("content-type") || "").startsWith("application/json");
+  const body = isJson ? await response.json() : { error: (await response.text()).trim() };
+  if (!response.ok) throw new Refused(body.error || `the server answered ${response.status}`);
+  return body;
+}
+
+/** A view as JSON; lists among the parameters are repeated. */
+export async function get(view, parameters = {}) {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(parameters)) {
+    for (const each of Array.isArray(value) ? value : [value]) {
+      if (each !== null && each !== undefined) query.append(name, each);
+    }
+  }
+  return answer(await fetch(`api/${view}?${query}`, { signal: AbortSignal.timeout(30000) }));
+}
+
+/** Give an order to a run: save, stop or stacks. */
+export async function order(kind, run) {
+  session = session || await get("session");
+  return answer(await fetch(`order/${kind}`, {
+    method: "POST",
+    headers: { "content-type": "application/json", [session.header]: session.token },
+    body: JSON.stringify({ run }),
+  }));
+}

@@ -1,0 +1,93 @@
+// Processes: what each is doing now, since when, and what it has printed.
+
+import { get, order } from "./api.js";
+import { bytes, fill, h, number, percent, seconds, setText } from "./dom.js";
+
+const SILENT_S = 10; // a process that gives no sign of life for longer stands out
+
+export class ProcessesView {
+  constructor(panel, { run }) {
+    this.run = run;
+    this.rows = new Map();
+    this.note = h("div");
+    this.body = h("tbody");
+    const columns = [["Process"], ["Host"], ["Pid", "num"], ["Phase"], ["since", "num"], ["Silent", "num"], ["CPU", "num"], ["Memory", "num"], ["Incarnation", "num"]];
+    this.table = h("div.scroll", null, h("table", null,
+      h("thead", null, h("tr", null, columns.map(([title, kind]) => h(kind ? `th.${kind}` : "th", { scope: "col" }, title)))), this.body));
+    this.detail = h("div", { "aria-live": "polite" });
+    fill(panel, this.note, this.table, this.detail);
+  }
+
+  update(now) {
+    const status = now.status;
+    this.table.hidden = !status.processes.length;
+    const why = status.why ?? (status.processes.length ? null : "The supervisor lists no process yet.");
+    if (this.why !== why) {
+      this.why = why;
+      fill(this.note, why && h(status.live ? "p.note.warn" : "p.note", null, why, "."));
+      if (!status.processes.length) this.offerLogs();
+    }
+    const names = new Set(status.processes.map((process) => process.name));
+    for (const [name, row] of this.rows) if (!names.has(name)) { row.remove(); this.rows.delete(name); }
+    for (const process of status.processes) {
+      const row = this.rows.get(process.name) ?? this.addRow(process.name);
+      const gone = process.pid === null;
+      const silent = process.silent_s > SILENT_S;
+      const cells = [
+        process.host ?? "", process.pid ?? "–", gone ? "does not run" : `${process.phase}${process.state === "stopped" ? ", stopped" : ""}`,
+        gone ? "" : seconds(process.phase_for_s), gone ? "" : process.silent_s === null ? "no sign yet" : seconds(process.silent_s),
+        percent(process.cpu), bytes(process.rss_nbytes), gone ? "" : process.incarnation,
+      ];
+      cells.forEach((text, i) => setText(row.cells[i + 1], String(text ?? "")));
+      row.cells[3].classList.toggle("trouble", gone || process.state === "stopped");
+      row.cells[5].classList.toggle("trouble", silent);
+      row.cells[8].classList.toggle("trouble", process.incarnation > 0);
+      row.title = (process.threads ?? []).map((thread) => `${thread.name}: ${thread.part ?? "not started"}`).join(", ");
+    }
+    this.status = status;
+  }
+
+  async offerLogs() {
+    const { roles } = await get("events", { run: this.run });
+    if (roles.length) fill(this.detail, h("div.section", null, h("h2", null, "Logs"), roles.map((role) => h("button", { type: "button", onclick: () => this.open(role) }, role))), h("div"));
+  }
+
+  addRow(name) {
+    const button = h("button.link", { type: "button", "aria-expanded": "false", onclick: () => this.open(name) }, name);
+    const row = h("tr", null, h("td", null, button), ["", "num", "", "num", "num", "num", "num", "num"].map((kind) => h(kind ? `td.${kind}` : "td")));
+    this.body.append(row);
+    this.rows.set(name, row);
+    return row;
+  }
+
+  async open(name) {
+    const process = this.status?.processes.find((each) => each.name === name);
+    for (const [each, row] of this.rows) row.querySelector("button").setAttribute("aria-expanded", each === name);
+    const log = h("pre", { tabindex: 0, "aria-label": `Log of ${name}` }, "Reading …");
+    const stacks = h("pre", { tabindex: 0, "aria-label": `Stacks of ${name}`, hidden: true });
+    const ask = h("button", { type: "button", onclick: async () => {
+      ask.disabled = true;
+      stacks.hidden = false;
+      setText(stacks, "Asking …");
+      try {
+        const found = (await order("stacks", this.run)).processes.find((each) => each.name === name);
+        setText(stacks, found?.stacks ?? found?.why_not ?? "The process has ended.");
+      } catch (error) { setText(stacks, error.message); }
+      ask.disabled = false;
+    } }, "Show its stacks");
+    const threads = (process?.threads ?? []).map((thread) => h("tr", null, h("td", null, thread.name), h("td", null, thread.part ?? "not started"),
+      h("td.num", null, thread.part === null ? "" : seconds(thread.for_s)),
+      h("td", null, Object.entries(thread.ledger ?? {}).filter(([, share]) => share >= 0.005).sort((a, b) => b[1] - a[1]).map(([part, share]) => `${part} ${percent(share)}`).join(", "))));
+    fill(this.detail,
+      h("div.section", null, h("h2", null, name), process && ask),
+      threads.length ? h("div.scroll", null, h("table", null,
+        h("thead", null, h("tr", null, h("th", { scope: "col" }, "Thread"), h("th", { scope: "col" }, "in"), h("th.num", { scope: "col" }, "for"), h("th", { scope: "col" }, "Shares of the last second"))),
+        h("tbody", null, threads))) : null,
+      stacks, h("h3.section", null, "Log"), log);
+    try {
+      const found = await get("log", { run: this.run, role: name });
+      setText(log, found.text ? found.text : "The process has printed nothing.");
+      log.scrollTop = log.scrollHeight;
+    } catch (error) { setText(log, error.message); }
+  }
+}

@@ -1,0 +1,218 @@
+"""The verdict on a run that the page watches: the rules of `penstock profile`, on its metrics.
+
+A profile reads each process; metrics have less. The window is the last seconds of a live run, and
+all of an ended one. Rates of single actors are not in the metrics: each is taken to play in
+proportion to the time in which it does not wait, so a straggler among them is not found. The
+learner's ceiling is not measured.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import CONFIG_FILE, resolve
+from penstock.configs.policy_lag import lag_of, lent_by_batch
+from penstock.core.formatting import finite
+from penstock.profiling.ledger import learner_parts
+from penstock.profiling.verdict import findings
+from penstock.watch.columns import MetricColumns
+
+WINDOW_S = 20.0
+LEDGERS = "ledgers/"
+
+
+class MetricWindow:
+    """The last rows of the metrics of a run, that cover about ``seconds``; all rows for None."""
+
+    def __init__(self, columns: MetricColumns, seconds: float | None) -> None:
+        times = columns.column("time_s")
+        self._columns = columns
+        first = 0
+        if seconds is not None and len(times) and not np.isnan(times[-1]):
+            late = np.nonzero(times >= times[-1] - seconds)[0]
+            first = int(late[0]) if len(late) else 0
+        self._rows = slice(min(first, max(0, len(times) - 2)), None)
+
+    def mean(self, name: str) -> float | None:
+        """The mean of a metric; None if no row has it."""
+        values = self._known(name)
+        return float(values.mean()) if len(values) else None
+
+    def growth(self, name: str) -> float:
+        """By how much a counter grew. One that began anew has counted from 0."""
+        values = self._known(name)
+        if len(values) < 2:
+            return 0.0
+        grown = np.diff(values)
+        return float(np.where(grown < 0, values[1:], grown).sum())
+
+    def rate(self, name: str) -> float | None:
+        """`growth` per second; None if the window has fewer than two rows."""
+        return self.growth(name) / self.seconds if self.seconds > 0 else None
+
+    @property
+    def seconds(self) -> float:
+        """Length of the window."""
+        times = self._known("time_s")
+        return float(times[-1] - times[0]) if len(times) > 1 else 0.0
+
+    def shares(self, prefix: str) -> dict[str, float]:
+        """The means of the figures below ``prefix``, by the rest of their names."""
+        names = [name for name in self._columns.names if name.startswith(prefix)]
+        means = {name.removeprefix(prefix): self.mean(name) for name in names}
+        return {name: value for name, value in means.items() if value is not None}
+
+    def counts(self, name: str) -> dict[str, float]:
+        """Growth of counters by reason, where they grew."""
+        prefix = f"{name}/"
+        names = [known for known in self._columns.names if known.startswith(prefix)]
+        grown = {known.removeprefix(prefix): self.growth(known) for known in names}
+        return {reason: steps for reason, steps in grown.items() if steps > 0}
+
+    def _known(self, name: str) -> Any:
+        values = self._columns.column(name)[self._rows]
+        return values[~np.isnan(values)]
+
+
+def process_names(columns: MetricColumns) -> list[str]:
+    """The processes that have a ledger in the metrics."""
+    found = [name.split("/")[1] for name in columns.names if name.startswith(LEDGERS)]
+    return sorted(dict.fromkeys(found), key=_order)
+
+
+def _order(name: str) -> tuple[int, str, int]:
+    role, _, number = name.rpartition("-")
+    first = ("learner", "connector", "relay", "actor", "evaluator")
+    rank = first.index(role) if role in first else len(first)
+    return rank, role, int(number) if number.isdigit() else 0
+
+
+def judge(
+    columns: MetricColumns, options: Mapping[str, Any], status: Mapping[str, Any], *, live: bool
+) -> dict[str, Any]:
+    """The verdict, further findings, and the length of the window in seconds.
+
+    Args:
+        options: the config, as `load_options` returns it.
+        status: the answer of the supervisor, of which the threads of the learners are used.
+    """
+    window = MetricWindow(columns, WINDOW_S if live else None)
+    profile = make_profile(columns, window, options, status)
+    if profile is None:
+        return {"verdict": None, "also": [], "seconds": 0.0}
+    verdict, *also = map(asdict, findings(profile))
+    return {"verdict": verdict, "also": also, "seconds": window.seconds}
+
+
+def make_profile(
+    columns: MetricColumns,
+    window: MetricWindow,
+    options: Mapping[str, Any],
+    status: Mapping[str, Any],
+) -> dict[str, Any] | None:
+    """A profile as far as metrics have it; None before there are two lines with a ledger."""
+    if window.seconds <= 0 or not window.shares("ledger/"):
+        return None
+    names = process_names(columns)
+    threads = {
+        process.get("name"): {
+            thread["name"]: thread.get("ledger") or {}
+            for thread in process.get("threads", [])
+            if thread["name"] != "main"
+        }
+        for process in status.get("processes", [])
+    }
+    learners = []
+    ranks = [name for name in names if name.startswith("learner-")] or ["learner-0"]
+    for i, name in enumerate(ranks):
+        parts = window.shares(f"{LEDGERS}{name}/")
+        own = f"ranks/{i}/" if f"ranks/{i}/trained_steps_per_s" in columns.names else ""
+        ledger = window.shares(f"{own}ledger/") or learner_parts(parts)
+        cpu = window.mean(f"cpu/{name}")
+        learners.append(
+            {
+                "rank": i,
+                "name": name,
+                "ledger": ledger,
+                "parts": parts,
+                "threads": threads.get(name, {}),
+                "cpu": cpu,
+                "coreless": None if cpu else 0.0,  # unknown without the processor's time
+                "steps_per_s": window.mean(f"{own}trained_steps_per_s"),
+                "updates_per_s": window.rate("learner_steps"),
+                "queue_fill": window.mean(f"{own}queue_fill"),
+            }
+        )
+    produced = window.rate("env_steps")
+    return {
+        "seconds": window.seconds,
+        "cores": float(len(os.sched_getaffinity(0))),
+        "device": "cuda" if str(_at(options, "learner", "device")).startswith("cuda") else "cpu",
+        "learner": learners,
+        "actors": _actors(names, window, produced or 0.0),
+        "connectors": [
+            {"name": name, "ledger": window.shares(f"{LEDGERS}{name}/"), "learner": 0}
+            for name in names
+            if name.startswith("connector-")
+        ],
+        "flow": {
+            "produced_steps_per_s": produced,
+            "trained_steps_per_s": window.rate("trained_steps"),
+            "dropped": window.counts("dropped"),
+            "lost": window.counts("lost"),
+            "policy_lag": {
+                "mean": window.mean("policy_lag_mean"),
+                "max": window.mean("policy_lag_max"),
+            },
+            "queue_fill": window.mean("queue_fill"),
+            "replay_size": columns.last("replay_size"),
+        },
+        "config": options,
+    }
+
+
+def _actors(names: list[str], window: MetricWindow, produced: float) -> list[dict[str, Any]]:
+    ledgers = {
+        name: window.shares(f"{LEDGERS}{name}/") for name in names if name.startswith("actor-")
+    }
+    works = {name: 1.0 - ledger.get("wait", 0.0) for name, ledger in ledgers.items()}
+    total = sum(works.values()) or 1.0
+    return [
+        {
+            "name": name,
+            "ledger": ledger,
+            "cpu": window.mean(f"cpu/{name}"),
+            "learner": 0,
+            "steps_per_s": produced * works[name] / total,
+        }
+        for name, ledger in ledgers.items()
+    ]
+
+
+def load_options(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that the rules read, with what the algorithm adds to them; ``config`` as it is
+    where this version does not accept it. Imports no code that a config names."""
+    try:
+        checked = resolve(str(folder / CONFIG_FILE))
+    except (UserError, OSError, ValueError):
+        return {**config}
+    found = checked.model_dump(mode="json")
+    found["algo"] |= {"trains_on": checked.algo.trains_on, "passes": checked.algo.passes}
+    found["transport"] |= {
+        "lent_by_batch": lent_by_batch(checked),
+        "least_lag": lag_of(checked, checked.learner.batch_slots),
+    }
+    return found
+
+
+def _at(options: Mapping[str, Any], section: str, name: str) -> Any:
+    found = options.get(section)
+    value = found.get(name) if isinstance(found, Mapping) else None
+    return value if not isinstance(value, float) else finite(value)

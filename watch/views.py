@@ -1,0 +1,431 @@
+"""What each view of the page shows of a run, as JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import dump, resolve_target
+from penstock.configs.yaml_text import parse
+from penstock.core.formatting import finite
+from penstock.core.machine import VERSIONS
+from penstock.monitor.curves import flat, is_evaluation
+from penstock.monitor.metric_groups import group
+from penstock.watch.catalog import RunCatalog
+from penstock.watch.files import Row, names_in, read_json, read_tail, stamp
+from penstock.watch.flow import flow
+from penstock.watch.live import LiveStatus
+from penstock.watch.run_files import WatchedRun, shown_event
+from penstock.watch.series import Points, as_json, clipped, means, reduced, smooth, spread
+from penstock.watch.verdicts import LEDGERS, judge, load_options, process_names
+
+BUDGET_S = 0.4  # to read new lines, per request
+MOST_COMPARED = 24  # runs in one chart
+MOST_METRICS = 60  # per request
+MOST_POINTS = 2000
+MOST_SMOOTH = 10_000
+MOST_LEDGERS = 16  # processes in the view of time
+LEDGER_POINTS = 160
+SHOWN_EVENTS = 400
+LOG_NBYTES = 1 << 16
+MOST_FILES = 500
+VIDEOS = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif"}
+AXES = ("env_steps", "time_s")
+FIGURES = (
+    "time_s", "env_steps", "env_frames", "trained_steps", "learner_steps", "episodes",
+    "steps_per_s", "trained_steps_per_s", "episode_return_mean", "eval_return_mean",
+    "eval_return_best", "eval_play", "learner_compute_fraction", "learner_wait_fraction",
+    "policy_lag_mean", "queue_fill", "actors_alive", "actors_restarted", "learners_alive",
+    "learners_restarted", "updates_skipped", "rollbacks", "solved_at_s",
+)  # fmt: skip
+
+
+class Views:
+    """The views of the runs of a catalog."""
+
+    def __init__(self, catalog: RunCatalog) -> None:
+        self.catalog = catalog
+        self._status: dict[Path, LiveStatus] = {}
+        self._options: dict[Path, tuple[object, dict[str, Any]]] = {}
+        self._presets: dict[Path, tuple[object, Row]] = {}
+        self._verdicts: dict[Path, tuple[object, Row]] = {}
+
+    def runs(self) -> Row:
+        """The list of runs."""
+        return {"folder": str(self.catalog.folder), "runs": self.catalog.rows()}
+
+    def now(self, name: str) -> Row:
+        """The present of a run: state, figures, flow, processes and verdict."""
+        run = self.catalog.run(name)
+        read = run.read(BUDGET_S)
+        row = run.row()
+        running = row["state"] == "running"
+        status = self._live(run.folder).now() if running else _not_live(row)
+        options = self._load_options(run)
+        with run.lock:
+            judged = self._verdict(run, options, status, live=running)
+            stages = flow(run.columns, run.last, options, judged["verdict"], live=running)
+        summary = run.summary
+        shown = {**run.last, **{key: summary[key] for key in FIGURES if key in summary}}
+        if run.evaluations:
+            shown |= {k: v for k, v in summary.items() if is_evaluation(k)}
+        return {
+            **row,
+            "read": read,
+            "now": time.time(),
+            "figures": {key: _plain(shown.get(key)) for key in FIGURES},
+            "exit_reason": _plain(summary.get("exit_reason")),
+            "status": status,
+            "flow": stages,
+            **judged,
+        }
+
+    def curves(
+        self,
+        names: Sequence[str],
+        metrics: Sequence[str],
+        x: str,
+        count: int = 1,
+        points: int = 600,
+        low: float | None = None,
+        high: float | None = None,
+        known: str = "",
+        *,
+        by_seed: bool = True,
+    ) -> Row:
+        """Curves of metrics of several runs, reduced to a number of points.
+
+        Args:
+            count: of measurements over which each point is averaged.
+            low, high: the range of ``x`` that is shown; None for all of it.
+            known: the ``version`` of the last reply; the reply is short if nothing is new.
+            by_seed: a curve per run. Otherwise runs `seed-N` of one folder are one curve: their
+                mean, with the ``low`` and the ``high`` of them, over the range that all have.
+
+        Raises UserError for an unknown run, or a number that is out of range.
+        """
+        if x not in AXES:
+            raise UserError(f"x is {x[:40]!r}; it must be env_steps or time_s")
+        if not 0 < len(names) <= MOST_COMPARED:
+            raise UserError(f"{len(names)} runs are named; compare 1 to {MOST_COMPARED}")
+        if len(metrics) > MOST_METRICS:
+            raise UserError(f"{len(metrics)} metrics are named; at most {MOST_METRICS} are served")
+        if not 1 <= count <= MOST_SMOOTH or not 10 <= points <= MOST_POINTS:
+            raise UserError(f"smooth must be 1 to {MOST_SMOOTH}, and points 10 to {MOST_POINTS}")
+        opened = {name: self.catalog.run(name) for name in dict.fromkeys(names)}
+        read = {name: run.read(BUDGET_S / len(opened)) for name, run in opened.items()}
+        asked = f"{by_seed} {x} {count} {points} {low} {high} {' '.join(metrics)}"
+        found = [(n, r.columns.rows, len(r.evaluations), len(r.events)) for n, r in opened.items()]
+        version = format(hash((asked, *found)) & (1 << 64) - 1, "x")
+        if version == known:
+            return {"version": version, "unchanged": True, "read": read}
+        drawn: dict[str, list[Row]] = {}
+        groups = [[name] for name in opened] if by_seed else _by_folder(list(opened))
+        for metric in metrics:
+            for group_of in groups:
+                curves = [opened[name].curve(x, metric) for name in group_of]
+                softened = count if count > 1 and not is_evaluation(metric) else 1
+                made = _line if len(group_of) == 1 else _band
+                if line := made(curves, softened, points, low, high):
+                    drawn.setdefault(metric, []).append({"run": group_of[0], **line})
+        return {
+            "version": version,
+            "read": read,
+            "curves": drawn,
+            "marks": {name: run.marks(x)[-SHOWN_EVENTS:] for name, run in opened.items()},
+            "left_out": {n: r.columns.left_out for n, r in opened.items() if r.columns.left_out},
+        }
+
+    def metrics(self, names: Sequence[str]) -> Row:
+        """The metrics that runs have, by group, in the order of the groups."""
+        found: dict[str, list[str]] = {}
+        for name in names[:MOST_COMPARED]:
+            run = self.catalog.run(name)
+            run.read(BUDGET_S / len(names))
+            for metric in run.columns.names:
+                found.setdefault(group(metric.partition("/")[0]), []).append(metric)
+        return {"groups": {key: list(dict.fromkeys(value)) for key, value in found.items()}}
+
+    def ledgers(self, name: str) -> Row:
+        """Shares of each process's main thread over time, and of the learner in its six parts."""
+        run = self.catalog.run(name)
+        read = run.read(BUDGET_S)
+        with run.lock:
+            names = process_names(run.columns)
+            shown = names[:MOST_LEDGERS]
+            prefixes = {"learner, by part": "ledger/", **{n: f"{LEDGERS}{n}/" for n in shown}}
+            found = [
+                {"name": title, **bars}
+                for title, prefix in prefixes.items()
+                if (bars := _bars(run, prefix)) is not None
+            ]
+        return {"read": read, "processes": found, "left_out": len(names) - len(shown)}
+
+    def events(self, name: str, kind: str = "", role: str = "", text: str = "") -> Row:
+        """The newest events that match, newest first, and the kinds and roles of all."""
+        run = self.catalog.run(name)
+        run.read(BUDGET_S)
+        events = [shown_event(event) for event in run.events]
+        wanted = text.lower()[:200]
+        matching = [
+            event
+            for event in reversed(events)
+            if (not kind or event["kind"] == kind)
+            and (not role or event["role"] == role)
+            and (not wanted or wanted in (event["text"] or "").lower())
+        ]
+        kinds: dict[str, int] = {}
+        for event in events:
+            key = event["kind"] or "?"
+            kinds[key] = kinds.get(key, 0) + int(event["count"] or 1)
+        roles = dict.fromkeys(event["role"] for event in events if event["role"])
+        return {
+            "events": matching[:SHOWN_EVENTS],
+            "matching": len(matching),
+            "kinds": kinds,
+            "roles": sorted(roles),
+        }
+
+    def log(self, name: str, role: str) -> Row:
+        """The end of what a process has printed."""
+        run = self.catalog.run(name)
+        file = f"{role}.log"
+        if file not in names_in(run.folder, "logs", MOST_FILES * 10):
+            return {"role": role[:80], "text": None}
+        return {"role": role, "text": read_tail(run.folder, "logs", file, most=LOG_NBYTES)}
+
+    def about(self, name: str) -> Row:
+        """The config with what differs from the preset, versions, accounting, checkpoints."""
+        run = self.catalog.run(name)
+        run.read(BUDGET_S)
+        options, base = self._differences(run)
+        return {
+            "options": options,
+            "base": base,
+            "starts": _starts(run.folder),
+            "accounting": _accounting(run),
+            "checkpoints": _checkpoints(run),
+            "summary": {k: _plain(run.summary.get(k)) for k in ("exit_reason", "error")},
+            "folder": str(run.folder),
+        }
+
+    def agent(self, name: str) -> Row:
+        """The videos of a run, newest first, and its evaluations."""
+        run = self.catalog.run(name)
+        run.read(BUDGET_S)
+        videos = []
+        for file in names_in(run.folder, "videos", MOST_FILES):
+            if Path(file).suffix in VIDEOS:
+                _, nbytes, ns = stamp(run.folder, "videos", file)
+                videos.append({"file": file, "nbytes": nbytes, "written": ns * 1e-9})
+        return {
+            "videos": sorted(videos, key=lambda video: -video["written"]),
+            "record": f"penstock record {run.folder}",
+            "evaluations": [_evaluation(line) for line in run.evaluations[-100:]][::-1],
+            "every_steps": run.options.get("eval.every_steps"),
+            "every_s": run.options.get("eval.every_s"),
+        }
+
+    def video(self, name: str, file: str) -> tuple[Path, str]:
+        """The path and the media type of a video. Raises UserError if the run has none of that
+        name."""
+        run = self.catalog.run(name)
+        kind = VIDEOS.get(Path(file).suffix)
+        if kind is None or file not in names_in(run.folder, "videos", MOST_FILES):
+            raise UserError(f"the run has no video {file[:80]!r}")
+        return run.folder / "videos" / file, kind
+
+    def _live(self, folder: Path) -> LiveStatus:
+        return self._status.setdefault(folder, LiveStatus(folder))
+
+    def _load_options(self, run: WatchedRun) -> dict[str, Any]:
+        key = stamp(run.folder, "config.yaml")
+        known = self._options.get(run.folder)
+        if known is None or known[0] != key:
+            known = self._options[run.folder] = key, load_options(run.folder, run.config)
+        return known[1]
+
+    def _verdict(self, run: WatchedRun, options: dict[str, Any], status: Row, *, live: bool) -> Row:
+        key = (run.columns.rows, live)
+        known = self._verdicts.get(run.folder)
+        if known is None or known[0] != key:
+            try:
+                found = judge(run.columns, options, status, live=live)
+            except (LookupError, TypeError, ValueError, ArithmeticError):  # options of any kind
+                found = {"verdict": None, "also": [], "seconds": 0.0}
+            known = self._verdicts[run.folder] = key, found
+        return known[1]
+
+    def _differences(self, run: WatchedRun) -> tuple[list[Row], str | None]:
+        """Every option, its value in the preset, and whether they differ."""
+        key = stamp(run.folder, "config.yaml")
+        known = self._presets.get(run.folder)
+        if known is None or known[0] != key:
+            known = self._presets[run.folder] = key, _preset(run.options)
+        base = known[1]
+        found = []
+        for option, value in run.options.items():
+            shown = _shown(value)
+            preset = _shown(base["options"][option]) if option in base["options"] else None
+            differs = base["origin"] is not None and preset != shown
+            found.append({"name": option, "value": shown, "preset": preset, "differs": differs})
+        return found, base["origin"]
+
+
+def _line(
+    curves: Sequence[Points], count: int, points: int, low: float | None, high: float | None
+) -> Row | None:
+    """One curve, and the smoothed one; None without points."""
+    [curve] = curves
+    if not len(curve[0]):
+        return None
+    found = as_json(reduced(*clipped(*curve, low, high), points))
+    if count > 1:
+        found["smooth"] = as_json(reduced(*clipped(*smooth(curve, count), low, high), points))
+    return found
+
+
+def _band(
+    curves: Sequence[Points], count: int, points: int, low: float | None, high: float | None
+) -> Row | None:
+    """The mean of several curves, each smoothed, and their lowest and highest values."""
+    curves = [curve for curve in curves if len(curve[0])]
+    shown = [clipped(*smooth(curve, count), low, high) for curve in curves]
+    found = spread(shown, points // 2)
+    if found is None:
+        return None
+    mean, lowest, highest = map(as_json, found)
+    return {**mean, "low": lowest["y"], "high": highest["y"], "count": len(curves)}
+
+
+def _by_folder(names: Sequence[str]) -> list[list[str]]:
+    """Names in groups: the runs `seed-N` of one folder, and each of the others."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        folder, _, last = name.rpartition("/")
+        groups.setdefault(folder if last.startswith("seed-") else f"/{name}", []).append(name)
+    return list(groups.values())
+
+
+def _not_live(row: Mapping[str, Any]) -> Row:
+    return {"live": False, "why": f"the run is not in progress: {row['state']}", "processes": []}
+
+
+def _preset(options: Mapping[str, Any]) -> Row:
+    """What the environment and the algorithm of a run have without further options."""
+    nothing: Row = {"options": {}, "origin": None}
+    env, algorithm = options.get("env.id"), options.get("algo.name")
+    if not isinstance(env, str) or not isinstance(algorithm, str):
+        return nothing
+    if env.endswith((".yaml", ".yml", ".py")) or Path(env).exists():
+        return nothing  # a target of that name would be a file
+    with suppress(UserError, OSError, ValueError):
+        resolved = resolve_target(env, [f"algo.name={algorithm}"])
+        found = dict(flat(parse(dump(resolved.config), "")[0]))
+        return {"options": found, "origin": resolved.origin}
+    return nothing
+
+
+def _bars(run: WatchedRun, prefix: str) -> Row | None:
+    """The shares below a prefix over time, in buckets; None if no line has them."""
+    columns = run.columns
+    names = [name for name in columns.names if name.startswith(prefix)]
+    if not names:
+        return None
+    times = columns.column("time_s")
+    parts = {name.removeprefix(prefix): columns.column(name) for name in names}
+    have = ~np.isnan(times) & ~np.all([np.isnan(values) for values in parts.values()], axis=0)
+    if not have.any():
+        return None
+    bars: dict[str, list[float]] = {}
+    ends: Any = None
+    for part, values in parts.items():
+        xs, ys = means(times[have], np.nan_to_num(values[have]), LEDGER_POINTS)
+        ends, bars[part] = xs, [round(float(y), 4) for y in ys]
+    return {"x": [round(float(x), 3) for x in ends], "parts": bars}
+
+
+def _accounting(run: WatchedRun) -> Row:
+    """The terms of the balance of samples: of the summary, or of the last line so far."""
+    found = run.summary.get("accounting")
+    if isinstance(found, Mapping):
+        source = "summary"
+        terms = {key: finite(found.get(key)) for key in ("produced", "trained", "in_flight")}
+        reasons = {key: _reasons(found.get(key)) for key in ("dropped", "lost")}
+    else:
+        source = "metrics"
+        last = run.last
+        terms = {"produced": finite(last.get("env_steps")), "in_flight": None}
+        terms["trained"] = finite(last.get("trained_steps"))
+        reasons = {key: _reasons(last.get(key)) for key in ("dropped", "lost")}
+    return {
+        "source": source,
+        **terms,
+        **reasons,
+        "complete": bool(run.summary.get("accounting_complete", True)),
+    }
+
+
+def _reasons(found: Any) -> Row:
+    if not isinstance(found, Mapping):
+        return {}
+    return {str(key)[:80]: finite(value) or 0 for key, value in list(found.items())[:100]}
+
+
+def _checkpoints(run: WatchedRun) -> list[Row]:
+    """The folders of checkpoints, newest first."""
+    base = run.folder / "checkpoints"
+    found = []
+    with suppress(OSError):
+        for path in sorted(base.iterdir())[:MOST_FILES]:
+            if not path.is_symlink() and path.is_dir():
+                files = [stamp(path, name) for name in names_in(base, path.name, MOST_FILES)]
+                if files:
+                    written = max(ns for _, _, ns in files) * 1e-9
+                    nbytes = sum(size for _, size, _ in files)
+                    found.append({"name": path.name, "nbytes": nbytes, "written": written})
+    return sorted(found, key=lambda checkpoint: -checkpoint["written"])
+
+
+def _starts(folder: Path) -> list[Row]:
+    """Versions and machine at each start, newest first, as texts."""
+    starts = read_json(folder, VERSIONS).get("starts")
+    found = []
+    for start in starts[-50:] if isinstance(starts, list) else ():
+        if isinstance(start, Mapping):
+            packages = start.get("packages")
+            known = {str(k)[:80]: _shown(v)[:300] for k, v in start.items() if k != "packages"}
+            about = packages.items() if isinstance(packages, Mapping) else ()
+            shown = {**known, **{str(k)[:80]: _shown(v)[:80] for k, v in about}}
+            found.append({"time": finite(start.get("time")), "shown": shown})
+    return found[::-1]
+
+
+def _evaluation(line: Mapping[str, Any]) -> Row:
+    found: Row = {key: _plain(line.get(key)) for key in ("trained_steps", "time_s", "play", "best")}
+    for way in ("greedy", "sampled", "return"):
+        about = line.get(way)
+        if isinstance(about, Mapping):
+            found[way] = {
+                key: finite(about.get(key)) for key in ("mean", "se", "std", "min", "max")
+            }
+    found["episodes"] = finite(line.get("episodes"))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A text, a truth value or a finite number; None for anything else."""
+    if isinstance(value, str):
+        return value[:2000]
+    return value if isinstance(value, bool) else finite(value)
+
+
+def _shown(value: Any) -> str:
+    return (value if isinstance(value, str) else json.dumps(value, default=str))[:2000]
