@@ -15,6 +15,7 @@ import typer
 
 import penstock
 from penstock.cli import bench, env, runs
+from penstock.cli import tune as tune_command
 from penstock.cli.options import (
     MEASURE,
     PREPARE,
@@ -61,6 +62,7 @@ replay_app = typer.Typer(help="Serve replay buffers.", no_args_is_help=True, ric
 runs.register(app)
 bench.register(app)
 env.register(app)
+tune_command.register(app)
 app.add_typer(config_app, name="config", rich_help_panel=PREPARE)
 app.add_typer(keys_app, name="keys", rich_help_panel=PREPARE)
 app.add_typer(render_app, name="render", rich_help_panel=PREPARE)

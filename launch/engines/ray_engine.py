@@ -449,14 +449,16 @@ def import_ray() -> Any:
     return ray
 
 
-def connect(address: str | None, working_dir: str | None = None) -> None:
-    """Join the cluster at an address ("auto": the one of this host), or start one on this host."""
+def connect(address: str | None, working_dir: str | None = None, cores: int | None = None) -> None:
+    """Join the cluster at an address ("auto": the one of this host), or start one on this host,
+    with ``cores`` to give away (None: those of the host)."""
     ray = import_ray()
     try:
         if address is not None and address != "auto":
             _check_port(address)  # Ray itself tries for minutes
         ray.init(
             address,
+            num_cpus=cores,
             configure_logging=False,
             logging_level=logging.ERROR,
             log_to_driver=False,
