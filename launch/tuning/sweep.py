@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.configs.errors import UserError
-from penstock.configs.load import resolve_target
+from penstock.configs.load import presets, resolve_target
 from penstock.configs.schema import Config
 from penstock.core.cores import usable_cores
 from penstock.core.files import write_atomic
@@ -102,10 +102,10 @@ def tune(
     if with_ray and not missing:
         from penstock.launch.tuning import ray_tune
 
-        code = ray_tune.run(sweep, say)
+        code, errors = ray_tune.run(sweep, say)
     else:
-        code = _run_plain(sweep, say)
-    found = trials.results(sweep.folder, metric, interrupted=code in SIGNALLED)
+        code, errors = _run_plain(sweep, say)
+    found = trials.results(sweep.folder, metric, code in SIGNALLED, errors)
     if code == 0 and any(row["error"] is not None for row in found):
         code = 1
     answer = {
@@ -157,8 +157,9 @@ def make_sweep(
         raise UserError("run.dir is of one run; name the folder of all trials with --dir")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"--dir {path} is not empty; name a folder that does not exist yet")
+    is_file = target not in presets() and Path(target).is_file()
     return Sweep(
-        target,
+        str(Path(target).resolve()) if is_file else target,
         tuple(given),
         found,
         number,
@@ -218,8 +219,9 @@ def _check_number(space: Space, number: int | None, scheduler: Scheduler) -> Non
         space.grid()  # raises UserError if it is too large
 
 
-def _run_plain(sweep: Sweep, say: Callable[[str], None]) -> int:
-    """All trials in processes of their own; returns the exit code."""
+def _run_plain(sweep: Sweep, say: Callable[[str], None]) -> tuple[int, dict[int, str]]:
+    """All trials in processes of their own; returns the exit code, and the errors of the trials
+    that have failed, by their numbers."""
     space, number = sweep.space, sweep.trials
     drawn = space.grid() if number is None else space.samples(number, sweep.seed)
     commands = {}
@@ -230,5 +232,5 @@ def _run_plain(sweep: Sweep, say: Callable[[str], None]) -> int:
     for n, options in enumerate(drawn):
         add_start(folder_of(sweep.folder, n), options, 0, None)
     ended = run_commands(commands, sweep.at_once, say, name="trial")
-    codes = [found.code for found in ended.values()]
-    return max(codes, default=SIGNALLED[0])
+    errors = {n: found.summary["error"] for n, found in ended.items() if found.summary["error"]}
+    return max((found.code for found in ended.values()), default=SIGNALLED[0]), errors

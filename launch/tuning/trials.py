@@ -110,20 +110,37 @@ def add_start(path: Path, options: Options, trained_steps: int, from_trial: int 
         file.write(json.dumps(line) + "\n")
 
 
-def results(folder: Path, metric: Metric, interrupted: bool) -> list[dict[str, Any]]:
-    """The results of all trials that have started, the best first."""
+def results(
+    folder: Path, metric: Metric, interrupted: bool, errors: Mapping[int, str]
+) -> list[dict[str, Any]]:
+    """The results of all trials that have a folder, the best first.
+
+    Args:
+        folder: of the sweep.
+        metric: the figure by which they are compared.
+        interrupted: whether a signal has ended the sweep.
+        errors: of the trials that have failed, by their numbers.
+    """
     numbers = [path.name.removeprefix(PREFIX) for path in folder.glob(f"{PREFIX}*")]
-    found = [_result(folder, int(n), metric, interrupted) for n in numbers if n.isdecimal()]
+    found = [
+        _result(folder, int(n), metric, interrupted, errors.get(int(n)))
+        for n in numbers
+        if n.isdecimal()
+    ]
     return sorted(found, key=lambda row: (row["score"] is None, -(row["score"] or 0), row["trial"]))
 
 
-def _result(folder: Path, number: int, metric: Metric, interrupted: bool) -> dict[str, Any]:
+def _result(
+    folder: Path, number: int, metric: Metric, interrupted: bool, failure: str | None
+) -> dict[str, Any]:
     path = folder_of(folder, number)
     starts = lines(path / STARTS)
     summary: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         summary = json.loads((path / SUMMARY).read_text())
-    reason, error = summary.get("exit_reason", NOT_STARTED), summary.get("error")
+    reason, error = summary.get("exit_reason", NOT_STARTED), summary.get("error") or failure
+    if failure is not None and reason == NOT_STARTED:
+        reason = "user_error"
     if reason in INTERRUPTED and not interrupted:
         reason = STOPPED
     means = [finite(line.get("return", {}).get("mean")) for line in lines(path / EVALUATIONS)]
