@@ -86,8 +86,8 @@ def tune(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train many runs with options from a space, and compare their returns."""
-    from penstock.launch.tuning.sweep import tune as run
+    """Compare runs with options drawn from a space, by Ray Tune or without it."""
+    from penstock.launch.tuning.tune import tune as run
 
     if asha and pbt:
         raise UserError("--asha and --pbt are two schedulers; give one of them")

@@ -33,7 +33,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 from penstock.launch.engines.ray_engine import connect
 from penstock.launch.supervisor import SIGNALS
 from penstock.launch.tuning.space import (
-    Choices,
+    ChoiceList,
     NumberRange,
     Options,
     Parameter,
@@ -42,7 +42,7 @@ from penstock.launch.tuning.space import (
 )
 from penstock.launch.tuning.sweep import Sweep
 from penstock.launch.tuning.trial_run import TrialRun, TrialSettings, last_output
-from penstock.launch.tuning.trials import Progress, folder_of
+from penstock.launch.tuning.trials import TrialProgress, folder_of
 
 SCORE, TIME = "score", "scored_steps"
 KEPT = 4  # checkpoints of Tune per trial; PBT may still need earlier ones
@@ -182,7 +182,7 @@ def _scheduler(sweep: Sweep) -> TrialScheduler | None:
         time_attr=TIME,
         perturbation_interval=sweep.interval,
         hyperparam_mutations={
-            name: [*found.values] if isinstance(found, Choices) else _domain(found)
+            name: [*found.values] if isinstance(found, ChoiceList) else _domain(found)
             for name, found in sweep.space.parameters.items()
         },
         custom_explore_fn=partial(within, sweep.space),
@@ -200,7 +200,7 @@ def within(space: Space, options: Options) -> Options:
 
 def _domain(found: Parameter) -> Any:
     """The parameter as a domain of Tune."""
-    if isinstance(found, Choices):
+    if isinstance(found, ChoiceList):
         return tune.choice([*found.values])
     if found.whole:
         draw = tune.lograndint if found.log else tune.randint
@@ -214,7 +214,7 @@ def number_of(trial_id: str) -> int:
     return int(trial_id.rpartition("_")[2])
 
 
-def figures(progress: Progress) -> dict[str, Any]:
+def figures(progress: TrialProgress) -> dict[str, Any]:
     """The report for Tune. A score that is not known yet is NaN at 0 steps: Tune requires a number,
     and no scheduler decides at 0 steps."""
     score = math.nan if progress.score is None else progress.score

@@ -37,7 +37,7 @@ OF_WEIGHTS = ("model", "env", "algo.name", "learner.optimizer")
 
 
 @dataclass(frozen=True)
-class Choices:
+class ChoiceList:
     """An option that takes one of several values."""
 
     values: tuple[Any, ...]
@@ -82,7 +82,7 @@ class NumberRange:
         return (self.low, self.high)
 
 
-Parameter = Choices | NumberRange
+Parameter = ChoiceList | NumberRange
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Space:
     @property
     def is_grid(self) -> bool:
         """Whether the number of combinations is finite."""
-        return all(isinstance(found, Choices) for found in self.parameters.values())
+        return all(isinstance(found, ChoiceList) for found in self.parameters.values())
 
     def grid(self) -> list[Options]:
         """All combinations of the choices; requires `is_grid`. Raises UserError if there are more
@@ -197,7 +197,7 @@ def _check_name(name: str, given: set[str]) -> None:
 
 def _parameter(name: str, value: Any, base: Config) -> Parameter:
     if isinstance(value, list) and value:
-        return Choices(tuple(value))
+        return ChoiceList(tuple(value))
     if not isinstance(value, dict) or not {"low", "high"} <= value.keys() <= {"low", "high", "log"}:
         raise UserError(f"{name} is {show(value)}; it must be {FORM}")
     low, high, log = value["low"], value["high"], value.get("log", False)

@@ -25,7 +25,13 @@ from penstock.core.run_dir import Resume, has_checkpoint, in_use
 from penstock.launch.engines.ray_engine import LEFT_OUT
 from penstock.launch.run_group import command
 from penstock.launch.tuning.space import Options, overrides_of, with_fixed_cores
-from penstock.launch.tuning.trials import Metric, Progress, ProgressReader, add_start, folder_of
+from penstock.launch.tuning.trials import (
+    Metric,
+    ProgressReader,
+    TrialProgress,
+    add_start,
+    folder_of,
+)
 from penstock.learner.checkpoints.checkpoint_format import FILE
 from penstock.monitor.order_client import save
 from penstock.monitor.record import EVALUATIONS
@@ -70,7 +76,7 @@ class TrialRun:
         self._source: Path | None = None  # a checkpoint of another trial, to begin from
         self._origin: Mapping[str, Any] = {}
 
-    def step(self) -> tuple[Progress, bool]:
+    def step(self) -> tuple[TrialProgress, bool]:
         """Wait for the next evaluation, `REPORT_S` or the end of the run, which the first call
         starts; returns the progress, and whether the run has ended.
 

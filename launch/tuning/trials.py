@@ -37,7 +37,7 @@ EXPLAINED: Mapping[Metric, str] = {
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrialProgress:
     """What a trial has reached since its last start; None is a figure that is not known yet."""
 
     score: float | None = None
@@ -61,7 +61,7 @@ class ProgressReader:
         self._path, self._metric = path, metric
         self._begin = {name: _nbytes(path / name) for name in (METRICS, EVALUATIONS)}
 
-    def read(self) -> Progress:
+    def read(self) -> TrialProgress:
         """The present progress."""
         m, e = self._last(METRICS), self._last(EVALUATIONS)
         return_mean = finite(m.get("episode_return_mean"))
@@ -70,7 +70,7 @@ class ProgressReader:
         score, scored_steps = return_mean, trained_steps
         if self._metric == "eval":
             score, scored_steps = evaluated, int(e.get("trained_steps") or 0)
-        return Progress(
+        return TrialProgress(
             score,
             scored_steps if score is not None else 0,
             trained_steps,

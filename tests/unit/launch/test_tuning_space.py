@@ -7,7 +7,7 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.launch.tuning.space import (
-    Choices,
+    ChoiceList,
     NumberRange,
     Space,
     check_keeps_weights,
@@ -35,7 +35,7 @@ def test_a_space_of_ranges_and_choices(tmp_path: Path) -> None:
         "learner.lr": NumberRange(1e-4, 1e-2, log=True),
         "algo.epochs": NumberRange(1, 4, whole=True),
         "algo.entropy_cost": NumberRange(0, 1),  # its ends are whole, its values need not be
-        "model.hidden": Choices(([32], [64, 64])),
+        "model.hidden": ChoiceList(([32], [64, 64])),
     }
     assert len(found.configs) == 8
     assert not found.is_grid
@@ -66,7 +66,7 @@ def test_the_grid_is_all_combinations(tmp_path: Path) -> None:
     assert len(grid) == 6
     assert grid[0] == {"learner.lr": 1e-3, "run.seed": 0}
     assert grid[-1] == {"learner.lr": 3e-3, "run.seed": 2}
-    many = Space({name: Choices(tuple(range(40))) for name in "ab"}, [])
+    many = Space({name: ChoiceList(tuple(range(40))) for name in "ab"}, [])
     with pytest.raises(UserError, match=r"^the grid of the space has 1600 combinations"):
         many.grid()
 
@@ -114,8 +114,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["model.hidden", "env.kwargs.size", "learner.optimizer"])
 def test_weights_are_not_copied_between_networks(name: str) -> None:
     with pytest.raises(UserError, match=f"^--pbt copies weights between trials, and {name}"):
-        check_keeps_weights(Space({name: Choices((1, 2))}, []))
-    check_keeps_weights(Space({"learner.lr": Choices((1, 2))}, []))
+        check_keeps_weights(Space({name: ChoiceList((1, 2))}, []))
+    check_keeps_weights(Space({"learner.lr": ChoiceList((1, 2))}, []))
 
 
 def test_numbers_are_moved_into_their_range() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.launch.tuning import sweep, trials
+from penstock.launch.tuning import sweep, trials, tune
 from penstock.launch.tuning.sweep import Sweep, make_sweep
 from penstock.launch.tuning.trial_run import OUTPUT, last_output
 from penstock.launch.tuning.trials import ProgressReader, add_start, folder_of, results, show
@@ -97,11 +97,9 @@ def test_mistakes_are_refused_before_a_trial_starts(
 def test_schedulers_need_ray_tune(
     monkeypatch: pytest.MonkeyPatch, missing: bool, with_ray: bool, message: str
 ) -> None:
-    monkeypatch.setattr(sweep, "find_spec", lambda name: None if missing else name)
+    monkeypatch.setattr(tune, "find_spec", lambda name: None if missing else name)
     with pytest.raises(UserError) as error:
-        sweep.tune(
-            "cartpole", [], "space.yaml", 4, "pbt", "eval", None, None, None, with_ray, False
-        )
+        tune.tune("cartpole", [], "space.yaml", 4, "pbt", "eval", None, None, None, with_ray, False)
     assert str(error.value).startswith(message)
 
 
