@@ -1,4 +1,4 @@
-"""A sweep: what its trials are and what they have in common, checked before any of them starts."""
+"""A sweep: its trials and the settings that they share, checked before any of them starts."""
 
 from __future__ import annotations
 

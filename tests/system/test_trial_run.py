@@ -58,7 +58,7 @@ def ended() -> Iterator[list[TrialRun]]:
         each.end()
 
 
-def test_a_trial_goes_on_from_the_weights_of_another_with_its_own_options(
+def test_a_trial_continues_from_the_weights_of_another_with_its_own_options(
     settings: TrialSettings, ended: list[TrialRun], tmp_path: Path
 ) -> None:
     folder, saved = settings.folder, tmp_path / "saved"
@@ -99,7 +99,7 @@ def test_a_trial_goes_on_from_the_weights_of_another_with_its_own_options(
     assert not any("before" in name for name in kept), "checkpoints of what was given up"
 
 
-def test_a_paused_trial_goes_on_from_its_own_checkpoint(
+def test_a_paused_trial_continues_from_its_own_checkpoint(
     settings: TrialSettings, ended: list[TrialRun], tmp_path: Path
 ) -> None:
     saved = tmp_path / "saved"
