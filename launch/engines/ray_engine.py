@@ -53,6 +53,7 @@ PATIENCE_S = 5.0  # of an agent whose host supervisor does not read
 CONNECT_S = 5.0
 LEARNER = "learner-"  # begins the name of a learner
 FIRST_S = 60.0  # for the first answer of an agent that replaces a lost one
+HERE = "local"  # address of a new cluster
 LEFT_OUT = ("OMP_", "RAY_", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """Prefixes of variables of a Ray worker that roles do not inherit."""
 
@@ -450,11 +451,19 @@ def import_ray() -> Any:
 
 
 def connect(address: str | None, working_dir: str | None = None, cores: int | None = None) -> None:
-    """Join the cluster at an address ("auto": the one of this host), or start one on this host,
-    with ``cores`` to give away (None: those of the host)."""
+    """Join the cluster at an address ("auto": the one of this host), or start one on this host.
+
+    Args:
+        address: None: as the variable RAY_ADDRESS names one, otherwise a new one; `HERE`: a new
+            one.
+        working_dir: a folder that is copied to the other hosts.
+        cores: of a new cluster, which Ray gives away; None: those of this host.
+
+    Raises UserError.
+    """
     ray = import_ray()
     try:
-        if address is not None and address != "auto":
+        if address is not None and address not in ("auto", HERE):
             _check_port(address)  # Ray itself tries for minutes
         ray.init(
             address,
@@ -462,7 +471,7 @@ def connect(address: str | None, working_dir: str | None = None, cores: int | No
             configure_logging=False,
             logging_level=logging.ERROR,
             log_to_driver=False,
-            include_dashboard=False if address is None else None,
+            include_dashboard=False if address in (None, HERE) else None,
             runtime_env={"working_dir": working_dir} if working_dir else None,
         )
     except (OSError, ValueError, RuntimeError) as error:

@@ -18,7 +18,7 @@ import os
 import random
 import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining, TrialScheduler
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
-from penstock.launch.engines.ray_engine import connect
+from penstock.launch.engines.ray_engine import HERE, connect
 from penstock.launch.supervisor import SIGNALS
 from penstock.launch.tuning.space import (
     ChoiceList,
@@ -41,7 +41,7 @@ from penstock.launch.tuning.space import (
     overrides_of,
 )
 from penstock.launch.tuning.sweep import Sweep
-from penstock.launch.tuning.trial_run import TrialRun, TrialSettings, last_output
+from penstock.launch.tuning.trial_run import GPUS, TrialRun, TrialSettings, last_output
 from penstock.launch.tuning.trials import TrialProgress, folder_of
 
 SCORE, TIME = "score", "scored_steps"
@@ -76,17 +76,22 @@ class RunTrainable(tune.Trainable):
 
 
 class Narrator(tune.Callback):
-    """Shows the starts and scores of the trials, and which checkpoints PBT hands on."""
+    """Shows the starts, scores and ends of the trials, and ends them all after a signal."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str], None], signals: Sequence[int]) -> None:
+        """``signals`` are those that have arrived so far."""
+        self._say, self._signals = say, signals
         self._scored: dict[str, int] = {}
         self.failed: list[int] = []
         """The numbers of the trials that have failed."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune pickles its callbacks into a file, and a stream cannot be pickled."""
-        return {"_scored": self._scored, "failed": self.failed}
+        return {"failed": self.failed}
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        if self._signals:
+            os.kill(os.getpid(), signal.SIGUSR1)  # on which Tune ends its trials
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         shown = ", ".join(overrides_of(trial.config))
@@ -119,12 +124,12 @@ def run(sweep: Sweep, say: Callable[[str], None]) -> tuple[int, dict[int, str]]:
     """
     random.seed(sweep.seed)  # PBT draws from it
     signals: list[int] = []
-    narrator = Narrator(say)
+    narrator = Narrator(say, signals)
     for name in LIBRARIES:
         logging.getLogger(name).setLevel(logging.ERROR)
     with _as_interrupts(signals), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        connect(None, cores=sweep.cores * sweep.at_once)
+        connect(HERE, cores=sweep.cores * sweep.at_once)
         try:
             with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # Tune's own texts
                 _tuner(sweep, narrator).fit()
@@ -138,7 +143,14 @@ def _tuner(sweep: Sweep, narrator: Narrator) -> tune.Tuner:
     folder = sweep.folder.resolve()
     grace_s = 2 * max(config.run.grace_s for config in sweep.space.configs)
     settings = TrialSettings(
-        sweep.target, sweep.overrides, folder, Path.cwd(), sweep.metric, sweep.most_steps, grace_s
+        sweep.target,
+        sweep.overrides,
+        folder,
+        Path.cwd(),
+        sweep.metric,
+        sweep.most_steps,
+        grace_s,
+        os.environ.get(GPUS),
     )
     trainable = tune.with_parameters(RunTrainable, settings=settings)
     is_grid = sweep.trials is None
@@ -234,19 +246,14 @@ def figures(progress: TrialProgress) -> dict[str, Any]:
 
 @contextmanager
 def _as_interrupts(signals: list[int]) -> Iterator[None]:
-    """Collect the signals that end a sweep. Tune ends its trials at SIGUSR1; its own handler of
+    """Collect the signals that end a sweep, of which `Narrator` informs Tune: its own handler of
     SIGINT would let a second Ctrl-C end this process before its trials."""
 
-    def pass_on(signum: int, frame: FrameType | None) -> None:
+    def add(signum: int, frame: FrameType | None) -> None:
         signals.append(signum)
-        if len(signals) == 1:
-            os.kill(os.getpid(), signal.SIGUSR1)
 
-    def ignore(signum: int, frame: FrameType | None) -> None:
-        """Before Tune has its handler."""
-
-    before = {signum: signal.signal(signum, pass_on) for signum in SIGNALS}
-    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, ignore)
+    before = {signum: signal.signal(signum, add) for signum in SIGNALS}
+    before[signal.SIGUSR1] = signal.getsignal(signal.SIGUSR1)  # which Tune replaces
     variable = "TUNE_DISABLE_SIGINT_HANDLER"
     os.environ[variable] = "1"
     try:

@@ -43,6 +43,7 @@ RECEIVED = "received"  # in the folder of checkpoints: a copy of one of another 
 ORIGIN = "trial.json"  # beside a checkpoint that is handed over
 OUTPUT = "output.log"  # of the trial's processes
 OUTPUT_NBYTES = 1 << 16
+GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class TrialSettings:
     """Agent steps at which a run ends, if that is its limit."""
     grace_s: float
     """Seconds that a run may take to end."""
+    gpus: str | None = None
+    """The variable `GPUS` of the command, which Ray changes; None: it is not set."""
 
 
 class TrialRun:
@@ -146,11 +149,15 @@ class TrialRun:
         target = self._settings.target
         given = [*self._settings.overrides, *overrides_of(self._options)]
         self._reader = ProgressReader(self._path, self._settings.metric)
+        dropped = (*LEFT_OUT, GPUS)
+        env = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
+        if self._settings.gpus is not None:
+            env[GPUS] = self._settings.gpus
         with open(self._path / OUTPUT, "ab", opener=open_private) as output:
             return subprocess.Popen(
                 command(target, with_fixed_cores(target, given), self._path, resume, source),
                 cwd=self._settings.cwd,
-                env={k: v for k, v in os.environ.items() if not k.startswith(LEFT_OUT)},
+                env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

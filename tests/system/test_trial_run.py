@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,16 @@ def test_a_paused_trial_continues_from_its_own_checkpoint(
     assert [line["from_trial"] for line in starts(settings.folder, 3)] == [None, None]
 
 
-def test_a_run_that_fails_names_its_error(settings: TrialSettings, ended: list[TrialRun]) -> None:
-    failing = TrialRun(settings, 0, {"env.id": "no_such_module:make"})
+def test_a_run_that_fails_names_its_error(
+    settings: TrialSettings, ended: list[TrialRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its environment variables are those of the command, not of a worker of Ray."""
+    names = "('CUDA_VISIBLE_DEVICES', 'RAY_JOB_ID')"
+    text = f"import os\ndef make(): raise ValueError([os.environ.get(n) for n in {names}])\n"
+    (tmp_path / "broken_game.py").write_text(text)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("RAY_JOB_ID", "01")
+    failing = TrialRun(replace(settings, gpus="3"), 0, {"env.id": "broken_game:make"})
     ended.append(failing)
-    with pytest.raises(RuntimeError, match="no_such_module"):
+    with pytest.raises(RuntimeError, match=r"ValueError: \['3', None\]"):
         steps_of(failing, 1000)
