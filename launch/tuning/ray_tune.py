@@ -164,7 +164,7 @@ def _tuner(sweep: Sweep, narrator: Narrator) -> tune.Tuner:
             metric=SCORE,
             mode="max",
             num_samples=sweep.trials or 1,
-            scheduler=_scheduler(sweep),
+            scheduler=make_scheduler(sweep),
             search_alg=BasicVariantGenerator(random_state=sweep.seed),
             reuse_actors=False,
         ),
@@ -178,7 +178,8 @@ def _tuner(sweep: Sweep, narrator: Narrator) -> tune.Tuner:
     )
 
 
-def _scheduler(sweep: Sweep) -> TrialScheduler | None:
+def make_scheduler(sweep: Sweep) -> TrialScheduler | None:
+    """The scheduler of a sweep; None for one that runs all trials to their end."""
     if sweep.scheduler == "none":
         return None
     assert sweep.interval is not None
