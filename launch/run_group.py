@@ -109,7 +109,7 @@ def run_commands(
     waiting, running = dict(commands), dict[int, _Member]()
     ended: dict[int, Ended] = {}
     signals: list[int] = []
-    with _added_to(signals):
+    with collected(signals):
         while running or waiting:
             if signals or any(found.ends_group for found in ended.values()):
                 waiting.clear()
@@ -188,8 +188,8 @@ class _Member:
 
 
 @contextmanager
-def _added_to(signals: list[int]) -> Iterator[None]:
-    """Add the signals that end a run to a list, instead of ending this process."""
+def collected(signals: list[int]) -> Iterator[None]:
+    """Add the signals that end a group to a list, instead of ending this process."""
 
     def add(signum: int, frame: FrameType | None) -> None:
         signals.append(signum)

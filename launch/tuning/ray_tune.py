@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import ray
@@ -31,7 +30,7 @@ from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining, TrialSch
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from penstock.launch.engines.ray_engine import HERE, connect
-from penstock.launch.supervisor import SIGNALS
+from penstock.launch.run_group import collected
 from penstock.launch.tuning.space import (
     ChoiceList,
     NumberRange,
@@ -127,14 +126,19 @@ def run(sweep: Sweep, say: Callable[[str], None]) -> tuple[int, dict[int, str]]:
     narrator = Narrator(say, signals)
     for name in LIBRARIES:
         logging.getLogger(name).setLevel(logging.ERROR)
-    with _as_interrupts(signals), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        connect(HERE, cores=sweep.cores * sweep.at_once)
         try:
-            with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # Tune's own texts
-                _tuner(sweep, narrator).fit()
+            connect(HERE, cores=sweep.cores * sweep.at_once)
+            # Only now, as Ray has set a handler of SIGTERM that exits at once.
+            with collected(signals):
+                with _quiet_tune():
+                    _tuner(sweep, narrator).fit()
+                ray.shutdown()
+        except SystemExit:  # by that handler
+            signals.append(signal.SIGTERM)
         finally:
-            ray.shutdown()
+            ray.shutdown()  # also where it was not started completely
     errors = {n: last_output(folder_of(sweep.folder, n)) for n in narrator.failed}
     return (128 + signals[0] if signals else 1 if errors else 0), errors
 
@@ -246,20 +250,14 @@ def figures(progress: TrialProgress) -> dict[str, Any]:
 
 
 @contextmanager
-def _as_interrupts(signals: list[int]) -> Iterator[None]:
-    """Collect the signals that end a sweep, of which `Narrator` informs Tune: its own handler of
-    SIGINT would let a second Ctrl-C end this process before its trials."""
-
-    def add(signum: int, frame: FrameType | None) -> None:
-        signals.append(signum)
-
-    before = {signum: signal.signal(signum, add) for signum in SIGNALS}
-    before[signal.SIGUSR1] = signal.getsignal(signal.SIGUSR1)  # which Tune replaces
-    variable = "TUNE_DISABLE_SIGINT_HANDLER"
+def _quiet_tune() -> Iterator[None]:
+    """Keep Tune's own texts from standard output, and its handler of SIGINT away: with that, a
+    second Ctrl-C would end this process before its trials. `Narrator` informs Tune of signals."""
+    variable, on_stop = "TUNE_DISABLE_SIGINT_HANDLER", signal.getsignal(signal.SIGUSR1)
     os.environ[variable] = "1"
     try:
-        yield
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            yield
     finally:
         os.environ.pop(variable, None)
-        for signum, old in before.items():
-            signal.signal(signum, old)
+        signal.signal(signal.SIGUSR1, on_stop)  # which Tune has replaced
