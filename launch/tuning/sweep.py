@@ -72,7 +72,7 @@ def make_sweep(
             f"--interval {interval} is more than stop.env_steps={steps}, so no decision would be "
             "made; lower it"
         )
-    given = [*overrides, *_evaluations(config, metric, interval)]
+    given = [*_evaluations(config, metric, interval, scheduler), *overrides]
     found = read_space(Path(space), target, given)
     if scheduler == "pbt":
         check_keeps_weights(found)
@@ -113,11 +113,18 @@ def _check_ends(config: Config, scheduler: Scheduler, interval: int | None) -> N
         )
 
 
-def _evaluations(config: Config, metric: Metric, interval: int | None) -> list[str]:
-    """Overrides by which there is an evaluation for each decision. Raises UserError where trials
-    would have none."""
-    if metric != "eval" or config.eval.every_s is not None:
+def _evaluations(
+    config: Config, metric: Metric, interval: int | None, scheduler: Scheduler
+) -> list[str]:
+    """Overrides by which there is an evaluation for each decision, and which those of the user
+    replace. Raises UserError where trials would have none."""
+    if metric != "eval":
         return []
+    found = []
+    if scheduler != "none" and config.eval.share is not None:
+        found.append("eval.share=null")  # it would postpone evaluations, and so decisions
+    if config.eval.every_s is not None:
+        return found
     if not config.evaluates_by_steps:
         raise UserError(
             "trials are compared by their evaluations, and eval.every_steps or transport.kind "
@@ -126,8 +133,8 @@ def _evaluations(config: Config, metric: Metric, interval: int | None) -> list[s
         )
     every = config.eval.every_steps
     if interval is not None and every is not None and every > interval:
-        return [f"eval.every_steps={interval}"]
-    return []
+        found.append(f"eval.every_steps={interval}")
+    return found
 
 
 def _check_number(space: Space, number: int | None, scheduler: Scheduler) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
 from penstock.launch.tuning import sweep, trials, tune
 from penstock.launch.tuning.sweep import Sweep, make_sweep
 from penstock.launch.tuning.trial_run import OUTPUT, last_output
@@ -39,9 +40,12 @@ def make(tmp_path: Path, *overrides: str, text: str = LISTS, **options: Any) -> 
 def test_evaluations_are_as_frequent_as_decisions(tmp_path: Path) -> None:
     found = make(tmp_path, STEPS, scheduler="asha")
     assert (found.interval, found.most_steps) == (10_000, 100_000)
-    assert found.overrides[-1] == "eval.every_steps=10000"
+    assert found.overrides == ("eval.share=null", "eval.every_steps=10000", STEPS)
+    own = make(tmp_path, STEPS, "eval.share=0.1", "eval.every_steps=500", scheduler="asha")
+    assert resolve("cartpole_ppo", own.overrides).eval.share == 0.1
     often = make(tmp_path, STEPS, "eval.every_steps=500", interval=1000)
     assert often.overrides == (STEPS, "eval.every_steps=500")
+    assert make(tmp_path, STEPS).overrides == ("eval.every_steps=10000", STEPS)
     assert make(tmp_path, STEPS, metric="return").overrides == (STEPS,)
 
 
