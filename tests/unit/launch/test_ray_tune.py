@@ -40,10 +40,11 @@ def test_perturbed_numbers_stay_in_their_range() -> None:
 
     pbt: Any = make_scheduler(sweep("pbt"))
     start = {"learner.lr": 0.0099, "algo.epochs": 4, "actors.envs": 8}
+    factors: Any = (1.2, 0.8)
     seen: dict[str, set[Any]] = {name: set() for name in start}
     for _ in range(300):
         perturbed, _ = _explore(
-            start, pbt._hyperparam_mutations, 0.25, (1.2, 0.8), pbt._custom_explore_fn
+            start, pbt._hyperparam_mutations, 0.25, factors, pbt._custom_explore_fn
         )
         for name, value in perturbed.items():
             seen[name].add(value)
