@@ -89,6 +89,21 @@ def test_a_grid_by_ray_tune_with_asha(tmp_path: Path) -> None:
 
 
 @needs_tune
+def test_asha_stops_a_trial_that_does_not_learn(tmp_path: Path) -> None:
+    """One at a time, so that the good trial has passed both rungs before the other begins."""
+    space = "learner.lr: [0.003, 1.0e-9]\n"
+    limits = ("stop.env_steps=120000", "--interval", "30000", "--parallel", "1")
+    by_return = ("--metric", "return", "eval.every_steps=null")
+    code, answer, err = end(start(tmp_path, space, "--asha", *limits, *by_return))
+    assert code == 0, err
+    good, bad = answer["trials"]
+    assert (good["options"], good["ended_by"]) == ({"learner.lr": 0.003}, "env_steps")
+    assert (bad["options"], bad["ended_by"]) == ({"learner.lr": 1e-9}, "scheduler")
+    assert bad["env_steps"] >= 30_000
+    assert (tmp_path / bad["run_dir"] / "checkpoints" / "last").is_dir()
+
+
+@needs_tune
 def test_pbt_hands_on_weights_and_ctrl_c_ends_all_trials(tmp_path: Path) -> None:
     """One trial does not learn, and takes over the weights of the other."""
     space = "learner.lr: [1e-9, 3e-3]\n"
