@@ -15,6 +15,7 @@ import typer
 
 import penstock
 from penstock.cli import bench, env, runs, watch
+from penstock.cli import tune as tune_command
 from penstock.cli.options import (
     MEASURE,
     PREPARE,
@@ -62,6 +63,7 @@ runs.register(app)
 bench.register(app)
 env.register(app)
 watch.register(app)
+tune_command.register(app)
 app.add_typer(config_app, name="config", rich_help_panel=PREPARE)
 app.add_typer(keys_app, name="keys", rich_help_panel=PREPARE)
 app.add_typer(render_app, name="render", rich_help_panel=PREPARE)

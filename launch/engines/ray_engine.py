@@ -515,15 +515,24 @@ def import_ray() -> Any:
     return ray
 
 
-def connect(address: str | None, working_dir: str | None = None) -> None:
-    """Join the cluster at an address ("auto": that of the environment variable ``RAY_ADDRESS``, or
-    the one of this host), or start one on this host, whatever other clusters there are."""
+def connect(address: str | None, working_dir: str | None = None, cores: int | None = None) -> None:
+    """Join a cluster, or start one on this host, whatever other clusters there are.
+
+    Args:
+        address: of the cluster; "auto": that of the environment variable ``RAY_ADDRESS``, or the
+            one of this host; None: a new one.
+        working_dir: a folder that is copied to the other hosts.
+        cores: of a new cluster, which Ray gives away; None: those of this host.
+
+    Raises UserError.
+    """
     ray = import_ray()
     try:
         if address is not None:
             _check_port(_found_by_ray() if address == "auto" else address)
         ray.init(
             "local" if address is None else address,  # Ray itself takes None for "auto"
+            num_cpus=cores,
             configure_logging=False,
             logging_level=logging.ERROR,
             log_to_driver=False,

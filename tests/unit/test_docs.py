@@ -39,6 +39,7 @@ def test_options_that_a_page_names_exist(page: Path) -> None:
     prose = re.sub(r"```python\n.*?```", "", text_of(page), flags=re.DOTALL)
     found = {name for name in re.findall(pattern, prose) if not is_file(name)}
     known = {name for name in found if name in OPTIONS or is_section(name) or name.startswith(FREE)}
+    known |= {name for name in found if name.removesuffix(".from") in OPTIONS}  # of a schedule
     if page.parent.name == "extending":  # options that the page's own code adds
         added = re.findall(r"^    (\w+): ", text_of(page), re.MULTILINE)
         known |= {name for name in found if name.rpartition(".")[2] in added}

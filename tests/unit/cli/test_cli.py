@@ -23,7 +23,7 @@ COMMANDS = (
     ["plot"], ["compare"], ["report"],
     ["runs"], ["status"], ["stacks"], ["bench"], ["check-env"], ["doctor"], ["config", "show"],
     ["config", "list"], ["config", "schema"], ["keys", "new"], ["replay", "serve"],
-    ["bench", "reduce"],
+    ["bench", "reduce"], ["tune"],
 )  # fmt: skip
 
 

@@ -14,7 +14,8 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.run_dir import Resume
-from penstock.launch.seeds import cores_of, run_commands, runs_at_once, together, train
+from penstock.launch.run_group import cores_of, run_commands, runs_at_once
+from penstock.launch.seeds import together, train
 
 
 def summary(reason: str, solved_at_s: float | None, mean: float) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def test_a_later_seed_that_is_refused_does_not_cost_the_table(
     class Outcome:
         exit_code = 0
 
-    def with_learner(resolved: Any, path: Path, *rest: Any) -> Any:
+    def with_learner(resolved: Any, path: Path, *rest: Any, **more: Any) -> Any:
         if path.name == "seed-1":
             raise UserError(f"{path} is in use")
         return Outcome(), summary("env_steps", None, 400.0)

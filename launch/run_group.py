@@ -1,0 +1,247 @@
+"""Several runs of one command: each in a process of its own, so many at a time.
+
+`penstock train --seeds` and `penstock tune` start their runs here. Ctrl-C ends the current runs
+cleanly, and no further one is started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO, cast
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import Resolved, resolve_target
+from penstock.configs.schema import Config
+from penstock.configs.transports import TRANSPORTS
+from penstock.core.processes import die_with, python
+from penstock.core.run_dir import Resume
+from penstock.launch import run, topology
+from penstock.launch.supervisor import SIGNALS
+from penstock.monitor.registry import PrometheusOptions
+from penstock.monitor.summary import INTERRUPTED
+
+Summary = Mapping[str, Any]
+
+SIGNALLED = tuple(128 + signum for signum in SIGNALS)
+POLL_S = 0.05
+DRAIN_S = 5.0  # that the last lines of a process have to arrive
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The exit code of a run, and its summary."""
+
+    code: int
+    summary: Summary
+
+    @property
+    def ends_group(self) -> bool:
+        """Whether no further run is started: the user has made a mistake, or ended this one."""
+        return self.code == 2 or self.code in SIGNALLED
+
+
+def check_shared(config: Config, at_once: int) -> None:
+    """Raise UserError for options that several runs of one command cannot share."""
+    if config.run.log == "json":
+        raise UserError(
+            "run.log=json is the output of one run, and this command starts several; start each by "
+            "a command of its own, or set run.log=text"
+        )
+    port = PrometheusOptions.of(config.run).metrics_port
+    if at_once > 1 and port:
+        raise UserError(
+            f"run.metrics_port={port} is one port, and {at_once} runs at a time would each need "
+            "it; set run.metrics_port=0, or --parallel 1"
+        )
+
+
+def cores_of(config: Config) -> int:
+    """Cores that a run keeps busy: those of its learners and, unless they take turns, of its
+    actors."""
+    learners = config.learner.count * config.learner.first_threads
+    if TRANSPORTS.one_process(config.transport.kind):
+        return learners
+    actors = config.actors
+    return learners + config.first_actors * max(actors.threads, actors.env_threads)
+
+
+def runs_at_once(config: Config, cores: float) -> int:
+    """How many runs so many cores allow; at least one."""
+    return max(1, int(cores // cores_of(config)))
+
+
+def train_one(
+    resolved: Resolved, path: Path, resume: Resume, as_json: bool, source: str | None = None
+) -> Ended:
+    """One run in the folder ``path``; ``source`` is the value of ``--resume-from``."""
+    try:
+        outcome, summary = run.with_learner(
+            resolved, path, resume, as_json, topology.train, source=source
+        )
+    except UserError as error:  # the earlier runs are still shown
+        about = {"error": str(error), "exit_reason": "user_error", "solved_at_s": None}
+        return Ended(2, about)
+    return Ended(outcome.exit_code, summary)
+
+
+def command(
+    target: str, overrides: Sequence[str], path: Path, resume: Resume, source: str = ""
+) -> list[str]:
+    """The command of a process that trains one run of a group, and ends with this process.
+
+    Args:
+        target: as of `penstock train`.
+        overrides: ``key=value``.
+        path: the folder of the run.
+        resume: "no", "auto" or "must".
+        source: the value of ``--resume-from``; empty for none.
+    """
+    return python(__name__, os.getpid(), path, resume, source, target, *overrides)
+
+
+def run_commands(
+    commands: Mapping[int, Sequence[str]],
+    at_once: int,
+    say: Callable[[str], None],
+    name: str = "seed",
+) -> dict[int, Ended]:
+    """Run the command of each number in a process of its own, ``at_once`` at a time.
+
+    The last line of its output is the summary of a run as JSON. Lines of its standard error are
+    passed to ``say``, with the ``name`` of the number. A signal to this process is passed on to all
+    of them, and no further one is started.
+    """
+    waiting, running = dict(commands), dict[int, _Member]()
+    ended: dict[int, Ended] = {}
+    signals: list[int] = []
+    with collected(signals):
+        while running or waiting:
+            if signals or any(found.ends_group for found in ended.values()):
+                waiting.clear()
+            while waiting and len(running) < at_once:
+                number = next(iter(waiting))
+                running[number] = _Member(f"{name} {number}", waiting.pop(number), say)
+            time.sleep(POLL_S)
+            for number, member in [*running.items()]:
+                member.pass_on(signals)
+                if member.process.poll() is not None:
+                    ended[number] = running.pop(number).result()
+                    say(f"{name} {number} ended by {ended[number].summary['exit_reason']}")
+    return dict(sorted(ended.items()))
+
+
+class _Member:
+    """The process of one run, in a process group of its own: Ctrl-C in a terminal would otherwise
+    reach it twice, and the second one kills a run."""
+
+    def __init__(self, name: str, command: Sequence[str], say: Callable[[str], None]) -> None:
+        self._name, self._pass_line_on = name, say
+        say(f"{name} starts")
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            process_group=0,
+        )
+        self._signals = 0  # that were passed on
+        self._output: list[str] = []
+        self._threads = [
+            threading.Thread(target=work, daemon=True) for work in (self._keep, self._show)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _keep(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as stream:
+            self._output = stream.readlines()
+
+    def _show(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as stream:
+            for line in stream:
+                self._pass_line_on(f"{self._name} | {line.rstrip()}")
+
+    def pass_on(self, signals: Sequence[int]) -> None:
+        """Pass on those of ``signals`` that are new."""
+        for signum in signals[self._signals :]:
+            self.process.send_signal(signum)
+        self._signals = len(signals)
+
+    def result(self) -> Ended:
+        """After the end of the process."""
+        for thread in self._threads:
+            thread.join(DRAIN_S)  # a process that the run has left behind may hold the pipes
+        code = self.process.returncode
+        by_signal = -code in SIGNALS  # before the run handled it
+        code = 128 - code if by_signal else 1 if code < 0 else code
+        try:
+            return Ended(code, json.loads(self._output[-1]))
+        except (ValueError, IndexError):
+            pass
+        summary: dict[str, Any] = {"error": None, "exit_reason": "fault", "solved_at_s": None}
+        if code in SIGNALLED:
+            summary["exit_reason"] = INTERRUPTED[code != 128 + signal.SIGINT]
+        else:
+            summary["exit_reason"] = "user_error" if code == 2 else "fault"
+            how = f"exit code {self.process.returncode}"
+            summary["error"] = f"its process ended without a summary, with {how}; see above"
+        return Ended(code, summary)
+
+
+@contextmanager
+def collected(signals: list[int]) -> Iterator[None]:
+    """Add the signals that end a group to a list, instead of ending this process."""
+
+    def add(signum: int, frame: FrameType | None) -> None:
+        signals.append(signum)
+
+    before = {signum: signal.signal(signum, add) for signum in SIGNALS}
+    try:
+        yield
+    finally:
+        for signum, old in before.items():
+            signal.signal(signum, old)
+
+
+def say_line(text: str, stream: TextIO) -> None:
+    """Print a line with one write, since threads may print at the same time."""
+    with suppress(OSError):
+        print(f"{text}\n", end="", file=stream, flush=True)
+
+
+def main() -> int:
+    """One run of a group, in a process of its own; returns the exit code. Its arguments are those
+    of `command`."""
+    parent_pid, path, resume, source, target, *overrides = sys.argv[1:]
+    die_with(int(parent_pid), signal.SIGTERM)
+    sys.path.append("")  # environments of the user are imported from the current folder
+    try:
+        resolved = resolve_target(target, overrides)
+        begins = cast(Resume, resume)
+        ended = train_one(resolved, Path(path), begins, as_json=True, source=source or None)
+    except UserError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # before the run handles signals
+        return 128 + signal.SIGINT
+    print(json.dumps(ended.summary))
+    return ended.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""The space of a sweep: which values its options take, from a YAML file.
+
+    learner.lr: {low: 1e-4, high: 1e-2, log: true}
+    algo.entropy_cost: [0.003, 0.01, 0.03]
+
+Each end of a range and each choice is checked as an option of the config, before a trial starts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from penstock.configs.errors import UserError
+from penstock.configs.keys import options
+from penstock.configs.load import resolve
+from penstock.configs.messages import show
+from penstock.configs.schema import Config
+from penstock.configs.yaml_text import parse
+
+Options = dict[str, Any]
+
+MOST_TRIALS = 1000
+FORM = "a list of choices, or {low: A, high: B} with two numbers, and log: true for a log scale"
+FIXED = ("run", "stop", "eval", "checkpoint")  # sections in which all trials are equal
+VARIED = ("run.seed",)  # an exception
+OF_WEIGHTS = ("model", "env", "algo.name", "learner.optimizer")
+"""Options on which the shapes or the meaning of a checkpoint depend."""
+
+
+@dataclass(frozen=True)
+class ChoiceList:
+    """An option that takes one of several values."""
+
+    values: tuple[Any, ...]
+
+    def sample(self, rng: random.Random) -> Any:
+        """One of the values, all equally probable."""
+        return rng.choice(self.values)
+
+    @property
+    def checked(self) -> tuple[Any, ...]:
+        """The values with which the config is checked."""
+        return self.values
+
+
+@dataclass(frozen=True)
+class NumberRange:
+    """An option that takes a number from ``low`` to ``high``, both included."""
+
+    low: float
+    high: float
+    log: bool = False
+    """Whether the logarithm is uniformly distributed, instead of the number."""
+    whole: bool = False
+    """Whether it takes whole numbers only."""
+
+    def sample(self, rng: random.Random) -> float:
+        """A number of the range."""
+        if self.log:
+            value = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
+        else:
+            value = rng.uniform(self.low, self.high)
+        return self.clipped(value)
+
+    def clipped(self, value: float) -> float:
+        """The nearest number of the range."""
+        value = min(max(value, self.low), self.high)
+        return round(value) if self.whole else value
+
+    @property
+    def checked(self) -> tuple[float, ...]:
+        """The values with which the config is checked."""
+        return (self.low, self.high)
+
+
+Parameter = ChoiceList | NumberRange
+
+
+@dataclass(frozen=True)
+class Space:
+    """The parameters of a sweep by the name of their option, and the configs at their values."""
+
+    parameters: Mapping[str, Parameter]
+    configs: Sequence[Config]
+    """One for each choice and each end of a range, with all other options of the target."""
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether the number of combinations is finite."""
+        return all(isinstance(found, ChoiceList) for found in self.parameters.values())
+
+    def grid(self) -> list[Options]:
+        """All combinations of the choices; requires `is_grid`. Raises UserError if there are more
+        than `MOST_TRIALS`."""
+        lists = [found.checked for found in self.parameters.values()]
+        number = math.prod(map(len, lists))
+        if number > MOST_TRIALS:
+            raise UserError(
+                f"the grid of the space has {number} combinations, and a sweep has at most "
+                f"{MOST_TRIALS} trials; draw some of them with --trials N"
+            )
+        return [
+            dict(zip(self.parameters, values, strict=True)) for values in itertools.product(*lists)
+        ]
+
+    def samples(self, number: int, seed: int) -> list[Options]:
+        """Random combinations; the same ``seed`` gives the same ones."""
+        rng = random.Random(seed)
+        return [
+            {name: found.sample(rng) for name, found in self.parameters.items()}
+            for _ in range(number)
+        ]
+
+
+def read_space(path: Path, target: str, overrides: Sequence[str]) -> Space:
+    """The space in a YAML file, for a target with overrides.
+
+    Raises UserError, with a line per mistake, where a parameter is not `FORM`, where its option
+    does not exist or does not take one of the values, and where it must be equal in all trials.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UserError(f"--space {path} cannot be read: {reason}; name a YAML file") from None
+    values, lines = parse(text, str(path))
+    if not isinstance(values, dict) or not values:
+        raise UserError(
+            f"--space {path} holds no map of options; write lines such as "
+            "`learner.lr: {low: 1e-4, high: 1e-2, log: true}`"
+        )
+    base = resolve(target, overrides)
+    given = {override.partition("=")[0].strip() for override in overrides}
+    mistakes: list[str] = []
+    parameters: dict[str, Parameter] = {}
+    configs: list[Config] = []
+    for name, value in values.items():
+        place = f"{path}:{lines[(name,)]}"
+        try:
+            _check_name(name, given)
+            parameters[name] = _parameter(name, value, base)
+            configs += _configs(name, parameters[name], target, overrides, place)
+        except UserError as error:
+            text = str(error)
+            mistakes.append(text if text.startswith(place) else f"{place}: {text}")
+    if mistakes:
+        raise UserError("\n".join(mistakes))
+    return Space(parameters, configs)
+
+
+def check_keeps_weights(space: Space) -> None:
+    """Raise UserError where trials of the space cannot take over each other's weights."""
+    for name in space.parameters:
+        if any(name == fixed or name.startswith(f"{fixed}.") for fixed in OF_WEIGHTS):
+            raise UserError(
+                f"--pbt copies weights between trials, and {name} changes what they fit; take it "
+                "out of the space, or leave out --pbt"
+            )
+
+
+def overrides_of(found: Mapping[str, Any]) -> list[str]:
+    """The options of a trial as ``key=value``; JSON is YAML."""
+    return [f"{name}={json.dumps(value)}" for name, value in found.items()]
+
+
+def with_fixed_cores(target: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides of a trial, with the numbers of actors and threads that it starts with in place
+    of ``auto``: trials run at the same time, so none may take the cores of another."""
+    config = resolve(target, overrides)
+    fixed = []
+    if config.actors.count == "auto":
+        fixed.append(f"actors.count={config.first_actors}")
+    if config.learner.threads == "auto":
+        fixed.append(f"learner.threads={config.learner.first_threads}")
+    return [*overrides, *fixed]
+
+
+def _check_name(name: str, given: set[str]) -> None:
+    section = name.partition(".")[0]
+    if section in FIXED and name not in VARIED:
+        raise UserError(
+            f"{name} must be equal in all trials, so that they can be compared; set it on the "
+            f"command line, {name}=VALUE"
+        )
+    if name in given:
+        raise UserError(f"{name} is set on the command line as well; leave out one of the two")
+
+
+def _parameter(name: str, value: Any, base: Config) -> Parameter:
+    if isinstance(value, list) and value:
+        return ChoiceList(tuple(value))
+    if not isinstance(value, dict) or not {"low", "high"} <= value.keys() <= {"low", "high", "log"}:
+        raise UserError(f"{name} is {show(value)}; it must be {FORM}")
+    low, high, log = value["low"], value["high"], value.get("log", False)
+    numbers = [end for end in (low, high) if type(end) in (int, float) and math.isfinite(end)]
+    if len(numbers) < 2 or not isinstance(log, bool):
+        raise UserError(f"{name} is {show(value)}; it must be {FORM}")
+    if low >= high:
+        raise UserError(f"{name} has low {low} and high {high}; low must be below high")
+    if log and low <= 0:
+        raise UserError(f"{name} has low {low} on a log scale; it must be above 0")
+    return NumberRange(low, high, log, _is_whole(name, low, high, base))
+
+
+def _is_whole(name: str, low: float, high: float, base: Config) -> bool:
+    """Whether an option with such ends takes whole numbers only."""
+    option = options(base.algo.name).get(name)
+    if option is None:  # an entry of a map such as env.kwargs
+        return isinstance(low, int) and isinstance(high, int)
+    if low % 1 or high % 1:
+        return False
+    try:
+        TypeAdapter(option.hint).validate_python((low + high) / 2 + 0.25)
+    except ValidationError:
+        return True
+    return False
+
+
+def _configs(
+    name: str, parameter: Parameter, target: str, overrides: Sequence[str], place: str
+) -> Iterator[Config]:
+    for value in parameter.checked:
+        [override] = overrides_of({name: value})
+        try:
+            yield resolve(target, [*overrides, override])
+        except UserError as error:
+            raise UserError(str(error).replace(f"override {override}", place)) from None

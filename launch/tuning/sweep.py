@@ -1,0 +1,154 @@
+"""A sweep: its trials and the settings that they share, checked before any of them starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import presets, resolve_target
+from penstock.configs.schema import Config
+from penstock.core.cores import usable_cores
+from penstock.core.run_dir import default_run_dir
+from penstock.launch.run_group import check_shared, cores_of
+from penstock.launch.tuning.space import (
+    MOST_TRIALS,
+    Space,
+    check_keeps_weights,
+    read_space,
+)
+from penstock.launch.tuning.trials import Metric
+
+Scheduler = Literal["none", "asha", "pbt"]
+
+DECISIONS = 10  # of a scheduler in the steps of a trial, and evaluations, unless others are set
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A checked sweep."""
+
+    target: str
+    overrides: tuple[str, ...]
+    space: Space
+    trials: int | None
+    """None: the grid of the space."""
+    scheduler: Scheduler
+    metric: Metric
+    interval: int | None
+    """Agent steps between two decisions of the scheduler; None without a limit on agent steps."""
+    most_steps: int | None
+    """Agent steps of a trial that is not stopped (`stop.env_steps`)."""
+    cores: int
+    """Of each trial."""
+    at_once: int
+    """Trials that run at the same time."""
+    seed: int
+    folder: Path
+
+
+def make_sweep(
+    target: str,
+    overrides: Sequence[str],
+    space: str,
+    number: int | None,
+    scheduler: Scheduler,
+    metric: Metric,
+    interval: int | None,
+    parallel: int | None,
+    folder: str | None,
+) -> Sweep:
+    """Check a sweep and add what its options leave open. Raises UserError."""
+    resolved = resolve_target(target, overrides)
+    config = resolved.config
+    _check_ends(config, scheduler, interval)
+    steps = config.stop.env_steps
+    if interval is None and steps is not None:
+        interval = max(1, steps // DECISIONS)
+    if steps is not None and interval is not None and interval > steps:
+        raise UserError(
+            f"--interval {interval} is more than stop.env_steps={steps}, so no decision would be "
+            "made; lower it"
+        )
+    given = [*_evaluations(config, metric, interval, scheduler), *overrides]
+    found = read_space(Path(space), target, given)
+    if scheduler == "pbt":
+        check_keeps_weights(found)
+    _check_number(found, number, scheduler)
+    cores = max(map(cores_of, found.configs))
+    at_once = parallel or max(1, int(usable_cores() // cores))
+    check_shared(config, at_once)
+    path = Path(folder) if folder else default_run_dir(f"tune-{resolved.name}")
+    if config.run.dir is not None:
+        raise UserError("run.dir is of one run; name the folder of all trials with --dir")
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"--dir {path} is not empty; name a folder that does not exist yet")
+    is_file = target not in presets() and Path(target).is_file()
+    return Sweep(
+        str(Path(target).resolve()) if is_file else target,
+        tuple(given),
+        found,
+        number,
+        scheduler,
+        metric,
+        interval,
+        steps,
+        cores,
+        at_once,
+        config.run.seed,
+        path,
+    )
+
+
+def _check_ends(config: Config, scheduler: Scheduler, interval: int | None) -> None:
+    stop = config.stop
+    if stop.env_steps is None and (scheduler != "none" or interval is not None):
+        option = f"--{scheduler}" if scheduler != "none" else "--interval"
+        raise UserError(
+            f"{option} needs the number of agent steps of a trial; add stop.env_steps=1e6"
+        )
+    if stop.env_steps is None and stop.learner_steps is None and stop.minutes is None:
+        raise UserError(
+            "a trial would run without an end; add stop.env_steps=1e6, or stop.minutes=10"
+        )
+
+
+def _evaluations(
+    config: Config, metric: Metric, interval: int | None, scheduler: Scheduler
+) -> list[str]:
+    """Overrides by which there is an evaluation for each decision, and which those of the user
+    replace. Raises UserError where trials would have none."""
+    if metric != "eval":
+        return []
+    found = []
+    if scheduler != "none" and config.eval.share is not None:
+        found.append("eval.share=null")  # it would postpone evaluations, and so decisions
+    if config.eval.every_s is not None:
+        return found
+    if not config.evaluates_by_steps:
+        raise UserError(
+            "trials are compared by their evaluations, and eval.every_steps or transport.kind "
+            "switches these off; change that, or compare the returns in training with "
+            "--metric return"
+        )
+    every = config.eval.every_steps
+    if interval is not None and every is not None and every > interval:
+        found.append(f"eval.every_steps={interval}")
+    return found
+
+
+def _check_number(space: Space, number: int | None, scheduler: Scheduler) -> None:
+    if number is None and scheduler == "pbt":
+        raise UserError("--pbt needs the size of the population; add --trials 8")
+    if number is not None and number < 2 and scheduler != "none":
+        raise UserError(f"--trials is {number}; --{scheduler} needs at least 2 to compare")
+    if number is not None and number > MOST_TRIALS:
+        raise UserError(f"--trials is {number}; a sweep has at most {MOST_TRIALS}")
+    if number is None and not space.is_grid:
+        raise UserError(
+            "the space has ranges, so it has no grid; add the number of random trials, --trials 16"
+        )
+    if number is None:
+        space.grid()  # raises UserError if it is too large

@@ -1,0 +1,189 @@
+"""A trial that a scheduler drives: a run in a process, which can be saved, ended and continued.
+
+It continues from its own checkpoint, or from that of another trial with other options. In the
+second case the run starts again in the same folder, by ``--resume-from`` a copy of that checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from penstock.configs.errors import UserError
+from penstock.core.files import open_private
+from penstock.core.run_dir import Resume, has_checkpoint, in_use
+from penstock.launch.engines.ray_engine import LEFT_OUT
+from penstock.launch.run_group import command
+from penstock.launch.tuning.space import Options, overrides_of, with_fixed_cores
+from penstock.launch.tuning.trials import (
+    Metric,
+    ProgressReader,
+    TrialProgress,
+    add_start,
+    folder_of,
+)
+from penstock.learner.checkpoints.checkpoint_format import FILE
+from penstock.monitor.order_client import save
+from penstock.monitor.record import EVALUATIONS
+
+REPORT_S = 2.0  # longest time between two reports, which is the delay of an order to stop
+POLL_S = 0.1
+SAVE_S = 60.0
+RECEIVED = "received"  # in the folder of checkpoints: a copy of one of another trial
+ORIGIN = "trial.json"  # beside a checkpoint that is handed over
+OUTPUT = "output.log"  # of the trial's processes
+OUTPUT_NBYTES = 1 << 16
+GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class TrialSettings:
+    """What the trials of a sweep have in common."""
+
+    target: str
+    """As of `penstock train`; the path of a file is absolute."""
+    overrides: Sequence[str]
+    """``key=value``, for all trials."""
+    folder: Path
+    """Of the sweep, absolute."""
+    cwd: Path
+    """The current folder of the command, from which environments of the user are imported."""
+    metric: Metric
+    most_steps: int | None
+    """Agent steps at which a run ends, if that is its limit."""
+    grace_s: float
+    """Seconds that a run may take to end."""
+    gpus: str | None = None
+    """The variable `GPUS` of the command, which Ray changes; None: it is not set."""
+
+
+class TrialRun:
+    """The run of one trial, over several processes one after another."""
+
+    def __init__(self, settings: TrialSettings, number: int, options: Options) -> None:
+        """``options`` are those of the trial, from the space."""
+        self._settings, self._number, self._options = settings, number, options
+        self._path = folder_of(settings.folder, number)
+        self._most_steps = math.inf if settings.most_steps is None else settings.most_steps
+        self._process: subprocess.Popen[bytes] | None = None
+        self._source: Path | None = None  # a checkpoint of another trial, to begin from
+        self._origin: Mapping[str, Any] = {}
+
+    def step(self) -> tuple[TrialProgress, bool]:
+        """Wait for the next evaluation, `REPORT_S` or the end of the run, which the first call
+        starts; returns the progress, and whether the run has ended.
+
+        Raises RuntimeError where the run has failed.
+        """
+        if self._process is None:
+            self._process = self._start()
+        before_nbytes, ends_s = self._evaluated_nbytes(), time.monotonic() + REPORT_S
+        while (code := self._process.poll()) is None and time.monotonic() < ends_s:
+            if self._evaluated_nbytes() != before_nbytes:
+                break
+            time.sleep(POLL_S)
+        if code:
+            raise RuntimeError(last_output(self._path))
+        progress = self._reader.read()
+        if code is None and max(progress.trained_steps, progress.scored_steps) >= self._most_steps:
+            # The run is about to end. A decision would start it again, for nothing.
+            progress = replace(progress, score=None, scored_steps=0)
+        return progress, code is not None
+
+    def save(self, folder: Path) -> None:
+        """Have the run save, and copy its newest checkpoint to ``folder``."""
+        saved: dict[str, Any] = {}
+        if self._process is not None and self._process.poll() is None:
+            with suppress(UserError):  # it has just ended, and has saved
+                saved = save(str(self._path), SAVE_S)
+        steps = saved.get("trained_steps") or self._reader.read().trained_steps
+        shutil.copyfile(self._path / "checkpoints" / "last" / FILE, folder / FILE)
+        origin = {"trial": self._number, "trained_steps": steps}
+        (folder / ORIGIN).write_text(json.dumps(origin))
+
+    def load(self, folder: Path) -> None:
+        """Begin from what a trial has saved in ``folder``: before the first `step`."""
+        self._origin = json.loads((folder / ORIGIN).read_text())
+        if self._origin["trial"] == self._number and has_checkpoint(self._path):
+            return  # what the run saved when it ended is newer
+        self._source = self._path / "checkpoints" / RECEIVED
+        self._source.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copyfile(folder / FILE, self._source / FILE)
+
+    def end(self) -> None:
+        """End the run, which saves."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(self._settings.grace_s)
+        except subprocess.TimeoutExpired:
+            process.kill()  # its roles end with it
+            process.wait()
+        if has_checkpoint(self._path):  # the run has its own copy
+            shutil.rmtree(self._path / "checkpoints" / RECEIVED, ignore_errors=True)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        ends_s = time.monotonic() + self._settings.grace_s
+        while in_use(self._path) and time.monotonic() < ends_s:
+            time.sleep(POLL_S)  # an earlier run of the trial ends
+        resume: Resume = "must" if has_checkpoint(self._path) else "no"
+        source, from_trial = "", None
+        if self._source is not None:
+            source, resume, from_trial = str(self._source), "no", self._origin["trial"]
+            self._drop_own_checkpoints()
+        steps = self._origin.get("trained_steps", 0)
+        add_start(self._path, self._options, steps, from_trial)
+        target = self._settings.target
+        given = [*self._settings.overrides, *overrides_of(self._options)]
+        self._reader = ProgressReader(self._path, self._settings.metric)
+        dropped = (*LEFT_OUT, GPUS)
+        env = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
+        if self._settings.gpus is not None:
+            env[GPUS] = self._settings.gpus
+        with open(self._path / OUTPUT, "ab", opener=open_private) as output:
+            return subprocess.Popen(
+                command(target, with_fixed_cores(target, given), self._path, resume, source),
+                cwd=self._settings.cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C in a terminal reaches only the command
+            )
+
+    def _drop_own_checkpoints(self) -> None:
+        """Remove the checkpoints whose training is given up; the best one stays."""
+        own = self._path / "checkpoints"
+        for folder in [own / "last", *own.glob("step-*")]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _evaluated_nbytes(self) -> int:
+        with suppress(OSError):
+            return (self._path / EVALUATIONS).stat().st_size
+        return 0
+
+
+def last_output(path: Path) -> str:
+    """The error of a trial that has failed, from the last line that its process has printed: a
+    summary as JSON, or a sentence."""
+    text = b""
+    with suppress(OSError):
+        text = (path / OUTPUT).read_bytes()[-OUTPUT_NBYTES:]
+    lines = text.decode(errors="replace").splitlines()
+    last = lines[-1] if lines else "its process has printed nothing"
+    with suppress(ValueError, LookupError, TypeError):
+        last = str(json.loads(last)["error"])
+    return last

@@ -1,0 +1,203 @@
+"""The trials of a sweep: their folders, the starts of each, and the table of their results.
+
+A trial is an ordinary run in the folder ``trial-N``. Its file `STARTS` has a line for each start:
+the options, and the trial whose checkpoint it begins from. In a sweep without checkpoints of other
+trials that is one line.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from penstock.core.files import open_private
+from penstock.core.formatting import clock, count, finite, number
+from penstock.launch.run_group import say_line
+from penstock.launch.tuning.space import Options
+from penstock.monitor.record import EVALUATIONS, METRICS, SUMMARY, lines, objects
+from penstock.monitor.summary import INTERRUPTED
+
+Metric = Literal["eval", "return"]
+Figures = Mapping[str, Any]
+
+PREFIX = "trial-"
+STARTS = "starts.jsonl"
+STOPPED = "scheduler"  # the reason of a trial that its scheduler stopped
+NOT_STARTED = "not started"
+TAIL_NBYTES = 1 << 16
+EXPLAINED: Mapping[Metric, str] = {
+    "eval": "best evaluated return",
+    "return": "return of the last 100 episodes in training",
+}
+
+
+@dataclass(frozen=True)
+class TrialProgress:
+    """What a trial has reached since its last start; None is a figure that is not known yet."""
+
+    score: float | None = None
+    """The value of the metric."""
+    scored_steps: int = 0
+    """Agent steps that the weights with this score were trained on."""
+    trained_steps: int = 0
+    env_steps: int = 0
+    return_mean: float | None = None
+    """Mean raw return of the last 100 episodes in training."""
+    eval_return_mean: float | None = None
+    """Mean raw return of the last evaluation."""
+    time_s: float = 0.0
+    learning_rate: float | None = None
+
+
+class ProgressReader:
+    """Reads the progress of a run from what its files have gained since this was made."""
+
+    def __init__(self, path: Path, metric: Metric) -> None:
+        self._path, self._metric = path, metric
+        self._begin = {name: _nbytes(path / name) for name in (METRICS, EVALUATIONS)}
+
+    def read(self) -> TrialProgress:
+        """The present progress."""
+        m, e = self._last(METRICS), self._last(EVALUATIONS)
+        return_mean = finite(m.get("episode_return_mean"))
+        trained_steps = int(m.get("trained_steps") or 0)
+        evaluated = finite(e.get("return", {}).get("mean"))
+        score, scored_steps = return_mean, trained_steps
+        if self._metric == "eval":
+            score, scored_steps = evaluated, int(e.get("trained_steps") or 0)
+        return TrialProgress(
+            score,
+            scored_steps if score is not None else 0,
+            trained_steps,
+            int(m.get("env_steps") or 0),
+            return_mean,
+            evaluated,
+            finite(m.get("time_s")) or 0.0,
+            finite(m.get("learning_rate")),
+        )
+
+    def _last(self, name: str) -> Figures:
+        """The last new line of a file; empty if there is none."""
+        with suppress(OSError), (self._path / name).open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(self._begin[name], size - TAIL_NBYTES))
+            found = objects(file.read())
+            return found[-1] if found else {}
+        return {}
+
+
+def folder_of(folder: Path, number: int) -> Path:
+    """The folder of a trial."""
+    return folder / f"{PREFIX}{number}"
+
+
+def add_start(path: Path, options: Options, trained_steps: int, from_trial: int | None) -> None:
+    """Record a start of the trial in ``path``; ``from_trial`` is the number of the trial whose
+    checkpoint, of ``trained_steps``, it begins from, None for no checkpoint or its own."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    line = {
+        "time": time.time(),
+        "options": options,
+        "trained_steps": trained_steps,
+        "from_trial": from_trial,
+    }
+    with open(path / STARTS, "a", opener=open_private) as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def results(
+    folder: Path, metric: Metric, interrupted: bool, errors: Mapping[int, str]
+) -> list[dict[str, Any]]:
+    """The results of all trials that have a folder, the best first.
+
+    Args:
+        folder: of the sweep.
+        metric: the figure by which they are compared.
+        interrupted: whether a signal has ended the sweep.
+        errors: of the trials that have failed, by their numbers.
+    """
+    numbers = [path.name.removeprefix(PREFIX) for path in folder.glob(f"{PREFIX}*")]
+    found = [
+        _result(folder, int(n), metric, interrupted, errors.get(int(n)))
+        for n in numbers
+        if n.isdecimal()
+    ]
+    return sorted(found, key=lambda row: (row["score"] is None, -(row["score"] or 0), row["trial"]))
+
+
+def _result(
+    folder: Path, number: int, metric: Metric, interrupted: bool, failure: str | None
+) -> dict[str, Any]:
+    path = folder_of(folder, number)
+    starts = lines(path / STARTS)
+    summary: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        summary = json.loads((path / SUMMARY).read_text())
+    reason, error = summary.get("exit_reason", NOT_STARTED), summary.get("error") or failure
+    if failure is not None and reason == NOT_STARTED:
+        reason = "user_error"
+    if reason in INTERRUPTED and not interrupted:
+        reason = STOPPED
+    means = [finite(line.get("return", {}).get("mean")) for line in lines(path / EVALUATIONS)]
+    score = max((mean for mean in means if mean is not None), default=None)
+    return {
+        "trial": number,
+        "options": starts[-1]["options"] if starts else {},
+        "score": score if metric == "eval" else finite(summary.get("episode_return_mean")),
+        "env_steps": summary.get("env_steps"),
+        "seconds": finite(summary.get("time_s")),
+        "ended_by": reason,
+        "error": error,
+        "taken_over_from": [s["from_trial"] for s in starts if s.get("from_trial") is not None],
+        "run_dir": str(path),
+    }
+
+
+def show(found: Sequence[Figures], metric: Metric, folder: Path, stream: TextIO) -> None:
+    """Print the table of the trials."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    names = list(dict.fromkeys(name for row in found for name in row["options"]))
+    copies = any(row["taken_over_from"] for row in found)
+    for name in ("trial", *names, "return", "steps", "time", "ended by"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if copies:
+        table.add_column("weights from", justify="right")
+    table.add_column("folder", overflow="fold")
+    for row in found:
+        table.add_row(
+            str(row["trial"]),
+            *(_text(row["options"].get(name)) for name in names),
+            number(row["score"]),
+            count(row["env_steps"]),
+            clock(row["seconds"]),
+            row["ended_by"],
+            *([", ".join(map(str, row["taken_over_from"])) or "-"] if copies else []),
+            row["run_dir"],
+        )
+    width = None if stream.isatty() else 250
+    Console(file=stream, width=width, markup=False, highlight=False).print(table)
+    for row in found:
+        if row["error"] is not None:
+            say_line(f"trial {row['trial']} failed: {row['error']}", stream)
+    say_line(f"return: {EXPLAINED[metric]}; the runs are in {folder}", stream)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return number(value)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _nbytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

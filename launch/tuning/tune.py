@@ -1,0 +1,102 @@
+"""`penstock tune`: checks the sweep, runs its trials by Ray Tune or without it, shows the results.
+
+Without Ray it is a grid or a random sample, some runs at a time (`run_group`). With Ray
+(`ray_tune`) it is the same by Tune, or one of Tune's schedulers: ASHA stops trials that are worse
+than others at the same steps, and PBT lets trials continue from the checkpoints of better ones.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from importlib.util import find_spec
+
+from penstock.configs.errors import UserError
+from penstock.core.cores import usable_cores
+from penstock.core.files import write_atomic
+from penstock.launch.run_group import SIGNALLED, command, run_commands, say_line
+from penstock.launch.tuning import trials
+from penstock.launch.tuning.space import overrides_of, with_fixed_cores
+from penstock.launch.tuning.sweep import Scheduler, Sweep, make_sweep
+from penstock.launch.tuning.trials import Metric, add_start, folder_of
+
+RESULTS = "results.json"
+NEEDED = ("ray", "pandas", "pyarrow", "requests", "tensorboardX")  # of Ray Tune
+INSTALL = "Ray Tune, which is not installed; run: pip install 'penstock[tune]'"
+
+
+def tune(
+    target: str,
+    overrides: Sequence[str],
+    space: str,
+    number: int | None,
+    scheduler: Scheduler,
+    metric: Metric,
+    interval: int | None,
+    parallel: int | None,
+    folder: str | None,
+    with_ray: bool,
+    as_json: bool,
+) -> int:
+    """Run a sweep; returns the exit code: 130 or 143 after a signal, otherwise 1 if a trial failed,
+    otherwise 0. The arguments are the options of `penstock tune`. Raises UserError."""
+    stream = sys.stderr if as_json else sys.stdout
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if scheduler != "none" and (missing or not with_ray):
+        why = INSTALL if missing else "Ray Tune; leave out --no-ray"
+        raise UserError(f"--{scheduler} needs {why}")
+    sweep = make_sweep(
+        target, overrides, space, number, scheduler, metric, interval, parallel, folder
+    )
+    name = f"{sweep.trials or len(sweep.space.grid())} trials"
+    say_line(
+        f"{name}, {sweep.at_once} at a time: {usable_cores():g} cores, and a trial uses "
+        f"{sweep.cores}",
+        stream,
+    )
+    if missing and with_ray:
+        say_line("without Ray Tune, which pip install 'penstock[tune]' installs", stream)
+    sweep.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    say = partial(say_line, stream=stream)
+    if with_ray and not missing:
+        from penstock.launch.tuning import ray_tune
+
+        code, errors = ray_tune.run(sweep, say)
+    else:
+        code, errors = _run_plain(sweep, say)
+    found = trials.results(sweep.folder, metric, code in SIGNALLED, errors)
+    if code == 0 and any(row["error"] is not None for row in found):
+        code = 1
+    answer = {
+        "dir": str(sweep.folder),
+        "exit_code": code,
+        "metric": metric,
+        "scheduler": scheduler,
+        "trials": found,
+    }
+    with suppress(OSError):
+        write_atomic(sweep.folder / RESULTS, json.dumps(answer, indent=2) + "\n")
+        trials.show(found, metric, sweep.folder, stream)
+    if as_json:
+        print(json.dumps(answer))
+    return code
+
+
+def _run_plain(sweep: Sweep, say: Callable[[str], None]) -> tuple[int, dict[int, str]]:
+    """All trials in processes of their own; returns the exit code, and the errors of the trials
+    that have failed, by their numbers."""
+    space, number = sweep.space, sweep.trials
+    drawn = space.grid() if number is None else space.samples(number, sweep.seed)
+    commands = {}
+    for n, options in enumerate(drawn):
+        path = folder_of(sweep.folder, n)
+        given = with_fixed_cores(sweep.target, [*sweep.overrides, *overrides_of(options)])
+        commands[n] = command(sweep.target, given, path, "no")
+    for n, options in enumerate(drawn):
+        add_start(folder_of(sweep.folder, n), options, 0, None)
+    ended = run_commands(commands, sweep.at_once, say, name="trial")
+    errors = {n: found.summary["error"] for n, found in ended.items() if found.summary["error"]}
+    return max((found.code for found in ended.values()), default=SIGNALLED[0]), errors
