@@ -26,7 +26,7 @@ from penstock.launch import topology
 from penstock.launch.resumed import resolve_resumed
 from penstock.launch.run import conduct
 from penstock.launch.supervisor_messages import KILLED_AS_ASKED, Outcome
-from penstock.monitor.json_lines import JsonLines
+from penstock.monitor.json_lines import JsonView
 from penstock.monitor.record import METRICS, objects
 from penstock.monitor.view import ProgressLine, Silent
 
@@ -172,7 +172,7 @@ def train(
     def view(title: str) -> MetricSink:
         if not progress:
             return Silent()
-        kind = JsonLines if config.run.log == "json" else ProgressLine
+        kind = JsonView if config.run.log == "json" else ProgressLine
         return kind(sys.stdout, title, config.stop)
 
     outcome, summary = conduct(

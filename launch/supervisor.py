@@ -26,7 +26,7 @@ from typing import Any
 from penstock.core.cgroup import oom_kills
 from penstock.core.control import Message
 from penstock.core.interfaces import Engine, Handle, Liveness, MetricSink, RoleStatus, RunEvent
-from penstock.core.pace import Pace
+from penstock.core.loop_pace import LoopPace
 from penstock.core.role import EXIT_REJOIN
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.core.run_dir import has_checkpoint
@@ -150,7 +150,7 @@ class Supervisor:
         self.ledger = TimeLedger()
         self.last_look: Callable[[Handle], None] | None = None  # at a process that has ended
         self._dropping: set[str] = set()  # roles whose output is not all in their logs
-        self._pace = Pace(SHARE)
+        self._pace = LoopPace(SHARE)
         self._reserve = Reserve()
         self._oom_kills = oom_kills()
         self._wakeup_fd: int | None = None  # that signals make readable

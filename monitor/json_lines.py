@@ -37,7 +37,7 @@ DISTINCT = 1000  # events whose repetitions are counted
 WARNINGS = ("restart", "hang", "kill", "drop", "lost", "rejected", "refused", "rollback")
 
 
-class JsonLines(MetricSink):
+class JsonView(MetricSink):
     """Writes events at once, and figures every ten seconds."""
 
     def __init__(

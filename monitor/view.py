@@ -14,7 +14,7 @@ from penstock.configs.errors import printable
 from penstock.core.formatting import count, finite
 from penstock.core.interfaces import Json, MetricSink, RunEvent
 from penstock.monitor.figures import BEST, evaluated, figures, line
-from penstock.monitor.json_lines import JsonLines
+from penstock.monitor.json_lines import JsonView
 from penstock.monitor.record import evaluation_figures
 from penstock.monitor.terminal_charts import History, bar, sparkline
 
@@ -54,7 +54,7 @@ def make_view(
         stream.reconfigure(errors="backslashreplace")
     whole = f"{title}; {about}" if about else title
     if log == "json":
-        return JsonLines(stream, whole, stop)
+        return JsonView(stream, whole, stop)
     return (
         LiveView(stream, title, stop, about) if stream.isatty() else LineView(stream, whole, stop)
     )

@@ -35,8 +35,8 @@ from penstock import __version__
 from penstock.configs.errors import UserError
 from penstock.core.control import Channel, Message
 from penstock.core.interfaces import Bundle, EngineContext
+from penstock.core.loop_pace import LoopPace
 from penstock.core.notes import note_logger
-from penstock.core.pace import Pace
 from penstock.core.processes import python
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.engines.remote_handles import HostLine, RemoteHandle
@@ -280,7 +280,7 @@ class RayEngine:
     def _listen(self) -> None:
         """Take the reports of all agents, until the engine closes; runs in a thread."""
         calls: dict[Any, RayAgent] = {}
-        pace = Pace(SHARE, time.process_time)  # most of it is in threads of Ray
+        pace = LoopPace(SHARE, time.process_time)  # most of it is in threads of Ray
         turned_s, resumed_s = time.monotonic(), -math.inf
         while not self._closing.is_set():
             called = set(calls.values())

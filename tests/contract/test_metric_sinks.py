@@ -27,7 +27,7 @@ from penstock.core.interfaces import Json, MetricSink, RunEvent
 from penstock.core.notes import notes_to
 from penstock.launch.callbacks import Callbacks, Evaluated, Hooks, Run
 from penstock.monitor.events import EventLog
-from penstock.monitor.json_lines import JsonLines
+from penstock.monitor.json_lines import JsonView
 from penstock.monitor.record import Record, Thinned
 from penstock.monitor.sinks import FanOut, check_libraries, make_sinks
 from penstock.monitor.view import DeferredView, LineView, LiveView, ProgressLine, Silent
@@ -128,7 +128,7 @@ MAKERS: dict[str, Callable[[World], MetricSink]] = {
     "events": lambda world: EventLog(world.folder / "logs"),
     "callbacks": lambda world: Hooks([], Run(world.folder, world.config()), [Callback()]),
     "lines": lambda world: LineView(world.screen, "penstock run", None),
-    "json": lambda world: JsonLines(world.screen, "penstock run", None),
+    "json": lambda world: JsonView(world.screen, "penstock run", None),
     "panel": lambda world: LiveView(world.screen, "penstock run", None),
     "progress": lambda world: ProgressLine(world.screen, "penstock run", None),
     "silent": lambda world: Silent(),

@@ -96,6 +96,6 @@ def test_actors_end_and_come_back_and_every_step_is_accounted_for(
     summary = penstock.train("CartPole-v1", options, run_dir=tmp_path / "run", progress=False)
     assert summary.accounting.balanced
     assert not summary.accounting.lost
-    assert [text.split()[2] for text in notes(summary.run_dir)][:2] == ["1", "3"]
+    assert [text.split()[1] for text in notes(summary.run_dir)][:2] == ["1", "3"]
     assert all(event["data"]["expected"] for event in events(summary.run_dir, "exit"))
     assert summary.metrics["actors_restarted"] == 0

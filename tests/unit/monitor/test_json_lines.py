@@ -13,7 +13,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.sections import StopConfig
 from penstock.core.interfaces import RunEvent
 from penstock.launch import seeds
-from penstock.monitor.json_lines import JsonLines, level
+from penstock.monitor.json_lines import JsonView, level
 from penstock.monitor.view import make_deferred, make_view
 
 METRICS: dict[str, Any] = {
@@ -40,7 +40,7 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
 
 def test_every_line_is_an_object_with_time_level_kind_role_and_text() -> None:
     stream = io.StringIO()
-    view = JsonLines(stream, "penstock runs/x", StopConfig(minutes=2))
+    view = JsonView(stream, "penstock runs/x", StopConfig(minutes=2))
     view.event(RunEvent("restart", "starts\nagain", "actor-0", 1, {"delay_s": float("nan")}))
     view.metrics(METRICS)
     view.metrics({"accounting": {}}, final=True)
@@ -59,7 +59,7 @@ def test_every_line_is_an_object_with_time_level_kind_role_and_text() -> None:
 
 def test_figures_come_every_ten_seconds_and_repetitions_every_minute() -> None:
     stream, clock = io.StringIO(), Clock()
-    view = JsonLines(stream, "a title", None, clock)
+    view = JsonView(stream, "a title", None, clock)
     for _ in range(65):
         view.metrics(METRICS)
         view.event(RunEvent("drop", "steps are dropped", "learner-0", 0))
@@ -71,7 +71,7 @@ def test_figures_come_every_ten_seconds_and_repetitions_every_minute() -> None:
 
 def test_each_start_of_a_process_is_written() -> None:
     stream = io.StringIO()
-    view = JsonLines(stream, "a title", None)
+    view = JsonView(stream, "a title", None)
     for incarnation in range(3):
         view.event(RunEvent("start", "was started", "actor-0", incarnation))
     assert len(lines(stream)) == 4

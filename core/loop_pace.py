@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-class Pace:
+class LoopPace:
     """How long a loop must rest. With little to do it hardly rests; with more, its turns are rarer.
 
     Call it in the thread of the loop.
