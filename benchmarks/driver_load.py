@@ -191,7 +191,8 @@ def measure(supervisor: Supervisor, roles: int, seconds: float, found: dict[str,
     while time.monotonic() < began_s + seconds:
         time.sleep(0.5)
         now_s = time.monotonic()
-        ages += [now_s - h.status().alive_s for h in list(supervisor.handles.values())[::97]]
+        alive = [handle.status().alive_s for handle in list(supervisor.handles.values())[::97]]
+        ages += [now_s - alive_s for alive_s in alive if alive_s]  # else it has not reported yet
     took_s = time.monotonic() - began_s
     found["cores"] = (time.process_time() - before) / took_s
     found["loop"] = (thread_s() - loop_s) / took_s
