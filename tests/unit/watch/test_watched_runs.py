@@ -130,7 +130,8 @@ def test_the_verdict_names_a_learner_that_waits_for_the_environment(tmp_path: Pa
 def test_crowded_cores_are_no_stage(tmp_path: Path) -> None:
     columns = columns_of({"compute": 0.95, "wait_data": 0.02}, {"step": 0.1, "wait": 0.9})
     cores = {"cpu": {"learner-0": 0.2, "actor-0": 0.1}, "ledger": {"compute": 0.95}}
-    columns.extend([{"time_s": 60.0 + i, **cores} for i in range(30)])
+    counters = ("time_s", "env_steps", "trained_steps", "learner_steps")
+    columns.extend([{**dict.fromkeys(counters, 60.0 + i), **cores} for i in range(30)])
     options = load_options(make_run(tmp_path / "run", [1.0]), {})
     found = judge(columns, options, {}, live=True)
     assert found["verdict"]["kind"] == "crowded"
