@@ -208,7 +208,7 @@ def test_every_view_of_runs_of_several_kinds(screen: Screen, tmp_path: Path) -> 
     screen.wait_for(".trouble", "died without ending")
     screen.open("crashed", "run")
     screen.wait_for("td", "died without ending")
-    screen.wait_for(".balance .part", "at the last report")
+    screen.wait_for(".balance .dim", "at the last report")
     assert "%" not in screen.page.locator(".balance").inner_text()
     screen.open("whole", "flow")
     screen.wait_for(".figures div", "Actors").filter(has_text="ended")

@@ -97,7 +97,7 @@ function balance(found, running) {
     h("div.balance", null, rows.map(([label, value, share, isLoss]) => {
       const part = share ?? (whole && value !== null ? value / whole : 0);
       const isBad = isLoss && value > 0;
-      return [h("span", null, label), open ? h("span") : meter(part, label), h(isBad ? "span.num.bad" : "span.num", null, value === null ? "unknown" : count(value)), h("span.num.dim.part", null, value === null ? "" : open ? "at the last report" : percent(part))];
+      return [h("span", null, label), open ? h("span.dim", null, value === null ? "" : "at the last report") : meter(part, label), h(isBad ? "span.num.bad" : "span.num", null, value === null ? "unknown" : count(value)), h("span.num.dim.part", null, value === null || open ? "" : percent(part))];
     })),
     h(open || sum === found.produced ? "p.dim" : "p.note.bad", null, text),
   ];
