@@ -95,7 +95,7 @@ function drawRuns() {
     });
     box.checked = current || state.compare.includes(run.name);
     box.disabled = current || (!box.checked && state.compare.length >= 23);
-    const last = run.return_last === null ? "" : `return ${number(run.return_last)}`;
+    const figures = [run.return_last === null ? null : `return ${number(run.return_last)}`, run.seconds === null ? null : `time ${clock(run.seconds)}`];
     return h(current ? "li.current" : "li", null, box,
       h("a", {
         href: `#${new URLSearchParams({ run: run.name, view: state.view })}`, "data-key": `run ${run.name}`,
@@ -103,8 +103,8 @@ function drawRuns() {
         onclick: (event) => { event.preventDefault(); choose({ run: run.name }); },
       },
       h("span.title", null, run.title),
-      h("span.about", null, h("span", null, [run.env, run.algorithm].filter(Boolean).join(", ") || "no config"), h("span.value", { title: "mean return in training" }, last)),
-      h("span.about", null, h(`span.state.${run.state}`, null, run.state), h("span.value", { title: "time of training" }, run.seconds === null ? "" : `time ${clock(run.seconds)}`))));
+      h("span.about", null, h("span", null, [run.env, run.algorithm].filter(Boolean).join(", ") || "no config")),
+      h("span.about", null, h(`span.state.${run.state}`, null, run.state), h("span.value", { title: "mean return in training; time of training" }, figures.filter(Boolean).join(", ")))));
   }));
   if (focused) $("runs").querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
 }
@@ -140,7 +140,7 @@ function drawHead() {
     ["Utilization", percent(learner.ledger.compute), `waits ${percent(learner.ledger.wait_data)}`,
       "Share of the learner's wall clock in forward, backward and optimizer; also while it has no core"],
     ["Policy lag", number(weights.lag_mean), "updates"],
-    ["Actors", count(actorsOf(now)), running ? restarted : `ended, ${restarted}`],
+    ["Actors", count(actorsOf(now)), running ? restarted : f.actors_restarted ? `ended, ${restarted}` : "ended"],
     ["Time", clock(f.time_s), "of training"],
   ];
   fill(head.querySelector(".figures"), rows.map(([label, value, small, exact]) =>

@@ -33,7 +33,7 @@ export function setText(element, text) {
 }
 
 // Names of processes, options and values with a unit are not broken across lines.
-const WHOLE = /(--[a-z-]+(?: (?:auto|must|no)\b)?|\b[a-z]+-\d+\b|\d[\d.,]* (?:%|(?:s|ms|B|KiB|MiB|GiB|steps|updates|cores)\b)(?:\/s)?)/;
+const WHOLE = /(--[a-z-]+(?: (?:auto|must|no)\b)?|\b[a-z]+-\d+\b|\d[\d.,]* (?:%|(?:s|ms|B|KiB|MB|MiB|GiB|steps|updates|cores)\b)(?:\/s)?)/;
 
 /** A sentence as nodes. */
 export const kept = (text) => text.split(WHOLE).map((part, i) => (i % 2 ? h("span.nowrap", null, part) : part));

@@ -30,7 +30,7 @@ export class FlowView {
         ["lost", short(total(f.transport.lost)), total(f.transport.lost) > 0],
         ["rejected", short(total(f.transport.rejected)), total(f.transport.rejected) > 0],
       ]),
-      stage("store", "Store", f.store.replay_size === null ? [percent(f.store.queue_fill), "of the queue filled"] : [short(f.store.replay_size), "steps kept"], [
+      stage("store", "Store", f.store.replay_size === null ? [percent(f.store.queue_fill), "of the queue"] : [short(f.store.replay_size), "steps kept"], [
         f.store.replay_size === null ? null : ["draws per step", number(f.store.samples_per_insert)],
         ["latency, median", seconds(f.store.latency_p50_s)],
         ["latency, p95", seconds(f.store.latency_p95_s)],
