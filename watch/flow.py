@@ -7,16 +7,16 @@ from typing import Any
 
 from penstock.core.formatting import finite
 from penstock.watch.columns import MetricColumns
-from penstock.watch.verdicts import LEDGERS, MetricWindow, process_names
+from penstock.watch.verdicts import LEDGERS, WINDOW_S, MetricWindow, process_names
 
-WINDOW_S = 5.0
-LIMITS = {  # the stage that a verdict names
+LIMITS = {  # the stage that a verdict names; "host": none of them, but the cores that they share
     "slow_environment": "environments", "turns": "environments",
     "slow_inference": "actors", "slow_actor": "actors", "straggler": "actors", "starved": "actors",
     "slow_wire": "transport", "few_slots": "store", "filling": "store", "slow_gather": "store",
-    "reduction": "learner", "slow_rank": "learner", "crowded": "learner", "slow_copy": "learner",
+    "reduction": "learner", "slow_rank": "learner", "crowded": "host", "slow_copy": "learner",
     "launch_bound": "learner", "bookkeeping": "learner", "other": "learner",
-    "slow_learner": "learner", "slow_publish": "weights", "big_lag": "weights",
+    "slow_learner": "learner", "healthy": "learner",
+    "slow_publish": "weights", "big_lag": "weights",
 }  # fmt: skip
 
 
@@ -28,8 +28,9 @@ def flow(
     *,
     live: bool,
 ) -> dict[str, Any]:
-    """The figures of each stage, and the stage that limits the others; rates are means of the last
-    seconds, or of all of an ended run. A figure that the metrics lack is null."""
+    """The figures of each stage, and the stage that limits the others. Rates and shares are of the
+    window of the verdict: the last seconds, or all of an ended run. A figure that the metrics lack
+    is null."""
     window = MetricWindow(columns, WINDOW_S if live else None)
     ledgers = [
         window.shares(f"{LEDGERS}{name}/")
@@ -82,7 +83,7 @@ def flow(
         },
         "weights": {
             "lag_mean": window.mean("policy_lag_mean"),
-            "lag_max": window.mean("policy_lag_max"),
+            "lag_max": window.highest("policy_lag_max"),
             "lag_limit": finite(last.get("policy_lag_limit")),
             "publish_share": window.mean("ledger/publish"),
         },

@@ -158,6 +158,55 @@ class WatchedRun:
                 found.append(max(0.0, _uptime(event) + offsets[-1]) if offsets else None)
         return found
 
+    def _reached_at_s(self) -> float | None:
+        """Seconds of training until the mean return reached `stop.return`; None if it has not."""
+        found = {**self.last, **self.summary}
+        at = finite(found.get("return_reached_at_s"))
+        return finite(found.get("solved_at_s")) if at is None else at
+
+    def target(self, x: str) -> Row | None:
+        """`stop.return`, and the place on the axis ``x`` where it was reached, or null."""
+        value = self.options.get("stop.return")
+        if finite(value) is None:
+            return None
+        with self.lock:
+            at = self._reached_at_s()
+            if x != "time_s" and at is not None:
+                times, steps = known(self.columns.column("time_s"), self.columns.column(x))
+                at = float(np.interp(at, times, steps)) if len(times) else None
+        return {"value": finite(value), "reached": at}
+
+    def ends(self) -> dict[str, str]:
+        """By process, why it does not run at present, as far as the events say."""
+        found: dict[str, str] = {}
+        restarts: dict[str, object] = {}
+        with self.lock:
+            events = [*self.events]
+        for event in events:
+            role, kind, data = event.get("role"), event.get("kind"), event.get("data")
+            about = data if isinstance(data, Mapping) else {}
+            if kind == "hosts":
+                for key, text in (("lost", "waits for a host"), ("found", "starts")):
+                    names = about.get(key)
+                    for name in names if isinstance(names, list) else ():
+                        found[str(name)] = text
+            elif not isinstance(role, str):
+                continue
+            elif kind == "restart":
+                found[role], restarts[role] = "died, is restarted", event.get("incarnation")
+            elif kind == "exit" and restarts.get(role, self) != event.get("incarnation"):
+                found[role] = "ended" if about.get("expected") else "died"
+        return found
+
+    def death(self) -> Row | None:
+        """Of a run that died without an end: the last sign of it, as an event; None of others."""
+        if self.state != "died" or self.summary:
+            return None
+        files = (METRICS,), ("logs", EVENTS)
+        last_s = max(stamp(self.folder, *parts)[2] for parts in files) * 1e-9
+        text = "died without ending the run; the time is that of its last report"
+        return {"time": last_s or None, "kind": "died", "role": "supervisor", "text": text}
+
     @property
     def options(self) -> dict[str, Any]:
         """The options by dotted name, as in `config.yaml`; empty if it cannot be read."""

@@ -41,9 +41,21 @@ class MetricWindow:
         self._rows = slice(min(first, max(0, len(times) - 2)), None)
 
     def mean(self, name: str) -> float | None:
-        """The mean of a metric; None if no row has it."""
+        """The mean of a metric, each row by the seconds that it is of; None if no row has it."""
+        values = self._columns.column(name)[self._rows]
+        have = ~np.isnan(values)
+        if not have.any():
+            return None
+        seconds = self._columns.column("interval_s")[self._rows][have]
+        weights = np.where(seconds > 0, seconds, 0.0)  # comparisons with NaN are false
+        if not weights.all():
+            weights = np.ones(len(weights))  # of another release
+        return float(np.average(values[have], weights=weights))
+
+    def highest(self, name: str) -> float | None:
+        """The highest value of a metric; None if no row has it."""
         values = self._known(name)
-        return float(values.mean()) if len(values) else None
+        return float(values.max()) if len(values) else None
 
     def growth(self, name: str) -> float:
         """By how much a counter grew. One that began anew has counted from 0."""
@@ -98,6 +110,9 @@ def judge(
     columns: MetricColumns, options: Mapping[str, Any], status: Mapping[str, Any], *, live: bool
 ) -> dict[str, Any]:
     """The verdict, further findings, and the length of the window in seconds.
+
+    A finding that costs no throughput now, such as a slow learner on crowded cores, is marked by
+    ``cost`` 0: it limits the run only once the others are removed.
 
     Args:
         options: the config, as `load_options` returns it.
@@ -169,7 +184,7 @@ def make_profile(
             "lost": window.counts("lost"),
             "policy_lag": {
                 "mean": window.mean("policy_lag_mean"),
-                "max": window.mean("policy_lag_max"),
+                "max": window.highest("policy_lag_max"),
             },
             "queue_fill": window.mean("queue_fill"),
             "replay_size": columns.last("replay_size"),

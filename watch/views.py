@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,13 +19,21 @@ from penstock.core.formatting import finite
 from penstock.core.machine import VERSIONS
 from penstock.monitor.curves import flat, is_evaluation
 from penstock.monitor.metric_groups import group
+from penstock.monitor.record import METRICS
 from penstock.watch.catalog import RunCatalog
-from penstock.watch.files import Row, names_in, read_json, read_tail, stamp
+from penstock.watch.files import Row, names_in, open_in, read_json, read_tail, stamp
 from penstock.watch.flow import flow
 from penstock.watch.live import LiveStatus
 from penstock.watch.run_files import WatchedRun, shown_event
 from penstock.watch.series import Points, as_json, clipped, means, reduced, smooth, spread
-from penstock.watch.verdicts import LEDGERS, judge, load_options, process_names
+from penstock.watch.verdicts import (
+    LEDGERS,
+    WINDOW_S,
+    MetricWindow,
+    judge,
+    load_options,
+    process_names,
+)
 
 BUDGET_S = 0.4  # to read new lines, per request
 MOST_COMPARED = 24  # runs in one chart
@@ -36,6 +45,9 @@ LEDGER_POINTS = 160
 SHOWN_EVENTS = 400
 LOG_NBYTES = 1 << 16
 MOST_FILES = 500
+CHECKPOINT = "checkpoint.safetensors"
+MOST_HEADERS = 20  # of the newest checkpoints, whose steps are read
+HEADER_NBYTES = 1 << 22  # of a checkpoint; in a longer one its steps are not looked for
 VIDEOS = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif"}
 AXES = ("env_steps", "time_s")
 FIGURES = (
@@ -82,7 +94,7 @@ class Views:
             "now": time.time(),
             "figures": {key: _plain(shown.get(key)) for key in FIGURES},
             "exit_reason": _plain(summary.get("exit_reason")),
-            "status": status,
+            "status": _with_states(status, run),
             "flow": stages,
             **judged,
         }
@@ -140,6 +152,7 @@ class Views:
             "read": read,
             "curves": drawn,
             "marks": {name: run.marks(x)[-SHOWN_EVENTS:] for name, run in opened.items()},
+            "targets": {name: run.target(x) for name, run in opened.items()},
             "left_out": {n: r.columns.left_out for n, r in opened.items() if r.columns.left_out},
         }
 
@@ -154,25 +167,37 @@ class Views:
         return {"groups": {key: list(dict.fromkeys(value)) for key, value in found.items()}}
 
     def ledgers(self, name: str) -> Row:
-        """Shares of each process's main thread over time, and of the learner in its six parts."""
+        """Shares of each process's main thread over time, and of the learner in its six parts.
+
+        ``computes`` of a learner and ``works`` of another process are means of the last
+        ``seconds``, as the flow and the verdict are.
+        """
         run = self.catalog.run(name)
         read = run.read(BUDGET_S)
+        live = run.state == "running"
         with run.lock:
             names = process_names(run.columns)
             shown = names[:MOST_LEDGERS]
             prefixes = {"learner, by part": "ledger/", **{n: f"{LEDGERS}{n}/" for n in shown}}
+            window = MetricWindow(run.columns, WINDOW_S if live else None)
             found = [
-                {"name": title, **bars}
+                {"name": title, **bars, **_at_work(window, title, prefix)}
                 for title, prefix in prefixes.items()
                 if (bars := _bars(run, prefix)) is not None
             ]
-        return {"read": read, "processes": found, "left_out": len(names) - len(shown)}
+        return {
+            "read": read,
+            "processes": found,
+            "left_out": len(names) - len(shown),
+            "seconds": window.seconds,
+        }
 
     def events(self, name: str, kind: str = "", role: str = "", text: str = "") -> Row:
         """The newest events that match, newest first, and the kinds and roles of all."""
         run = self.catalog.run(name)
         run.read(BUDGET_S)
-        events = [shown_event(event) for event in run.events]
+        death = run.death()
+        events = [shown_event(event) for event in (*run.events, *([death] if death else []))]
         wanted = text.lower()[:200]
         matching = [
             event
@@ -314,6 +339,33 @@ def _by_folder(names: Sequence[str]) -> list[list[str]]:
     return list(groups.values())
 
 
+def _at_work(window: MetricWindow, title: str, prefix: str) -> Row:
+    """The share in which a learner computes, or another process does not wait."""
+    if not title.startswith("learner"):
+        shares = window.shares(prefix)
+        idle = shares.get("wait", 0.0) + shares.get("other", 0.0)
+        return {"works": max(0.0, 1.0 - idle)} if shares else {}
+    # The learner's own ledger, which the other views show too, not the supervisor's of it: their
+    # intervals differ a little.
+    own = f"ranks/{title.removeprefix('learner-')}/ledger/compute"
+    computes = window.mean(own)
+    return {"computes": window.mean("ledger/compute") if computes is None else computes}
+
+
+def _with_states(status: Mapping[str, Any], run: WatchedRun) -> Row:
+    """The status with ``now`` of each process: whether it runs, and if not, why."""
+    processes = status["processes"]
+    ends = run.ends() if any(each.get("pid") is None for each in processes) else {}
+    shown = []
+    for each in processes:
+        state = ends.get(str(each.get("name")), "not started")
+        if each.get("pid") is not None:
+            stopped = each.get("state") == "stopped"
+            state = "stopped by a signal" if stopped else "runs"
+        shown.append({**each, "now": state})
+    return {**status, "processes": shown}
+
+
 def _not_live(row: Mapping[str, Any]) -> Row:
     return {"live": False, "why": f"the run is not in progress: {row['state']}", "processes": []}
 
@@ -369,7 +421,8 @@ def _accounting(run: WatchedRun) -> Row:
         "source": source,
         **terms,
         **reasons,
-        "complete": bool(run.summary.get("accounting_complete", True)),
+        "complete": bool(found) and bool(run.summary.get("accounting_complete", True)),
+        "at": stamp(run.folder, METRICS)[2] * 1e-9,
     }
 
 
@@ -382,7 +435,9 @@ def _reasons(found: Any) -> Row:
 def _checkpoints(run: WatchedRun) -> list[Row]:
     """The folders of checkpoints, newest first."""
     base = run.folder / "checkpoints"
-    found = []
+    found: list[Row] = []
+    if base.is_symlink():
+        return found
     with suppress(OSError):
         for path in sorted(base.iterdir())[:MOST_FILES]:
             if not path.is_symlink() and path.is_dir():
@@ -391,7 +446,23 @@ def _checkpoints(run: WatchedRun) -> list[Row]:
                     written = max(ns for _, _, ns in files) * 1e-9
                     nbytes = sum(size for _, size, _ in files)
                     found.append({"name": path.name, "nbytes": nbytes, "written": written})
-    return sorted(found, key=lambda checkpoint: -checkpoint["written"])
+    found.sort(key=lambda checkpoint: -checkpoint["written"])
+    for checkpoint in found[:MOST_HEADERS]:
+        checkpoint["trained_steps"] = _trained_steps(run.folder, checkpoint["name"])
+    return found
+
+
+def _trained_steps(folder: Path, name: str) -> float | None:
+    """The steps that a checkpoint was trained on, from the head of its file; None if that cannot
+    be read."""
+    try:
+        with open(open_in(folder, "checkpoints", name, CHECKPOINT), "rb") as file:
+            (nbytes,) = struct.unpack("<Q", file.read(8))
+            head = json.loads(file.read(nbytes)) if nbytes <= HEADER_NBYTES else {}
+        meta = json.loads(head["__metadata__"]["penstock"])["meta"]
+        return finite(meta["progress"]["trained_steps"])
+    except (OSError, struct.error, LookupError, TypeError, ValueError, RecursionError):
+        return None
 
 
 def _starts(folder: Path) -> list[Row]:

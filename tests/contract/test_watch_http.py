@@ -163,6 +163,9 @@ def test_the_balance_of_samples(page: TestClient) -> None:
     died = get(page, "about", run="died")["accounting"]
     assert died["source"] == "metrics"
     assert died["in_flight"] is None
+    assert found["complete"]
+    assert not died["complete"]
+    assert died["at"] > 0
 
 
 def test_the_config_with_what_differs(page: TestClient) -> None:
@@ -179,6 +182,37 @@ def test_ledgers_add_up(page: TestClient) -> None:
     [learner] = get(page, "ledgers", run="one")["processes"]
     for shares in zip(*learner["parts"].values(), strict=True):
         assert sum(shares) == pytest.approx(1.0)
+
+
+def test_one_share_for_the_learner_in_all_views(page: TestClient) -> None:
+    [learner] = get(page, "ledgers", run="one")["processes"]
+    present = get(page, "now", run="one")
+    assert learner["computes"] == present["flow"]["learner"]["ledger"]["compute"] == 0.75
+    assert get(page, "ledgers", run="one")["seconds"] == present["seconds"]
+
+
+def test_a_run_that_died_has_its_death_among_the_events(page: TestClient, runs: Path) -> None:
+    os.utime(runs / "died/metrics.jsonl", (2e9, 2e9))
+    found = get(page, "events", run="died")
+    assert found["events"][0]["kind"] == "died"
+    assert found["events"][0]["time"] == pytest.approx(2e9)
+    assert found["kinds"] == {"start": 1, "died": 1}
+    assert "died" not in get(page, "events", run="one")["kinds"]
+
+
+def test_checkpoints_have_their_steps(page: TestClient, runs: Path) -> None:
+    def write(name: str, head: bytes) -> None:
+        (runs / "died/checkpoints" / name).mkdir(parents=True)
+        (runs / "died/checkpoints" / name / "checkpoint.safetensors").write_bytes(head)
+
+    about = json.dumps({"meta": {"progress": {"trained_steps": 150}}})
+    head = json.dumps({"__metadata__": {"penstock": about}}).encode()
+    write("last", len(head).to_bytes(8, "little") + head)
+    write("huge", (1 << 60).to_bytes(8, "little") + head)
+    write("short", b"1")
+    write("list", (2).to_bytes(8, "little") + b"[]")
+    found = {c["name"]: c["trained_steps"] for c in get(page, "about", run="died")["checkpoints"]}
+    assert found == {"last": 150, "huge": None, "short": None, "list": None}
 
 
 def test_events_are_filtered(page: TestClient) -> None:

@@ -52,6 +52,9 @@ INSPECT = """() => {
     const name = e.getAttribute("aria-label") || e.textContent.trim() || e.getAttribute("alt") || e.closest("label");
     if (!name) problems.push(`no name: ${e.outerHTML.slice(0, 80)}`);
   }
+  for (const e of document.querySelectorAll(".figures dd, .stage .rate, .stage dl, .runs .value, .card > header")) {
+    if (e.checkVisibility() && e.scrollWidth > e.clientWidth + 1 && e.clientWidth) problems.push(`cut off: ${e.textContent}`);
+  }
   const ids = [...document.querySelectorAll("[id]")].map((e) => e.id).filter((id) => !id.startsWith("clip"));
   if (new Set(ids).size !== ids.length) problems.push("an id is repeated");
   if (document.documentElement.scrollWidth > innerWidth) problems.push(`too wide: ${document.documentElement.scrollWidth}`);
@@ -159,6 +162,7 @@ def test_a_living_run(screen: Screen, penstock: Penstock, tmp_path: Path) -> Non
     screen.wait_for(".js-plotly-plot .scatterlayer path.js-fill")
 
     screen.open("live", "processes")
+    assert screen.wait_for("tbody tr", "learner-0").locator("td").nth(3).inner_text() == "runs"
     screen.wait_for("tbody tr", "actor-1").get_by_role("button").click()
     screen.wait_for("button", "Show its stacks").click()
     screen.wait_for("pre", 'File "')
@@ -202,6 +206,13 @@ def test_every_view_of_runs_of_several_kinds(screen: Screen, tmp_path: Path) -> 
             assert screen.inspect() == [], (run, view)
     screen.open("crashed", "learning")
     screen.wait_for(".trouble", "died without ending")
+    screen.open("crashed", "run")
+    screen.wait_for("td", "died without ending")
+    screen.wait_for(".balance .dim", "at the last report")
+    assert "%" not in screen.page.locator(".balance").inner_text()
+    screen.open("whole", "flow")
+    screen.wait_for(".figures div", "Actors").filter(has_text="ended")
+    screen.wait_for(".state", "ended: step limit reached")
     screen.open("whole", "processes")
     screen.wait_for("button", "actor-0").click()
     screen.wait_for("pre", HTML)
@@ -214,7 +225,8 @@ def test_every_view_of_runs_of_several_kinds(screen: Screen, tmp_path: Path) -> 
 def test_runs_are_compared_by_keyboard(screen: Screen, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     for seed in range(3):
-        make_run(runs / f"seed-{seed}", [seed + i / 2 for i in range(30)], f"run.seed={seed}")
+        options = f"run.seed={seed}", "stop.return=null"  # without the line of a target
+        make_run(runs / f"seed-{seed}", [seed + i / 2 for i in range(30)], *options)
     screen.open("seed-0", "learning")
     screen.wait_for(".js-plotly-plot .scatterlayer path.js-line")
     lines = ".card.wide .scatterlayer path.js-line"

@@ -2,9 +2,9 @@
 
 import { Refused, get, order } from "./api.js";
 import { release } from "./chart.js";
-import { clock, count, date, fill, h, number, percent, setText, short } from "./dom.js";
+import { clock, count, fill, h, kept, number, percent, setText, short } from "./dom.js";
 import { AgentView } from "./view-agent.js";
-import { FlowView } from "./view-flow.js";
+import { FlowView, actorsOf, means } from "./view-flow.js";
 import { LearningView } from "./view-learning.js";
 import { ProcessesView } from "./view-processes.js";
 import { RunView } from "./view-run.js";
@@ -16,6 +16,13 @@ const VIEWS = {
 };
 const LIVE_MS = 1000, ENDED_MS = 5000, RUNS_MS = 4000;
 const $ = (id) => document.getElementById(id);
+
+const REASONS = {
+  return: "target return reached", env_steps: "step limit reached", learner_steps: "update limit reached",
+  minutes: "time limit reached", callback: "by a callback", stopped: "a learner of another machine reached a limit",
+  interrupted: "by the user", terminated: "by a signal", user_error: "an error in the config or in code",
+  diverged: "repeated non-finite numbers", fault: "a process failed", profiled: "the profile was complete",
+};
 
 /** What is shown, kept in the address after #. */
 const state = { run: null, view: "learning", compare: [] };
@@ -88,7 +95,7 @@ function drawRuns() {
     });
     box.checked = current || state.compare.includes(run.name);
     box.disabled = current || (!box.checked && state.compare.length >= 23);
-    const best = run.return_last === null ? "" : number(run.return_last);
+    const figures = [run.return_last === null ? null : `return ${number(run.return_last)}`, run.seconds === null ? null : `time ${clock(run.seconds)}`];
     return h(current ? "li.current" : "li", null, box,
       h("a", {
         href: `#${new URLSearchParams({ run: run.name, view: state.view })}`, "data-key": `run ${run.name}`,
@@ -96,8 +103,8 @@ function drawRuns() {
         onclick: (event) => { event.preventDefault(); choose({ run: run.name }); },
       },
       h("span.title", null, run.title),
-      h("span.about", null, h("span", null, [run.env, run.algorithm].filter(Boolean).join(", ") || "no config"), h("span", { title: "mean return in training" }, best)),
-      h("span.about", null, h(`span.state.${run.state}`, null, run.state), h("span", null, clock(run.seconds)))));
+      h("span.about", null, h("span", null, [run.env, run.algorithm].filter(Boolean).join(", ") || "no config")),
+      h("span.about", null, h(`span.state.${run.state}`, null, run.state), h("span.value", { title: "mean return in training; time of training" }, figures.filter(Boolean).join(", ")))));
   }));
   if (focused) $("runs").querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
 }
@@ -112,35 +119,38 @@ function drawHead() {
     orders = { save: orderButton("save", "Save now"), stop: orderButton("stop", "Stop"), said: h("span.dim", { role: "status" }) };
     fill(head,
       h("div.titleline", null, h("h1"), h("span.about.dim"), h("span.state"), h("span.orders", null, orders.said, orders.save, orders.stop)),
-      h("dl.figures"), h("div.trouble", { role: "alert" }), h("div.reading"));
+      h("dl.figures"), h("p.window.dim"), h("div.trouble", { role: "alert" }), h("div.reading"));
   }
   const title = runs.find((run) => run.name === state.run)?.title ?? state.run;
   setText(head.querySelector("h1"), title);
   setText(head.querySelector(".about"), [now.env, now.algorithm, now.seed === null ? null : `seed ${now.seed}`].filter(Boolean).join(", "));
   const chip = head.querySelector(".state");
   chip.className = `state ${now.state}`;
-  const why = now.state === "ended" && now.exit_reason ? `: ${now.exit_reason}` : "";
+  const why = now.state !== "running" && now.exit_reason ? `: ${REASONS[now.exit_reason] ?? now.exit_reason}` : "";
   setText(chip, `${now.state}${why}`);
   const running = now.state === "running";
   for (const button of [orders.save, orders.stop]) button.hidden = !running;
-  const f = now.figures;
+  const f = now.figures, { learner, weights, environments } = now.flow;
+  const restarted = f.actors_restarted ? `${count(f.actors_restarted)} restarted` : "none restarted";
   const rows = [
     ["Return", number(f.episode_return_mean), f.episodes ? `${count(f.episodes)} episodes` : "no episode yet"],
     ["Evaluated", number(f.eval_return_mean), f.eval_play ? `${f.eval_play}, best ${number(f.eval_return_best)}` : "no evaluation"],
-    ["Agent steps", short(f.env_steps), `${short(f.steps_per_s)}/s`, count(f.env_steps)],
+    ["Agent steps", short(f.env_steps), `${short(environments.steps_per_s)}/s`, count(f.env_steps)],
     ["Updates", short(f.learner_steps), rateOf(now), count(f.learner_steps)],
-    ["Utilization", percent(f.learner_compute_fraction), `waits ${percent(f.learner_wait_fraction)}`],
-    ["Policy lag", number(f.policy_lag_mean), "updates"],
-    ["Actors", running ? count(f.actors_alive) : "–", f.actors_restarted ? `${count(f.actors_restarted)} restarted` : "none restarted"],
+    ["Utilization", percent(learner.ledger.compute), `waits ${percent(learner.ledger.wait_data)}`,
+      "Share of the learner's wall clock in forward, backward and optimizer; also while it has no core"],
+    ["Policy lag", number(weights.lag_mean), "updates"],
+    ["Actors", count(actorsOf(now)), running ? restarted : f.actors_restarted ? `ended, ${restarted}` : "ended"],
     ["Time", clock(f.time_s), "of training"],
   ];
   fill(head.querySelector(".figures"), rows.map(([label, value, small, exact]) =>
     h("div", null, h("dt", null, label), h("dd", { title: exact }, value), h("dd.small", { title: small }, small || "\u00a0"))));
+  setText(head.querySelector(".window"), now.flow.seconds ? `Rates, utilization and lag: ${means(now)}.` : "");
   const troubles = troublesOf(now);
   const box = head.querySelector(".trouble");
   if (box.dataset.text !== JSON.stringify(troubles)) {
     box.dataset.text = JSON.stringify(troubles);
-    fill(box, troubles.map(([kind, text]) => h(`p.note.${kind}`, null, text)));
+    fill(box, troubles.map(([kind, text]) => h(`p.note.${kind}`, null, kept(text))));
   }
   head.querySelector(".reading").style.width = now.read < 1 ? `${100 * now.read}%` : "0";
 }
@@ -183,7 +193,7 @@ function confirmed(run) {
   return new Promise((resolve) => {
     const done = (answer) => { dialog.close(); dialog.remove(); resolve(answer); };
     const dialog = h("dialog", { "aria-label": "Stop the run", oncancel: () => done(false) },
-      h("p", null, `Stop ${run === "." ? "this run" : run}? It saves a checkpoint and ends; penstock train RUN --resume must continues it.`),
+      h("p", null, kept(`Stop ${run === "." ? "this run" : run}? It saves a checkpoint and ends; penstock train RUN --resume must continues it.`)),
       h("div.orders", null,
         h("button", { type: "button", onclick: () => done(false) }, "Keep running"),
         h("button.danger", { type: "button", onclick: () => done(true) }, "Stop the run")));

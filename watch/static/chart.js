@@ -21,27 +21,27 @@ const DARK = ["#7fb0ff", "#ff9f57", "#3ecfa3", "#e58fc0", "#dccb4c", "#79cdf0", 
 export const isDark = () => document.documentElement.dataset.theme === "dark";
 export const colour = (i) => (isDark() ? DARK : LIGHT)[i % LIGHT.length];
 
-// Parts of time, in the order in which they are stacked: work is blue to green, overheads are warm,
-// waiting is grey.
+// Parts of time, in the order in which they are stacked. The colours of one chart are distinguishable,
+// also with each kind of colour blindness; parts of different processes share colours. Each chart has a
+// legend. Waiting is pale, and what no part claims has the strongest contrast.
 const PARTS = {
-  compute: 0, forward: "#3d78cc", backward: "#1f5fbf", optimize: "#7ba7e4", device: "#174a96",
-  step: "#2f8f6f", infer: "#3d78cc", write: "#7cc4aa", process: "#a7d8c6", receive: "#2a8fbd",
-  decompress: "#79cdf0", gather: "#b9a85a", h2d: "#d0c27a", h2d_exposed: "#d0c27a",
-  compress: "#6b4fbb", send: "#b7a2ff", reduce: "#a3457f", reduce_exposed: "#a3457f", publish: "#c98a3d",
-  save: "#b5532a", count: "#dba671", bookkeeping: "#dba671", other: "#8a939d", wait: "grey", wait_data: "grey",
+  compute: "#3f37f5", forward: "#bd80a6", backward: "#3f37f5", optimize: "#43abf2", device: "#19671e",
+  step: "#19671e", infer: "#bd80a6", write: "#ebcf76", process: "#43abf2", receive: "#bd80a6",
+  decompress: "#3f37f5", gather: "#ebcf76", h2d: "#a0f519", h2d_exposed: "#a0f519",
+  compress: "#8724b1", send: "#87a67a", reduce: "#f31948", reduce_exposed: "#f31948", publish: "#87a67a",
+  save: "#e57819", count: "#8724b1", bookkeeping: "#8724b1", other: "strong", wait: "pale", wait_data: "pale",
 };
 const ORDER = Object.keys(PARTS);
 
 export function partColour(part) {
-  const found = PARTS[part];
-  if (found === 0) return isDark() ? "#5b96ec" : "#1f5fbf";
-  if (found === "grey") return isDark() ? "#39424d" : "#d9dde2";
-  return found || "#8a939d";
+  const found = PARTS[part] ?? "strong";
+  if (found === "pale") return isDark() ? "#39424d" : "#d9dde2";
+  return found === "strong" ? (isDark() ? "#e8eaed" : "#30353b") : found;
 }
 
 export const partOrder = (a, b) => (ORDER.indexOf(a) + 1 || 99) - (ORDER.indexOf(b) + 1 || 99);
 
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 export function layout(extra = {}) {
   const axis = {

@@ -32,7 +32,13 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-const NONE = "–";
+// Names of processes, options and values with a unit are not broken across lines.
+const WHOLE = /(--[a-z-]+(?: (?:auto|must|no)\b)?|\b[a-z]+-\d+\b|\d[\d.,]* (?:%|(?:s|ms|B|KiB|MB|MiB|GiB|steps|updates|cores)\b)(?:\/s)?)/;
+
+/** A sentence as nodes. */
+export const kept = (text) => text.split(WHOLE).map((part, i) => (i % 2 ? h("span.nowrap", null, part) : part));
+
+const NONE = "–", GAP = "\u00a0"; // a value and its unit stay on one line
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 
 export function count(value) {
@@ -46,7 +52,7 @@ export function short(value) {
   for (const [limit, unit] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
     if (size >= limit) {
       const scaled = value / (unit === "k" ? 1e3 : limit);
-      return `${scaled.toFixed(Math.abs(scaled) < 10 ? 2 : Math.abs(scaled) < 100 ? 1 : 0)} ${unit}`;
+      return `${scaled.toFixed(Math.abs(scaled) < 10 ? 2 : Math.abs(scaled) < 100 ? 1 : 0)}${GAP}${unit}`;
     }
   }
   return number(value);
@@ -64,21 +70,21 @@ export function number(value) {
 
 export function percent(value) {
   if (!known(value)) return NONE;
-  return `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`;
+  return `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)}${GAP}%`;
 }
 
 export function bytes(value) {
   if (!known(value)) return NONE;
   for (const [limit, unit] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
-    if (value >= limit) return `${(value / limit).toFixed(1)} ${unit}`;
+    if (value >= limit) return `${(value / limit).toFixed(1)}${GAP}${unit}`;
   }
-  return `${Math.round(value)} B`;
+  return `${Math.round(value)}${GAP}B`;
 }
 
 export function seconds(value) {
   if (!known(value)) return NONE;
-  if (value < 1) return `${Math.round(1000 * value)} ms`;
-  if (value < 10) return `${value.toFixed(1)} s`;
+  if (value < 1) return `${Math.round(1000 * value)}${GAP}ms`;
+  if (value < 10) return `${value.toFixed(1)}${GAP}s`;
   return clock(value);
 }
 

@@ -1,6 +1,6 @@
 // Flow: the way of the samples, with rates, fills and losses, and the stage that limits it.
 
-import { bytes, count, fill, h, number, percent, seconds, short } from "./dom.js";
+import { bytes, count, fill, h, kept, number, percent, seconds, short } from "./dom.js";
 
 export class FlowView {
   constructor(panel) { this.panel = panel; }
@@ -19,21 +19,21 @@ export class FlowView {
         ["episodes", count(f.environments.episodes)],
         ["in step", percent(share.step)],
       ]),
-      stage("actors", "Actors", [running ? count(f.actors.alive) : "–", running && typeof f.actors.count === "number" ? `of ${f.actors.count} alive` : "alive"], [
+      stage("actors", "Actors", [count(actorsOf(now)), running ? (typeof f.actors.count === "number" ? `of ${f.actors.count} alive` : "alive") : "ended"], [
         ["inference", percent(share.infer)],
         ["wait", percent(share.wait)],
         share.compress || share.send ? ["compress, send", percent(share.compress + share.send)] : null,
         ["restarted", count(f.actors.restarted), f.actors.restarted > 0],
       ]),
-      stage("transport", "Transport", f.transport.wire ? [`${bytes(f.transport.coded_nbytes_per_s)}/s`, ""] : ["in place", ""], [
+      stage("transport", "Transport", f.transport.wire ? [`${bytes(f.transport.coded_nbytes_per_s)}/s`, "sent"] : ["in place", ""], [
         f.transport.wire ? ["raw", `${bytes(f.transport.raw_nbytes_per_s)}/s`] : ["memory", "shared"],
         ["lost", short(total(f.transport.lost)), total(f.transport.lost) > 0],
         ["rejected", short(total(f.transport.rejected)), total(f.transport.rejected) > 0],
       ]),
-      stage("store", "Store", f.store.replay_size === null ? [percent(f.store.queue_fill), "full"] : [short(f.store.replay_size), "steps kept"], [
+      stage("store", "Store", f.store.replay_size === null ? [percent(f.store.queue_fill), "of the queue"] : [short(f.store.replay_size), "steps kept"], [
         f.store.replay_size === null ? null : ["draws per step", number(f.store.samples_per_insert)],
-        ["latency", seconds(f.store.latency_p50_s)],
-        ["p95", seconds(f.store.latency_p95_s)],
+        ["latency, median", seconds(f.store.latency_p50_s)],
+        ["latency, p95", seconds(f.store.latency_p95_s)],
         ["dropped", short(total(f.store.dropped)), total(f.store.dropped) > 0],
       ], f.store.replay_size === null ? f.store.queue_fill : null),
       stage("learner", "Learner", [short(trained), "steps/s"], [
@@ -53,10 +53,13 @@ export class FlowView {
       ...rows("dropped", f.store.dropped), ...rows("lost", f.transport.lost), ...rows("rejected", f.transport.rejected),
     ];
     const produced = now.figures.env_steps;
+    const isHost = f.limit === "host";
     fill(this.panel,
-      h("p.dim", null, `Means of ${f.seconds ? `${f.seconds.toFixed(0)} s` : "no interval yet"}${running ? "" : ", the whole run"}.`),
-      h("div.flow", { role: "list", "aria-label": "Stages from environments to weights" }, nodes),
-      h("div.back", null, h("span", null, "weights return to the actors")),
+      h("p.dim", null, f.seconds ? `Rates, shares and the verdict: ${means(now)}. Counts: since the start.` : "No interval yet."),
+      h(isHost ? "div.host.limit" : "div.host", null,
+        isHost && h("p.badge", null, "The cores of this host limit the run, not one of its stages."),
+        h("div.flow", { role: "list", "aria-label": "Stages from environments to weights" }, nodes,
+          h("div.back", { role: "listitem" }, h("span", null, "weights return to the actors")))),
       verdict(now),
       h("div.section", null, h("h2", null, "Dropped, lost and rejected")),
       losses.length ? h("div.scroll", null, h("table", null,
@@ -98,16 +101,24 @@ function line(moving) {
     make("path", { class: "line", d: "M2 6h18" }), make("path", { class: "tip", d: "M17 2l5 4-5 4" }));
 }
 
+/** The window of rates and shares, the same in all views. */
+export const means = (now) => (now.state === "running" ? `means of the last ${now.flow.seconds.toFixed(0)}\u00a0s` : "means of the whole run");
+
+/** The actors of a run; after its end those that it had. */
+export const actorsOf = (now) => (now.state !== "running" && typeof now.flow.actors.count === "number" ? now.flow.actors.count : now.flow.actors.alive);
+
 /** What costs the run most throughput, and what to do. */
 export function verdict(now) {
   const found = now.verdict;
   if (!found) return h("p.note", null, "No verdict yet: it needs two intervals of training.");
   return h("section.verdict", { "aria-label": "Verdict" },
-    h("p.finding", null, capital(found.finding)),
-    h("p", null, capital(found.reason), "."),
-    h("p", null, h("strong", null, "Next: "), found.next_step, "."),
-    now.also.length ? h("ul", null, now.also.map((each) => h("li", null, `${capital(each.finding)}. ${capital(each.next_step)}.`))) : null,
-    h("p.dim", null, `Over ${now.seconds.toFixed(0)} s, by the rules of penstock profile, which measures more.`));
+    h("p.finding", null, kept(capital(found.finding))),
+    h("p", null, kept(capital(found.reason)), "."),
+    h("p", null, h("strong", null, "Next: "), kept(found.next_step), "."),
+    now.also.length ? h("ul", null, now.also.map((each) => h("li", null, kept(further(each)), "."))) : null,
+    h("p.dim", null, `Over ${now.seconds.toFixed(0)}\u00a0s, by the rules of penstock profile, which measures more.`));
 }
 
+// A learner that is slow while something else costs throughput is the limit only after that.
+const further = (each) => `${each.kind === "slow_learner" ? `Once that is solved, ${each.finding}` : capital(each.finding)}. ${capital(each.next_step)}`;
 const capital = (text) => (text ? text[0].toUpperCase() + text.slice(1) : "");

@@ -1,7 +1,7 @@
 // Learning: curves of a run, and of others that are compared with it.
 
 import { get } from "./api.js";
-import { Visible, colour, describe, draw } from "./chart.js";
+import { Visible, colour, css, describe, draw } from "./chart.js";
 import { clock, count, fill, h, number, setText, short } from "./dom.js";
 
 // In the order in which they are read: does it learn, why not, how stable.
@@ -86,7 +86,9 @@ export class LearningView {
     const isSeed = (name) => this.together && this.siblings.length > 1 && this.siblings.includes(name);
     const runs = this.names.filter((name) => !isSeed(name) || name === this.run).map((name) => h("li", null,
       swatch("i", colour(this.names.indexOf(name))), isSeed(name) ? `${folderOf(name)}: mean, lowest and highest of its seeds` : this.titles[name] ?? name));
-    const marks = [["Evaluated greedily", "●"], ["Evaluated sampled", "○"], ["Checkpoint", "▲"], ["Restart, loss, rollback", "◆"]];
+    if (this.target) runs.push(h("li.dim", null, swatch("i.target", "none"), `Target: stop.return = ${number(this.target.value)}`));
+    if (this.target && this.target.reached !== null) runs.push(h("li.dim", null, h("span", { "aria-hidden": "true" }, "★ "), "Target reached in training"));
+    const marks = [["Evaluated greedily", "●"], ["Evaluated sampled", "○"], ["Checkpoint (on Return)", "▲"], ["Restart, loss, rollback", "◆"]];
     fill(this.legend, runs, marks.map(([text, sign]) => h("li.dim", null, h("span", { "aria-hidden": "true" }, `${sign} `), text)));
   }
 
@@ -137,6 +139,8 @@ export class LearningView {
   }
 
   show(found, wanted) {
+    const target = found.targets[this.run];
+    if (JSON.stringify(target) !== JSON.stringify(this.target)) { this.target = target; this.drawLegend(); }
     const drawn = wanted.filter((name) => found.curves[name]);
     if (!drawn.includes(RETURN) && EVALUATED.some((name) => found.curves[name])) drawn.unshift(RETURN);
     this.empty.hidden = drawn.length > 0;
@@ -147,7 +151,8 @@ export class LearningView {
       const card = this.cards.get(name);
       card.lines = found.curves[name] ?? [];
       card.evaluated = name === RETURN ? EVALUATED.map((each) => found.curves[each] ?? []) : [];
-      card.marks = found.marks[this.run] ?? [];
+      card.marks = (found.marks[this.run] ?? []).filter((mark) => name === RETURN || BAD.has(mark.kind));
+      card.target = name === RETURN ? target : null;
       card.stale = true;
       const own = card.lines.find((line) => line.run === this.run) ?? card.lines[0];
       const last = (own?.smooth ?? own)?.y.at(-1);
@@ -162,7 +167,7 @@ export class LearningView {
     const value = h("span.value"), plot = h("div.plot", { role: "img" });
     const unit = UNITS[name] && h("span.unit", null, ` ${UNITS[name]}`);
     const wide = name === RETURN ? "div.card.wide" : "div.card";
-    this.grid.append(h(wide, null, h("header", null, h("h3", { title: name }, TITLES[name] ?? name), h("span", null, value, unit)), plot));
+    this.grid.append(h(wide, null, h("header", null, h("h3", { title: name }, TITLES[name] ?? name), h("span", null, h("span.unit", null, "last "), value, unit)), plot));
     const card = { name, value, plot };
     this.cards.set(name, card);
     this.visible.watch(plot);
@@ -207,6 +212,7 @@ export class LearningView {
         });
       }
     });
+    if (card.target) traces.push(...this.targetOf(card));
     const style = getComputedStyle(document.documentElement);
     const bad = style.getPropertyValue("--bad").trim(), dim = style.getPropertyValue("--dim").trim();
     const marks = spaced(card.marks.filter((mark) => !this.range || (mark.x >= this.range[0] && mark.x <= this.range[1])), this.extent(card));
@@ -230,6 +236,14 @@ export class LearningView {
       uirevision: undefined,
     });
     if (plot.on && !card.bound) { card.bound = true; card.bind(); } // not if the view was closed meanwhile
+  }
+
+  /** A line at the return that the run is to reach, and a mark where it has. */
+  targetOf(card) {
+    const { value, reached } = card.target, colours = { color: css("--text") };
+    const line = { x: this.extent(card), y: [value, value], mode: "lines", line: { ...colours, width: 1, dash: "dash" }, hoverinfo: "skip" };
+    if (reached === null || (this.range && (reached < this.range[0] || reached > this.range[1]))) return [line];
+    return [line, { x: [reached], y: [value], mode: "markers", name: "target reached", marker: { ...colours, size: 12, symbol: "star" }, hovertemplate: "%{y:.5~g}" }];
   }
 
   extent(card) {

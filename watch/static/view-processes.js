@@ -1,7 +1,7 @@
 // Processes: what each is doing now, since when, and what it has printed.
 
 import { get, order } from "./api.js";
-import { bytes, fill, h, number, percent, seconds, setText } from "./dom.js";
+import { bytes, fill, h, percent, seconds, setText } from "./dom.js";
 
 const SILENT_S = 10; // a process that gives no sign of life for longer stands out
 
@@ -11,9 +11,14 @@ export class ProcessesView {
     this.rows = new Map();
     this.note = h("div");
     this.body = h("tbody");
-    const columns = [["Process"], ["Host"], ["Pid", "num"], ["Phase"], ["since", "num"], ["Silent", "num"], ["CPU", "num"], ["Memory", "num"], ["Incarnation", "num"]];
+    const columns = [
+      ["Process"], ["Host"], ["Pid", "num"], ["State"], ["Phase", "", "what it does, as it reports"], ["For", "num", "how long it has been in the phase"],
+      ["Last report", "num", "how long ago its main loop last reported; 10 s or more are marked"],
+      ["CPU, of one core", "num", "processor time of all its threads in the last second; more than 100 % are several cores. A process that could work and has no core uses none, while its time still counts as utilization"],
+      ["Memory", "num"], ["Restarts", "num", "how often it was started again, its incarnation"],
+    ];
     this.table = h("div.scroll", null, h("table", null,
-      h("thead", null, h("tr", null, columns.map(([title, kind]) => h(kind ? `th.${kind}` : "th", { scope: "col" }, title)))), this.body));
+      h("thead", null, h("tr", null, columns.map(([title, kind, about]) => h(kind ? `th.${kind}` : "th", { scope: "col", title: about }, title)))), this.body));
     this.detail = h("div", { "aria-live": "polite" });
     fill(panel, this.note, this.table, this.detail);
   }
@@ -34,14 +39,14 @@ export class ProcessesView {
       const gone = process.pid === null;
       const silent = process.silent_s > SILENT_S;
       const cells = [
-        process.host ?? "", process.pid ?? "–", gone ? "does not run" : `${process.phase}${process.state === "stopped" ? ", stopped" : ""}`,
-        gone ? "" : seconds(process.phase_for_s), gone ? "" : process.silent_s === null ? "no sign yet" : seconds(process.silent_s),
+        process.host ?? "", process.pid ?? "–", process.now, gone ? "" : process.phase,
+        gone ? "" : seconds(process.phase_for_s), gone ? "" : process.silent_s === null ? "none yet" : `${seconds(process.silent_s)} ago`,
         percent(process.cpu), bytes(process.rss_nbytes), gone ? "" : process.incarnation,
       ];
       cells.forEach((text, i) => setText(row.cells[i + 1], String(text ?? "")));
-      row.cells[3].classList.toggle("trouble", gone || process.state === "stopped");
-      row.cells[5].classList.toggle("trouble", silent);
-      row.cells[8].classList.toggle("trouble", process.incarnation > 0);
+      row.cells[3].classList.toggle("trouble", !["runs", "ended", "starts", "not started"].includes(process.now));
+      row.cells[6].classList.toggle("trouble", silent);
+      row.cells[9].classList.toggle("trouble", process.incarnation > 0);
       row.title = (process.threads ?? []).map((thread) => `${thread.name}: ${thread.part ?? "not started"}`).join(", ");
     }
     this.status = status;
@@ -54,7 +59,7 @@ export class ProcessesView {
 
   addRow(name) {
     const button = h("button.link", { type: "button", "aria-expanded": "false", onclick: () => this.open(name) }, name);
-    const row = h("tr", null, h("td", null, button), ["", "num", "", "num", "num", "num", "num", "num"].map((kind) => h(kind ? `td.${kind}` : "td")));
+    const row = h("tr", null, h("td.nowrap", null, button), ["", "num", "", "", "num", "num", "num", "num", "num"].map((kind) => h(kind ? `td.${kind}` : "td")));
     this.body.append(row);
     this.rows.set(name, row);
     return row;
@@ -75,13 +80,13 @@ export class ProcessesView {
       } catch (error) { setText(stacks, error.message); }
       ask.disabled = false;
     } }, "Show its stacks");
-    const threads = (process?.threads ?? []).map((thread) => h("tr", null, h("td", null, thread.name), h("td", null, thread.part ?? "not started"),
+    const threads = (process?.threads ?? []).map((thread) => h("tr", null, h("td.nowrap", null, thread.name), h("td", null, thread.part ?? "not started"),
       h("td.num", null, thread.part === null ? "" : seconds(thread.for_s)),
       h("td", null, Object.entries(thread.ledger ?? {}).filter(([, share]) => share >= 0.005).sort((a, b) => b[1] - a[1]).map(([part, share]) => `${part} ${percent(share)}`).join(", "))));
     fill(this.detail,
       h("div.section", null, h("h2", null, name), process && ask),
       threads.length ? h("div.scroll", null, h("table", null,
-        h("thead", null, h("tr", null, h("th", { scope: "col" }, "Thread"), h("th", { scope: "col" }, "in"), h("th.num", { scope: "col" }, "for"), h("th", { scope: "col" }, "Shares of the last second"))),
+        h("thead", null, h("tr", null, h("th", { scope: "col" }, "Thread"), h("th", { scope: "col" }, "In"), h("th.num", { scope: "col" }, "For"), h("th", { scope: "col" }, "Shares of the last second"))),
         h("tbody", null, threads))) : null,
       stacks, h("h3.section", null, "Log"), log);
     try {

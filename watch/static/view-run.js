@@ -1,11 +1,11 @@
 // Run: how it was configured, where it ran, the balance of its samples, checkpoints and events.
 
 import { get } from "./api.js";
-import { bytes, count, date, fill, h, percent, setText, table } from "./dom.js";
+import { bytes, count, date, fill, h, kept, percent, setText, table } from "./dom.js";
 import { meter } from "./view-flow.js";
 
 const SHOWN = ["penstock", "commit", "python", "cpu", "cores", "gpus", "system"];
-const BAD = new Set(["restart", "hang", "kill", "lost", "rollback", "rejected", "refused", "drop"]);
+const BAD = new Set(["restart", "hang", "kill", "lost", "rollback", "rejected", "refused", "drop", "died"]);
 
 export class RunView {
   constructor(panel, { run }) {
@@ -31,7 +31,7 @@ export class RunView {
     if (this.turns++ % 5 && now.state === "running") return;
     const found = await get("about", { run: this.run });
     fill(this.balance, balance(found.accounting, now.state === "running"));
-    fill(this.about, checkpoints(found.checkpoints), machine(found.starts, found.folder));
+    fill(this.about, checkpoints(found.checkpoints, now), machine(found.starts, found.folder));
     this.options = found;
     this.drawConfig();
     await this.loadEvents();
@@ -65,7 +65,7 @@ export class RunView {
     this.eventsDrawn = text;
     fill(this.events, found.events.length ? table([
       ["Time", (event) => date(event.time), "nowrap"], ["Kind", (event) => h(BAD.has(event.kind) ? "span.bad" : "span", null, event.kind)], ["Process", (event) => event.role?.slice(0, 40) ?? "", "nowrap"],
-      ["Event", (event) => event.text], ["Count", (event) => (event.count > 1 ? count(event.count) : ""), "num"],
+      ["Event", (event) => kept(event.text ?? "")], ["Count", (event) => (event.count > 1 ? count(event.count) : ""), "num"],
     ], found.events) : h("p.dim", null, "None."));
   }
 }
@@ -87,15 +87,17 @@ function balance(found, running) {
     for (const [reason, n] of reasons) rows.push([`   ${reason}`, n, null, true]);
   }
   rows.push(["+ In flight", found.in_flight]);
+  const open = !found.complete || found.in_flight === null || found.produced === null;
   const sum = found.trained + found.in_flight + total(found.dropped) + total(found.lost);
-  const open = found.in_flight === null || found.produced === null;
-  const text = open ? (running ? "Samples in flight are counted at the end of the run." : "The learner did not report at its end, so samples in flight are unknown.")
+  const at = `at the last report, ${date(found.at)}`;
+  const text = open ? (running ? `These are the counts ${at}. Samples in flight are counted at the end of the run.`
+    : `These are the counts ${at}. The learner did not report at its end: what was in flight or lost since then is unknown, so the balance is not complete.`)
     : sum === found.produced ? "Balanced: every sample is accounted for." : `The terms differ by ${count(found.produced - sum)}; this is a bug, please report it.`;
   return [
     h("div.balance", null, rows.map(([label, value, share, isLoss]) => {
       const part = share ?? (whole && value !== null ? value / whole : 0);
       const isBad = isLoss && value > 0;
-      return [h("span", null, label), meter(part, label), h(isBad ? "span.num.bad" : "span.num", null, value === null ? "unknown" : count(value)), h("span.num.dim.part", null, value === null ? "" : percent(part))];
+      return [h("span", null, label), open ? h("span.dim", null, value === null ? "" : "at the last report") : meter(part, label), h(isBad ? "span.num.bad" : "span.num", null, value === null ? "unknown" : count(value)), h("span.num.dim.part", null, value === null || open ? "" : percent(part))];
     })),
     h(open || sum === found.produced ? "p.dim" : "p.note.bad", null, text),
   ];
@@ -103,10 +105,13 @@ function balance(found, running) {
 
 const total = (counts) => Object.values(counts).reduce((sum, n) => sum + n, 0);
 
-function checkpoints(found) {
+function checkpoints(found, now) {
+  const saved = Math.max(...found.map((row) => row.trained_steps ?? -1)), last = now.figures.trained_steps;
+  const lost = now.state === "died" && saved >= 0 && last > saved;
   return h("div", null, h("div.section", null, h("h2", null, "Checkpoints")), found.length ? table([
-    ["Name", (row) => row.name], ["Written", (row) => date(row.written), "nowrap"], ["Size", (row) => bytes(row.nbytes), "num"],
-  ], found) : h("p.dim", null, "None yet."));
+    ["Name", (row) => row.name, "nowrap"], ["Trained steps", (row) => count(row.trained_steps), "num"], ["Written", (row) => date(row.written), "nowrap"], ["Size", (row) => bytes(row.nbytes), "num"],
+  ], found) : h("p.dim", null, now.state === "running" ? "None yet." : "None."),
+  lost && h("p.note.warn", null, `At the last report ${count(last)} steps were trained; the newest checkpoint has ${count(saved)}. A resume repeats the ${count(last - saved)} in between.`));
 }
 
 function machine(starts, folder) {

@@ -127,6 +127,20 @@ def test_the_verdict_names_a_learner_that_waits_for_the_environment(tmp_path: Pa
     assert stages["actors"]["shares"]["step"] == pytest.approx(0.9)
 
 
+def test_crowded_cores_are_no_stage(tmp_path: Path) -> None:
+    columns = columns_of({"compute": 0.95, "wait_data": 0.02}, {"step": 0.1, "wait": 0.9})
+    cores = {"cpu": {"learner-0": 0.2, "actor-0": 0.1}, "ledger": {"compute": 0.95}}
+    counters = ("time_s", "env_steps", "trained_steps", "learner_steps")
+    columns.extend([{**dict.fromkeys(counters, 60.0 + i), **cores} for i in range(30)])
+    options = load_options(make_run(tmp_path / "run", [1.0]), {})
+    found = judge(columns, options, {}, live=True)
+    assert found["verdict"]["kind"] == "crowded"
+    assert "other programs and processes of this host" in found["verdict"]["finding"]
+    stages = flow(columns, {}, options, found["verdict"], live=True)
+    assert stages["limit"] == "host"
+    assert stages["seconds"] == found["seconds"] == 20.0
+
+
 def test_the_verdict_names_a_learner_that_is_the_limit(tmp_path: Path) -> None:
     columns = columns_of({"compute": 0.95, "wait_data": 0.02}, {"step": 0.1, "wait": 0.9})
     options = load_options(make_run(tmp_path / "run", [1.0]), {})
@@ -156,6 +170,57 @@ def test_a_window_counts_what_grew_in_it() -> None:
     assert window.mean("queue_fill") == 0.75
     assert window.rate("env_steps") == pytest.approx(60.0)  # known in three seconds of the five
     assert window.mean("nothing") is None
+
+
+def test_a_mean_counts_the_seconds_of_each_row() -> None:
+    columns = MetricColumns()
+    columns.extend(
+        [
+            {"time_s": 9.0, "interval_s": 9.0, "ledger": {"compute": 0.9}, "policy_lag_max": 3},
+            {"time_s": 10.0, "interval_s": 1.0, "ledger": {"compute": 0.4}, "policy_lag_max": 8},
+        ]
+    )
+    window = MetricWindow(columns, 20.0)
+    assert window.shares("ledger/")["compute"] == pytest.approx(0.85)
+    assert window.highest("policy_lag_max") == 8
+
+
+def test_the_target_is_where_it_was_reached(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [1.0, 2.0], "stop.return=1.5", ends=False)
+    run = WatchedRun(folder)
+    run.read(10)
+    assert run.target("time_s") == {"value": 1.5, "reached": None}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"env_steps": 300, "time_s": 2.0, "return_reached_at_s": 1.5}\n')
+    run.read(10)
+    assert run.target("time_s") == {"value": 1.5, "reached": 1.5}
+    assert run.target("env_steps") == {"value": 1.5, "reached": 2 * STEPS}
+    other = make_run(tmp_path / "other", [1.0], "stop.return=null")
+    assert WatchedRun(other).target("time_s") is None
+
+
+def test_why_processes_do_not_run(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [1.0], ends=False)
+    events: list[dict[str, Any]] = [
+        {"kind": "restart", "role": "actor-0", "incarnation": 0},
+        {"kind": "exit", "role": "actor-0", "incarnation": 0, "data": {"expected": False}},
+        {"kind": "exit", "role": "actor-1", "incarnation": 0, "data": {"expected": False}},
+        {"kind": "exit", "role": "evaluator-0", "incarnation": 0, "data": {"expected": True}},
+        {"kind": "hosts", "role": None, "data": {"lost": ["actor-2", "actor-3"]}},
+        {"kind": "hosts", "role": None, "data": {"found": ["actor-3"]}},
+        {"kind": "hosts", "data": {"lost": 3}},
+        {"kind": "exit", "role": 4, "data": []},
+    ]
+    (folder / "logs/events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    run = WatchedRun(folder)
+    run.read(10)
+    assert run.ends() == {
+        "actor-0": "died, is restarted",
+        "actor-1": "died",
+        "evaluator-0": "ended",
+        "actor-2": "waits for a host",
+        "actor-3": "starts",
+    }
 
 
 def test_processes_are_in_the_order_of_the_flow() -> None:
