@@ -108,7 +108,7 @@ def one(seed: int, kills: int) -> Iterator[tuple[str, float]]:
 
 @contextmanager
 def cluster() -> Iterator[Any]:
-    """A head node without cores, so that it has no roles, and nodes."""
+    """A Ray cluster: a head node without cores, on which no role is placed, and `NODES` others."""
     from ray.cluster_utils import Cluster
 
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})

@@ -66,14 +66,14 @@ class ActorsConfig(Section):
     """The processes that play the environments and record samples."""
 
     count: Count | Range | Literal["auto"] = "auto"
-    """Actor processes that `penstock train` starts on this host. `auto` starts at least 2, and as
-    many for each learner as fill a batch (`learner.batch_slots` / `transport.slots`, at most 16).
-    Every five seconds it then starts more, up to four for each core, if the learner waits for data
-    and cores are idle; and it ends those that the learner does not need. On a cluster it is one for
-    each core that the learners leave.
-    `8..40` is the same with at least 8 and at most 40, and starts with 8; on a Ray cluster the run
-    begins with 8 and has up to 40 as hosts come and go. In one process, and where
-    `transport.max_policy_lag` is below the updates of a batch, the first number stays."""
+    """Actor processes that `penstock train` starts. `auto` starts at least 2, and as many for each
+    learner as fill a batch (`learner.batch_slots` / `transport.slots`, at most 16). Every five
+    seconds the number is adapted: while the learner waits for data and cores are idle it is raised,
+    up to four actors per core; actors that the learner does not need are ended. On a Ray cluster
+    `auto` is one actor for each core that the learners leave. `8..40` sets bounds: on one host the
+    number starts at 8 and is adapted between 8 and 40; on a Ray cluster the run begins with 8 and
+    has up to 40, as hosts come and go. The number is not adapted in one process, and where
+    `transport.max_policy_lag` is below the updates of a batch."""
     envs: Count = 64
     """Environments that each actor steps together; one slot holds all of them. More make inference
     cheaper per step and batches larger, and need more memory."""

@@ -1,4 +1,4 @@
-"""Rests between the turns of a loop, by which it uses at most a share of a core."""
+"""Limits the share of a core that a loop uses, by waiting between its turns."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 class LoopPace:
-    """How long a loop must rest. With little to do it hardly rests; with more, its turns are rarer.
+    """Computes how long a loop must wait after each turn, so that it keeps to its share of a core.
 
-    Call it in the thread of the loop.
+    A turn that costs little is followed by a short wait. Call it in the thread of the loop.
     """
 
     def __init__(self, share: float, clock: Callable[[], float] = time.thread_time) -> None:

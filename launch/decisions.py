@@ -127,10 +127,16 @@ class Decisions:
         return effects
 
     def unplaced(self, reasons: Mapping[str, str], now_s: float) -> list[Effect]:
-        """From now on the roles in ``reasons`` have no host, or lose theirs, and all others have
-        one. Actors and relays wait for another host, actors after their unroll. Other roles end
-        with their host, and are then restarted on another; until then learners save the run at
-        once, and train on."""
+        """The hosts of roles have changed.
+
+        Actors and relays that lose their host stop, actors at the end of their unroll, and are
+        started again when they have another host. A learner saves the run at once and continues
+        until its host ends; it is then restarted, like the other roles beside it, on another host.
+
+        Args:
+            reasons: roles that have no host or are about to lose it, with the reason. All others
+                have one.
+        """
         before, self._unplaced = self._unplaced, set(reasons)
         found = before - self._unplaced
         effects = notes_of_hosts(reasons, self._unplaced - before, found)
