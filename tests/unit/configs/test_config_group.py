@@ -36,6 +36,19 @@ CASES = {
         "variance, and learner.optimizer is sgd; set learner.optimizer=adam, or",
         ["learner.optimizer=adam"],
     ),
+    "signs into lamb, and lamb's own codec": (
+        [*FOUR, "learner.reduce.codec=dropping", "learner.optimizer=lamb"],
+        "learner.optimizer=sgd (with a learning rate of its own), or learner.reduce.codec="
+        "onebit_lamb or int8",
+        ["learner.reduce.codec=onebit_lamb"],
+    ),
+    "lamb's momentum without lamb": (
+        [*FOUR, "learner.reduce.codec=onebit_lamb"],
+        "learner.reduce.codec onebit_lamb sends the momentum of LAMB, divided by the root of its "
+        "variance, and learner.optimizer is adam; set learner.optimizer=lamb, or "
+        "learner.reduce.codec=onebit_adam",
+        ["learner.optimizer=lamb"],
+    ),
     "a variance that nothing measures": (
         [*FOUR, "learner.reduce.codec=onebit_adam", "learner.reduce.warmup_updates=0"],
         "learner.reduce.codec onebit_adam divides by the variance of the gradients of its warm-up, "
