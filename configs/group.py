@@ -93,6 +93,7 @@ def _pace(cfg: Sections) -> Iterator[Contradiction]:
             f"learner.server_shards {shards} divides a parameter server, and learner.pace {pace} "
             "has none; set learner.server_shards=1 or learner.pace=ssp",
         )
+    yield from _pull(learner)
     if pace in ("ssp", "asp", "tap") and learner.lr_scaling != "none":
         yield Contradiction(
             ("learner.lr_scaling", "learner.pace"),
@@ -138,6 +139,26 @@ def _pace(cfg: Sections) -> Iterator[Contradiction]:
             ("learner.spare", "learner.count"),
             f"learner.spare {learner.spare} is not below learner.count {learner.count}, so no "
             f"gradient would be used; set learner.spare={learner.count - 1} or less",
+        )
+
+
+def _pull(learner: LearnerConfig) -> Iterator[Contradiction]:
+    pull, pace = learner.pull, learner.pace
+    if pull == "newest":
+        return
+    paces = ("ssp", "tap") if pull == "ahead" else ("ssp",)
+    if pace not in paces:
+        yield Contradiction(
+            ("learner.pull", "learner.pace"),
+            f"learner.pull {pull} is for learner.pace {either(paces)}, and learner.pace is {pace}; "
+            f"set learner.pull=newest or learner.pace={paces[0]}",
+        )
+    elif pace == "ssp" and not learner.staleness:
+        yield Contradiction(
+            ("learner.pull", "learner.staleness"),
+            f"learner.pull {pull} uses parameters without the learner's last gradient, and "
+            "learner.staleness 0 allows none to be missing; set learner.pull=newest or "
+            "learner.staleness=1 or more",
         )
 
 

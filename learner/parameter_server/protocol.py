@@ -16,10 +16,13 @@ back. The head is `HEAD`, little-endian; fields that a kind does not name are 0.
                        arrays by name; the server takes them if it has none, or older ones
     PUSH       worker  samples; tally since the previous push. dense: the gradient, summed over its
                        samples. sparse (asp): changes of parameters. 0 samples, no payload: after a
-                       pull that is a turn without a gradient, else only tally and flags
-    PULL       worker  number = that of its answer; version = the worker's (asp), -1 for none
+                       pull that is a turn without a gradient, else only tally and flags. Another
+                       one without a pull is a step with the same parameters, if the pace allows it
+    PULL       worker  number = that of its answer; version = the worker's (asp), -1 for none; flag
+                       AHEAD: for the step after the next push
     VALUES     server  number; version, samples, tally of the run; lag = staleness of the worker's
-                       last push, -1 where it was discarded; workers. dense: all parameters; sparse
+                       last push, -1 where it was discarded; workers; rules = the further pushes
+                       that it may make with these parameters. dense: all parameters; sparse
                        (asp): those that changed since ``version``
     ASK_STATE  worker  number
     STATE      server  number, as above
@@ -109,6 +112,7 @@ class Flag(IntFlag):
     CHECKPOINT = 16
     NAN = 32
     BF16 = 64
+    AHEAD = 128
 
 
 class ServerHeader(NamedTuple):

@@ -190,6 +190,9 @@ class ParameterServer:
             self._push(member, message)
         elif head.kind == ServerMessageKind.PULL:
             if head.number != member.answered:  # else the answer is on its way
+                is_new = member.pull is None or member.pull.number != head.number
+                if is_new and head.flags & Flag.AHEAD:
+                    self.pace.keep(member.number)  # if it works with parameters that it kept
                 member.pull = head
         elif head.kind == ServerMessageKind.STATE:
             self._take_state(name, member, message)
@@ -250,7 +253,8 @@ class ParameterServer:
         self._told |= Flag(head.flags) & (Flag.STOP | Flag.NAN)
         for other in self._members.values():
             other.checkpoint |= bool(head.flags & Flag.CHECKPOINT) and other is not member
-        if parameters is None or not self.pace.workers[member.number].working:
+        works = self.pace.workers[member.number].working
+        if parameters is None or not (works or (head.samples and self.pace.keep(member.number))):
             if head.samples and not self._told & Flag.STOP:
                 raise WireError("not_pulled")
             return  # it only sent counts
@@ -279,13 +283,26 @@ class ParameterServer:
             self._answer(name, self._members[name], parameters)
 
     def _may_go(self, member: Member) -> bool:
-        return member.pull is not None and (
-            bool(self._told & Flag.STOP) or self.pace.may_go(member.number)
-        )
+        if member.pull is None:
+            return False
+        return bool(self._told & Flag.STOP) or self._is_allowed(member, member.pull)
+
+    def _is_allowed(self, member: Member, pull: ServerHeader) -> bool:
+        """Whether the pace gives the worker parameters now."""
+        if self._is_ahead(member, pull):
+            return self.pace.may_go_ahead(member.number)
+        return self.pace.may_go(member.number)
+
+    def _is_ahead(self, member: Member, pull: ServerHeader) -> bool:
+        """Whether a pull is for the step after the next push, which has not arrived yet."""
+        return bool(pull.flags & Flag.AHEAD) and self.pace.workers[member.number].working
 
     def _answer(self, name: bytes, member: Member, parameters: Parameters) -> None:
         assert member.pull is not None
         have = min(member.pull.version, self.pace.version)
+        if self._is_allowed(member, member.pull):  # else it only receives the stop flag
+            ahead = self._is_ahead(member, member.pull)
+            (self.pace.go_ahead if ahead else self.pace.go)(member.number)
         head = ServerHeader(
             ServerMessageKind.VALUES,
             self._told | (Flag.CHECKPOINT if member.checkpoint else Flag.NONE),
@@ -294,11 +311,10 @@ class ParameterServer:
             samples=parameters.samples,
             lag=member.lag,
             workers=len(self._members),
+            rules=self.pace.spare(member.number),
             tally=self._tally(),
         )
         member.answered, member.pull, member.checkpoint = head.number, None, False
-        if self.pace.may_go(member.number):  # else it only receives the stop flag
-            self.pace.go(member.number)
         self._send(name, head, parameters.answer(have, self.pace.version))
 
     def _take_state(self, name: bytes, member: Member, message: ServerMessage) -> None:

@@ -36,6 +36,23 @@ CASES = {
         "variance, and learner.optimizer is sgd; set learner.optimizer=adam, or",
         ["learner.optimizer=adam"],
     ),
+    "parameters ahead of a barrier": (
+        [*FOUR, "learner.pace=ssp", "learner.staleness=0", "learner.pull=ahead"],
+        "learner.pull ahead uses parameters without the learner's last gradient, and "
+        "learner.staleness 0 allows none to be missing; set learner.pull=newest or",
+        ["learner.staleness=1"],
+    ),
+    "a cache that never gets old": (
+        [*FOUR, "learner.pace=tap", "learner.pull=cached"],
+        "learner.pull cached is for learner.pace ssp, and learner.pace is tap; set "
+        "learner.pull=newest or learner.pace=ssp",
+        ["learner.pull=ahead"],
+    ),
+    "pulls without a server": (
+        [*FOUR, "learner.pull=ahead"],
+        "learner.pull ahead is for learner.pace ssp or tap, and learner.pace is bsp; set",
+        ["learner.pull=newest"],
+    ),
     "signs into lamb, and lamb's own codec": (
         [*FOUR, "learner.reduce.codec=dropping", "learner.optimizer=lamb"],
         "learner.optimizer=sgd (with a learning rate of its own), or learner.reduce.codec="
