@@ -87,6 +87,12 @@ def _pace(cfg: Sections) -> Iterator[Contradiction]:
             "they receive, and with learner.pace backup drop others; set learner.server_shards=1 "
             "or learner.pace=ssp",
         )
+    if learner.server_spread and pace not in SERVED:
+        yield Contradiction(
+            ("learner.server_spread", "learner.pace"),
+            "learner.server_spread true places a parameter server, and learner.pace "
+            f"{pace} has none; set learner.server_spread=false or learner.pace=ssp",
+        )
     if shards > 1 and pace not in SERVED:
         yield Contradiction(
             ("learner.server_shards", "learner.pace"),

@@ -178,6 +178,11 @@ class LearnerConfig(Section):
     server_shards: Count = 1
     """Processes of the parameter server, each with a range of the parameters. More divide its work,
     and its traffic, where `learner.pace` is `ssp`, `asp` or `tap`."""
+    server_spread: Switch = False
+    """Whether the processes of the parameter server are on other hosts than the learners, each on
+    one of its own as far as there are enough. They then listen on the network, with the keys of
+    `transport.curve`, at the ports after those of the connectors. It has an effect with `--engine
+    ray` on several hosts, where learners may then be on several hosts too."""
     reduce: ReduceConfig = Field(default_factory=ReduceConfig)
     device: Device = "auto"
     """Device of the learner; `auto` uses a GPU if one is available."""

@@ -53,7 +53,7 @@ from penstock.learner.parameter_server.protocol import (
 )
 from penstock.learner.parameter_server.server import STEPS
 from penstock.transport.wire import WireError
-from penstock.transport.zmq.keys import load_actor
+from penstock.transport.zmq.keys import load_learners
 from penstock.transport.zmq.sockets import dealer
 
 JOIN_S = 0.1  # period of requests to a server that has not started yet
@@ -102,6 +102,7 @@ class ServerClient:
         curve: Path | None = None,
     ) -> None:
         """Make the client of learner ``rank``; ``addresses`` are those of the shards, in order.
+        ``curve``: folder of keys, with the learner's secret one.
 
         ``version``, ``samples``, ``tally``: the history of the parameters and state in
         ``optimizer``. The server continues with the state of the worker that has the most updates.
@@ -117,7 +118,7 @@ class ServerClient:
         self._asked: ServerMessageKind | None = None
         self._is_fresh, self._spare = False, 0  # for the next step, and for so many after it
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        keys = load_actor(curve) if curve else None
+        keys = load_learners(curve)[1] if curve else None
         self._poller = zmq.Poller()
         self._shards: list[_Shard] = []
         token = secrets.randbits(63) | 1

@@ -79,9 +79,8 @@ def run(ctx: RoleContext) -> None:
     assert ctx.config is not None
     assert ctx.address is not None
     set_up_torch(1)
-    transport = ctx.config.transport
-    curve = ctx.curve or (Path(transport.curve) if transport.curve else None)
-    check_bind(ctx.address, keys=curve is not None, insecure=transport.insecure)
+    curve = keys_for(ctx.address, ctx.config.transport.curve)
+    check_bind(ctx.address, keys=curve is not None, insecure=ctx.config.transport.insecure)
     cfg = over_run(ctx.config.learner, ctx.config.stop.env_steps)
     server = ParameterServer(cfg, ctx.address, shard=ctx.index, curve=curve, ledger=ctx.ledger)
     try:
@@ -102,6 +101,12 @@ def run(ctx: RoleContext) -> None:
                 known = server.rejected.copy()
     finally:
         server.close()
+
+
+def keys_for(address: str, curve: str | None) -> Path | None:
+    """The folder of keys for a shard at ``address``; None for a Unix socket, whose folder is the
+    gate."""
+    return Path(curve) if curve and address.startswith("tcp://") else None
 
 
 class ParameterServer:

@@ -36,6 +36,11 @@ CASES = {
         "variance, and learner.optimizer is sgd; set learner.optimizer=adam, or",
         ["learner.optimizer=adam"],
     ),
+    "a server that is nowhere, on hosts of its own": (
+        [*FOUR, "learner.server_spread=true"],
+        "learner.server_spread true places a parameter server, and learner.pace bsp has none; set",
+        ["learner.server_spread=false"],
+    ),
     "parameters ahead of a barrier": (
         [*FOUR, "learner.pace=ssp", "learner.staleness=0", "learner.pull=ahead"],
         "learner.pull ahead uses parameters without the learner's last gradient, and "
