@@ -54,6 +54,11 @@ class Peers:
             if socket is not None:
                 self._poller.register(socket, zmq.POLLIN)
 
+    @property
+    def turned_away(self) -> int:
+        """`Listener.turned_away` of the socket."""
+        return self._listener.turned_away
+
     def wait(self, timeout_s: float) -> None:
         """Return as soon as there is an event, or after ``timeout_s`` seconds."""
         self._listener.look(time.monotonic())

@@ -41,7 +41,8 @@ reconnects has a new identity, and is answered `WHO`; the gradient of a push tha
 connection is lost. Never pickle.
 
 A run's server listens in the run's runtime folder of mode 0700, so a worker is a process of the
-same user: its messages are checked for size, number and range, and its gradients are trusted.
+same user; or on the network, where a worker has the learner's secret key. Its messages are checked
+for size, number and range, and its gradients are trusted.
 Counts that no run reaches are refused (`check_counts`), and the server's own totals are capped at
 `MAX_TOTAL`.
 """

@@ -35,6 +35,7 @@ import numpy as np
 
 from penstock.configs.schedules import over_run
 from penstock.configs.sections import LearnerConfig
+from penstock.core import descriptors
 from penstock.core.role import RoleContext
 from penstock.learner.parameter_server import protocol
 from penstock.learner.parameter_server.members import Member, rules
@@ -88,6 +89,7 @@ def run(ctx: RoleContext) -> None:
         ctx.status.phase = Phase.RECEIVING
         report_s = time.monotonic()
         known: Counter[str] = Counter()
+        told = 0
         while not ctx.stopping():
             ctx.status.beat()
             ctx.messages()  # none is for this role; this detects the end of the supervisor
@@ -99,6 +101,15 @@ def run(ctx: RoleContext) -> None:
                     text = f"the parameter server rejected messages ({reason})"
                     ctx.event("rejected", text, reason=reason, count=count)
                 known = server.rejected.copy()
+                shed = server.turned_away
+                if shed > told:
+                    text = (
+                        f"{ctx.name} turned new connections away, since nearly all of its "
+                        f"{descriptors.limit()} file descriptors are in use: raise the hard limit "
+                        "(ulimit -Hn), or find out what connects"
+                    )
+                    ctx.event("refused", text, reason="descriptors", count=shed - told)
+                    told = shed
     finally:
         server.close()
 
@@ -177,6 +188,11 @@ class ParameterServer:
             "widest": pace.widest,
             "rejected": dict(self.rejected),
         }
+
+    @property
+    def turned_away(self) -> int:
+        """`Listener.turned_away` of its port."""
+        return self._peers.turned_away
 
     def close(self) -> None:
         self._peers.close()
