@@ -74,6 +74,15 @@ class Hosts:
             _batch(pid, "ip", [f"link set {INTERFACE} gso_max_size {nbytes}"])
             _batch(pid, "tc", [f"qdisc replace dev {INTERFACE} root {queue}"])
 
+    def traffic(self, host: int) -> tuple[int, int]:
+        """Bytes that a host has received and sent so far, with all headers."""
+        for line in Path(f"/proc/{self._pids[host]}/net/dev").read_text().splitlines():
+            name, _, counts = line.partition(":")
+            if name.strip() == INTERFACE:
+                fields = counts.split()
+                return int(fields[0]), int(fields[8])
+        raise NoHostsError(f"host {host} has no interface {INTERFACE}")
+
     def cut(self, host: int) -> None:
         """Cut the link of one host: what it sends, and what is sent to it, is lost in silence."""
         _batch(self._pids[host], "ip", [f"link set {INTERFACE} down"])

@@ -5,6 +5,8 @@
 A worker pushes a gradient of the Nature CNN's size, and pulls the parameters. Each shard
 has a host of its own, whose link is limited both ways; the worker's link is not. Steps with one
 shard and with several alternate. Hosts are network namespaces of this machine, so root is needed.
+It fails where the interface of a shard has not counted the bytes of its part, so that no other way
+between the processes is measured.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ PORT = 7800
 WARM_UP, STEPS = 2, 12
 MBIT = {"100mbit": 100.0, "1gbit": 1000.0}
 MUST = 0.35
+HEADERS = 0.1  # most that headers, acknowledgements and repeated requests add to the messages
 END_S = 10.0
 
 
@@ -80,7 +83,10 @@ def pull(client: ServerClient) -> None:
 
 
 def measure(made: Hosts, stack: ExitStack, shards: int, link: str, codec: str) -> list[list[float]]:
-    """Seconds of each step, with one shard and with ``shards``."""
+    """Seconds of each step, with one shard and with ``shards``.
+
+    Raises SystemExit where the traffic of a shard is not that of its part.
+    """
     groups = [[f"tcp://{made.addresses[0]}:{PORT}"]]
     groups.append([f"tcp://{address}:{PORT}" for address in made.addresses[1 : shards + 1]])
     host = 0
@@ -98,8 +104,27 @@ def measure(made: Hosts, stack: ExitStack, shards: int, link: str, codec: str) -
             host += 1
     worker = [sys.executable, __file__, "--work", json.dumps(groups), "--codec", codec]
     done = subprocess.run(made.command(host, worker), stdout=subprocess.PIPE, text=True, check=True)
+    for shard in range(shards + 1):
+        check_traffic(made.traffic(shard), 1 if shard == 0 else shards, codec)
     found: list[list[float]] = json.loads(done.stdout)
     return found
+
+
+def check_traffic(traffic: tuple[int, int], shards: int, codec: str) -> None:
+    """Compare bytes received and sent by one of ``shards`` with those of its messages.
+
+    It receives the first state (parameters and two moments, in fp32) and a push in each step, and
+    sends the parameters once more than there are steps.
+    """
+    nbytes = 2 if codec == "bf16" else 4
+    steps = WARM_UP + STEPS
+    wanted = (SIZE * (3 * 4 + steps * nbytes) / shards, SIZE * (steps + 1) * nbytes / shards)
+    for name, found, payload in zip(("received", "sent"), traffic, wanted, strict=True):
+        if not payload <= found <= (1 + HEADERS) * payload:
+            raise SystemExit(
+                f"one of {shards} shards has {name} {found} bytes, and its messages have "
+                f"{payload:.0f}; something else was measured"
+            )
 
 
 def end(process: subprocess.Popen[str]) -> None:

@@ -87,12 +87,19 @@ def _pace(cfg: Sections) -> Iterator[Contradiction]:
             "they receive, and with learner.pace backup drop others; set learner.server_shards=1 "
             "or learner.pace=ssp",
         )
+    if learner.server_spread and pace not in SERVED:
+        yield Contradiction(
+            ("learner.server_spread", "learner.pace"),
+            "learner.server_spread true places a parameter server, and learner.pace "
+            f"{pace} has none; set learner.server_spread=false or learner.pace=ssp",
+        )
     if shards > 1 and pace not in SERVED:
         yield Contradiction(
             ("learner.server_shards", "learner.pace"),
             f"learner.server_shards {shards} divides a parameter server, and learner.pace {pace} "
             "has none; set learner.server_shards=1 or learner.pace=ssp",
         )
+    yield from _pull(learner)
     if pace in ("ssp", "asp", "tap") and learner.lr_scaling != "none":
         yield Contradiction(
             ("learner.lr_scaling", "learner.pace"),
@@ -138,6 +145,26 @@ def _pace(cfg: Sections) -> Iterator[Contradiction]:
             ("learner.spare", "learner.count"),
             f"learner.spare {learner.spare} is not below learner.count {learner.count}, so no "
             f"gradient would be used; set learner.spare={learner.count - 1} or less",
+        )
+
+
+def _pull(learner: LearnerConfig) -> Iterator[Contradiction]:
+    pull, pace = learner.pull, learner.pace
+    if pull == "newest":
+        return
+    paces = ("ssp", "tap") if pull == "ahead" else ("ssp",)
+    if pace not in paces:
+        yield Contradiction(
+            ("learner.pull", "learner.pace"),
+            f"learner.pull {pull} is for learner.pace {either(paces)}, and learner.pace is {pace}; "
+            f"set learner.pull=newest or learner.pace={paces[0]}",
+        )
+    elif pace == "ssp" and not learner.staleness:
+        yield Contradiction(
+            ("learner.pull", "learner.staleness"),
+            f"learner.pull {pull} uses parameters without the learner's last gradient, and "
+            "learner.staleness 0 allows none to be missing; set learner.pull=newest or "
+            "learner.staleness=1 or more",
         )
 
 

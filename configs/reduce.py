@@ -39,8 +39,8 @@ class CodecSpec:
     own_momentum: bool = False
     """Whether it applies momentum and clipping in the optimizer's place."""
     reduces_gradients: Callable[[ReduceConfig, int], bool] | None = None
-    """For a codec that sends Adam's momentum: whether in the given update (from 0) it still sums
-    gradients, from which momentum and variance are computed. None: it always sums gradients."""
+    """For a codec that sends the momentum of Adam or LAMB: whether in the given update (from 0) it
+    still sums gradients, from which momentum and variance are computed. None: it always does."""
     paces: tuple[str, ...] = ("bsp",)
     """The values of `learner.pace` with which it may be named."""
     options: type[ExtraOptions] = ExtraOptions

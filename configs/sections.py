@@ -167,11 +167,22 @@ class LearnerConfig(Section):
     0 synchronises every step."""
     significance: Positive = 0.01
     """Relative change of a parameter above which `asp` sends it. A larger value sends less."""
+    pull: Literal["newest", "ahead", "cached"] = "newest"
+    """When a learner fetches the parameters of a server. `newest` waits for them before each step.
+    `ahead` asks for them while the step before is computed, so that they lack that step's gradient;
+    for `ssp` and `tap`. `cached` does so only if those that the learner has would be older than
+    `staleness` allows, and is for `ssp`. Both save waits on a slow network, and gradients are
+    staler."""
     spare: Count = 1
     """Gradients of each step that `backup` does not wait for."""
     server_shards: Count = 1
     """Processes of the parameter server, each with a range of the parameters. More divide its work,
     and its traffic, where `learner.pace` is `ssp`, `asp` or `tap`."""
+    server_spread: Switch = False
+    """Whether the processes of the parameter server are on other hosts than the learners, each on
+    one of its own as far as there are enough. They then listen on the network, with the keys of
+    `transport.curve`, at the ports after those of the connectors. It has an effect with `--engine
+    ray` on several hosts, where learners may then be on several hosts too."""
     reduce: ReduceConfig = Field(default_factory=ReduceConfig)
     device: Device = "auto"
     """Device of the learner; `auto` uses a GPU if one is available."""

@@ -82,9 +82,9 @@ class RoleContext:
     mode 0700 and a path short enough for Unix sockets. ``resume`` is "no", "auto" or "must",
     ``transport`` the transport of an actor, ``curve`` a directory of keys. ``insecure`` and
     ``allow`` are the permissions of an actor started by hand (`configs.code_references.check`).
-    ``store`` is None where one supervisor names the groups of learners; ``meets_at`` is as in
-    `RoleSpec`. ``group_begun`` is true for a learner that was started after others had formed a
-    group, so that the trained state is theirs.
+    ``store`` is None where one supervisor names the groups of learners; ``meets_at`` and
+    ``servers`` are as in `RoleSpec`. ``group_begun`` is true for a learner that was started after
+    others had formed a group, so that the trained state is theirs.
     """
 
     role: str
@@ -105,6 +105,7 @@ class RoleContext:
     learner: int = 0
     store: Store | None = None
     meets_at: str | None = None
+    servers: tuple[str, ...] = ()
     group_begun: bool = False
     _stopping: bool = False  # a plain flag: a signal handler must not take a lock
     _given: Message | None = None

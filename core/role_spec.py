@@ -27,7 +27,8 @@ class RoleSpec:
     started only when the run needs more of its kind. ``learner`` is the rank of the learner that
     the role is or belongs to. ``informed`` roles receive messages about that learner's actors and
     connectors; an ``expendable`` one never ends a run. ``address`` is where to bind or connect; for
-    a learner, where its actors connect. ``meets_at`` is the ``host:port`` at which a learner serves
+    a learner, where its actors connect. ``servers`` are the addresses of the shards of a learner's
+    parameter server. ``meets_at`` is the ``host:port`` at which a learner serves
     the meeting of a group that it leads; None where all learners are on one host. ``gpus`` must be
     on its host.
     """
@@ -46,6 +47,7 @@ class RoleSpec:
     spare: bool = False
     gpus: int = 0
     meets_at: str | None = None
+    servers: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -132,6 +132,7 @@ class Decisions:
         Actors and relays that lose their host stop, actors at the end of their unroll, and are
         started again when they have another host. A learner saves the run at once and continues
         until its host ends; it is then restarted, like the other roles beside it, on another host.
+        For a part of the parameter server, a learner saves.
 
         Args:
             reasons: roles that have no host or are about to lose it, with the reason. All others
@@ -144,8 +145,10 @@ class Decisions:
             worker = self._workers[name]
             if worker.spec.role in ("actor", "relay"):
                 effects += self._need(worker, name in found, now_s)
-            elif worker.spec.stage is Stage.LEARNER and name not in found:
-                effects.append(Send(name, {"kind": "save"}))
+            elif worker.spec.essential and name not in found:
+                is_learner = worker.spec.stage is Stage.LEARNER
+                saver = name if is_learner else self._learners[min(self._learners)].name
+                effects.append(Send(saver, {"kind": "save"}))
         return [] if self.stopping else effects
 
     def respec(self, specs: Sequence[RoleSpec]) -> None:
@@ -368,13 +371,20 @@ class Decisions:
         effects: list[Effect] = []
         for name, worker in self._workers.items():
             due = worker.life is Life.WAITING and now_s >= worker.since_s
-            if due and name not in self._unplaced:
+            if due and not self._lacks_host(worker):
                 worker.enter(Life.STARTING, now_s)
                 worker.alive_s = now_s
                 effects.append(Start(name, worker.incarnation))
                 if worker.spec.stage is Stage.ACTORS:
                     effects += self._begin_stream(worker)
         return effects
+
+    def _lacks_host(self, worker: SupervisedRole) -> bool:
+        """Whether a role, or a part of the parameter server that it needs, has no host."""
+        needed = {worker.name}
+        if worker.spec.servers:
+            needed |= {w.name for w in self._workers.values() if w.spec.stage is Stage.SERVER}
+        return not needed.isdisjoint(self._unplaced)
 
     def _check_alive(self, worker: SupervisedRole, phase: str, now_s: float) -> list[Effect]:
         """Let a hung process write its stacks, then kill it."""

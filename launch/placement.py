@@ -4,7 +4,7 @@ All roles go to one host if the largest has the cores for them: samples and weig
 shared memory. Otherwise learners, with what shares their memory, are on one host, or on one each if
 none has the cores for all of them or if each needs a GPU; and actors, with a relay for the weights
 of each learner, are in bundles on others. They send samples over ZeroMQ, encrypted with keys of the
-run.
+run. With `learner.server_spread` each shard of the parameter server is in a bundle of its own.
 """
 
 from __future__ import annotations
@@ -59,10 +59,24 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
             f"{learners + actors} cores of {most_now} actors and "
             f"{config.learner.count} learners; set transport.kind=auto, or actors.count lower"
         )
-    if learners > most and len(hosts) > 1 and config.learner.pace in SERVED:
+    served = config.learner.pace in SERVED
+    if learners > most and len(hosts) > 1 and served and not config.learner.server_spread:
         raise UserError(
             f"learner.pace {config.learner.pace} is for learners of one host, and no host has "
-            f"{learners} cores for {config.learner.count} learners; set learner.pace=bsp, or fewer"
+            f"{learners} cores for {config.learner.count} learners; set learner.server_spread=true "
+            "or learner.pace=bsp, or fewer"
+        )
+    if together and config.learner.server_spread and len(hosts) > 1:
+        raise UserError(
+            f"transport.kind {kind} keeps the run on one host, and learner.server_spread true "
+            "places the parameter server on others; set transport.kind=auto or "
+            "learner.server_spread=false"
+        )
+    bind = config.transport.bind
+    if config.learner.server_spread and len(hosts) > 1 and bind and reachable(bind) == bind:
+        raise UserError(
+            f"transport.bind {bind} is an address of one host, and learner.server_spread true "
+            "needs ports of several; set transport.bind=tcp://*:PORT"
         )
     if together or (fits and config.transport.bind is None and not _spread(config, hosts)):
         return _changed(config, "actors", count=most_now)
@@ -80,8 +94,9 @@ def _by_hosts(config: Config, hosts: Sequence[int]) -> int | str:
     learners = learner.count * learner.first_threads
     if len(hosts) == 1:
         return max(least, (hosts[0] - learners) // threads // learner.count * learner.count)
-    apart = learners > max(hosts) or _spread(config, hosts)
-    free = _free(hosts, [learner.first_threads] * learner.count if apart else [learners])
+    apart = learners > max(hosts) or _has_gpus_apart(config, hosts)
+    bundles = [learner.first_threads] * learner.count if apart else [learners]
+    free = _free(hosts, bundles + [1] * (learner.server_shards * learner.server_spread))
     size = _group_threads(free, threads)
     each = size // threads
     most = max(least, sum(cores // size for cores in free) * each // learner.count * learner.count)
@@ -113,9 +128,15 @@ def _group_threads(free: Sequence[int], threads: int) -> int:
 
 
 def _spread(config: Config, hosts: Sequence[int]) -> bool:
+    """Whether roles that work with learners are on other hosts than they, or learners are apart."""
+    return _has_gpus_apart(config, hosts) or (len(hosts) > 1 and config.learner.server_spread)
+
+
+def _has_gpus_apart(config: Config, hosts: Sequence[int]) -> bool:
     """Whether learners are on hosts of their own, as each needs a GPU."""
-    on_gpus = config.learner.count > 1 and config.learner.device.startswith("cuda")
-    return len(hosts) > 1 and on_gpus and config.learner.pace not in SERVED
+    learner = config.learner
+    on_gpus = learner.count > 1 and learner.device.startswith("cuda")
+    return len(hosts) > 1 and on_gpus and (learner.pace not in SERVED or learner.server_spread)
 
 
 def _changed(config: Config, section: str, **changes: Any) -> Config:
@@ -139,18 +160,21 @@ def bundles(
     """The roles, with relays for each host of actors, and groups of them that must be on one host.
 
     Learners are with the roles that share their memory or Unix sockets, and the parameter server;
-    actors that reach their learner over a network are in others, with their relays. Bundles of
-    spare actors are not required.
+    actors that reach their learner over a network are in others, with their relays, and so is each
+    shard of a parameter server that listens there. Bundles of spare actors are not required.
 
     Args:
         hosts: cores of each host, which limit a bundle; empty: no limit.
     """
+    shards = [s for s in specs if hosts and s.stage is Stage.SERVER and _on_network(s)]
+    specs = [spec for spec in specs if spec not in shards]
     apart = [spec for spec in specs if _is_apart(spec)]
     actors = [spec for spec in apart if spec.role == "actor"]
     relays = [spec for spec in apart if spec.role != "actor"]
     together = [spec for spec in specs if not _is_apart(spec)]
     cores = max(hosts, default=None)
     found = _with_learners(together, cores, by_network=bool(actors))
+    found |= {shard.name: [shard] for shard in shards}
     if len(hosts) > 1 and actors:
         of_learners = [_bundle(name, group).cpus for name, group in found.items()]
         cores = _group_threads(_free(hosts, of_learners), actors[0].threads)
@@ -207,14 +231,25 @@ def placed(
         ]
     if len({hosts[spec.name] for spec in specs}) <= 1:
         return tuple(specs)
-    binds = {s.name: s.address for s in specs if s.role == "connector" and s.address}
+    binds = {s.name: s.address for s in specs if s.role in ("connector", "server") and s.address}
     ways = {reachable(bind): reachable(bind, hosts[name]) for name, bind in binds.items()}
-    return tuple(replace(s, address=ways.get(s.address or "", s.address)) for s in specs)
+    return tuple(
+        replace(
+            spec,
+            address=ways.get(spec.address or "", spec.address),
+            servers=tuple(ways.get(address, address) for address in spec.servers),
+        )
+        for spec in specs
+    )
+
+
+def _on_network(spec: RoleSpec) -> bool:
+    return (spec.address or "").startswith("tcp://")
 
 
 def _is_apart(spec: RoleSpec) -> bool:
     """Whether a role reaches its learner over a network."""
-    return spec.role in ("actor", "relay") and (spec.address or "").startswith("tcp://")
+    return spec.role in ("actor", "relay") and _on_network(spec)
 
 
 def _groups(actors: Sequence[RoleSpec], cores: int | None, spare: bool) -> Iterator[list[RoleSpec]]:
@@ -235,4 +270,5 @@ def _bundle(name: str, specs: Sequence[RoleSpec]) -> Bundle:
     busy = [spec for spec in specs if spec.stage in BUSY and not (required and spec.spare)]
     gpus = sum(spec.gpus for spec in specs)
     roles = tuple(spec.name for spec in specs)
-    return Bundle(name, roles, sum(spec.threads for spec in busy), gpus, required)
+    spread = all(spec.stage is Stage.SERVER for spec in specs)
+    return Bundle(name, roles, sum(spec.threads for spec in busy), gpus, required, spread)

@@ -80,6 +80,7 @@ def _context(arguments: Message, channel: Channel, status: StatusPage) -> RoleCo
         store=Store(**arguments["store"]) if arguments["store"] else None,
         insecure=arguments["insecure"],
         allow=tuple(arguments["allow"]),
+        servers=tuple(arguments["servers"]),
         **fields,
     )
 

@@ -43,7 +43,7 @@ def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
     addresses = [reachable(bind_of(wire, rank)) if sends else None for rank in range(count)]
     return (
         *_server(config, runtime_dir),
-        *(_learner(config, rank, address) for rank, address in enumerate(addresses)),
+        *_served(config, runtime_dir, [_learner(config, *pair) for pair in enumerate(addresses)]),
         *_own_actors(config, addresses),
         *(_connectors(config, wire, range(count)) if sends or bind else ()),
         *(_relays(joined_by, addresses) if sends else ()),
@@ -56,7 +56,7 @@ def learner(config: Config, bind: str, runtime_dir: Path) -> tuple[RoleSpec, ...
     ranks = range(config.learner.count)
     return (
         *_server(config, runtime_dir),
-        *(_learner(config, rank, None) for rank in ranks),
+        *_served(config, runtime_dir, [_learner(config, rank, None) for rank in ranks]),
         *_connectors(config, bind, ranks),
         *_evaluator(config),
     )
@@ -90,11 +90,19 @@ def _server(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
     if config.learner.pace not in SERVED:
         return ()
     main = "penstock.learner.parameter_server.server:run"
-    addresses = server_addresses(config.learner.server_shards, runtime_dir)
+    addresses = server_addresses(config, runtime_dir)
     return tuple(
         RoleSpec("server", shard, main, Stage.SERVER, address=address)
         for shard, address in enumerate(addresses)
     )
+
+
+def _served(config: Config, runtime_dir: Path, learners: list[RoleSpec]) -> list[RoleSpec]:
+    """The learners, with the addresses of their parameter server if they have one."""
+    if config.learner.pace not in SERVED:
+        return learners
+    servers = tuple(map(reachable, server_addresses(config, runtime_dir)))
+    return [replace(spec, servers=servers) for spec in learners]
 
 
 def _learner(

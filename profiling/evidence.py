@@ -181,7 +181,7 @@ class Evidence:
     @property
     def reduction(self) -> float:
         """Share that even the learner which waits least for the others spends reducing."""
-        return min(_in(rank, "reduce_exposed") for rank in self.learners)
+        return min(_exchange(rank) for rank in self.learners)
 
     @property
     def exchanging(self) -> float:
@@ -192,8 +192,8 @@ class Evidence:
     @property
     def others_wait(self) -> float:
         """Mean share in which the other learners wait for this one in the reduction."""
-        others = [_in(rank, "reduce_exposed") for rank in self.learners if rank is not self.learner]
-        return max(0.0, fmean(others) - self.share("reduce_exposed")) if others else 0.0
+        others = [_exchange(rank) for rank in self.learners if rank is not self.learner]
+        return max(0.0, fmean(others) - _exchange(self.learner)) if others else 0.0
 
     def _own(self, roles: Sequence[Role]) -> list[Role]:
         rank = self.learner.get("rank", 0)
@@ -205,10 +205,15 @@ def _living(roles: Sequence[Role]) -> Sequence[Role]:
     return [role for role in roles if not role.get("ended")] or roles
 
 
+def _exchange(learner: Role) -> float:
+    """Share in which a learner waits for the others, or for their parameter server."""
+    return _in(learner, "reduce_exposed", "pull_exposed")
+
+
 def critical(learners: Sequence[Role]) -> Role:
     """The learner that the others wait for."""
-    least = min(_in(rank, "reduce_exposed") for rank in learners)
-    near = [rank for rank in learners if _in(rank, "reduce_exposed") <= least + NEAR]
+    least = min(_exchange(rank) for rank in learners)
+    near = [rank for rank in learners if _exchange(rank) <= least + NEAR]
     return min(near, key=lambda rank: _in(rank, "compute"))
 
 

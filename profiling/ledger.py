@@ -18,7 +18,14 @@ from enum import IntEnum
 from typing import Literal, get_args
 
 LearnerPart = Literal[
-    "wait_data", "h2d_exposed", "compute", "reduce_exposed", "publish", "bookkeeping", "other"
+    "wait_data",
+    "h2d_exposed",
+    "compute",
+    "reduce_exposed",
+    "pull_exposed",
+    "publish",
+    "bookkeeping",
+    "other",
 ]
 
 
@@ -45,6 +52,7 @@ class Part(IntEnum):
     SEND = 17
     DEVICE = 18  # until a GPU has computed
     COUNT = 19  # of a learner: what it trains on; reports
+    PULL = 20  # of a learner: until a parameter server has answered
 
 
 PART_BITS = 5
@@ -65,6 +73,7 @@ LEARNER_PARTS: dict[Part, LearnerPart] = {
     Part.H2D: "h2d_exposed",
     **dict.fromkeys(COMPUTE, "compute"),
     Part.REDUCE: "reduce_exposed",
+    Part.PULL: "pull_exposed",
     Part.PUBLISH: "publish",
     Part.COUNT: "bookkeeping",
     Part.SAVE: "bookkeeping",

@@ -9,6 +9,7 @@ LEDGER = (
     "h2d_exposed",
     "compute",
     "reduce_exposed",
+    "pull_exposed",
     "publish",
     "bookkeeping",
     "other",

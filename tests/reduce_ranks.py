@@ -27,6 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {  # so that four updates of a small vecto
     "int8": {"block": 64},
     "onebit": {"onebit_block": 100, "warmup_updates": 1},
     "onebit_adam": {"onebit_block": 100, "warmup_updates": 1},
+    "onebit_lamb": {"onebit_block": 100, "warmup_updates": 1},
     "zeroone_adam": {"onebit_block": 100, "variance_doubling": 1},
     "dropping": {"density": 0.02},
     "dgc": {"dgc_density": 0.01, "warmup_updates": 1},

@@ -170,9 +170,23 @@ def connector_addresses(config: Config, bind: str, rank: int) -> tuple[str, ...]
     return tuple(bind_of(bind, rank + i * config.learner.count) for i in range(count))
 
 
-def server_addresses(shards: int, runtime_dir: Path) -> tuple[str, ...]:
-    """Where the shards of a run's parameter server listen, for its learners."""
-    return tuple(f"ipc://{runtime_dir}/server-{shard}" for shard in range(shards))
+def server_addresses(config: Config, runtime_dir: Path) -> tuple[str, ...]:
+    """Where the shards of a run's parameter server listen.
+
+    On hosts of their own (`learner.server_spread`) their ports follow those of all connectors,
+    otherwise they are in the runtime folder. Raises UserError as `connector_addresses`.
+    """
+    shards, bind = range(config.learner.server_shards), config.transport.bind
+    if not config.learner.server_spread or bind is None or not bind.startswith("tcp://"):
+        return tuple(f"ipc://{runtime_dir}/server-{shard}" for shard in shards)
+    if re.search(r":(\*|0+)$", bind):
+        raise UserError(
+            f"learner.server_spread puts the parameter server at ports after {bind}, which leaves "
+            "the port to the system; set transport.bind to an address with a port, such as "
+            "tcp://*:7700"
+        )
+    first = config.learner.count * config.transport.connectors
+    return tuple(bind_of(bind, first + shard) for shard in shards)
 
 
 def beside(address: str, other: str) -> str:

@@ -103,7 +103,8 @@ class CodecContext(NamedTuple):
     grad_clip: float | None = None
     """The optimizer's bound on the norm of a gradient, for such a codec."""
     adam: AdamState | None = None
-    """Given to a codec that sends Adam's momentum; None without an optimizer, in a measurement."""
+    """Given to a codec that sends the momentum of Adam or LAMB; None without an optimizer, in a
+    measurement."""
 
 
 class CodecFactory(Protocol):

@@ -27,6 +27,8 @@ class Bundle:
     gpus: int = 0
     required: bool = True
     """Whether the run begins only once it has a host. Others get a host when there is one."""
+    spread: bool = False
+    """Whether it should be on a host without learners and other such bundles, if there is one."""
 
 
 class Liveness(Enum):

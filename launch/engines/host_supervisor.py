@@ -144,6 +144,7 @@ class HostSupervisor:
             arguments["config"]["transport"]["curve"] = str(folder)
         if spec["address"]:  # a socket in the other host's runtime folder is in this one's here
             spec["address"] = spec["address"].replace(elsewhere, str(self._folder))
+        spec["servers"] = tuple(s.replace(elsewhere, str(self._folder)) for s in spec["servers"])
         store = Store(**spec["store"]) if spec["store"] else None
         made = RoleSpec(**spec | {"stage": Stage(spec["stage"]), "store": store})
         try:

@@ -368,6 +368,7 @@ def _identity(spec: RoleSpec, incarnation: int) -> Message:
         "address": spec.address,
         "learner": spec.learner,
         "meets_at": spec.meets_at,
+        "servers": list(spec.servers),
         "store": asdict(spec.store) if spec.store else None,
         "nice": spec.nice,
     }

@@ -26,8 +26,9 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ CLOSE_S = 10.0  # for the ends of all roles, when the engine closes
 MOST_REPORTS = 1000  # of one call
 PATIENCE_S = 5.0  # of an agent whose host supervisor does not read
 CONNECT_S = 5.0
-LEARNER = "learner-"  # begins the name of a learner
+LEARNER, SERVER = "learner-", "server-"  # begin the names of roles with the trained state
 FIRST_S = 60.0  # for the first answer of an agent that replaces a lost one
 MOST_CAUSES = 16  # of agents that did not start, which are reported
 SAME_RELEASE = (
@@ -165,13 +166,18 @@ class RayEngine:
         ray, self._bundles = self._ray, bundles
         self._largest = max(self.hosts(), default=1)
         required = [bundle for bundle in bundles if bundle.required]
-        agents = [self._make_agent(bundle) for bundle in required]
+        together = [bundle for bundle in required if not bundle.spread]
+        agents: list[RayAgent] = []
         try:
-            for agent in agents:
-                agent.place()
-            self._await_hosts(agents)
-            for agent in agents:
-                agent.arrived(*ray.get(agent.actor.where.remote(), timeout=RESERVE_S))
+            # Those that avoid the hosts of others come last, one after the other.
+            for group in (together, *([bundle] for bundle in required if bundle.spread)):
+                new = [self._make_agent(bundle) for bundle in group]
+                agents += new
+                for agent in new:
+                    agent.place()
+                self._await_hosts(agents)
+                for agent in new:
+                    agent.arrived(*ray.get(agent.actor.where.remote(), timeout=RESERVE_S))
         except ray.exceptions.GetTimeoutError:
             needs = ", ".join(f"{b.name} {b.cpus} cores and {b.gpus} GPUs" for b in required)
             free = ray.available_resources()
@@ -218,10 +224,25 @@ class RayEngine:
         name = f"{self._name}-{bundle.name}-{len(self._agents)}"
         agent = RayAgent(self._actor, name, self._name, needs, self._wake, self._listened)
         agent.lifetime = "detached" if bundle.required else None
+        agent.target = partial(self._node_apart, bundle) if bundle.spread else None
         self._agents.append(agent)
         agent.address = address
         self._places |= dict.fromkeys(bundle.roles, agent)
         return agent
+
+    def _node_apart(self, bundle: Bundle) -> str | None:
+        """The id of the node with the fewest other parts of the parameter server, then learners,
+        then cores that this run uses."""
+        alive = [n for n in self._ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) >= 1]
+        others = [o for o in self._bundles if o is not bundle and o.roles[0] in self._places]
+
+        def load(node: Mapping[str, Any]) -> tuple[int, int, float]:
+            there = [o for o in others if self._places[o.roles[0]].node == node["NodeID"]]
+            learners = sum(role.startswith(LEARNER) for o in there for role in o.roles)
+            free = node["Resources"]["CPU"] - sum(o.cpus for o in there)
+            return sum(o.spread for o in there), learners, -free
+
+        return str(min(alive, key=load)["NodeID"]) if alive else None
 
     def endpoints(self) -> Mapping[str, str]:
         return {role: agent.address for role, agent in self._places.items()}
@@ -252,9 +273,9 @@ class RayEngine:
             agent = self._places[bundle.roles[0]]
             drains = agent.node in self._draining
             why = f"its host {agent.host} is about to end" if drains else agent.why_missing
-            learners = [role for role in bundle.roles if role.startswith(LEARNER)]
-            if drains and learners:
-                found |= dict.fromkeys(learners, why)
+            keep = [role for role in bundle.roles if role.startswith((LEARNER, SERVER))]
+            if drains and keep:  # they have the trained state, and run on until the host ends
+                found |= dict.fromkeys(keep, why)
             elif why:
                 found |= dict.fromkeys(bundle.roles, why)
                 self._move(bundle, agent, drains)
@@ -387,6 +408,8 @@ class RayAgent(HostLine):
         self.group: Any = None
         self.ready: Any = None  # Ray's promise of a host
         self.actor: Any = None
+        self.target: Callable[[], str | None] | None = None
+        """Returns the id of the node that is preferred; None: Ray chooses."""
         self.placed = threading.Event()
         """Whether Ray was asked for a host."""
         self.gone = False
@@ -405,7 +428,11 @@ class RayAgent(HostLine):
         if lost is not None and lost.group is not None:
             ray.util.remove_placement_group(lost.group)
         self.group = ray.util.placement_group(
-            [dict(self._needs)], name=self._name, lifetime=self.lifetime
+            [dict(self._needs)],
+            strategy="STRICT_PACK",  # of one bundle; Ray prefers a node with this one only
+            name=self._name,
+            lifetime=self.lifetime,
+            _soft_target_node_id=self.target and self.target(),
         )
         self.ready = self.group.ready()
         self.actor = self._kind.options(

@@ -1,5 +1,6 @@
 """One bit per value of Adam's momentum: 1-bit Adam (Tang et al. 2021, arXiv 2102.02888) and 0/1
-Adam (Lu et al. 2022, arXiv 2202.06009).
+Adam (Lu et al. 2022, arXiv 2202.06009). And of LAMB's, which is the same: 1-bit LAMB (Li et al.
+2021, arXiv 2104.06069).
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ class OneBitAdam(OneBit):
     """m = sum over ranks of C(b1 m / world + (1 - b1) g), with `OneBit`'s code C and its residuals.
 
     In updates for which the spec's `reduces_gradients` is true, gradients are summed in float32,
-    and the optimizer (`FrozenVarianceAdam`) computes momentum m and variance v from them. 1-bit
-    Adam does so in its warm-up, 0/1 Adam on a schedule without end. In the other updates the
-    variance is constant, and ranks send their momentum. g is a rank's share of the mean gradient,
-    so m is that of the mean over all samples. m is equal on all ranks and belongs to the optimizer,
-    so this codec keeps only residuals.
+    and the optimizer (`FrozenVarianceAdam` or `FrozenVarianceLamb`) computes momentum m and
+    variance v from them. 1-bit Adam and 1-bit LAMB do so in their warm-up, 0/1 Adam on a schedule
+    without end. In the other updates the variance is constant, and ranks send their momentum. g is
+    a rank's share of the mean gradient, so m is that of the mean over all samples. m is equal on
+    all ranks and belongs to the optimizer, so this codec keeps only residuals.
 
     Differences from the papers:
 
     - C codes ``m / (sqrt(v) + eps)``, of which all values have about the same size, so that one
-      scale suits the layers of a block. Residuals are in the same unit, that of steps.
+      scale suits the layers of a block; 1-bit LAMB multiplies m by a constant for each layer
+      instead. Residuals are in the same unit, that of steps.
     - No rank sends more than its share of `LARGEST_STEP`, Adam's own bound: a constant variance
       does not shorten the steps of a parameter when its gradients grow.
     - Where 0/1 Adam sums gradients for the variance, the momentum comes from the same sum. Its

@@ -30,22 +30,22 @@ class WarmupOptions(ExtraOptions):
     """Of codecs that begin with float32."""
 
     warmup_updates: Natural = 100
-    """Optimizer steps in fp32 before `onebit`, `onebit_adam` and `powersgd` begin; for `dgc`,
-    optimizer steps of each stage in which its density decreases. Larger values delay the saving of
-    bytes, and make the start more stable. `onebit_adam` measures the variance in these steps only;
-    its authors use 15 to 20 % of a run."""
+    """Optimizer steps in fp32 before `onebit`, `onebit_adam`, `onebit_lamb` and `powersgd` begin;
+    for `dgc`, optimizer steps of each stage in which its density decreases. Larger values delay the
+    saving of bytes, and make the start more stable. `onebit_adam` and `onebit_lamb` divide by the
+    variance of these steps only; their authors use 15 to 20 % of a run."""
 
 
 class BlockOptions(ExtraOptions):
     """Of codecs that send signs in blocks."""
 
     onebit_block: Count = 4096
-    """Number of successive values that share a pair of means in `onebit`, `onebit_adam` and
-    `zeroone_adam`. Smaller blocks are more precise and send more bytes."""
+    """Number of successive values that share a pair of means in `onebit`, `onebit_adam`,
+    `onebit_lamb` and `zeroone_adam`. Smaller blocks are more precise and send more bytes."""
 
 
 class OneBitOptions(BlockOptions, WarmupOptions):
-    """Of `onebit` and `onebit_adam`."""
+    """Of `onebit`, `onebit_adam` and `onebit_lamb`."""
 
 
 class ZeroOneAdamOptions(BlockOptions):
@@ -108,7 +108,7 @@ def make_codec(context: CodecContext) -> Codec:
 
 
 def is_adam_warmup(cfg: ReduceConfig, update: int) -> bool:
-    """Whether `onebit_adam` still sums gradients in ``update`` (from 0)."""
+    """Whether `onebit_adam` and `onebit_lamb` still sum gradients in ``update`` (from 0)."""
     return update < OneBitOptions.of(cfg).warmup_updates
 
 
@@ -137,22 +137,27 @@ def _ruins_second_moments(sends: str) -> dict[str, str]:
         for optimizer, others in (
             ("adam", "zeroone_adam, onebit_adam or int8"),
             ("rmsprop", "int8"),
-            ("lamb", "int8"),
+            ("lamb", "onebit_lamb or int8"),
         )
     }
 
 
-_NEEDS_ADAM = {
-    optimizer: "sends the momentum of Adam, divided by the root of its variance, and "
-    f"learner.optimizer is {optimizer}; set learner.optimizer=adam, or learner.reduce.codec={codec}"
-    for optimizer, codec in (
-        ("sgd", "onebit"),
-        ("lars", "onebit"),
-        ("rmsprop", "int8"),
-        ("lamb", "int8"),
-    )
-}
-"""`CodecSpec.unfit` for codecs that send Adam's momentum."""
+def _needs(name: str, wanted: str, other: tuple[str, str]) -> dict[str, str]:
+    """`CodecSpec.unfit` for codecs that send the momentum of the optimizer ``wanted``, which has
+    that ``name``.
+
+    ``other``: an optimizer of the same kind, and its codec.
+    """
+    others = (("sgd", "onebit"), ("lars", "onebit"), ("rmsprop", "int8"), other)
+    return {
+        optimizer: f"sends the momentum of {name}, divided by the root of its variance, and "
+        f"learner.optimizer is {optimizer}; set learner.optimizer={wanted}, or "
+        f"learner.reduce.codec={codec}"
+        for optimizer, codec in others
+    }
+
+
+_NEEDS_ADAM = _needs("Adam", "adam", ("lamb", "onebit_lamb"))
 
 
 _PACES = ("bsp", "local_sgd", "ssp", "asp", "tap", "backup")
@@ -194,6 +199,16 @@ for _spec in (
         own_momentum=True,
         reduces_gradients=is_variance_update,
         options=ZeroOneAdamOptions,
+    ),
+    CodecSpec(
+        "onebit_lamb",
+        "as signs of LAMB's momentum with error feedback",
+        f"{_ROOM}.onebit_adam:OneBitAdam",
+        long_name="1-bit LAMB",
+        unfit=_needs("LAMB", "lamb", ("adam", "onebit_adam")),
+        own_momentum=True,
+        reduces_gradients=is_adam_warmup,
+        options=OneBitOptions,
     ),
     CodecSpec(
         "terngrad",

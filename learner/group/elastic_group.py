@@ -40,6 +40,7 @@ from penstock.learner.group.remote_store import (
     who_has_gone,
 )
 from penstock.learner.parameter_server.client import ServerClient
+from penstock.learner.parameter_server.server import keys_for
 from penstock.learner.state import put_state, state_tensors, take_state
 from penstock.learner.sync.bsp import Bsp
 from penstock.learner.sync.gradient_sync import (
@@ -52,7 +53,6 @@ from penstock.learner.sync.local_sgd import LocalSgd
 from penstock.learner.sync.served import Served
 from penstock.profiling.ledger import Part
 from penstock.profiling.status import Phase
-from penstock.transport.addresses import server_addresses
 
 logger = note_logger(__name__)
 
@@ -223,13 +223,14 @@ class ElasticGroup:
         cfg = over_run(self._config.learner, self._config.stop.env_steps)
         (optimizer,) = trainer.optimizers().values()
         client = ServerClient(
-            server_addresses(cfg.server_shards, ctx.runtime_dir),
+            ctx.servers,
             ctx.learner,
             optimizer,
             cfg,
             version=progress.version,
             samples=progress.trained_steps,
             tally=tuple(progress.totals()),
+            curve=keys_for(ctx.servers[0], self._config.transport.curve),
         )
 
         def waiting() -> bool:

@@ -6,7 +6,7 @@ updates everything, one norm clips everything, and learners reduce slices of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import sqrt
 from typing import Any
 
@@ -15,11 +15,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from penstock.configs.reduce import ReduceConfig
 from penstock.configs.schedules import value_at
 from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import AdamState
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.registry import CODECS
+from penstock.learner.optimizers.frozen_lamb import FrozenVarianceLamb, convert_lamb
 from penstock.learner.optimizers.rules import (
     Adam,
     FrozenVarianceAdam,
@@ -66,16 +68,14 @@ class FlatOptimizer:
         """The state of Adam for a codec that sends its momentum; None for any other codec."""
         self._rule: UpdateRule
         if codec is not None and codec.reduces_gradients is not None:
-            self._rule = frozen = FrozenVarianceAdam(
-                self.values, self.grads, self._steps, cfg, codec.reduces_gradients
-            )
+            self._rule = frozen = _make_frozen(self, self._steps, cfg, codec.reduces_gradients)
             self.adam = frozen.state
         else:
             self._rule = _make_rule(self, self._steps, cfg)
 
     @property
     def moments(self) -> dict[str, Tensor]:
-        """The rule's state for each parameter, by name: float32, laid out like ``values``."""
+        """The rule's state by name, float32: laid out like ``values``, or ``[len(parts)]``."""
         return self._rule.moments
 
     def recount(self) -> None:
@@ -114,6 +114,7 @@ class FlatOptimizer:
     def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore a `state_dict` of the same kind of optimizer and the same parameters."""
         tensors = self.tensors()
+        state = convert_lamb(state, tensors)
         if state.keys() != tensors.keys():
             raise ValueError(
                 f"state of {sorted(state)}, but {self._cfg.optimizer} needs {sorted(tensors)}"
@@ -135,6 +136,20 @@ def _make_rule(flat: FlatOptimizer, steps: Tensor, cfg: LearnerConfig) -> Update
         return Layerwise(flat.values, flat.grads, steps, cfg, flat.parameters)
     kinds: dict[str, type[Adam | RmsProp | Sgd]] = {"adam": Adam, "rmsprop": RmsProp, "sgd": Sgd}
     return kinds[cfg.optimizer](flat.values, flat.grads, steps, cfg)
+
+
+def _make_frozen(
+    flat: FlatOptimizer,
+    steps: Tensor,
+    cfg: LearnerConfig,
+    reduces_gradients: Callable[[ReduceConfig, int], bool],
+) -> FrozenVarianceAdam | FrozenVarianceLamb:
+    """The rule beside a codec that sends the momentum of `learner.optimizer`, adam or lamb."""
+    if cfg.optimizer == "lamb":
+        return FrozenVarianceLamb(
+            flat.values, flat.grads, steps, cfg, flat.parts, reduces_gradients
+        )
+    return FrozenVarianceAdam(flat.values, flat.grads, steps, cfg, reduces_gradients)
 
 
 def _make_gradients(values: Tensor, parameters: list[nn.Parameter]) -> Tensor:

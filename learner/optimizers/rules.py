@@ -47,7 +47,7 @@ class UpdateRule(Protocol):
     """Changes ``values`` by ``grads``, and may overwrite ``grads``."""
 
     moments: dict[str, Tensor]
-    """The rule's state, each ``[N]`` like the values."""
+    """The rule's state, each ``[N]`` like the values; or ``[L]``, a number for each parameter."""
 
     def __call__(self, step: UpdateStep) -> None:
         """Take one step, and count it in the ``steps`` of the constructor."""
@@ -109,22 +109,22 @@ class FrozenVarianceAdam(Adam):
             super().__call__(step)
             return
         momentum, variance = self.state.exp_avg, self.state.exp_avg_sq
-        before = _correction(BETAS[1], self._steps)
+        before = correction(BETAS[1], self._steps)
         self._steps += 1 - step.is_bad
-        variance.mul_(_correction(BETAS[1], self._steps) / before)
+        variance.mul_(correction(BETAS[1], self._steps) / before)
         torch.where(step.is_bad > 0, momentum, self._grads, out=momentum)
         direction = torch.div(momentum, adam_denominator(self.state, self._grads), out=self._grads)
-        direction.mul_((1 - step.is_bad) / _correction(BETAS[0], self._steps))
+        direction.mul_((1 - step.is_bad) / correction(BETAS[0], self._steps))
         self._values.add_(direction, alpha=-step.lr)
 
 
 def adam_denominator(state: AdamState, out: Tensor) -> Tensor:
     """``sqrt(v) + eps`` of Adam's step, with v corrected for its start at zero, in ``out``."""
-    weight = _correction(BETAS[1], state.steps)
+    weight = correction(BETAS[1], state.steps)
     return torch.div(state.exp_avg_sq, weight, out=out).sqrt_().add_(state.eps)
 
 
-def _correction(beta: float, steps: Tensor) -> Tensor:
+def correction(beta: float, steps: Tensor) -> Tensor:
     """``1 - beta^steps``, at least that of one step: float64 ``[]``."""
     return 1 - beta ** steps.double().clamp(min=1.0)
 

@@ -5,6 +5,9 @@
     ... loss.backward() ...                # adds to optimizer.grads, summed over ``samples``
     client.push(samples, growth)           # in place of optimizer.step
 
+By `learner.pull` a pull is asked for while the step before it is computed (`ask_ahead`), or left
+out while the parameters are new enough (`needs_pull`).
+
 Under asp a push takes the optimizer's step here and sends the changes (`LocalCopy`); else the
 server takes the step and the optimizer here only holds parameters and gradients. No call waits
 longer than its timeout: a learner that must wait calls again, and sends heartbeats meanwhile.
@@ -50,7 +53,7 @@ from penstock.learner.parameter_server.protocol import (
 )
 from penstock.learner.parameter_server.server import STEPS
 from penstock.transport.wire import WireError
-from penstock.transport.zmq.keys import load_actor
+from penstock.transport.zmq.keys import load_learners
 from penstock.transport.zmq.sockets import dealer
 
 JOIN_S = 0.1  # period of requests to a server that has not started yet
@@ -99,6 +102,7 @@ class ServerClient:
         curve: Path | None = None,
     ) -> None:
         """Make the client of learner ``rank``; ``addresses`` are those of the shards, in order.
+        ``curve``: folder of keys, with the learner's secret one.
 
         ``version``, ``samples``, ``tally``: the history of the parameters and state in
         ``optimizer``. The server continues with the state of the worker that has the most updates.
@@ -112,8 +116,9 @@ class ServerClient:
         self._residual = np.zeros(size, np.float32) if cfg.reduce.codec == "bf16" else None
         self._clock = version // cfg.count
         self._asked: ServerMessageKind | None = None
+        self._is_fresh, self._spare = False, 0  # for the next step, and for so many after it
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        keys = load_actor(curve) if curve else None
+        keys = load_learners(curve)[1] if curve else None
         self._poller = zmq.Poller()
         self._shards: list[_Shard] = []
         token = secrets.randbits(63) | 1
@@ -153,6 +158,8 @@ class ServerClient:
         Returns:
             The norm of the mean gradient, float32 ``[]``; None for no samples.
         """
+        self._is_fresh = self._spare > 0
+        self._spare = max(0, self._spare - 1)
         said = {Flag.STOP: stop, Flag.NAN: nan, Flag.CHECKPOINT: checkpoint}
         flags = sum(flag for flag, is_said in said.items() if is_said)
         head = ServerHeader(ServerMessageKind.PUSH, flags, samples=samples, tally=tally)
@@ -172,14 +179,17 @@ class ServerClient:
     def pull(self, timeout_s: float) -> Reply | None:
         """Update ``optimizer.values`` to the current parameters, as soon as the pace allows.
 
-        None where it does not within ``timeout_s`` seconds; then call again. Raises UserError for a
-        problem that the user must correct.
+        Where `ask_ahead` has asked, to those that it asked for. None where the pace does not within
+        ``timeout_s`` seconds; then call again. Raises UserError for a problem that the user must
+        correct.
         """
         if not self._ask(ServerMessageKind.PULL, timeout_s):
             return None
         heads = [shard.answer for shard in self._shards]
         told = Flag(reduce(operator.or_, (head.flags for head in heads)))
         first = heads[0]  # all count the same pushes
+        self._spare = min(head.rules for head in heads) if self._cfg.pull == "cached" else 0
+        self._is_fresh = True
         self.last = Reply(
             first.version,
             first.samples,
@@ -192,6 +202,28 @@ class ServerClient:
         )
         return self.last
 
+    def ask_ahead(self) -> None:
+        """Ask for the parameters of the step after the next push, unless those here will do then.
+
+        The next `pull` takes them, after that push.
+        """
+        if self._spare or self._asked is not None or self._cfg.pull == "newest":
+            return
+        self._asked = ServerMessageKind.PULL
+        for shard in self._shards:
+            shard.ask(ServerMessageKind.PULL, Flag.AHEAD)
+            shard.say(self.last.version)
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether a pull has begun and is not answered."""
+        return self._asked is ServerMessageKind.PULL
+
+    @property
+    def needs_pull(self) -> bool:
+        """Whether the next step needs a pull, by `learner.pull`."""
+        return self.has_asked or not self._is_fresh or self._cfg.pull == "newest"
+
     def fetch(self, timeout_s: float) -> ServerState | None:
         """The server's state of the run, for a checkpoint; None where no answer came.
 
@@ -202,6 +234,7 @@ class ServerClient:
             for shard in self._shards:
                 shard.state = None
         self._ask(ServerMessageKind.ASK_STATE, timeout_s)
+        self._spare, self._is_fresh = 0, False  # a push must not be of newer values than pulled
         states = [shard.state for shard in self._shards if shard.state is not None]
         if len(states) < len(self._shards):
             return None
@@ -307,6 +340,7 @@ class ServerClient:
             return
         self.said = "the others are behind, or have not begun"
         shard.session, shard.again_s, shard.have = head.session, 0.0, -1
+        shard.flags = Flag.NONE  # this session has not seen the step that a pull was ahead of
         if head.flags & Flag.WANTED:
             state = {} if self._copy else self._optimizer.state_dict()
             arrays = {name: a[shard.part] if a.ndim else a for name, a in state.items()}
@@ -348,10 +382,11 @@ class _Shard:
         self.answer = ServerHeader(ServerMessageKind.VALUES)  # to the last pull
         self.state: ServerState | None = None
         self._join = join
+        self.flags = Flag.NONE  # of the request
 
-    def ask(self, kind: ServerMessageKind) -> None:
+    def ask(self, kind: ServerMessageKind, flags: Flag = Flag.NONE) -> None:
         """Begin a request; `say` sends it."""
-        self.asked, self.again_s = kind, 0.0
+        self.asked, self.again_s, self.flags = kind, 0.0, flags
         self.number += 1
 
     def say(self, version: int) -> None:
@@ -361,7 +396,7 @@ class _Shard:
             self.again_s = time.monotonic() + JOIN_S
             return
         assert self.asked is not None
-        self.send(ServerHeader(self.asked, number=self.number, version=self.have))
+        self.send(ServerHeader(self.asked, self.flags, number=self.number, version=self.have))
         asks_for_all = self.asked is ServerMessageKind.ASK_STATE
         self.again_s = time.monotonic() + (STATE_REPEAT_S if asks_for_all else REPEAT_S)
 

@@ -11,7 +11,16 @@ and repeats `due` and `may_go` after every push and after every `leave`: workers
 dead one proceed at once. A worker that joins starts at the clock of the slowest, so that neither
 waits for the other.
 
-*Staleness* of a gradient: updates of the parameters between the worker's going and its push.
+*Staleness* of a gradient: updates of the parameters between the version that it was computed with
+and its push. With `Bounded` a worker need not wait between two steps for parameters:
+
+- It may ask *ahead*, while it works, and get parameters for the step after its next push. They do
+  not have that push, so they are one clock older than those it would get afterwards.
+- It may *keep* its parameters for several steps, as long as the bound allows: they have all pushes
+  of clocks before `WorkerClock.includes`. So reads a worker of the paper from its cache.
+
+The bound is the same for both: a step at clock ``c`` needs parameters that include the pushes of
+all workers up to clock ``c - s``.
 
 - `Bounded`: stale synchronous parallel, Ho et al. 2013, "More Effective Distributed ML via a Stale
   Synchronous Parallel Parameter Server": the slowest and the fastest worker are at most ``s``
@@ -35,11 +44,17 @@ MAX_LAG = 1 << 16  # the histograms' last bin
 
 @dataclass
 class WorkerClock:
-    """A living worker. ``pulled`` is the version of its parameters."""
+    """A living worker."""
 
     clock: int
     pulled: int = 0
+    """The version of its parameters."""
+    includes: int | None = None
+    """Its parameters have each worker's pushes of clocks below this; None before the first."""
     working: bool = False
+    ahead: tuple[int, int] | None = None
+    """``pulled`` and ``includes`` of the parameters that it has for the step after its next push.
+    """
 
 
 class Pace(ABC):
@@ -73,9 +88,23 @@ class Pace(ABC):
 
     def go(self, worker: int) -> None:
         """Note that a worker that `may_go` was given the parameters of ``version``."""
-        self.widest = max(self.widest, self.workers[worker].clock - self.slowest)
-        self.workers[worker].pulled = self.version
-        self.workers[worker].working = True
+        self._begin(self.workers[worker], self.version, self.slowest)
+
+    def go_ahead(self, worker: int) -> None:
+        """The same for one that works and `may_go_ahead`."""
+        self.workers[worker].ahead = self.version, self.slowest
+
+    def keep(self, worker: int) -> bool:
+        """Let a worker go with the parameters that it has; False where they are too old."""
+        state = self.workers[worker]
+        if self.may_keep(worker):
+            self._begin(state, state.pulled, state.includes)
+        return state.working
+
+    def _begin(self, state: WorkerClock, pulled: int, includes: int | None) -> None:
+        self.widest = max(self.widest, state.clock - self.slowest)
+        state.pulled, state.includes = pulled, includes
+        state.working, state.ahead = True, None
 
     def push(self, worker: int, samples: int) -> int | None:
         """Take a gradient over ``samples``, 0 for none.
@@ -88,6 +117,8 @@ class Pace(ABC):
         state.clock += 1
         lag = self.version - state.pulled
         counts = self._counts(worker)
+        if state.ahead is not None:
+            self._begin(state, *state.ahead)
         if samples:
             (self.lag if counts else self.late)[min(lag, MAX_LAG)] += 1
         return lag if counts else None
@@ -100,6 +131,18 @@ class Pace(ABC):
     @abstractmethod
     def may_go(self, worker: int) -> bool:
         """Whether a waiting worker may go now."""
+
+    def may_go_ahead(self, worker: int) -> bool:
+        """Whether a worker that works may have the parameters of its next step now."""
+        return False
+
+    def may_keep(self, worker: int) -> bool:
+        """Whether a worker that has pushed may go once more with the parameters that it has."""
+        return False
+
+    def spare(self, worker: int) -> int:
+        """Further steps, after the next one, for which its newest parameters will do."""
+        return 0
 
     @abstractmethod
     def due(self) -> bool:
@@ -130,6 +173,26 @@ class Bounded(Pace):
         if self._staleness is None:
             return True
         return self.workers[worker].clock - self.slowest <= self._staleness
+
+    def may_go_ahead(self, worker: int) -> bool:
+        if self._staleness is None:
+            return True
+        return self.workers[worker].clock + 1 - self.slowest <= self._staleness
+
+    def may_keep(self, worker: int) -> bool:
+        state = self.workers[worker]
+        if self._staleness is None or state.includes is None or state.working:
+            return False
+        return state.clock - state.includes <= self._staleness
+
+    def spare(self, worker: int) -> int:
+        state = self.workers[worker]
+        first, includes = state.clock, state.includes
+        if state.ahead is not None:
+            first, includes = state.clock + 1, state.ahead[1]
+        if self._staleness is None or includes is None:
+            return 0
+        return max(0, includes + self._staleness - first)
 
     def due(self) -> bool:
         return self._taken

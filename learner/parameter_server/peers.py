@@ -20,7 +20,8 @@ from penstock.learner.parameter_server.protocol import (
     ServerMessageKind,
     encode,
 )
-from penstock.transport.zmq.keys import answer_zap, load_learner
+from penstock.transport.zmq.keys import answer_zap, load_learners
+from penstock.transport.zmq.listener import Listener
 from penstock.transport.zmq.sockets import router, zap
 
 PROBES, PROBE_S = 10, 0.05
@@ -29,11 +30,12 @@ PROBES, PROBE_S = 10, 0.05
 class Peers:
     """The ROUTER and its peers.
 
-    ``curve``: folder of keys. Raises UserError where the socket cannot be opened.
+    ``curve``: folder of keys; only a peer with the learner's secret key is let in. Raises UserError
+    where the socket cannot be opened.
     """
 
     def __init__(self, bind: str, curve: Path | None, max_frame_nbytes: int) -> None:
-        keys = load_learner(curve) if curve else None
+        keys = load_learners(curve)[0] if curve else None
         self._allowed = keys.allowed if keys else frozenset()
         self._probes, self._probe_s = 0, 0.0
         self._poller = zmq.Poller()
@@ -43,6 +45,8 @@ class Peers:
             self._zap = zap(context) if keys else None
             self._router = router(context, bind, keys, max_frame_nbytes)
             self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            self._listener = Listener(self._router)
+            opening.callback(self._listener.close)
             self._ended = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
             opening.callback(self._router.disable_monitor)
             self._stack = opening.pop_all()
@@ -50,8 +54,14 @@ class Peers:
             if socket is not None:
                 self._poller.register(socket, zmq.POLLIN)
 
+    @property
+    def turned_away(self) -> int:
+        """`Listener.turned_away` of the socket."""
+        return self._listener.turned_away
+
     def wait(self, timeout_s: float) -> None:
         """Return as soon as there is an event, or after ``timeout_s`` seconds."""
+        self._listener.look(time.monotonic())
         timeout_s = min(timeout_s, PROBE_S) if self._probes else timeout_s
         ready = dict(self._poller.poll(round(timeout_s * 1000)))
         if self._zap is not None and self._zap in ready:

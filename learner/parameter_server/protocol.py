@@ -16,10 +16,13 @@ back. The head is `HEAD`, little-endian; fields that a kind does not name are 0.
                        arrays by name; the server takes them if it has none, or older ones
     PUSH       worker  samples; tally since the previous push. dense: the gradient, summed over its
                        samples. sparse (asp): changes of parameters. 0 samples, no payload: after a
-                       pull that is a turn without a gradient, else only tally and flags
-    PULL       worker  number = that of its answer; version = the worker's (asp), -1 for none
+                       pull that is a turn without a gradient, else only tally and flags. Another
+                       one without a pull is a step with the same parameters, if the pace allows it
+    PULL       worker  number = that of its answer; version = the worker's (asp), -1 for none; flag
+                       AHEAD: for the step after the next push
     VALUES     server  number; version, samples, tally of the run; lag = staleness of the worker's
-                       last push, -1 where it was discarded; workers. dense: all parameters; sparse
+                       last push, -1 where it was discarded; workers; rules = the further pushes
+                       that it may make with these parameters. dense: all parameters; sparse
                        (asp): those that changed since ``version``
     ASK_STATE  worker  number
     STATE      server  number, as above
@@ -38,7 +41,8 @@ reconnects has a new identity, and is answered `WHO`; the gradient of a push tha
 connection is lost. Never pickle.
 
 A run's server listens in the run's runtime folder of mode 0700, so a worker is a process of the
-same user: its messages are checked for size, number and range, and its gradients are trusted.
+same user; or on the network, where a worker has the learner's secret key. Its messages are checked
+for size, number and range, and its gradients are trusted.
 Counts that no run reaches are refused (`check_counts`), and the server's own totals are capped at
 `MAX_TOTAL`.
 """
@@ -109,6 +113,7 @@ class Flag(IntFlag):
     CHECKPOINT = 16
     NAN = 32
     BF16 = 64
+    AHEAD = 128
 
 
 class ServerHeader(NamedTuple):

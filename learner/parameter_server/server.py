@@ -35,6 +35,7 @@ import numpy as np
 
 from penstock.configs.schedules import over_run
 from penstock.configs.sections import LearnerConfig
+from penstock.core import descriptors
 from penstock.core.role import RoleContext
 from penstock.learner.parameter_server import protocol
 from penstock.learner.parameter_server.members import Member, rules
@@ -79,9 +80,8 @@ def run(ctx: RoleContext) -> None:
     assert ctx.config is not None
     assert ctx.address is not None
     set_up_torch(1)
-    transport = ctx.config.transport
-    curve = ctx.curve or (Path(transport.curve) if transport.curve else None)
-    check_bind(ctx.address, keys=curve is not None, insecure=transport.insecure)
+    curve = keys_for(ctx.address, ctx.config.transport.curve)
+    check_bind(ctx.address, keys=curve is not None, insecure=ctx.config.transport.insecure)
     cfg = over_run(ctx.config.learner, ctx.config.stop.env_steps)
     server = ParameterServer(cfg, ctx.address, shard=ctx.index, curve=curve, ledger=ctx.ledger)
     try:
@@ -89,6 +89,7 @@ def run(ctx: RoleContext) -> None:
         ctx.status.phase = Phase.RECEIVING
         report_s = time.monotonic()
         known: Counter[str] = Counter()
+        told = 0
         while not ctx.stopping():
             ctx.status.beat()
             ctx.messages()  # none is for this role; this detects the end of the supervisor
@@ -100,8 +101,23 @@ def run(ctx: RoleContext) -> None:
                     text = f"the parameter server rejected messages ({reason})"
                     ctx.event("rejected", text, reason=reason, count=count)
                 known = server.rejected.copy()
+                shed = server.turned_away
+                if shed > told:
+                    text = (
+                        f"{ctx.name} turned new connections away, since nearly all of its "
+                        f"{descriptors.limit()} file descriptors are in use: raise the hard limit "
+                        "(ulimit -Hn), or find out what connects"
+                    )
+                    ctx.event("refused", text, reason="descriptors", count=shed - told)
+                    told = shed
     finally:
         server.close()
+
+
+def keys_for(address: str, curve: str | None) -> Path | None:
+    """The folder of keys for a shard at ``address``; None for a Unix socket, whose folder is the
+    gate."""
+    return Path(curve) if curve and address.startswith("tcp://") else None
 
 
 class ParameterServer:
@@ -173,6 +189,11 @@ class ParameterServer:
             "rejected": dict(self.rejected),
         }
 
+    @property
+    def turned_away(self) -> int:
+        """`Listener.turned_away` of its port."""
+        return self._peers.turned_away
+
     def close(self) -> None:
         self._peers.close()
 
@@ -190,6 +211,9 @@ class ParameterServer:
             self._push(member, message)
         elif head.kind == ServerMessageKind.PULL:
             if head.number != member.answered:  # else the answer is on its way
+                is_new = member.pull is None or member.pull.number != head.number
+                if is_new and head.flags & Flag.AHEAD:
+                    self.pace.keep(member.number)  # if it works with parameters that it kept
                 member.pull = head
         elif head.kind == ServerMessageKind.STATE:
             self._take_state(name, member, message)
@@ -250,7 +274,8 @@ class ParameterServer:
         self._told |= Flag(head.flags) & (Flag.STOP | Flag.NAN)
         for other in self._members.values():
             other.checkpoint |= bool(head.flags & Flag.CHECKPOINT) and other is not member
-        if parameters is None or not self.pace.workers[member.number].working:
+        works = self.pace.workers[member.number].working
+        if parameters is None or not (works or (head.samples and self.pace.keep(member.number))):
             if head.samples and not self._told & Flag.STOP:
                 raise WireError("not_pulled")
             return  # it only sent counts
@@ -279,13 +304,26 @@ class ParameterServer:
             self._answer(name, self._members[name], parameters)
 
     def _may_go(self, member: Member) -> bool:
-        return member.pull is not None and (
-            bool(self._told & Flag.STOP) or self.pace.may_go(member.number)
-        )
+        if member.pull is None:
+            return False
+        return bool(self._told & Flag.STOP) or self._is_allowed(member, member.pull)
+
+    def _is_allowed(self, member: Member, pull: ServerHeader) -> bool:
+        """Whether the pace gives the worker parameters now."""
+        if self._is_ahead(member, pull):
+            return self.pace.may_go_ahead(member.number)
+        return self.pace.may_go(member.number)
+
+    def _is_ahead(self, member: Member, pull: ServerHeader) -> bool:
+        """Whether a pull is for the step after the next push, which has not arrived yet."""
+        return bool(pull.flags & Flag.AHEAD) and self.pace.workers[member.number].working
 
     def _answer(self, name: bytes, member: Member, parameters: Parameters) -> None:
         assert member.pull is not None
         have = min(member.pull.version, self.pace.version)
+        if self._is_allowed(member, member.pull):  # else it only receives the stop flag
+            ahead = self._is_ahead(member, member.pull)
+            (self.pace.go_ahead if ahead else self.pace.go)(member.number)
         head = ServerHeader(
             ServerMessageKind.VALUES,
             self._told | (Flag.CHECKPOINT if member.checkpoint else Flag.NONE),
@@ -294,11 +332,10 @@ class ParameterServer:
             samples=parameters.samples,
             lag=member.lag,
             workers=len(self._members),
+            rules=self.pace.spare(member.number),
             tally=self._tally(),
         )
         member.answered, member.pull, member.checkpoint = head.number, None, False
-        if self.pace.may_go(member.number):  # else it only receives the stop flag
-            self.pace.go(member.number)
         self._send(name, head, parameters.answer(have, self.pace.version))
 
     def _take_state(self, name: bytes, member: Member, message: ServerMessage) -> None:

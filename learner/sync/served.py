@@ -54,10 +54,12 @@ class Served:
         self._left = 0  # updates left of this batch
 
     def sync_control(self, mine: ControlMessage) -> ControlMessage:
-        """Pull the newest parameters, as soon as the pace allows.
+        """Pull the newest parameters, as soon as the pace allows and if it needs them.
 
-        ``counts`` are this learner's own.
+        ``counts`` are this learner's own. Without a pull, those of the others remain unknown.
         """
+        if self._client.has_asked and self._pull() is None:
+            return _stopping(mine)
         self._ledger.switch(Part.REDUCE)
         self._tally = tuple(mine.growth.tolist())
         self._left = int(np.count_nonzero(mine.counts))
@@ -65,9 +67,11 @@ class Served:
             flags = {"stop": mine.stop, "nan": mine.nan, "checkpoint": mine.checkpoint}
             self._client.push(0, self._tally, **flags)
             self._clear_sent()
-        reply = self._pull()
-        if reply is None:  # the run stops
-            return ControlMessage(np.zeros_like(mine.counts), np.zeros_like(mine.growth), stop=True)
+            reply = self._pull()
+        else:
+            reply = self._renew()
+        if reply is None:
+            return _stopping(mine)
         totals = np.array(reply.tally)
         growth = totals.copy()
         growth[: len(BOOKED)] -= self._known[: len(BOOKED)]
@@ -82,15 +86,15 @@ class Served:
         )
 
     def prepare_backward(self, optimizer: FlatOptimizer, total: float) -> None:
-        """Does nothing: gradients are sent when they are complete."""
+        """Ask for the next parameters, by `learner.pull`; gradients are sent when complete."""
+        self._client.ask_ahead()
 
     def step(self, optimizer: FlatOptimizer, total: float, env_steps: int) -> Tensor:
         norm = self._client.push(int(total), self._tally)
         self._clear_sent()
         self._left -= 1
         if self._left:
-            self._ledger.switch(Part.REDUCE)
-            self._pull()
+            self._renew()
         return torch.zeros(()) if norm is None else norm
 
     def all_reduce(self, values: Tensor) -> None:
@@ -124,8 +128,18 @@ class Served:
         """Clear counters that were sent; the recent returns stay until replaced."""
         self._tally = (*NOTHING[: len(BOOKED)], *self._tally[len(BOOKED) :])
 
+    def _renew(self) -> Reply | None:
+        """Pull parameters, unless those here are new enough."""
+        return self._pull() if self._client.needs_pull else self._client.last
+
     def _pull(self) -> Reply | None:
         """Pull parameters; at least once, also while stopping: the server then answers at once."""
+        self._ledger.switch(Part.PULL)
         while (reply := self._client.pull(PULL_S)) is None and self._waiting():
             pass
         return reply
+
+
+def _stopping(mine: ControlMessage) -> ControlMessage:
+    """The message of a learner whose run stops before the server has answered."""
+    return ControlMessage(np.zeros_like(mine.counts), np.zeros_like(mine.growth), stop=True)

@@ -78,7 +78,7 @@ def expected(world: int, case: str) -> Floats | None:
         block = options.get("onebit_block", 4096)
         coded = naive.two_phase(grads[warm:], cuts, block, 32, naive.onebit_block, True)
         return np.concatenate([exact[:warm], coded])
-    if name in ("onebit_adam", "zeroone_adam"):
+    if name in ("onebit_adam", "zeroone_adam", "onebit_lamb"):
         sums_gradients = CODECS.specs[name].reduces_gradients
         assert sums_gradients
         cfg = ReduceConfig(**options)
@@ -161,7 +161,7 @@ def test_odd_gradients(results: Results, world: int, case: str, kind: str) -> No
         assert not np.isfinite(found).all()
     elif kind == "denormal":
         assert np.abs(found).max() < 1e-40
-    elif CASES[case]["codec"] in ("onebit_adam", "zeroone_adam"):
+    elif CASES[case]["codec"] in ("onebit_adam", "zeroone_adam", "onebit_lamb"):
         assert 0.1 < np.abs(found).max() < 10  # bounded by Adam's largest step
     elif CASES[case]["codec"] != "fp16":  # too large for its exponent
         assert np.isfinite(found).all()

@@ -20,6 +20,7 @@ from penstock.learner.parameter_server.members import rules
 from penstock.learner.parameter_server.protocol import Payload, ServerHeader, ServerMessageKind
 from penstock.transport.checksum import crc32
 from penstock.transport.zmq import keys
+from penstock.transport.zmq.sockets import dealer
 from server_rig import (
     OPTIMUM,
     SIZE,
@@ -211,3 +212,9 @@ def test_strangers_do_not_get_in(rig: Callable[..., Rig], tmp_path: Path) -> Non
     pulled(made.client(0, curve=folder))
     assert made.client(1, curve=other).pull(0.3) is None
     assert made.client(1).pull(0.3) is None
+    of_actor = keys.load_actor(folder)  # which the hosts of actors have
+    with zmq.Context() as context, dealer(context, made.address, of_actor) as socket:
+        assert not socket.poll(500, zmq.POLLOUT)  # the handshake fails
+    own = keys.load_learners(folder)[1]
+    with zmq.Context() as context, dealer(context, made.address, own) as socket:
+        assert socket.poll(5000, zmq.POLLOUT)

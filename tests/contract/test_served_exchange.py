@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,8 +45,9 @@ class Learner:
             version=self.progress.version,
             tally=tuple(self.progress.totals()),
         )
+        self.ledger = TimeLedger()
         self.sync = Served(
-            self.client, self.optimizer, self.progress, cfg.count, TimeLedger(), self._wait
+            self.client, self.optimizer, self.progress, cfg.count, self.ledger, self._wait
         )
 
     def _wait(self) -> bool:
@@ -61,6 +63,7 @@ class Learner:
         heard = self.sync.sync_control(word)
         self.progress.commit(word.growth, heard.growth)
         for count in heard.counts[heard.counts > 0]:
+            self.sync.prepare_backward(self.optimizer, count)
             self.optimizer.grads.copy_((self.optimizer.values - OPTIMUM) * count)
             self.sync.step(self.optimizer, count, self.progress.trained_steps)
             self.progress.updated(1)
@@ -86,8 +89,13 @@ Make = Callable[..., Learner]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    settings = {"count": 2, "staleness": 0, "optimizer": "sgd", "momentum": 0.0, "lr": 0.1}
-    cfg = LearnerConfig.model_validate(settings | {"pace": "ssp", "grad_clip": None})
+    yield from makes(tmp_path, staleness=0)
+
+
+def makes(tmp_path: Path, **chosen: Any) -> Iterator[Make]:
+    settings = {"count": 2, "optimizer": "sgd", "momentum": 0.0, "lr": 0.1}
+    settings |= {"pace": "ssp", "grad_clip": None}
+    cfg = LearnerConfig.model_validate(settings | chosen)
     address = f"ipc://{tmp_path}/s"
     server, stop = ParameterServer(cfg, address), threading.Event()
     made: list[Learner] = []
@@ -132,6 +140,43 @@ def test_all_learners_count_the_same_in_the_end(make: Make) -> None:
     # Of each two updates the second began where the first did, or after it.
     left = float(((learners[0].optimizer.values - OPTIMUM) / OPTIMUM).abs().max())
     assert 0.8**20 * 0.999 < left < 0.81**20 * 1.001
+
+
+@pytest.mark.parametrize("pull", ["ahead", "cached"])
+def test_what_is_pulled_early_or_seldom_is_counted_the_same_in_the_end(
+    tmp_path: Path, pull: str
+) -> None:
+    for make in makes(tmp_path, staleness=2, pull=pull):
+        learners = [make(0), make(1)]
+        both(learners, lambda learner: learner.turn(has_data=False))
+        both(learners, lambda learner: [learner.turn(updates=2) for _ in range(10)])
+        both(learners, lambda learner: learner.turn(has_data=False))
+        for learner in learners:
+            learner.turn(0, has_data=False, stop=True)
+        for learner in learners:
+            learner.turn(0, has_data=False)
+            progress = learner.progress
+            assert progress.trained_steps == 2 * 10 * STEPS
+            assert progress.episodes == 20
+            assert progress.learner_steps == progress.version == 40
+            assert learner.ledger.snapshot()["pull"] > 0
+        left = float(((learners[0].optimizer.values - OPTIMUM) / OPTIMUM).abs().max())
+        assert left < 0.1  # of 1, after 40 steps that take off a tenth of what they know
+
+
+def test_a_turn_with_kept_parameters_asks_for_nothing(tmp_path: Path) -> None:
+    for make in makes(tmp_path, staleness=3, pull="cached"):
+        one, other = make(0), make(1)
+        both([one, other], lambda learner: learner.turn(has_data=False))
+        asked = one.client._shards[0].number
+        before = one.optimizer.values.clone()
+        for _ in range(3):  # the clock was 0, or 1 if the other one came first
+            one.turn()
+        assert one.client._shards[0].number == asked
+        assert torch.equal(one.optimizer.values, before)
+        both([one, other], lambda learner: [learner.turn() for _ in range(3)])
+        assert one.client._shards[0].number > asked
+        assert not torch.equal(one.optimizer.values, before)
 
 
 def test_returns_are_known_while_a_batch_makes_several_updates(make: Make) -> None:

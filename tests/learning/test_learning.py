@@ -162,6 +162,25 @@ def test_two_learners_solve_cartpole_by_one_bit_of_each_gradient(
 
 
 @pytest.mark.slow
+def test_two_learners_solve_cartpole_by_one_bit_of_lambs_momentum(
+    tmp_path: Path, nothing_left_behind: None
+) -> None:
+    warmup = 50
+    options = (
+        "learner.count=2",
+        "learner.optimizer=lamb",
+        "learner.lr=0.02",
+        "learner.reduce.codec=onebit_lamb",
+        "learner.reduce.onebit_block=64",
+        f"learner.reduce.warmup_updates={warmup}",
+    )
+    summary = train(tmp_path, "cartpole", *options, "stop.minutes=3")
+    assert summary["exit_reason"] == "return"
+    assert confirmed(summary) >= 475
+    assert summary["learner_steps"] > 2 * warmup
+
+
+@pytest.mark.slow
 def test_a_network_of_ones_own_learns(tmp_path: Path, nothing_left_behind: None) -> None:
     for name in ("catch.py", "own_network.py", "own_network.yaml"):
         shutil.copy(Path(__file__).parents[2] / "examples" / name, tmp_path)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import resource
 import signal
+import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import torch
+import zmq
 from torch import nn
 
+from idle_peers import connecting, processor_s
 from penstock.configs.schema import Config
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.engines.local import LocalHandle
 from penstock.launch.topology import role_arguments
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.parameter_server.client import ServerClient
+from penstock.transport.zmq import keys
+from penstock.transport.zmq.sockets import dealer
 from transport_world import RUN_ID, exit_code, heard
 
 pytestmark = pytest.mark.system
@@ -31,10 +38,21 @@ CONFIG = Config.model_validate(
 )
 
 
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+    return port
+
+
 @contextmanager
-def server(folder: Path, address: str, incarnation: int = 0) -> Iterator[LocalHandle]:
+def server(
+    folder: Path, address: str, incarnation: int = 0, curve: Path | None = None
+) -> Iterator[LocalHandle]:
+    transport = CONFIG.transport.model_copy(update={"curve": str(curve) if curve else None})
+    config = CONFIG.model_copy(update={"transport": transport})
     arguments = role_arguments(folder, folder) | {
-        "config": CONFIG.model_dump(mode="json"),
+        "config": config.model_dump(mode="json"),
         "run_id": RUN_ID,
         "grace_s": 10.0,
     }
@@ -74,3 +92,48 @@ def test_it_reports_and_its_workers_go_on_with_a_new_one(tmp_path: Path) -> None
         client.close()
         second.signal(signal.SIGTERM)
         assert exit_code(second) == 0
+
+
+@pytest.mark.skipif(not zmq.has("curve"), reason="libzmq without CURVE")
+def test_on_the_network_only_who_has_the_learners_secret_is_served(tmp_path: Path) -> None:
+    """Garbage, actors of the run, and 200 connections that never speak, where 128 descriptors are
+    allowed: a learner that was there goes on, and one that comes later gets in."""
+    folder, port = tmp_path / "keys", free_port()
+    address = f"tcp://127.0.0.1:{port}"
+    keys.new(folder)
+    optimizer = FlatOptimizer([("x", nn.Parameter(torch.ones(3)))], CONFIG.learner)
+    with server(tmp_path, address, curve=folder) as child, ExitStack() as others:
+        heard(child, "ready")
+        client = ServerClient([address], 0, optimizer, CONFIG.learner, curve=folder)
+        others.callback(client.close)
+        assert client.pull(10.0) is not None
+        for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(1 << 20), b"\xff" * 64):
+            with socket.create_connection(("127.0.0.1", port)) as made, suppress(OSError):
+                made.sendall(noise)
+        context = others.enter_context(zmq.Context())
+        for pair in (None, keys.load_actor(folder)):
+            stranger = others.enter_context(dealer(context, address, pair))
+            assert not stranger.poll(500, zmq.POLLOUT)
+            stranger.close(0)
+        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (128, 128))
+        for _ in range(200):
+            others.enter_context(connecting(port))
+        event = heard(child, "event")
+        assert (event["event"], event["data"]["reason"]) == ("refused", "descriptors")
+        before_s = processor_s(child.pid)
+        time.sleep(1)
+        assert processor_s(child.pid) - before_s < 0.5
+        optimizer.grads.copy_(torch.tensor([0.1, 0.2, 0.0]))
+        client.push(1)
+        reply = client.pull(10.0)
+        assert reply is not None
+        assert reply.version == 1
+        late = ServerClient([address], 1, optimizer, CONFIG.learner, curve=folder)
+        others.callback(late.close)
+        assert late.pull(40.0) is not None  # once those that never spoke were closed
+
+
+def test_off_this_host_it_needs_keys(tmp_path: Path) -> None:
+    with server(tmp_path, f"tcp://*:{free_port()}") as child:
+        assert "can be reached from other hosts" in heard(child, "error")["message"]
+        assert exit_code(child) == 2

@@ -131,6 +131,17 @@ def load_actor(folder: Path) -> ActorKeys:
     return ActorKeys(_load_pair(folder / "actor.key_secret"), _load(folder / "learner.key")[0])
 
 
+def load_learners(folder: Path) -> tuple[LearnerKeys, ActorKeys]:
+    """Read the keys of listeners and clients of which both are learners' roles.
+
+    Both sides need the learner's secret key, so an actor's host is not let in. Raises UserError
+    naming a missing file.
+    """
+    require_curve()
+    own = _load_pair(folder / "learner.key_secret")
+    return LearnerKeys(own, frozenset((own.public,))), ActorKeys(own, own.public)
+
+
 def require_curve() -> None:
     """Raise UserError if libzmq was built without CURVE."""
     if not zmq.has("curve"):

@@ -28,7 +28,7 @@ const PARTS = {
   compute: "#3f37f5", forward: "#bd80a6", backward: "#3f37f5", optimize: "#43abf2", device: "#19671e",
   step: "#19671e", infer: "#bd80a6", write: "#ebcf76", process: "#43abf2", receive: "#bd80a6",
   decompress: "#3f37f5", gather: "#ebcf76", h2d: "#a0f519", h2d_exposed: "#a0f519",
-  compress: "#8724b1", send: "#87a67a", reduce: "#f31948", reduce_exposed: "#f31948", publish: "#87a67a",
+  compress: "#8724b1", send: "#87a67a", reduce: "#f31948", reduce_exposed: "#f31948", pull: "#bd80a6", pull_exposed: "#bd80a6", publish: "#87a67a",
   save: "#e57819", count: "#8724b1", bookkeeping: "#8724b1", other: "strong", wait: "pale", wait_data: "pale",
 };
 const ORDER = Object.keys(PARTS);

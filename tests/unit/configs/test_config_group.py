@@ -36,6 +36,41 @@ CASES = {
         "variance, and learner.optimizer is sgd; set learner.optimizer=adam, or",
         ["learner.optimizer=adam"],
     ),
+    "a server that is nowhere, on hosts of its own": (
+        [*FOUR, "learner.server_spread=true"],
+        "learner.server_spread true places a parameter server, and learner.pace bsp has none; set",
+        ["learner.server_spread=false"],
+    ),
+    "parameters ahead of a barrier": (
+        [*FOUR, "learner.pace=ssp", "learner.staleness=0", "learner.pull=ahead"],
+        "learner.pull ahead uses parameters without the learner's last gradient, and "
+        "learner.staleness 0 allows none to be missing; set learner.pull=newest or",
+        ["learner.staleness=1"],
+    ),
+    "a cache that never gets old": (
+        [*FOUR, "learner.pace=tap", "learner.pull=cached"],
+        "learner.pull cached is for learner.pace ssp, and learner.pace is tap; set "
+        "learner.pull=newest or learner.pace=ssp",
+        ["learner.pull=ahead"],
+    ),
+    "pulls without a server": (
+        [*FOUR, "learner.pull=ahead"],
+        "learner.pull ahead is for learner.pace ssp or tap, and learner.pace is bsp; set",
+        ["learner.pull=newest"],
+    ),
+    "signs into lamb, and lamb's own codec": (
+        [*FOUR, "learner.reduce.codec=dropping", "learner.optimizer=lamb"],
+        "learner.optimizer=sgd (with a learning rate of its own), or learner.reduce.codec="
+        "onebit_lamb or int8",
+        ["learner.reduce.codec=onebit_lamb"],
+    ),
+    "lamb's momentum without lamb": (
+        [*FOUR, "learner.reduce.codec=onebit_lamb"],
+        "learner.reduce.codec onebit_lamb sends the momentum of LAMB, divided by the root of its "
+        "variance, and learner.optimizer is adam; set learner.optimizer=lamb, or "
+        "learner.reduce.codec=onebit_adam",
+        ["learner.optimizer=lamb"],
+    ),
     "a variance that nothing measures": (
         [*FOUR, "learner.reduce.codec=onebit_adam", "learner.reduce.warmup_updates=0"],
         "learner.reduce.codec onebit_adam divides by the variance of the gradients of its warm-up, "

@@ -174,6 +174,80 @@ def test_a_parameter_server_needs_its_learners_on_one_host(tmp_path: Path) -> No
         placement.on_hosts(given, [2, 2, 2], tmp_path)
 
 
+SPREAD = (
+    "learner.count=2",
+    "learner.pace=ssp",
+    "learner.server_shards=2",
+    "learner.server_spread=true",
+    "actors.count=2",
+)
+
+
+def test_shards_that_spread_are_in_bundles_of_their_own(tmp_path: Path) -> None:
+    given = placement.on_hosts(config(*SPREAD), [8, 8, 8], tmp_path)
+    assert given.transport.curve == str(tmp_path / "keys")
+    port = int((given.transport.bind or "").rpartition(":")[2])
+    specs, bundles = placement.bundles(topology.train(given, tmp_path), [8, 8, 8])
+    found = {bundle.name: (bundle.roles, bundle.cpus, bundle.spread) for bundle in bundles}
+    assert found.keys() == {"learners", "server-0", "server-1", "actors"}
+    assert found["server-1"] == (("server-1",), 1, True)
+    assert found["learners"][1:] == (2, False)
+    hosts = {role: f"10.0.0.{n}" for n, bundle in enumerate(bundles) for role in bundle.roles}
+    placed = {spec.name: spec for spec in placement.placed(specs, hosts, bundles, 20_000)}
+    wanted = tuple(f"tcp://{hosts[f'server-{n}']}:{port + 2 + n}" for n in range(2))
+    assert placed["learner-0"].servers == placed["learner-1"].servers == wanted
+    assert placed["server-1"].address == f"tcp://*:{port + 3}"
+    assert placed["actor-1"].address == f"tcp://{hosts['connector-1']}:{port + 1}"
+
+
+def test_learners_may_be_apart_where_their_server_is_on_the_network(tmp_path: Path) -> None:
+    given = placement.on_hosts(config(*SPREAD, "learner.device=cuda"), [8, 8, 8], tmp_path)
+    _, bundles = placement.bundles(topology.train(given, tmp_path), [8, 8, 8])
+    assert [bundle.name for bundle in bundles if bundle.gpus] == ["learner-0", "learner-1"]
+    given = placement.on_hosts(
+        config(*SPREAD, "learner.count=3", "actors.count=3"), [2] * 6, tmp_path
+    )
+    _, bundles = placement.bundles(topology.train(given, tmp_path), [2] * 6)
+    names = [bundle.name for bundle in bundles]
+    assert names[:5] == ["learner-0", "learner-1", "learner-2", "server-0", "server-1"]
+
+
+def test_auto_leaves_cores_for_shards_that_spread(tmp_path: Path) -> None:
+    given = config(*SPREAD, "actors.count=auto")
+    assert placement.on_hosts(given, [4, 4, 4], tmp_path).actors.count == "3..6", "4..8 without"
+
+
+def test_shards_on_one_host_stay_in_the_runtime_folder(tmp_path: Path) -> None:
+    given = placement.on_hosts(config(*SPREAD), [8], tmp_path)
+    specs, bundles = placement.bundles(topology.train(given, tmp_path), ())
+    assert [bundle.name for bundle in bundles] == ["learners"]
+    servers = tuple(f"ipc://{tmp_path}/server-{n}" for n in range(2))
+    assert {spec.servers for spec in specs if spec.role == "learner"} == {servers}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("transport.kind=shm",), r"keeps the run on one host, and learner\.server_spread"),
+        (
+            ("transport.bind=tcp://10.0.0.1:7700", "transport.insecure=true"),
+            r"10\.0\.0\.1:7700 is an address of one host, and .* set transport\.bind=tcp://\*:PORT",
+        ),
+    ],
+)
+def test_shards_do_not_spread_where_they_cannot(
+    tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        placement.on_hosts(config(*SPREAD, *options), [8, 8], tmp_path)
+
+
+def test_shards_that_spread_need_a_port_that_can_be_named(tmp_path: Path) -> None:
+    given = config(*SPREAD, "transport.bind=tcp://*:0", "transport.insecure=true")
+    with pytest.raises(UserError, match=r"at ports after tcp://\*:0, which leaves the port to"):
+        topology.train(given, tmp_path)
+
+
 def test_keys_are_carried_whole_and_never_replaced(tmp_path: Path) -> None:
     placement.on_hosts(config(), [2, 4], tmp_path)
     keys = read_keys(tmp_path / "keys")

@@ -174,6 +174,27 @@ def test_a_dead_parameter_server_takes_its_learners_to_the_checkpoint() -> None:
     assert not scene.decisions.stopping
 
 
+def test_learners_wait_for_a_shard_without_a_host() -> None:
+    """They are told its address when they start, and it may have another one then."""
+    scene = Scene(SERVER, learners=2)
+    scene.decisions.respec(
+        [
+            RoleSpec("learner", r, "m", Stage.LEARNER, learner=r, servers=("tcp://a:1",))
+            for r in range(2)
+        ]
+    )
+    scene.decisions.checkpoint_exists()
+    gone = {"server-0": "its host does not answer"}
+    effects = scene.decisions.unplaced(gone, scene.now_s)
+    assert sent(effects, "save") == {"learner-0": {"kind": "save"}}
+    for name in ("server-0", "learner-0", "learner-1"):
+        scene.ends(name)
+    assert not [e for e in scene.tick(5) if isinstance(e, Start)]
+    scene.decisions.unplaced({}, scene.now_s)
+    started = [e.name for e in scene.tick(1) if isinstance(e, Start)]
+    assert set(started) == {"server-0", "learner-0", "learner-1"}
+
+
 def test_before_the_first_group_any_other_learner_will_do() -> None:
     scene = Scene(learners=2, joined=False)
     assert sent(scene.ends("learner-0"), "group") == {}

@@ -100,6 +100,67 @@ def test_without_a_bound_nobody_waits() -> None:
     assert push(pace, B) == 100
 
 
+def test_parameters_asked_for_ahead_lack_the_own_push() -> None:
+    pace = joined(Bounded(2), A, B)
+    assert pace.may_go_ahead(A)  # for clock 1, and B is at 0
+    pace.go_ahead(A)  # with version 0
+    assert pace.workers[A].pulled == 0
+    assert push(pace, B) == 0  # version 1
+    assert push(pace, A) == 1  # version 2
+    assert pace.workers[A].working  # with version 0, which lacks both
+    pace.go_ahead(A)  # with version 2, for clock 2
+    assert push(pace, A) == 2  # version 3
+    assert push(pace, A) == 1  # version 2, and version 3 lay between
+    assert not pace.workers[A].working
+    assert pace.lag == Counter({0: 1, 1: 2, 2: 1})
+
+
+def test_who_would_be_beyond_the_bound_gets_nothing_ahead() -> None:
+    pace = joined(Bounded(1), A, B)
+    push(pace, A)
+    pace.go(A)  # clock 1, B at 0: its next step would be 2 ahead
+    assert not pace.may_go_ahead(A)
+    push(pace, B)
+    assert pace.may_go_ahead(A)
+    assert not joined(Bounded(0), A, B).may_go_ahead(A)  # a barrier needs the own push
+    assert not joined(Backup(1), A, B).may_go_ahead(A)
+    assert joined(Bounded(None), A, B).may_go_ahead(A)
+
+
+def test_parameters_are_kept_as_long_as_the_bound_allows() -> None:
+    pace = joined(Bounded(2), A, B)
+    assert pace.spare(A) == 2  # clocks 1 and 2, after 0
+    lags = []
+    for _ in range(3):
+        lags.append(push(pace, A))
+        push(pace, B)
+        pace.go(B)
+        if len(lags) < 3:
+            assert pace.keep(A)
+    assert lags == [0, 2, 4]  # each turn made two updates of which it knows none
+    assert not pace.keep(A)  # at clock 3 it needs the pushes of clock 0, and has none
+    pace.go(A)
+    assert pace.spare(A) == 2  # from clock 3 to clock 5
+
+
+def test_kept_parameters_of_the_slowest_last_longer() -> None:
+    """What is missing counts in clocks of the worker that reads, as in the paper."""
+    pace = joined(Bounded(3), A, B)
+    for _ in range(2):
+        push(pace, A)
+        pace.go(A)
+    assert pace.spare(A) == 1  # at clock 2, with all pushes of clocks below 0
+    pace.go(B)
+    assert pace.spare(B) == 3
+
+
+def test_nothing_is_kept_without_a_bound() -> None:
+    for pace in (joined(Bounded(None), A), joined(Backup(1), A)):
+        push(pace, A)
+        assert pace.spare(A) == 0
+        assert not pace.keep(A)
+
+
 def test_backup_takes_the_first_and_drops_the_late() -> None:
     pace = joined(Backup(3), A, B, C, D)
     assert push(pace, A) == 0
@@ -190,6 +251,7 @@ class AnyOrder(RuleBasedStateMachine):
         super().__init__()
         self.numbers = count(1)
         self.working: dict[int, int] = {}  # worker -> version it went with
+        self.ahead: dict[int, int] = {}  # the same of those who have their next one
         self.waiting: set[int] = set()
         self.pushes: dict[int, int] = {}
         self.applied = 0
@@ -215,6 +277,7 @@ class AnyOrder(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from(sorted(self.living)))
         self.pace.leave(worker)
         self.working.pop(worker, None)
+        self.ahead.pop(worker, None)
         self.waiting.discard(worker)
         self.settle()
 
@@ -226,6 +289,10 @@ class AnyOrder(RuleBasedStateMachine):
             self.pace.go(worker)
             self.waiting.discard(worker)
             self.working[worker] = self.pace.version
+            self.went(worker)
+
+    def went(self, worker: int) -> None:
+        """It was given parameters."""
 
     @precondition(lambda self: self.working)
     @rule(data=st.data())
@@ -236,7 +303,10 @@ class AnyOrder(RuleBasedStateMachine):
         assert lag in (None, expected)
         self.applied += lag is not None
         self.pushes[worker] += 1
-        self.waiting.add(worker)
+        if worker in self.ahead:
+            self.working[worker] = self.ahead.pop(worker)
+        else:
+            self.waiting.add(worker)
         self.settle()
 
     @invariant()
@@ -255,6 +325,38 @@ class AnyOrderBounded(AnyOrder):
     def __init__(self) -> None:
         super().__init__()
         self.pace = Bounded(self.staleness)
+        self.read: dict[int, tuple[int, int]] = {}  # version and slowest when it was given them
+
+    @property
+    def slowest(self) -> int:
+        return min((self.pushes[w] for w in self.living), default=0)
+
+    def went(self, worker: int) -> None:
+        self.read[worker] = self.pace.version, self.slowest
+        last = self.slowest + self.staleness
+        assert self.pace.spare(worker) == last - self.pushes[worker] - (worker in self.ahead)
+
+    @precondition(lambda self: self.working.keys() - self.ahead.keys())
+    @rule(data=st.data())
+    def go_ahead(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.working.keys() - self.ahead.keys())))
+        allowed = self.pushes[worker] + 1 - self.slowest <= self.staleness
+        assert self.pace.may_go_ahead(worker) == allowed
+        if allowed:
+            self.pace.go_ahead(worker)
+            self.ahead[worker] = self.pace.version
+            self.went(worker)
+
+    @precondition(lambda self: self.waiting & self.read.keys())
+    @rule(data=st.data())
+    def keep(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.waiting & self.read.keys())))
+        version, includes = self.read[worker]
+        allowed = self.pushes[worker] - includes <= self.staleness
+        assert self.pace.keep(worker) == allowed
+        if allowed:
+            self.waiting.discard(worker)
+            self.working[worker] = version
 
     @invariant()
     def nobody_works_beyond_the_bound(self) -> None:

@@ -95,9 +95,9 @@ def test_codecs_that_are_unfit_for_the_optimizer_are_not_tried(optimizer: str) -
 WITH_SGD = [name for name in TRIED if "sgd" not in CODECS.specs[name].unfit]
 
 
-def test_every_codec_but_those_of_adam_is_tried_with_sgd() -> None:
+def test_every_codec_but_those_of_adam_and_lamb_is_tried_with_sgd() -> None:
     assert candidates(LearnerConfig(count=2, optimizer="sgd")) == WITH_SGD
-    assert set(TRIED) - set(WITH_SGD) == {"onebit_adam", "zeroone_adam"}
+    assert set(TRIED) - set(WITH_SGD) == {"onebit_adam", "zeroone_adam", "onebit_lamb"}
 
 
 class Wire(SoloCollective):

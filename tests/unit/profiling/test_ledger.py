@@ -55,17 +55,18 @@ def test_fractions_of_hand_made_snapshots() -> None:
 
 def test_the_parts_of_a_learner_by_the_names_of_the_design() -> None:
     parts = dict(wait=1, gather=2, h2d=4, forward=8, backward=16, optimize=32, device=64)
-    parts |= dict(reduce=128, publish=256, save=512, count=2048, other=1024)
+    parts |= dict(reduce=128, publish=256, save=512, count=2048, other=1024, pull=4096)
     assert learner_parts(parts) == {
         "wait_data": 3,
         "h2d_exposed": 4,
         "compute": 120,
         "reduce_exposed": 128,
+        "pull_exposed": 4096,
         "publish": 256,
         "bookkeeping": 512 + 2048,
         "other": 1024,
     }
-    assert list(learner_parts({}).values()) == [0.0] * 7
+    assert list(learner_parts({}).values()) == [0.0] * 8
 
 
 def test_another_process_reads_what_a_thread_is_in_and_the_spans_before() -> None:

@@ -1,0 +1,178 @@
+"""LAMB beside a codec that sends its momentum: the optimizer's half of 1-bit LAMB.
+
+After Li et al. 2021, "1-bit LAMB: Communication Efficient Large-Scale Large-Batch Training with
+LAMB's Convergence Speed" (arXiv 2104.06069, algorithm 1). The codec's half is
+`codecs.onebit_adam.OneBitAdam`: LAMB's moments are Adam's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from penstock.configs.reduce import ReduceConfig
+from penstock.configs.sections import LearnerConfig
+from penstock.core.interfaces import AdamState, GradientPart
+from penstock.learner.optimizers.rules import BETAS, UpdateStep, adam_denominator, correction
+
+COEFFICIENTS = (0.01, 10.0)
+"""Bounds of a layer's coefficient |x| / |u|: c_min and c_max."""
+COEFFICIENT_BETA = 0.9
+"""Decay of the average of the coefficients: b3."""
+FACTORS = (0.5, 4.0)
+"""Bounds of the factor of a coefficient: r_min and r_max."""
+FACTOR_CHANGE = 0.1
+"""Most relative change of a factor in one step: r_threshold."""
+OF_LAYERS = ("exp_avg_sq_fresh", "lamb_coefficient", "lamb_factor")
+"""State that LAMB without a codec does not have."""
+
+
+class FrozenVarianceLamb:
+    """LAMB whose variance is constant after a warm-up, with layerwise rates that still adapt.
+
+    x is the values of one layer, m and v its moments, u = m / (sqrt(v) + eps) + weight_decay x.
+    A step is ``x -= lr c u``.
+
+    Where ``reduces_gradients`` is true for the update (the warm-up), it is LAMB's: c is |x| / |u|
+    within `COEFFICIENTS`, or 1 where one of these is zero. The average of c is recorded.
+
+    In the other updates ``grads`` are the new momentum, already clipped, and v stays the same. The
+    gradient that leads from the last momentum to it, ``(m - b1 m') / (1 - b1)``, updates a fresh
+    variance w. c is the recorded average times ``max((sqrt(v) + eps) / (sqrt(w) + eps))`` over the
+    layer, within `FACTORS`, and within `FACTOR_CHANGE` of the factor before. With decay that factor
+    counts only for the part of u that is not decay. The constants are those of the authors.
+
+    Differences from the paper: moments are corrected for their start at zero as in Adam, since a
+    warm-up may be shorter than the memory of the variance; the average begins with the first c, not
+    with zero; and a layer that has none, as it was zero in the whole warm-up, records its first.
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        grads: Tensor,
+        steps: Tensor,
+        cfg: LearnerConfig,
+        parts: Sequence[GradientPart],
+        reduces_gradients: Callable[[ReduceConfig, int], bool],
+    ) -> None:
+        """``parts`` are the layers, in the order of the vectors."""
+        self._values, self._grads, self._steps = values, grads, steps
+        self._weight_decay = cfg.weight_decay
+        self._sizes = [part.stop - part.start for part in parts]
+        self._reduces_gradients = partial(reduces_gradients, cfg.reduce)
+        names = ("exp_avg", "exp_avg_sq", OF_LAYERS[0])
+        self.moments = {name: torch.zeros_like(values) for name in names}
+        self.state = AdamState(
+            self.moments["exp_avg"], self.moments["exp_avg_sq"], steps=steps, eps=cfg.eps
+        )
+        self._coefficient = values.new_zeros(len(parts))  # 0: not recorded yet
+        self._factor = values.new_ones(len(parts))
+        self.moments |= dict(zip(OF_LAYERS[1:], (self._coefficient, self._factor), strict=True))
+
+    def __call__(self, step: UpdateStep) -> None:
+        is_warmup = self._reduces_gradients(step.update)
+        if is_warmup:
+            self._take_gradient(step)
+        else:
+            self._take_momentum(step)
+        denominator = adam_denominator(self.state, self._grads)
+        update = self.state.exp_avg / denominator / correction(BETAS[0], self._steps)
+        decayed = torch.add(update, self._values, alpha=self._weight_decay)
+        fresh = self._lamb_coefficient(decayed)
+        if is_warmup:
+            used = fresh.where(fresh > 0, 1.0)
+            self._record(fresh, step.is_bad)
+        else:
+            first = torch.where(self._coefficient > 0, 0.0, fresh)
+            self._record(first, step.is_bad)
+            used = self._coefficient * self._next_factor(denominator, update, decayed, step.is_bad)
+            used = used.where(self._coefficient > 0, 1.0)
+        used = used * (1 - step.is_bad)
+        for layer, length in zip(self._layers(decayed), used.unbind(), strict=True):
+            layer.mul_(length)
+        # a skipped step adds zeros: moments are finite, whatever the gradient was
+        self._values.add_(decayed, alpha=-step.lr)
+
+    def _take_gradient(self, step: UpdateStep) -> None:
+        momentum, variance = self.state.exp_avg, self.state.exp_avg_sq
+        grads = self._grads.div_(step.scale).masked_fill_(step.is_bad > 0, 0.0)
+        momentum.mul_(_decay(BETAS[0], step.is_bad)).add_(grads, alpha=1 - BETAS[0])
+        variance.mul_(_decay(BETAS[1], step.is_bad)).addcmul_(grads, grads, value=1 - BETAS[1])
+        self._steps += 1 - step.is_bad
+        self.moments["exp_avg_sq_fresh"].copy_(variance)
+
+    def _take_momentum(self, step: UpdateStep) -> None:
+        momentum, variance = self.state.exp_avg, self.state.exp_avg_sq
+        new = torch.where(step.is_bad > 0, momentum, self._grads)
+        gradient = torch.sub(new, momentum, alpha=BETAS[0], out=self._grads).div_(1 - BETAS[0])
+        gradient.masked_fill_(step.is_bad > 0, 0.0)
+        fresh = self.moments["exp_avg_sq_fresh"]
+        fresh.mul_(_decay(BETAS[1], step.is_bad))
+        fresh.addcmul_(gradient, gradient, value=1 - BETAS[1])
+        momentum.copy_(new)
+        before = correction(BETAS[1], self._steps)
+        self._steps += 1 - step.is_bad
+        variance.mul_(correction(BETAS[1], self._steps) / before)
+
+    def _lamb_coefficient(self, update: Tensor) -> Tensor:
+        """LAMB's coefficient of each layer, float32 ``[layers]``; 0 where a norm is zero."""
+        weights, updates = self._norms(self._values), self._norms(update)
+        found = (weights / updates).clamp(*COEFFICIENTS)
+        return torch.where((weights > 0) & (updates > 0), found, 0.0)
+
+    def _record(self, found: Tensor, is_bad: Tensor) -> None:
+        """Take coefficients into the average; one of 0 is none."""
+        average = self._coefficient
+        mean = COEFFICIENT_BETA * average + (1 - COEFFICIENT_BETA) * found
+        mean = torch.where(average > 0, mean, found)
+        average.copy_(torch.where((found > 0) & (is_bad == 0), mean, average))
+
+    def _next_factor(
+        self, denominator: Tensor, update: Tensor, decayed: Tensor, is_bad: Tensor
+    ) -> Tensor:
+        """The factor of each layer's coefficient for this step."""
+        fresh = self.moments["exp_avg_sq_fresh"] / correction(BETAS[1], self._steps)
+        ratio = denominator / fresh.sqrt_().add_(self.state.eps)
+        found = torch.stack([layer.max() for layer in self._layers(ratio)])
+        if self._weight_decay:
+            share = (self._norms(update) / self._norms(decayed)).nan_to_num(1.0).clamp(max=1.0)
+            found = found * share + (1 - share)
+        last = self._factor.clone()
+        found = found.clamp(*FACTORS)
+        found = found.clamp(last * (1 - FACTOR_CHANGE), last * (1 + FACTOR_CHANGE))
+        return self._factor.copy_(torch.where(is_bad > 0, last, found))
+
+    def _layers(self, values: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(values, self._sizes)
+
+    def _norms(self, values: Tensor) -> Tensor:
+        return torch.stack([torch.linalg.vector_norm(layer) for layer in self._layers(values)])
+
+
+def convert_lamb(
+    state: Mapping[str, npt.NDArray[Any]], tensors: Mapping[str, Tensor]
+) -> Mapping[str, npt.NDArray[Any]]:
+    """A state of LAMB, with or without a codec of its own, with the names of ``tensors``.
+
+    So a run continues with another codec. A state of another optimizer is returned as it is.
+    """
+    added, removed = tensors.keys() - state.keys(), state.keys() - tensors.keys()
+    if removed == set(OF_LAYERS) and not added:
+        return {name: state[name] for name in tensors}
+    if added == set(OF_LAYERS) and not removed:
+        layers = len(tensors["lamb_factor"])
+        new = (state["exp_avg_sq"], np.zeros(layers), np.ones(layers))
+        return {**state, **dict(zip(OF_LAYERS, new, strict=True))}
+    return state
+
+
+def _decay(beta: float, is_bad: Tensor) -> Tensor:
+    """``beta``, or 1 where the step is skipped."""
+    return is_bad * (1 - beta) + beta

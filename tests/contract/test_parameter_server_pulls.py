@@ -1,0 +1,124 @@
+"""`learner.pull`: parameters that are asked for ahead, or kept, and how stale gradients then are.
+
+Values are those of plain SGD at a rate of 0.3: each push of a mean gradient of 1 takes 0.3 off.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.learner.parameter_server.client import ServerClient
+from server_rig import SIZE, Rig, config, pulled, push, rigs, until, values
+
+ONES = torch.ones(SIZE)
+
+
+@pytest.fixture(params=[1, 3], ids=["one shard", "three shards"])
+def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Rig]]:
+    yield from rigs(tmp_path, request.param)
+
+
+def step(client: ServerClient) -> float:
+    """One step as of a learner: the value that its gradient is of."""
+    if client.needs_pull:
+        pulled(client)
+    found = values(client).clone()
+    assert torch.equal(found, found[:1].expand(SIZE))  # the same in every shard
+    client.ask_ahead()
+    push(client, ONES)
+    return float(found[0])
+
+
+def requests(client: ServerClient) -> int:
+    """Pulls that were sent."""
+    return client._shards[0].number
+
+
+def test_a_pull_asked_for_ahead_lacks_the_push_after_it(rig: Callable[..., Rig]) -> None:
+    made = rig(config("ssp", 2, staleness=1, pull="ahead"))
+    client = made.client(0)
+    found = [step(client) for _ in range(4)]
+    assert found == pytest.approx([0.0, 0.0, -0.3, -0.6])
+    assert pulled(client).version == 3
+    assert client.last.lag == 1
+    for server in made.servers:
+        until(lambda server=server: server.pace.lag == Counter({0: 1, 1: 3}))  # type: ignore[misc]
+
+
+def test_without_a_bound_each_pull_is_asked_for_ahead(rig: Callable[..., Rig]) -> None:
+    made = rig(config("tap", 2, pull="ahead"))
+    one, other = made.client(0), made.client(1)
+    pulled(other)
+    assert [step(one) for _ in range(3)] == pytest.approx([0.0, 0.0, -0.3])
+    until(lambda: all(server.pace.version == 3 for server in made.servers))
+    push(other, ONES)
+    pulled(other)
+    assert other.last.lag == 3
+
+
+def test_parameters_are_pulled_only_when_they_would_be_too_old(rig: Callable[..., Rig]) -> None:
+    """Clocks 0, 1, 2 use version 0. The pull for clock 3 is asked for in clock 2, at version 2."""
+    made = rig(config("ssp", 2, staleness=2, pull="cached"))
+    client = made.client(0)
+    found = [step(client) for _ in range(7)]
+    assert found == pytest.approx([0.0, 0.0, 0.0, -0.6, -0.6, -1.2, -1.2])
+    pulled(client)
+    assert requests(client) == 4  # for clocks 0, 3, 5 and 7
+    for server in made.servers:
+        # 0, 1, 2; version 2 at 3 and 4 updates; version 4 at 5 and 6
+        until(lambda server=server: server.pace.lag == Counter({0: 1, 1: 3, 2: 3}))  # type: ignore[misc]
+        assert not server.rejected
+
+
+def test_a_cache_waits_for_the_slowest_like_any_pull(rig: Callable[..., Rig]) -> None:
+    made = rig(config("ssp", 2, staleness=1, pull="cached"))
+    fast, slow = made.client(0), made.client(1)
+    pulled(slow)
+    assert [step(fast) for _ in range(2)] == [0.0, 0.0]
+    assert fast.pull(0.2) is None  # clock 2, and the slowest is at 0
+    push(slow, ONES)
+    assert step(fast) == pytest.approx(-0.9)
+    assert made.server.pace.widest == 1
+
+
+def test_a_saved_state_is_not_taken_for_what_was_pulled(rig: Callable[..., Rig]) -> None:
+    """`fetch` brings newer values here: the next gradient needs a pull, to be as stale as told."""
+    made = rig(config("ssp", 2, staleness=3, pull="cached"))
+    client = made.client(0)
+    step(client)
+    state = client.fetch(5.0)
+    assert state is not None
+    assert state.values.tolist() == pytest.approx([-0.3] * SIZE)
+    assert client.needs_pull
+    assert step(client) == pytest.approx(-0.3)
+    for server in made.servers:
+        until(lambda server=server: server.pace.lag == Counter({0: 2}))  # type: ignore[misc]
+
+
+def test_a_pull_asked_for_ahead_ends_with_the_run(rig: Callable[..., Rig]) -> None:
+    made = rig(config("ssp", 2, staleness=1, pull="ahead"))
+    fast, slow = made.client(0), made.client(1)
+    pulled(slow)
+    step(fast)
+    step(fast)
+    assert fast.pull(0.1) is None
+    slow.push(0, stop=True)
+    assert pulled(fast).stop
+
+
+@pytest.mark.parametrize("pull", ["newest", "ahead"])
+def test_a_push_beyond_the_bound_is_refused(rig: Callable[..., Rig], pull: str) -> None:
+    """Whatever a worker believes, the server counts what its parameters include."""
+    made = rig(config("ssp", 2, staleness=1, pull=pull))
+    client = made.client(0)
+    pulled(client)
+    for _ in range(4):
+        push(client, ONES)
+    for server in made.servers:
+        until(lambda server=server: server.rejected == {"not_pulled": 2})  # type: ignore[misc]
+        assert server.pace.lag == Counter({0: 1, 1: 1})
