@@ -167,7 +167,7 @@ def connector_addresses(config: Config, bind: str, rank: int) -> tuple[str, ...]
             f"transport.connectors is {count}, and {bind} leaves the port to the system; set "
             "transport.bind to an address with a port, such as tcp://127.0.0.1:7700"
         )
-    return tuple(bind_of(bind, rank + i * config.learner.count) for i in range(count))
+    return tuple(bind_of(bind, rank + i * config.learner.most_count) for i in range(count))
 
 
 def server_addresses(shards: int, runtime_dir: Path) -> tuple[str, ...]:

@@ -110,7 +110,7 @@ class ServerClient:
         self._copy = LocalCopy(optimizer, cfg.significance) if cfg.pace == "asp" else None
         self.last = Reply(version, samples, tally, None, 1, False, False, False)
         self._residual = np.zeros(size, np.float32) if cfg.reduce.codec == "bf16" else None
-        self._clock = version // cfg.count
+        self._clock = version // cfg.most_count
         self._asked: ServerMessageKind | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         keys = load_actor(curve) if curve else None

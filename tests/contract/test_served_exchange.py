@@ -45,7 +45,7 @@ class Learner:
             tally=tuple(self.progress.totals()),
         )
         self.sync = Served(
-            self.client, self.optimizer, self.progress, cfg.count, TimeLedger(), self._wait
+            self.client, self.optimizer, self.progress, cfg.most_count, TimeLedger(), self._wait
         )
 
     def _wait(self) -> bool:
