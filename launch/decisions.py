@@ -147,7 +147,7 @@ class Decisions:
             learner = self._learners.get(spec.learner) if spec.role == "relay" else None
             if name not in changed and (learner is None or learner.name not in changed):
                 continue
-            if spec.stage is Stage.LEARNER and name not in found:
+            if spec.stage is Stage.LEARNER and worker.runs and name not in found:
                 effects.append(Send(name, {"kind": "save"}))
             if spec.role in ("actor", "relay") or spec.spare:
                 has_learner = learner is None or learner.runs or learner.name not in reasons

@@ -13,7 +13,10 @@ from train_command import assert_balanced, last, metrics
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
-GROWS = ("learner.count=1..2", "actors.count=2", "checkpoint.every_s=2")
+GROWS = (
+    *("learner.count=1..2", "actors.count=2", "checkpoint.every_s=2"),
+    *("learner.lr=1e-3", "learner.lr_scaling=linear", "learner.reduce.codec=auto"),
+)
 
 
 def report(run_dir: Path) -> dict[str, Any]:
@@ -33,13 +36,16 @@ def test_a_learner_joins_with_a_node_and_leaves_with_it(tmp_path: Path) -> None:
         command.wait_until(lambda: report(run_dir).get("trained_steps", 0) > 2000)
         assert training(run_dir) <= {0}
         assert report(run_dir)["learners_alive"] == 1
+        assert report(run_dir)["learning_rate"] == pytest.approx(1e-3, rel=0.1)
         made.add_node(num_cpus=1)
         command.wait_until(lambda: training(run_dir) == {0, 1})
         assert report(run_dir)["learners_alive"] == 2
+        command.wait_until(lambda: report(run_dir)["learning_rate"] == pytest.approx(2e-3, rel=0.1))
         remove_node(made, agents()["learner-1"])
         command.wait_until(lambda: report(run_dir)["learners_alive"] == 1)
         steps = report(run_dir)["trained_steps"]
         command.wait_until(lambda: report(run_dir)["trained_steps"] > steps + 2000)
+        assert report(run_dir)["learning_rate"] == pytest.approx(1e-3, rel=0.1)
         made.add_node(num_cpus=1)
         command.wait_until(lambda: training(run_dir) == {0, 1})
         command.process.send_signal(signal.SIGTERM)
@@ -49,5 +55,7 @@ def test_a_learner_joins_with_a_node_and_leaves_with_it(tmp_path: Path) -> None:
     changes = [event["data"] for event in events(run_dir) if event["kind"] == "hosts"]
     assert changes[0]["lost"] == ["connector-1", "learner-1"]
     assert sum("learner-1" in change.get("found", ()) for change in changes) == 2
+    texts = [event["text"] for event in events(run_dir) if event["kind"] == "note"]
+    assert sum(text.startswith("learner.reduce.codec auto is") for text in texts) == 1
     restarts = [event["role"] for event in events(run_dir) if event["kind"] == "restart"]
     assert restarts == []
