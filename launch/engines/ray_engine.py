@@ -9,12 +9,15 @@ and the engine; samples and weights never pass through Ray.
 The engine waits for reports with one call per agent at a time, which returns when there are some.
 An agent that does not answer for `SILENT_S` is presumed dead, long before Ray says so. Its bundle
 gets a new agent in a new placement group, maybe on another host. The same for actors on a node that
-Ray drains, as its end was announced. An agent that is not called for `LEASE_S` has lost its engine:
-its learners save, its other roles are killed, and it removes its placement group and itself.
+Ray drains, as its end was announced. An agent that does not start is replaced at growing intervals,
+and its node is given up after some (`ray_nodes`). An agent that is not called for `LEASE_S` has
+lost its engine: its learners save, its other roles are killed, and it removes its placement group
+and itself.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -39,6 +42,7 @@ from penstock.core.loop_pace import LoopPace
 from penstock.core.notes import note_logger
 from penstock.core.processes import python
 from penstock.core.role_spec import RoleSpec, Stage
+from penstock.launch.engines.ray_nodes import MOST_FAILURES, RefusedNodes
 from penstock.launch.engines.remote_handles import HostLine, RemoteHandle
 
 logger = note_logger(__name__)
@@ -57,6 +61,7 @@ PATIENCE_S = 5.0  # of an agent whose host supervisor does not read
 CONNECT_S = 5.0
 LEARNER = "learner-"  # begins the name of a learner
 FIRST_S = 60.0  # for the first answer of an agent that replaces a lost one
+LONGEST_RETRY_S = 60.0  # until an agent that did not start is replaced; SILENT_S at first
 MOST_CAUSES = 16  # of agents that did not start, which are reported
 SAME_RELEASE = (
     "install the same version of Penstock, with its extra [ray], in the Python environment of "
@@ -143,8 +148,11 @@ class RayEngine:
         self._places: dict[str, RayAgent] = {}  # of each role
         self._leaving: list[RayAgent] = []  # whose actors end their unrolls
         self._draining: frozenset[str] = frozenset()  # nodes whose end was announced
-        self._unstarted: deque[str] = deque(maxlen=MOST_CAUSES)  # causes, not reported yet
-        self._causes: set[str] = set()
+        self._numbers = itertools.count()  # of agents
+        self._refused = RefusedNodes()
+        self._unreported: deque[str] = deque(maxlen=MOST_CAUSES)
+        """Sentences about agents that did not start."""
+        self._reported: set[str] = set()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Event()
         self._listened = [0.0]  # until when an agent without an answer counts as silent
@@ -215,7 +223,7 @@ class RayEngine:
         needs: dict[str, float] = {"CPU": max(1, min(bundle.cpus, self._largest))}
         if bundle.gpus:
             needs["GPU"] = bundle.gpus
-        name = f"{self._name}-{bundle.name}-{len(self._agents)}"
+        name = f"{self._name}-{bundle.name}-{next(self._numbers)}"
         agent = RayAgent(self._actor, name, self._name, needs, self._wake, self._listened)
         agent.lifetime = "detached" if bundle.required else None
         self._agents.append(agent)
@@ -236,7 +244,7 @@ class RayEngine:
         return RemoteHandle(self._places[spec.name], spec, incarnation, arguments, log)
 
     def filenos(self) -> Collection[int]:
-        self._report_unstarted()
+        self._report()
         if not self._head_lost and time.monotonic() > self._head_s + HEAD_S:
             # Ray would end this process within a minute, with nothing saved.
             self._head_lost = True
@@ -258,24 +266,56 @@ class RayEngine:
             elif why:
                 found |= dict.fromkeys(bundle.roles, why)
                 self._move(bundle, agent, drains)
+        self._forget_agents()
+        return found
+
+    def _forget_agents(self) -> None:
+        """End agents whose actors have left, and forget those that have ended and that no bundle
+        has any more."""
         for agent in list(self._leaving):
-            if not agent.plays:
+            if agent.gone:  # else it removes its placement group itself
+                self._leaving.remove(agent)
+                threading.Thread(target=agent.free, name="free", daemon=True).start()
+            elif not agent.plays:
                 self._leaving.remove(agent)
                 agent.close()
-        return found
+        kept = {*self._places.values(), *self._leaving}
+        for agent in [a for a in self._agents if a.gone and a not in kept]:
+            self._agents.remove(agent)
 
     def _move(self, bundle: Bundle, lost: RayAgent, drains: bool) -> None:
         """Ask for another host for a bundle, unless that is so already."""
-        if not drains and (lost.is_awaited or lost.age_s < SILENT_S):
+        if not drains and (lost.is_awaited or lost.age_s < lost.retry_s):
             return
         agent = self._make_agent(bundle, lost.address)
+        agent.failures = lost.failures + 1 if lost.cause else 0
         if drains:
             self._leaving.append(lost)
         self._place(agent, None if drains else lost)
 
     def _place(self, agent: RayAgent, lost: RayAgent | None) -> None:
         """Ask Ray for a host, which may wait for its head node; the supervisor must not."""
-        threading.Thread(target=agent.place, args=[lost], name="place", daemon=True).start()
+        threading.Thread(
+            target=self._find_host, args=[agent, lost], name="place", daemon=True
+        ).start()
+
+    def _find_host(self, agent: RayAgent, lost: RayAgent | None) -> None:
+        """Ask Ray for a host that is not refused; runs in a thread."""
+        if lost is not None and lost.cause:
+            with suppress(Exception):  # the head node may be lost
+                self._count_failure(lost)
+        agent.place(lost, self._refused.selector())
+
+    def _count_failure(self, agent: RayAgent) -> None:
+        """Count the failed start of an agent for its node, and report if that is given up."""
+        nodes = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
+        node = agent.find_node()
+        if self._refused.failed(node, nodes):
+            self._unreported.append(
+                f"the Ray node {nodes[node]['NodeManagerAddress']} is not used any more, as "
+                f"{MOST_FAILURES} host agents could not be started there: {agent.cause}; "
+                f"{SAME_RELEASE}, and start Ray there again"
+            )
 
     def _listen(self) -> None:
         """Take the reports of all agents, until the engine closes; runs in a thread."""
@@ -316,18 +356,26 @@ class RayEngine:
                 agent.arrived(*answer) if isinstance(answer, tuple) else agent.answered(answer)
             except ray.exceptions.RayError as error:  # the agent has ended, or its node
                 if isinstance(error, ray.exceptions.ActorDiedError) and not agent.node:
-                    self._unstarted.append(_cause(error))
+                    self._not_started(agent, error)
                 agent.answered(None)
         return len(answered)
 
-    def _report_unstarted(self) -> None:
-        """Report why agents of later hosts did not start, each cause once; in the main thread,
-        whose notes are shown."""
-        while self._unstarted:
-            cause = self._unstarted.popleft()
-            if cause not in self._causes and len(self._causes) < MOST_CAUSES:
-                self._causes.add(cause)
-                logger.info("a host agent could not be started: %s; %s", cause, SAME_RELEASE)
+    def _not_started(self, agent: RayAgent, error: Any) -> None:
+        """Keep why an agent did not start; only its own error says something about its node."""
+        text = f"a host agent could not be started: {_cause(error)}"
+        if error.actor_init_failed:
+            agent.cause = _cause(error)
+            text = f"{text}; {SAME_RELEASE}"
+        self._unreported.append(text)
+
+    def _report(self) -> None:
+        """Report agents that did not start, each sentence once; in the main thread, whose notes are
+        shown."""
+        while self._unreported:
+            text = self._unreported.popleft()
+            if text not in self._reported and len(self._reported) < MOST_CAUSES:
+                self._reported.add(text)
+                logger.info("%s", text)
 
     def _ask_head(self) -> None:
         """Ask the head node for the nodes, again and again; runs in a thread, which may hang."""
@@ -391,6 +439,10 @@ class RayAgent(HostLine):
         """Whether Ray was asked for a host."""
         self.gone = False
         """Whether the agent has ended."""
+        self.cause = ""
+        """Why the agent could not be started on its node; empty if it was, or was not tried."""
+        self.failures = 0
+        """Of the agents before it, since the last that was started."""
         self._kind, self._name, self._namespace, self._needs = kind, name, namespace, needs
         self._wake, self._listened = wake, listened
         self._lock = threading.Lock()
@@ -398,14 +450,19 @@ class RayAgent(HostLine):
         self._answered_s: float | None = None
         self._made_s = time.monotonic()
 
-    def place(self, lost: RayAgent | None = None) -> None:
+    def place(
+        self, lost: RayAgent | None = None, selector: list[dict[str, str]] | None = None
+    ) -> None:
         """Ask Ray for a host, and for the agent there; in the room of an agent that is ``lost``,
-        and that ends if it still runs."""
+        and that ends if it still runs. ``selector`` is that of the labels of the host."""
         ray = import_ray()
-        if lost is not None and lost.group is not None:
-            ray.util.remove_placement_group(lost.group)
+        if lost is not None:
+            lost.free()
         self.group = ray.util.placement_group(
-            [dict(self._needs)], name=self._name, lifetime=self.lifetime
+            [dict(self._needs)],
+            name=self._name,
+            lifetime=self.lifetime,
+            bundle_label_selector=selector,
         )
         self.ready = self.group.ready()
         self.actor = self._kind.options(
@@ -420,6 +477,17 @@ class RayAgent(HostLine):
             ),
         ).remote(LEASE_S, __version__)
         self.placed.set()
+
+    def free(self) -> None:
+        """Give back the resources of an agent that is lost; it ends if it still runs."""
+        if self.group is not None:
+            with suppress(import_ray().exceptions.RayError, ValueError):
+                import_ray().util.remove_placement_group(self.group)
+
+    def find_node(self) -> str:
+        """The id of the node on which Ray has tried to start the agent; empty if there is none."""
+        table = import_ray().util.placement_group_table(self.group)
+        return str(table.get("bundles_to_node_id", {}).get(0, ""))
 
     def ask(self) -> Any:
         """Call the agent: where it is, at first, and then for its reports."""
@@ -438,7 +506,7 @@ class RayAgent(HostLine):
     @property
     def why_missing(self) -> str:
         """Why no role can run here; empty if it can."""
-        if self.is_awaited:
+        if self.is_awaited or self.cause:
             return "no host has been found yet"
         return "" if self.reached else f"its host {self.host} does not answer"
 
@@ -446,6 +514,11 @@ class RayAgent(HostLine):
     def plays(self) -> bool:
         """Whether an actor runs here."""
         return any(handle.spec.stage is Stage.ACTORS for handle in self._handles.values())
+
+    @property
+    def retry_s(self) -> float:
+        """Age at which an agent that is lost, or did not start, is replaced."""
+        return min(SILENT_S * 2.0**self.failures, LONGEST_RETRY_S)
 
     @property
     def age_s(self) -> float:
