@@ -213,6 +213,10 @@ class Decisions:
         """The run has a checkpoint, or a newer one."""
         self._has_checkpoint, self._losses = True, 0
 
+    def checkpoint_found(self) -> None:
+        """There is a checkpoint in the run's folder, maybe written while no report arrived."""
+        self._has_checkpoint = True
+
     def group_failed(self, epoch: int) -> list[Effect]:
         """The learners' group of ``epoch`` has failed, or could not be formed."""
         return self._group.failed(epoch)

@@ -517,6 +517,8 @@ class Supervisor:
         if handle.spec.stage is not Stage.ACTORS:
             self._note_progress(handle.spec, status)
             self._note_rank(handle.spec, status)
+        if handle.spec.essential and has_checkpoint(Path(self._arguments["run_dir"])):
+            self._decisions.checkpoint_found()
         self._do(
             self._decisions.presumed_dead(
                 name, handle.incarnation, handle.host, status.produced_steps, time.monotonic()

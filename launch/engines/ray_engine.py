@@ -150,12 +150,15 @@ class RayEngine:
         self._draining: frozenset[str] = frozenset()  # nodes whose end was announced
         self._numbers = itertools.count()  # of agents
         self._refused = RefusedNodes()
-        self._unreported: deque[str] = deque(maxlen=MOST_CAUSES)
-        """Sentences about agents that did not start."""
-        self._reported: set[str] = set()
+        self._unreported: deque[str] = deque(maxlen=MOST_CAUSES)  # sentences for the user
+        self._causes: set[str] = set()  # of agents that did not start, which were reported
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Event()
         self._listened = [0.0]  # until when an agent without an answer counts as silent
+        self._turned_s = self._listens_s = math.inf  # the last turns of supervisor and thread
+        self._resumed_s = -math.inf  # when the thread continued after a stop of this process
+        self._stop: tuple[float, float] | None = None
+        """The last stop that ended the leases: how long it took, and when it ended, in seconds."""
         self._head_s = math.inf  # when the head node answered last
         self._head_lost = False
         self._thread = threading.Thread(target=self._listen, name="ray", daemon=True)
@@ -196,6 +199,7 @@ class RayEngine:
         for bundle in bundles:
             if not bundle.required:  # after the others have their hosts
                 self._make_agent(bundle).place()
+        self._turned_s = self._listens_s = time.monotonic()
         self._thread.start()
         threading.Thread(target=self._ask_head, name="ray head", daemon=True).start()
 
@@ -244,7 +248,9 @@ class RayEngine:
         return RemoteHandle(self._places[spec.name], spec, incarnation, arguments, log)
 
     def filenos(self) -> Collection[int]:
-        self._report()
+        self._notice_stop()
+        while self._unreported:  # here, as only the main thread's notes are shown
+            logger.info("%s", self._unreported.popleft())
         if not self._head_lost and time.monotonic() > self._head_s + HEAD_S:
             # Ray would end this process within a minute, with nothing saved.
             self._head_lost = True
@@ -253,6 +259,28 @@ class RayEngine:
         for agent in self._agents:
             agent.flush()
         return [self._wake]
+
+    def _notice_stop(self) -> None:
+        """Report that this process was stopped for so long that its hosts have given it up."""
+        now_s, before_s = time.monotonic(), self._turned_s
+        self._turned_s = now_s
+        if now_s > before_s + SILENT_S:  # in which the head node could not answer
+            self._head_s = max(self._head_s, now_s)
+            # Where only the supervisor stood still, as in a callback, leases were kept.
+            stopped = now_s > self._listens_s + SILENT_S or self._resumed_s > before_s
+            if stopped and now_s > before_s + LEASE_S - 2 * REPORT_S:
+                self._stop = now_s - before_s, now_s
+        if self._stop is None:
+            return
+        seconds, since_s = self._stop
+        if now_s > since_s + 2 * SILENT_S:
+            self._stop = None
+        elif any(agent.node and agent.gone for agent in self._places.values()):
+            self._stop = None
+            self._unreported.append(
+                f"this command was stopped for {seconds:.0f} s: its hosts wait for it for "
+                f"{LEASE_S:g} s, and have then ended all roles, after learners had saved"
+            )
 
     def unplaced(self) -> Mapping[str, str]:
         found: dict[str, str] = {}
@@ -321,7 +349,6 @@ class RayEngine:
         """Take the reports of all agents, until the engine closes; runs in a thread."""
         calls: dict[Any, RayAgent] = {}
         pace = LoopPace(SHARE, time.process_time)  # most of it is in threads of Ray
-        turned_s, resumed_s = time.monotonic(), -math.inf
         while not self._closing.is_set():
             called = set(calls.values())
             for agent in list(self._agents):
@@ -333,10 +360,10 @@ class RayEngine:
             if self._take_answers(calls):
                 os.eventfd_write(self._wake, 1)
             now_s = time.monotonic()
-            if now_s > turned_s + SILENT_S:  # this process was stopped: answers need a moment
-                resumed_s = now_s
-            turned_s = now_s
-            if now_s > resumed_s + SILENT_S:
+            if now_s > self._listens_s + SILENT_S:  # it was stopped: answers need a moment
+                self._resumed_s = now_s
+            self._listens_s = now_s
+            if now_s > self._resumed_s + SILENT_S:
                 self._listened[0] = now_s
             self._closing.wait(pace.rest_s(min(LONGEST_REST_S, REST_S * len(self._agents))))
 
@@ -361,21 +388,14 @@ class RayEngine:
         return len(answered)
 
     def _not_started(self, agent: RayAgent, error: Any) -> None:
-        """Keep why an agent did not start; only its own error says something about its node."""
-        text = f"a host agent could not be started: {_cause(error)}"
+        """Report why an agent did not start, each cause once; only an error that the agent raised
+        says something about its node."""
+        cause, advice = _cause(error), ""
         if error.actor_init_failed:
-            agent.cause = _cause(error)
-            text = f"{text}; {SAME_RELEASE}"
-        self._unreported.append(text)
-
-    def _report(self) -> None:
-        """Report agents that did not start, each sentence once; in the main thread, whose notes are
-        shown."""
-        while self._unreported:
-            text = self._unreported.popleft()
-            if text not in self._reported and len(self._reported) < MOST_CAUSES:
-                self._reported.add(text)
-                logger.info("%s", text)
+            agent.cause, advice = cause, f"; {SAME_RELEASE}"
+        if cause not in self._causes and len(self._causes) < MOST_CAUSES:
+            self._causes.add(cause)
+            self._unreported.append(f"a host agent could not be started: {cause}{advice}")
 
     def _ask_head(self) -> None:
         """Ask the head node for the nodes, again and again; runs in a thread, which may hang."""

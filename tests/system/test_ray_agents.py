@@ -8,14 +8,15 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 
 import penstock
 from penstock import __version__
 from penstock.core.interfaces import Bundle, EngineContext
-from penstock.launch.engines.ray_engine import RayEngine
+from penstock.launch.engines.ray_engine import LEASE_S, RayEngine
 from penstock.launch.engines.ray_nodes import MOST_FAILURES
-from ray_cluster import cluster, events, train
+from ray_cluster import agents, cluster, events, train
 from train_command import assert_balanced, last, metrics
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
@@ -83,3 +84,34 @@ def test_agents_that_have_ended_are_forgotten(tmp_path: Path) -> None:
             made.remove_node(node, allow_graceful=False)
             wait_until(engine, lambda away: away == {"actor-1": "no host has been found yet"})
         assert len(engine._agents) == len(bundles)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restarts", [1, 0])
+def test_a_command_that_was_stopped_says_so_and_resumes_the_run(
+    tmp_path: Path, restarts: int
+) -> None:
+    run_dir = tmp_path / "run"
+    with cluster(nodes=2) as made:
+        command = train(tmp_path, made.address, "actors.count=2", f"run.restarts={restarts}")
+        command.wait_until(lambda: metrics(run_dir) and last(run_dir)["trained_steps"] > 2000)
+        of_roles = [p for agent in set(agents().values()) for p in agent.children(recursive=True)]
+        command.process.send_signal(signal.SIGSTOP)
+        _, alive = psutil.wait_procs(of_roles, LEASE_S + WAIT_S)
+        assert not alive
+        command.process.send_signal(signal.SIGCONT)
+        steps = last(run_dir)["trained_steps"]
+        if restarts:
+            command.wait_until(lambda: last(run_dir).get("learners_restarted"))
+            command.wait_until(lambda: last(run_dir)["trained_steps"] > steps + 2000)
+            command.process.send_signal(signal.SIGTERM)
+        code, summary, err = command.end()
+    assert (code, summary["exit_reason"]) == ((143, "terminated") if restarts else (1, "fault")), (
+        err
+    )
+    assert "Traceback" not in err
+    texts = [event["text"] for event in events(run_dir)]
+    [said] = [text for text in texts if text.startswith("this command was stopped for ")]
+    assert said.endswith("have then ended all roles, after learners had saved")
+    resumed = [text for text in texts if "the run continues from its newest checkpoint" in text]
+    assert len(resumed) == restarts
