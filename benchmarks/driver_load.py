@@ -99,7 +99,11 @@ class GeneratedAgent(ray_engine.RayAgent):
     made = 0
     bundles: list[Any]
 
-    def place(self, lost: ray_engine.RayAgent | None = None) -> None:
+    def place(
+        self,
+        lost: ray_engine.RayAgent | None = None,
+        selector: list[dict[str, str]] | None = None,
+    ) -> None:
         number, GeneratedAgent.made = GeneratedAgent.made, GeneratedAgent.made + 1
         number %= len(self.bundles)
         self.actor = type("Actor", (), {})()

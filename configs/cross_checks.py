@@ -41,14 +41,14 @@ def _batches(cfg: Sections) -> Iterator[Contradiction]:
             f"environments; set actors.envs={more} or "
             f"learner.updates_per_batch={fewer}{_or_steps(cfg)}",
         )
-    waiting = max(1, cfg.first_actors // learner.count) * transport.slots
+    waiting = max(1, cfg.first_actors // learner.most_count) * transport.slots
     if waiting < learner.batch_slots:
-        needed = -(-learner.batch_slots // transport.slots) * learner.count
+        needed = -(-learner.batch_slots // transport.slots) * learner.most_count
         yield Contradiction(
             ("actors.count", "transport.slots", "learner.batch_slots"),
             f"learner.batch_slots {learner.batch_slots} is more than the {waiting} slots that "
             f"actors.count {_first(cfg)} and transport.slots {transport.slots} provide"
-            f"{' for each learner' if learner.count > 1 else ''}; set "
+            f"{' for each learner' if learner.most_count > 1 else ''}; set "
             f"learner.batch_slots={waiting} or less, or actors.count={needed} or more",
         )
     least, updates = lag_of(cfg, learner.batch_slots), updates_of_batch(cfg)
@@ -107,7 +107,7 @@ def _lent_by_batch(cfg: Sections) -> Iterator[Contradiction]:
         )
     if not lent_by_batch(cfg):
         return
-    if learner.count > 1:
+    if learner.most_count > 1:
         yield Contradiction(
             ("transport.max_policy_lag", "learner.count"),
             f"{bound}, and with learner.count {learner.count} a learner also continues "

@@ -61,7 +61,7 @@ def _updates(learner: LearnerConfig) -> Iterator[Contradiction]:
             f"learner.weight_decay {learner.weight_decay:g} is for sgd, lars and lamb, and "
             f"learner.optimizer is {learner.optimizer}; set learner.weight_decay=0",
         )
-    if learner.lr_scaling != "none" and learner.count == 1:
+    if learner.lr_scaling != "none" and learner.most_count == 1:
         yield Contradiction(
             ("learner.lr_scaling", "learner.count"),
             f"learner.lr_scaling {learner.lr_scaling} has no effect while learner.count is 1; set "
@@ -134,17 +134,17 @@ def _pace(cfg: Sections) -> Iterator[Contradiction]:
             f"learner.pace {pace} is for algorithms without replay, and algo.name is "
             f"{cfg.algo.name}; set learner.pace=bsp",
         )
-    if pace != "bsp" and learner.count == 1:
+    if pace != "bsp" and learner.most_count == 1:
         yield Contradiction(
             ("learner.pace", "learner.count"),
             f"learner.pace {pace} is for several learners, and learner.count is 1; set "
             "learner.count=2 or more, or learner.pace=bsp",
         )
-    if pace == "backup" and learner.spare >= learner.count > 1:
+    if pace == "backup" and learner.spare >= learner.most_count > 1:
         yield Contradiction(
             ("learner.spare", "learner.count"),
             f"learner.spare {learner.spare} is not below learner.count {learner.count}, so no "
-            f"gradient would be used; set learner.spare={learner.count - 1} or less",
+            f"gradient would be used; set learner.spare={learner.most_count - 1} or less",
         )
 
 
@@ -171,7 +171,7 @@ def _pull(learner: LearnerConfig) -> Iterator[Contradiction]:
 def _statistics(cfg: Sections) -> Iterator[Contradiction]:
     """Learners must share the statistics that their inputs are normalised by."""
     pace = cfg.learner.pace
-    if pace == "bsp" or cfg.learner.count == 1:
+    if pace == "bsp" or cfg.learner.most_count == 1:
         return
     for key, wanted in (
         ("model.normalize_observations", cfg.model.normalize_observations),
@@ -186,8 +186,15 @@ def _statistics(cfg: Sections) -> Iterator[Contradiction]:
 
 
 def _numbers(cfg: Sections) -> Iterator[Contradiction]:
-    count = cfg.learner.count
-    if count == 1:
+    count, most = cfg.learner.count, cfg.learner.most_count
+    if isinstance(count, str) and cfg.learner.pace in SERVED:
+        yield Contradiction(
+            ("learner.count", "learner.pace"),
+            f"learner.count {count} changes the number of learners, and a parameter server of "
+            f"learner.pace {cfg.learner.pace} has a fixed one; set learner.pace=bsp, or "
+            f"learner.count={most}",
+        )
+    if most == 1:
         return
     if TRANSPORTS.one_process(cfg.transport.kind):
         yield Contradiction(
@@ -195,9 +202,9 @@ def _numbers(cfg: Sections) -> Iterator[Contradiction]:
             f"learner.count {count} needs a process for each learner, and transport.kind "
             f"{cfg.transport.kind} is one process; set learner.count=1 or transport.kind=shm",
         )
-    if cfg.first_actors < count and cfg.transport.bind is None:
+    if cfg.first_actors < most and cfg.transport.bind is None:
         yield Contradiction(
             ("learner.count", "actors.count"),
             f"learner.count {count} needs an actor for each learner, and actors.count is "
-            f"{cfg.first_actors}; set actors.count={count} or more",
+            f"{cfg.first_actors}; set actors.count={most} or more",
         )

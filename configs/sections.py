@@ -150,9 +150,10 @@ class ReplayConfig(Section):
 class LearnerConfig(Section):
     """The processes that train."""
 
-    count: Count = 1
+    count: Count | Range = 1
     """Data-parallel learners that train one set of weights, each on the samples of its share of the
-    actors."""
+    actors. `1..4`, on a Ray cluster only: the run begins with 1 and has up to 4, as hosts come and
+    go; each learner that joins takes the state of the others, and its share of the actors."""
     pace: Literal["bsp", "local_sgd", "ssp", "asp", "tap", "backup"] = "bsp"
     """How several learners are synchronised. `bsp` averages gradients in every step; `local_sgd`
     averages parameters every `local_steps`. The others use a parameter server: with `ssp` a learner
@@ -206,7 +207,7 @@ class LearnerConfig(Section):
     over `stop.env_steps`, and it stays at its first value if that is null."""
     lr_scaling: Literal["none", "sqrt", "linear"] = "none"
     """Factor on `lr` with several learners: `none` 1, `sqrt` the square root of their number,
-    `linear` their number. Learners that have died do not count until they are back."""
+    `linear` their number. Learners that have died, or have no host yet, do not count."""
     lr_warmup_updates: Natural = 0
     """Optimizer steps over which the learning rate rises linearly to its initial value. It rises
     from the rate of one learner if `lr_scaling` is set, otherwise from 0."""
@@ -251,6 +252,16 @@ class LearnerConfig(Section):
     time and adds policy lag."""
     nice: Niceness = 0
     """Niceness of the learner process."""
+
+    @property
+    def first_count(self) -> int:
+        """Learners without which a run does not begin."""
+        return bounds(self.count)[0] if isinstance(self.count, str) else self.count
+
+    @property
+    def most_count(self) -> int:
+        """The most learners that a run has at a time."""
+        return bounds(self.count)[1] if isinstance(self.count, str) else self.count
 
     @property
     def first_threads(self) -> int:
@@ -354,7 +365,7 @@ class Sections(Section):
         """Actors of this host at the start of a run."""
         count = self.actors.count
         if count == "auto":
-            return max(2, min(self.least_actors, MOST_AT_FIRST * self.learner.count))
+            return max(2, min(self.least_actors, MOST_AT_FIRST * self.learner.most_count))
         return bounds(count)[0] if isinstance(count, str) else count
 
     @property
@@ -365,7 +376,7 @@ class Sections(Section):
             return self.first_actors
         fresh = self.algo.trains_on == "unrolls"
         each = -(-self.learner.batch_slots // self.transport.slots) if fresh else 1
-        return each * self.learner.count
+        return each * self.learner.most_count
 
     @property
     def evaluates_by_steps(self) -> bool:

@@ -32,7 +32,7 @@ def most_actors(config: Config) -> int:
     That stays as it is where all roles are in one process, and where slots are lent by batch, since
     actors then wait for their turn whatever their number is.
     """
-    first, learners = config.first_actors, config.learner.count
+    first, learners = config.first_actors, config.learner.most_count
     fixed = TRANSPORTS.one_process(config.transport.kind) or lent_by_batch(config)
     count = config.actors.count
     if isinstance(count, int) or fixed:

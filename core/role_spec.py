@@ -24,13 +24,13 @@ class RoleSpec:
     """One process of a run. ``main`` is ``module:function``, called with its `RoleContext`.
 
     When an `essential` role ends, the run ends, unless other learners continue. A ``spare`` role is
-    started only when the run needs more of its kind. ``learner`` is the rank of the learner that
-    the role is or belongs to. ``informed`` roles receive messages about that learner's actors and
-    connectors; an ``expendable`` one never ends a run. ``address`` is where to bind or connect; for
-    a learner, where its actors connect. ``servers`` are the addresses of the shards of a learner's
-    parameter server. ``meets_at`` is the ``host:port`` at which a learner serves
-    the meeting of a group that it leads; None where all learners are on one host. ``gpus`` must be
-    on its host.
+    started only when the run needs more of its kind, or has a host for it. ``learner`` is the rank
+    of the learner that the role is or belongs to. ``informed`` roles receive messages about that
+    learner's actors and connectors; an ``expendable`` one never ends a run. ``address`` is where to
+    bind or connect; for a learner, where its actors connect. ``servers`` are the addresses of the
+    shards of a learner's parameter server. ``meets_at`` is the ``host:port`` at which a learner
+    serves the meeting of a group that it leads; None where all learners are on one host. ``gpus``
+    must be on its host.
     """
 
     role: str

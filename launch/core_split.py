@@ -74,7 +74,8 @@ class CoreSplit:
     @classmethod
     def of(cls, config: Config) -> CoreSplit | None:
         """The rule for a run; None where both numbers are fixed."""
-        actors, most, learners = config.first_actors, most_actors(config), config.learner.count
+        actors, most = config.first_actors, most_actors(config)
+        learners = config.learner.most_count
         one_process = TRANSPORTS.one_process(config.transport.kind)
         adapts = config.learner.threads == "auto" and not one_process
         most_threads = int(usable_cores() // learners) if adapts else 1

@@ -131,33 +131,47 @@ class Decisions:
 
         Actors and relays that lose their host stop, actors at the end of their unroll, and are
         started again when they have another host. A learner saves the run at once and continues
-        until its host ends; it is then restarted, like the other roles beside it, on another host.
-        For a part of the parameter server, a learner saves.
+        until its host ends. It is then restarted, like the other roles beside it, on another host;
+        a spare learner leaves the group until it has one. The relays of a learner run while that
+        has a host. For a part of the parameter server, a learner saves.
 
         Args:
             reasons: roles that have no host or are about to lose it, with the reason. All others
                 have one.
         """
         before, self._unplaced = self._unplaced, set(reasons)
-        found = before - self._unplaced
+        changed, found = before ^ self._unplaced, before - self._unplaced
         effects = notes_of_hosts(reasons, self._unplaced - before, found)
-        for name in sorted(before ^ self._unplaced):
-            worker = self._workers[name]
-            if worker.spec.role in ("actor", "relay"):
-                effects += self._need(worker, name in found, now_s)
-            elif worker.spec.essential and name not in found:
-                is_learner = worker.spec.stage is Stage.LEARNER
+        for name, worker in sorted(self._workers.items()):
+            spec = worker.spec
+            learner = self._learners.get(spec.learner) if spec.role == "relay" else None
+            if name not in changed and (learner is None or learner.name not in changed):
+                continue
+            if spec.essential and worker.runs and name not in found:
+                is_learner = spec.stage is Stage.LEARNER
                 saver = name if is_learner else self._learners[min(self._learners)].name
                 effects.append(Send(saver, {"kind": "save"}))
+            if spec.role in ("actor", "relay") or spec.spare:
+                has_learner = learner is None or learner.runs or learner.name not in reasons
+                needed = name not in reasons and has_learner
+                effects += self._need(worker, needed, now_s)
         return [] if self.stopping else effects
 
-    def respec(self, specs: Sequence[RoleSpec]) -> None:
-        """The same roles, whose addresses may be others from now on."""
+    def respec(self, specs: Sequence[RoleSpec]) -> list[Effect]:
+        """The same roles, whose addresses may be others from now on. Relays are restarted at
+        another address; actors are sent a learner's address when it is ready."""
+        effects: list[Effect] = []
         for spec in specs:
-            self._workers[spec.name].spec = spec
+            worker = self._workers[spec.name]
+            moved = spec.role == "relay" and spec.address != worker.spec.address
+            worker.spec = spec
+            if moved and worker.runs and not self.stopping:
+                worker.superseded = True
+                effects.append(Kill(spec.name, signal.SIGTERM))
         learners = [worker.spec for worker in self._learners.values()]
         self._group.respec(learners)
         self._seats.respec(learners)
+        return effects
 
     def _need(self, worker: SupervisedRole, needed: bool, now_s: float) -> list[Effect]:
         """Start a role that plays from now on, or have one end that no longer does."""
@@ -200,6 +214,10 @@ class Decisions:
     def checkpoint_exists(self) -> None:
         """The run has a checkpoint, or a newer one."""
         self._has_checkpoint, self._losses = True, 0
+
+    def checkpoint_found(self) -> None:
+        """There is a checkpoint in the run's folder, maybe written while no report arrived."""
+        self._has_checkpoint = True
 
     def group_failed(self, epoch: int) -> list[Effect]:
         """The learners' group of ``epoch`` has failed, or could not be formed."""
@@ -284,7 +302,7 @@ class Decisions:
             if self._stage is Stage.LEARNER and worker is self._learners.get(self._saver):
                 effects += self._name_saver(saved=end.exit_code == 0)
             return effects + self._advance(now_s)
-        if worker.superseded:
+        if worker.superseded and worker.needed:
             return effects + self._again(worker, FIRST_DELAY_S, now_s)
         if worker.spec.essential and not spared:
             if self._comes_back(failure):

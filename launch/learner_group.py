@@ -2,13 +2,13 @@
 events, as `decisions`.
 
 A learner *joins* when it is ready to enter a group. Until a learner has *entered* a group, which
-means that it has received the group's state, a group contains all learners: the run's checkpoint
-may be with one of them alone. Afterwards every change forms a new group, of a higher epoch, from
-the living learners that have joined. Only learners that have entered a group hold the trained
-state, so a run does not continue with other learners alone.
+means that it has received the group's state, a group contains all learners but the spare ones: the
+run's checkpoint may be with one of them alone. Afterwards every change forms a new group, of a
+higher epoch, from the living learners that have joined. Only learners that have entered a group
+hold the trained state, so a run does not continue with other learners alone.
 
 An actor plays for its *home* learner while that runs, otherwise for the learner with the fewest
-actors.
+actors. Homes are divided among all learners, so a spare learner gets its share when it is ready.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class GroupMembership:
 
     def __init__(self, learners: Sequence[RoleSpec]) -> None:
         self._names = {spec.learner: spec.name for spec in learners}
+        self._first = {spec.learner for spec in learners if not spec.spare}
         self.respec(learners)
         self.members: set[int] = set()
         self._knowing: set[int] = set()
@@ -59,8 +60,7 @@ class GroupMembership:
         return self._tell()
 
     def dissolve(self) -> None:
-        """No learner holds the trained state any more: as before the first group, which contains
-        all learners."""
+        """No learner holds the trained state any more: as before the first group."""
         self.members, self._knowing, self.begun = set(), set(), False
 
     def failed(self, epoch: int) -> list[Effect]:
@@ -73,7 +73,7 @@ class GroupMembership:
 
     def _tell(self) -> list[Effect]:
         """Announce a new group to its members, if one can be formed."""
-        if not self.begun and len(self.members) < len(self._names):
+        if not self.begun and not self._first <= self.members:
             return []
         self.epoch += 1
         members = sorted(self.members)
@@ -97,6 +97,9 @@ class Seats:
         self._seats = dict(self._homes)
         self._lives: Counter[int] = Counter()  # of each learner, that have ended
         self._streams: dict[str, Streams] = {}
+        for spec in learners:
+            if spec.spare:  # it is away at first, as one that has ended
+                self.leave(spec.learner)
 
     def respec(self, learners: Sequence[RoleSpec]) -> None:
         """The same learners, which may be on other hosts from now on."""

@@ -2,9 +2,10 @@
 
 All roles go to one host if the largest has the cores for them: samples and weights then stay in
 shared memory. Otherwise learners, with what shares their memory, are on one host, or on one each if
-none has the cores for all of them or if each needs a GPU; and actors, with a relay for the weights
-of each learner, are in bundles on others. They send samples over ZeroMQ, encrypted with keys of the
-run. With `learner.server_spread` each shard of the parameter server is in a bundle of its own.
+none has the cores for all of them, if each needs a GPU or if their number changes; and actors, with
+a relay for the weights of each learner, are in bundles on others. They send samples over ZeroMQ,
+encrypted with keys of the run. With `learner.server_spread` each shard of the parameter server is
+in a bundle of its own.
 """
 
 from __future__ import annotations
@@ -39,25 +40,32 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
 
     ``actors.count=auto`` becomes MIN..MAX: from groups that fill a batch of each learner to groups
     that fill the hosts. So the run begins also where other programs use a part of them. With
-    MIN..MAX, hosts may come later: the run is on one host only if that has the cores for all.
-    Several learners with a GPU each are not, as the GPUs of a host are not known here. Where actors
-    are on other hosts than their learner, an address is chosen, and keys are made in the run's
-    folder.
+    MIN..MAX, hosts may come later: the run is on one host only if that has the cores for all, and
+    never with a MIN..MAX of learners. Several learners with a GPU each are not, as the GPUs of a
+    host are not known here. Where actors are on other hosts than their learner, an address is
+    chosen, and keys are made in the run's folder.
     """
-    learners = config.learner.count * config.learner.first_threads
+    learners = config.learner.most_count * config.learner.first_threads
     most = max(hosts)
+    joins = config.learner.most_count > config.learner.first_count
     if config.actors.count == "auto":
         config = _changed(config, "actors", count=_by_hosts(config, hosts))
     most_now, grows = most_actors(config), most_actors(config) > config.first_actors
     actors = most_now * config.actors.threads
     kind = config.transport.kind
     together = TRANSPORTS.one_process(kind) or kind not in (AUTO, BY_NETWORK)
-    fits = (len(hosts) == 1 and not grows) or learners + actors <= most
+    fits = not joins and ((len(hosts) == 1 and not grows) or learners + actors <= most)
+    if together and joins:
+        raise UserError(
+            f"transport.kind {kind} keeps all actors on their learner's host, and learner.count "
+            f"{config.learner.count} has learners on hosts of their own; set transport.kind=auto, "
+            f"or learner.count={config.learner.most_count}"
+        )
     if together and not fits:
         raise UserError(
             f"transport.kind {kind} keeps all actors on their learner's host, and no host has the "
             f"{learners + actors} cores of {most_now} actors and "
-            f"{config.learner.count} learners; set transport.kind=auto, or actors.count lower"
+            f"{config.learner.most_count} learners; set transport.kind=auto, or actors.count lower"
         )
     served = config.learner.pace in SERVED
     if learners > most and len(hosts) > 1 and served and not config.learner.server_spread:
@@ -91,15 +99,16 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
 def _by_hosts(config: Config, hosts: Sequence[int]) -> int | str:
     """What ``actors.count=auto`` is on the hosts of an engine."""
     learner, threads, least = config.learner, config.actors.threads, config.least_actors
-    learners = learner.count * learner.first_threads
+    count = learner.most_count
+    learners = count * learner.first_threads
     if len(hosts) == 1:
-        return max(least, (hosts[0] - learners) // threads // learner.count * learner.count)
-    apart = learners > max(hosts) or _has_gpus_apart(config, hosts)
-    bundles = [learner.first_threads] * learner.count if apart else [learners]
+        return max(least, (hosts[0] - learners) // threads // count * count)
+    apart = learners > max(hosts) or count > learner.first_count or _has_gpus_apart(config, hosts)
+    bundles = [learner.first_threads] * count if apart else [learners]
     free = _free(hosts, bundles + [1] * (learner.server_shards * learner.server_spread))
     size = _group_threads(free, threads)
     each = size // threads
-    most = max(least, sum(cores // size for cores in free) * each // learner.count * learner.count)
+    most = max(least, sum(cores // size for cores in free) * each // count * count)
     first = min(most, -(-least // each) * each)
     return most if first == most or lent_by_batch(config) else f"{first}..{most}"
 
@@ -135,7 +144,7 @@ def _spread(config: Config, hosts: Sequence[int]) -> bool:
 def _has_gpus_apart(config: Config, hosts: Sequence[int]) -> bool:
     """Whether learners are on hosts of their own, as each needs a GPU."""
     learner = config.learner
-    on_gpus = learner.count > 1 and learner.device.startswith("cuda")
+    on_gpus = learner.most_count > 1 and learner.device.startswith("cuda")
     return len(hosts) > 1 and on_gpus and (learner.pace not in SERVED or learner.server_spread)
 
 
@@ -161,7 +170,8 @@ def bundles(
 
     Learners are with the roles that share their memory or Unix sockets, and the parameter server;
     actors that reach their learner over a network are in others, with their relays, and so is each
-    shard of a parameter server that listens there. Bundles of spare actors are not required.
+    shard of a parameter server that listens there. Bundles of spare learners and actors are not
+    required.
 
     Args:
         hosts: cores of each host, which limit a bundle; empty: no limit.
@@ -181,7 +191,10 @@ def bundles(
     groups = [g for spare in (False, True) for g in _groups(actors, cores, spare)]
     for number, group in enumerate(groups):
         shift, spare = number * len(relays), group[0].spare
-        own = [replace(relay, index=relay.index + shift, spare=spare) for relay in relays]
+        own = [
+            replace(relay, index=relay.index + shift, spare=spare or relay.spare)
+            for relay in relays
+        ]
         found["actors" if len(groups) == 1 else f"actors-{number}"] = group + own
     everything = tuple(spec for group in found.values() for spec in group)
     return everything, tuple(_bundle(name, group) for name, group in found.items() if group)
@@ -193,11 +206,12 @@ def _with_learners(
     """Bundles of all roles that are with learners: one, or one for each learner.
 
     Learners that need a GPU each are apart where actors reach them ``by_network``: the engine finds
-    the hosts that have GPUs, be it one with several. A parameter server needs its learners with it.
+    the hosts that have GPUs, be it one with several. So are those whose number changes. A parameter
+    server needs its learners with it.
     """
     learners = [spec for spec in specs if spec.stage is Stage.LEARNER]
     served = any(spec.stage is Stage.SERVER for spec in specs)
-    spread = by_network and not served and any(spec.gpus for spec in learners)
+    spread = by_network and not served and any(spec.gpus or spec.spare for spec in learners)
     if cores is None or len(learners) == 1:
         return {"learners": list(specs)}
     if not spread and sum(spec.threads for spec in learners) <= cores:
@@ -219,7 +233,7 @@ def placed(
     """The specs with addresses of connectors on other hosts, and those at which learners meet.
 
     Args:
-        hosts: `Engine.endpoints`.
+        hosts: `Engine.endpoints`; empty for a role that has no host yet, whose address stays.
         bundles: in which the specs are.
         port: of `any_port`.
     """
@@ -229,10 +243,11 @@ def placed(
             replace(s, meets_at=f"{hosts[s.name]}:{port + s.learner}") if s.name in learners else s
             for s in specs
         ]
-    if len({hosts[spec.name] for spec in specs}) <= 1:
+    if len({hosts[spec.name] for spec in specs}) <= 1 and all(b.required for b in bundles):
         return tuple(specs)
     binds = {s.name: s.address for s in specs if s.role in ("connector", "server") and s.address}
-    ways = {reachable(bind): reachable(bind, hosts[name]) for name, bind in binds.items()}
+    placed = {name: bind for name, bind in binds.items() if hosts[name]}
+    ways = {reachable(bind): reachable(bind, hosts[name]) for name, bind in placed.items()}
     return tuple(
         replace(
             spec,

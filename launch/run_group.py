@@ -69,7 +69,7 @@ def check_shared(config: Config, at_once: int) -> None:
 def cores_of(config: Config) -> int:
     """Cores that a run keeps busy: those of its learners and, unless they take turns, of its
     actors."""
-    learners = config.learner.count * config.learner.first_threads
+    learners = config.learner.most_count * config.learner.first_threads
     if TRANSPORTS.one_process(config.transport.kind):
         return learners
     actors = config.actors

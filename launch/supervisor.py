@@ -137,9 +137,10 @@ class Supervisor:
         self._decisions = Decisions(specs, limits)
         if arguments.get("resume", "no") != "no" and has_checkpoint(Path(arguments["run_dir"])):
             self._decisions.checkpoint_exists()
-        learners = [spec.learner for spec in specs if spec.stage is Stage.LEARNER]
+        learners = [spec for spec in specs if spec.stage is Stage.LEARNER]
         self._has_learner = bool(learners)
-        self._ranks = Ranks(learners)
+        first = [spec.learner for spec in learners if not spec.spare]
+        self._ranks = Ranks(first, several=len(learners) > 1)
         self._several = len(learners) > 1
         self._handles: dict[str, Handle] = {}
         self._presumed: list[Handle] = []  # that were presumed dead, and are no longer their role's
@@ -238,7 +239,7 @@ class Supervisor:
         if self._place is not None and before - self._unplaced:
             specs = self._place()
             self._specs = {spec.name: spec for spec in specs}
-            self._decisions.respec(specs)
+            self._do(self._decisions.respec(specs))
         self._do(self._decisions.unplaced(reasons, time.monotonic()))
 
     def _look_at(self, name: str, handle: Handle) -> None:
@@ -516,6 +517,8 @@ class Supervisor:
         if handle.spec.stage is not Stage.ACTORS:
             self._note_progress(handle.spec, status)
             self._note_rank(handle.spec, status)
+        if handle.spec.essential and has_checkpoint(Path(self._arguments["run_dir"])):
+            self._decisions.checkpoint_found()
         self._do(
             self._decisions.presumed_dead(
                 name, handle.incarnation, handle.host, status.produced_steps, time.monotonic()

@@ -29,7 +29,7 @@ EVALUATOR_NICER = 5  # than actors
 
 def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
     """All roles of a run on this host. Learners precede actors, as they take longest to start."""
-    transport, count = config.transport, config.learner.count
+    transport, count = config.transport, config.learner.most_count
     joined_by = TRANSPORTS.here(transport.kind)
     if joined_by.one_process:
         main = "penstock.launch.lockstep:run"
@@ -41,22 +41,23 @@ def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
     wire = run_bind(config.transport, runtime_dir)
     sends = joined_by.reaches_other_hosts
     addresses = [reachable(bind_of(wire, rank)) if sends else None for rank in range(count)]
+    learners = (_learner(config, rank, address) for rank, address in enumerate(addresses))
     return (
         *_server(config, runtime_dir),
-        *_served(config, runtime_dir, [_learner(config, *pair) for pair in enumerate(addresses)]),
+        *_served(config, runtime_dir, _with_spare(config, learners)),
         *_own_actors(config, addresses),
-        *(_connectors(config, wire, range(count)) if sends or bind else ()),
-        *(_relays(joined_by, addresses) if sends else ()),
+        *(_with_spare(config, _connectors(config, wire, range(count))) if sends or bind else ()),
+        *(_with_spare(config, _relays(joined_by, addresses)) if sends else ()),
         *_evaluator(config),
     )
 
 
 def learner(config: Config, bind: str, runtime_dir: Path) -> tuple[RoleSpec, ...]:
     """The roles of learners without actors of their own; actors join them."""
-    ranks = range(config.learner.count)
+    ranks = range(config.learner.most_count)
     return (
         *_server(config, runtime_dir),
-        *_served(config, runtime_dir, [_learner(config, rank, None) for rank in ranks]),
+        *_served(config, runtime_dir, (_learner(config, rank, None) for rank in ranks)),
         *_connectors(config, bind, ranks),
         *_evaluator(config),
     )
@@ -97,12 +98,12 @@ def _server(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
     )
 
 
-def _served(config: Config, runtime_dir: Path, learners: list[RoleSpec]) -> list[RoleSpec]:
+def _served(config: Config, runtime_dir: Path, learners: Iterable[RoleSpec]) -> Iterator[RoleSpec]:
     """The learners, with the addresses of their parameter server if they have one."""
-    if config.learner.pace not in SERVED:
-        return learners
-    servers = tuple(map(reachable, server_addresses(config, runtime_dir)))
-    return [replace(spec, servers=servers) for spec in learners]
+    served = config.learner.pace in SERVED
+    servers = tuple(map(reachable, server_addresses(config, runtime_dir))) if served else ()
+    for spec in learners:
+        yield replace(spec, servers=servers)
 
 
 def _learner(
@@ -145,6 +146,12 @@ def _own_actors(config: Config, addresses: list[str | None]) -> Iterator[RoleSpe
     actors, first = config.actors, config.first_actors
     for spec in _actors(most_actors(config), actors.nice, actors.threads, addresses):
         yield replace(spec, spare=spec.index >= first)
+
+
+def _with_spare(config: Config, specs: Iterable[RoleSpec]) -> Iterator[RoleSpec]:
+    """Roles of learners; those of learners with which the run does not begin are spare."""
+    for spec in specs:
+        yield replace(spec, spare=spec.learner >= config.learner.first_count)
 
 
 def _evaluator(config: Config) -> tuple[RoleSpec, ...]:

@@ -2,7 +2,7 @@
 
 Its life:   WAITING -> STARTING -> WORKING -> GONE   (-> WAITING, as a new incarnation)
 
-A spare actor is GONE from the start. It waits for its start when the run needs it.
+A spare role is GONE from the start. It waits for its start when the run needs it.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class SupervisedRole:
     kill_at_s: float | None = None  # hung: when to kill it
     attempts: int = 0  # restarts since it was last healthy
     failures_without_progress: int = 0  # of these, in a row without a sample
-    needed: bool = True  # whether it is replaced when it ends; a spare actor is not, at first
+    needed: bool = True  # whether it is replaced when it ends; a spare role is not, at first
     orphaned: bool = False  # a carrier whose learner has ended; its messages are ignored
-    superseded: bool = False  # an essential role that is killed to resume from a checkpoint
+    superseded: bool = False  # killed to be started again: from a checkpoint, at another address
     failure: Failure | None = None  # of this incarnation
     first_failure: Failure | None = None  # of the row
 

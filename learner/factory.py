@@ -57,7 +57,7 @@ def on_own_gpu(config: Config, ctx: RoleContext) -> Config:
     """
     learner = config.learner
     gpus = torch.cuda.device_count()
-    if learner.count == 1 or learner.device not in ("auto", "cuda") or not gpus:
+    if learner.most_count == 1 or learner.device not in ("auto", "cuda") or not gpus:
         return config
     own = learner.model_copy(update={"device": f"cuda:{ctx.learner % gpus}"})
     return config.model_copy(update={"learner": own})

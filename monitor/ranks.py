@@ -49,11 +49,13 @@ class RankPhase(NamedTuple):
 
 
 class Ranks:
-    """The reports of the learners of one run, whose ranks are given."""
+    """The reports of the learners of one run."""
 
-    def __init__(self, ranks: Iterable[int]) -> None:
+    def __init__(self, ranks: Iterable[int], *, several: bool | None = None) -> None:
+        """``ranks`` are those of the learners with which the run begins; ``several``: whether it
+        may have more than one, by default if it begins so."""
         self._awaited = set(ranks)  # ranks without a report so far
-        self._several = len(self._awaited) > 1
+        self._several = len(self._awaited) > 1 if several is None else several
         self._last: dict[int, Metrics] = {}
         self._finals: dict[int, Metrics] = {}
         self._lag: Counter[int] = Counter()

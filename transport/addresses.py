@@ -167,7 +167,7 @@ def connector_addresses(config: Config, bind: str, rank: int) -> tuple[str, ...]
             f"transport.connectors is {count}, and {bind} leaves the port to the system; set "
             "transport.bind to an address with a port, such as tcp://127.0.0.1:7700"
         )
-    return tuple(bind_of(bind, rank + i * config.learner.count) for i in range(count))
+    return tuple(bind_of(bind, rank + i * config.learner.most_count) for i in range(count))
 
 
 def server_addresses(config: Config, runtime_dir: Path) -> tuple[str, ...]:
@@ -185,7 +185,7 @@ def server_addresses(config: Config, runtime_dir: Path) -> tuple[str, ...]:
             "the port to the system; set transport.bind to an address with a port, such as "
             "tcp://*:7700"
         )
-    first = config.learner.count * config.transport.connectors
+    first = config.learner.most_count * config.transport.connectors
     return tuple(bind_of(bind, first + shard) for shard in shards)
 
 

@@ -123,9 +123,11 @@ class LocalHandle:
         self._spare: list[int] = []  # descriptors reserved for the role's pidfd
         self._kill_at_s: float | None = None
         self._mark = f"{MARK}={secrets.token_hex(16)}"
-        # A learner can still save what it has learned; the others have nothing to lose.
-        self._death_signal = signal.SIGTERM if spec.essential else signal.SIGKILL
-        self._grace_s = arguments.get("grace_s", GRACE_S) if spec.essential else 0.0
+        # A learner can still save what it has learned; the others have nothing to lose. One with
+        # learners on other hosts does not: they have its state, and would all stop with it.
+        saves = spec.essential and spec.meets_at is None
+        self._death_signal = signal.SIGTERM if saves else signal.SIGKILL
+        self._grace_s = arguments.get("grace_s", GRACE_S) if saves else 0.0
         with ExitStack() as undo:
             self.channel, theirs = Channel.pair()
             undo.callback(self.channel.close)

@@ -9,12 +9,15 @@ and the engine; samples and weights never pass through Ray.
 The engine waits for reports with one call per agent at a time, which returns when there are some.
 An agent that does not answer for `SILENT_S` is presumed dead, long before Ray says so. Its bundle
 gets a new agent in a new placement group, maybe on another host. The same for actors on a node that
-Ray drains, as its end was announced. An agent that is not called for `LEASE_S` has lost its engine:
-its learners save, its other roles are killed, and it removes its placement group and itself.
+Ray drains, as its end was announced. An agent that does not start is replaced at growing intervals,
+and its node is given up after some (`ray_nodes`). An agent that is not called for `LEASE_S` has
+lost its engine: its learners save, its other roles are killed, and it removes its placement group
+and itself.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -40,6 +43,7 @@ from penstock.core.loop_pace import LoopPace
 from penstock.core.notes import note_logger
 from penstock.core.processes import python
 from penstock.core.role_spec import RoleSpec, Stage
+from penstock.launch.engines.ray_nodes import MOST_FAILURES, RefusedNodes
 from penstock.launch.engines.remote_handles import HostLine, RemoteHandle
 
 logger = note_logger(__name__)
@@ -58,6 +62,7 @@ PATIENCE_S = 5.0  # of an agent whose host supervisor does not read
 CONNECT_S = 5.0
 LEARNER, SERVER = "learner-", "server-"  # begin the names of roles with the trained state
 FIRST_S = 60.0  # for the first answer of an agent that replaces a lost one
+LONGEST_RETRY_S = 60.0  # until an agent that did not start is replaced; SILENT_S at first
 MOST_CAUSES = 16  # of agents that did not start, which are reported
 SAME_RELEASE = (
     "install the same version of Penstock, with its extra [ray], in the Python environment of "
@@ -144,11 +149,17 @@ class RayEngine:
         self._places: dict[str, RayAgent] = {}  # of each role
         self._leaving: list[RayAgent] = []  # whose actors end their unrolls
         self._draining: frozenset[str] = frozenset()  # nodes whose end was announced
-        self._unstarted: deque[str] = deque(maxlen=MOST_CAUSES)  # causes, not reported yet
-        self._causes: set[str] = set()
+        self._numbers = itertools.count()  # of agents
+        self._refused = RefusedNodes()
+        self._unreported: deque[str] = deque(maxlen=MOST_CAUSES)  # sentences for the user
+        self._causes: set[str] = set()  # of agents that did not start, which were reported
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Event()
         self._listened = [0.0]  # until when an agent without an answer counts as silent
+        self._turned_s = self._listens_s = math.inf  # the last turns of supervisor and thread
+        self._resumed_s = -math.inf  # when the thread continued after a stop of this process
+        self._stop: tuple[float, float] | None = None
+        """The last stop that ended the leases: how long it took, and when it ended, in seconds."""
         self._head_s = math.inf  # when the head node answered last
         self._head_lost = False
         self._thread = threading.Thread(target=self._listen, name="ray", daemon=True)
@@ -194,6 +205,7 @@ class RayEngine:
         for bundle in bundles:
             if not bundle.required:  # after the others have their hosts
                 self._make_agent(bundle).place()
+        self._turned_s = self._listens_s = time.monotonic()
         self._thread.start()
         threading.Thread(target=self._ask_head, name="ray head", daemon=True).start()
 
@@ -221,7 +233,7 @@ class RayEngine:
         needs: dict[str, float] = {"CPU": max(1, min(bundle.cpus, self._largest))}
         if bundle.gpus:
             needs["GPU"] = bundle.gpus
-        name = f"{self._name}-{bundle.name}-{len(self._agents)}"
+        name = f"{self._name}-{bundle.name}-{next(self._numbers)}"
         agent = RayAgent(self._actor, name, self._name, needs, self._wake, self._listened)
         agent.lifetime = "detached" if bundle.required else None
         agent.target = partial(self._node_apart, bundle) if bundle.spread else None
@@ -257,7 +269,9 @@ class RayEngine:
         return RemoteHandle(self._places[spec.name], spec, incarnation, arguments, log)
 
     def filenos(self) -> Collection[int]:
-        self._report_unstarted()
+        self._notice_stop()
+        while self._unreported:  # here, as only the main thread's notes are shown
+            logger.info("%s", self._unreported.popleft())
         if not self._head_lost and time.monotonic() > self._head_s + HEAD_S:
             # Ray would end this process within a minute, with nothing saved.
             self._head_lost = True
@@ -266,6 +280,28 @@ class RayEngine:
         for agent in self._agents:
             agent.flush()
         return [self._wake]
+
+    def _notice_stop(self) -> None:
+        """Report that this process was stopped for so long that its hosts have given it up."""
+        now_s, before_s = time.monotonic(), self._turned_s
+        self._turned_s = now_s
+        if now_s > before_s + SILENT_S:  # in which the head node could not answer
+            self._head_s = max(self._head_s, now_s)
+            # Where only the supervisor stood still, as in a callback, leases were kept.
+            stopped = now_s > self._listens_s + SILENT_S or self._resumed_s > before_s
+            if stopped and now_s > before_s + LEASE_S - 2 * REPORT_S:
+                self._stop = now_s - before_s, now_s
+        if self._stop is None:
+            return
+        seconds, since_s = self._stop
+        if now_s > since_s + 2 * SILENT_S:
+            self._stop = None
+        elif any(agent.node and agent.gone for agent in self._places.values()):
+            self._stop = None
+            self._unreported.append(
+                f"this command was stopped for {seconds:.0f} s: its hosts wait for it for "
+                f"{LEASE_S:g} s, and have then ended all roles, after learners had saved"
+            )
 
     def unplaced(self) -> Mapping[str, str]:
         found: dict[str, str] = {}
@@ -279,30 +315,61 @@ class RayEngine:
             elif why:
                 found |= dict.fromkeys(bundle.roles, why)
                 self._move(bundle, agent, drains)
+        self._forget_agents()
+        return found
+
+    def _forget_agents(self) -> None:
+        """End agents whose actors have left, and forget those that have ended and that no bundle
+        has any more."""
         for agent in list(self._leaving):
-            if not agent.plays:
+            if agent.gone:  # else it removes its placement group itself
+                self._leaving.remove(agent)
+                threading.Thread(target=agent.free, name="free", daemon=True).start()
+            elif not agent.plays:
                 self._leaving.remove(agent)
                 agent.close()
-        return found
+        kept = {*self._places.values(), *self._leaving}
+        for agent in [a for a in self._agents if a.gone and a not in kept]:
+            self._agents.remove(agent)
 
     def _move(self, bundle: Bundle, lost: RayAgent, drains: bool) -> None:
         """Ask for another host for a bundle, unless that is so already."""
-        if not drains and (lost.is_awaited or lost.age_s < SILENT_S):
+        if not drains and (lost.is_awaited or lost.age_s < lost.retry_s):
             return
         agent = self._make_agent(bundle, lost.address)
+        agent.failures = lost.failures + 1 if lost.cause else 0
         if drains:
             self._leaving.append(lost)
         self._place(agent, None if drains else lost)
 
     def _place(self, agent: RayAgent, lost: RayAgent | None) -> None:
         """Ask Ray for a host, which may wait for its head node; the supervisor must not."""
-        threading.Thread(target=agent.place, args=[lost], name="place", daemon=True).start()
+        threading.Thread(
+            target=self._find_host, args=[agent, lost], name="place", daemon=True
+        ).start()
+
+    def _find_host(self, agent: RayAgent, lost: RayAgent | None) -> None:
+        """Ask Ray for a host that is not refused; runs in a thread."""
+        if lost is not None and lost.cause:
+            with suppress(Exception):  # the head node may be lost
+                self._count_failure(lost)
+        agent.place(lost, self._refused.selector())
+
+    def _count_failure(self, agent: RayAgent) -> None:
+        """Count the failed start of an agent for its node, and report if that is given up."""
+        nodes = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
+        node = agent.find_node()
+        if self._refused.failed(node, nodes):
+            self._unreported.append(
+                f"the Ray node {nodes[node]['NodeManagerAddress']} is not used any more, as "
+                f"{MOST_FAILURES} host agents could not be started there: {agent.cause}; "
+                f"{SAME_RELEASE}, and start Ray there again"
+            )
 
     def _listen(self) -> None:
         """Take the reports of all agents, until the engine closes; runs in a thread."""
         calls: dict[Any, RayAgent] = {}
         pace = LoopPace(SHARE, time.process_time)  # most of it is in threads of Ray
-        turned_s, resumed_s = time.monotonic(), -math.inf
         while not self._closing.is_set():
             called = set(calls.values())
             for agent in list(self._agents):
@@ -314,10 +381,10 @@ class RayEngine:
             if self._take_answers(calls):
                 os.eventfd_write(self._wake, 1)
             now_s = time.monotonic()
-            if now_s > turned_s + SILENT_S:  # this process was stopped: answers need a moment
-                resumed_s = now_s
-            turned_s = now_s
-            if now_s > resumed_s + SILENT_S:
+            if now_s > self._listens_s + SILENT_S:  # it was stopped: answers need a moment
+                self._resumed_s = now_s
+            self._listens_s = now_s
+            if now_s > self._resumed_s + SILENT_S:
                 self._listened[0] = now_s
             self._closing.wait(pace.rest_s(min(LONGEST_REST_S, REST_S * len(self._agents))))
 
@@ -337,18 +404,19 @@ class RayEngine:
                 agent.arrived(*answer) if isinstance(answer, tuple) else agent.answered(answer)
             except ray.exceptions.RayError as error:  # the agent has ended, or its node
                 if isinstance(error, ray.exceptions.ActorDiedError) and not agent.node:
-                    self._unstarted.append(_cause(error))
+                    self._not_started(agent, error)
                 agent.answered(None)
         return len(answered)
 
-    def _report_unstarted(self) -> None:
-        """Report why agents of later hosts did not start, each cause once; in the main thread,
-        whose notes are shown."""
-        while self._unstarted:
-            cause = self._unstarted.popleft()
-            if cause not in self._causes and len(self._causes) < MOST_CAUSES:
-                self._causes.add(cause)
-                logger.info("a host agent could not be started: %s; %s", cause, SAME_RELEASE)
+    def _not_started(self, agent: RayAgent, error: Any) -> None:
+        """Report why an agent did not start, each cause once; only an error that the agent raised
+        says something about its node."""
+        cause, advice = _cause(error), ""
+        if error.actor_init_failed:
+            agent.cause, advice = cause, f"; {SAME_RELEASE}"
+        if cause not in self._causes and len(self._causes) < MOST_CAUSES:
+            self._causes.add(cause)
+            self._unreported.append(f"a host agent could not be started: {cause}{advice}")
 
     def _ask_head(self) -> None:
         """Ask the head node for the nodes, again and again; runs in a thread, which may hang."""
@@ -414,6 +482,10 @@ class RayAgent(HostLine):
         """Whether Ray was asked for a host."""
         self.gone = False
         """Whether the agent has ended."""
+        self.cause = ""
+        """Why the agent could not be started on its node; empty if it was, or was not tried."""
+        self.failures = 0
+        """Of the agents before it, since the last that was started."""
         self._kind, self._name, self._namespace, self._needs = kind, name, namespace, needs
         self._wake, self._listened = wake, listened
         self._lock = threading.Lock()
@@ -421,17 +493,20 @@ class RayAgent(HostLine):
         self._answered_s: float | None = None
         self._made_s = time.monotonic()
 
-    def place(self, lost: RayAgent | None = None) -> None:
+    def place(
+        self, lost: RayAgent | None = None, selector: list[dict[str, str]] | None = None
+    ) -> None:
         """Ask Ray for a host, and for the agent there; in the room of an agent that is ``lost``,
-        and that ends if it still runs."""
+        and that ends if it still runs. ``selector`` is that of the labels of the host."""
         ray = import_ray()
-        if lost is not None and lost.group is not None:
-            ray.util.remove_placement_group(lost.group)
+        if lost is not None:
+            lost.free()
         self.group = ray.util.placement_group(
             [dict(self._needs)],
             strategy="STRICT_PACK",  # of one bundle; Ray prefers a node with this one only
             name=self._name,
             lifetime=self.lifetime,
+            bundle_label_selector=selector,
             _soft_target_node_id=self.target and self.target(),
         )
         self.ready = self.group.ready()
@@ -447,6 +522,17 @@ class RayAgent(HostLine):
             ),
         ).remote(LEASE_S, __version__)
         self.placed.set()
+
+    def free(self) -> None:
+        """Give back the resources of an agent that is lost; it ends if it still runs."""
+        if self.group is not None:
+            with suppress(import_ray().exceptions.RayError, ValueError):
+                import_ray().util.remove_placement_group(self.group)
+
+    def find_node(self) -> str:
+        """The id of the node on which Ray has tried to start the agent; empty if there is none."""
+        table = import_ray().util.placement_group_table(self.group)
+        return str(table.get("bundles_to_node_id", {}).get(0, ""))
 
     def ask(self) -> Any:
         """Call the agent: where it is, at first, and then for its reports."""
@@ -465,7 +551,7 @@ class RayAgent(HostLine):
     @property
     def why_missing(self) -> str:
         """Why no role can run here; empty if it can."""
-        if self.is_awaited:
+        if self.is_awaited or self.cause:
             return "no host has been found yet"
         return "" if self.reached else f"its host {self.host} does not answer"
 
@@ -473,6 +559,11 @@ class RayAgent(HostLine):
     def plays(self) -> bool:
         """Whether an actor runs here."""
         return any(handle.spec.stage is Stage.ACTORS for handle in self._handles.values())
+
+    @property
+    def retry_s(self) -> float:
+        """Age at which an agent that is lost, or did not start, is replaced."""
+        return min(SILENT_S * 2.0**self.failures, LONGEST_RETRY_S)
 
     @property
     def age_s(self) -> float:

@@ -1,7 +1,8 @@
 """Elastic group: how this learner joins a group of learners, again after each change.
 
-The supervisor names the members of each epoch: the first one when all learners have reported that
-they are ready, a new one whenever a member has ended or a restarted one wants to join. A learner
+The supervisor names the members of each epoch: the first one when all learners with which the run
+begins have reported that they are ready, a new one whenever a member has ended or another one wants
+to join. A learner
 whose group was lost, or that is sent a newer one, leaves and meets the others in the next; there
 all take the state of the most advanced. On several machines there is no supervisor of all: there is
 one group, and its end is the end of the run.
@@ -168,8 +169,7 @@ class ElasticGroup:
         Returns False where the run ends before. The former `sync` is closed, and ``why`` is
         reported to the supervisor, which cannot see that a group of living members has broken.
         """
-        count = self._config.learner.count
-        if count == 1:
+        if self._config.learner.most_count == 1:
             return True
         if self._config.learner.pace in SERVED:
             return self._serve()
@@ -237,8 +237,8 @@ class ElasticGroup:
             ctx.status.beat()
             return not ctx.stopping()
 
-        progress.share_window(cfg.count)
-        served = Served(client, optimizer, progress, cfg.count, ctx.ledger, waiting)
+        progress.share_window(cfg.most_count)
+        served = Served(client, optimizer, progress, cfg.most_count, ctx.ledger, waiting)
         self.sync = trainer.sync = served
         nothing = ControlMessage(np.zeros(0), progress.growth())
         said = served.sync_control(nothing)
@@ -321,7 +321,7 @@ class ElasticGroup:
 
         Raises RunEndedError where that group was lost.
         """
-        ctx, members = self._ctx, range(self._config.learner.count)
+        ctx, members = self._ctx, range(self._config.learner.most_count)
         assert ctx.store is not None
 
         def waiting() -> bool:
@@ -372,6 +372,8 @@ class ElasticGroup:
             return cfg
         known = np.frombuffer(self._codec.encode(), np.uint8)
         self._codec = group.broadcast({"codec": known}, source)["codec"].tobytes().decode()
+        if not self._codec and group.world == 1:  # there is no network to measure yet
+            return self._coded(cfg, "none")
         if not self._codec:
             largest = max(self._trainer.optimizers().values(), key=lambda o: len(o.values))
             device = self._trainer.device
@@ -379,7 +381,11 @@ class ElasticGroup:
             self._codec = choice.codec
             if group.rank == 0:
                 logger.info("learner.reduce.codec auto is %s", choice.text)
-        reduce = cfg.reduce.model_copy(update={"codec": self._codec})
+        return self._coded(cfg, self._codec)
+
+    @staticmethod
+    def _coded(cfg: LearnerConfig, codec: str) -> LearnerConfig:
+        reduce = cfg.reduce.model_copy(update={"codec": codec})
         return cfg.model_copy(update={"reduce": reduce})
 
     def _broadcast_state(

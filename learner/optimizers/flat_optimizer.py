@@ -52,12 +52,12 @@ class FlatOptimizer:
         self.values = flatten(self.parameters)
         self.grads = _make_gradients(self.values, self.parameters)
         # The codec is not known yet where it is `auto`, and has no effect on one learner.
-        codec = CODECS.specs.get(cfg.reduce.codec) if cfg.count > 1 else None
+        codec = CODECS.specs.get(cfg.reduce.codec) if cfg.most_count > 1 else None
         replaced = codec is not None and codec.own_momentum
         self.momentum = 0.0 if replaced else cfg.momentum
         self.grad_clip = None if replaced else cfg.grad_clip
-        self.learners = cfg.count
-        """Learners that step together: fewer than ``cfg.count`` while one of them is dead."""
+        self.learners = cfg.most_count
+        """Learners that step together: fewer than ``cfg.most_count`` while one of them is away."""
         self.lr_factor = 1.0
         """Factor of the learning rate after rollbacks (`learner.nonfinite`)."""
         self.lr: float | None = None

@@ -114,7 +114,7 @@ class ServerClient:
         self._copy = LocalCopy(optimizer, cfg.significance) if cfg.pace == "asp" else None
         self.last = Reply(version, samples, tally, None, 1, False, False, False)
         self._residual = np.zeros(size, np.float32) if cfg.reduce.codec == "bf16" else None
-        self._clock = version // cfg.count
+        self._clock = version // cfg.most_count
         self._asked: ServerMessageKind | None = None
         self._is_fresh, self._spare = False, 0  # for the next step, and for so many after it
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

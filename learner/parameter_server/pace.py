@@ -250,7 +250,7 @@ class Backup(Pace):
 def make_pace(cfg: LearnerConfig, version: int = 0) -> Pace:
     """Make the machine of `learner.pace`, for a pace that has a parameter server."""
     if cfg.pace == "backup":
-        return Backup(max(1, cfg.count - cfg.spare), version)
+        return Backup(max(1, cfg.most_count - cfg.spare), version)
     if cfg.pace in ("ssp", "asp"):
         return Bounded(cfg.staleness, version)
     if cfg.pace == "tap":

@@ -255,7 +255,7 @@ class ParameterServer:
         """Why a worker can never join; "" if it can."""
         if head.rules != self._rules:
             return "has other settings of learner.* than the parameter server"
-        if not 0 < head.entries <= MAX_SIZE or head.rank >= self._cfg.count:
+        if not 0 < head.entries <= MAX_SIZE or head.rank >= self._cfg.most_count:
             return (
                 f"of {head.entries} parameters does not belong to learner.count={self._cfg.count}"
             )

@@ -47,7 +47,7 @@ class Learner:
         )
         self.ledger = TimeLedger()
         self.sync = Served(
-            self.client, self.optimizer, self.progress, cfg.count, self.ledger, self._wait
+            self.client, self.optimizer, self.progress, cfg.most_count, self.ledger, self._wait
         )
 
     def _wait(self) -> bool:

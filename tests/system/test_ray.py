@@ -230,6 +230,7 @@ def test_too_small_a_cluster_is_refused(
         (("--address", "auto"), "--address is of a cluster; add --engine ray, or leave it out"),
         (("--engine", "ray", "--working-dir", "nowhere"), "--working-dir nowhere is not a folder"),
         (("--engine", "ray", "--address", "127.0.0.1:9"), "--address 127.0.0.1:9 is not a Ray"),
+        (("learner.count=1..2", "actors.count=2"), "learner.count 1..2 starts learners as hosts"),
     ],
 )
 def test_bad_options_are_refused(tmp_path: Path, options: tuple[str, ...], message: str) -> None:

@@ -73,7 +73,7 @@ def _share(ctx: RoleContext, config: Config) -> ActorShare:
         config, run_bind(config.transport, ctx.runtime_dir), ctx.learner
     )
     own = ctx.index - ctx.learner * len(addresses)
-    return ActorShare(addresses, own, config.learner.count)
+    return ActorShare(addresses, own, config.learner.most_count)
 
 
 def _attach(ctx: RoleContext, path: Path) -> ShmLink | None:

@@ -129,6 +129,18 @@ CASES = {
         "actors.count=4",
         ["actors.count=4"],
     ),
+    "no samples for the last one": (
+        ["learner.count=1..4", "actors.count=3"],
+        "learner.count 1..4 needs an actor for each learner, and actors.count is 3; set "
+        "actors.count=4",
+        ["actors.count=4"],
+    ),
+    "a server of a number that changes": (
+        ["learner.count=2..4", "actors.count=4", "learner.pace=ssp"],
+        "learner.count 2..4 changes the number of learners, and a parameter server of learner.pace "
+        "ssp has a fixed one; set learner.pace=bsp, or learner.count=4",
+        ["learner.count=4"],
+    ),
     "share of the actors": (
         [*FOUR, "learner.batch_slots=3"],
         "actors.count 4 and transport.slots 2 provide for each learner; set learner.batch_slots=2",

@@ -480,3 +480,120 @@ def test_many_roles_without_a_host_are_named_by_the_first_of_them() -> None:
     scene = Scene((LEARNER, *ACTORS, *spares(9)))
     [note] = scene.decisions.unplaced({f"actor-{i}": "none" for i in range(2, 11)}, scene.now_s)
     assert note == Note("actor-2, actor-3, actor-4 and 6 more: none")
+
+
+def of_learner(rank: int, *, spare: bool) -> tuple[RoleSpec, ...]:
+    """A learner with its connector, and its relay on the hosts of actors."""
+    address = f"tcp://10.0.0.{rank}:770{rank}"
+    return (
+        replace(LEARNER, index=rank, learner=rank, address=address, spare=spare),
+        replace(CONNECTOR, index=rank, learner=rank, address=address, spare=spare),
+        replace(CONNECTOR, role="relay", index=rank, learner=rank, address=address, spare=spare),
+    )
+
+
+GROWING = (
+    *of_learner(0, spare=False),
+    *of_learner(1, spare=True),
+    *(replace(spec, learner=spec.index) for spec in ACTORS),
+)
+NO_HOST = dict.fromkeys(("learner-1", "connector-1"), "no host has been found yet")
+
+
+def grown() -> Scene:
+    """A run that had one learner, and has two."""
+    scene = Scene(GROWING, ready=False)
+    scene.decisions.unplaced(NO_HOST, scene.now_s)
+    for spec in GROWING:
+        scene.decisions.ready(spec.name, scene.now_s)
+    scene.decisions.join("learner-0")
+    scene.decisions.entered("learner-0")
+    scene.decisions.unplaced({}, scene.now_s)
+    scene.tick(0.1)
+    scene.decisions.join("learner-1")
+    scene.decisions.entered("learner-1")
+    scene.decisions.ready("learner-1", scene.now_s)
+    return scene
+
+
+def test_a_spare_learner_starts_with_its_roles_once_there_is_a_host() -> None:
+    scene = Scene(GROWING, ready=False)
+    assert "learner-1" not in scene.incarnations
+    assert "relay-1" not in scene.incarnations, "it would look for the learner at no address"
+    [note] = scene.decisions.unplaced(NO_HOST, scene.now_s)
+    assert note == Note("connector-1, learner-1: no host has been found yet")
+    for name in ("learner-0", "actor-0", "actor-1"):
+        scene.decisions.ready(name, scene.now_s)
+    [first] = scene.decisions.join("learner-0")
+    assert isinstance(first, Send)
+    assert first.message["members"] == [0]
+    scene.decisions.entered("learner-0")
+    scene.decisions.unplaced({}, scene.now_s)
+    started = [e.name for e in scene.tick(0.1) if isinstance(e, Start)]
+    assert started == ["learner-1", "connector-1", "relay-1"]
+    groups = [e.message for e in scene.decisions.join("learner-1") if isinstance(e, Send)]
+    assert [group["members"] for group in groups] == [[0, 1], [0, 1]]
+    effects = scene.decisions.ready("learner-1", scene.now_s)
+    moved = [e for e in effects if isinstance(e, Send) and e.message["kind"] == "learner"]
+    assert [(e.name, e.message["address"]) for e in moved] == [("actor-1", "tcp://10.0.0.1:7701")]
+    assert scene.decisions.learners_alive == 2
+
+
+def test_a_spare_learner_whose_host_ends_leaves_the_group_smaller() -> None:
+    scene = grown()
+    away = dict.fromkeys(("learner-1", "connector-1"), "its host b does not answer")
+    scene.decisions.unplaced(away, scene.now_s)
+    effects = scene.decisions.presumed_dead("learner-1", 1, "b", 0, scene.now_s)
+    sent = [e.message for e in effects if isinstance(e, Send)]
+    assert [m["members"] for m in sent if m["kind"] == "group"] == [[0]]
+    assert [m["index"] for m in sent if m["kind"] == "learner"] == [0]
+    scene.decisions.presumed_dead("connector-1", 1, "b", 0, scene.now_s)
+    assert not any(isinstance(e, Note) for e in effects), "it is not restarted"
+    assert scene.wait(5, ("learner-0", "connector-0", "relay-0", "actor-0", "actor-1")) == []
+    assert not scene.decisions.stopping
+    assert scene.decisions.learners_alive == 1
+    assert scene.decisions.restarts[Stage.LEARNER] == 0
+    scene.decisions.unplaced({}, scene.now_s)
+    started = [e.name for e in scene.tick(0.1) if isinstance(e, Start)]
+    assert started[:2] == ["learner-1", "connector-1"]
+
+
+def test_a_spare_learner_whose_host_is_about_to_end_trains_until_then() -> None:
+    scene = grown()
+    effects = scene.decisions.unplaced({"learner-1": "its host is about to end"}, scene.now_s)
+    assert effects[1:] == [Send("learner-1", {"kind": "save"})]
+    assert scene.decisions.learners_alive == 2
+    assert scene.decisions.needs("relay-1"), "actors still need its weights"
+    scene.ends("learner-1", -9)
+    assert not any(isinstance(e, Start) for e in scene.wait(5, ("learner-0", "actor-0")))
+
+
+def test_a_spare_learner_that_crashes_on_its_host_is_restarted_there() -> None:
+    scene = grown()
+    scene.ends("learner-1", 1)
+    assert [e.name for e in scene.tick(0.2) if isinstance(e, Start)] == ["learner-1"]
+
+
+def test_with_no_learner_left_the_run_waits_for_those_with_which_it_begins() -> None:
+    scene = grown()
+    scene.decisions.checkpoint_exists()
+    scene.decisions.presumed_dead("learner-0", 0, "a", 0, scene.now_s)
+    scene.decisions.unplaced({"learner-1": "its host b does not answer"}, scene.now_s)
+    scene.decisions.presumed_dead("learner-1", 1, "b", 0, scene.now_s)
+    assert scene.decisions.resumes
+    assert [e.name for e in scene.tick(1.0) if isinstance(e, Start)] == ["learner-0"]
+    groups = [e.message for e in scene.decisions.join("learner-0") if isinstance(e, Send)]
+    assert [group["members"] for group in groups] == [[0]]
+
+
+def test_a_relay_follows_its_learner_to_another_address() -> None:
+    scene = grown()
+    scene.decisions.ready("relay-1", scene.now_s)
+    relay = GROWING[5]
+    assert relay.name == "relay-1"
+    moved = replace(relay, address="tcp://10.0.0.9:7701")
+    specs = [moved if spec is relay else spec for spec in GROWING]
+    assert scene.decisions.respec(specs) == [Kill("relay-1", TERM)]
+    assert scene.decisions.respec(specs) == []
+    scene.ends("relay-1", 0)
+    assert [e.name for e in scene.tick(0.2) if isinstance(e, Start)] == ["relay-1"]

@@ -159,3 +159,34 @@ def test_learners_on_several_hosts_meet_at_the_first_member() -> None:
         "kind": "group", "epoch": 2, "members": [1, 2], "meets_at": "10.0.0.1:700"
     }  # fmt: skip
     assert second.message == first.message
+
+
+def with_spare(count: int, first: int) -> list[RoleSpec]:
+    return [replace(spec, spare=spec.learner >= first) for spec in learners(count)]
+
+
+def test_the_first_group_waits_for_no_spare_learner() -> None:
+    group = GroupMembership(with_spare(3, first=2))
+    assert group.join(0) == []
+    assert group.join(1) == told(0, 1, epoch=1)
+    group.entered(0)
+    assert group.join(2) == told(0, 1, 2, epoch=2)
+    assert group.leave(2) == told(0, 1, epoch=3)
+
+
+def test_a_spare_learner_alone_begins_no_group_as_it_cannot_resume_the_run() -> None:
+    group = GroupMembership(with_spare(2, first=1))
+    assert group.join(1) == []
+    assert group.join(0) == told(0, 1, epoch=1)
+
+
+def test_a_spare_learner_gets_its_share_of_the_actors_when_it_is_ready() -> None:
+    seats = Seats(actors(5, of=3), with_spare(3, first=1))
+    assert {place(seats, f"actor-{i}", 0) for i in (1, 2, 4)} == {0}
+    assert seats.begin("actor-0", 0) is None
+    assert seats.enter(2) == ["actor-2"]
+    assert place(seats, "actor-2", 1) == 2
+    assert seats.enter(1) == ["actor-1", "actor-4"]
+    assert [place(seats, "actor-1", 1), place(seats, "actor-4", 1)] == [1, 1]
+    assert seats.leave(2) == ["actor-2"]
+    assert place(seats, "actor-2", 2) == 0

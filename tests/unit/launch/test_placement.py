@@ -284,3 +284,36 @@ def test_actors_that_may_come_later_are_in_bundles_of_their_own(tmp_path: Path) 
 def test_a_range_whose_most_fit_on_one_host_begins_with_all_of_them(tmp_path: Path) -> None:
     given = placement.on_hosts(config("actors.count=2..4"), [2, 8], tmp_path)
     assert (given.actors.count, given.transport.bind) == (4, None)
+
+
+def test_learners_that_may_come_later_are_in_bundles_of_their_own(tmp_path: Path) -> None:
+    given = placement.on_hosts(config("learner.count=1..3"), [16], tmp_path)
+    assert given.transport.kind == "zmq", "more hosts may come"
+    specs, bundles = placement.bundles(topology.train(given, tmp_path), [16])
+    found = {bundle.name: (bundle.required, bundle.cpus, bundle.roles) for bundle in bundles}
+    assert found["learner-0"] == (True, 1, ("learner-0", "connector-0", "evaluator-0"))
+    assert found["learner-1"] == (False, 1, ("learner-1", "connector-1"))
+    assert found["learner-2"] == (False, 1, ("learner-2", "connector-2"))
+    assert found["actors"][:2] == (True, 4)
+    assert [s.name for s in specs if s.role == "relay" and s.spare] == ["relay-1", "relay-2"]
+    hosts = {spec.name: "10.0.0.1" for spec in specs}
+    hosts |= dict.fromkeys(found["learner-2"][2], "")  # Ray has not found one yet
+    placed = {spec.name: spec for spec in placement.placed(specs, hosts, bundles, 20_000)}
+    assert placed["learner-1"].meets_at == "10.0.0.1:20001"
+    address = placed["relay-1"].address or ""
+    assert address.startswith("tcp://10.0.0.1:")
+    assert (placed["relay-2"].address or "").startswith("tcp://127.0.0.1:"), "not without a host"
+    again = placement.placed(specs, dict.fromkeys(hosts, "10.0.0.1"), bundles, 20_000)
+    assert {spec.name: spec for spec in again}["relay-1"].address == address
+
+
+def test_learners_that_come_and_go_need_a_transport_between_hosts(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"learner\.count 1\.\.2 has learners on hosts of their"):
+        placement.on_hosts(config("learner.count=1..2", "transport.kind=shm"), [8, 8], tmp_path)
+
+
+def test_auto_counts_the_cores_of_the_most_learners(tmp_path: Path) -> None:
+    given = config("actors.count=auto", "learner.count=1..3")
+    fixed = config("actors.count=auto", "learner.count=3")
+    counts = [placement.on_hosts(c, [16, 16], tmp_path).actors.count for c in (given, fixed)]
+    assert counts == ["14..27", "13..24"], "one each on two hosts, and three on one"

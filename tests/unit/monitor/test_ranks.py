@@ -270,3 +270,15 @@ def test_of_one_learner_that_was_restarted_both_lives_count() -> None:
     assert (accounting["produced"], accounting["trained"]) == (1560, 1340)
     assert accounting["lost"] == {"learner": 180}
     assert went(accounting) == 1560
+
+
+def test_a_rank_that_may_come_later_is_not_awaited_and_then_counts() -> None:
+    ranks = Ranks([0], several=True)
+    alone = ranks.metrics(0, report(10, 0.0, {"0": 4}, trained_steps_per_s=10))
+    assert alone is not None
+    assert [rank["rank"] for rank in alone["ranks"]] == [0]
+    assert ranks.metrics(1, report(20, 0.0, {"1": 4}, trained_steps_per_s=20)) is None
+    both = ranks.metrics(0, report(10, 0.0, {"0": 4}, trained_steps_per_s=10))
+    assert both is not None
+    assert both["trained_steps_per_s"] == 30
+    assert both["policy_lag_histogram"] == {"0": 4, "1": 4}

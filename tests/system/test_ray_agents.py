@@ -1,0 +1,117 @@
+"""Host agents on nodes of a Ray cluster that cannot run them, and on nodes that have left."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+import penstock
+from penstock import __version__
+from penstock.core.interfaces import Bundle, EngineContext
+from penstock.launch.engines.ray_engine import LEASE_S, RayEngine
+from penstock.launch.engines.ray_nodes import MOST_FAILURES
+from ray_cluster import agents, cluster, events, train
+from train_command import assert_balanced, last, metrics
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
+
+OTHER = "9.9.9"
+WAIT_S = 60.0
+
+
+def of_other_release(folder: Path) -> dict[str, str]:
+    """The environment of a node that has another release: this one under another number."""
+    package = folder / "penstock"
+    package.mkdir(parents=True)
+    real = Path(penstock.__file__).parent
+    text = f'__version__ = "{OTHER}"\n__path__.append({str(real)!r})\n'
+    (package / "__init__.py").write_text(text)
+    return {"PYTHONPATH": str(folder)}
+
+
+def test_a_node_of_another_release_is_given_up_and_others_are_used(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+
+    def notes() -> list[str]:
+        return [event["text"] for event in events(run_dir) if event["kind"] == "note"]
+
+    def play() -> int:
+        return int(last(run_dir)["actors_alive"]) if metrics(run_dir) else 0
+
+    with cluster(nodes=1, cores=3) as made:
+        command = train(tmp_path, made.address, "actors.count=2..4")
+        command.wait_until(lambda: play() == 2)
+        made.add_node(num_cpus=2, env_vars=of_other_release(tmp_path / "other"))
+        command.wait_until(lambda: any("is not used any more" in text for text in notes()))
+        made.add_node(num_cpus=2)
+        command.wait_until(lambda: play() == 4)
+        command.process.send_signal(signal.SIGTERM)
+        code, summary, err = command.end()
+    assert (code, summary["exit_reason"]) == (143, "terminated"), err
+    assert_balanced(summary)
+    first, given_up = (text for text in notes() if OTHER in text)
+    assert first.startswith("a host agent could not be started: ")
+    assert f" has Penstock {OTHER}, and the run {__version__}; install the same" in first
+    assert f"as {MOST_FAILURES} host agents could not be started there: " in given_up
+    assert given_up.endswith("of every node, and start Ray there again")
+
+
+def wait_until(engine: RayEngine, condition: Callable[[Mapping[str, str]], bool]) -> None:
+    """Turn the engine as a supervisor does, until its roles without a host are as wanted."""
+    ends_s = time.monotonic() + WAIT_S
+    while not condition(engine.unplaced()):
+        engine.filenos()
+        assert time.monotonic() < ends_s
+        time.sleep(0.05)
+
+
+def test_agents_that_have_ended_are_forgotten(tmp_path: Path) -> None:
+    bundles = [Bundle("first", ("actor-0",), 1), Bundle("later", ("actor-1",), 2, required=False)]
+    with (
+        cluster(nodes=1, cores=1) as made,
+        closing(RayEngine(EngineContext(tmp_path, cluster=made.address))) as engine,
+    ):
+        engine.reserve(bundles)
+        for _ in range(3):
+            node = made.add_node(num_cpus=2)
+            wait_until(engine, lambda away: not away)
+            made.remove_node(node, allow_graceful=False)
+            wait_until(engine, lambda away: away == {"actor-1": "no host has been found yet"})
+        assert len(engine._agents) == len(bundles)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restarts", [1, 0])
+def test_a_command_that_was_stopped_says_so_and_resumes_the_run(
+    tmp_path: Path, restarts: int
+) -> None:
+    run_dir = tmp_path / "run"
+    with cluster(nodes=2) as made:
+        command = train(tmp_path, made.address, "actors.count=2", f"run.restarts={restarts}")
+        command.wait_until(lambda: metrics(run_dir) and last(run_dir)["trained_steps"] > 2000)
+        of_roles = [p for agent in set(agents().values()) for p in agent.children(recursive=True)]
+        command.process.send_signal(signal.SIGSTOP)
+        _, alive = psutil.wait_procs(of_roles, LEASE_S + WAIT_S)
+        assert not alive
+        command.process.send_signal(signal.SIGCONT)
+        steps = last(run_dir)["trained_steps"]
+        if restarts:
+            command.wait_until(lambda: last(run_dir).get("learners_restarted"))
+            command.wait_until(lambda: last(run_dir)["trained_steps"] > steps + 2000)
+            command.process.send_signal(signal.SIGTERM)
+        code, summary, err = command.end()
+    assert (code, summary["exit_reason"]) == ((143, "terminated") if restarts else (1, "fault")), (
+        err
+    )
+    assert "Traceback" not in err
+    texts = [event["text"] for event in events(run_dir)]
+    [said] = [text for text in texts if text.startswith("this command was stopped for ")]
+    assert said.endswith("have then ended all roles, after learners had saved")
+    resumed = [text for text in texts if "the run continues from its newest checkpoint" in text]
+    assert len(resumed) == restarts

@@ -1,0 +1,29 @@
+"""Nodes of a Ray cluster on which host agents do not start."""
+
+from __future__ import annotations
+
+from penstock.launch.engines.ray_nodes import MOST_FAILURES, NODE_LABEL, RefusedNodes
+
+ALIVE = ("a", "b", "c")
+
+
+def refuse(nodes: RefusedNodes, node: str) -> list[bool]:
+    return [nodes.failed(node, ALIVE) for _ in range(MOST_FAILURES)]
+
+
+def test_a_node_is_given_up_once_after_some_failed_starts() -> None:
+    nodes = RefusedNodes()
+    assert nodes.selector() is None
+    assert refuse(nodes, "b") == [False] * (MOST_FAILURES - 1) + [True]
+    assert nodes.selector() == [{NODE_LABEL: "!in(b)"}]
+    assert not nodes.failed("b", ALIVE), "its bundle was asked for before"
+    refuse(nodes, "a")
+    assert nodes.selector() == [{NODE_LABEL: "!in(a,b)"}]
+
+
+def test_nodes_that_have_left_are_forgotten_and_unknown_ones_not_counted() -> None:
+    nodes = RefusedNodes()
+    refuse(nodes, "b")
+    assert not nodes.failed("", ALIVE)
+    assert not nodes.failed("c", ("a", "c"))
+    assert nodes.selector() is None
