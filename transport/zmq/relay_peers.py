@@ -157,6 +157,7 @@ class WeightsPuller:
         if self._server is not None:
             self._unwatch(self._server.fd)
             self._server.close()
+            self._server = None
 
 
 class ParentRelay:
