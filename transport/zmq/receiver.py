@@ -377,7 +377,7 @@ class Receiver:
             for stream in self.grants.lend(self._writer.available):
                 self._say(stream.peer, MessageKind.GRANT, None, stream)
         for responder in self._responders.values():
-            for peer, parts in responder.due():
+            for peer, parts in responder.due(now_s):
                 if not self._send(peer, parts):
                     responder.tree.gone(peer)  # before it is named to others
         self.grants.expire(now_s)

@@ -16,7 +16,6 @@ With many relays the connector sends a part of them to other relays for a versio
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -76,13 +75,13 @@ class WeightsResponder:
         self._asks[peer] = have
         return waiting
 
-    def due(self) -> Iterator[tuple[bytes, wire.Parts]]:
-        """The answers that are possible now, as peer and message.
+    def due(self, now_s: float) -> Iterator[tuple[bytes, wire.Parts]]:
+        """The answers that are possible at ``now_s``, as peer and message.
 
         Send each before the next is taken: a relay that cannot be reached is not named to others
         after `RelayTree.gone`.
         """
-        newest, now_s = self._board.stamp, time.monotonic()
+        newest = self._board.stamp
         if newest is None:
             return
         if newest != self._newest:

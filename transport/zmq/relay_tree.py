@@ -8,9 +8,9 @@ that has the version or is about to receive it:
                ├─ relay  ├─ relay
                └─ ...    └─ ...
 
-Each level costs the time of `FANOUT` copies on a link: with 5, a version is on 30 hosts after ten
-copies and on 155 after fifteen. Trees of a fan-out of 4 to 6 differ little for 30 to 1,000 hosts,
-and larger ones have fewer levels, each of which can fail.
+Each level costs the time of `FANOUT` copies on a link, and the last one that of fewer: with 5, a
+version is on 30 hosts after ten copies, on 100 after thirteen. With 3 to 6 the sums differ little
+for 30 to 1,000 hosts, and the larger ones have fewer levels, each of which can fail.
 
 Nothing of the tree outlives a version. A relay's parent was placed in the tree of the same version
 before it, so there is no loop. A relay whose parent fails asks the connector for a copy, which then
@@ -86,7 +86,8 @@ class RelayTree:
         self._relays: dict[bytes, _Relay] = {}
         self._joined = 0
         self._copies = fanout  # that the connector has left for this version
-        self._nodes: deque[_Node] = deque()
+        self._level: deque[_Node] = deque()  # where the next child goes, one by one in turns
+        self._next_level: deque[_Node] = deque()
         self._placed: dict[bytes, bytes | None] = {}  # parents in this version; None: connector
         self._depths: dict[bytes, int] = {}  # relays between them and the connector
 
@@ -134,7 +135,8 @@ class RelayTree:
     def begin(self, now_s: float) -> None:
         """There is a newer version, of which no relay has a copy."""
         self._copies = self._fanout
-        self._nodes.clear()
+        self._level.clear()
+        self._next_level.clear()
         self._placed.clear()
         self._depths.clear()
         silent = [r for r, known in self._relays.items() if now_s - known.seen_s > FORGET_S]
@@ -161,7 +163,7 @@ class RelayTree:
             self._placed[peer] = above
             self._depths[peer] = 0 if above is None else self._depths[above] + 1
             if known.address:
-                self._nodes.append(_Node(peer, self._fanout))
+                self._next_level.append(_Node(peer, self._fanout))
         above = self._placed[peer]
         if above is None or known.direct or not self._can_serve(above, now_s):
             return None
@@ -174,12 +176,15 @@ class RelayTree:
         if self._copies:
             self._copies -= 1
             return None
-        while self._nodes:
-            node = self._nodes[0]
-            if node.free and self._can_serve(node.relay, now_s):
+        while self._level or self._next_level:
+            if not self._level:
+                self._level, self._next_level = self._next_level, self._level
+            node = self._level.popleft()
+            if self._can_serve(node.relay, now_s):
                 node.free -= 1
+                if node.free:
+                    self._level.append(node)
                 return node.relay
-            self._nodes.popleft()
         return None  # no relay has room: one copy more
 
     def _can_serve(self, relay: bytes, now_s: float) -> bool:

@@ -69,6 +69,14 @@ def test_none_sends_more_than_the_fan_out(count: int) -> None:
     assert sends.total() == count
 
 
+def test_the_last_level_is_spread_over_the_one_above() -> None:
+    tree, relays = joined(100)
+    sends = Counter(parents(tree, relays).values())
+    last = [sends[address(relay)] for relay in relays[FANOUT : FANOUT + FANOUT**2]]
+    assert sum(last) == 70
+    assert max(last) == 3
+
+
 def test_a_hundred_relays_are_three_levels() -> None:
     tree, relays = joined(100)
     depths = Counter(
