@@ -392,7 +392,7 @@ def relay_offer(meta: Any) -> RelayOffer | None:
     offer = meta["relay"]
     if not isinstance(offer, dict):
         raise WireError("meta", "relay")
-    port, key, failed = (offer.get(name, "") for name in RelayOffer._fields)
+    port, key, failed = offer.get("port"), offer.get("key", ""), offer.get("failed", "")
     valid = (port is None or (type(port) is int and 0 <= port < 1 << 16)) and (
         failed == "" or failed in FAILURES
     )

@@ -32,6 +32,7 @@ MAX_RELAYS = 4096  # that are remembered; further ones are sent copies
 ALIVE_S = 10.0  # a relay asks every second while it waits; after this silence it is no parent
 FORGET_S = 60.0
 REST_S = 60.0  # a parent that failed once is not named for this long; twice as long after the next
+FORGIVE_S = 3600.0  # after a rest; then earlier failures do not count any more
 
 
 class Parent(NamedTuple):
@@ -124,6 +125,8 @@ class RelayTree:
         known.parent = None  # blamed once
         if parent is None or failed == "passed":  # a newer version is no fault
             return None
+        if now_s - parent.rests_until_s > FORGIVE_S:
+            parent.failures = 0
         parent.failures += 1
         parent.rests_until_s = now_s + REST_S * 2 ** min(parent.failures - 1, 10)
         return parent.address

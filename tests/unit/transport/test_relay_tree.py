@@ -10,6 +10,7 @@ from penstock.transport.zmq.relay_tree import (
     ALIVE_S,
     FANOUT,
     FORGET_S,
+    FORGIVE_S,
     MAX_RELAYS,
     MIN_RELAYS,
     REST_S,
@@ -171,6 +172,10 @@ def test_a_parent_that_failed_rests_and_twice_as_long_after_the_next_failure() -
         assert parent not in next_version(tree, relays, now_s + rest_s - 1).values()
         now_s += rest_s + 1
         assert next_version(tree, relays, now_s)[child] == parent
+    now_s += FORGIVE_S
+    assert next_version(tree, relays, now_s)[child] == parent
+    tree.asked(child, address(child), "", "late", now_s)
+    assert next_version(tree, relays, now_s + REST_S)[child] == parent, "the others are forgiven"
 
 
 def test_a_parent_is_blamed_once_and_by_its_children_alone() -> None:
