@@ -31,7 +31,16 @@ from penstock.transport.zmq.relay_peers import (
 )
 from penstock.transport.zmq.relay_tree import RelayTree
 from penstock.transport.zmq.sockets import receive
-from transport_world import LAYOUT, RUN_ID, Learner, connector, context, learner, wait_until
+from transport_world import (
+    LAYOUT,
+    RUN_ID,
+    Learner,
+    connector,
+    context,
+    learner,
+    wait_until,
+    waiting,
+)
 
 NBYTES = LAYOUT.size * 2
 ANNOUNCED = Stamp(2, 5)
@@ -86,6 +95,8 @@ class World:
             relay = Relay(self.folder, self.address, self.curve)
             self._stack.callback(relay.close)
             self.relays.append(relay)
+            count = len(self.relays)
+            self.turn_until(lambda: len(self.tree._relays) >= count)  # noqa: B023
 
     def turn_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> float:
         """Let all relays work until a condition holds; returns the seconds that took."""
@@ -101,8 +112,7 @@ class World:
 
     def settle(self) -> None:
         """Let all relays ask for the next version, so that the first one is served first."""
-        settled_s = time.monotonic() + 0.1
-        self.turn_until(lambda: time.monotonic() > settled_s)
+        self.turn_until(lambda: waiting(self.receiver) >= len(self.relays))
 
     def publish(self, version: int) -> npt.NDArray[np.float32]:
         self.settle()
@@ -124,7 +134,9 @@ def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
 def grown(world: World, count: int) -> None:
     """``count`` relays that all listen and have version 1."""
     world.join(count)
-    world.publish(1)
+    world.side.publish(0)
+    world.turn_until(world.all_have(0))
+    world.publish(1)  # the first relay of all did not listen before there were others
     world.turn_until(world.all_have(1))
 
 
@@ -174,6 +186,38 @@ def test_children_of_a_relay_that_hangs_get_their_weights_from_the_connector(wor
     world.publish(3)
     took_s = world.turn_until(world.all_have(3))
     assert took_s < relay_peers.PATIENCE_S, "a parent that failed is named again"
+
+
+def test_changed_weights_are_not_accepted_and_come_from_the_connector(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grown(world, 3)
+    server = world.relays[0].puller._server
+    assert server is not None
+    sound = server.publish
+    monkeypatch.setattr(server, "publish", lambda weights: sound((weights[0], weights[1] + 1)))
+    sent = world.publish(2)
+    took_s = world.turn_until(world.all_have(2))
+    assert took_s < relay_peers.PATIENCE_S, "there is nothing to wait for"
+    for relay in world.relays:
+        np.testing.assert_array_equal(wire.to_float32(relay.received[-1][1]), sent)
+    (report,) = world.relays[1].reports
+    assert "something else than the learner's weights" in report
+
+
+def test_a_parent_that_stays_at_an_old_version_is_given_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grown(world, 3)
+    server = world.relays[0].puller._server
+    assert server is not None
+    monkeypatch.setattr(server, "publish", ignore)
+    for version in (2, 3):
+        sent = world.publish(version)
+        world.turn_until(world.all_have(version))
+        np.testing.assert_array_equal(wire.to_float32(world.relays[2].received[-1][1]), sent)
+    reports = [report for relay in world.relays for report in relay.reports]
+    assert len(reports) == 1, "the parent is named to no child of the next version"
 
 
 def test_a_relay_without_a_port_is_served_as_before(world: World) -> None:

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from penstock.core.interfaces import Link
-from penstock.core.params import Stamp
+from penstock.core.params import POLICY_ID, Stamp
 from penstock.core.role import EXIT_REJOIN
 from penstock.launch.engines.local import LocalHandle
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.zmq.link import ZmqLink
+from penstock.transport.zmq.receiver import Receiver
 from penstock.transport.zmq.relay_peers import PATIENCE_S
 from penstock.transport.zmq.relay_tree import RelayTree
 from transport_world import (
@@ -31,6 +32,7 @@ from transport_world import (
     learner,
     role_process,
     wait_until,
+    waiting,
 )
 
 pytestmark = pytest.mark.system
@@ -128,7 +130,7 @@ def test_a_relay_that_waits_says_so_and_can_be_stopped(far: Path) -> None:
 # -------------------------------------------------------------------------- relays of relays
 
 
-Chain = tuple[Learner, RelayTree, list[LocalHandle], list[ShmLink]]
+Chain = tuple[Learner, Receiver, list[LocalHandle], list[ShmLink]]
 
 
 @pytest.fixture
@@ -138,7 +140,7 @@ def chain(tmp_path: Path) -> Iterator[Chain]:
     address = f"tcp://127.0.0.1:{free_port()}"
     with ExitStack() as stack:
         side = stack.enter_context(learner(tmp_path))
-        stack.enter_context(connector(side, address, tree=tree))
+        receiver = stack.enter_context(connector(side, address, tree=tree))
         side.publish(1)
         children, links = [], []
         for number in range(4):
@@ -148,8 +150,8 @@ def chain(tmp_path: Path) -> Iterator[Chain]:
             links.append(ShmLink(host / "relay-0.sock", None, want=0))
             stack.callback(links[-1].close)
             newest(links[-1], 1)  # so the first one asks first
-        time.sleep(0.3)
-        yield side, tree, children, links
+        wait_until(lambda: waiting(receiver) == 4)
+        yield side, receiver, children, links
 
 
 def free_port() -> int:
@@ -159,15 +161,15 @@ def free_port() -> int:
 
 
 def test_relays_fetch_weights_from_each_other(chain: Chain) -> None:
-    side, tree, _, links = chain
+    side, receiver, _, links = chain
     for version in (2, 3):
         sent = side.publish(version)
         for link in links:
             np.testing.assert_array_equal(newest(link, version), sent)
-        parents = list(tree._placed.values())
+        wait_until(lambda: waiting(receiver) == 4)
+        parents = list(receiver._responders[POLICY_ID].tree._placed.values())
         assert len(parents) == 4
         assert parents.count(None) == 1, "the connector sent one copy"
-        time.sleep(0.3)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
