@@ -111,7 +111,8 @@ def main() -> None:
     ]
     result = {"parameters": PARAMETERS, "link": LINK, "decode_ms": decode_ms, "rows": found}
     finish("weights_fanout", result, rows, options)
-    print(f"decoding and publishing on a host: {decode_ms:.2f} ms")
+    text = f"decoding and publishing on a host: {decode_ms:.2f} ms"
+    print(text, file=sys.stderr if options.json else sys.stdout)
 
 
 def serve() -> None:

@@ -77,7 +77,9 @@ class Relay:
 class World:
     """A learner with a connector, and relays that join it. The tree is one of small limits."""
 
-    def __init__(self, folder: Path, stack: ExitStack, curve: Path | None) -> None:
+    def __init__(
+        self, folder: Path, stack: ExitStack, curve: Path | None, address: str = ""
+    ) -> None:
         self.curve = curve
         self.folder = folder
         self._stack = stack
@@ -85,7 +87,8 @@ class World:
         self.tree = RelayTree(NBYTES, fanout=1, min_relays=2, min_nbytes=0)
         self.relays: list[Relay] = []
         with zmq.Context() as probe, probe.socket(zmq.ROUTER) as free:
-            self.address = f"tcp://127.0.0.1:{free.bind_to_random_port('tcp://127.0.0.1')}"
+            port = free.bind_to_random_port("tcp://127.0.0.1")
+        self.address = address or f"tcp://127.0.0.1:{port}"
         self.receiver = stack.enter_context(
             connector(self.side, self.address, curve=curve, tree=self.tree)
         )
@@ -225,6 +228,15 @@ def test_a_relay_without_a_port_is_served_as_before(world: World) -> None:
     world.relays[1].puller._port = 0
     world.publish(2)
     world.turn_until(world.all_have(2))
+
+
+def test_relays_that_join_by_a_socket_of_this_host_do_not_listen(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        world = World(tmp_path, stack, None, f"ipc://{tmp_path}/wire")
+        grown(world, 2)
+        world.publish(2)
+        world.turn_until(world.all_have(2))
+        assert [relay.puller.from_relays for relay in world.relays] == [0, 0]
 
 
 # ---------------------------------------------------------------------------- hostile parents
