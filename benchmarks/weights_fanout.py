@@ -2,11 +2,18 @@
 
     learner's host ── 1 Gbit/s ── switch ── hosts 1 to N, each with actors that read one copy
 
-The learner's host has the connector of a run, and each other host a client that asks for weights as
-the relay of its actors does. All hosts are network namespaces of this machine. Measured from the
-publishing of a version until the last host has all of its bytes, beside what the link alone needs;
-the connector's processor time for a copy; and what a host then does with it: decoding, and
-publishing in shared memory, which all of its actors read. Needs root.
+The learner's host has the connector of a run. All hosts are network namespaces of this machine.
+Each number of hosts is measured in two ways:
+
+    flat    each host has a client that asks for weights as a relay did that knows no tree, so the
+            connector sends each a copy
+    tree    each host has what a relay has between its sockets (`WeightsPuller`), so it fetches the
+            weights from the connector or another host, verifies them and sends them on
+
+Measured from the publishing of a version until the last host has all of its bytes, beside what the
+links alone need; the connector's processor time for a version; and what a host then does with it:
+decoding, and publishing in shared memory, which all of its actors read. The processors of this
+machine do the work of all hosts. Needs root.
 
     python benchmarks/weights_fanout.py [--hosts 10 100] [--rounds 5] [--json] [--save]
 """
@@ -15,6 +22,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import queue
 import select
 import statistics
 import subprocess
@@ -22,8 +30,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import zmq
@@ -31,21 +40,34 @@ import zmq
 from cluster import connector
 from common import finish, parser
 from hosts import Hosts, NoHostsError, hosts
+from penstock.core.control import Channel, Message
+from penstock.core.descriptors import raise_limit
 from penstock.core.interfaces import Welcome
 from penstock.core.params import ParamLayout, Stamp
+from penstock.core.role import RoleContext
 from penstock.core.specs import Column, SlotSpec
+from penstock.profiling.status import StatusPage
 from penstock.transport import wire
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import SlotStore
 from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.wire import Header, MessageKind
+from penstock.transport.zmq.client import Client
+from penstock.transport.zmq.relay_peers import WeightsPuller
+from penstock.transport.zmq.relay_tree import RelayTree
 from penstock.transport.zmq.sockets import Socket, dealer, receive
 
 PARAMETERS = 1_700_000  # of the Nature CNN
 LINK, BITS_PER_S = "1gbit", 1e9
 PORT = 7700
 WAIT_S = 60.0
+SETTLE_S = 0.5  # before a version, so that all hosts wait for it
+LOOK_S = 0.02  # between two turns of a host without an event
+THREADS = 2  # that do the work of all hosts
+NBYTES = 2 * PARAMETERS  # bf16
+COPY_S = NBYTES * 8 / BITS_PER_S
 CLONE_NEWNET = 0x40000000
+LIBC = ctypes.CDLL(None, use_errno=True)
 LAYOUT = ParamLayout((("w", (PARAMETERS,)),))
 SPEC = SlotSpec(2, 1, (Column("obs", "<f4", (4,), "unroll+1"),))
 RUN_ID = 1
@@ -65,25 +87,32 @@ def main() -> None:
     for count in options.hosts:
         try:
             with hosts(count + 1) as made:
-                found.append(measure(made, count, options.rounds))
+                for way in ("flat", "tree"):
+                    found.append(measure(made, count, options.rounds, way))
         except NoHostsError as error:
             sys.exit(f"no hosts, because {error}")
     rows: list[list[Any]] = [
-        ["hosts", "s until the last has them", "slowest", "of the link", "connector ms a copy"]
+        [
+            *("hosts", "way", "s until the last has them", "slowest", "of the links"),
+            *("connector ms a version", "from other hosts"),
+        ]
     ]
     rows += [
         [
             f["hosts"],
+            f["way"],
             f["median_s"],
             max(f["seconds"]),
             f["link_s"] / f["median_s"],
             f["connector_ms"],
+            f["from_hosts"],
         ]
         for f in found
     ]
     result = {"parameters": PARAMETERS, "link": LINK, "decode_ms": decode_ms, "rows": found}
     finish("weights_fanout", result, rows, options)
-    print(f"decoding and publishing on a host: {decode_ms:.2f} ms")
+    text = f"decoding and publishing on a host: {decode_ms:.2f} ms"
+    print(text, file=sys.stderr if options.json else sys.stdout)
 
 
 def serve() -> None:
@@ -121,18 +150,29 @@ def cpu_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(made: Hosts, count: int, rounds: int) -> dict[str, Any]:
+class Fetching(Protocol):
+    """The hosts that fetch weights."""
+
+    def fetch(self, version: int) -> float: ...
+    def close(self) -> None: ...
+
+    @property
+    def from_hosts(self) -> int: ...
+
+
+def measure(made: Hosts, count: int, rounds: int, way: str) -> dict[str, Any]:
     made.limit(LINK)
     command = made.command(0, [sys.executable, __file__, "--serve"])
     learner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert learner.stdin is not None
     assert learner.stdout is not None
     assert learner.stdout.readline() == "ready\n"
-    relays = Relays(made, count)
+    relays: Fetching = TreeRelays(made, count) if way == "tree" else Relays(made, count)
     try:
         relays.fetch(0)
-        seconds, cpu = [], []
+        seconds, cpu, before = [], [], relays.from_hosts
         for version in range(1, rounds + 1):
+            time.sleep(SETTLE_S)
             learner.stdin.write("publish\n")
             learner.stdin.flush()
             began_s, cpu_s = map(float, learner.stdout.readline().split())
@@ -145,18 +185,40 @@ def measure(made: Hosts, count: int, rounds: int) -> dict[str, Any]:
         relays.close()
         learner.kill()
         learner.wait()
-    link_s = count * 2 * PARAMETERS * 8 / BITS_PER_S  # bf16
     return {
         "hosts": count,
+        "way": way,
         "seconds": seconds,
         "median_s": statistics.median(seconds),
-        "link_s": link_s,
-        "connector_ms": (cpu[-1] - cpu[0]) / (rounds - 1) / count * 1e3,
+        "link_s": tree_link_s(count) if way == "tree" else count * COPY_S,
+        "connector_ms": (cpu[-1] - cpu[0]) / (rounds - 1) * 1e3,
+        "from_hosts": (relays.from_hosts - before) / rounds,
     }
 
 
+def tree_link_s(count: int) -> float:
+    """What the links need for a version in a tree: copies of a host share its link evenly."""
+    tree = RelayTree(NBYTES)
+    names = [b"%04d" % number for number in range(count)]
+    for name in names:
+        tree.asked(name, name.decode(), "", "", 0.0)
+    tree.begin(0.0)
+    above: dict[str, str] = {}
+    for name in names:
+        parent = tree.place(name, 0.0)
+        above[name.decode()] = parent.address if parent else ""
+    copies = {name: list(above.values()).count(name) for name in ("", *above)}
+
+    def ready_s(name: str) -> float:
+        return ready_s(above[name]) + copies[above[name]] * COPY_S if name else 0.0
+
+    return max(map(ready_s, above))
+
+
 class Relays:
-    """A client on each host but the learner's, all in this thread."""
+    """A client on each host but the learner's, all in this thread; the connector sends copies."""
+
+    from_hosts = 0
 
     def __init__(self, made: Hosts, count: int) -> None:
         self._sockets: list[Socket] = []
@@ -174,9 +236,7 @@ class Relays:
             self._epoll.register(fd, select.EPOLLIN | select.EPOLLET)
 
     def _join(self, made: Hosts, host: int, address: str) -> None:
-        with open(f"/proc/{made._pids[host]}/ns/net") as namespace:
-            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), "setns")
+        enter(made, host)
         context: zmq.Context[Socket] = zmq.Context()
         self._contexts.append(context)
         self._sockets.append(dealer(context, address, None))
@@ -222,6 +282,126 @@ class Relays:
             socket.close()
         for context in self._contexts:
             context.term()
+
+
+class TreeRelays:
+    """What a relay has between its sockets, on each host but the learner's, in a few threads."""
+
+    def __init__(self, made: Hosts, count: int) -> None:
+        raise_limit()
+        self._stop = False
+        self._have: dict[int, tuple[int, float]] = {}  # version, and when, by host
+        self._relays: list[WeightsPuller] = []
+        self._failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, args=[made, range(1 + k, count + 1, THREADS)])
+            for k in range(THREADS)
+        ]
+        self._count = count
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def from_hosts(self) -> int:
+        """Number of copies that came from another host than the learner's."""
+        return sum(relay.from_relays for relay in self._relays)
+
+    def fetch(self, version: int) -> float:
+        """Wait until all hosts have a version; when the last had it, on the monotonic clock."""
+        ends_s = time.monotonic() + WAIT_S
+        while sum(v == version for v, _ in list(self._have.values())) < self._count:
+            if not self._failures.empty():
+                raise self._failures.get()
+            if time.monotonic() > ends_s:
+                raise RuntimeError(f"not all of {self._count} hosts have {version}")
+            time.sleep(0.002)
+        return max(at_s for _, at_s in self._have.values())
+
+    def _work(self, made: Hosts, hosts: range) -> None:
+        clients: list[Client] = []
+        try:
+            self._serve(made, hosts, clients)
+        except BaseException as error:
+            self._failures.put(error)
+        finally:
+            for client in clients:
+                client.close()
+
+    def _serve(self, made: Hosts, hosts: range, clients: list[Client]) -> None:
+        epoll, pullers = select.epoll(), {}
+        events: dict[int, int] = {}  # host by descriptor
+        for host in hosts:
+            enter(made, host)  # sockets belong to the namespace of the thread that opens them
+            client = Client(relay_context(), f"tcp://{made.addresses[0]}:{PORT}")
+            clients.append(client)
+            client.join()
+            watch, unwatch = watching(epoll, events, host)
+            watch(client.socket.FD)
+            pullers[host] = WeightsPuller(client, watch, unwatch, print)
+        self._relays += pullers.values()
+        busy, look_s = set(pullers), 0.0
+        while not self._stop:
+            ready = {events[fd] for fd, _ in epoll.poll(0 if busy else LOOK_S) if fd in events}
+            if time.monotonic() >= look_s:
+                ready, look_s = set(pullers), time.monotonic() + LOOK_S
+            again = set()
+            for host in ready | busy:
+                enter(made, host)
+                fresh, more = pullers[host].turn()
+                if fresh is not None:
+                    self._have[host] = fresh[0].version, time.monotonic()
+                if more:
+                    again.add(host)
+            busy = again
+        for puller in pullers.values():
+            puller.close()
+
+    def close(self) -> None:
+        self._stop = True
+        for thread in self._threads:
+            thread.join()
+
+
+class NoChannel(Channel):
+    """In place of a supervisor."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def send(self, message: Message, patience_s: float = 0.0) -> bool:
+        return True
+
+    def receive(self, most: int | None = None) -> list[Message]:
+        return []
+
+
+def relay_context() -> RoleContext:
+    page, descriptor = StatusPage.create()
+    os.close(descriptor)
+    return RoleContext("relay", 0, 0, RUN_ID, Path(), Path(), NoChannel(), page)
+
+
+def watching(
+    epoll: select.epoll, events: dict[int, int], host: int
+) -> tuple[Callable[[int], None], Callable[[int], None]]:
+    """Functions that watch a descriptor for a host, and cease to."""
+
+    def watch(fd: int) -> None:
+        events[fd] = host
+        epoll.register(fd, select.EPOLLIN | select.EPOLLET)
+
+    def unwatch(fd: int) -> None:
+        del events[fd]
+        epoll.unregister(fd)
+
+    return watch, unwatch
+
+
+def enter(made: Hosts, host: int) -> None:
+    """Move this thread to a host; its sockets and threads from now on are there."""
+    with open(f"/proc/{made._pids[host]}/ns/net") as namespace:
+        if LIBC.setns(namespace.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
 
 
 def decoding_ms() -> float:

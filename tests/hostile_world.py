@@ -36,6 +36,7 @@ from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq import receiver as receiver_module
 from penstock.transport.zmq.receiver import Receiver
+from penstock.transport.zmq.relay_tree import RelayTree
 
 RUN_ID = 0x1234_5678_9ABC_DEF0
 SLOTS = 8
@@ -127,6 +128,9 @@ def slot_parts(
     return head._replace(**fields), [["raw", len(frame)] for frame in frames], frames
 
 
+HOST = "10.77.0.9"  # of all peers
+
+
 class World:
     """Call `handle` with a peer's message, `turn` after it, and `check` whenever you like."""
 
@@ -144,6 +148,7 @@ class World:
             Path("/nonexistent"),
             process=samples.make_receive(CONFIG.algo, LAYOUT),
             silence_s=60.0,
+            tree=RelayTree(LAYOUT.size, fanout=1, min_relays=2, min_nbytes=0),
         )
         self.receiver.said = []
         self.accounting = Accounting(MAX_STEPS)
@@ -161,7 +166,7 @@ class World:
         self.trained = 0
 
     def handle(self, peer: bytes, parts: list[bytes]) -> None:
-        self.receiver.handle(peer, parts)
+        self.receiver.handle(peer, parts, host=HOST)
         self.hear()
 
     def hear(self) -> None:

@@ -226,6 +226,11 @@ def connector(
         link.close()
 
 
+def waiting(receiver: Receiver) -> int:
+    """The number of relays and actors that wait for newer weights than the newest."""
+    return sum(len(responder._content) for responder in receiver._responders.values())
+
+
 def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
     """Raises AssertionError when ``condition`` stays false."""
     deadline_s = time.monotonic() + timeout_s

@@ -43,6 +43,7 @@ META_NBYTES = 1 << 20
 SHORT_META_NBYTES = 1 << 10  # largest meta of a slot
 MAX_COUNT = 1 << 62  # above any sequence, version or number of steps
 MAX_DURATION_S = 86_400.0  # of an unroll
+MAX_DEPTH = 16  # relays between the connector and another relay
 
 Buffer = bytes | bytearray | memoryview
 Parts = list[Buffer]
@@ -69,6 +70,7 @@ class MessageKind(IntEnum):
     WHO = 8
     WEIGHTS_GET = 9
     WEIGHTS = 10
+    WEIGHTS_AT = 11
     # of a replay server, docs/replay-protocol.md
     JOIN = 32
     SPEC = 33
@@ -311,6 +313,18 @@ def encode_weights(
     if any(name.startswith("normalizer.") for name, _ in layout.entries):
         dtype = "fp32"
     payload: npt.NDArray[Any] = values if dtype == "fp32" else to_bf16(values)
+    return encode_payload(payload, stamp, layout, run_id, policy_id)
+
+
+def encode_payload(
+    payload: npt.NDArray[Any],
+    stamp: Stamp,
+    layout: ParamLayout,
+    run_id: int,
+    policy_id: int = POLICY_ID,
+) -> Parts:
+    """Encode weights ``[layout.size]``, float32 or bfloat16 bits as uint16, without conversion."""
+    dtype = "fp32" if payload.dtype == np.float32 else "bf16"
     raw = payload.view(np.uint8).data
     head = Header(
         MessageKind.WEIGHTS,
@@ -351,11 +365,101 @@ def policy_of(meta: Any) -> int:
     return policy_id
 
 
+class RelayOffer(NamedTuple):
+    """What a relay states in WEIGHTS_GET about serving the weights to other relays."""
+
+    port: int | None
+    """Where it listens; None while it does not, 0 if it cannot."""
+    key: str = ""
+    """The public CURVE key of its socket, Z85 text; empty without CURVE."""
+    failed: str = ""
+    """Why the relay that the last WEIGHTS_AT named was of no use, one of `FAILURES`; then only the
+    connector itself may answer. Empty if it was."""
+
+    def to_meta(self) -> dict[str, Any]:
+        return {"relay": self._asdict()}
+
+
+FAILURES = ("late", "wrong", "passed")
+"""The relay did not answer in time; sent other bytes than announced; has a newer version."""
+
+
+def relay_offer(meta: Any) -> RelayOffer | None:
+    """The offer in the meta of a WEIGHTS_GET; None where the peer takes weights only from the
+    connector. Raises WireError for an invalid one."""
+    if "relay" not in meta:
+        return None
+    offer = meta["relay"]
+    if not isinstance(offer, dict):
+        raise WireError("meta", "relay")
+    port, key, failed = offer.get("port"), offer.get("key", ""), offer.get("failed", "")
+    valid = (port is None or (type(port) is int and 0 <= port < 1 << 16)) and (
+        failed == "" or failed in FAILURES
+    )
+    if not valid or not isinstance(key, str) or not _KEY.fullmatch(key):
+        raise WireError("meta", "relay")
+    return RelayOffer(port, key, failed)
+
+
+class WeightsAt(NamedTuple):
+    """The relay that has a version of the weights, or is about to receive it."""
+
+    stamp: Stamp
+    nbytes: int
+    """Size of the weights, as `encode_payload` gets them."""
+    address: str
+    key: str
+    """The public CURVE key of its socket, Z85 text; empty without CURVE."""
+    sha256: str
+    """Of the weights, in hexadecimal digits: only these may be accepted from the relay."""
+    depth: int
+    """Number of relays between the connector and the receiver of this message."""
+
+
+def encode_weights_at(at: WeightsAt | None, run_id: int, policy_id: int = POLICY_ID) -> Parts:
+    """Encode the answer that sends a relay to another one, or asks it to listen itself (None)."""
+    if at is None:
+        return encode(Header(MessageKind.WEIGHTS_AT, run_id=run_id), policy_meta(policy_id))
+    head = Header(
+        MessageKind.WEIGHTS_AT,
+        run_id=run_id,
+        generation=at.stamp.generation,
+        version=at.stamp.version,
+        raw_nbytes=at.nbytes,
+    )
+    meta = {"address": at.address, "key": at.key, "sha256": at.sha256, "depth": at.depth}
+    return encode(head, meta | policy_meta(policy_id))
+
+
+def decode_weights_at(message: Message, layout: ParamLayout) -> tuple[int, WeightsAt | None]:
+    """The policy id, and the relay to ask; None where the receiver is to listen itself.
+
+    Raises WireError.
+    """
+    head, meta = message.head, verify(message)
+    policy_id = policy_of(meta)
+    if "address" not in meta:
+        return policy_id, None
+    address, key, sha256, depth = (meta.get(n) for n in ("address", "key", "sha256", "depth"))
+    texts = isinstance(address, str) and isinstance(key, str) and isinstance(sha256, str)
+    if not texts or not (_RELAY.fullmatch(address) and _KEY.fullmatch(key)):
+        raise WireError("meta", "the relay's address or key")
+    if not _SHA256.fullmatch(sha256) or type(depth) is not int or not 1 <= depth <= MAX_DEPTH:
+        raise WireError("meta", "sha256 or depth")
+    if head.raw_nbytes > layout.size * _WEIGHT_DTYPES["fp32"].itemsize:
+        raise WireError("size", f"{head.raw_nbytes} bytes of weights")
+    stamp = Stamp(head.generation, head.version)
+    return policy_id, WeightsAt(stamp, head.raw_nbytes, address, key, sha256, depth)
+
+
 def to_float32(weights: npt.NDArray[Any]) -> Float32:
     """Convert the result of `decode_weights` to float32."""
     return weights if weights.dtype == np.float32 else from_bf16(weights)
 
 
+_KEY = re.compile(r"|[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
+_RELAY = re.compile(r"tcp://[0-9A-Za-z.:\[\]%_-]{1,100}:[0-9]{1,5}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _RELEASE = re.compile(r"[0-9A-Za-z.+-]{1,40}")
 _U32 = struct.Struct("<I")
 _KINDS = frozenset(MessageKind)

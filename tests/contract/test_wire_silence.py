@@ -57,7 +57,7 @@ def play(link: ZmqLink, actor: int, sequence: int, seconds: float, *, beats: boo
 
 def vanish(link: ZmqLink) -> None:
     """Close its connections as the kernel does, without a BYE."""
-    link._client._context.destroy(0)
+    link._client.context.destroy(0)
 
 
 def test_who_beats_while_it_plays_keeps_its_grants(

@@ -104,6 +104,7 @@ def test_an_actor_survives_any_learner(
                 with bounded():
                     _attack(local, data)
                     fresh = client.take_weights() if hasattr(client, "welcome") else None
+                    client.take_weights_at()
                     if fresh is not None:
                         board.publish(fresh[1], fresh[0])
                         board.read(out)
@@ -123,6 +124,7 @@ def _attack(local: LocalClient, data: st.DataObject) -> None:
             MessageKind.GRANT,
             MessageKind.WHO,
             MessageKind.WEIGHTS,
+            MessageKind.WEIGHTS_AT,
         ]
     )
     head = WELCOME._replace(kind=data.draw(kinds | st.sampled_from(MessageKind)))
@@ -138,6 +140,9 @@ def _attack(local: LocalClient, data: st.DataObject) -> None:
             )
             local.take(signed_parts(head, packed_with(meta), frames))
             return
+    if head.kind == MessageKind.WEIGHTS_AT:
+        local.client.ask_weights(None, offer=wire.RelayOffer(None))
+        meta = {"address": "tcp://10.0.0.9:7", "key": "", "sha256": "0" * 64, "depth": 1}
     how = data.draw(st.integers(0, 2))
     if how == 0:
         local.take(data.draw(mutated(head, meta, frames, NAMES)))

@@ -134,6 +134,11 @@ class Attacker(RuleBasedStateMachine):
             meta["policy_id"] = data.draw(
                 st.sampled_from([0, 1, -1, 2**31, 2**64 - 1, True, 0.0, None, "0", [0], {}, *DEEP])
             )
+        if data.draw(st.booleans()):
+            sound = {"port": 7, "key": "", "failed": ""}
+            meta["relay"] = data.draw(
+                st.sampled_from([sound, {}, None, [], "", {"port": None}, *DEEP]) | changed(sound)
+            )
         head = Header(MessageKind.WEIGHTS_GET, run_id=RUN_ID)
         self.attack(peer, signed_parts(head, packed_with(meta)))
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from penstock.core.interfaces import Link
-from penstock.core.params import Stamp
+from penstock.core.params import POLICY_ID, Stamp
 from penstock.core.role import EXIT_REJOIN
+from penstock.launch.engines.local import LocalHandle
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.zmq.link import ZmqLink
+from penstock.transport.zmq.receiver import Receiver
+from penstock.transport.zmq.relay_peers import PATIENCE_S
+from penstock.transport.zmq.relay_tree import RelayTree
 from transport_world import (
     LAYOUT,
     RUN_ID,
@@ -26,6 +32,7 @@ from transport_world import (
     learner,
     role_process,
     wait_until,
+    waiting,
 )
 
 pytestmark = pytest.mark.system
@@ -118,3 +125,62 @@ def test_a_relay_that_waits_says_so_and_can_be_stopped(far: Path) -> None:
         assert heard(child, "note")["text"] == f"waiting for the learner at ipc://{far}/nobody"
         child.signal(signal.SIGTERM)
         assert exit_code(child) == 0
+
+
+# -------------------------------------------------------------------------- relays of relays
+
+
+Chain = tuple[Learner, Receiver, list[LocalHandle], list[ShmLink]]
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Iterator[Chain]:
+    """Four relays, as if on four hosts, each the parent of the next: the fan-out is one."""
+    tree = RelayTree(LAYOUT.size * 2, fanout=1, min_relays=2, min_nbytes=0)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    with ExitStack() as stack:
+        side = stack.enter_context(learner(tmp_path))
+        receiver = stack.enter_context(connector(side, address, tree=tree))
+        side.publish(1)
+        children, links = [], []
+        for number in range(4):
+            (host := tmp_path / f"host-{number}").mkdir()
+            children.append(stack.enter_context(role_process(host, "relay", address)))
+            heard(children[-1], "ready")
+            links.append(ShmLink(host / "relay-0.sock", None, want=0))
+            stack.callback(links[-1].close)
+            newest(links[-1], 1)  # so the first one asks first
+        wait_until(lambda: waiting(receiver) == 4)
+        yield side, receiver, children, links
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_relays_fetch_weights_from_each_other(chain: Chain) -> None:
+    side, receiver, _, links = chain
+    for version in (2, 3):
+        sent = side.publish(version)
+        for link in links:
+            np.testing.assert_array_equal(newest(link, version), sent)
+        wait_until(lambda: waiting(receiver) == 4)
+        parents = list(receiver._responders[POLICY_ID].tree._placed.values())
+        assert len(parents) == 4
+        assert parents.count(None) == 1, "the connector sent one copy"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_relays_go_on_when_their_parent_dies_or_hangs(chain: Chain, how: signal.Signals) -> None:
+    side, _, children, links = chain
+    children[1].signal(how)
+    for version in (2, 3):
+        sent = side.publish(version)
+        began_s = time.monotonic()
+        for number in (0, 2, 3):
+            np.testing.assert_array_equal(newest(links[number], version), sent)
+        # The child of a parent at the second level waits for it twice as long.
+        assert time.monotonic() - began_s < 2 * PATIENCE_S + 1.5
+    assert all(child.status().phase == "receiving" for child in (children[0], *children[2:]))

@@ -23,7 +23,7 @@ from penstock.core.specs import SlotSpec
 from penstock.transport import wire
 from penstock.transport.addresses import beside
 from penstock.transport.grants import BEAT_S
-from penstock.transport.wire import Header, MessageKind, WireError
+from penstock.transport.wire import Header, MessageKind, RelayOffer, WeightsAt, WireError
 from penstock.transport.zmq.keys import load_actor
 from penstock.transport.zmq.sockets import Socket, dealer, receive
 
@@ -77,8 +77,8 @@ class Client:
         self.release = ""
         self.spec = spec
         self.want = want
+        self.address = address
         self._ctx = ctx
-        self._address = address
         self._actor = actor
         self._patience_s = patience_s
         self._run_id = 0
@@ -88,15 +88,17 @@ class Client:
         self._unanswered_s: float | None = None
         self._asked: dict[int, tuple[Stamp | None, float]] = {}  # by policy
         self._weights: dict[int, tuple[Stamp, npt.NDArray[Any]]] = {}
+        self._weights_at: dict[int, WeightsAt | None] = {}
         self._unknown: set[int] = set()  # policies that were refused
         self._sent_on = False  # from the first connector to another one
         curve = ctx.curve or (ctx.config.transport.curve if ctx.config else None)
-        keys = load_actor(Path(curve)) if curve else None
-        self._context: zmq.Context[Socket] = zmq.Context()
+        self.keys = load_actor(Path(curve)) if curve else None
+        self.context: zmq.Context[Socket] = zmq.Context()
+        """Of the socket; `close` waits until all of its sockets are closed."""
         try:
-            self.socket = dealer(self._context, address, keys)
+            self.socket = dealer(self.context, address, self.keys)
         except BaseException:
-            self._context.term()
+            self.context.term()
             raise
 
     def join(self) -> None:
@@ -110,7 +112,7 @@ class Client:
             if self._ctx.leaving():
                 raise LearnerGoneError("left before a learner was found")
             if not noted and time.monotonic() - started_s > NOTE_AFTER_S:
-                noted = self._ctx.report("note", text=f"waiting for the learner at {self._address}")
+                noted = self._ctx.report("note", text=f"waiting for the learner at {self.address}")
             self._unanswered_s = None
             self._repeat()
             self.pump(0.1)
@@ -153,8 +155,13 @@ class Client:
         self._said_s = time.monotonic()
         return True
 
-    def ask_weights(self, have: Stamp | None, policy_id: int = POLICY_ID) -> None:
-        """Request weights other than ``have``; an early repetition sends nothing."""
+    def ask_weights(
+        self, have: Stamp | None, policy_id: int = POLICY_ID, offer: RelayOffer | None = None
+    ) -> None:
+        """Request weights other than ``have``; an early repetition sends nothing.
+
+        ``offer``: of a relay, which may be answered by a `WeightsAt` instead of weights.
+        """
         now_s = time.monotonic()
         if policy_id in self._asked:
             asked, at_s = self._asked[policy_id]
@@ -162,7 +169,8 @@ class Client:
                 return
         self._asked[policy_id] = (have, now_s)
         self._await_answer(now_s)
-        self._say(MessageKind.WEIGHTS_GET, {"have": have} | wire.policy_meta(policy_id))
+        meta = {"have": have} | wire.policy_meta(policy_id) | (offer.to_meta() if offer else {})
+        self._say(MessageKind.WEIGHTS_GET, meta)
 
     def take_weights(self, policy_id: int = POLICY_ID) -> tuple[Stamp, npt.NDArray[Any]] | None:
         """Weights received since the last call: float32, or bfloat16 bits as uint16.
@@ -175,6 +183,14 @@ class Client:
         if fresh is not None:
             self._asked.pop(policy_id, None)
         return fresh
+
+    def take_weights_at(self, policy_id: int = POLICY_ID) -> tuple[WeightsAt | None] | None:
+        """The relay to ask, as received since the last call; its inside is None where this relay is
+        to listen and to ask again."""
+        if policy_id not in self._weights_at:
+            return None
+        self._asked.pop(policy_id, None)
+        return (self._weights_at.pop(policy_id),)
 
     def arrived(self, policy_id: int = POLICY_ID) -> Stamp | None:
         """The version of the weights that `take_weights` would return."""
@@ -191,7 +207,7 @@ class Client:
                 self._handle(wire.decode(parts))
             except WireError as error:
                 if error.reason == "version":
-                    learner = f"the learner at {self._address}"
+                    learner = f"the learner at {self.address}"
                     raise UserError(
                         wire.other_version(learner, error.text, "this actor")
                     ) from error
@@ -205,7 +221,7 @@ class Client:
         if self._joined and self.want:
             self._say(MessageKind.BYE)
         self.socket.close()
-        self._context.term()
+        self.context.term()
 
     def _repeat(self) -> None:
         """Report this actor's counters, once a second."""
@@ -228,7 +244,7 @@ class Client:
         self._unanswered_s = self._unanswered_s or now_s
         if now_s - self._unanswered_s > self._patience_s:
             raise LearnerGoneError(
-                f"the learner at {self._address} has been silent for {self._patience_s:g} s"
+                f"the learner at {self.address} has been silent for {self._patience_s:g} s"
             )
 
     def _say(self, kind: MessageKind, meta: Any = None) -> bool:
@@ -264,6 +280,12 @@ class Client:
             if policy_id in self._asked:
                 self._weights[policy_id] = Stamp(head.generation, head.version), values
             return
+        if head.kind == MessageKind.WEIGHTS_AT:
+            policy_id, weights_at = wire.decode_weights_at(message, self.welcome.layout)
+            self._unanswered_s = None
+            if policy_id in self._asked and head.run_id == self._run_id:
+                self._weights_at[policy_id] = weights_at
+            return
         meta = wire.verify(message)
         self._unanswered_s = None
         if head.kind == MessageKind.WELCOME:
@@ -275,7 +297,7 @@ class Client:
         elif head.kind == MessageKind.REFUSE:
             raise UserError(printable(str(meta["error"])))
         elif self._run_id and head.run_id != self._run_id:
-            raise LearnerGoneError(f"another run listens at {self._address}")
+            raise LearnerGoneError(f"another run listens at {self.address}")
         elif head.kind == MessageKind.GRANT and self._joined:
             self._granted(head)
         elif head.kind == MessageKind.WHO and self._joined:
@@ -288,12 +310,12 @@ class Client:
         another name, and cannot send an actor to other hosts or folders.
         """
         try:
-            address = beside(self._address, address)
-            self.socket.disconnect(self._address)
+            address = beside(self.address, address)
+            self.socket.disconnect(self.address)
             self.socket.connect(address)
         except (ValueError, zmq.ZMQError) as error:
             raise UserError(
-                f"the learner at {self._address} sent this actor on to {printable(address)}, where "
+                f"the learner at {self.address} sent this actor on to {printable(address)}, where "
                 "none of its connectors can be; use the same release of Penstock in both"
             ) from error
         self._sent_on = True
@@ -301,7 +323,7 @@ class Client:
 
     def _welcomed(self, head: Header, meta: dict[str, Any]) -> None:
         if self._run_id and head.run_id != self._run_id:
-            raise LearnerGoneError(f"another run listens at {self._address}")
+            raise LearnerGoneError(f"another run listens at {self.address}")
         if not self._run_id:
             self.welcome = Welcome(
                 head.run_id,
@@ -316,6 +338,7 @@ class Client:
         self._run_id = head.run_id
         self._joined = True
         self._asked.clear()
+        self._weights_at.clear()
         self._unknown.clear()
         self._granted(head)
 
@@ -330,13 +353,13 @@ class Client:
         """
         if self.spec is not None and spec != self.spec:
             raise UserError(
-                f"the learner at {self._address} disagrees on what a slot holds "
+                f"the learner at {self.address} disagrees on what a slot holds "
                 f"({printable(spec.difference(self.spec))}); start both with the same config and "
                 "the same version of the environment"
             )
         if self.spec is None and spec.payload_nbytes > MAX_SLOT_NBYTES:
             raise UserError(
-                f"the learner at {self._address} asks for slots of {spec.payload_nbytes} bytes; "
+                f"the learner at {self.address} asks for slots of {spec.payload_nbytes} bytes; "
                 f"an actor makes at most {MAX_SLOT_NBYTES}, so use smaller actors.unroll or "
                 "actors.envs"
             )

@@ -10,6 +10,7 @@ then the algorithm's ``process`` runs here, outside the learner.
 
 from __future__ import annotations
 
+import ipaddress
 import sys
 import time
 import traceback
@@ -30,6 +31,7 @@ from penstock.core.params import Stamp, WireDtype
 from penstock.core.role import ACTOR_INDEX_BITS
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.transport import wire
+from penstock.transport.addresses import is_local
 from penstock.transport.grants import ActorStream, Grants, TakenError
 from penstock.transport.shm.host import check_spec
 from penstock.transport.shm.link import ShmLink
@@ -38,7 +40,8 @@ from penstock.transport.wire import Buffer, Header, MessageKind, WireError
 from penstock.transport.zmq.keys import answer_zap, load_learner
 from penstock.transport.zmq.listener import Listener
 from penstock.transport.zmq.relay import WeightsResponder
-from penstock.transport.zmq.sockets import boot_id, receive, receive_from, router, zap
+from penstock.transport.zmq.relay_tree import RelayTree
+from penstock.transport.zmq.sockets import Sender, boot_id, receive_from, router, zap
 
 TICK_S = 0.01  # longest wait of new weights
 QUIET_S = 0.2  # after so long without a message, all sent messages have arrived
@@ -86,9 +89,11 @@ class Receiver:
         ledger: TimeLedger | None = None,
         by_batch: bool = False,
         share: ActorShare | None = None,
+        tree: RelayTree | None = None,
     ) -> None:
         """Attach the socket. Raises UserError for an address that is taken, or unreadable keys.
 
+        ``tree``: of the relays; None for one with the usual limits.
         ``share``: the actors whose slots are received here; None for all.
         ``by_batch``: slots are lent for one batch at a time. A grant is then for the newest
         weights, and slots that no actor wants return to the learner, which would wait for them.
@@ -104,8 +109,10 @@ class Receiver:
         self._writer = link.writer
         self._decoder = wire.SlotDecoder(link.spec)
         self._responders = {
-            board.policy_id: WeightsResponder(board, link.welcome, dtype) for board in (link.board,)
+            board.policy_id: WeightsResponder(board, link.welcome, dtype, tree)
+            for board in (link.board,)
         }
+        self._local = is_local(address)
         self._process = process
         self._ledger = ledger or TimeLedger()
         self._by_batch = by_batch
@@ -114,7 +121,7 @@ class Receiver:
         self._gone = False  # whether the learner is gone, at the last check
         self._newest = (0, 0)  # generation and version of weights, at the last check
         self._welcome = _welcome_meta(link, unix_path)
-        self._handlers: dict[int, Callable[[bytes, wire.Message, bytes], None]] = {
+        self._handlers: dict[int, Callable[[wire.Message, Sender], None]] = {
             MessageKind.HELLO: self._hello,
             MessageKind.SLOT: self._slot,
             MessageKind.BEAT: self._beat,
@@ -138,7 +145,6 @@ class Receiver:
             self.listener = Listener(self._router)
             opening.callback(self.listener.close)
             self._stack = opening.pop_all()
-        self._receive = receive_from if keys else receive
         for socket in (self._router, self._zap):
             if socket is not None:
                 self._poller.register(socket, zmq.POLLIN)
@@ -157,12 +163,10 @@ class Receiver:
 
     def _take_in(self) -> int:
         """Handle the waiting messages; returns their number."""
-        count = 0
-        while count < BATCH and (parts := self._receive(self._router)) is not None:
-            if self._zap is None:
-                self.handle(bytes(parts[0]), parts[1:])
-            else:  # the peer's authenticated key comes first
-                self.handle(bytes(parts[1]), parts[2:], bytes(parts[0]))
+        count, keys = 0, self._zap is not None
+        while count < BATCH and (received := receive_from(self._router, keys=keys)) is not None:
+            sender, parts = received
+            self.handle(sender.peer, parts, sender.key, sender.host)
             count += 1
         return count
 
@@ -176,13 +180,16 @@ class Receiver:
         if self._writer.event in ready:
             drain_event(self._writer.event)
 
-    def handle(self, peer: bytes, parts: Sequence[Buffer], key: bytes = b"") -> None:
+    def handle(
+        self, peer: bytes, parts: Sequence[Buffer], key: bytes = b"", host: str = ""
+    ) -> None:
         """Handle one message of a peer; a bad one is counted.
 
         Args:
             peer: the routing id of the connection.
             parts: the message, without the routing id.
             key: the peer's public key, Z85 text; empty without CURVE.
+            host: the peer's IP address; empty or another text over ``ipc://``.
         """
         try:
             message = wire.decode(parts)
@@ -193,7 +200,7 @@ class Receiver:
             newcomer = head.kind == MessageKind.HELLO and not head.run_id
             if not newcomer and head.run_id != self._link.welcome.run_id:
                 raise WireError("run")
-            handler(peer, message, key)
+            handler(message, Sender(peer, key, host))
         except WireError as error:
             self._reject(error)
             if error.reason in ("run", "unknown"):
@@ -236,14 +243,14 @@ class Receiver:
     def close(self) -> None:
         self._stack.close()
 
-    def _hello(self, peer: bytes, message: wire.Message, key: bytes) -> None:
+    def _hello(self, message: wire.Message, sender: Sender) -> None:
         meta = wire.verify(message)
         try:
             want = int(meta["want"])
             check_spec(self._link.spec, meta["spec"])
         except UserError as error:
             self.rejected["refused"] += 1
-            self._refuse(peer, str(error))
+            self._refuse(sender.peer, str(error))
             return
         except wire.STRANGE as error:
             raise WireError("meta", str(error)) from error
@@ -254,24 +261,26 @@ class Receiver:
         if want:
             receives = self._share.connector(message.head.actor)
             if receives != self._share.own:
-                self._send_on(peer, self._share.addresses[receives])
+                self._send_on(sender.peer, self._share.addresses[receives])
                 return
-            stream = self.grants.hello(message.head, peer, want, time.monotonic(), key)
-        self._say(peer, MessageKind.WELCOME, self._welcome, stream)
+            stream = self.grants.hello(
+                message.head, sender.peer, want, time.monotonic(), sender.key
+            )
+        self._say(sender.peer, MessageKind.WELCOME, self._welcome, stream)
 
-    def _slot(self, peer: bytes, message: wire.Message, key: bytes) -> None:
+    def _slot(self, message: wire.Message, sender: Sender) -> None:
         head = message.head
         if head.spec_hash != self._link.spec.hash:
             raise WireError("spec")
         now_s = time.monotonic()
         available = 0 if self._gone else self._writer.available
-        stream = self.grants.admit(head, peer, now_s, available, key)
+        stream = self.grants.admit(head, sender.peer, now_s, available, sender.key)
         self._check_policy(head)
         if available:
             self._store(message, stream, now_s)
         else:  # the next slot of the stream, or its end, counts this one as lost
             wire.verify(message)
-        self.grants.received(stream, head, peer, now_s)
+        self.grants.received(stream, head, sender.peer, now_s)
 
     def _check_policy(self, head: Header) -> None:
         """Raise WireError for weights that the learner has not published.
@@ -317,29 +326,50 @@ class Receiver:
                 traceback.print_exc(file=sys.stderr)
             raise WireError("process", str(error)) from error
 
-    def _beat(self, peer: bytes, message: wire.Message, key: bytes) -> None:
+    def _beat(self, message: wire.Message, sender: Sender) -> None:
         wire.verify(message)
-        stream = self.grants.beat(message.head, peer, time.monotonic(), key)
-        self._say(peer, MessageKind.GRANT, None, stream)
+        stream = self.grants.beat(message.head, sender.peer, time.monotonic(), sender.key)
+        self._say(sender.peer, MessageKind.GRANT, None, stream)
 
-    def _bye(self, peer: bytes, message: wire.Message, key: bytes) -> None:
+    def _bye(self, message: wire.Message, sender: Sender) -> None:
         wire.verify(message)
-        self.grants.bye(message.head, peer, time.monotonic(), key)
+        self.grants.bye(message.head, sender.peer, time.monotonic(), sender.key)
 
-    def _weights_get(self, peer: bytes, message: wire.Message, key: bytes) -> None:
+    def _weights_get(self, message: wire.Message, sender: Sender) -> None:
         meta = wire.verify(message)
         try:
             have = None if meta["have"] is None else Stamp(*map(int, meta["have"]))
         except wire.STRANGE as error:
             raise WireError("meta", str(error)) from error
         policy_id = wire.policy_of(meta)
+        offer = wire.relay_offer(meta)
         responder = self._responders.get(policy_id)
+        peer = sender.peer
         if responder is None:
             text = str(UnknownPolicyError(policy_id))
             self._reject(WireError("policy", text))
             self._refuse(peer, text, policy_id=policy_id)
-        elif responder.ask(peer, have):  # nothing newer yet, but the connector lives
+            return
+        if offer is not None:
+            address = None if offer.port is None else self._relay_address(offer, sender.host)
+            responder.tree.asked(peer, address, offer.key, offer.failed, time.monotonic())
+        if responder.ask(peer, have):  # nothing newer yet, but the connector lives
             self._say(peer, MessageKind.GRANT, None, self.grants.of(message.head, peer))
+
+    def _relay_address(self, offer: wire.RelayOffer, host: str) -> str:
+        """Where other relays reach one that connects from ``host``; empty if they do not.
+
+        Only the port is the relay's word: it cannot send others to another host. Its key must be
+        one exactly if this learner uses keys.
+        """
+        try:
+            found = ipaddress.ip_address(host)
+        except ValueError:  # over ipc://
+            return ""
+        alone = found.is_loopback and not self._local  # others would reach themselves
+        if not offer.port or alone or bool(offer.key) != (self._zap is not None):
+            return ""
+        return f"tcp://[{host}]:{offer.port}" if ":" in host else f"tcp://{host}:{offer.port}"
 
     def _tend(self, now_s: float) -> None:
         """Work besides messages: grants, weights, silent actors."""
@@ -347,8 +377,9 @@ class Receiver:
             for stream in self.grants.lend(self._writer.available):
                 self._say(stream.peer, MessageKind.GRANT, None, stream)
         for responder in self._responders.values():
-            for peer, parts in responder.due():
-                self._send(peer, parts)
+            for peer, parts in responder.due(now_s):
+                if not self._send(peer, parts):
+                    responder.tree.gone(peer)  # before it is named to others
         self.grants.expire(now_s)
         self.listener.look(now_s)
         if self._writer.want != self.grants.want:

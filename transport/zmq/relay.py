@@ -8,11 +8,15 @@ Nothing is queued. A request names the version that the relay has; the connector
 `WeightsResponder` replies when another version exists: at once, or as soon as the learner publishes
 (long poll). A slow relay skips versions, and a late one starts with the newest. Waiting requests
 are examined again when there is another version, not in every turn.
+
+With many relays the connector sends a part of them to other relays for a version
+(`transport.zmq.relay_tree`), which they fetch as `transport.zmq.relay_peers` describes.
 """
 
 from __future__ import annotations
 
-import time
+import hashlib
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -25,17 +29,30 @@ from penstock.transport import wire
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.zmq.client import Client
+from penstock.transport.zmq.relay_peers import WeightsPuller
+from penstock.transport.zmq.relay_tree import RelayTree
 
 TICK_S = 0.05
-# most bytes of weights per second of one host: limits the load of the learner
-MAX_NBYTES_PER_S = 32e6
 MAX_WAITING = 1 << 14  # peers that wait for another version; most of them may have left
 
 
 class WeightsResponder:
-    """Answers requests for weights; encodes each version of the board's policy at most once."""
+    """Answers requests for weights; encodes each version of the board's policy at most once.
 
-    def __init__(self, board: WeightsBoard, welcome: Welcome, dtype: WireDtype) -> None:
+    Where many relays ask, `tree` decides which of them are sent a copy, and which are sent the
+    address of a relay that has one.
+    """
+
+    def __init__(
+        self,
+        board: WeightsBoard,
+        welcome: Welcome,
+        dtype: WireDtype,
+        tree: RelayTree | None = None,
+    ) -> None:
+        nbytes = welcome.layout.size * (2 if dtype == "bf16" else 4)
+        self.tree = tree or RelayTree(nbytes)
+        """The relays; `RelayTree.asked` before `ask`."""
         self._board = board
         self._welcome = welcome
         self._dtype = dtype
@@ -44,6 +61,7 @@ class WeightsResponder:
         self._newest: Stamp | None = None  # at the last check
         self._stamp: Stamp | None = None
         self._parts: wire.Parts = []
+        self._sha256 = ""  # of the encoded weights, once a relay needs it
 
     def ask(self, peer: bytes, have: Stamp | None) -> bool:
         """Note a request of a peer that has the version ``have``.
@@ -57,23 +75,45 @@ class WeightsResponder:
         self._asks[peer] = have
         return waiting
 
-    def due(self) -> list[tuple[bytes, wire.Parts]]:
-        """The answers that are possible now, as peer and message."""
+    def due(self, now_s: float) -> Iterator[tuple[bytes, wire.Parts]]:
+        """The answers that are possible at ``now_s``, as peer and message.
+
+        Send each before the next is taken: a relay that cannot be reached is not named to others
+        after `RelayTree.gone`.
+        """
         newest = self._board.stamp
         if newest is None:
-            return []
+            return
         if newest != self._newest:
             self._asks |= dict.fromkeys(self._content, self._newest)
             self._content.clear()
             self._newest = newest
+            self.tree.begin(now_s)
         if not self._asks:
-            return []
+            return
         asks, self._asks = self._asks, {}
         self._content.update(peer for peer, have in asks.items() if have == newest)
         peers = [peer for peer, have in asks.items() if have != newest]
         if peers and newest != self._stamp:
             self._encode()
-        return [(peer, self._parts) for peer in peers]
+        for peer in self.tree.ordered(peers):
+            yield peer, self._answer(peer, now_s)
+
+    def _answer(self, peer: bytes, now_s: float) -> wire.Parts:
+        run_id, policy_id = self._welcome.run_id, self._board.policy_id
+        if self.tree.must_listen(peer):
+            return wire.encode_weights_at(None, run_id, policy_id)
+        parent = self.tree.place(peer, now_s)
+        if parent is None:
+            return self._parts
+        assert self._stamp is not None
+        weights = memoryview(self._parts[2])
+        self._sha256 = self._sha256 or hashlib.sha256(weights).hexdigest()
+        depth = min(parent.depth, wire.MAX_DEPTH)
+        at = wire.WeightsAt(
+            self._stamp, weights.nbytes, parent.address, parent.key, self._sha256, depth
+        )
+        return wire.encode_weights_at(at, run_id, policy_id)
 
     def _encode(self) -> None:
         # New memory each time: messages of the previous version may still be on their way.
@@ -84,7 +124,7 @@ class WeightsResponder:
         run_id = self._welcome.run_id
         policy_id = self._board.policy_id
         self._parts = wire.encode_weights(values, stamp, self._dtype, layout, run_id, policy_id)
-        self._stamp = stamp
+        self._stamp, self._sha256 = stamp, ""
 
 
 def run(ctx: RoleContext) -> None:
@@ -108,29 +148,32 @@ def run(ctx: RoleContext) -> None:
 def _serve(ctx: RoleContext, client: Client) -> None:
     board = WeightsBoard.create(client.welcome.layout.size)
     host = ShmHost(relay_socket(ctx.runtime_dir, ctx.learner), client.welcome, board)
-    host.watch(client.socket.FD, lambda: None)
+    host.watch(client.socket.FD, _nothing)
+    puller = WeightsPuller(
+        client,
+        lambda fd: host.watch(fd, _nothing),
+        host.unwatch,
+        lambda text: ctx.event("relay", text),
+    )
     ctx.report("ready")
     ctx.status.phase = Phase.RECEIVING
     ledger = ctx.ledger
-    have: Stamp | None = None
-    ask_at = 0.0
     try:
         while not ctx.stopping():
             ledger.switch(Part.RECEIVE)
-            if time.monotonic() >= ask_at:
-                client.ask_weights(have)
-            client.pump(0)  # before waiting: the descriptor signals only new events
-            fresh = client.take_weights()
+            fresh, busy = puller.turn()
             if fresh is not None:
-                have, values = fresh
                 ledger.switch(Part.PUBLISH)
-                board.publish(values, have)
+                board.publish(fresh[1], fresh[0])
                 ledger.switch(Part.RECEIVE)
-                ask_at = time.monotonic() + values.nbytes / MAX_NBYTES_PER_S
-                continue
             ledger.switch(Part.WAIT)
-            host.poll(max(0.001, min(TICK_S, ask_at - time.monotonic())) if have else TICK_S)
+            host.poll(0 if busy else puller.wait_s(TICK_S))
     finally:
         ctx.status.phase = Phase.STOPPING
+        puller.close()
         host.close()
         board.close()
+
+
+def _nothing() -> None:
+    """The wake-up alone is what a descriptor is watched for."""

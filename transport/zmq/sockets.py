@@ -12,6 +12,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import zmq
 
@@ -40,11 +41,35 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 Socket = zmq.Socket[bytes]
 
 
-def dealer(context: zmq.Context[Socket], address: str, keys: ActorKeys | None) -> Socket:
-    """A DEALER that keeps connecting to a connector until there is one."""
+class Sender(NamedTuple):
+    """The connection from which a message came."""
+
+    peer: bytes
+    """Its routing id."""
+    key: bytes = b""
+    """The peer's public CURVE key, Z85 text, as set by `keys.answer_zap`; empty without CURVE."""
+    host: str = ""
+    """The peer's IP address; over ``ipc://`` another text, or empty."""
+
+
+def dealer(
+    context: zmq.Context[Socket],
+    address: str,
+    keys: ActorKeys | None,
+    *,
+    max_frame_nbytes: int = MAX_WEIGHTS_NBYTES,
+    received: int = HIGH_WATER,
+    queued: bool = False,
+) -> Socket:
+    """A DEALER that keeps connecting to a connector, or to a relay, until there is one.
+
+    ``received``: messages that may wait to be read. ``queued``: messages sent before there is a
+    connection wait for it, instead of raising `zmq.Again`.
+    """
     with _opened(context, zmq.DEALER) as made:
-        made.setsockopt(zmq.IMMEDIATE, 1)
-        made.setsockopt(zmq.MAXMSGSIZE, MAX_WEIGHTS_NBYTES)
+        made.setsockopt(zmq.IMMEDIATE, not queued)
+        made.setsockopt(zmq.RCVHWM, received)
+        made.setsockopt(zmq.MAXMSGSIZE, max_frame_nbytes)
         made.setsockopt(zmq.CONNECT_TIMEOUT, 3000)  # the system's own retries become rarer
         made.setsockopt(zmq.RECONNECT_IVL, 50)
         made.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
@@ -68,14 +93,17 @@ def router(
     max_frame_nbytes: int,
     *,
     received: int = HIGH_WATER,
+    sent: int = HIGH_WATER,
 ) -> Socket:
-    """A connector's bound ROUTER; ``received``: messages of a peer that may wait to be read.
+    """A connector's or relay's bound ROUTER.
 
-    Raises UserError where the address is taken or not ours.
+    ``received`` and ``sent``: messages from and to a peer that may wait. Raises UserError where the
+    address is taken or not ours.
     """
     with _opened(context, zmq.ROUTER) as made:
         made.setsockopt(zmq.MAXMSGSIZE, max_frame_nbytes)
         made.setsockopt(zmq.RCVHWM, received)
+        made.setsockopt(zmq.SNDHWM, sent)
         made.setsockopt(zmq.BACKLOG, BACKLOG)
         if keys is not None:
             made.curve_publickey, made.curve_secretkey = keys.own.public, keys.own.secret
@@ -116,17 +144,22 @@ def receive(source: Socket) -> list[Buffer] | None:
     return _rest(source, parts)
 
 
-def receive_from(source: Socket) -> list[Buffer] | None:
-    """Like `receive`, from peers with CURVE keys.
+def receive_from(source: Socket, *, keys: bool) -> tuple[Sender, list[Buffer]] | None:
+    """Like `receive`, at a ROUTER: the sender, and the parts after the routing id.
 
-    The peer's public key comes before the routing id: Z85 text, as set by `keys.answer_zap`.
+    ``keys``: whether peers have CURVE keys.
     """
     try:
         frame = source.recv(zmq.NOBLOCK, copy=False)
     except zmq.Again:
         return None
-    key = frame.get("User-Id")
-    return [str(key).encode(), *_rest(source, [frame.bytes])]
+    key = str(frame.get("User-Id")).encode() if keys else b""
+    peer, *parts = _rest(source, [frame.bytes])
+    try:
+        host = str(frame.get("Peer-Address"))
+    except zmq.ZMQError:
+        host = ""
+    return Sender(bytes(peer), key, host.removeprefix("::ffff:")), parts
 
 
 def _rest(source: Socket, parts: list[Buffer]) -> list[Buffer]:

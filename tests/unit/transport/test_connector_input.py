@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.core.params import Stamp
 from penstock.transport import wire
 from penstock.transport.shm.link import ShmLink
-from penstock.transport.wire import Header, MessageKind
+from penstock.transport.wire import Header, MessageKind, RelayOffer
 from penstock.transport.zmq import connector as room
 from penstock.transport.zmq.receiver import REFUSE_CHARACTERS, Receiver
-from transport_world import RUN_ID, SPEC, context, learner, reports, wait_until
+from penstock.transport.zmq.relay_tree import RelayTree
+from transport_world import (
+    LAYOUT,
+    RUN_ID,
+    SPEC,
+    Learner,
+    context,
+    learner,
+    reports,
+    wait_until,
+)
 
 VALUES = st.recursive(
     st.none()
@@ -33,18 +45,23 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 METAS = VALUES | st.fixed_dictionaries(
-    {}, optional={k: VALUES for k in ("spec", "want", "have", "policy_id")}
+    {}, optional={k: VALUES for k in ("spec", "want", "have", "policy_id", "relay")}
 )
 
 
 @pytest.fixture(scope="module")
-def receiver() -> Iterator[Receiver]:
-    with tempfile.TemporaryDirectory() as name, learner(Path(name)) as side:
-        link = ShmLink(side.path, None, want=0, lane=True)
-        made = Receiver(link, f"ipc://{name}/wire", side.path)
+def side() -> Iterator[Learner]:
+    with tempfile.TemporaryDirectory() as name, learner(Path(name)) as made:
         yield made
-        made.close()
-        link.close()
+
+
+@pytest.fixture(scope="module")
+def receiver(side: Learner) -> Iterator[Receiver]:
+    link = ShmLink(side.path, None, want=0, lane=True)
+    made = Receiver(link, f"ipc://{side.path.parent}/wire", side.path)
+    yield made
+    made.close()
+    link.close()
 
 
 def sealed(head: Header, meta: Any, *frames: bytes) -> list[bytes]:
@@ -156,3 +173,94 @@ def test_a_policy_that_is_not_published_is_refused(
     text = f"the learner publishes no policy {policy_id}"
     assert answer.head.kind == MessageKind.REFUSE
     assert wire.verify(answer) == {"error": text, "policy_id": policy_id}
+
+
+OFFER = RelayOffer(7001)
+
+
+def answers(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, relays: list[tuple[Any, str]]
+) -> list[wire.Message]:
+    """The answers to relays, of an offer and a host each, that request weights one by one."""
+    said: list[wire.Message] = []
+
+    def send(_: bytes, parts: wire.Parts) -> bool:
+        said.append(wire.decode(parts))
+        return True
+
+    monkeypatch.setattr(receiver, "_send", send)
+    tree = RelayTree(LAYOUT.size * 2, fanout=1, min_relays=2, min_nbytes=0)
+    receiver._responders[0].tree = tree
+    receiver._responders[0]._newest = None
+    head = Header(MessageKind.WEIGHTS_GET, run_id=RUN_ID)
+    for number, (offer, host) in enumerate(relays):
+        meta = {"have": None} | (offer.to_meta() if isinstance(offer, RelayOffer) else offer)
+        receiver.handle(b"%d" % number, sealed(head, meta), host=host)
+    receiver.turn(0)
+    return [message for message in said if message.head.kind != MessageKind.GRANT]
+
+
+def test_a_relay_is_sent_to_another_at_the_host_that_this_one_connects_from(
+    receiver: Receiver, side: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side.publish(4)
+    for host, where in (("10.0.0.3", "10.0.0.3"), ("fd00::3", "[fd00::3]")):
+        first, second = answers(receiver, monkeypatch, [(OFFER, host), (OFFER, "10.0.0.4")])
+        assert first.head.kind == MessageKind.WEIGHTS
+        _, at = wire.decode_weights_at(second, LAYOUT)
+        assert at is not None
+        assert at.address == f"tcp://{where}:7001"
+        assert at.stamp == Stamp(2, 4)
+        assert at.sha256 == hashlib.sha256(first.frames[0]).hexdigest()
+        assert (at.depth, at.nbytes) == (1, memoryview(first.frames[0]).nbytes)
+
+
+@pytest.mark.parametrize(
+    ("offer", "host"),
+    [
+        (OFFER, ""),
+        (OFFER, "localhost:0:0:77"),
+        (RelayOffer(0), "10.0.0.3"),
+        (RelayOffer(7001, "k" * 40), "10.0.0.3"),  # a key, and the learner has none
+        ({}, "10.0.0.3"),
+    ],
+)
+def test_a_relay_that_others_cannot_reach_is_named_to_none(
+    receiver: Receiver, side: Learner, monkeypatch: pytest.MonkeyPatch, offer: Any, host: str
+) -> None:
+    side.publish(4)
+    found = answers(receiver, monkeypatch, [(offer, host)] + [(RelayOffer(0), "10.0.0.4")] * 2)
+    assert [message.head.kind for message in found] == [MessageKind.WEIGHTS] * 3
+
+
+def test_an_address_of_loopback_is_named_only_where_all_peers_are_on_this_host(
+    receiver: Receiver, side: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side.publish(4)
+    for local, kind in ((True, MessageKind.WEIGHTS_AT), (False, MessageKind.WEIGHTS)):
+        monkeypatch.setattr(receiver, "_local", local)
+        found = answers(receiver, monkeypatch, [(OFFER, "127.0.0.1"), (OFFER, "10.0.0.4")])
+        assert found[1].head.kind == kind
+
+
+def test_a_relay_that_does_not_listen_yet_is_asked_to(
+    receiver: Receiver, side: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side.publish(4)
+    found = answers(receiver, monkeypatch, [(RelayOffer(None), "10.0.0.3")] * 2)
+    assert [wire.decode_weights_at(message, LAYOUT) for message in found] == [(0, None)] * 2
+
+
+@pytest.mark.parametrize(
+    "relay",
+    [
+        None, [], {"port": -1}, {"port": 65536}, {"port": True}, {"port": "1"}, {"port": 1.0},
+        {"port": 1, "key": "short"}, {"port": 1, "key": None}, {"port": 1, "key": "k" * 41},
+        {"port": 1, "key": "\n" * 40}, {"port": 1, "failed": "no"}, {"port": 1, "failed": [1]},
+    ],
+)  # fmt: skip
+def test_a_malformed_offer_is_refused(receiver: Receiver, relay: Any) -> None:
+    before = receiver.rejected["meta"]
+    head = Header(MessageKind.WEIGHTS_GET, run_id=RUN_ID)
+    receiver.handle(b"peer", sealed(head, {"have": None, "relay": relay}), host="10.0.0.3")
+    assert receiver.rejected["meta"] == before + 1

@@ -34,7 +34,7 @@ def publish(board: WeightsBoard, version: int) -> Stamp:
 def given(desk: WeightsResponder) -> dict[bytes, int]:
     """Versions by peer, which the weights themselves confirm."""
     versions: dict[bytes, int] = {}
-    for peer, parts in desk.due():
+    for peer, parts in desk.due(0.0):
         message = wire.decode(parts)
         assert peer not in versions
         versions[peer] = message.head.version
@@ -80,7 +80,7 @@ def test_statistics_of_observations_arrive_exactly(board: WeightsBoard) -> None:
     board.publish(values, Stamp(0, 1))
     desk = WeightsResponder(board, Welcome(1, 0, WELCOME.spec, layout, {}), "bf16")
     desk.ask(b"peer", None)
-    ((_, parts),) = desk.due()
+    ((_, parts),) = desk.due(0.0)
     _, sent = wire.decode_weights(wire.decode(parts), layout)
     np.testing.assert_array_equal(wire.to_float32(sent), values)
 

@@ -1,0 +1,226 @@
+"""Which relay is sent to which other, as a rule without sockets."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from penstock.transport.zmq.relay_tree import (
+    ALIVE_S,
+    FANOUT,
+    FORGET_S,
+    FORGIVE_S,
+    MAX_RELAYS,
+    MIN_RELAYS,
+    REST_S,
+    RelayTree,
+)
+
+NBYTES = 3_400_000  # 1.7 million parameters in bf16
+CONNECTOR = ""
+
+
+def name(number: int) -> bytes:
+    return f"relay-{number:04}".encode()
+
+
+def address(relay: bytes) -> str:
+    return f"tcp://{relay.decode()}:1"
+
+
+def joined(count: int, now_s: float = 0.0, **limits: int) -> tuple[RelayTree, list[bytes]]:
+    tree = RelayTree(NBYTES, **limits)
+    relays = [name(number) for number in range(count)]
+    for relay in relays:
+        tree.asked(relay, address(relay), "", "", now_s)
+    tree.begin(now_s)
+    return tree, relays
+
+
+def parents(tree: RelayTree, relays: list[bytes], now_s: float = 0.0) -> dict[bytes, str]:
+    """The parent of each relay, in the order of the tree."""
+    found = {}
+    for relay in tree.ordered(relays):
+        parent = tree.place(relay, now_s)
+        found[relay] = parent.address if parent else CONNECTOR
+    return found
+
+
+@pytest.mark.parametrize("count", [1, FANOUT, MIN_RELAYS - 1])
+def test_a_few_relays_are_all_sent_copies(count: int) -> None:
+    tree, relays = joined(count)
+    assert set(parents(tree, relays).values()) == {CONNECTOR}
+
+
+def test_small_weights_are_sent_to_all() -> None:
+    tree = RelayTree(20_000)
+    relays = [name(number) for number in range(100)]
+    for relay in relays:
+        tree.asked(relay, address(relay), "", "", 0.0)
+    assert set(parents(tree, relays).values()) == {CONNECTOR}
+
+
+@pytest.mark.parametrize("count", [MIN_RELAYS, 100, 1000])
+def test_none_sends_more_than_the_fan_out(count: int) -> None:
+    tree, relays = joined(count)
+    sends = Counter(parents(tree, relays).values())
+    assert sends[CONNECTOR] == FANOUT
+    assert max(sends.values()) == FANOUT
+    assert sends.total() == count
+
+
+def test_the_last_level_is_spread_over_the_one_above() -> None:
+    tree, relays = joined(100)
+    sends = Counter(parents(tree, relays).values())
+    last = [sends[address(relay)] for relay in relays[FANOUT : FANOUT + FANOUT**2]]
+    assert sum(last) == 70
+    assert max(last) == 3
+
+
+def test_a_hundred_relays_are_three_levels() -> None:
+    tree, relays = joined(100)
+    depths = Counter(
+        parent.depth if (parent := tree.place(relay, 0.0)) else 0 for relay in tree.ordered(relays)
+    )
+    assert depths == {0: 5, 1: 25, 2: 70}
+
+
+def test_a_parent_was_placed_before_its_child_so_there_is_no_loop() -> None:
+    tree, relays = joined(300)
+    before = {CONNECTOR}
+    for relay, parent in parents(tree, list(reversed(relays))).items():
+        assert parent in before
+        before.add(address(relay))
+
+
+def test_parents_stay_the_same_from_version_to_version() -> None:
+    tree, relays = joined(50)
+    first = parents(tree, relays)
+    tree.begin(1.0)
+    assert parents(tree, list(reversed(relays)), 1.0) == first
+
+
+def test_one_that_asks_again_gets_the_same_parent_and_no_second_place() -> None:
+    tree, relays = joined(30)
+    first = parents(tree, relays)
+    assert [parents(tree, relays) for _ in range(3)] == [first] * 3
+
+
+def test_a_late_one_is_sent_to_a_relay_that_has_the_version() -> None:
+    tree, relays = joined(20)
+    parents(tree, relays)
+    tree.asked(b"late", "tcp://late:1", "", "", 0.5)
+    parent = tree.place(b"late", 0.5)
+    assert parent is not None
+    assert parent.address in {address(relay) for relay in relays}
+
+
+def test_peers_that_are_no_relays_are_sent_copies_and_serve_none() -> None:
+    tree, relays = joined(20)
+    assert tree.place(b"actor", 0.0) is None
+    assert tree.ordered([b"actor", *relays])[-1] == b"actor"
+    assert set(parents(tree, relays).values()) <= {CONNECTOR, *map(address, relays)}
+
+
+def test_relays_that_cannot_listen_are_leaves() -> None:
+    tree, relays = joined(20)
+    deaf = relays[:3]
+    for relay in deaf:
+        tree.asked(relay, "", "", "", 0.0)
+    found = parents(tree, relays)
+    assert not {address(relay) for relay in deaf} & set(found.values())
+    for relay in relays:
+        tree.asked(relay, "", "", "", 0.0)
+    tree.begin(0.0)
+    assert set(parents(tree, relays).values()) == {CONNECTOR}, "none can serve"
+
+
+def test_relays_listen_only_where_there_is_a_tree() -> None:
+    tree = RelayTree(NBYTES)
+    for number in range(MIN_RELAYS):
+        assert not tree.must_listen(name(number))
+        tree.asked(name(number), None, "", "", 0.0)
+    assert tree.must_listen(name(0))
+    tree.asked(name(0), "", "", "", 0.0)
+    assert not tree.must_listen(name(0)), "it cannot"
+
+
+def next_version(tree: RelayTree, relays: list[bytes], now_s: float) -> dict[bytes, str]:
+    """The parents of a version for which all relays ask."""
+    for relay in relays:
+        tree.asked(relay, address(relay), "", "", now_s)
+    tree.begin(now_s)
+    return parents(tree, relays, now_s)
+
+
+def test_a_child_of_a_failed_parent_is_sent_a_copy() -> None:
+    tree, relays = joined(20)
+    first = parents(tree, relays)
+    child = relays[-1]
+    assert tree.asked(child, address(child), "", "late", 1.0) == first[child]
+    assert tree.place(child, 1.0) is None
+
+
+def test_a_parent_that_failed_rests_and_twice_as_long_after_the_next_failure() -> None:
+    tree, relays = joined(20)
+    child, now_s = relays[-1], 0.0
+    parent = parents(tree, relays)[child]
+    for rest_s in (REST_S, 2 * REST_S, 4 * REST_S):
+        assert tree.asked(child, address(child), "", "wrong", now_s) == parent
+        assert parent not in next_version(tree, relays, now_s + 1).values()
+        assert parent not in next_version(tree, relays, now_s + rest_s - 1).values()
+        now_s += rest_s + 1
+        assert next_version(tree, relays, now_s)[child] == parent
+    now_s += FORGIVE_S
+    assert next_version(tree, relays, now_s)[child] == parent
+    tree.asked(child, address(child), "", "late", now_s)
+    assert next_version(tree, relays, now_s + REST_S)[child] == parent, "the others are forgiven"
+
+
+def test_a_parent_is_blamed_once_and_by_its_children_alone() -> None:
+    tree, relays = joined(20)
+    first = parents(tree, relays)
+    child = relays[-1]
+    assert tree.asked(relays[0], address(relays[0]), "", "late", 1.0) is None, "it has no parent"
+    assert tree.asked(child, address(child), "", "late", 1.0) == first[child]
+    assert tree.asked(child, address(child), "", "late", 1.0) is None
+
+
+def test_a_parent_with_a_newer_version_does_not_rest() -> None:
+    tree, relays = joined(20)
+    first = parents(tree, relays)
+    child = relays[-1]
+    assert tree.asked(child, address(child), "", "passed", 1.0) is None
+    assert tree.place(child, 1.0) is None
+    assert next_version(tree, relays, 1.0) == first
+
+
+def test_a_relay_that_left_or_is_silent_is_no_parent() -> None:
+    tree, relays = joined(20)
+    tree.gone(relays[0])
+    for relay in relays[2:]:
+        tree.asked(relay, address(relay), "", "", ALIVE_S + 1)
+    found = parents(tree, relays[1:], ALIVE_S + 1)
+    assert not {address(relays[0]), address(relays[1])} & set(found.values())
+    assert found[relays[-1]]
+
+
+def test_a_parent_that_leaves_within_a_version_is_not_named_again() -> None:
+    tree, relays = joined(20)
+    first = parents(tree, relays)
+    tree.gone(relays[0])
+    again = parents(tree, relays[1:])
+    assert address(relays[0]) in first.values()
+    assert address(relays[0]) not in again.values()
+
+
+def test_silent_relays_are_forgotten_and_their_number_is_bounded() -> None:
+    tree, _ = joined(MIN_RELAYS)
+    assert tree.in_use
+    tree.begin(FORGET_S + 1)
+    assert not tree.in_use
+    for number in range(MAX_RELAYS + 5):
+        tree.asked(name(number), "", "", "", FORGET_S + 1)
+    assert len(tree._relays) == MAX_RELAYS
+    assert tree.place(name(MAX_RELAYS + 1), FORGET_S + 1) is None
