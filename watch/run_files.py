@@ -20,10 +20,19 @@ from penstock.monitor.curves import EVALUATED, flat, is_evaluation, is_return
 from penstock.monitor.events import EVENTS
 from penstock.monitor.record import EVALUATIONS, METRICS, SUMMARY, evaluation_figures, objects
 from penstock.watch.columns import MetricColumns
-from penstock.watch.files import JsonLines, Row, read_json, read_tail, read_text, stamp
+from penstock.watch.files import (
+    JsonLines,
+    Row,
+    read_json,
+    read_sample,
+    read_tail,
+    read_text,
+    stamp,
+)
 from penstock.watch.series import Points, full_intervals, known
 
 TAIL_NBYTES = 1 << 16
+SAMPLE_NBYTES = 4 << 20  # of a longer file of metrics a sample is read before all of it
 LISTED = ("env.id", "algo.name", "run.seed")
 STATE_EVERY_S = 4.0  # a live supervisor is asked at most so often whether it lives
 MOST_EVENTS = 20_000
@@ -55,8 +64,10 @@ class WatchedRun:
             self._evaluations = JsonLines(self.folder, EVALUATIONS)
             self._logs = [JsonLines(self.folder, "logs", name) for name in (ROTATED, EVENTS)]
             self.columns = MetricColumns()
+            """The metrics that are shown: until all are read for the first time, of a sample."""
             self.last: Row = {}
             """The last line of metrics."""
+            self._whole, self._newest = self.columns, self.last  # of what was read, shown or not
             self.evaluations: list[Row] = []
             self.events: list[Row] = []
             self._full: np.ndarray[Any, np.dtype[np.bool_]] | None = None
@@ -77,14 +88,29 @@ class WatchedRun:
                 for lines in log.chunks():
                     self.events += lines
                     del self.events[:-MOST_EVENTS]
+            self._show_sample()
             for lines in self._metrics.chunks():
                 if self._metrics.replaced:
-                    self.columns, self.last = MetricColumns(), {}
-                self.columns.extend(lines)
-                self.last = lines[-1] if lines else self.last
+                    self.columns = self._whole = MetricColumns()
+                    self._newest = {}
+                self._whole.extend(lines)
+                self._newest = lines[-1] if lines else self._newest
                 if time.monotonic() > ends_s:
                     break
-            return self._metrics.offset / self._metrics.nbytes if self._metrics.nbytes else 1.0
+            if self._metrics.offset < self._metrics.nbytes:
+                return self._metrics.offset / self._metrics.nbytes
+            if self.columns is not self._whole:
+                self.columns, self._full = self._whole, None
+            self.last = self._newest
+            return 1.0
+
+    def _show_sample(self) -> None:
+        """Show lines at even distances of a long file that is not read yet."""
+        if not self._metrics.offset and stamp(self.folder, METRICS)[1] > SAMPLE_NBYTES:
+            sample = read_sample(self.folder, METRICS, nbytes=SAMPLE_NBYTES)
+            self.columns = MetricColumns()
+            self.columns.extend(sample)
+            self.last = sample[-1] if sample else {}
 
     def curve(self, x: str, y: str) -> Points:
         """A metric by rising ``x``, which is "env_steps" or "time_s". A figure of an evaluation is
