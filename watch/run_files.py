@@ -74,7 +74,8 @@ class WatchedRun:
 
     def read(self, budget_s: float) -> float:
         """Read what is new, for about ``budget_s`` seconds. Returns the share of the metrics that
-        has been read: below 1 there is more."""
+        has been read: below 1 there is more. The first call on a long file returns with a sample,
+        without waiting for more."""
         ends_s = time.monotonic() + budget_s
         with self.lock:
             for lines in self._evaluations.chunks():
@@ -88,7 +89,8 @@ class WatchedRun:
                 for lines in log.chunks():
                     self.events += lines
                     del self.events[:-MOST_EVENTS]
-            self._show_sample()
+            if not self._metrics.offset and self.columns is self._whole and self._show_sample():
+                return 0.0
             for lines in self._metrics.chunks():
                 if self._metrics.replaced:
                     self.columns = self._whole = MetricColumns()
@@ -104,13 +106,15 @@ class WatchedRun:
             self.last = self._newest
             return 1.0
 
-    def _show_sample(self) -> None:
-        """Show lines at even distances of a long file that is not read yet."""
-        if not self._metrics.offset and stamp(self.folder, METRICS)[1] > SAMPLE_NBYTES:
+    def _show_sample(self) -> bool:
+        """Show lines at even distances of a long file; returns whether it is one."""
+        sample: list[Row] = []
+        if stamp(self.folder, METRICS)[1] > SAMPLE_NBYTES:
             sample = read_sample(self.folder, METRICS, nbytes=SAMPLE_NBYTES)
-            self.columns = MetricColumns()
+        if sample:
+            self.columns, self.last = MetricColumns(), sample[-1]
             self.columns.extend(sample)
-            self.last = sample[-1] if sample else {}
+        return bool(sample)
 
     def curve(self, x: str, y: str) -> Points:
         """A metric by rising ``x``, which is "env_steps" or "time_s". A figure of an evaluation is
@@ -276,8 +280,7 @@ class WatchedRun:
             return {**self._row, "state": self.state}
 
     def _made_row(self) -> Row:
-        tail = objects((read_tail(self.folder, METRICS, most=TAIL_NBYTES) or "").encode())
-        last = {**(tail[-1] if tail else {}), **self.summary}
+        last = {**_last_object(self.folder, METRICS), **self.summary}
         found = runs.best(self.folder)
         named = _named_options(read_text(self.folder, CONFIG_FILE) or "")
         return {
@@ -309,6 +312,15 @@ def shown_event(event: Mapping[str, Any]) -> Row:
         "text": _text(event.get("text")),
         "count": finite(event.get("count")),
     }
+
+
+def _last_object(folder: Path, name: str) -> Row:
+    """The object of the last complete line of a file; empty without one."""
+    tail = read_tail(folder, name, most=TAIL_NBYTES) or ""
+    for line in reversed(tail.encode().split(b"\n")):
+        if found := objects(line + b"\n"):
+            return found[-1]
+    return {}
 
 
 def _named_options(text: str) -> dict[str, str]:

@@ -1,10 +1,11 @@
-// Charts by plotly.js, which is loaded when the first chart is drawn.
+// Charts by plotly.js, which is loaded for the first view with charts.
 
 import { h, number } from "./dom.js";
 
 let loading = null;
 
-function load() {
+/** Load plotly.js; a view that will draw calls this before it has data, so that both are awaited together. */
+export function load() {
   loading = loading || new Promise((resolve, reject) => {
     const script = h("script", { src: "vendor/plotly.min.js" });
     script.addEventListener("load", () => resolve(window.Plotly));
