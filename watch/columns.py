@@ -11,7 +11,7 @@ from penstock.core.formatting import MOST, finite
 from penstock.monitor.intervals import Floats
 from penstock.monitor.metric_groups import HISTOGRAM
 
-MOST_COLUMNS = 1000
+MOST_COLUMNS = 8000  # 300 processes have some 3,000
 MOST_CELLS = 1 << 25  # 256 MiB; of more, every second line is dropped
 NAME_LENGTH = 200
 FIRST_ROWS = 1024
@@ -26,6 +26,7 @@ class MetricColumns:
 
     def __init__(self) -> None:
         self._columns: dict[str, Floats] = {}
+        self._below: dict[str, list[str]] = {}
         self._capacity = FIRST_ROWS
         self.rows = 0
         self.left_out = 0
@@ -34,6 +35,10 @@ class MetricColumns:
     def names(self) -> list[str]:
         """Paths of the metrics, such as `ledger/compute`, in the order of their appearance."""
         return list(self._columns)
+
+    def below(self, prefix: str) -> list[str]:
+        """The names that ``prefix``, such as `ledger/`, and a last part make."""
+        return self._below.get(prefix, [])
 
     def extend(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Append a row per line."""
@@ -49,7 +54,8 @@ class MetricColumns:
         self, prefix: str, rows: Sequence[int], objects: Sequence[Mapping[Any, Any]]
     ) -> None:
         """Write the figures of an object per row, those of the same names together, a column at a
-        time: assigning single cells takes several times as long as parsing the lines."""
+        time: assigning single cells takes several times as long as parsing the lines. Nested ones
+        come last, so that those of many processes do not take the room of others."""
         alike: dict[tuple[Any, ...], list[int]] = {}
         for i, each in enumerate(objects):
             alike.setdefault(tuple(each), []).append(i)
@@ -58,16 +64,18 @@ class MetricColumns:
             is_range = at[-1] - at[0] < len(at)
             where: Any = slice(at[0], at[-1] + 1) if is_range else np.array(at)
             values = zip(*[objects[i].values() for i in chosen], strict=True)
+            nested: list[tuple[str, Sequence[Any]]] = []
             for name, cells in zip(names, values, strict=True):
                 path, kinds = f"{prefix}{name}", {*map(type, cells)}
                 numbers = _numbers(cells, kinds)
                 if numbers is not None and (column := self._column(path)) is not None:
                     column[where] = numbers
-                if kinds.isdisjoint((dict, list)) or path.endswith(HISTOGRAM):
-                    continue
+                if not kinds.isdisjoint((dict, list)) and not path.endswith(HISTOGRAM):
+                    nested.append((f"{path}/", cells))
+            for path, cells in nested:
                 parts = [(row, _parts(cell)) for row, cell in zip(at, cells, strict=True)]
                 inner = [(row, found) for row, found in parts if found]
-                self._write(f"{path}/", [row for row, _ in inner], [o for _, o in inner])
+                self._write(path, [row for row, _ in inner], [found for _, found in inner])
 
     def _column(self, path: str) -> Floats | None:
         """The column of a metric, which is added if there is room for it."""
@@ -91,6 +99,7 @@ class MetricColumns:
             self.left_out += 1
             return None
         self._columns[name] = np.full(self._capacity, np.nan)
+        self._below.setdefault(name[: name.rfind("/") + 1], []).append(name)
         return self._columns[name]
 
     def _grow(self) -> None:

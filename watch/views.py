@@ -388,7 +388,7 @@ def _preset(options: Mapping[str, Any]) -> Row:
 def _bars(run: WatchedRun, prefix: str) -> Row | None:
     """The shares below a prefix over time, in buckets; None if no line has them."""
     columns = run.columns
-    names = [name for name in columns.names if name.startswith(prefix)]
+    names = columns.below(prefix)
     if not names:
         return None
     times = columns.column("time_s")

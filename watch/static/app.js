@@ -14,7 +14,7 @@ const VIEWS = {
   learning: ["Learning", LearningView], flow: ["Flow", FlowView], time: ["Time", TimeView],
   processes: ["Processes", ProcessesView], run: ["Run", RunView], agent: ["Agent", AgentView],
 };
-const LIVE_MS = 1000, ENDED_MS = 5000, RUNS_MS = 4000, READ_MS = 20;
+const LIVE_MS = 1000, ENDED_MS = 5000, RUNS_MS = 4000, READ_MS = 200;
 const $ = (id) => document.getElementById(id);
 
 const REASONS = {

@@ -1,7 +1,7 @@
 // Learning: curves of a run, and of others that are compared with it.
 
 import { get } from "./api.js";
-import { Visible, colour, css, describe, draw, load } from "./chart.js";
+import { Visible, colour, css, describe, draw, idle } from "./chart.js";
 import { clock, count, fill, h, number, percent, setText, short } from "./dom.js";
 
 // In the order in which they are read: does it learn, why not, how stable.
@@ -16,7 +16,7 @@ const TITLES = {
 };
 const UNITS = { entropy: "nats", kl: "nats", policy_lag_mean: "updates", episode_length_mean: "steps" };
 const BAD = new Set(["restart", "hang", "kill", "lost", "rollback", "rejected"]);
-const READ_MS = 20; // until the next request, while metrics are being read
+const READ_MS = 100; // until the next request, while metrics are being read
 const SMOOTH = [1, 3, 10, 30, 100, 300];
 
 export class LearningView {
@@ -35,7 +35,7 @@ export class LearningView {
     this.cards = new Map();
     this.visible = new Visible((plot) => this.redraw(plot));
     this.build(panel);
-    load().catch(() => {}); // drawing reports it
+    this.load().catch(() => {}); // the first update reports it
   }
 
   build(panel) {
@@ -126,7 +126,7 @@ export class LearningView {
     if (this.loading) { this.pending = true; return; }
     this.loading = true;
     try {
-      const wanted = [...Object.keys(TITLES), ...this.added].filter((name) => this.metrics?.has(name));
+      const wanted = [...Object.keys(TITLES), ...this.added].filter((name) => !this.metrics || this.metrics.has(name));
       const [low, high] = this.range ?? [null, null];
       const found = await get("curves", {
         run: this.names, metric: [...wanted, ...EVALUATED], x: this.x, smooth: this.smooth, low, high, known: this.version,
@@ -150,8 +150,12 @@ export class LearningView {
     setText(this.progress.firstChild, `${percent(share)} of the metrics are read; until all are, curves are drawn from a sample of the lines.`);
     this.progress.setAttribute("aria-valuenow", Math.round(100 * share));
     this.progress.querySelector("i").style.width = `${100 * share}%`;
-    clearTimeout(this.timer);
-    if (!this.closed && !document.hidden) this.timer = setTimeout(() => this.load().catch(() => {}), READ_MS);
+    if (this.waits) return;
+    this.waits = true;
+    idle().then(() => setTimeout(() => { // first the charts, then the rest of the metrics
+      this.waits = false;
+      if (!this.closed && !document.hidden) this.load().catch(() => {});
+    }, READ_MS));
   }
 
   show(found, wanted) {
@@ -270,7 +274,6 @@ export class LearningView {
 
   close() {
     this.closed = true;
-    clearTimeout(this.timer);
     this.visible.close();
   }
 }
