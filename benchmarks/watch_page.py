@@ -9,7 +9,7 @@
 - A living run of 300 processes on 40 hosts, with a simulated status behind the real socket: from
   the request of an update until the page has changed for the last time.
 - Three living runs whose lines of 8 hours arrive in minutes, while each view is requested: the
-  memory of the server after each eighth, and what their columns have.
+  memory of the server after each eighth. A line takes 8 bytes a figure.
 
     python benchmarks/watch_page.py [--runs 50] [--lines 100000] [--times 5] [--hours 8] [--json]
 
@@ -30,13 +30,17 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from common import compile_package, finish, parser
+from penstock.core.interfaces import Json, MetricSink
+from penstock.monitor.record import Thinned
 from watched_runs import (
+    Line,
     LivingRun,
     lines_like,
     long_runs,
@@ -52,7 +56,7 @@ UPDATES = 10
 PROCESSES, HOSTS = 300, 40
 LIVING = 3
 EIGHTHS = 8
-LOOK_EVERY_S = 60  # of simulated time
+LOOK_EVERY_S = 300  # of simulated time
 VIEWS = ("runs", "now", "curves", "metrics", "ledgers", "events", "about", "agent")
 METRIC = "episode_return_mean"
 
@@ -235,9 +239,10 @@ def many_processes(browser: Any, folder: Path, real: Path) -> dict[str, float]:
     """Updates of the view Processes, with a run of many processes on many hosts."""
     folder.mkdir()
     processes = simulated_processes(PROCESSES, HOSTS)
-    with LivingRun(folder / "run", real, processes) as run, Server(folder) as server:
-        lines = lines_like(real)
-        run.feed([with_processes(next(lines), [*processes]) for _ in range(600)])
+    lines = (with_processes(line, [*processes]) for line in lines_like(real))
+    before = list(islice(lines, 600))
+    with LivingRun(folder / "run", real, processes, lines) as run, Server(folder) as server:
+        run.feed(before)
         context = browser.new_context(viewport={"width": 1400, "height": 900})
         page = context.new_page()
         page.goto(f"{server.address}#run=run&view=processes")
@@ -256,7 +261,8 @@ def many_processes(browser: Any, folder: Path, real: Path) -> dict[str, float]:
 
 
 def memory(folder: Path, real: Path, hours: int) -> list[dict[str, float]]:
-    """The server's memory after each eighth of the time, while runs grow by a line a second."""
+    """The server's memory after each eighth of the time. The runs report once a second, and the
+    record thins their lines as those of any run."""
     folder.mkdir()
     found = []
     with ExitStack() as stack:
@@ -264,19 +270,43 @@ def memory(folder: Path, real: Path, hours: int) -> list[dict[str, float]]:
             stack.enter_context(LivingRun(folder / f"run-{n}", real, simulated_processes(8, 1)))
             for n in range(LIVING)
         ]
+        kept = [Kept() for _ in runs]
+        thinned = [Thinned(sink) for sink in kept]
         sources = [lines_like(real, seed) for seed in range(LIVING)]
         server = stack.enter_context(Server(folder))
         for eighth in range(EIGHTHS):
             for _ in range(hours * 3600 // EIGHTHS // LOOK_EVERY_S):
-                for run, source in zip(runs, sources, strict=True):
-                    run.feed([next(source) for _ in range(LOOK_EVERY_S)])
+                for run, source, thin, sink in zip(runs, sources, thinned, kept, strict=True):
+                    for line in islice(source, LOOK_EVERY_S):
+                        thin.metrics(line)
+                    run.feed(sink.take())
                     for view in VIEWS:
                         server.get(view, run=run.folder.name, metric=METRIC)
-            figures = len(server.get("metrics", run="run-0")["groups"])
             found.append(
-                {"eighth": eighth + 1, "mib": server.rss_nbytes / 2**20, "groups": figures}
+                {
+                    "eighth": eighth + 1,
+                    "mib": server.rss_nbytes / 2**20,
+                    "lines": sum(sink.count for sink in kept),
+                }
             )
     return found
+
+
+class Kept(MetricSink):
+    """Keeps the lines that a `Thinned` sink passes on."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lines: list[Line] = []
+
+    def metrics(self, metrics: Json, *, final: bool = False) -> None:
+        self._lines.append({**metrics})
+        self.count += 1
+
+    def take(self) -> list[Line]:
+        """The lines since the last call."""
+        found, self._lines = self._lines, []
+        return found
 
 
 def cpu_of_browser_s() -> float:
@@ -310,7 +340,8 @@ def rows_of(result: dict[str, Any]) -> list[list[Any]]:
     rows.append(["… of it the request", None, many["request_ms"], None])
     rows.append(["… processor time of the server, s/s", None, many["server_cpu_s_per_s"], None])
     for each in result["memory"]:
-        rows.append([f"memory after {each['eighth']}/{EIGHTHS}, MiB", each["mib"], None, "flat"])
+        lines = f"{each['lines']:,} lines"
+        rows.append([f"MiB after {each['eighth']}/{EIGHTHS}, {lines}", each["mib"], None, "flat"])
     return rows
 
 

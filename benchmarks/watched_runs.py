@@ -140,13 +140,21 @@ def simulated_processes(count: int, hosts: int) -> dict[str, SimulatedProcess]:
 
 
 class LivingRun:
-    """A run in progress, without processes: `feed` appends lines of metrics, and a thread serves
-    the status of ``processes``, of which ``gone`` do not run."""
+    """A run in progress, without processes: `feed` appends lines of metrics, as a thread does once
+    a second with those of ``source``. It serves the status of ``processes``, of which ``gone`` do
+    not run."""
 
-    def __init__(self, folder: Path, real: Path, processes: dict[str, SimulatedProcess]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        real: Path,
+        processes: dict[str, SimulatedProcess],
+        source: Iterator[Line] | None = None,
+    ) -> None:
         self.folder = folder
         self.processes = processes
         self.gone: set[str] = set()
+        self._source = source
         (folder / "logs").mkdir(parents=True)
         shutil.copy(real / CONFIG_FILE, folder / CONFIG_FILE)
         self._ended = threading.Event()
@@ -170,6 +178,10 @@ class LivingRun:
             tempfile.TemporaryDirectory(prefix="status-") as runtime,
             StatusServer(self.folder, Path(runtime)) as server,
         ):
+            due_s = time.monotonic() + 1.0
             while not self._ended.wait(TURN_S):
+                if self._source is not None and time.monotonic() > due_s:
+                    due_s += 1.0
+                    self.feed([next(self._source)])
                 running = {n: p for n, p in self.processes.items() if n not in self.gone}
                 server.turn(self.processes, cast(dict[str, Handle], running))

@@ -40,8 +40,8 @@ class MetricWindow:
             first = int(late[0]) if len(late) else 0
         self._rows = slice(min(first, max(0, len(times) - 2)), None)
 
-        seconds = columns.column("interval_s")[self._rows]
-        self._weights = np.where(seconds > 0, seconds, 0.0)  # comparisons with NaN are false
+        covered = columns.column("interval_s")[self._rows]
+        self._weights = np.where(covered > 0, covered, 0.0)  # comparisons with NaN are false
 
     def mean(self, name: str) -> float | None:
         """The mean of a metric, each row by the seconds that it is of; None if no row has it."""
