@@ -76,8 +76,8 @@ export class ProcessesView {
     const isOpen = !this.many || group.open;
     const bad = processes.filter(wrong);
     group.head.hidden = !this.many;
+    setText(group.button, `${isOpen ? "▾" : "▸"} ${group.host}`);
     if (this.many) {
-      setText(group.button, `${isOpen ? "▾" : "▸"} ${group.host}`);
       group.button.setAttribute("aria-expanded", isOpen);
       const sum = (key) => processes.reduce((total, each) => total + (each[key] ?? 0), 0);
       const restarts = sum("incarnation"), memory = sum("rss_nbytes"), { cells } = group.head;
