@@ -95,7 +95,7 @@ function drawRuns() {
     });
     box.checked = current || state.compare.includes(run.name);
     box.disabled = current || (!box.checked && state.compare.length >= 23);
-    const figures = [run.return_last === null ? null : `return ${number(run.return_last)}`, run.seconds === null ? null : `time ${clock(run.seconds)}`];
+    const figures = [run.return_last === null ? null : `return ${number(run.return_last)}`, run.seconds === null ? null : clock(run.seconds)];
     return h(current ? "li.current" : "li", null, box,
       h("a", {
         href: `#${new URLSearchParams({ run: run.name, view: state.view })}`, "data-key": `run ${run.name}`,
