@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.formatting import MOST
+from penstock.core.formatting import MOST, finite
 from penstock.monitor.intervals import Floats
-from penstock.monitor.metric_groups import scalars
+from penstock.monitor.metric_groups import HISTOGRAM
 
-MOST_COLUMNS = 1000
+MOST_COLUMNS = 8000  # 300 processes have some 3,000
 MOST_CELLS = 1 << 25  # 256 MiB; of more, every second line is dropped
 NAME_LENGTH = 200
 FIRST_ROWS = 1024
@@ -26,6 +26,7 @@ class MetricColumns:
 
     def __init__(self) -> None:
         self._columns: dict[str, Floats] = {}
+        self._below: dict[str, list[str]] = {}
         self._capacity = FIRST_ROWS
         self.rows = 0
         self.left_out = 0
@@ -35,26 +36,51 @@ class MetricColumns:
         """Paths of the metrics, such as `ledger/compute`, in the order of their appearance."""
         return list(self._columns)
 
+    def below(self, prefix: str) -> list[str]:
+        """The names that ``prefix``, such as `ledger/`, and a last part make."""
+        return self._below.get(prefix, [])
+
     def extend(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Append a row per line."""
-        for line in lines:
-            if self.rows == self._capacity:
+        while lines:
+            while self.rows == self._capacity:
                 self._grow()
-            for name, value in line.items():
-                if type(value) is float or type(value) is int:  # most values, so without detours
-                    if -MOST < value < MOST:
-                        self._set(name, value)
-                else:
-                    for path, each in scalars({name: value}):
-                        self._set(path, each)
-            self.rows += 1
+            fitting = lines[: self._capacity - self.rows]
+            self._write("", range(self.rows, self.rows + len(fitting)), fitting)
+            self.rows += len(fitting)
+            lines = lines[len(fitting) :]
 
-    def _set(self, name: str, value: float) -> None:
-        column = self._columns.get(name)
-        if column is None:
-            column = self._add(name)
-        if column is not None:
-            column[self.rows] = value
+    def _write(
+        self, prefix: str, rows: Sequence[int], objects: Sequence[Mapping[Any, Any]]
+    ) -> None:
+        """Write the figures of an object per row, those of the same names together, a column at a
+        time: assigning single cells takes several times as long as parsing the lines. Nested ones
+        come last, so that those of many processes do not take the room of others."""
+        alike: dict[tuple[Any, ...], list[int]] = {}
+        for i, each in enumerate(objects):
+            alike.setdefault(tuple(each), []).append(i)
+        for names, chosen in alike.items():
+            at = [rows[i] for i in chosen]
+            is_range = at[-1] - at[0] < len(at)
+            where: Any = slice(at[0], at[-1] + 1) if is_range else np.array(at)
+            values = zip(*[objects[i].values() for i in chosen], strict=True)
+            nested: list[tuple[str, Sequence[Any]]] = []
+            for name, cells in zip(names, values, strict=True):
+                path, kinds = f"{prefix}{name}", {*map(type, cells)}
+                numbers = _numbers(cells, kinds)
+                if numbers is not None and (column := self._column(path)) is not None:
+                    column[where] = numbers
+                if not kinds.isdisjoint((dict, list)) and not path.endswith(HISTOGRAM):
+                    nested.append((f"{path}/", cells))
+            for path, cells in nested:
+                parts = [(row, _parts(cell)) for row, cell in zip(at, cells, strict=True)]
+                inner = [(row, found) for row, found in parts if found]
+                self._write(path, [row for row, _ in inner], [found for _, found in inner])
+
+    def _column(self, path: str) -> Floats | None:
+        """The column of a metric, which is added if there is room for it."""
+        found = self._columns.get(path)
+        return self._add(path) if found is None else found
 
     def column(self, name: str) -> Floats:
         """The values of a metric, float64 ``[rows]``; all NaN for an unknown one."""
@@ -73,6 +99,7 @@ class MetricColumns:
             self.left_out += 1
             return None
         self._columns[name] = np.full(self._capacity, np.nan)
+        self._below.setdefault(name[: name.rfind("/") + 1], []).append(name)
         return self._columns[name]
 
     def _grow(self) -> None:
@@ -87,3 +114,30 @@ class MetricColumns:
             grown = np.full(self._capacity, np.nan)
             grown[: self.rows] = column[: self.rows]
             self._columns[name] = grown
+
+
+def _parts(cell: Any) -> Mapping[Any, Any] | None:
+    """Nested figures by their names, or by their places in a list; None for anything else."""
+    kind = type(cell)
+    return cell if kind is dict else dict(enumerate(cell)) if kind is list else None
+
+
+def _numbers(cells: Sequence[Any], kinds: set[type]) -> Floats | None:
+    """The numbers among values of some types, NaN for others; None if there are none."""
+    if kinds.isdisjoint((float, int)):
+        return None
+    if not kinds <= {float, int}:
+        cells = [cell if type(cell) is float else _number(cell) for cell in cells]
+    try:
+        found = np.array(cells, np.float64)
+    except OverflowError:
+        found = np.array([_number(cell) for cell in cells], np.float64)
+    usable = np.abs(found) < MOST  # false for NaN
+    if usable.all():
+        return found
+    return np.where(usable, found, np.nan) if usable.any() else None
+
+
+def _number(cell: Any) -> float:
+    found = finite(cell)
+    return np.nan if found is None else found  # numpy takes None too, but ten times as long

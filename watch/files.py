@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
+
 TEXT_NBYTES = 4 << 20  # of a config, a summary, versions
 LINE_NBYTES = 1 << 20  # a longer line is skipped
 CHUNK_NBYTES = 1 << 20  # read at a time
@@ -93,6 +95,31 @@ def read_tail(folder: Path, *parts: str, most: int) -> str | None:
     return text if size <= most else text.partition("\n")[2]
 
 
+def read_sample(folder: Path, *parts: str, nbytes: int) -> list[Row]:
+    """The objects of lines at even distances over a file, and of its last lines, in their order.
+
+    Reads about ``nbytes``, however long the file is; a line that does not fit the distance at which
+    lines are read is left out. Empty if the file cannot be read.
+    """
+    try:
+        with open(open_in(folder, *parts), "rb", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            last_from = max(0, size - nbytes // 16)
+            found: list[Row] = []
+            line_nbytes = len(os.pread(file.fileno(), nbytes // 8, 0).partition(b"\n")[0]) + 1
+            window = 2 * line_nbytes + 256  # contains a whole line, and lines vary in length
+            count = max(1, (nbytes - nbytes // 16) // window)
+            for at in range(0, last_from, max(window, last_from // count)):
+                data = os.pread(file.fileno(), window, at)
+                first = data.find(b"\n") + 1 if at else 0
+                found += _objects(data[first : data.find(b"\n", first) + 1])
+            data = os.pread(file.fileno(), size - last_from, last_from)
+            first = data.find(b"\n") + 1 if last_from else 0
+            return found + _objects(data[first : data.rfind(b"\n") + 1])
+    except OSError:
+        return []
+
+
 def stamp(folder: Path, *parts: str) -> tuple[int, int, int]:
     """Changes when a file is replaced or written: its inode, size and time; zeros without one."""
     with suppress(OSError):
@@ -105,6 +132,18 @@ def _name(part: str) -> str:
     if part in ("", ".", "..") or "/" in part or "\0" in part:
         raise PermissionError(f"{part!r} is no name of a file")
     return part
+
+
+def _objects(data: bytes) -> list[Row]:
+    """The objects of lines. Damaged lines, and lines that are too long, are left out."""
+    found: list[Row] = []
+    for line in data.split(b"\n"):
+        # A quarter of the time of json.loads.
+        with suppress(ValueError, RecursionError):
+            value = from_json(line) if 0 < len(line) <= LINE_NBYTES else None
+            if isinstance(value, dict):
+                found.append(value)
+    return found
 
 
 class JsonLines:
@@ -155,23 +194,15 @@ class JsonLines:
             file.seek(self._offset)
             while data := file.read(CHUNK_NBYTES):
                 self._offset += len(data)
-                yield self._objects(data)
+                yield self._complete(data)
                 self.replaced = False
 
-    def _objects(self, data: bytes) -> list[Row]:
+    def _complete(self, data: bytes) -> list[Row]:
         complete, newline, rest = (self._left + data).rpartition(b"\n")
         self._left = rest
-        found: list[Row] = []
-        if newline:
-            lines = complete.split(b"\n")
-            if self._skips:
-                del lines[0]
+        if newline and self._skips:
+            complete = complete.partition(b"\n")[2]
             self._skips = False
-            for line in lines:
-                with suppress(ValueError, RecursionError):
-                    value = json.loads(line) if len(line) <= LINE_NBYTES else None
-                    if isinstance(value, dict):
-                        found.append(value)
         if len(self._left) > LINE_NBYTES:
             self._left, self._skips = b"", True
-        return found
+        return _objects(complete) if newline else []

@@ -20,10 +20,19 @@ from penstock.monitor.curves import EVALUATED, flat, is_evaluation, is_return
 from penstock.monitor.events import EVENTS
 from penstock.monitor.record import EVALUATIONS, METRICS, SUMMARY, evaluation_figures, objects
 from penstock.watch.columns import MetricColumns
-from penstock.watch.files import JsonLines, Row, read_json, read_tail, read_text, stamp
+from penstock.watch.files import (
+    JsonLines,
+    Row,
+    read_json,
+    read_sample,
+    read_tail,
+    read_text,
+    stamp,
+)
 from penstock.watch.series import Points, full_intervals, known
 
 TAIL_NBYTES = 1 << 16
+SAMPLE_NBYTES = 4 << 20  # of a longer file of metrics a sample is read before all of it
 LISTED = ("env.id", "algo.name", "run.seed")
 STATE_EVERY_S = 4.0  # a live supervisor is asked at most so often whether it lives
 MOST_EVENTS = 20_000
@@ -55,15 +64,18 @@ class WatchedRun:
             self._evaluations = JsonLines(self.folder, EVALUATIONS)
             self._logs = [JsonLines(self.folder, "logs", name) for name in (ROTATED, EVENTS)]
             self.columns = MetricColumns()
+            """The metrics that are shown: until all are read for the first time, of a sample."""
             self.last: Row = {}
             """The last line of metrics."""
+            self._whole, self._newest = self.columns, self.last  # of what was read, shown or not
             self.evaluations: list[Row] = []
             self.events: list[Row] = []
             self._full: np.ndarray[Any, np.dtype[np.bool_]] | None = None
 
     def read(self, budget_s: float) -> float:
         """Read what is new, for about ``budget_s`` seconds. Returns the share of the metrics that
-        has been read: below 1 there is more."""
+        has been read: below 1 there is more. The first call on a long file returns with a sample,
+        without waiting for more."""
         ends_s = time.monotonic() + budget_s
         with self.lock:
             for lines in self._evaluations.chunks():
@@ -77,14 +89,32 @@ class WatchedRun:
                 for lines in log.chunks():
                     self.events += lines
                     del self.events[:-MOST_EVENTS]
+            if not self._metrics.offset and self.columns is self._whole and self._show_sample():
+                return 0.0
             for lines in self._metrics.chunks():
                 if self._metrics.replaced:
-                    self.columns, self.last = MetricColumns(), {}
-                self.columns.extend(lines)
-                self.last = lines[-1] if lines else self.last
+                    self.columns = self._whole = MetricColumns()
+                    self._newest = {}
+                self._whole.extend(lines)
+                self._newest = lines[-1] if lines else self._newest
                 if time.monotonic() > ends_s:
                     break
-            return self._metrics.offset / self._metrics.nbytes if self._metrics.nbytes else 1.0
+            if self._metrics.offset < self._metrics.nbytes:
+                return self._metrics.offset / self._metrics.nbytes
+            if self.columns is not self._whole:
+                self.columns, self._full = self._whole, None
+            self.last = self._newest
+            return 1.0
+
+    def _show_sample(self) -> bool:
+        """Show lines at even distances of a long file; returns whether it is one."""
+        sample: list[Row] = []
+        if stamp(self.folder, METRICS)[1] > SAMPLE_NBYTES:
+            sample = read_sample(self.folder, METRICS, nbytes=SAMPLE_NBYTES)
+        if sample:
+            self.columns, self.last = MetricColumns(), sample[-1]
+            self.columns.extend(sample)
+        return bool(sample)
 
     def curve(self, x: str, y: str) -> Points:
         """A metric by rising ``x``, which is "env_steps" or "time_s". A figure of an evaluation is
@@ -250,8 +280,7 @@ class WatchedRun:
             return {**self._row, "state": self.state}
 
     def _made_row(self) -> Row:
-        tail = objects((read_tail(self.folder, METRICS, most=TAIL_NBYTES) or "").encode())
-        last = {**(tail[-1] if tail else {}), **self.summary}
+        last = {**_last_object(self.folder, METRICS), **self.summary}
         found = runs.best(self.folder)
         named = _named_options(read_text(self.folder, CONFIG_FILE) or "")
         return {
@@ -283,6 +312,15 @@ def shown_event(event: Mapping[str, Any]) -> Row:
         "text": _text(event.get("text")),
         "count": finite(event.get("count")),
     }
+
+
+def _last_object(folder: Path, name: str) -> Row:
+    """The object of the last complete line of a file; empty without one."""
+    tail = read_tail(folder, name, most=TAIL_NBYTES) or ""
+    for line in reversed(tail.encode().split(b"\n")):
+        if found := objects(line + b"\n"):
+            return found[-1]
+    return {}
 
 
 def _named_options(text: str) -> dict[str, str]:

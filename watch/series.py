@@ -103,9 +103,15 @@ def as_json(points: Points) -> dict[str, Any]:
     return {"x": [_short(x) for x in xs], "y": [_short(y) for y in ys]}
 
 
-def smooth(points: Points, count: int) -> Points:
-    """Each value's mean with the ``count`` - 1 values before it."""
-    return points[0], smoothed(points[1], count)
+def smooth(points: Points, count: int, low: float | None, high: float | None) -> Points:
+    """Each value's mean with the ``count`` - 1 values before it, as far as `clipped` shows it."""
+    xs, ys = points
+    shown, _ = clipped(xs, ys, low, high)
+    if not len(shown):
+        return shown, shown
+    first = int(np.searchsorted(xs, shown[0]))
+    before = max(0, first - count + 1)
+    return shown, smoothed(ys[before : first + len(shown)], count)[first - before :]
 
 
 def _short(value: float) -> float | int:

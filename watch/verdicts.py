@@ -40,14 +40,16 @@ class MetricWindow:
             first = int(late[0]) if len(late) else 0
         self._rows = slice(min(first, max(0, len(times) - 2)), None)
 
+        covered = columns.column("interval_s")[self._rows]
+        self._weights = np.where(covered > 0, covered, 0.0)  # comparisons with NaN are false
+
     def mean(self, name: str) -> float | None:
         """The mean of a metric, each row by the seconds that it is of; None if no row has it."""
         values = self._columns.column(name)[self._rows]
         have = ~np.isnan(values)
         if not have.any():
             return None
-        seconds = self._columns.column("interval_s")[self._rows][have]
-        weights = np.where(seconds > 0, seconds, 0.0)  # comparisons with NaN are false
+        weights = self._weights[have]
         if not weights.all():
             weights = np.ones(len(weights))  # of another release
         return float(np.average(values[have], weights=weights))
@@ -77,15 +79,23 @@ class MetricWindow:
 
     def shares(self, prefix: str) -> dict[str, float]:
         """The means of the figures below ``prefix``, by the rest of their names."""
-        names = [name for name in self._columns.names if name.startswith(prefix)]
-        means = {name.removeprefix(prefix): self.mean(name) for name in names}
-        return {name: value for name, value in means.items() if value is not None}
+        names = self._columns.below(prefix)
+        if not names:
+            return {}
+        values = np.stack([self._columns.column(name)[self._rows] for name in names])
+        if len(self._weights) and self._weights.all() and not np.isnan(values).any():
+            # All at once: the ledgers of hundreds of processes are read every second.
+            means = (values @ self._weights / self._weights.sum()).tolist()
+            return dict(zip((name.removeprefix(prefix) for name in names), means, strict=True))
+        found = {name.removeprefix(prefix): self.mean(name) for name in names}
+        return {name: value for name, value in found.items() if value is not None}
 
     def counts(self, name: str) -> dict[str, float]:
         """Growth of counters by reason, where they grew."""
         prefix = f"{name}/"
-        names = [known for known in self._columns.names if known.startswith(prefix)]
-        grown = {known.removeprefix(prefix): self.growth(known) for known in names}
+        grown = {
+            known.removeprefix(prefix): self.growth(known) for known in self._columns.below(prefix)
+        }
         return {reason: steps for reason, steps in grown.items() if steps > 0}
 
     def _known(self, name: str) -> Any:

@@ -35,7 +35,7 @@ from penstock.watch.verdicts import (
     process_names,
 )
 
-BUDGET_S = 0.4  # to read new lines, per request
+BUDGET_S = 0.1  # to read new lines, per request
 MOST_COMPARED = 24  # runs in one chart
 MOST_METRICS = 60  # per request
 MOST_POINTS = 2000
@@ -313,7 +313,7 @@ def _line(
         return None
     found = as_json(reduced(*clipped(*curve, low, high), points))
     if count > 1:
-        found["smooth"] = as_json(reduced(*clipped(*smooth(curve, count), low, high), points))
+        found["smooth"] = as_json(reduced(*smooth(curve, count, low, high), points))
     return found
 
 
@@ -322,7 +322,7 @@ def _band(
 ) -> Row | None:
     """The mean of several curves, each smoothed, and their lowest and highest values."""
     curves = [curve for curve in curves if len(curve[0])]
-    shown = [clipped(*smooth(curve, count), low, high) for curve in curves]
+    shown = [smooth(curve, count, low, high) for curve in curves]
     found = spread(shown, points // 2)
     if found is None:
         return None
@@ -388,7 +388,7 @@ def _preset(options: Mapping[str, Any]) -> Row:
 def _bars(run: WatchedRun, prefix: str) -> Row | None:
     """The shares below a prefix over time, in buckets; None if no line has them."""
     columns = run.columns
-    names = [name for name in columns.names if name.startswith(prefix)]
+    names = columns.below(prefix)
     if not names:
         return None
     times = columns.column("time_s")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import pytest
 
 from run_folders import make_run
 from train_command import SMALL, Penstock, address_of, trained
+from watched_runs import LivingRun, lines_like, simulated_processes, with_processes
 
 pytest.importorskip("starlette")
 pytest.importorskip("plotly")
@@ -24,7 +28,9 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(400)]
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 VIEWS = ("learning", "flow", "time", "processes", "run", "agent")
+WIDTHS = (360, 768, 1600)
 WAIT_MS = 30_000
+OLD_RUN = Path(__file__).parents[1] / "fixtures/0.1.0/trained/impala"
 HTML = "<img src=x onerror=document.title='hacked'>"
 
 # The contrast of every text that is shown with what lies behind it, by WCAG 2; and names.
@@ -60,6 +66,32 @@ INSPECT = """() => {
   if (document.documentElement.scrollWidth > innerWidth) problems.push(`too wide: ${document.documentElement.scrollWidth}`);
   return problems;
 }"""  # noqa: E501
+
+
+# Whether the element with the focus looks different from one without, and what it is.
+FOCUSED = """() => {
+  const e = document.activeElement;
+  if (!e || e === document.body) return null;
+  const style = getComputedStyle(e), box = e.getBoundingClientRect();
+  return {
+    name: e.id || e.getAttribute('aria-label') || e.textContent.trim().slice(0, 40), tag: e.tagName,
+    marked: style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 1,
+    seen: box.width > 0 && box.bottom > 0 && box.top < innerHeight,
+  };
+}"""
+# The serious findings of axe-core: rule, and the first elements.
+AXE = """async () => (await axe.run(document, { resultTypes: ['violations'] })).violations
+  .filter((each) => ['serious', 'critical'].includes(each.impact))
+  .map((each) => `${each.id}: ${each.nodes.slice(0, 3).map((node) => node.html.slice(0, 120)).join(' ')}`)
+"""  # noqa: E501
+
+
+def axe_script() -> str:
+    """axe-core, as the package axe-playwright-python ships it."""
+    found = find_spec("axe_playwright_python")
+    if found is None or found.origin is None:
+        pytest.skip("needs the extra browser")
+    return Path(found.origin).with_name("axe.min.js").read_text()
 
 
 class Screen:
@@ -105,11 +137,37 @@ class Screen:
         found = []
         for scheme in ("light", "dark"):
             self.page.emulate_media(color_scheme=scheme)
-            for width in (360, 768, 1600):
+            for width in WIDTHS:
                 self.page.set_viewport_size({"width": width, "height": 900})
-                self.page.wait_for_timeout(400)
-                found += [f"{scheme} {width}: {text}" for text in self.page.evaluate(INSPECT)]
+                problems = ["not inspected"]
+                for wait_ms in (50, 200, 1000):  # charts follow the size of the page with a delay
+                    if problems:
+                        self.page.wait_for_timeout(wait_ms)
+                        problems = self.page.evaluate(INSPECT)
+                found += [f"{scheme} {width}: {text}" for text in problems]
         self.page.set_viewport_size({"width": 1400, "height": 900})
+        return found
+
+    def axe(self) -> list[str]:
+        """Serious findings of axe-core, light and dark."""
+        self.page.evaluate(axe_script())  # by the debugger: the page's own policy stays as it is
+        found = []
+        for scheme in ("light", "dark"):
+            self.page.emulate_media(color_scheme=scheme)
+            self.page.wait_for_timeout(100)
+            found += [f"{scheme}: {text}" for text in self.page.evaluate(AXE)]
+        return found
+
+    def tabbed(self, most: int = 150) -> list[dict[str, Any]]:
+        """What the key Tab reaches, from the start of the page to its end."""
+        self.page.evaluate("document.querySelector('.skip').focus()")
+        found: list[dict[str, Any]] = []
+        for _ in range(most):
+            self.page.keyboard.press("Tab")
+            element = self.page.evaluate(FOCUSED)
+            if element is None or element in found[:1]:
+                break
+            found.append(element)
         return found
 
 
@@ -176,6 +234,13 @@ def test_a_living_run(screen: Screen, penstock: Penstock, tmp_path: Path) -> Non
     screen.open("live", "agent")
     screen.wait_for(".note", "penstock record")
 
+    for view in VIEWS:
+        screen.open("live", view)
+        screen.wait_until("document.querySelector('#panel').innerText.length > 20")
+        assert screen.inspect() == [], view
+    reached = {element["name"] for element in screen.tabbed()}
+    assert {"theme", "filter", "Save now", "Stop", "tab-agent", "panel"} <= reached
+
     screen.page.get_by_role("button", name="Save now").click()
     screen.wait_for(".orders", "saved at")
     screen.page.get_by_role("button", name="Stop", exact=True).click()
@@ -188,28 +253,74 @@ def test_a_living_run(screen: Screen, penstock: Penstock, tmp_path: Path) -> Non
     screen.wait_for(".runhead .state.stopped")
 
 
-def test_every_view_of_runs_of_several_kinds(screen: Screen, tmp_path: Path) -> None:
+def older_run(folder: Path) -> None:
+    """An ended run of 0.1.0: its config and checkpoints, and lines without later figures."""
+    make_run(folder, [10.0 * i for i in range(30)])
+    for name in ("config.yaml", "versions.json"):
+        (folder / name).unlink()
+    shutil.copy(OLD_RUN / "config.yaml", folder / "config.yaml")
+    shutil.copytree(OLD_RUN / "checkpoints", folder / "checkpoints")
+    later = ("interval_s", "ledger", "policy_lag_mean", "learner_compute_fraction")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    kept = [{k: v for k, v in line.items() if k not in later} for line in lines]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    summary = {"exit_reason": "env_steps", "solved_at_s": 12.0, "env_steps": 2900}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "logs/events.jsonl").write_text('{"kind": "start", "text": "was started"}\n')
+
+
+def newer_run(folder: Path) -> None:
+    """An ended run of a version to come: options, figures and events that are unknown."""
+    make_run(folder, [10.0 * i for i in range(30)], evaluated={500: 40.0})
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("env:\n", "env:\n  future: {a: [1, 2]}\n", 1))
+    with (folder / "metrics.jsonl").open("a") as file:
+        figures = {"time_s": 30.0, "env_steps": 3000, "future": {"a": [{"b": 1}]}, "ledger": 3}
+        file.write(json.dumps(figures) + "\n")
+    with (folder / "logs/events.jsonl").open("a") as file:
+        file.write('{"kind": "future", "role": ["x"], "text": {}, "uptime_s": "3"}\n')
+    with (folder / "evaluations.jsonl").open("a") as file:
+        file.write('{"time_s": 1, "trained_steps": 900, "return": [1, 2]}\n')
+
+
+@pytest.fixture
+def kinds(tmp_path: Path) -> list[str]:
+    """Runs of several kinds, by name."""
     runs = tmp_path / "runs"
     make_run(runs / "whole", [10.0 * i for i in range(30)], evaluated={500: 40.0, 2500: 90.0})
     make_run(runs / "crashed", [1.0, 2.0, 3.0], ends=False)
     make_run(runs / "empty", [], ends=False)
     for seed in range(3):
         make_run(runs / f"seeds/seed-{seed}", [seed + i / 2 for i in range(30)], f"run.seed={seed}")
+    older_run(runs / "older")
+    newer_run(runs / "newer")
+    return ["whole", "crashed", "empty", "seeds/seed-0", "older", "newer"]
+
+
+def test_every_view_of_runs_of_several_kinds(
+    screen: Screen, kinds: list[str], tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
     (runs / "whole/logs/actor-0.log").write_text(f"{HTML}\n")
     with (runs / "whole/logs/events.jsonl").open("a") as file:
         file.write(f'{{"kind": "restart", "role": "{HTML}", "text": "{HTML}", "uptime_s": 1}}\n')
-    for run in ("whole", "crashed", "empty", "seeds/seed-0"):
+    for run in kinds:
         for view in VIEWS:
             screen.open(run, view)
             screen.wait_until("document.querySelector('#panel').innerText.length > 20")
-            screen.page.wait_for_timeout(500)
+            screen.page.wait_for_timeout(200)
             assert screen.inspect() == [], (run, view)
+            assert screen.page.locator("#connection").inner_text() == "", (run, view)
     screen.open("crashed", "learning")
     screen.wait_for(".trouble", "died without ending")
     screen.open("crashed", "run")
     screen.wait_for("td", "died without ending")
     screen.wait_for(".balance .dim", "at the last report")
     assert "%" not in screen.page.locator(".balance").inner_text()
+    screen.open("older", "learning")
+    screen.wait_for(".card.wide .scatterlayer path.js-line")
+    screen.open("older", "run")
+    screen.wait_for("td", "last")  # of its checkpoints
     screen.open("whole", "flow")
     screen.wait_for(".figures div", "Actors").filter(has_text="ended")
     screen.wait_for(".state", "ended: step limit reached")
@@ -258,3 +369,67 @@ def test_zooming_asks_for_the_range(screen: Screen, tmp_path: Path) -> None:
         screen.page.mouse.up()
     screen.page.get_by_role("button", name="Show all").click()
     screen.wait_until("!document.querySelector('.controls > button').checkVisibility()")
+
+
+def test_axe_has_no_serious_finding(screen: Screen, kinds: list[str]) -> None:
+    for run in kinds[:3]:
+        for view in VIEWS:
+            screen.open(run, view)
+            screen.wait_until("document.querySelector('#panel').innerText.length > 20")
+            screen.page.wait_for_timeout(200)
+            assert screen.axe() == [], (run, view)
+
+
+def test_the_keyboard_reaches_all(screen: Screen, kinds: list[str]) -> None:
+    screen.open(kinds[0], VIEWS[0])
+    screen.wait_for(".js-plotly-plot .scatterlayer path.js-line")
+    for view in VIEWS:
+        screen.wait_for(f"#tab-{view}[aria-selected=true]")
+        screen.wait_until("document.querySelector('#panel').innerText.length > 20")
+        found = screen.tabbed()
+        assert [each for each in found if not each["marked"] or not each["seen"]] == []
+        names = [each["name"] for each in found]
+        assert {"theme", "filter", f"tab-{view}"} <= {*names}
+        inside = screen.page.locator(
+            "#panel :is(button, select, input, a[href], video):not(:disabled):visible"
+        )
+        assert len(found) >= inside.count() + names.index(f"tab-{view}")
+        screen.page.locator(f"#tab-{view}").focus()
+        screen.page.keyboard.press("ArrowRight")
+
+
+def test_processes_of_many_hosts(screen: Screen, tmp_path: Path) -> None:
+    processes = simulated_processes(300, 40)
+    made = make_run(tmp_path / "made", [1.0, 2.0, 3.0, 4.0], ends=False)
+    lines = [with_processes(line, [*processes]) for line in islice(lines_like(made), 30)]
+    with LivingRun(tmp_path / "runs/many", made, processes) as run:
+        run.feed(lines)
+        screen.open("many", "processes")
+        screen.wait_for(".note", "300 processes on 40 hosts; 1 not healthy:")
+        rows = screen.page.locator("tbody tr:visible")
+        assert rows.count() == 41  # a row for each host, and the silent process
+        assert screen.page.locator("tbody tr:visible").nth(1).inner_text().startswith("actor-99")
+        run.gone.add("actor-7")
+        ended = {"kind": "exit", "role": "actor-7", "text": "", "data": {"expected": False}}
+        (run.folder / "logs/events.jsonl").write_text(json.dumps(ended) + "\n")
+        screen.wait_for(".note", "actor-7")
+        screen.wait_for("tbody tr", "node-08").get_by_role("button").first.click()
+        screen.wait_for("tbody tr", "actor-7")
+        assert rows.count() == 41 + 1 + 7
+        for view in VIEWS:
+            screen.open("many", view)
+            screen.wait_until("document.querySelector('#panel').innerText.length > 20")
+            assert screen.inspect() == [], view
+            assert screen.axe() == [], view
+
+
+def test_a_long_run_is_shown_before_it_is_read(screen: Screen, tmp_path: Path) -> None:
+    made = make_run(tmp_path / "runs/long", [1.0, 2.0, 3.0, 4.0], ends=False)
+    with (made / "metrics.jsonl").open("a") as file:
+        for line in islice(lines_like(made), 30_000):
+            file.write(json.dumps(line) + "\n")
+    screen.open("long", "learning")
+    screen.wait_for(".loading span", "until all are, curves are drawn from a sample")
+    screen.wait_for(".card.wide .scatterlayer path.js-line")
+    screen.wait_until("document.querySelector('.loading').hidden")
+    assert screen.inspect() == []

@@ -14,7 +14,7 @@ const VIEWS = {
   learning: ["Learning", LearningView], flow: ["Flow", FlowView], time: ["Time", TimeView],
   processes: ["Processes", ProcessesView], run: ["Run", RunView], agent: ["Agent", AgentView],
 };
-const LIVE_MS = 1000, ENDED_MS = 5000, RUNS_MS = 4000;
+const LIVE_MS = 1000, ENDED_MS = 5000, RUNS_MS = 4000, READ_MS = 200;
 const $ = (id) => document.getElementById(id);
 
 const REASONS = {
@@ -95,7 +95,7 @@ function drawRuns() {
     });
     box.checked = current || state.compare.includes(run.name);
     box.disabled = current || (!box.checked && state.compare.length >= 23);
-    const figures = [run.return_last === null ? null : `return ${number(run.return_last)}`, run.seconds === null ? null : `time ${clock(run.seconds)}`];
+    const figures = [run.return_last === null ? null : `return ${number(run.return_last)}`, run.seconds === null ? null : clock(run.seconds)];
     return h(current ? "li.current" : "li", null, box,
       h("a", {
         href: `#${new URLSearchParams({ run: run.name, view: state.view })}`, "data-key": `run ${run.name}`,
@@ -263,6 +263,7 @@ async function turn() {
   } finally {
     busy = false;
     tick += 1;
+    if (now?.read < 1) setTimeout(turn, READ_MS);
   }
 }
 

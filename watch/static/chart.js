@@ -4,13 +4,16 @@ import { h, number } from "./dom.js";
 
 let loading = null;
 
+/** Load plotly.js once what is drawn without it is on the screen: until it has run, nothing else can. */
 function load() {
-  loading = loading || new Promise((resolve, reject) => {
+  loading = loading || new Promise((resolve) => {
+    requestAnimationFrame(() => setTimeout(resolve));
+  }).then(() => new Promise((resolve, reject) => {
     const script = h("script", { src: "vendor/plotly.min.js" });
     script.addEventListener("load", () => resolve(window.Plotly));
     script.addEventListener("error", () => reject(new Error("plotly.js could not be loaded")));
     document.head.append(script);
-  });
+  }));
   return loading;
 }
 
@@ -62,11 +65,44 @@ export function layout(extra = {}) {
 
 const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false, doubleClick: false };
 
-/** Draw or redraw; resolves with the element. */
-export async function draw(element, traces, extra) {
-  const plotly = await load();
-  if (!element.isConnected) return element;
-  await plotly.react(element, traces, layout(extra), CONFIG);
+let queue = Promise.resolve();
+
+/** Draw or redraw; resolves with the element. Charts are drawn one after another, and the browser paints in between. */
+export function draw(element, traces, extra) {
+  if (!window.Plotly) sketch(element, traces);
+  const drawn = queue.then(async () => {
+    const plotly = await load();
+    if (!element.isConnected) return element;
+    element.querySelector(".sketch")?.remove();
+    await plotly.react(element, traces, layout(extra), CONFIG);
+    return element;
+  });
+  queue = drawn.catch(() => {}).then(() => new Promise((resolve) => setTimeout(resolve)));
+  return drawn;
+}
+
+/** Resolves when no chart waits to be drawn. */
+export const idle = () => queue;
+
+/** The lines of a chart without axes, until plotly.js is there. */
+function sketch(element, traces) {
+  const lines = traces.filter((trace) => trace.mode === "lines" && !trace.stackgroup);
+  const points = lines.map(({ x, y }) => x.map((each, i) => [each, y[i]]));
+  let [left, right, low, high] = [Infinity, -Infinity, Infinity, -Infinity];
+  for (const [x, y] of points.flat()) {
+    [left, right, low, high] = [Math.min(left, x), Math.max(right, x), Math.min(low, y), Math.max(high, y)];
+  }
+  if (!(right > left)) return;
+  const at = ([x, y]) => `${(100 * (x - left)) / (right - left)},${100 - (100 * (y - low)) / (high - low || 1)}`;
+  const svg = make("svg", { class: "sketch", viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" },
+    ...lines.map((line, i) => make("polyline", { points: points[i].map(at).join(" "), stroke: line.line?.color ?? css("--dim"), opacity: line.opacity ?? 1 })));
+  element.replaceChildren(svg);
+}
+
+function make(name, attributes, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children);
   return element;
 }
 

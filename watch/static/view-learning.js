@@ -1,8 +1,8 @@
 // Learning: curves of a run, and of others that are compared with it.
 
 import { get } from "./api.js";
-import { Visible, colour, css, describe, draw } from "./chart.js";
-import { clock, count, fill, h, number, setText, short } from "./dom.js";
+import { Visible, colour, css, describe, draw, idle } from "./chart.js";
+import { clock, count, fill, h, number, percent, setText, short } from "./dom.js";
 
 // In the order in which they are read: does it learn, why not, how stable.
 const RETURN = "episode_return_mean";
@@ -16,6 +16,7 @@ const TITLES = {
 };
 const UNITS = { entropy: "nats", kl: "nats", policy_lag_mean: "updates", episode_length_mean: "steps" };
 const BAD = new Set(["restart", "hang", "kill", "lost", "rollback", "rejected"]);
+const READ_MS = 100; // until the next request, while metrics are being read
 const SMOOTH = [1, 3, 10, 30, 100, 300];
 
 export class LearningView {
@@ -34,6 +35,7 @@ export class LearningView {
     this.cards = new Map();
     this.visible = new Visible((plot) => this.redraw(plot));
     this.build(panel);
+    this.load().catch(() => {}); // the first update reports it
   }
 
   build(panel) {
@@ -59,11 +61,12 @@ export class LearningView {
     this.legend = h("ul.legend");
     this.grid = h("div.charts");
     this.empty = h("p.note", null, "Reading …");
+    this.progress = h("p.loading.dim", { role: "progressbar", "aria-label": "Metrics that are read", "aria-valuemin": 0, "aria-valuemax": 100, hidden: true }, h("span"), h("span.bar", null, h("i")));
     fill(panel,
       h("div.controls", null,
         h("div.segmented", { role: "group", "aria-label": "Horizontal axis" }, axis("env_steps", "Steps"), axis("time_s", "Time")),
         h("label", null, "Smoothing", smooth), h("label", null, "Add a metric", this.more), this.seedControls(), this.reset),
-      this.legend, this.empty, this.grid);
+      this.legend, this.progress, this.empty, this.grid);
     this.drawLegend();
   }
 
@@ -123,12 +126,13 @@ export class LearningView {
     if (this.loading) { this.pending = true; return; }
     this.loading = true;
     try {
-      const wanted = [...Object.keys(TITLES), ...this.added].filter((name) => this.metrics?.has(name));
+      const wanted = [...Object.keys(TITLES), ...this.added].filter((name) => !this.metrics || this.metrics.has(name));
       const [low, high] = this.range ?? [null, null];
       const found = await get("curves", {
         run: this.names, metric: [...wanted, ...EVALUATED], x: this.x, smooth: this.smooth, low, high, known: this.version,
         seeds: this.together ? "together" : "apart",
       });
+      this.showProgress(found.read);
       if (found.unchanged) return;
       this.version = found.version;
       this.show(found, wanted);
@@ -136,6 +140,22 @@ export class LearningView {
       this.loading = false;
       if (this.pending) { this.pending = false; this.load().catch(() => {}); }
     }
+  }
+
+  /** How much of the metrics is read, and the next request if that is not all. */
+  showProgress(shares) {
+    const all = Object.values(shares), share = all.reduce((sum, each) => sum + each, 0) / all.length;
+    this.progress.hidden = share >= 1;
+    if (share >= 1) return;
+    setText(this.progress.firstChild, `${percent(share)} of the metrics are read; until all are, curves are drawn from a sample of the lines.`);
+    this.progress.setAttribute("aria-valuenow", Math.round(100 * share));
+    this.progress.querySelector("i").style.width = `${100 * share}%`;
+    if (this.waits) return;
+    this.waits = true;
+    idle().then(() => setTimeout(() => { // first the charts, then the rest of the metrics
+      this.waits = false;
+      if (!this.closed && !document.hidden) this.load().catch(() => {});
+    }, READ_MS));
   }
 
   show(found, wanted) {
@@ -252,7 +272,10 @@ export class LearningView {
     return [Math.min(0, ...all), Math.max(...all)];
   }
 
-  close() { this.visible.close(); }
+  close() {
+    this.closed = true;
+    this.visible.close();
+  }
 }
 
 /** All marks of what went wrong, and of the others as many as can be distinguished. */

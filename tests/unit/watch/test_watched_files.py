@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.watch import files
-from penstock.watch.files import JsonLines, names_in, open_in, read_json, read_tail, read_text
+from penstock.watch.files import (
+    JsonLines,
+    names_in,
+    open_in,
+    read_json,
+    read_sample,
+    read_tail,
+    read_text,
+)
 
 
 def read_all(lines: JsonLines) -> list[dict[str, Any]]:
@@ -101,3 +110,30 @@ def test_a_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
     assert read_tail(tmp_path, "log", most=20) == "line 98\nline 99\n"
     assert (read_tail(tmp_path, "log", most=10_000) or "").startswith("line 0\n")
     assert read_tail(tmp_path, "none", most=10) is None
+
+
+def test_a_sample_is_spread_over_the_file_and_has_its_end(tmp_path: Path) -> None:
+    lines = [json.dumps({"i": i, "text": "x" * (i % 50)}) for i in range(100_000)]
+    (tmp_path / "m.jsonl").write_text("\n".join(lines) + '\n{"i": ')
+    found = [row["i"] for row in read_sample(tmp_path, "m.jsonl", nbytes=1 << 17)]
+    assert found == sorted({*found})
+    assert found[0] == 0
+    assert found[-50:] == list(range(99_950, 100_000))
+    gaps = [after - before for before, after in pairwise(found)]
+    assert max(gaps) < 100_000 / 100
+    assert 300 < len(found) < 5000
+    assert read_sample(tmp_path, "none", nbytes=1 << 17) == []
+
+
+def test_a_sample_of_a_short_file_repeats_no_line(tmp_path: Path) -> None:
+    lines = [json.dumps({"i": i}) for i in range(100)]
+    (tmp_path / "m.jsonl").write_text("\n".join(lines) + "\n")
+    found = [row["i"] for row in read_sample(tmp_path, "m.jsonl", nbytes=1 << 12)]
+    assert found == sorted({*found})
+    assert found[-1] == 99
+
+
+@pytest.mark.parametrize("text", ["", "x" * 100_000, "\n" * 100_000, '{"a": 1}', "[1]\n" * 9999])
+def test_a_sample_of_what_has_no_objects_is_empty(tmp_path: Path, text: str) -> None:
+    (tmp_path / "m.jsonl").write_text(text)
+    assert read_sample(tmp_path, "m.jsonl", nbytes=1 << 12) == []

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from penstock.watch import files, run_files
 from penstock.watch.columns import MetricColumns
 from penstock.watch.flow import flow
 from penstock.watch.live import LiveStatus
@@ -39,6 +40,46 @@ def test_a_run_is_read_as_it_grows(tmp_path: Path) -> None:
     assert run.columns.rows == 0
     run.read(10)
     assert run.columns.rows == 3
+
+
+def test_of_a_long_file_a_sample_is_shown_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_files, "SAMPLE_NBYTES", 20_000)
+    monkeypatch.setattr(files, "CHUNK_NBYTES", 100_000)
+    folder = make_run(tmp_path / "run", [float(i) for i in range(2000)], ends=False)
+    run = WatchedRun(folder)
+    assert run.read(10) == 0.0
+    xs, ys = run.curve("env_steps", "episode_return_mean")
+    assert 10 < len(xs) < 200
+    assert (xs[0], xs[-1]) == (0, 1999 * STEPS)
+    assert list(xs / STEPS) == list(ys)  # the lines are whole
+    assert run.last["env_steps"] == 1999 * STEPS
+    assert run.read(0.0) < 1.0  # one chunk, and the sample is still shown
+    assert len(run.curve("env_steps", "episode_return_mean")[0]) == len(xs)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"env_steps": 200000, "time_s": 2000, "episode_return_mean": 5.0}\n')
+    while run.read(10) < 1.0:
+        pass
+    assert list(run.curve("env_steps", "episode_return_mean")[1][-2:]) == [1999, 5]
+    assert len(run.curve("env_steps", "episode_return_mean")[0]) == 2001
+    assert run.last["env_steps"] == 200_000
+
+
+def test_a_long_file_that_is_replaced_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_files, "SAMPLE_NBYTES", 20_000)
+    monkeypatch.setattr(files, "CHUNK_NBYTES", 100_000)
+    folder = make_run(tmp_path / "run", [float(i) for i in range(2000)], ends=False)
+    run = WatchedRun(folder)
+    run.read(10)
+    run.read(0.0)
+    (folder / "new").write_text('{"env_steps": 7, "time_s": 1, "episode_return_mean": 5.0}\n')
+    (folder / "new").replace(folder / "metrics.jsonl")
+    assert run.read(10) == 1.0
+    assert list(run.curve("env_steps", "episode_return_mean")[0]) == [7]
+    assert run.last["env_steps"] == 7
 
 
 def test_events_are_placed_by_the_steps_of_checkpoints(tmp_path: Path) -> None:

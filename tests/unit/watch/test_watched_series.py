@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from penstock.monitor.curves import curve, whole
+from penstock.monitor.metric_groups import scalars
 from penstock.watch import columns as columns_module
 from penstock.watch.columns import MetricColumns
-from penstock.watch.series import as_json, clipped, full_intervals, known, means, rates, reduced
+from penstock.watch.series import (
+    as_json,
+    clipped,
+    full_intervals,
+    known,
+    means,
+    rates,
+    reduced,
+    smooth,
+)
 
 
 def test_rows_without_a_metric_are_unknown() -> None:
@@ -21,6 +33,55 @@ def test_rows_without_a_metric_are_unknown() -> None:
     assert np.isnan(columns.column("unknown")).all()
     assert columns.last("b/0") == 3
     assert columns.last("a") is None
+
+
+def test_values_are_those_of_the_other_reader_of_metrics() -> None:
+    """Lines of any form give the figures that `scalars` gives, which plots and reports use."""
+    lines: list[dict[str, Any]] = [
+        {"a": 1, "b": None, "c": {"d": 2.5, "e": [1, {"f": 2}]}, "x_histogram": {"1": 3}},
+        {"a": "3", "b": True, "c": {"d": None}, "x_histogram": [1, 2]},
+        {"c": {"e": [4], "d": 1}, "a": 10**400, "b": -1e301},
+        {},
+        {"a": float("nan"), "c": 5, "b": 7, "g": {"h_histogram": {"i": 1}, "j": {"k": -3}}},
+        {"a": float("inf"), "c": {"d": 1}, "b": 0},
+    ]
+    for repeated in (lines, lines * 300):
+        columns = MetricColumns()
+        columns.extend(repeated)
+        expected = [dict(scalars(line)) for line in repeated]
+        assert {*columns.names} == {name for found in expected for name in found}
+        for name in columns.names:
+            wanted = [found.get(name, np.nan) for found in expected]
+            np.testing.assert_array_equal(columns.column(name), wanted)
+
+
+def test_the_names_below_a_prefix() -> None:
+    columns = MetricColumns()
+    columns.extend([{"ledger": {"b": 1, "a": 2}, "ledgers": {"actor-0": {"step": 1}}, "c": 3}])
+    assert columns.below("ledger/") == ["ledger/b", "ledger/a"]
+    assert columns.below("ledgers/actor-0/") == ["ledgers/actor-0/step"]
+    assert columns.below("ledgers/") == []
+
+
+def test_figures_of_processes_do_not_take_the_room_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(columns_module, "MOST_COLUMNS", 4)
+    columns = MetricColumns()
+    columns.extend([{"cpu": {f"actor-{i}": 1.0 for i in range(9)}, "env_steps": 1, "time_s": 2}])
+    assert columns.names[:2] == ["env_steps", "time_s"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 50, 5000])
+def test_a_zoom_shows_a_part_of_the_smoothed_curve(count: int) -> None:
+    xs = np.arange(1000, dtype=float)
+    ys = np.random.default_rng(count).normal(size=1000)
+    whole = smooth((xs, ys), count, None, None)
+    for low, high in ((None, None), (0.0, 3.0), (400.5, 600.0), (990.0, None), (2000.0, 3000.0)):
+        found = smooth((xs, ys), count, low, high)
+        expected = clipped(*whole, low, high)
+        np.testing.assert_array_equal(found[0], expected[0])
+        np.testing.assert_allclose(found[1], expected[1], atol=1e-12)
 
 
 def test_columns_grow_beyond_their_first_capacity() -> None:
