@@ -1,0 +1,180 @@
+"""What a policy decided in each step of a video, and what of such a file is believed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.algos.acting import make_policy
+from penstock.algos.samples import network_shape
+from penstock.configs.load import resolve
+from penstock.envs import make
+from penstock.evaluation import decisions
+from penstock.evaluation.decisions import DecisionTrack, beside, checked
+from penstock.models.acting.critic import make_critic
+
+def tracked(
+    *options: str, target: str = "synthetic", sample: bool = False
+) -> tuple[DecisionTrack, Any, Any, list[Any]]:
+    """A track, a policy as it is and its critic, after three steps with these actions."""
+    config = resolve(target, ["actors.envs=1", *options])
+    game = make(config.env, 1)
+    layout = network_shape(config, game.info).layout
+    weights = np.random.default_rng(0).normal(0, 0.3, layout.size).astype(np.float32)
+    if any(name.startswith("normalizer.var") for name, _ in layout.entries):
+        layout.views(weights)["normalizer.var"][:] = 2.0
+    policies = [make_policy(config, game.info, 5) for _ in range(2)]
+    for policy in policies:
+        policy.load(weights)
+    critic = make_critic(network_shape(config, game.info), weights)
+    track = DecisionTrack(policies[0], critic, sample)
+    obs = np.empty((1, *game.info.observation_space.shape), game.info.observation_space.dtype)
+    game.reset_into(1, obs)
+    track.saw(1, 0.0, plays=False)
+    plain, actions = policies[1], []
+    for _ in range(3):
+        expected = (plain.act(obs) if sample else plain.greedy(obs)).copy()
+        chosen = track.choose(obs)
+        assert np.array_equal(chosen, expected)  # the video shows what would be played without it
+        actions.append(chosen.tolist()[0])
+        reward, _, _ = game.step_into(chosen, obs)
+        track.saw(4, float(reward[0]), plays=True)
+    game.close()
+    return track, plain, critic, actions
+
+
+def written(track: DecisionTrack, folder: Path, names: tuple[str, ...] = ()) -> dict[str, Any]:
+    video = folder / "agent.mp4"
+    assert track.write(video, {"fps": 50.0, "sampled": False}, names) == beside(video)
+    found = checked(beside(video).read_text())
+    assert found is not None
+    assert [path.name for path in folder.iterdir()] == ["agent.mp4.json"]
+    return found
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize(
+    ("target", "options", "kind", "has_value"),
+    [
+        ("synthetic", (), "probabilities", True),
+        ("synthetic", ("model.core=lstm",), "probabilities", True),
+        ("synthetic", ("model.normalize_observations=true",), "probabilities", True),
+        ("synthetic", ("algo.name=dqn",), "q", True),
+        ("Pendulum-v1", ("algo.name=ppo",), "mean", True),
+        ("Pendulum-v1", ("algo.name=sac",), "mean", False),
+    ],
+)
+def test_decisions_are_those_of_the_policy(
+    tmp_path: Path,
+    target: str,
+    options: tuple[str, ...],
+    kind: str,
+    has_value: bool,
+    sample: bool,
+) -> None:
+    track, _, critic, actions = tracked(*options, target=target, sample=sample)
+    found = written(track, tmp_path)
+    assert (found["kind"], found["steps"]) == (kind, 3)
+    assert found["picture"] == [0, 4, 8]  # the last of those that show the state
+    assert np.allclose(found["action"], np.reshape(actions, (3, -1)), rtol=1e-3)
+    assert all(isinstance(value, float) is has_value for value in found["value"])
+    assert (critic is None) is (kind == "q" or not has_value)
+    rows = np.array(found["rows"], float)
+    if kind == "probabilities":
+        assert np.allclose(rows.sum(1), 1, atol=1e-3)
+        if not sample:
+            assert rows.argmax(1).tolist() == actions
+    if kind == "q":
+        assert np.allclose(rows.max(1), found["value"], rtol=1e-3)
+    if kind == "mean":
+        assert (np.array(found["std"]) > 0).all()
+
+
+def test_the_critic_of_an_mlp_computes_what_the_learners_network_does() -> None:
+    torch = pytest.importorskip("torch")
+    from penstock.models.torch_nets import build_net
+
+    options = ["actors.envs=1", "model.normalize_observations=true"]
+    config = resolve("CartPole-v1", options)
+    game = make(config.env, 1)
+    shape = network_shape(config, game.info)
+    game.close()
+    rng = np.random.default_rng(0)
+    weights = rng.normal(0, 0.3, shape.layout.size).astype(np.float32)
+    views = shape.layout.views(weights)
+    views["normalizer.var"][:] = rng.uniform(0.5, 2, 4)
+    net = build_net(shape).requires_grad_(False)
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        np.copyto(tensor.numpy(), views[name])
+    obs = rng.normal(size=(7, 4)).astype(np.float32)
+    critic = make_critic(shape, weights)
+    assert critic is not None
+    expected = net(torch.from_numpy(obs))[1].numpy()
+    assert np.allclose(critic(obs, np.zeros((7, 0), np.float32)), expected, atol=1e-4)
+
+
+def test_a_file_is_bounded_in_steps_and_in_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decisions, "MOST_STEPS", 2)
+    monkeypatch.setattr(decisions, "MOST_VALUES", 3)
+    track, *_ = tracked("env.kwargs={n_actions: 4}")
+    found = written(track, tmp_path, ("a", "b", "c", "d"))
+    assert (len(found["picture"]), found["steps"]) == (2, 3)
+    assert ([len(row) for row in found["rows"]], found["values"]) == ([3, 3], 4)
+    assert found["names"] == ["a", "b", "c"]
+
+
+def test_the_largest_file_is_read() -> None:
+    row = [-0.0001234] * decisions.MOST_VALUES
+    columns = {"action": row, "rows": row, "std": row, "reward": 1.5, "value": 1.5}
+    steps = {name: [value] * decisions.MOST_STEPS for name, value in columns.items()}
+    assert len(json.dumps(steps, separators=(",", ":"))) < 0.9 * decisions.NBYTES
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "{",
+        "[]",
+        "[" * 100_000,
+        '{"format": "another"}',
+        '{"format": "penstock decisions 1", "picture": [0, "a"]}',
+        '{"format": "penstock decisions 1", "picture": [NaN]}',
+        '{"format": "penstock decisions 1", "picture": [-1]}',
+    ],
+)
+def test_what_is_no_file_of_decisions_is_none(text: str | None) -> None:
+    assert checked(text) is None
+
+
+def test_of_a_hostile_file_only_numbers_and_short_texts_remain() -> None:
+    found = checked(
+        json.dumps(
+            {
+                "format": "penstock decisions 1",
+                "picture": [*range(9000)],
+                "value": ["<b>", True, 1e400, 2.0],
+                "rows": [[1, "x", None, {}] * 100, "text", 7],
+                "names": ["n" * 1000, {"a": 1}],
+                "kind": "<script>",
+                "fps": "50",
+                "episodes": [{"return": "high"}, 3],
+                "more": "x" * 1000,
+            }
+        )
+    )
+    assert found is not None
+    assert len(found["picture"]) == len(found["value"]) == len(found["rows"]) == 3000
+    assert found["value"][:5] == [None, None, None, 2.0, None]
+    assert found["rows"][:3] == [[1, None, None, None] * 6, [], []]
+    assert found["names"] == ["n" * 40, "{'a': 1}"]
+    assert (found["kind"], found["fps"]) == (None, None)
+    assert found["episodes"] == [{"return": None, "length": None}]
+    assert "more" not in found
