@@ -106,6 +106,7 @@ def _work(ctx: RoleContext, config: Config, evaluator: Evaluator) -> None:
     while not ctx.stopping():
         ctx.status.beat()
         ctx.status.phase = Phase.WAITING
+        evaluator.videos.poll()
         finishes = any(message["kind"] == "finish" for message in ctx.messages())
         if finishes and not evaluator.take_last():
             evaluator.finish_video()
@@ -116,7 +117,6 @@ def _work(ctx: RoleContext, config: Config, evaluator: Evaluator) -> None:
                 ctx.report("evaluator", **evaluator.state())
                 idle_s = time.monotonic() + IDLE_S
             ctx.ledger.switch(Part.WAIT)
-            evaluator.videos.poll()
             time.sleep(POLL_S)
             continue
         due_s, idle_s = time.monotonic() + (every_s or 0.0), 0.0
