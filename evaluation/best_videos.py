@@ -1,14 +1,14 @@
-"""Videos of the best weights of a run, recorded while it trains: an episode for each new best.
+"""Videos of the weights of a run, recorded beside it: of each new best, or of the newest.
 
-The evaluator starts a process of its own for each (`penstock.evaluation.best_video_process`), at
-the lowest priority, so that an environment that cannot draw, or a renderer that crashes or hangs,
-costs a note and no evaluation. The processes take at most about `SHARE` of a core: after a long
-recording the next one waits, and then shows the best weights of that time. The first seconds of a
-run, in which small environments are solved, are left alone.
+The evaluator starts a process for each new best (`penstock.evaluation.recording_process`), at the
+lowest priority, so that an environment that cannot draw, or a renderer that crashes or hangs, costs
+a note and no evaluation. The processes take at most about `SHARE` of a core: after a long recording
+the next one waits, and then shows the best weights of that time. The first seconds of a run, in
+which small environments are solved, are left alone.
 
-In `RUN/videos` the newest `KEPT` are kept as `best-<trained steps>.mp4`, each with its decisions.
-`.best-videos.json` there lists them by inode, size and time: a file is deleted only if it is still
-the one that was written.
+In `RUN/videos` the newest `KEPT` are kept as `best-at-<trained steps>.mp4`, each with its
+decisions. `.best-videos.json` there lists them by inode, size and time: a file is deleted only if
+it is still the one that was written.
 """
 
 from __future__ import annotations
@@ -23,24 +23,81 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from penstock.configs.errors import UserError
 from penstock.core.notes import note_logger
 from penstock.core.processes import python
 
 FOLDER = "videos"
 LIST = ".best-videos.json"
-PART = ".best.part.mp4"
 KEPT = 5
 FIRST_S = 10.0  # after the start of the evaluator
 SHARE = 0.05  # of a core, for all recordings
 LIMIT_S = 600.0  # for one recording, on a host that does much else
+NOW_S = 120.0  # for one that a viewer waits for
 LAST_S = 15.0  # for the recording that runs when the run has ended
 ANSWER_NBYTES = 1 << 16
 LIST_NBYTES = 1 << 16
 POLL_S = 0.05
 
+Checkpoint = Literal["best", "last"]
+
 logger = note_logger(__name__)
+
+
+class Recording:
+    """A process that records one episode, with its encoder."""
+
+    def __init__(self, run_dir: Path, which: Checkpoint, seed: int, cwd: str | None = None) -> None:
+        """which: of the run's checkpoints. ``cwd``: the folder in which the run was started, by
+        default the present one. Raises OSError."""
+        self._part = run_dir.absolute() / FOLDER / part_name(which)
+        self._began_s = time.monotonic()
+        self._said = b""
+        arguments = os.getpid(), run_dir.absolute(), which, seed
+        self._process = subprocess.Popen(
+            python("penstock.evaluation.recording_process", *arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,  # its errors go where those of this process go
+            process_group=0,
+            cwd=cwd,
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Since its start."""
+        return time.monotonic() - self._began_s
+
+    def answer(self) -> dict[str, Any] | None:
+        """None while it records. Then "file" and "cpu_s", or a sentence: in "skipped" if the
+        environment cannot be shown, else in "error". Never blocks."""
+        process = self._process
+        assert process.stdout is not None
+        while select.select([process.stdout], [], [], 0)[0]:
+            data = os.read(process.stdout.fileno(), ANSWER_NBYTES)
+            if not data:
+                break
+            self._said = (self._said + data)[:ANSWER_NBYTES]
+        else:
+            if process.poll() is None:
+                return None
+        code = process.wait()
+        process.stdout.close()
+        try:
+            return dict(json.loads(self._said))
+        except ValueError:
+            return {"error": f"its process has ended with code {code}"}
+
+    def kill(self) -> None:
+        """End it, and remove what there is of the video."""
+        with suppress(OSError):  # it has ended
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        with suppress(OSError):
+            self._part.unlink()
 
 
 class BestVideos:
@@ -51,10 +108,8 @@ class BestVideos:
         self._run_dir, self._seed = run_dir, seed
         self._records = wanted and find_spec("imageio_ffmpeg") is not None
         self._is_due = False  # there is a best without a video
-        self._process: subprocess.Popen[bytes] | None = None
-        self._answer = b""
-        self._began_s = time.monotonic()
-        self._first_s = self._next_s = self._began_s + FIRST_S
+        self._recording: Recording | None = None
+        self._first_s = self._next_s = time.monotonic() + FIRST_S
 
     def request(self) -> None:
         """There is a new best: record it, as soon as its turn comes."""
@@ -62,14 +117,16 @@ class BestVideos:
 
     def poll(self) -> None:
         """Start a recording that is due, or see whether the present one has ended. Never blocks."""
-        now_s = time.monotonic()
-        if self._process is not None:
-            if self._has_ended(self._process):
-                self._end(self._process.wait())
-            elif now_s > self._began_s + LIMIT_S:
-                self._stop(f"a recording has not ended within {LIMIT_S:g} s")
-        elif self._is_due and now_s >= self._next_s:
-            self._start()
+        recording = self._recording
+        if recording is None:
+            if self._is_due and time.monotonic() >= self._next_s:
+                self._start()
+        elif (answer := recording.answer()) is not None:
+            self._recording = None
+            self._take(answer)
+        elif recording.seconds > LIMIT_S:
+            self.close()
+            self._give_up(f"a recording has not ended within {LIMIT_S:g} s")
 
     def finish(self, beat: Callable[[], bool]) -> None:
         """Record the last best, within `LAST_S`, unless the run was short. The rest of the run has
@@ -80,69 +137,31 @@ class BestVideos:
             self._next_s = now_s
         while time.monotonic() < now_s + LAST_S and not beat():
             self.poll()
-            if self._process is None and (not self._is_due or now_s < self._next_s):
+            if self._recording is None and (not self._is_due or now_s < self._next_s):
                 return
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        """End the recording, and remove what there is of it."""
-        if self._process is not None:
-            self._kill(self._process)
+        """End the recording."""
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            recording.kill()
 
     def _start(self) -> None:
-        self._is_due, self._answer, self._began_s = False, b"", time.monotonic()
-        arguments = os.getpid(), self._run_dir, self._seed
-        command = python("penstock.evaluation.best_video_process", *arguments)
+        self._is_due = False
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,  # its errors go to the log of this process
-                process_group=0,  # with its encoder
-            )
+            self._recording = Recording(self._run_dir, "best", self._seed)
         except OSError as error:
             self._give_up(str(error))
 
-    def _has_ended(self, process: subprocess.Popen[bytes]) -> bool:
-        assert process.stdout is not None
-        while select.select([process.stdout], [], [], 0)[0]:
-            data = os.read(process.stdout.fileno(), ANSWER_NBYTES)
-            if not data:
-                return True
-            self._answer = (self._answer + data)[:ANSWER_NBYTES]
-        return process.poll() is not None
-
-    def _end(self, code: int) -> None:
-        process, self._process = self._process, None
-        assert process is not None
-        assert process.stdout is not None
-        process.stdout.close()
-        try:
-            answer = json.loads(self._answer)
-        except ValueError:
-            answer = {"error": f"its process has ended with code {code}"}
-        if "skipped" in answer:  # it cannot be shown
-            self._records = False
+    def _take(self, answer: dict[str, Any]) -> None:
+        if "skipped" in answer:
+            self._records = self._is_due = False
         elif "error" in answer:
             self._give_up(str(answer["error"]))
         else:
             keep(self._run_dir / FOLDER, str(answer["file"]))
             self._next_s = time.monotonic() + float(answer["cpu_s"]) / SHARE
-
-    def _stop(self, reason: str) -> None:
-        assert self._process is not None
-        self._kill(self._process)
-        self._give_up(reason)
-
-    def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = None
-        with suppress(OSError):  # it has ended
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-        with suppress(OSError):
-            (self._run_dir / FOLDER / PART).unlink()
 
     def _give_up(self, reason: str) -> None:
         self._records = self._is_due = False
@@ -151,6 +170,31 @@ class BestVideos:
             "eval.video=false turns them off",
             " ".join(reason.split())[:500],
         )
+
+
+def record_newest(run_dir: Path, cwd: str) -> dict[str, Any]:
+    """Record an episode by `checkpoints/last` of a run that was started in the folder ``cwd``, as
+    `videos/now.mp4`; the fields of `Recording.answer`. Raises UserError."""
+    try:
+        recording = Recording(run_dir, "last", 0, cwd)
+    except OSError as error:
+        raise UserError(f"no recording can be started: {error}") from error
+    while (answer := recording.answer()) is None:
+        if recording.seconds > NOW_S:
+            recording.kill()
+            raise UserError(
+                f"the recording has not ended within {NOW_S:g} s; use penstock record, which has "
+                "no limit"
+            )
+        time.sleep(POLL_S)
+    if "file" not in answer:
+        raise UserError(str(answer.get("error", answer.get("skipped"))))
+    return answer
+
+
+def part_name(which: Checkpoint) -> str:
+    """The file in which a recording is written until it is whole."""
+    return f".{which}-video.part"
 
 
 def keep(folder: Path, name: str) -> None:

@@ -43,7 +43,7 @@ MOST_PICTURES_PER_S = 120.0
 LEAST_HEIGHT = 320  # smaller ones are enlarged by a whole number
 LEAST_SIDE = 8  # of what is taken for a picture
 COLOURS = 3
-GENTLY = ["-preset", "veryfast", "-threads", "1"]
+GENTLY = ("-preset", "veryfast", "-threads", "1")
 
 Picture = npt.NDArray[np.uint8]
 Show = Callable[[list[Picture]], bool]
@@ -295,7 +295,7 @@ def encoding(
     all pictures of an episode in memory (gigabytes of Atari), writes a file for each episode, and
     needs moviepy.
     """
-    part = part or path.with_name(f".{path.stem}.{secrets.token_hex(8)}.part.mp4")
+    part = part or path.with_name(f".{path.stem}.{secrets.token_hex(8)}.part")
     writers: list[Any] = []
     first: Picture | None = None
 
@@ -357,7 +357,7 @@ def _writer(path: Path, picture: Picture, pictures_per_s: float, gently: bool) -
         quality=7,
         macro_block_size=2,
         ffmpeg_log_level="error",
-        output_params=GENTLY if gently else [],
+        output_params=[*(GENTLY if gently else ()), "-f", "mp4"],
     )
     writer.send(None)
     return writer

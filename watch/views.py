@@ -248,7 +248,7 @@ class Views:
         run.read(BUDGET_S)
         videos = []
         for file in names_in(run.folder, "videos", MOST_FILES):
-            if Path(file).suffix in VIDEOS:
+            if Path(file).suffix in VIDEOS and not file.startswith("."):
                 _, nbytes, ns = stamp(run.folder, "videos", file)
                 videos.append({"file": file, "nbytes": nbytes, "written": ns * 1e-9})
         return {

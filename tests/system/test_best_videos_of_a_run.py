@@ -37,7 +37,7 @@ def test_a_new_best_is_recorded_with_its_decisions(penstock: Penstock, tmp_path:
     code, summary, err = run.end()
     assert (code, summary["exit_reason"]) == (0, "minutes"), err
     assert_balanced(summary)
-    found = sorted((tmp_path / "run/videos").glob("best-*.mp4"))
+    found = sorted((tmp_path / "run/videos").glob("best-at-*.mp4"))
     assert found, err
     lines = (tmp_path / "run/evaluations.jsonl").read_text().splitlines()
     bests = {line["trained_steps"] for line in map(json.loads, lines) if line["best"]}
@@ -45,7 +45,7 @@ def test_a_new_best_is_recorded_with_its_decisions(penstock: Penstock, tmp_path:
         decisions = checked(beside(video).read_text())
         assert decisions is not None
         assert decisions["trained_steps"] in bests
-        assert video.name == f"best-{decisions['trained_steps']}.mp4"
+        assert video.name == f"best-at-{decisions['trained_steps']}.mp4"
         assert decisions["names"] == ["left", "right"]
         [episode] = decisions["episodes"]
         assert episode["return"] == sum(decisions["reward"]) == len(decisions["picture"])
@@ -54,6 +54,7 @@ def test_a_new_best_is_recorded_with_its_decisions(penstock: Penstock, tmp_path:
     assert hidden == {".best-videos.json"}
 
 
+@pytest.mark.slow
 def test_an_environment_that_cannot_draw_costs_one_note(penstock: Penstock, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     run = penstock("train", "broken:make", "--json", *EVALUATED, "stop.minutes=0.4")
@@ -65,6 +66,7 @@ def test_an_environment_that_cannot_draw_costs_one_note(penstock: Penstock, tmp_
     assert [*(tmp_path / "run/videos").glob("*")] == []
 
 
+@pytest.mark.slow
 def test_an_evaluator_that_is_killed_takes_its_recording_along(
     penstock: Penstock, tmp_path: Path
 ) -> None:
@@ -72,7 +74,7 @@ def test_an_evaluator_that_is_killed_takes_its_recording_along(
 
     def recordings() -> list[psutil.Process]:
         inner = psutil.Process(run.process.pid).children(recursive=True)
-        return [p for p in inner if "penstock.evaluation.best_video_process" in command_of(p)]
+        return [p for p in inner if "penstock.evaluation.recording_process" in command_of(p)]
 
     run.wait_until(recordings)
     recording = recordings()[0]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.evaluation import best_videos
-from penstock.evaluation.best_videos import KEPT, LIST, PART, BestVideos, keep
+from penstock.evaluation.best_videos import KEPT, LIST, BestVideos, keep, part_name
 
 
 def put(folder: Path, name: str, text: str = "video") -> str:
@@ -89,7 +89,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def poll_until_idle(videos: BestVideos) -> None:
     ends_s = time.monotonic() + 20
     videos.poll()
-    while videos._process is not None:
+    while videos._recording is not None:
         assert time.monotonic() < ends_s
         videos.poll()
         time.sleep(0.01)
@@ -123,7 +123,7 @@ def test_a_recording_that_hangs_is_ended_and_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(best_videos, "LIMIT_S", 0.2)
     (tmp_path / "videos").mkdir()
-    (tmp_path / "videos" / PART).touch()
+    (tmp_path / "videos" / part_name("best")).touch()
     started.append("import time; time.sleep(100)")
     videos = BestVideos(tmp_path, 0, wanted=True)
     videos.request()
@@ -137,8 +137,8 @@ def test_an_evaluator_that_ends_ends_the_recording(tmp_path: Path, started: list
     videos = BestVideos(tmp_path, 0, wanted=True)
     videos.request()
     videos.poll()
-    assert videos._process is not None
-    process = videos._process
+    assert videos._recording is not None
+    process = videos._recording._process
     videos.close()
     assert process.returncode == -signal.SIGKILL
     with pytest.raises(ProcessLookupError):
@@ -167,7 +167,7 @@ def test_nothing_is_recorded_where_it_is_turned_off(tmp_path: Path, started: lis
     videos = BestVideos(tmp_path, 0, wanted=False)
     videos.request()
     videos.poll()
-    assert videos._process is None
+    assert videos._recording is None
     videos.close()
 
 
@@ -178,6 +178,6 @@ def test_nothing_is_recorded_in_the_first_seconds(
     videos = BestVideos(tmp_path, 0, wanted=True)
     videos.request()
     videos.poll()
-    assert videos._process is None
+    assert videos._recording is None
     videos.finish(lambda: False)  # returns at once: the run was short
     videos.close()

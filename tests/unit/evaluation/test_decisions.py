@@ -17,6 +17,7 @@ from penstock.evaluation import decisions
 from penstock.evaluation.decisions import DecisionTrack, beside, checked
 from penstock.models.acting.critic import make_critic
 
+
 def tracked(
     *options: str, target: str = "synthetic", sample: bool = False
 ) -> tuple[DecisionTrack, Any, Any, list[Any]]:

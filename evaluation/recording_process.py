@@ -1,4 +1,4 @@
-"""The process of `BestVideos`: records an episode by `checkpoints/best`, played in the better way.
+"""The process of a `Recording`: an episode by a checkpoint of a run, played in the better way.
 
 It is bounded in pictures, bytes and CPU time: a longer episode is cut there. The result, or the
 reason for none, is a JSON object on standard output.
@@ -17,7 +17,7 @@ from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.core.processes import die_with
-from penstock.evaluation.best_videos import FOLDER, PART
+from penstock.evaluation.best_videos import FOLDER, Checkpoint, part_name
 
 MOST_PICTURES = 3600  # a minute of Atari
 MOST_NBYTES = 16 << 20
@@ -25,7 +25,7 @@ MOST_CPU_S = 30.0  # of the environment and the policy
 MOST_HEIGHT = 720  # larger pictures are reduced
 
 
-def main(parent: int, run_dir: str, seed: int) -> int:
+def main(parent: int, run_dir: str, which: Checkpoint, seed: int) -> int:
     """Record it, and print the result."""
     die_with(parent, signal.SIGKILL)
     os.nice(19)
@@ -36,7 +36,7 @@ def main(parent: int, run_dir: str, seed: int) -> int:
     from penstock.evaluation.video import NotShownError
 
     try:
-        answer = record_best(Path(run_dir), seed)
+        answer = record(Path(run_dir), which, seed)
     except NotShownError as error:
         answer = {"skipped": str(error)}
     except UserError as error:
@@ -49,8 +49,9 @@ def main(parent: int, run_dir: str, seed: int) -> int:
     return 0
 
 
-def record_best(run_dir: Path, seed: int) -> dict[str, Any]:
-    """Record an episode as `videos/best-<trained steps>.mp4`; its name, and the CPU seconds.
+def record(run_dir: Path, which: Checkpoint, seed: int) -> dict[str, Any]:
+    """Record an episode as `videos/best-at-<trained steps>.mp4`, or `videos/now.mp4` of the last
+    checkpoint; the name, and the CPU seconds that it took.
 
     Raises UserError, as `NotShownError` for an environment that cannot be shown.
     """
@@ -62,12 +63,12 @@ def record_best(run_dir: Path, seed: int) -> dict[str, Any]:
     from penstock.learner.checkpoints.checkpoint_history import PLAY
 
     config = load_run(run_dir)
-    best = checkpoint_format.load(run_dir / "checkpoints" / "best")  # once: it may be replaced
-    steps = int(best.meta["progress"]["trained_steps"])
-    sampled = way_of(best.meta.get(PLAY)) == "sampled"
-    source = PolicySource(config, "best", sampled, lambda layout: best.weights)
-    path = run_dir / FOLDER / f"best-{steps}.mp4"
-    part = path.with_name(PART)
+    found = checkpoint_format.load(run_dir / "checkpoints" / which)  # once: it may be replaced
+    steps = int(found.meta["progress"]["trained_steps"])
+    sampled = way_of(found.meta.get(PLAY)) == "sampled"
+    source = PolicySource(config, which, sampled, lambda layout: found.weights)
+    path = run_dir / FOLDER / ("now.mp4" if which == "last" else f"best-at-{steps}.mp4")
+    part = path.with_name(part_name(which))
     with acting(source, None, seed, None, tracked=True) as actor:
         track, played, pictures, total = actor.track, [], 0, 0.0
         assert track is not None
@@ -102,4 +103,5 @@ def _reduced(picture: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3])))
+    _, parent, folder, which, game = sys.argv
+    sys.exit(main(int(parent), folder, "last" if which == "last" else "best", int(game)))
