@@ -135,6 +135,8 @@ class BestVideos:
         now_s = time.monotonic()
         if now_s >= self._first_s:
             self._next_s = now_s
+            if self._is_due or self._recording is not None:
+                logger.info("the best weights are recorded; Ctrl-C ends the run without that")
         while time.monotonic() < now_s + LAST_S and not beat():
             self.poll()
             if self._recording is None and (not self._is_due or now_s < self._next_s):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.algos.acting import make_policy
 from penstock.algos.samples import network_shape
@@ -179,3 +182,23 @@ def test_of_a_hostile_file_only_numbers_and_short_texts_remain() -> None:
     assert (found["kind"], found["fps"]) == (None, None)
     assert found["episodes"] == [{"return": None, "length": None}]
     assert "more" not in found
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+FIELDS = ("picture", "action", "reward", "value", "rows", "std", "names", "counts", "episodes")
+
+
+@given(st.dictionaries(st.sampled_from((*FIELDS, "kind", "fps", "steps", "values")), ANY_JSON))
+def test_whatever_a_file_says_its_columns_are_numbers_of_one_length(fields: Any) -> None:
+    found = checked(json.dumps({**fields, "format": decisions.FORMAT}))
+    if found is None:
+        return
+    steps = len(found["picture"])
+    assert {len(found[name]) for name in ("action", "reward", "value", "rows", "std")} == {steps}
+    numbers = [*found["picture"], *found["reward"], *found["value"], *chain(*found["rows"])]
+    assert all(x is None or np.isfinite(x) for x in numbers)
+    json.dumps(found, allow_nan=False)
