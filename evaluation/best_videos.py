@@ -39,6 +39,7 @@ NOW_S = 120.0  # for one that a viewer waits for
 LAST_S = 15.0  # for the recording that runs when the run has ended
 ANSWER_NBYTES = 1 << 16
 LIST_NBYTES = 1 << 16
+END_S = 2.0  # for its process, once it has answered
 POLL_S = 0.05
 
 Checkpoint = Literal["best", "last"]
@@ -71,7 +72,7 @@ class Recording:
 
     def answer(self) -> dict[str, Any] | None:
         """None while it records. Then "file" and "cpu_s", or a sentence: in "skipped" if the
-        environment cannot be shown, else in "error". Never blocks."""
+        environment cannot be shown, else in "error". Never blocks for long."""
         process = self._process
         assert process.stdout is not None
         while select.select([process.stdout], [], [], 0)[0]:
@@ -82,7 +83,11 @@ class Recording:
         else:
             if process.poll() is None:
                 return None
-        code = process.wait()
+        try:
+            code = process.wait(END_S)
+        except subprocess.TimeoutExpired:  # a renderer that hangs as it is unloaded
+            self.kill()
+            code = -signal.SIGKILL
         process.stdout.close()
         try:
             return dict(json.loads(self._said))
@@ -116,7 +121,7 @@ class BestVideos:
         self._is_due = self._records
 
     def poll(self) -> None:
-        """Start a recording that is due, or see whether the present one has ended. Never blocks."""
+        """Start a recording that is due, or see whether the present one has ended."""
         recording = self._recording
         if recording is None:
             if self._is_due and time.monotonic() >= self._next_s:

@@ -12,8 +12,9 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.configs.errors import UserError
 from penstock.core.processes import die_with
@@ -25,10 +26,12 @@ MOST_CPU_S = 30.0  # of the environment and the policy
 MOST_HEIGHT = 720  # larger pictures are reduced
 
 
-def main(parent: int, run_dir: str, which: Checkpoint, seed: int) -> int:
-    """Record it, and print the result."""
+def main(parent: int, run_dir: str, which: Checkpoint, seed: int) -> NoReturn:
+    """Record it, print the result, and exit."""
     die_with(parent, signal.SIGKILL)
     os.nice(19)
+    with suppress(OSError):  # where memory is short, this process ends and not the run's
+        Path("/proc/self/oom_score_adj").write_text("1000")
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # environments may print
     if os.getcwd() not in sys.path:
@@ -46,7 +49,8 @@ def main(parent: int, run_dir: str, which: Checkpoint, seed: int) -> int:
         answer = {"error": f"{type(error).__name__}: {error}"}
     json.dump(answer, answers)
     answers.close()
-    return 0
+    sys.stderr.flush()
+    os._exit(0)  # renderers that are unloaded in the wrong order crash
 
 
 def record(run_dir: Path, which: Checkpoint, seed: int) -> dict[str, Any]:
@@ -104,4 +108,4 @@ def _reduced(picture: Any) -> Any:
 
 if __name__ == "__main__":
     _, parent, folder, which, game = sys.argv
-    sys.exit(main(int(parent), folder, "last" if which == "last" else "best", int(game)))
+    main(int(parent), folder, "last" if which == "last" else "best", int(game))

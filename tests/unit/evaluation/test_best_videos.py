@@ -132,6 +132,22 @@ def test_a_recording_that_hangs_is_ended_and_leaves_nothing(
     assert list((tmp_path / "videos").iterdir()) == []
 
 
+def test_a_process_that_does_not_end_after_its_answer_is_ended(
+    tmp_path: Path, notes: list[str], started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(best_videos, "END_S", 0.2)
+    put(tmp_path / "videos", "best-at-1.mp4")
+    started.append(
+        'import os, time; os.write(1, b\'{"file": "best-at-1.mp4", "cpu_s": 1}\'); '
+        "os.close(1); time.sleep(100)"
+    )
+    videos = BestVideos(tmp_path, 0, wanted=True)
+    videos.request()
+    poll_until_idle(videos)
+    assert notes == []
+    assert "best-at-1.mp4" in (tmp_path / "videos" / LIST).read_text()
+
+
 def test_an_evaluator_that_ends_ends_the_recording(tmp_path: Path, started: list[str]) -> None:
     started.append("import time; time.sleep(100)")
     videos = BestVideos(tmp_path, 0, wanted=True)

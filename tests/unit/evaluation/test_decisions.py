@@ -98,27 +98,46 @@ def test_decisions_are_those_of_the_policy(
         assert (np.array(found["std"]) > 0).all()
 
 
-def test_the_critic_of_an_mlp_computes_what_the_learners_network_does() -> None:
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        ("CartPole-v1", ("model.normalize_observations=true",)),
+        ("CartPole-v1", ("model.core=lstm", "model.core_size=8")),
+        ("synthetic", ("env.kwargs={obs_shape: [4, 84, 84], obs_dtype: uint8}", "model.kind=auto")),
+    ],
+)
+def test_the_critic_computes_what_the_learners_network_does(
+    target: str, options: tuple[str, ...]
+) -> None:
     torch = pytest.importorskip("torch")
     from penstock.models.torch_nets import build_net
 
-    options = ["actors.envs=1", "model.normalize_observations=true"]
-    config = resolve("CartPole-v1", options)
+    config = resolve(target, ["actors.envs=1", *options])
     game = make(config.env, 1)
-    shape = network_shape(config, game.info)
+    shape: Any = network_shape(config, game.info)
+    space = game.info.observation_space
     game.close()
     rng = np.random.default_rng(0)
-    weights = rng.normal(0, 0.3, shape.layout.size).astype(np.float32)
+    weights = rng.normal(0, 0.05, shape.layout.size).astype(np.float32)
     views = shape.layout.views(weights)
-    views["normalizer.var"][:] = rng.uniform(0.5, 2, 4)
-    net = build_net(shape).requires_grad_(False)
+    if "normalizer.var" in views:
+        views["normalizer.var"][:] = rng.uniform(0.5, 2, 4)
+    net = build_net(shape).requires_grad_(False).eval()
     for name, tensor in (*net.named_parameters(), *net.named_buffers()):
         np.copyto(tensor.numpy(), views[name])
-    obs = rng.normal(size=(7, 4)).astype(np.float32)
+    obs = rng.uniform(0, 200 if space.dtype == np.uint8 else 1, (3, *space.shape))
+    obs = obs.astype(space.dtype)
+    state = rng.normal(size=(3, getattr(shape, "state_size", 0))).astype(np.float32)
     critic = make_critic(shape, weights)
     assert critic is not None
-    expected = net(torch.from_numpy(obs))[1].numpy()
-    assert np.allclose(critic(obs, np.zeros((7, 0), np.float32)), expected, atol=1e-4)
+    rows = torch.from_numpy(obs)
+    if state.size:
+        expected = net(rows[None], torch.from_numpy(state))[1]
+        assert not np.allclose(critic(obs, state), critic(obs, np.zeros_like(state)), atol=1e-5)
+    else:
+        expected = net(rows)[1]
+    assert np.allclose(critic(obs, state), expected.numpy(), atol=1e-4)
+    assert np.std(critic(obs, state)) > 0
 
 
 def test_a_file_is_bounded_in_steps_and_in_values(
