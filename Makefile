@@ -25,7 +25,7 @@ SOURCES := actors algos bench benchmarks cli configs core device envs evaluation
 	models monitor penstock profiling replay tests transport watch
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train test test-all test-slow learn-check chaos fuzz check lint types imports links texts wheel format docs reference bench peers clean
+.PHONY: help venv train test test-all test-slow learn-check chaos fuzz check lint types imports links texts wheel format docs reference pictures bench peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,6 +108,9 @@ docs: venv ## build the site of the documentation into site/, without a network
 reference: venv ## write the pages that come from the code: the configuration, the commands
 	$(BIN)/python -m penstock.configs.reference > docs/configuration.md
 	$(CLI_DOCS) | sed '$$d' > docs/cli.md
+
+pictures: venv ## make the screenshots and GIFs of the docs from real runs, six minutes; needs Chromium
+	$(BIN)/python benchmarks/pictures.py
 
 bench: venv ## run the benchmarks, one after another; results go to benchmarks/results
 	set -e; for benchmark in $(BENCHMARKS); do echo "$$benchmark"; $(BIN)/python $$benchmark --save; done

@@ -86,7 +86,7 @@ def record(
         typer.Option(
             metavar="FILE",
             help="The mp4 file; by default in the folder videos of the run, or beside the "
-            "exported file.",
+            "exported file. The decisions of the policy are written to FILE.json.",
         ),
     ] = None,
     sample: Sample = False,

@@ -195,6 +195,10 @@ class FilmedAtari(VectorEnv):
         """The frames of the last step, uint8 ``[210, 160, 3]`` each, oldest first."""
         return tuple(self._frames)
 
+    def get_action_meanings(self) -> list[str]:
+        """The names of the actions, in their order."""
+        return [action.name.lower() for action in self._actions]
+
     def close(self, **kwargs: Any) -> None:
         self._vector.close(**kwargs)
 

@@ -27,6 +27,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from penstock.configs.errors import UserError
 from penstock.core.observations import MASK, ObservationPart
+from penstock.envs.action_names import action_names
 from penstock.envs.first_episodes import SHORTENED
 from penstock.envs.lives import LIFE_LOST
 from penstock.envs.packing import Packer, find_bad_observation
@@ -168,6 +169,14 @@ class BatchedEnv:
         Empty where the environment was not made to be filmed, or cannot render itself.
         """
         return [*pictures(self._vector)]
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        """The names of the choices, those of several choices one after another, or of the numbers
+        of an action; empty where they are not known."""
+        counts = self.info.counts
+        count = sum(counts) if counts else math.prod(self.info.action_space.shape or ())
+        return action_names(self._name, self._vector, count)
 
     @property
     def pictures_per_s(self) -> float:

@@ -34,6 +34,7 @@ from penstock.configs.schema import Config
 from penstock.core.formatting import count, number
 from penstock.core.notes import note_logger
 from penstock.core.role import RoleContext
+from penstock.evaluation.best_videos import BestVideos
 from penstock.evaluation.estimates import (
     WAYS,
     Estimate,
@@ -72,6 +73,7 @@ CHECKPOINTS = "checkpoints"
 HELD = ".evaluated"
 SEED = 1_100_000  # apart from the games of `penstock eval`, by default
 CLOSING_SEED = 2_100_000  # apart from both
+VIDEO_SEED = 3_100_000  # apart from all of these
 CLOSING_SEEDS = 10_000  # between two closing evaluations, which play different games
 POLL_S = 0.05
 IDLE_S = 1.0  # between two reports that it is idle
@@ -88,6 +90,13 @@ def run(ctx: RoleContext) -> None:
     config = ctx.config
     assert config is not None
     evaluator = Evaluator(ctx, config)
+    try:
+        _work(ctx, config, evaluator)
+    finally:
+        evaluator.videos.close()
+
+
+def _work(ctx: RoleContext, config: Config, evaluator: Evaluator) -> None:
     if config.confirms_return:  # a closing evaluation may be needed soon
         evaluator.prepare()
     ctx.report("ready")
@@ -97,8 +106,10 @@ def run(ctx: RoleContext) -> None:
     while not ctx.stopping():
         ctx.status.beat()
         ctx.status.phase = Phase.WAITING
+        evaluator.videos.poll()
         finishes = any(message["kind"] == "finish" for message in ctx.messages())
         if finishes and not evaluator.take_last():
+            evaluator.finish_video()
             return
         by_time = every_s is not None and time.monotonic() >= due_s and evaluator.has_news()
         if not by_time and not finishes and not evaluator.has_request():
@@ -120,6 +131,7 @@ def run(ctx: RoleContext) -> None:
         finally:
             evaluator.let_go()
         if finishes:
+            evaluator.finish_video()
             return
 
 
@@ -154,6 +166,9 @@ class Evaluator:
         self._cost_s: float | None = None  # CPU seconds of the last evaluation
         self._closings = 0
         self._game: BatchedEnv | None = None
+        seed = VIDEO_SEED + config.run.seed
+        self.videos = BestVideos(ctx.run_dir, seed, wanted=config.eval.video)
+        """Of each new best."""
 
     def prepare(self) -> None:
         """Import the libraries that an evaluation in numpy needs, and make its environments."""
@@ -256,6 +271,8 @@ class Evaluator:
             "every_steps": self._every or None,
             "env": self._how["env"],
         }
+        if best:
+            self.videos.request()
         if request == CLOSING:
             goal = self._config.stop.return_
             about = None if closing_estimate is None else closing_estimate._asdict()
@@ -357,6 +374,15 @@ class Evaluator:
     def let_go(self) -> None:
         """Of the checkpoint that was evaluated."""
         _remove(self._held)
+
+    def finish_video(self) -> None:
+        """Let the video of the last best be recorded, for some seconds; the run has ended."""
+
+        def beat() -> bool:
+            self._ctx.status.beat()
+            return self._ctx.stopping()
+
+        self.videos.finish(beat)
 
     def _find_best(self, progress: Mapping[str, Any]) -> None:
         """Find out how `checkpoints/best` does in these games, if there is one from before. One

@@ -1,4 +1,5 @@
-"""`penstock record` and `penstock play`: watch what the weights of a run do.
+"""`penstock record` and `penstock play`: watch what the weights of a run do. A run's own videos are
+recorded here too (`penstock.evaluation.best_videos`).
 
 The policy sees exactly what it saw in training; what a person sees is drawn beside it
 (`penstock.envs.rendering`). A game that does not draw itself is shown by its observations, if these
@@ -20,24 +21,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.core.formatting import number
 from penstock.core.observations import views
 from penstock.envs import BatchedEnv, EnvInfo, find_bad_observation, make
 from penstock.envs.rendering import DISPLAYS, INSTALL, do_without_display, drawing
+from penstock.evaluation.decisions import DecisionTrack
 from penstock.evaluation.evaluate import (
     Choose,
     Episode,
+    PolicySource,
     find_policy,
     of_checkpoint_text,
     were_cut,
 )
+from penstock.models.acting.critic import make_critic
 from penstock.models.acting.policy import Policy
 
 MOST_PICTURES_PER_S = 120.0
 LEAST_HEIGHT = 320  # smaller ones are enlarged by a whole number
 LEAST_SIDE = 8  # of what is taken for a picture
 COLOURS = 3
+GENTLY = ("-preset", "veryfast", "-threads", "1")
 
 Picture = npt.NDArray[np.uint8]
 Show = Callable[[list[Picture]], bool]
@@ -50,6 +56,13 @@ class Shot:
 
     pictures: list[Picture]
     episode: Episode | None = None
+    reward: float = 0.0
+    plays: bool = False
+    """Whether the environment took an action: not in a reset."""
+
+
+class NotShownError(UserError):
+    """The environment neither draws itself nor shows pictures as observations."""
 
 
 @dataclass
@@ -63,13 +76,15 @@ class Actor:
     checkpoint: str
     max_steps: int
     sample: bool
+    track: DecisionTrack | None = None
+    """Keeps the decisions, if `choose` is its."""
 
     def shots(self, episodes: int, seed: int) -> Iterator[Shot]:
         """Episodes, one after another, whole or cut; the same seed gives the same."""
         game, space = self.game, self.game.info.observation_space
         obs = np.empty((1, *space.shape), space.dtype)
         game.reset_into(seed, obs)
-        yield Shot(self._look(obs))
+        yield self._first(obs)
         begins, over = np.ones(1, np.bool_), np.zeros(1, np.bool_)
         total, length = 0.0, 0
         while episodes:
@@ -84,21 +99,43 @@ class Actor:
             ends = bool(over[0]) and not (game.life_lost is not None and game.life_lost[0])
             cut = length == self.max_steps and not ends
             ended = cut or ends
-            yield Shot(self._look(obs), Episode(total, length, cut) if ended else None)
+            episode = Episode(total, length, cut) if ended else None
+            shot = Shot(self._look(obs), episode, float(reward[0]), not begins[0])
+            self._follow(shot)
+            yield shot
             if ended:
                 episodes, total, length = episodes - 1, 0.0, 0
             if cut and episodes:
                 seed += 1
                 game.reset_into(seed, obs)
                 begins = np.ones(1, np.bool_)
-                yield Shot(self._look(obs))
+                yield self._first(obs)
+
+    def _first(self, obs: npt.NDArray[Any]) -> Shot:
+        shot = Shot(self._look(obs))
+        self._follow(shot)
+        return shot
+
+    def _follow(self, shot: Shot) -> None:
+        if self.track is not None:
+            self.track.saw(len(shot.pictures), shot.reward, plays=shot.plays)
+
+    def about(self, played: list[Episode]) -> dict[str, Any]:
+        """The fields of the decisions of a video of ``played``."""
+        game = self.game
+        return {
+            "fps": min(game.pictures_per_s, MOST_PICTURES_PER_S),
+            "sampled": self.sample,
+            "counts": list(game.info.counts),
+            "episodes": [{"return": each[0], "length": each[1]} for each in played],
+        }
 
     def _look(self, obs: npt.NDArray[Any]) -> list[Picture]:
         with drawing(self.env_id):
             pictures = self.game.pictures()
         pictures = pictures or drawn(self.game.info, obs[0])
         if not pictures:
-            raise UserError(
+            raise NotShownError(
                 f"{self.env_id} cannot be shown: it does not draw itself, and its observations are "
                 'no pictures; let it take render_mode="rgb_array" and return a picture in render()'
             )
@@ -114,18 +151,22 @@ def record(
     seed: int,
     max_steps: int | None = None,
 ) -> dict[str, Any]:
-    """Write a video of ``episodes``, each cut at ``max_steps``, None: at `eval.max_episode_steps`;
-    where, and their raw returns.
+    """Write a video of ``episodes``, each cut at ``max_steps``, None: at `eval.max_episode_steps`,
+    and the decisions beside it (`penstock.evaluation.decisions`); where, and the raw returns.
 
     Raises UserError, as where the extra [video] is missing.
     """
     if out is not None and Path(out).suffix != ".mp4":
         raise UserError(f"--out {out} is no mp4, and nothing else is made; let it end in .mp4")
     _require("imageio_ffmpeg", "a video")
-    with _actor(run_dir, which, sample, seed, max_steps) as actor:
+    source = find_policy(run_dir, which)
+    with acting(source, sample, seed, max_steps, tracked=True) as actor:
         path = Path(out) if out else video_path(run_dir, actor.checkpoint, seed)
-        with _video(path, actor.game) as show:
+        with encoding(path, actor.game) as show:
             played = _perform(actor, episodes, seed, show)
+        assert actor.track is not None
+        with _written(path):
+            actor.track.write(path, actor.about(played), actor.game.action_names)
     return _result(run_dir, actor, played) | {"file": str(path)}
 
 
@@ -149,7 +190,7 @@ def play(
         )
     _require("pygame", "a window")
     with (
-        _actor(run_dir, which, sample, seed, max_steps) as actor,
+        acting(find_policy(run_dir, which), sample, seed, max_steps) as actor,
         _window(run_dir, actor.game) as show,
     ):
         played = _perform(actor, episodes, seed, show)
@@ -199,10 +240,16 @@ def enlarged(pictures: list[Picture]) -> list[Picture]:
 
 
 @contextmanager
-def _actor(
-    run_dir: str, which: str, sample: bool | None, seed: int, max_steps: int | None
+def acting(
+    source: PolicySource,
+    sample: bool | None,
+    seed: int,
+    max_steps: int | None,
+    *,
+    tracked: bool = False,
 ) -> Iterator[Actor]:
-    source = find_policy(run_dir, which)
+    """One environment that draws itself, if it can, and the policy that plays it; ``tracked``: its
+    decisions are kept. The other parameters are those of `record`. Raises UserError."""
     config = source.config
     if sample is None:
         sample = source.sampled
@@ -213,7 +260,13 @@ def _actor(
         policy = source.policy(game, seed)
         choose: Choose = policy.act if sample else policy.greedy
         most = max_steps or config.eval.max_episode_steps
-        yield Actor(config.env.id, game, policy, choose, source.name, most, sample)
+        actor = Actor(config.env.id, game, policy, choose, source.name, most, sample)
+        if tracked:
+            shape = network_shape(config, game.info)
+            critic = make_critic(shape, source.weights(shape.layout))
+            actor.track = DecisionTrack(policy, critic, sample)
+            actor.choose = actor.track.choose
+        yield actor
     finally:
         game.close()
 
@@ -230,14 +283,19 @@ def _perform(actor: Actor, episodes: int, seed: int, show: Show) -> list[Episode
 
 
 @contextmanager
-def _video(path: Path, game: BatchedEnv) -> Iterator[Show]:
+def encoding(
+    path: Path, game: BatchedEnv, part: Path | None = None, *, gently: bool = False
+) -> Iterator[Show]:
     """Encode what is shown as an mp4, which appears when it is whole.
+
+    part: the file that is written meanwhile, beside ``path``; by default one with a new name.
+    gently: the encoder takes one thread and little time, for a larger file.
 
     gymnasium's `RecordVideo` would not do: it wraps a single environment that draws itself, keeps
     all pictures of an episode in memory (gigabytes of Atari), writes a file for each episode, and
     needs moviepy.
     """
-    part = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.part.mp4")
+    part = part or path.with_name(f".{path.stem}.{secrets.token_hex(8)}.part")
     writers: list[Any] = []
     first: Picture | None = None
 
@@ -245,28 +303,36 @@ def _video(path: Path, game: BatchedEnv) -> Iterator[Show]:
         nonlocal first
         if first is None:
             first = pictures[0]
-            writers.append(_writer(part, first, game.pictures_per_s))
+            writers.append(_writer(part, first, game.pictures_per_s, gently))
         for picture in pictures:
             _check_size(picture, first)
             writers[0].send(np.ascontiguousarray(picture))
         return True
 
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield show
-        writers.pop().close()
-        part.replace(path)
-    except OSError as error:
-        reason = " ".join((error.strerror or str(error)).split())
-        raise UserError(
-            f"{path} cannot be written ({reason}); give another place with --out"
-        ) from error
+        with _written(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield show
+            writers.pop().close()
+            part.replace(path)
     finally:
         for writer in writers:
             with suppress(OSError):
                 writer.close()
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """Raise UserError where a file cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        reason = " ".join((error.strerror or str(error)).split())
+        raise UserError(
+            f"{path} cannot be written ({reason}); give another place with --out"
+        ) from error
 
 
 def _check_size(picture: Picture, first: Picture) -> None:
@@ -279,13 +345,19 @@ def _check_size(picture: Picture, first: Picture) -> None:
         )
 
 
-def _writer(path: Path, picture: Picture, pictures_per_s: float) -> Any:
+def _writer(path: Path, picture: Picture, pictures_per_s: float, gently: bool) -> Any:
     import imageio_ffmpeg
 
     height, width = picture.shape[:2]
     fps = min(pictures_per_s, MOST_PICTURES_PER_S)
     writer = imageio_ffmpeg.write_frames(
-        str(path), (width, height), fps=fps, quality=7, macro_block_size=2, ffmpeg_log_level="error"
+        str(path),
+        (width, height),
+        fps=fps,
+        quality=7,
+        macro_block_size=2,
+        ffmpeg_log_level="error",
+        output_params=[*(GENTLY if gently else ()), "-f", "mp4"],
     )
     writer.send(None)
     return writer

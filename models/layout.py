@@ -75,6 +75,11 @@ class MlpShape:
             bias = np.concatenate([bias, named["log_std"]])
         return [*_tower(named, len(self.hidden), POLICY, self.obs_scale), (weight, bias)]
 
+    def value_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
+        """The value's layers, of the parameters by name."""
+        head = named["value.weight"], named["value.bias"]
+        return [*_tower(named, len(self.hidden), VALUE, self.obs_scale), head]
+
 
 @dataclass(frozen=True)
 class CnnShape:

@@ -66,6 +66,7 @@ def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> Guarde
         "log": lambda q: views.log(_text(q, "run"), _text(q, "role")),
         "about": lambda q: views.about(_text(q, "run")),
         "agent": lambda q: views.agent(_text(q, "run")),
+        "decisions": lambda q: views.decisions(_text(q, "run"), _text(q, "file")),
     }
 
     async def api(request: Request) -> Response:

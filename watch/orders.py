@@ -1,4 +1,8 @@
-"""The orders that the page can give to a live run: save now, stop, and write stacks."""
+"""The orders that the page can give to a live run: save now, stop, write stacks, record a video.
+
+A recording makes the environment that the config names, which is code: of a run that is in progress
+this user runs that code already, and others are refused.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,13 @@ from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.core.processes import began_ticks
+from penstock.evaluation.best_videos import record_newest
 from penstock.monitor import stacks as process_stacks
 from penstock.monitor.order_client import save as order_save
 from penstock.monitor.status_client import reach
 
 SAVE_S = 120.0
+KINDS = ("save", "stop", "stacks", "record")
 
 
 class Orders:
@@ -25,19 +31,21 @@ class Orders:
 
     def __init__(self) -> None:
         self._stopped: set[tuple[int, int | None]] = set()
-        self._locks = {name: threading.Lock() for name in ("save", "stop", "stacks")}
+        self._locks = {name: threading.Lock() for name in KINDS}
 
     def give(self, order: str, folder: Path) -> dict[str, Any]:
         """Carry out an order and return its result. Raises UserError if it is unknown, if another
         of its kind is being carried out, or if the run does not take it."""
         lock = self._locks.get(order)
         if lock is None:
-            raise UserError(f"the order {order[:40]!r} is unknown; give save, stop or stacks")
+            raise UserError(f"the order {order[:40]!r} is unknown; give {', '.join(KINDS)}")
         if not lock.acquire(blocking=False):
             raise UserError(f"another order to {order} is being carried out; wait for it")
         try:
             if order == "save":
                 return order_save(str(folder), SAVE_S)
+            if order == "record":
+                return _record(folder)
             return process_stacks.stacks(str(folder)) if order == "stacks" else self._stop(folder)
         finally:
             lock.release()
@@ -68,3 +76,16 @@ class Orders:
             os.close(pidfd)
         self._stopped.add(identity)
         return {"pid": pid}
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    """Record the newest weights; the name of the video."""
+    pid = reach(str(folder)).pid
+    try:
+        cwd = os.readlink(f"/proc/{pid}/cwd")
+    except OSError as error:
+        raise UserError(
+            f"process {pid} cannot be accessed: {error.strerror}; it has just ended, or runs in "
+            "another container"
+        ) from error
+    return {"file": record_newest(folder, cwd)["file"]}

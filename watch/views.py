@@ -17,11 +17,12 @@ from penstock.configs.load import dump, resolve_target
 from penstock.configs.yaml_text import parse
 from penstock.core.formatting import finite
 from penstock.core.machine import VERSIONS
+from penstock.evaluation import decisions
 from penstock.monitor.curves import flat, is_evaluation
 from penstock.monitor.metric_groups import group
 from penstock.monitor.record import METRICS
 from penstock.watch.catalog import RunCatalog
-from penstock.watch.files import Row, names_in, open_in, read_json, read_tail, stamp
+from penstock.watch.files import Row, names_in, open_in, read_json, read_tail, read_text, stamp
 from penstock.watch.flow import flow
 from penstock.watch.live import LiveStatus
 from penstock.watch.run_files import WatchedRun, shown_event
@@ -247,7 +248,7 @@ class Views:
         run.read(BUDGET_S)
         videos = []
         for file in names_in(run.folder, "videos", MOST_FILES):
-            if Path(file).suffix in VIDEOS:
+            if Path(file).suffix in VIDEOS and not file.startswith("."):
                 _, nbytes, ns = stamp(run.folder, "videos", file)
                 videos.append({"file": file, "nbytes": nbytes, "written": ns * 1e-9})
         return {
@@ -266,6 +267,17 @@ class Views:
         if kind is None or file not in names_in(run.folder, "videos", MOST_FILES):
             raise UserError(f"the run has no video {file[:80]!r}")
         return run.folder / "videos" / file, kind
+
+    def decisions(self, name: str, file: str) -> Row:
+        """What the policy decided in each step of a video; "decisions" is None where the file
+        beside it is missing, too large or not one of these. Raises UserError as `video`."""
+        run = self.catalog.run(name)
+        self.video(name, file)
+        beside = file + decisions.SUFFIX
+        nbytes = stamp(run.folder, "videos", beside)[1]
+        small = nbytes <= decisions.NBYTES
+        text = read_text(run.folder, "videos", beside) if small else None
+        return {"file": file, "decisions": decisions.checked(text)}
 
     def _live(self, folder: Path) -> LiveStatus:
         return self._status.setdefault(folder, LiveStatus(folder))

@@ -19,6 +19,7 @@ Frame = npt.NDArray[np.uint8]
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 CELL = 12  # pixels of a cell in a picture
+ACTIONS = ("nothing", "left", "up", "right", "down", "fire")  # of all games, by MinAtar's number
 
 
 class MinAtarEnv(gymnasium.Env[Frame, Any]):
@@ -66,6 +67,10 @@ class MinAtarEnv(gymnasium.Env[Frame, Any]):
         reward, over = self._game.act(self._actions[action])
         self._age += 1
         return self._observe(), float(reward), bool(over), self._age >= self._max_steps, {}
+
+    def get_action_meanings(self) -> list[str]:
+        """The names of the actions, in their order."""
+        return [ACTIONS[action] for action in self._actions]
 
     def render(self) -> Any:
         """uint8 [120, 120, 3], a colour for each channel."""

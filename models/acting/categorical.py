@@ -53,6 +53,15 @@ class ActionSampler(ABC):
     def greedy(self) -> npt.NDArray[Any]:
         """The best actions ``[envs, ...]`` by the outputs."""
 
+    def basis(self) -> dict[str, Float32]:
+        """What the outputs mean, for a display; call it before `sample` or `greedy`.
+
+        Copies, float32 ``[values, envs]``, by name: "probabilities" of choices, those of several
+        choices one after another; "q", the values of actions; or "mean" and "std" of numbers.
+        Empty where that is not known.
+        """
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """State of the random generator, JSON-ready."""
         return dict(self._rng.bit_generator.state)
@@ -110,6 +119,10 @@ class CategoricalSampler(ActionSampler):
         np.copyto(self._actions, self.outputs.argmax(axis=0), casting="same_kind")
         return self._actions
 
+    def basis(self) -> dict[str, Float32]:
+        shares = np.exp(self.outputs - self.outputs.max(axis=0))
+        return {"probabilities": shares / shares.sum(axis=0)}
+
 
 class MultiCategoricalSampler(ActionSampler):
     """Several choices, each as `CategoricalSampler`: actions int32 ``[envs, *shape]``, and the sum
@@ -144,6 +157,10 @@ class MultiCategoricalSampler(ActionSampler):
         for column, each in zip(self._columns, self._each, strict=True):
             column[:] = each.greedy()
         return self._actions
+
+    def basis(self) -> dict[str, Float32]:
+        found = [each.basis()["probabilities"] for each in self._each]
+        return {"probabilities": np.concatenate(found)}
 
 
 class EpsilonGreedySampler(ActionSampler):
@@ -196,6 +213,9 @@ class EpsilonGreedySampler(ActionSampler):
     def greedy(self) -> Int32:
         np.copyto(self._actions, self.outputs.argmax(axis=0), casting="same_kind")
         return self._actions
+
+    def basis(self) -> dict[str, Float32]:
+        return {"q": self.outputs.copy()}
 
 
 def _spread_over(

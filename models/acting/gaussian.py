@@ -60,6 +60,10 @@ class GaussianSampler(ActionSampler):
             np.tanh(self._numbers, out=self._actions)
         return self._actions
 
+    def basis(self) -> dict[str, Float32]:
+        mean = np.tanh(self._mean) if self._squashed else self._mean.copy()
+        return {"mean": mean, "std": np.exp(self._log_std)}
+
 
 class SquashedGaussianSampler(ActionSampler):
     """Draws ``tanh`` of normal numbers: actions float32 ``[envs, *shape]``, from -1 to 1.
@@ -96,6 +100,9 @@ class SquashedGaussianSampler(ActionSampler):
     def greedy(self) -> Float32:
         np.tanh(self._mean, out=self._flat)
         return self._actions
+
+    def basis(self) -> dict[str, Float32]:
+        return {"mean": np.tanh(self._mean), "std": np.exp(np.clip(self._log_std, *self._bounds))}
 
 
 def _log_slope(before: Float32) -> Float32:

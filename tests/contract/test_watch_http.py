@@ -25,12 +25,13 @@ import httpx2
 from starlette.testclient import TestClient
 
 from penstock.configs.errors import UserError
+from penstock.evaluation.decisions import FORMAT, NBYTES
 from penstock.watch import app as app_module
 from penstock.watch import catalog as catalog_module
 from penstock.watch import server as server_module
 from penstock.watch.app import STATIC, make_app
 from penstock.watch.catalog import RunCatalog
-from penstock.watch.guard import HEADERS, Guard
+from penstock.watch.guard import HEADERS, ORDER_HEADER, Guard
 from penstock.watch.server import Listen
 from penstock.watch.views import Views
 
@@ -241,6 +242,40 @@ def test_videos_are_served_in_parts(page: TestClient, runs: Path) -> None:
     assert reply.content == bytes(range(10, 20))
     assert reply.headers["content-type"] == "video/mp4"
     assert page.get("/video", params={"run": "one", "file": "b.txt"}).status_code == 404
+
+
+def test_decisions_of_a_video_are_served_as_far_as_they_are_valid(
+    page: TestClient, runs: Path
+) -> None:
+    videos = runs / "one/videos"
+    videos.mkdir()
+    (videos / "a.mp4").touch()
+    (videos / ".best-video.part.mp4").touch()
+    assert [v["file"] for v in get(page, "agent", run="one")["videos"]] == ["a.mp4"]
+    assert get(page, "decisions", run="one", file="a.mp4")["decisions"] is None
+    found = {"format": FORMAT, "picture": [0, 1], "value": [1.5, "x"], "names": [HTML]}
+    (videos / "a.mp4.json").write_text(json.dumps(found))
+    served = get(page, "decisions", run="one", file="a.mp4")["decisions"]
+    assert (served["value"], served["names"]) == ([1.5, None], [HTML])
+    with (videos / "a.mp4.json").open("a") as file:
+        file.write(" " * NBYTES)
+    assert get(page, "decisions", run="one", file="a.mp4")["decisions"] is None
+    (videos / "a.mp4.json").unlink()
+    (runs.parent / "secret.json").write_text(json.dumps(found))
+    (videos / "a.mp4.json").symlink_to(runs.parent / "secret.json")
+    assert get(page, "decisions", run="one", file="a.mp4")["decisions"] is None
+    for name in ("b.mp4", "../a.mp4", "a.mp4.json"):
+        reply = page.get("/api/decisions", params={"run": "one", "file": name})
+        assert reply.status_code == 400
+        assert "has no video" in reply.json()["error"]
+
+
+def test_a_run_that_is_not_in_progress_is_not_recorded_by_order(page: TestClient) -> None:
+    token = get(page, "session")["token"]
+    reply = page.post("/order/record", json={"run": "one"}, headers={ORDER_HEADER: token})
+    assert reply.status_code == 400
+    assert "has ended" in reply.json()["error"]
+    assert page.post("/order/record", json={"run": "one"}).status_code == 403
 
 
 def test_the_page_and_its_scripts(page: TestClient) -> None:

@@ -1,7 +1,8 @@
-// Agent: videos and evaluations.
+// Agent: videos with the decisions beside them, and evaluations.
 
-import { get } from "./api.js";
-import { bytes, clock, count, date, fill, h, number, table } from "./dom.js";
+import { get, order } from "./api.js";
+import { Decisions } from "./decisions.js";
+import { bytes, clock, count, date, fill, h, number, setText, table } from "./dom.js";
 
 export class AgentView {
   constructor(panel, { run }) {
@@ -9,17 +10,19 @@ export class AgentView {
     this.turns = 0;
     this.videos = h("div");
     this.evaluations = h("div");
-    fill(panel, h("div.section", null, h("h2", null, "Videos")), this.videos, h("div.section", null, h("h2", null, "Evaluations")), this.evaluations);
+    this.said = h("span.dim", { role: "status" });
+    this.record = h("button", { type: "button", title: "An episode by the newest checkpoint, in a process beside the run", onclick: () => this.recordNow() }, "Record a video now");
+    fill(panel, h("div.section", null, h("h2", null, "Videos"), this.record, this.said), this.videos, h("div.section", null, h("h2", null, "Evaluations")), this.evaluations);
   }
 
   async update(now) {
+    this.record.hidden = now.state !== "running"; // an order, which only a run in progress takes
     if (this.turns++ % 4 && now.state === "running") return;
     const found = await get("agent", { run: this.run });
     const text = JSON.stringify(found.videos);
-    if (text !== this.drawn) { // a video that plays is not replaced
+    if (text !== this.drawn) {
       this.drawn = text;
-      fill(this.videos, found.videos.length ? this.player(found.videos)
-        : h("p.note", null, "The run has no video. Record one: ", h("code", null, found.record)));
+      this.showVideos(found);
     }
     const missing = found.every_steps === null && found.every_s === null ? "None: eval.every_steps is not set, so the weights are not evaluated while they train."
       : found.every_s !== null ? `None yet; they are due every ${found.every_s} s.` : `None yet; they are due every ${count(found.every_steps)} trained steps.`;
@@ -31,15 +34,56 @@ export class AgentView {
     ], found.evaluations) : h("p.dim", null, missing));
   }
 
-  player(videos) {
-    const address = (file) => `video?${new URLSearchParams({ run: this.run, file })}`;
-    const place = h("div");
-    const show = (file) => fill(place, file.endsWith(".gif") ? h("img.gif", { src: address(file), alt: `The agent plays: ${file}` })
-      : h("video", { src: address(file), controls: true, loop: true, muted: true, "aria-label": `The agent plays: ${file}` }));
-    show(videos[0].file);
-    return h("div.two", null, place, table([
-      ["Video", (row) => h("button.link", { type: "button", onclick: () => show(row.file) }, row.file)], ["Recorded", (row) => date(row.written), "nowrap"], ["Size", (row) => bytes(row.nbytes), "num"],
+  showVideos({ videos, record }) {
+    if (!videos.length) {
+      this.player = null;
+      fill(this.videos, h("p.note", null, "The run has no video. One is recorded at each new best, unless eval.video is off. By hand: ", h("code", null, record)));
+      return;
+    }
+    if (!this.player) {
+      this.player = { place: h("div.player"), decisions: h("div.decisions"), list: h("div") };
+      fill(this.videos, h("div.two", null, this.player.place, this.player.decisions), this.player.list);
+    }
+    // A video that plays is replaced only where its file is.
+    const same = videos.find((row) => row.file === this.shown?.file);
+    if (!same || (same.written !== this.shown.written && this.shown.paused?.())) this.show(videos[0]);
+    fill(this.player.list, table([
+      ["Video", (row) => h("button.link", { type: "button", onclick: () => this.show(row) }, row.file)], ["Recorded", (row) => date(row.written), "nowrap"], ["Size", (row) => bytes(row.nbytes), "num"],
     ], videos));
+  }
+
+  async show(row) {
+    const { file, written } = row, name = `The agent plays: ${file}`, moves = file.endsWith(".gif");
+    // The time of the file makes the address of another file another one.
+    const src = `video?${new URLSearchParams({ run: this.run, file, written })}`;
+    const shown = moves ? h("img.gif", { src, alt: name }) : h("video", { src, controls: true, loop: true, muted: true, "aria-label": name });
+    const about = h("p.dim"), mine = { file, written, paused: () => moves || shown.paused };
+    this.shown = mine;
+    fill(this.player.place, shown, about);
+    fill(this.player.decisions);
+    let found = null;
+    try { found = (await get("decisions", { run: this.run, file })).decisions; } catch { /* a video without them */ }
+    if (this.shown !== mine) return;
+    if (!found?.picture.length) {
+      fill(this.player.decisions, h("p.dim", null, "No decisions are stored beside this video."));
+      return;
+    }
+    const played = found.episodes.map((each) => `return ${number(each.return)} in ${count(each.length)} steps`).slice(0, 3);
+    setText(about, [...played, found.sampled ? "sampled actions" : "greedy actions", found.trained_steps === null ? "" : `${count(found.trained_steps)} trained steps`].filter(Boolean).join(" · "));
+    this.decisions = new Decisions(this.player.decisions, found, moves ? null : shown);
+  }
+
+  async recordNow() {
+    this.record.disabled = true;
+    setText(this.said, "recording …");
+    try {
+      const { file } = await order("record", this.run);
+      setText(this.said, `${file} is recorded`);
+      this.shown = null;
+      this.turns = 0;
+      this.drawn = null;
+    } catch (error) { setText(this.said, error.message); }
+    this.record.disabled = false;
   }
 }
 

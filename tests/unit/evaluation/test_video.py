@@ -81,20 +81,20 @@ def test_a_video_that_is_not_finished_or_changes_its_size_leaves_nothing(tmp_pat
     pytest.importorskip("imageio_ffmpeg")
     picture = np.zeros((320, 480, 3), np.uint8)
     game: Any = Game()
-    recording = video._video(tmp_path / "v.mp4", game)
+    recording = video.encoding(tmp_path / "v.mp4", game)
     recording.__enter__()([picture] * 10)
     assert recording.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None) is False
     assert list(tmp_path.iterdir()) == []
     said = r"of 64 x 320 after others of 480 x 320 .*, and a video has one size"
     with (
         pytest.raises(UserError, match=said),
-        video._video(tmp_path / "v.mp4", game) as show,
+        video.encoding(tmp_path / "v.mp4", game) as show,
     ):
         show([picture, picture[:, :64]])
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     with (
         pytest.raises(UserError, match=r"cannot be written .*; give another place with --out"),
-        video._video(tmp_path / "file" / "v.mp4", game),
+        video.encoding(tmp_path / "file" / "v.mp4", game),
     ):
         pass

@@ -1,0 +1,242 @@
+"""Videos of the weights of a run, recorded beside it: of each new best, or of the newest.
+
+The evaluator starts a process for each new best (`penstock.evaluation.recording_process`), at the
+lowest priority, so that an environment that cannot draw, or a renderer that crashes or hangs, costs
+a note and no evaluation. The processes take at most about `SHARE` of a core: after a long recording
+the next one waits, and then shows the best weights of that time. The first seconds of a run, in
+which small environments are solved, are left alone.
+
+In `RUN/videos` the newest `KEPT` are kept as `best-at-<trained steps>.mp4`, each with its
+decisions. `.best-videos.json` there lists them by inode, size and time: a file is deleted only if
+it is still the one that was written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock.configs.errors import UserError
+from penstock.core.notes import note_logger
+from penstock.core.processes import python
+
+FOLDER = "videos"
+LIST = ".best-videos.json"
+KEPT = 5
+FIRST_S = 10.0  # after the start of the evaluator
+SHARE = 0.05  # of a core, for all recordings
+LIMIT_S = 600.0  # for one recording, on a host that does much else
+NOW_S = 120.0  # for one that a viewer waits for
+LAST_S = 15.0  # for the recording that runs when the run has ended
+ANSWER_NBYTES = 1 << 16
+LIST_NBYTES = 1 << 16
+END_S = 2.0  # for its process, once it has answered
+POLL_S = 0.05
+
+Checkpoint = Literal["best", "last"]
+
+logger = note_logger(__name__)
+
+
+class Recording:
+    """A process that records one episode, with its encoder."""
+
+    def __init__(self, run_dir: Path, which: Checkpoint, seed: int, cwd: str | None = None) -> None:
+        """which: of the run's checkpoints. ``cwd``: the folder in which the run was started, by
+        default the present one. Raises OSError."""
+        self._part = run_dir.absolute() / FOLDER / part_name(which)
+        self._began_s = time.monotonic()
+        self._said = b""
+        arguments = os.getpid(), run_dir.absolute(), which, seed
+        self._process = subprocess.Popen(
+            python("penstock.evaluation.recording_process", *arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,  # its errors go where those of this process go
+            process_group=0,
+            cwd=cwd,
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Since its start."""
+        return time.monotonic() - self._began_s
+
+    def answer(self) -> dict[str, Any] | None:
+        """None while it records. Then "file" and "cpu_s", or a sentence: in "skipped" if the
+        environment cannot be shown, else in "error". Never blocks for long."""
+        process = self._process
+        assert process.stdout is not None
+        while select.select([process.stdout], [], [], 0)[0]:
+            data = os.read(process.stdout.fileno(), ANSWER_NBYTES)
+            if not data:
+                break
+            self._said = (self._said + data)[:ANSWER_NBYTES]
+        else:
+            if process.poll() is None:
+                return None
+        try:
+            code = process.wait(END_S)
+        except subprocess.TimeoutExpired:  # a renderer that hangs as it is unloaded
+            self.kill()
+            code = -signal.SIGKILL
+        process.stdout.close()
+        try:
+            return dict(json.loads(self._said))
+        except ValueError:
+            return {"error": f"its process has ended with code {code}"}
+
+    def kill(self) -> None:
+        """End it, and remove what there is of the video."""
+        with suppress(OSError):  # it has ended
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        with suppress(OSError):
+            self._part.unlink()
+
+
+class BestVideos:
+    """Records the best weights of a run when asked to, one recording at a time."""
+
+    def __init__(self, run_dir: Path, seed: int, *, wanted: bool) -> None:
+        """seed: of the game that all videos of the run show. ``wanted``: `eval.video`."""
+        self._run_dir, self._seed = run_dir, seed
+        self._records = wanted and find_spec("imageio_ffmpeg") is not None
+        self._is_due = False  # there is a best without a video
+        self._recording: Recording | None = None
+        self._first_s = self._next_s = time.monotonic() + FIRST_S
+
+    def request(self) -> None:
+        """There is a new best: record it, as soon as its turn comes."""
+        self._is_due = self._records
+
+    def poll(self) -> None:
+        """Start a recording that is due, or see whether the present one has ended."""
+        recording = self._recording
+        if recording is None:
+            if self._is_due and time.monotonic() >= self._next_s:
+                self._start()
+        elif (answer := recording.answer()) is not None:
+            self._recording = None
+            self._take(answer)
+        elif recording.seconds > LIMIT_S:
+            self.close()
+            self._give_up(f"a recording has not ended within {LIMIT_S:g} s")
+
+    def finish(self, beat: Callable[[], bool]) -> None:
+        """Record the last best, within `LAST_S`, unless the run was short. The rest of the run has
+        ended, so `SHARE` does not matter. ``beat`` is called meanwhile, and returns whether to
+        stop."""
+        now_s = time.monotonic()
+        if now_s >= self._first_s:
+            self._next_s = now_s
+            if self._is_due or self._recording is not None:
+                logger.info("the best weights are recorded; Ctrl-C ends the run without that")
+        while time.monotonic() < now_s + LAST_S and not beat():
+            self.poll()
+            if self._recording is None and (not self._is_due or now_s < self._next_s):
+                return
+            time.sleep(POLL_S)
+
+    def close(self) -> None:
+        """End the recording."""
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            recording.kill()
+
+    def _start(self) -> None:
+        self._is_due = False
+        try:
+            self._recording = Recording(self._run_dir, "best", self._seed)
+        except OSError as error:
+            self._give_up(str(error))
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        if "skipped" in answer:
+            self._records = self._is_due = False
+        elif "error" in answer:
+            self._give_up(str(answer["error"]))
+        else:
+            keep(self._run_dir / FOLDER, str(answer["file"]))
+            self._next_s = time.monotonic() + float(answer["cpu_s"]) / SHARE
+
+    def _give_up(self, reason: str) -> None:
+        self._records = self._is_due = False
+        logger.info(
+            "no further videos of the best weights are recorded (%s); the run continues, and "
+            "eval.video=false turns them off",
+            " ".join(reason.split())[:500],
+        )
+
+
+def record_newest(run_dir: Path, cwd: str) -> dict[str, Any]:
+    """Record an episode by `checkpoints/last` of a run that was started in the folder ``cwd``, as
+    `videos/now.mp4`; the fields of `Recording.answer`. Raises UserError."""
+    try:
+        recording = Recording(run_dir, "last", 0, cwd)
+    except OSError as error:
+        raise UserError(f"no recording can be started: {error}") from error
+    while (answer := recording.answer()) is None:
+        if recording.seconds > NOW_S:
+            recording.kill()
+            raise UserError(
+                f"the recording has not ended within {NOW_S:g} s; use penstock record, which has "
+                "no limit"
+            )
+        time.sleep(POLL_S)
+    if "file" not in answer:
+        raise UserError(str(answer.get("error", answer.get("skipped"))))
+    return answer
+
+
+def part_name(which: Checkpoint) -> str:
+    """The file in which a recording is written until it is whole."""
+    return f".{which}-video.part"
+
+
+def keep(folder: Path, name: str) -> None:
+    """Add a video, and its decisions, to the list of those that were recorded, and delete the
+    oldest beyond `KEPT`; only files that are still as they were listed."""
+    listed = [entry for entry in _listed(folder) if entry["video"] != name]
+    files = {each: _identity(folder / each) for each in (name, f"{name}.json")}
+    listed.append({"video": name, "files": files})
+    for entry in listed[:-KEPT]:
+        for each, identity in entry["files"].items():
+            if identity is not None and _identity(folder / each) == identity:
+                with suppress(OSError):
+                    (folder / each).unlink()
+    part = folder / f"{LIST}.part"
+    with suppress(OSError):
+        part.write_text(json.dumps(listed[-KEPT:]) + "\n")
+        part.replace(folder / LIST)
+
+
+def _listed(folder: Path) -> list[dict[str, Any]]:
+    """The entries of the list; none of a list that is damaged. Names lie in the folder itself."""
+    found: list[dict[str, Any]] = []
+    with suppress(OSError, ValueError, RecursionError):
+        with open(folder / LIST, "rb") as file:
+            entries = json.loads(file.read(LIST_NBYTES))
+        for entry in entries if isinstance(entries, list) else ():
+            files = entry.get("files") if isinstance(entry, dict) else None
+            if isinstance(files, dict) and all(name == Path(name).name for name in files):
+                found.append({"video": entry.get("video"), "files": files})
+    return found
+
+
+def _identity(path: Path) -> list[int] | None:
+    """Inode, size and time of a regular file, which differ if it was replaced or written to."""
+    with suppress(OSError):
+        about = path.lstat()
+        return [about.st_ino, about.st_size, about.st_mtime_ns]
+    return None

@@ -1,0 +1,111 @@
+"""The process of a `Recording`: an episode by a checkpoint of a run, played in the better way.
+
+It is bounded in pictures, bytes and CPU time: a longer episode is cut there. The result, or the
+reason for none, is a JSON object on standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from penstock.configs.errors import UserError
+from penstock.core.processes import die_with
+from penstock.evaluation.best_videos import FOLDER, Checkpoint, part_name
+
+MOST_PICTURES = 3600  # a minute of Atari
+MOST_NBYTES = 16 << 20
+MOST_CPU_S = 30.0  # of the environment and the policy
+MOST_HEIGHT = 720  # larger pictures are reduced
+
+
+def main(parent: int, run_dir: str, which: Checkpoint, seed: int) -> NoReturn:
+    """Record it, print the result, and exit."""
+    die_with(parent, signal.SIGKILL)
+    os.nice(19)
+    with suppress(OSError):  # where memory is short, this process ends and not the run's
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # environments may print
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # as the run's other processes
+    from penstock.evaluation.video import NotShownError
+
+    try:
+        answer = record(Path(run_dir), which, seed)
+    except NotShownError as error:
+        answer = {"skipped": str(error)}
+    except UserError as error:
+        answer = {"error": str(error)}
+    except Exception as error:
+        traceback.print_exc()
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    json.dump(answer, answers)
+    answers.close()
+    sys.stderr.flush()
+    os._exit(0)  # renderers that are unloaded in the wrong order crash
+
+
+def record(run_dir: Path, which: Checkpoint, seed: int) -> dict[str, Any]:
+    """Record an episode as `videos/best-at-<trained steps>.mp4`, or `videos/now.mp4` of the last
+    checkpoint; the name, and the CPU seconds that it took.
+
+    Raises UserError, as `NotShownError` for an environment that cannot be shown.
+    """
+    from penstock.configs.load import load_run
+    from penstock.evaluation.estimates import way_of
+    from penstock.evaluation.evaluate import Episode, PolicySource
+    from penstock.evaluation.video import acting, encoding
+    from penstock.learner.checkpoints import checkpoint_format
+    from penstock.learner.checkpoints.checkpoint_history import PLAY
+
+    config = load_run(run_dir)
+    found = checkpoint_format.load(run_dir / "checkpoints" / which)  # once: it may be replaced
+    steps = int(found.meta["progress"]["trained_steps"])
+    sampled = way_of(found.meta.get(PLAY)) == "sampled"
+    source = PolicySource(config, which, sampled, lambda layout: found.weights)
+    path = run_dir / FOLDER / ("now.mp4" if which == "last" else f"best-at-{steps}.mp4")
+    part = path.with_name(part_name(which))
+    with acting(source, None, seed, None, tracked=True) as actor:
+        track, played, pictures, total = actor.track, [], 0, 0.0
+        assert track is not None
+        with encoding(path, actor.game, part, gently=True) as show:
+            for shot in actor.shots(1, seed):
+                show([_reduced(picture) for picture in shot.pictures])
+                pictures, total = pictures + len(shot.pictures), total + shot.reward
+                if shot.episode is not None:
+                    played = [shot.episode]
+                elif _is_long(pictures, part):
+                    played = [Episode(total, track.steps, True)]
+                    break
+            about = {**actor.about(played), "trained_steps": steps}
+            track.write(path, about, actor.game.action_names)
+    times = os.times()
+    spent = times.user + times.system + times.children_user + times.children_system
+    return {"file": path.name, "cpu_s": spent}
+
+
+def _is_long(pictures: int, part: Path) -> bool:
+    if pictures >= MOST_PICTURES or time.process_time() > MOST_CPU_S:
+        return True
+    return part.exists() and part.stat().st_size > MOST_NBYTES
+
+
+def _reduced(picture: Any) -> Any:
+    """Every n-th row and column, of even numbers, as a video needs them."""
+    step = -(-picture.shape[0] // MOST_HEIGHT)
+    reduced = picture[::step, ::step]
+    height, width = reduced.shape[:2]
+    return reduced[: height // 2 * 2, : width // 2 * 2]
+
+
+if __name__ == "__main__":
+    _, parent, folder, which, game = sys.argv
+    main(int(parent), folder, "last" if which == "last" else "best", int(game))

@@ -1,0 +1,81 @@
+"""The value that an actor-critic gives a state, for displays: actors do not compute it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.params import Float32
+from penstock.models.fitting import AnyShape
+from penstock.models.general import ActorCriticHeads, GeneralShape
+from penstock.models.layout import CLIP, EPSILON, CnnShape, MlpShape
+
+
+class Critic(Protocol):
+    """Values states by a network's own value head."""
+
+    def __call__(self, obs: npt.NDArray[Any], state: Float32) -> Float32:
+        """The discounted return that is expected from observations ``[envs, *shape]`` on, float32
+        ``[envs]``, in the units that the network is trained with.
+
+        ``state`` float32 ``[envs, size]`` is the policy's recurrent state before the observation.
+        """
+
+
+def make_critic(shape: AnyShape, weights: Float32) -> Critic | None:
+    """The value head of a network with the ``weights`` of its flat vector; None where it has none.
+    Imports torch only if needed."""
+    if isinstance(shape, MlpShape):
+        return _MlpCritic(shape, weights)
+    if isinstance(shape, CnnShape) or (
+        isinstance(shape, GeneralShape) and isinstance(shape.heads, ActorCriticHeads)
+    ):
+        return _torch_critic(shape, weights)
+    return None
+
+
+class _MlpCritic:
+    """An MLP's value tower in numpy."""
+
+    def __init__(self, shape: MlpShape, weights: Float32) -> None:
+        named = shape.layout.views(weights)
+        self._layers = [(np.array(w), np.array(b)) for w, b in shape.value_layers(named)]
+        self._activate = np.tanh if shape.activation == "tanh" else lambda x: np.maximum(x, 0)
+        self._normalizer: tuple[Float32, Float32] | None = None  # what is subtracted, the factor
+        if shape.normalize:
+            factor = 1 / np.sqrt(named["normalizer.var"] + np.float32(EPSILON))
+            self._normalizer = named["normalizer.mean"].copy(), factor
+
+    def __call__(self, obs: npt.NDArray[Any], state: Float32) -> Float32:
+        rows = obs.reshape(len(obs), -1).astype(np.float32)
+        if self._normalizer is not None:
+            shift, factor = self._normalizer
+            rows = np.clip((rows - shift) * factor, -CLIP, CLIP)
+        *hidden, (weight, bias) = self._layers
+        for each, its_bias in hidden:
+            rows = self._activate(rows @ each.T + its_bias)
+        return np.asarray((rows @ weight.T + bias)[:, 0], np.float32)
+
+
+def _torch_critic(shape: CnnShape | GeneralShape[ActorCriticHeads], weights: Float32) -> Critic:
+    import torch
+
+    from penstock.models.torch_nets import build_net
+
+    with torch.random.fork_rng(devices=[]):  # the first weights are replaced
+        net = build_net(shape).requires_grad_(False).eval()
+    named = dict(net.named_parameters()) | dict(net.named_buffers())
+    for name, source in shape.layout.views(weights).items():
+        np.copyto(named[name].numpy(), source)
+
+    def values(obs: npt.NDArray[Any], state: Float32) -> Float32:
+        rows, before = torch.from_numpy(obs.copy()), torch.from_numpy(state.copy())
+        with torch.inference_mode():
+            if state.size:  # one step of an unroll
+                rows = rows[None]
+            found = net(rows, before if state.size else None)[1]
+        return np.asarray(found.reshape(-1).numpy(), np.float32)
+
+    return values
