@@ -28,9 +28,10 @@ from penstock.configs.errors import UserError
 from penstock.watch import app as app_module
 from penstock.watch import catalog as catalog_module
 from penstock.watch import server as server_module
-from penstock.watch.app import STATIC, make_app
+from penstock.watch.app import make_app
 from penstock.watch.catalog import RunCatalog
 from penstock.watch.guard import HEADERS, Guard
+from penstock.watch.page_files import STATIC
 from penstock.watch.server import Listen
 from penstock.watch.views import Views
 

@@ -36,7 +36,7 @@ from penstock.monitor import runs
 from penstock.monitor.compare import compare, describe
 from penstock.monitor.plot import plot
 from penstock.monitor.record import METRICS, objects
-from penstock.monitor.run_report import page
+from penstock.watch.freeze import page
 from penstock.replay import Prioritized, Replay, ReplayError
 from penstock.transport.zmq import keys
 from penstock.transport.zmq.sockets import dealer

@@ -1,4 +1,6 @@
-// Requests to the server that served this page.
+// Requests to the server that served this page; in a frozen page, answers of what it has embedded.
+
+import { answerOf, embedded, frozen } from "./frozen.js";
 
 let session = null;
 
@@ -13,6 +15,7 @@ async function answer(response) {
 
 /** A view as JSON; lists among the parameters are repeated. */
 export async function get(view, parameters = {}) {
+  if (frozen) return answerOf(view, parameters);
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(parameters)) {
     for (const each of Array.isArray(value) ? value : [value]) {
@@ -21,6 +24,9 @@ export async function get(view, parameters = {}) {
   }
   return answer(await fetch(`api/${view}?${query}`, { signal: AbortSignal.timeout(30000) }));
 }
+
+/** The address of a video of a run. */
+export const videoAddress = (run, file) => (frozen ? embedded(file) : `video?${new URLSearchParams({ run, file })}`);
 
 /** Give an order to a run: save, stop or stacks. */
 export async function order(kind, run) {

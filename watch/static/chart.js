@@ -1,10 +1,11 @@
-// Charts by plotly.js, which is loaded when the first chart is drawn.
+// Charts by plotly.js, which is loaded when the first chart is drawn; a frozen page contains it.
 
 import { h, number } from "./dom.js";
 
 let loading = null;
 
 function load() {
+  if (window.Plotly) return Promise.resolve(window.Plotly);
   loading = loading || new Promise((resolve, reject) => {
     const script = h("script", { src: "vendor/plotly.min.js" });
     script.addEventListener("load", () => resolve(window.Plotly));

@@ -1,6 +1,6 @@
 // Agent: videos and evaluations.
 
-import { get } from "./api.js";
+import { get, videoAddress } from "./api.js";
 import { bytes, clock, count, date, fill, h, number, table } from "./dom.js";
 
 export class AgentView {
@@ -21,18 +21,16 @@ export class AgentView {
       fill(this.videos, found.videos.length ? this.player(found.videos)
         : h("p.note", null, "The run has no video. Record one: ", h("code", null, found.record)));
     }
-    const missing = found.every_steps === null && found.every_s === null ? "None: eval.every_steps is not set, so the weights are not evaluated while they train."
-      : found.every_s !== null ? `None yet; they are due every ${found.every_s} s.` : `None yet; they are due every ${count(found.every_steps)} trained steps.`;
     fill(this.evaluations, found.evaluations.length ? table([
       ["Trained steps", (row) => count(row.trained_steps), "num"], ["Time", (row) => clock(row.time_s), "num"],
       ["Greedy", (row) => spread(row.greedy), "num"], ["Sampled", (row) => spread(row.sampled), "num"],
       ["Better", (row) => row.play ?? ""], ["Lowest", (row) => number(row.return?.min), "num"], ["Highest", (row) => number(row.return?.max), "num"],
       ["Episodes", (row) => count(row.episodes), "num"], ["", (row) => (row.best ? "best so far" : "")],
-    ], found.evaluations) : h("p.dim", null, missing));
+    ], found.evaluations) : h("p.dim", null, found.why_none));
   }
 
   player(videos) {
-    const address = (file) => `video?${new URLSearchParams({ run: this.run, file })}`;
+    const address = (file) => videoAddress(this.run, file);
     const place = h("div");
     const show = (file) => fill(place, file.endsWith(".gif") ? h("img.gif", { src: address(file), alt: `The agent plays: ${file}` })
       : h("video", { src: address(file), controls: true, loop: true, muted: true, "aria-label": `The agent plays: ${file}` }));
