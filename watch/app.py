@@ -59,6 +59,7 @@ def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> Guarde
         "about": lambda q: views.about(_text(q, "run")),
         "agent": lambda q: views.agent(_text(q, "run")),
         "profile": lambda q: views.profile(_text(q, "run")),
+        "recorded": lambda q: views.recorded(_text(q, "run")),
         "timeline": lambda q: views.timeline(_text(q, "run")),
     }
 

@@ -45,7 +45,9 @@ def bundle(modules: Mapping[str, str], entry: str) -> str:
         if name in importers:
             raise ValueError(f"modules import each other: {' > '.join((*importers, name))}")
         if name not in modules:
-            raise ValueError(f"{importers[-1] if importers else 'the page'} imports {name}: no such")
+            raise ValueError(
+                f"{importers[-1] if importers else 'the page'} imports {name}: no such"
+            )
         for found in IMPORT.finditer(modules[name]):
             add(found[2], (*importers, name))
         done[name] = _as_function(name, modules[name])
@@ -125,7 +127,9 @@ def _as_function(name: str, text: str) -> str:
     text = IMPORT.sub(_taken, EXPORT.sub("", text))
     if refused := REFUSED.search(text):
         raise ValueError(f"{name} has a form of import or export that is not known: {refused[0]}")
-    return f"const {_variable(name)} = (() => {{\n{text}\nreturn {{ {', '.join(exports)} }};\n}})();"
+    return (
+        f"const {_variable(name)} = (() => {{\n{text}\nreturn {{ {', '.join(exports)} }};\n}})();"
+    )
 
 
 def _taken(found: re.Match[str]) -> str:

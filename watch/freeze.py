@@ -112,6 +112,7 @@ def _answers(folder: Path) -> tuple[Row, dict[str, str]]:
             "about": views.about(ALONE),
             "agent": {**agent, "videos": shown},
             "profile": views.profile(ALONE),
+            "recorded": views.recorded(ALONE),
             "timeline": views.timeline(ALONE),
         },
         "curves": _curves(run, every),

@@ -1,4 +1,4 @@
-"""The orders that the page can give to a live run: save now, stop, and write stacks."""
+"""The orders that the page can give to a live run: save now, stop, write stacks or a timeline."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any
 from penstock.configs.errors import UserError
 from penstock.core.processes import began_ticks
 from penstock.monitor import stacks as process_stacks
+from penstock.monitor.order_client import TIMELINE, give_order
 from penstock.monitor.order_client import save as order_save
 from penstock.monitor.status_client import reach
 
 SAVE_S = 120.0
+TIMELINE_S = 10.0
 
 
 class Orders:
@@ -25,19 +27,21 @@ class Orders:
 
     def __init__(self) -> None:
         self._stopped: set[tuple[int, int | None]] = set()
-        self._locks = {name: threading.Lock() for name in ("save", "stop", "stacks")}
+        self._locks = {name: threading.Lock() for name in ("save", "stop", "stacks", TIMELINE)}
 
     def give(self, order: str, folder: Path) -> dict[str, Any]:
         """Carry out an order and return its result. Raises UserError if it is unknown, if another
         of its kind is being carried out, or if the run does not take it."""
         lock = self._locks.get(order)
         if lock is None:
-            raise UserError(f"the order {order[:40]!r} is unknown; give save, stop or stacks")
+            raise UserError(f"the order {order[:40]!r} is unknown; give {', '.join(self._locks)}")
         if not lock.acquire(blocking=False):
             raise UserError(f"another order to {order} is being carried out; wait for it")
         try:
             if order == "save":
                 return order_save(str(folder), SAVE_S)
+            if order == TIMELINE:
+                return _record(folder)
             return process_stacks.stacks(str(folder)) if order == "stacks" else self._stop(folder)
         finally:
             lock.release()
@@ -68,3 +72,11 @@ class Orders:
             os.close(pidfd)
         self._stopped.add(identity)
         return {"pid": pid}
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    """Have a run write the timeline of its last minute."""
+    reply = give_order(reach(str(folder)).runtime_dir, TIMELINE, TIMELINE_S)
+    if "error" in reply:
+        raise UserError(f"no timeline was recorded: {reply['error']}")
+    return {}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.formatting import finite
+from penstock.profiling.report import last_minute
 from penstock.profiling.report.files import DATA, TRACE
 from penstock.profiling.report.tables import heading, tables
 from penstock.profiling.report.trace import limit
@@ -49,7 +50,9 @@ def profile_of(folder: Path) -> Row | None:
                 {
                     "title": _text(table.title),
                     "columns": [_text(name) for name in table.columns[:MOST_PARTS]],
-                    "rows": [[_text(t) for t in row[:MOST_PARTS]] for row in table.rows[:MOST_ROWS]],
+                    "rows": [
+                        [_text(t) for t in row[:MOST_PARTS]] for row in table.rows[:MOST_ROWS]
+                    ],
                 }
                 for table in tables(profile)
             ],
@@ -81,6 +84,22 @@ def timeline_of(folder: Path) -> Row:
             return _read_trace(file)
     except OSError:
         return timeline({}, "")
+
+
+def recorded_of(folder: Path) -> Row:
+    """The spans that the supervisor has written on request, as `timeline_of` gives them, and the
+    ``time`` at which it did; null without such a file."""
+    nothing: Row = {**timeline({}, ""), "time": None}
+    found = read_json(folder, last_minute.FILE)
+    if not found:
+        return nothing
+    try:
+        return {
+            **timeline(last_minute.decoded(found), _text(found["note"])),
+            "time": finite(found["time"]),
+        }
+    except FORM_ERRORS:
+        return nothing
 
 
 def _read_trace(file: Any) -> Row:
@@ -135,6 +154,7 @@ def timeline(threads: Mapping[str, Sequence[tuple[str, float, float]]], note: st
     each = limit([len(spans) for spans in shown.values()], MOST_SPANS)
     parts: dict[str, str] = {}
     found = []
+    begins: list[int] = []
     ends: list[int] = []
     for name, spans in shown.items():
         kept = spans[max(0, len(spans) - each) :] if each else []
@@ -153,13 +173,13 @@ def timeline(threads: Mapping[str, Sequence[tuple[str, float, float]]], note: st
                 lengths.append(end - at)
                 at = end
         found.append({"name": name, "begin": begin, "signs": "".join(signs), "us": lengths})
+        begins.append(begin)
         ends.append(at)
     total = sum(len(spans) for spans in threads.values())
     drawn = sum(min(len(spans), each) for spans in shown.values())
     if drawn < total:
         cut = f"of {total:,} spans the newest {drawn:,} are shown"
         note = f"{note}; {cut}" if note else cut
-    begins: list[int] = [thread["begin"] for thread in found]
     return {
         "threads": found,
         "parts": {sign: part for part, sign in parts.items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import struct
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from penstock.watch.catalog import RunCatalog
 from penstock.watch.files import Row, names_in, open_in, read_json, read_tail, stamp
 from penstock.watch.flow import flow
 from penstock.watch.live import LiveStatus
-from penstock.watch.profiles import profile_of, timeline_of
+from penstock.watch.profiles import profile_of, recorded_of, timeline_of
 from penstock.watch.run_files import WatchedRun, shown_event
 from penstock.watch.series import Points, as_json, clipped, means, reduced, smooth, spread
 from penstock.watch.verdicts import (
@@ -258,7 +259,7 @@ class Views:
                 videos.append({"file": file, "nbytes": nbytes, "written": ns * 1e-9})
         return {
             "videos": sorted(videos, key=lambda video: -video["written"]),
-            "record": f"penstock record {run.folder}",
+            "record": f"penstock record {shlex.quote(str(run.folder))}",
             "evaluations": [_evaluation(line) for line in run.evaluations[-MOST_EVALUATED:]][::-1],
             "evaluated": len(run.evaluations),
             "why_none": None if run.evaluations else _why_no_evaluation(run),
@@ -276,6 +277,10 @@ class Views:
         if found is None or found[0] != key:
             found = self._timeline = key, timeline_of(folder)
         return found[1]
+
+    def recorded(self, name: str) -> Row:
+        """The spans of the last minute before the order `timeline`."""
+        return recorded_of(self.catalog.run(name).folder)
 
     def video(self, name: str, file: str) -> tuple[Path, str]:
         """The path and the media type of a video. Raises UserError if the run has none of that

@@ -3,6 +3,7 @@
 
 import { css, partColour } from "./chart.js";
 import { fill, h, number, percent, setText } from "./dom.js";
+import { capital } from "./view-flow.js";
 
 const BAR = 16, LABEL = 15, AXIS = 22, ZOOM = 2, LEAST_US = 5; // heights in px; the shortest range
 const GAP = "-";
@@ -36,7 +37,7 @@ export class Timeline {
       h("div.controls", null, button("+", "Zoom in", () => this.zoom(1 / ZOOM)), button("−", "Zoom out", () => this.zoom(ZOOM)),
         button("←", "Earlier", () => this.pan(-0.5)), button("→", "Later", () => this.pan(0.5)), button("Show all", "Show all of the timeline", () => this.show(this.whole)),
         h("span.dim", null, "Drag to zoom in; the keys + − ← → do the same as the buttons, and so does the wheel with Ctrl.")),
-      h("ul.legend", null, parts), h("div.timeline", null, this.canvas), this.said, found.note && h("p.dim", null, `${found.note}.`));
+      h("ul.legend", null, parts), h("div.timeline", null, this.canvas), this.said, found.note && h("p.dim", null, `${capital(found.note)}.`));
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(this.canvas.parentElement);
   }

@@ -3,7 +3,8 @@
 import { get } from "./api.js";
 import { Visible, css, describe, draw, partColour, partOrder } from "./chart.js";
 import { fill, h, percent, setText } from "./dom.js";
-import { ProfileSection } from "./profile.js";
+import { frozen } from "./frozen.js";
+import { ProfileSection, RecordedTimeline } from "./profile.js";
 import { means, verdict } from "./view-flow.js";
 import { swatch, timeTicks } from "./view-learning.js";
 
@@ -20,12 +21,15 @@ export class TimeView {
     this.note = h("p.note", null, "Reading …");
     const profile = h("div");
     this.profile = new ProfileSection(profile, run);
-    fill(panel, profile, this.verdict, this.window, this.note, this.grid);
+    const recorded = h("div");
+    this.recorded = new RecordedTimeline(recorded, run);
+    fill(panel, profile, this.verdict, this.window, this.note, this.grid, recorded);
   }
 
   async update(now) {
     const text = JSON.stringify([now.verdict, now.also]);
     await this.profile.load();
+    await this.recorded.load(now.state === "running" && !frozen);
     this.verdict.hidden = this.profile.hasVerdict; // it has measured more
     if (text !== this.text) { this.text = text; fill(this.verdict, verdict(now)); }
     this.turns = (this.turns ?? -1) + 1;
@@ -75,5 +79,5 @@ export class TimeView {
     });
   }
 
-  close() { this.visible.close(); this.profile.close(); }
+  close() { this.visible.close(); this.profile.close(); this.recorded.close(); }
 }
