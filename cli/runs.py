@@ -233,7 +233,7 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write the page of `penstock watch` on a run as one HTML file that needs no network."""
+    """Write one HTML page on a run: that of `penstock watch`, without a server."""
     from penstock.watch.freeze import write
 
     path = str(write(run_dir, out))

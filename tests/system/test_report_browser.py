@@ -269,6 +269,8 @@ def test_a_timeline_of_a_living_run_is_recorded_on_a_click(
     for name in ORDERS:
         assert not file.page.get_by_role("button", name=name, exact=True).count()
     file.page.wait_for_timeout(1500)  # a living run's file asks nothing either
+    run.process.terminate()
+    assert run.end()[0] == 143
     for each in (page, file):
         each.context.close()
         assert each.problems == []
