@@ -143,13 +143,13 @@ def test_every_view_of_a_file_shows_without_a_request(browser: Any, tmp_path: Pa
             file.open(view)
             file.wait_until("document.querySelector('#panel').innerText.length > 20")
             file.wait_for("main", texts[folder.name].get(view, ""))
-            for width in (360, 1600):
+            for width in (360, 1600) if view == "time" else (360,):
                 file.page.set_viewport_size({"width": width, "height": 900})
                 file.page.wait_for_timeout(300)
                 if view == "time":
                     assert file.page.evaluate(TOO_WIDE) == [], (folder.name, width)
-                width_of = "document.documentElement.scrollWidth"
-                assert file.page.evaluate(width_of) <= width, (folder.name, view)
+                is_wide = f"document.documentElement.scrollWidth > {width}"
+                assert not file.page.evaluate(is_wide), (folder.name, view)
             for name in ORDERS:
                 assert not file.page.get_by_role("button", name=name, exact=True).count()
         file.wait_for("footer", "written by penstock report")
@@ -270,7 +270,8 @@ def test_a_timeline_of_a_living_run_is_recorded_on_a_click(
         assert not file.page.get_by_role("button", name=name, exact=True).count()
     file.page.wait_for_timeout(1500)  # a living run's file asks nothing either
     run.process.terminate()
-    assert run.end()[0] == 143
+    run.process.communicate(timeout=60)
+    assert run.process.returncode == 143
     for each in (page, file):
         each.context.close()
         assert each.problems == []
