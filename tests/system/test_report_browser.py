@@ -153,6 +153,9 @@ def test_every_view_of_a_file_shows_without_a_request(browser: Any, tmp_path: Pa
             for name in ORDERS:
                 assert not file.page.get_by_role("button", name=name, exact=True).count()
         file.wait_for("footer", "written by penstock report")
+        file.open("time")
+        file.page.wait_for_timeout(500)
+        assert not file.page.get_by_text("Timeline of the last minute").is_visible()
         file.context.close()
         assert file.problems == [], folder.name
 
