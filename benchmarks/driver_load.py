@@ -69,7 +69,14 @@ class Generator:
             status = [True, 0, "environment", 0.01, 0.01, steps, steps, steps, 0, 0, 0]
             usage = [4711, "running", 12.5, 60.0, THREADS]
             reports += [
-                {"kind": "status", "key": key, "status": status, "usage": usage}
+                {
+                    "kind": "status",
+                    "key": key,
+                    "status": status,
+                    "usage": usage,
+                    "at_ns": time.perf_counter_ns(),
+                    "coreless_s": 0.5,
+                }
                 for key in self._roles[agent]
             ]
         return reports

@@ -170,11 +170,17 @@ def profile(
         ),
     ] = False,
     as_json: Json = False,
+    engine: EngineName = "local",
+    address: ClusterAddress = None,
+    working_dir: WorkingDir = None,
 ) -> None:
     """Train for a while and report where the time went, the bottleneck and what to change."""
     from penstock.cli import profile
+    from penstock.launch import run
 
-    sys.exit(profile.main(target, overrides or [], seconds, with_torch, as_json))
+    place = run.choose_engine(engine, address, working_dir)
+    options = overrides or []
+    sys.exit(profile.main(target, options, seconds, with_torch, as_json, place=place))
 
 
 @app.command(rich_help_panel=TRAIN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +27,7 @@ from penstock.core.run_dir import default_run_dir
 from penstock.launch import run, topology
 from penstock.launch.profile_watch import Watch
 from penstock.profiling.report import files, kernels, tables
-from penstock.profiling.report.data import Profile, ProfileWindow, make
+from penstock.profiling.report.data import GPU, Profile, ProfileWindow, make
 from penstock.profiling.verdict import findings
 from penstock.watch import freeze
 
@@ -43,9 +44,11 @@ def main(
     with_torch: bool,
     as_json: bool,
     make_specs: run.MakeSpecs = topology.train,
+    place: run.EngineChoice = run.HERE,
 ) -> int:
     """Profile ``target`` for ``seconds``; returns the exit code, as `penstock train`.
-    ``make_specs`` makes the processes of a config, given a folder for their sockets."""
+    ``make_specs`` makes the processes of a config, given a folder for their sockets; ``place`` is
+    the engine."""
     if not 0 < seconds < math.inf:
         raise UserError(f"--seconds is {seconds:g}; it must be a number above 0, such as 30")
     resolved = resolve_target(target, overrides)
@@ -65,15 +68,22 @@ def main(
         as_json,
         make_specs,
         watch,
+        place=place,
     )
     if watch.window is None:
         return _nothing(folder, outcome.exit_code, summary, as_json)
-    _say(["measuring the maximal speed of the learner"] * (not watch.interrupted), as_json)
+    if watch.learner_host == socket.gethostname() and not watch.interrupted:
+        _say(["measuring the maximal speed of the learner"], as_json)
     kernel_busy = kernels.busy_in(folder / files.KERNELS)
     profile = _profile(resolved.name, config, watch, watch.window, kernel_busy)
     notes = profile.pop("notes")
     if with_torch and not (folder / files.TORCH_TRACE).exists():
-        notes.append("torch's profiler wrote no trace, because the run ended before")
+        notes.append(
+            "torch's profiler wrote no trace, because the run ended before, or its first learner "
+            "is on another host"
+        )
+    if watch.without_spans:
+        notes.append(f"no spans arrived of {', '.join(watch.without_spans)}")
     notes = files.write(folder, profile, watch.window, watch.threads, notes)
     _show(profile, _page(folder), notes, as_json)
     return outcome.exit_code
@@ -108,23 +118,34 @@ def _profile(
     name: str, config: Config, watch: Watch, window: ProfileWindow, kernel_busy: float | None
 ) -> Profile:
     """The profile with its verdict, further findings, and "notes" about missing data."""
-    known, notes = _measured(config, with_ceiling=not watch.interrupted)
+    here = watch.learner_host == socket.gethostname()
+    missing = None
+    if not here:
+        missing = "the first learner is on another host, so its ceiling was not measured"
+    elif watch.interrupted:
+        missing = "the window was cut short, so the learner's ceiling was not measured"
+    known, notes = _measured(config, missing)
+    if not here:
+        on_gpu = any(GPU in reading.lanes for reading in window.end.values())
+        known["device"] = "cuda" if on_gpu else "cpu"
     known["kernel_busy"] = kernel_busy
-    if known["device"] == "cuda" and kernel_busy is None:
+    if known["device"] == "cuda" and kernel_busy is None and here:
         notes.append("torch's profiler (CUPTI) reported no kernel, so gpu_kernel_busy is unknown")
-    profile: Profile = without_nan(make(name, config, window, cores=_cores(), **known))
+    cores = _cores() if watch.cores is None else watch.cores
+    profile: Profile = without_nan(make(name, config, window, cores=cores, **known))
     verdict, *also = map(asdict, findings(profile))
     return {**profile, "verdict": verdict, "also": also, "notes": [*notes, *_remarks(profile)]}
 
 
-def _measured(config: Config, *, with_ceiling: bool) -> tuple[dict[str, Any], list[str]]:
-    """Data that the window does not contain, by the names in `make`; and why some is missing."""
+def _measured(config: Config, no_ceiling: str | None) -> tuple[dict[str, Any], list[str]]:
+    """Data that the window does not contain, by the names in `make`; and why some is missing.
+    ``no_ceiling`` says why the ceiling is not measured; None: it is."""
     on_gpu = config.learner.device.startswith("cuda")
     known: dict[str, Any] = {"device": "cuda" if on_gpu else "cpu"}
     try:
         known |= alone(f"{__name__}:facts", {"config": config.model_dump(mode="json")})
-        if not with_ceiling:
-            return known, ["the window was cut short, so the learner's ceiling was not measured"]
+        if no_ceiling is not None:
+            return known, [no_ceiling]
         known["ceiling"] = learner_alone.measure(config, CEILING_S)
     except KeyboardInterrupt:
         return known, ["interrupted before the learner's ceiling was measured"]

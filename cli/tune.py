@@ -87,22 +87,15 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Compare runs with options drawn from a space, by Ray Tune or without it."""
+    from penstock.launch.tuning.sweep import Scheduler, make_sweep
     from penstock.launch.tuning.tune import tune as run
+    from penstock.launch.tuning.tune import uses_tune
 
     if asha and pbt:
         raise UserError("--asha and --pbt are two schedulers; give one of them")
-    sys.exit(
-        run(
-            target,
-            overrides or [],
-            space,
-            trials,
-            "asha" if asha else "pbt" if pbt else "none",
-            metric,
-            interval,
-            parallel,
-            folder,
-            not no_ray,
-            as_json,
-        )
+    scheduler: Scheduler = "asha" if asha else "pbt" if pbt else "none"
+    uses_tune(scheduler, not no_ray)  # refuse that first
+    sweep = make_sweep(
+        target, overrides or [], space, trials, scheduler, metric, interval, parallel, folder
     )
+    sys.exit(run(sweep, not no_ray, as_json))

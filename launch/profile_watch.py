@@ -1,14 +1,16 @@
 """Watches a run in its supervisor: waits for the warm-up, measures the window, ends the run.
 
 Everything happens in the ticks of the supervisor, in its thread, and asks nothing of the processes:
-what they do is in what they share with their engine.
+what they do is in what they share with their engine, or with that of their host.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections import deque
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 
@@ -32,6 +34,7 @@ WORD_S = 15.0  # after which it is said that this may happen
 TORCH_TURNS = 20  # of the learner, under torch's profiler,
 TORCH_S = 5.0  # or so long, if that is over first
 TORCH_PATIENCE_S = 60.0  # until each of its traces must be there
+SPANS_PATIENCE_S = 10.0  # until other hosts have sent their spans
 DONE = "profiled"
 logger = note_logger(__name__)
 
@@ -41,6 +44,7 @@ class WatchState(Enum):
 
     WARMING = "warming"
     WINDOW = "window"
+    SPANS = "spans"
     TORCH = "torch"
     OVER = "over"
 
@@ -48,8 +52,8 @@ class WatchState(Enum):
 class Watch(MetricSink):
     """One window of ``seconds`` over one run.
 
-    After the window the first learner leaves traces of torch's profiler: of its GPU, where it has
-    one, in ``kernels``, and of everything in ``torch_trace``, if that is given.
+    After the window the first learner, if it runs on this host, leaves traces of torch's profiler:
+    of its GPU, where it has one, in ``kernels``, and of everything in ``torch_trace``, if given.
     """
 
     def __init__(self, seconds: float, kernels: Path, torch_trace: Path | None = None) -> None:
@@ -68,11 +72,21 @@ class Watch(MetricSink):
         self._ended: list[Reading] = []
         self.window: ProfileWindow | None = None
         self.threads: list[Thread] = []
+        self._awaited: dict[str, Handle] = {}  # whose spans are on their way
+        self._spans_until_s = 0.0
+        self.cores: float | None = None
+        """Those of all hosts of the engine's cluster; None without one."""
+        self.learner_host: str | None = None
+        """Where the first learner ran in the window."""
+        self.without_spans: list[str] = []
+        """Processes of other hosts whose spans did not arrive."""
         self.interrupted = False
 
-    def attach(self, supervisor: Supervisor) -> None:
-        """Watch the processes of ``supervisor``."""
+    def attach(self, supervisor: Supervisor, hosts: Sequence[int] = ()) -> None:
+        """Watch the processes of ``supervisor``; ``hosts`` are the cores of the other hosts that
+        they run on."""
         self._supervisor = supervisor
+        self.cores = float(sum(hosts)) if hosts else None
         supervisor.last_look = self._last_look
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
@@ -100,6 +114,11 @@ class Watch(MetricSink):
             left_ns = self._begin_ns + self._seconds * 1e9 - time.perf_counter_ns()
             if left_ns <= 0 or supervisor.stopping:
                 self._close(supervisor)
+        elif self._state is WatchState.SPANS:
+            self._take_spans()
+            if not self._awaited or supervisor.stopping or now_s >= self._spans_until_s:
+                self.without_spans = list(self._awaited)
+                self._begin_traces(supervisor, now_s)
         elif self._to_trace[0][1].exists():
             self._to_trace.popleft()
             self._trace(supervisor, now_s)
@@ -134,7 +153,7 @@ class Watch(MetricSink):
         """A process has ended."""
         if self._state is WatchState.WINDOW:
             self._ended.append(handle.reading())
-            self.threads += handle.spans(self._begin_ns)
+            self.threads += handle.spans(self._begin_ns) or ()
 
     def _close(self, supervisor: Supervisor) -> None:
         self.interrupted = supervisor.stopping
@@ -147,21 +166,34 @@ class Watch(MetricSink):
             self._metrics,
             self._ended,
         )
-        for handle in supervisor.handles.values():
-            self.threads += handle.spans(self._begin_ns)
         own = spans(supervisor.ledger.lane, self._begin_ns)
         self.threads.append(Thread(SUPERVISOR.name, os.getpid(), MAIN, 0, own))
-        learner = min(
-            (h for h in supervisor.handles.values() if h.spec.stage is Stage.LEARNER),
-            key=lambda handle: handle.spec.learner,
-            default=None,
-        )
+        learner = _first_learner(supervisor)
+        self.learner_host = None if learner is None else learner.host
+        self._state = WatchState.SPANS
+        self._awaited = dict(supervisor.handles)
+        now_s = time.monotonic()
+        self._spans_until_s = now_s + SPANS_PATIENCE_S
+        self._move(supervisor, now_s)
+
+    def _take_spans(self) -> None:
+        for name, handle in list(self._awaited.items()):
+            found = handle.spans(self._begin_ns)
+            if found is not None:
+                self.threads += found
+                del self._awaited[name]
+
+    def _begin_traces(self, supervisor: Supervisor, now_s: float) -> None:
+        """Ask the first learner for the traces of torch's profiler."""
+        learner = _first_learner(supervisor)
         self._state = WatchState.TORCH
+        if learner is None or learner.host != socket.gethostname():
+            learner = None  # its files would be on its host
         if learner is not None and GPU in learner.reading().lanes:
             self._to_trace.append((learner.spec.name, self._kernels))
         if learner is not None and self._torch_trace is not None:
             self._to_trace.append((learner.spec.name, self._torch_trace))
-        self._trace(supervisor, time.monotonic())
+        self._trace(supervisor, now_s)
 
     def _trace(self, supervisor: Supervisor, now_s: float) -> None:
         """Request the next trace, or end the run if there is none."""
@@ -185,6 +217,14 @@ class Watch(MetricSink):
         self._state = WatchState.OVER
         if not supervisor.stopping:
             supervisor.stop(DONE)
+
+
+def _first_learner(supervisor: Supervisor) -> Handle | None:
+    return min(
+        (h for h in supervisor.handles.values() if h.spec.stage is Stage.LEARNER),
+        key=lambda handle: handle.spec.learner,
+        default=None,
+    )
 
 
 def _readings(supervisor: Supervisor) -> dict[str, Reading]:

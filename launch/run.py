@@ -348,7 +348,7 @@ def conduct(
             place_specs,
         )
         if watch is not None:
-            watch.attach(supervisor)
+            watch.attach(supervisor, hosts)
         with notes_to(sinks.note):
             for text in filter(None, (resolved.note, begun, changed)):
                 logger.info(text)

@@ -155,11 +155,11 @@ class Handle(Protocol):
     def reading(self) -> Reading:
         """The totals for a profile, with their time."""
 
-    def spans(self, since_ns: int) -> list[Thread]:
+    def spans(self, since_ns: int) -> list[Thread] | None:
         """The parts that its threads were in since ``since_ns`` (ns of this host's
-        CLOCK_MONOTONIC).
+        CLOCK_MONOTONIC), also for roles on other hosts.
 
-        An engine that does not transfer them from other hosts returns none.
+        None: they were asked for, and a later call returns them.
         """
 
     def log_tail(self) -> str:

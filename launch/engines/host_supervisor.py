@@ -9,12 +9,14 @@ the inherited socket, each with a "kind"; "key" names one start of one role:
                 written where there are none
     send        pass a control message to a role
     signal      send it a signal
+    spans       report what its threads did since ``since_ns`` of this host's clock
     close       kill all roles, and end
     orphaned    the engine is lost: end, after learners had SIGTERM and ``grace_s`` seconds to save
 
 It reports, each time about one role: "say" (a control message of it), "status" (a snapshot, whose
-times are seconds that have passed), "stacks" (those that it wrote after SIGUSR1), "end" (its exit
-code and last output; nothing follows).
+times are seconds that have passed), "stacks" (those that it wrote after SIGUSR1), "spans" (some of
+those of its threads; the last such report has "more" false), "end" (its exit code and last output;
+nothing follows).
 
 A closed socket is an agent that died. It counts as "orphaned", unless there are learners on other
 hosts: those have the state too and train on, and a learner that saved would make them all stop.
@@ -34,7 +36,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.control import Channel, Message
+from penstock.core.formatting import finite
 from penstock.core.interfaces import EngineContext, Handle, Liveness
+from penstock.core.processes import coreless_s
 from penstock.core.role import Store
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.core.run_dir import runtime_folder
@@ -110,6 +114,17 @@ class HostSupervisor:
             if fields["signum"] == signal.SIGUSR1:
                 self._expect_stacks(key, handle)
             handle.signal(fields["signum"])
+        elif kind == "spans" and handle is not None:
+            self._report_spans(key, handle, fields["since_ns"])
+
+    def _report_spans(self, key: str, handle: Handle, since_ns: int) -> None:
+        from penstock.profiling.report.readings import packed  # only a profile needs numpy
+
+        for thread in handle.spans(since_ns) or ():
+            for text in packed(thread.spans):
+                named = thread.pid, thread.name, thread.lane, text
+                self._report("spans", key, threads=[named], more=True)
+        self._report("spans", key, threads=[], more=False)
 
     def _start(
         self,
@@ -201,7 +216,14 @@ def _snapshot(handle: Handle) -> Message:
         phase_s=status.phase_s and now_s - status.phase_s,
         alive_s=status.alive_s and now_s - status.alive_s,
     )
-    return {"status": list(status), "usage": list(handle.usage())}
+    usage = handle.usage()
+    at_ns = time.perf_counter_ns()
+    return {
+        "status": list(status),
+        "usage": list(usage),
+        "at_ns": at_ns,
+        "coreless_s": finite(coreless_s(usage.pid)),
+    }
 
 
 def main() -> None:

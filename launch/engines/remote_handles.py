@@ -12,7 +12,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -37,6 +37,22 @@ class HostLine(ABC):
         self.host = host
         self._reports: deque[Message] = deque()  # that have arrived, for `pump`
         self._handles: dict[str, RemoteHandle] = {}
+        self._behind_ns: int | None = None
+
+    def here_ns(self, at_ns: int) -> int:
+        """A time of that host's CLOCK_MONOTONIC in that of this host, to within the shortest time
+        that one of its reports was on the way."""
+        return at_ns + (self._behind_ns or 0)
+
+    def there_ns(self, at_ns: int) -> int:
+        """The opposite of `here_ns`."""
+        return at_ns - (self._behind_ns or 0)
+
+    def heard(self, at_ns: int) -> None:
+        """A report of that host's time ``at_ns`` has arrived."""
+        behind_ns = time.perf_counter_ns() - at_ns
+        if self._behind_ns is None or behind_ns < self._behind_ns:
+            self._behind_ns = behind_ns
 
     @property
     @abstractmethod
@@ -85,6 +101,11 @@ class RemoteHandle:
         self._inbox: list[Message] = []
         self._status = UNKNOWN._replace(incarnation=incarnation)
         self._usage = RoleUsage(0, None, None, None, ())
+        self._read_ns = 0  # when ``_usage`` was read, by the clock of its host
+        self._coreless_s = math.nan
+        self._spans: dict[tuple[int, str, int], list[str]] | None = None
+        """That were asked for, by pid, name and number of each thread, oldest first."""
+        self._spans_here = False
         self._code: int | None = None
         self._tail = ""
         self._stacks = log.with_suffix(".stacks")
@@ -133,13 +154,23 @@ class RemoteHandle:
         usage, status = self._usage, self._status
         lanes = {thread.name: dict(thread.seconds) for thread in usage.threads}
         cpu_s = math.nan if usage.cpu_s is None else usage.cpu_s
+        at_ns = self._line.here_ns(self._read_ns)
         counts = status.played_steps, status.trained_steps, status.sequence
-        return Reading(
-            self.spec, usage.pid, time.perf_counter_ns(), lanes, cpu_s, math.nan, *counts
-        )
+        return Reading(self.spec, usage.pid, at_ns, lanes, cpu_s, self._coreless_s, *counts)
 
-    def spans(self, since_ns: int) -> list[Thread]:
-        return []
+    def spans(self, since_ns: int) -> list[Thread] | None:
+        from penstock.profiling.report.readings import Thread, unpacked
+
+        if self._spans is None:
+            self._spans = {}
+            self._line.order("spans", key=self.key, since_ns=self._line.there_ns(since_ns))
+        if not self._spans_here:
+            return None
+        behind_ns = self._line.here_ns(0)
+        return [
+            Thread(self.spec.name, pid, name, lane, unpacked(texts, behind_ns))
+            for (pid, name, lane), texts in self._spans.items()
+        ]
 
     def log_tail(self) -> str:
         return self._tail
@@ -156,10 +187,23 @@ class RemoteHandle:
                 self._inbox.append(report["message"])
             case "status":
                 self._snapshot(report["status"], report["usage"])
+                self._read_ns = report["at_ns"]
+                self._coreless_s = (
+                    math.nan if report["coreless_s"] is None else report["coreless_s"]
+                )
+                self._line.heard(self._read_ns)
+            case "spans":
+                self._take_spans(report["threads"], report["more"])
             case "stacks":
                 append_stacks(self._stacks, report["text"])
             case "end":
                 self._code, self._tail = report["code"], report["tail"]
+
+    def _take_spans(self, threads: Sequence[tuple[int, str, int, str]], more: bool) -> None:
+        if self._spans is not None:
+            for pid, name, lane, text in threads:
+                self._spans.setdefault((pid, name, lane), []).append(text)
+            self._spans_here = not more
 
     def _snapshot(self, status: list[Any], usage: list[Any]) -> None:
         now_s = time.monotonic()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -20,66 +20,57 @@ from penstock.core.files import write_atomic
 from penstock.launch.run_group import SIGNALLED, command, run_commands, say_line
 from penstock.launch.tuning import trials
 from penstock.launch.tuning.space import overrides_of, with_fixed_cores
-from penstock.launch.tuning.sweep import Scheduler, Sweep, make_sweep
-from penstock.launch.tuning.trials import Metric, add_start, folder_of
+from penstock.launch.tuning.sweep import Scheduler, Sweep
+from penstock.launch.tuning.trials import add_start, folder_of
 
 RESULTS = "results.json"
 NEEDED = ("ray", "pandas", "pyarrow", "requests", "tensorboardX")  # of Ray Tune
 INSTALL = "Ray Tune, which is not installed; run: pip install 'penstock[tune]'"
 
 
-def tune(
-    target: str,
-    overrides: Sequence[str],
-    space: str,
-    number: int | None,
-    scheduler: Scheduler,
-    metric: Metric,
-    interval: int | None,
-    parallel: int | None,
-    folder: str | None,
-    with_ray: bool,
-    as_json: bool,
-) -> int:
-    """Run a sweep; returns the exit code: 130 or 143 after a signal, otherwise 1 if a trial failed,
-    otherwise 0. The arguments are the options of `penstock tune`. Raises UserError."""
-    stream = sys.stderr if as_json else sys.stdout
-    missing = [name for name in NEEDED if find_spec(name) is None]
+def uses_tune(scheduler: Scheduler, with_ray: bool) -> bool:
+    """Whether Ray Tune runs the trials. Raises UserError where it must and cannot."""
+    missing = any(find_spec(name) is None for name in NEEDED)
     if scheduler != "none" and (missing or not with_ray):
         why = INSTALL if missing else "Ray Tune; leave out --no-ray"
         raise UserError(f"--{scheduler} needs {why}")
-    sweep = make_sweep(
-        target, overrides, space, number, scheduler, metric, interval, parallel, folder
-    )
+    return with_ray and not missing
+
+
+def tune(sweep: Sweep, with_ray: bool, as_json: bool) -> int:
+    """Run a sweep; returns the exit code: 130 or 143 after a signal, otherwise 1 if a trial failed,
+    otherwise 0. Raises UserError."""
+    stream = sys.stderr if as_json else sys.stdout
+    by_tune = uses_tune(sweep.scheduler, with_ray)
     name = f"{sweep.trials or len(sweep.space.grid())} trials"
     say_line(
         f"{name}, {sweep.at_once} at a time: {usable_cores():g} cores, and a trial uses "
         f"{sweep.cores}",
         stream,
     )
-    if missing and with_ray:
+    if with_ray and not by_tune:
         say_line("without Ray Tune, which pip install 'penstock[tune]' installs", stream)
     sweep.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     say = partial(say_line, stream=stream)
-    if with_ray and not missing:
+    if by_tune:
         from penstock.launch.tuning import ray_tune
 
         code, errors = ray_tune.run(sweep, say)
     else:
         code, errors = _run_plain(sweep, say)
-    found = trials.results(sweep.folder, metric, code in SIGNALLED, errors)
+    found = trials.results(sweep.folder, sweep.metric, code in SIGNALLED, errors)
     if code == 0 and any(row["error"] is not None for row in found):
         code = 1
     answer = {
         "dir": str(sweep.folder),
         "exit_code": code,
-        "metric": metric,
-        "scheduler": scheduler,
+        "metric": sweep.metric,
+        "scheduler": sweep.scheduler,
         "trials": found,
     }
     with suppress(OSError):
         write_atomic(sweep.folder / RESULTS, json.dumps(answer, indent=2) + "\n")
-        trials.show(found, metric, sweep.folder, stream)
+        trials.show(found, sweep.metric, sweep.folder, stream)
     if as_json:
         print(json.dumps(answer))
     return code

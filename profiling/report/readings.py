@@ -6,9 +6,11 @@ being written may be missing; a span is never torn.
 
 from __future__ import annotations
 
+import base64
 import math
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +34,7 @@ from penstock.profiling.status import StatusPage
 MAIN = "main"
 SUPERVISOR = RoleSpec("supervisor", 0, "penstock.launch.supervisor", Stage.SERVER)
 TRIES = 5
+PACKED = 1 << 14  # spans of a text: 175 kB, below what a control message may have
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,23 @@ def spans(lane: memoryview, since_ns: int) -> Spans:
     return Spans(
         np.maximum(begin_ns[kept], since_ns), np.minimum(end_ns[kept], until_ns), part[kept]
     )
+
+
+def packed(found: Spans) -> list[str]:
+    """Spans as texts of at most `PACKED` each, oldest first, for `unpacked`."""
+    if not len(found):
+        return [""]
+    words = found.begin_ns << PART_BITS | found.part
+    words = np.append(words, found.end_ns[-1] << PART_BITS)
+    firsts = range(0, len(words), PACKED)
+    return [base64.b64encode(words[i : i + PACKED].tobytes()).decode() for i in firsts]
+
+
+def unpacked(texts: Sequence[str], behind_ns: int) -> Spans:
+    """The opposite of `packed`; ``behind_ns`` is added to all times."""
+    words = np.frombuffer(b"".join(map(base64.b64decode, texts)), np.int64)
+    times_ns = (words >> PART_BITS) + behind_ns
+    return Spans(times_ns[:-1], times_ns[1:], (words[:-1] & (PARTS - 1)).astype(np.uint8))
 
 
 def _processor_s(pid: int) -> tuple[float, float]:

@@ -27,12 +27,15 @@ from penstock.core.interfaces import (
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.engines.registry import ENGINES, make_engine
 from penstock.launch.topology import role_arguments
+from penstock.profiling.ledger import Part
+from penstock.profiling.report.readings import PACKED, Thread
 from ray_cluster import cluster
 
 pytestmark = pytest.mark.system
 
 HERE = Path(__file__).parent
 WAIT_S = 20.0
+SLACK_NS = 1_000_000_000  # in which a report of another host arrives
 ALL: dict[str, EngineFactory] = {**ENGINES, "agents": AgentEngine}
 BUNDLES = (Bundle("learners", ("learner-0",), 1), Bundle("actors", ("actor-0", "actor-1"), 2))
 
@@ -138,7 +141,40 @@ def test_a_handle_shows_what_its_role_does(engine: Engine, folder: Path) -> None
     assert handle.liveness() is Liveness.ALIVE
     reading = handle.reading()
     assert (reading.spec, reading.pid) == (handle.spec, usage.pid)
-    assert handle.spans(0) == []  # this role keeps no ledger
+    assert arrived(handle, 0) == []  # this role keeps no ledger
+
+
+def arrived(handle: Handle, since_ns: int) -> list[Thread]:
+    """The spans of a role, once its host has sent them."""
+    found: list[Thread] = []
+
+    def here() -> bool:
+        handle.receive()
+        threads = handle.spans(since_ns)
+        found.extend(threads or ())
+        return threads is not None
+
+    wait_until(here)
+    return found
+
+
+def test_spans_of_a_role_are_had_in_full_and_by_this_hosts_clock(
+    engine: Engine, folder: Path
+) -> None:
+    since_ns = time.perf_counter_ns()
+    handle = start(engine, folder, "measure")
+    next_message(handle, "ready")
+    wait_until(lambda: handle.receive() or len(handle.usage().threads) == 1)
+    [thread] = arrived(handle, since_ns)
+    assert (thread.process, thread.name, thread.pid) == ("actor-0", "main", handle.usage().pid)
+    assert len(thread.spans) > PACKED, "they need several messages"
+    assert thread.spans.part.tolist()[-20_000:] == [Part.STEP, Part.WAIT] * 10_000
+    begin_ns, end_ns = thread.spans.begin_ns, thread.spans.end_ns
+    assert (begin_ns[1:] == end_ns[:-1]).all()
+    assert since_ns <= begin_ns[0] < end_ns[-1] < time.perf_counter_ns() + SLACK_NS
+    reading = handle.reading()
+    assert sum(reading.lanes["main"].values()) > 0
+    assert since_ns < reading.at_ns < time.perf_counter_ns()
 
 
 def test_messages_go_both_ways_and_the_last_come_before_the_end(

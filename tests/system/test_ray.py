@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -102,6 +103,33 @@ def test_a_run_on_a_cluster_is_saved_and_shows_its_stacks(tmp_path: Path, nodes:
     assert all("most recent call first" in (text or "") for text in shown.values())
     command.process.send_signal(signal.SIGTERM)
     assert command.end()[0] == 143
+
+
+def test_a_run_on_a_cluster_is_profiled(tmp_path: Path, nodes: Any) -> None:
+    options = ("actors.count=4", "run.dir=run", *SMALL, "--seconds", "4", "--json")
+    placed = ("--engine", "ray", "--address", nodes.address)
+    code, told, err = Command(tmp_path, "profile", "cartpole", *options, *placed).end()
+    assert code == 0, err
+    assert told["cores"] == 6.0
+    [learner], actors = told["learner"], told["actors"]
+    assert [actor["name"] for actor in actors] == [f"actor-{i}" for i in range(4)]
+    assert all(actor["steps_per_s"] > 0 and 0 < actor["cpu"] < 2 for actor in actors)
+    assert learner["steps_per_s"] > 0
+    assert learner["ceiling_steps_per_s"] > 0, "all of its nodes are on this host"
+    for role in (learner, *actors, *told["connectors"]):
+        assert abs(sum(role["ledger"].values()) - 1.0) < 1e-6
+        assert all(abs(share) < 0.02 for share in role["unmeasured"].values())
+    trace = json.loads((tmp_path / "run" / "trace.json").read_text())
+    names = {
+        e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"
+    }
+    parts: dict[str, set[str]] = {}
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X":
+            parts.setdefault(names[event["pid"]], set()).add(event["name"])
+            assert -1e6 < event["ts"] < event["ts"] + event["dur"] < (told["seconds"] + 1) * 1e6
+    assert parts["learner-0"] >= {"forward", "backward", "optimize"}
+    assert all({"step", "infer"} <= parts[f"actor-{i}"] for i in range(4))
 
 
 def test_a_run_whose_driver_is_killed_saves_and_is_resumed(tmp_path: Path, nodes: Any) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from penstock.configs.errors import UserError
 from penstock.core.control import Message
 from penstock.core.role import EXIT_REJOIN, RoleContext
+from penstock.profiling.ledger import Part
 from penstock.profiling.status import Phase
 
 TURN_S = 0.01
@@ -40,6 +41,15 @@ def work(ctx: RoleContext) -> None:
         return ctx.stopping()
 
     _turns(ctx, turn)
+
+
+def measure(ctx: RoleContext) -> None:
+    """Keeps a ledger, of ten thousand pairs of spans."""
+    ledger = ctx.ledger
+    for _ in range(10_000):
+        ledger.switch(Part.STEP)
+        ledger.switch(Part.WAIT)
+    _turns(ctx, ctx.stopping)
 
 
 def learn(ctx: RoleContext) -> None:

@@ -103,7 +103,7 @@ def test_schedulers_need_ray_tune(
 ) -> None:
     monkeypatch.setattr(tune, "find_spec", lambda name: None if missing else name)
     with pytest.raises(UserError) as error:
-        tune.tune("cartpole", [], "space.yaml", 4, "pbt", "eval", None, None, None, with_ray, False)
+        tune.uses_tune("pbt", with_ray)
     assert str(error.value).startswith(message)
 
 
