@@ -108,9 +108,11 @@ def _read_trace(file: Any) -> Row:
     processes: dict[object, str] = {}
     names: dict[object, str] = {}
     threads: dict[object, list[tuple[str, float, float]]] = {}
+    left = TRACE_NBYTES
     for _ in range(TRACE_LINES):
         line = file.readline(LINE_NBYTES)
-        if not line or file.tell() > TRACE_NBYTES:
+        left -= len(line)
+        if not line or left < 0:
             break
         try:
             if line.startswith(b'{"displayTimeUnit"'):
@@ -119,7 +121,7 @@ def _read_trace(file: Any) -> Row:
                 continue
             if not line.startswith(b'{"'):
                 continue
-            event = json.loads(line.strip().rstrip(b","))
+            event = json.loads(line.decode().strip().rstrip(","))
             key = event["pid"], event["tid"]
             if event["ph"] == "X":
                 begin_us, us = float(event["ts"]), float(event["dur"])

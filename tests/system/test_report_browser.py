@@ -22,7 +22,7 @@ pytest.importorskip("plotly")
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(400)]
 
 VIEWS = ("learning", "flow", "time", "processes", "run", "agent")
-ORDERS = ("Save now", "Stop", "Show its stacks", "Record a timeline")
+ORDERS = ("Save now", "Stop", "Show its stacks", "Record a timeline", "Record a video now")
 WAIT_MS = 30_000
 SPANS = 60_000
 WINDOW_US = 6_000_000

@@ -30,6 +30,7 @@ export const videoAddress = (run, file) => (frozen ? embedded(file) : `video?${n
 
 /** Give an order to a run: save, stop or stacks. */
 export async function order(kind, run) {
+  if (frozen) throw new Refused("this is a file, which takes no orders");
   session = session || await get("session");
   return answer(await fetch(`order/${kind}`, {
     method: "POST",
