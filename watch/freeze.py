@@ -29,7 +29,14 @@ from penstock.watch.page_files import STATIC, plotly_script
 from penstock.watch.run_files import WatchedRun
 from penstock.watch.series import as_json, full_intervals, reduced, short
 from penstock.watch.verdicts import LEDGERS
-from penstock.watch.views import AXES, MOST_FILES, SHOWN_EVENTS, VIDEOS, Views
+from penstock.watch.views import (
+    AXES,
+    MOST_EVALUATED,
+    MOST_FILES,
+    SHOWN_EVENTS,
+    VIDEOS,
+    Views,
+)
 
 PAGE = "report.html"
 MOST_VALUES = 300_000  # of all metrics, some 3 MB
@@ -89,6 +96,9 @@ def _answers(folder: Path) -> tuple[Row, dict[str, str]]:
         else None,
         f"Of {events['matching']:,} events the newest {SHOWN_EVENTS} are part of this file."
         if events["matching"] > SHOWN_EVENTS
+        else None,
+        f"Of {agent['evaluated']:,} evaluations the newest {MOST_EVALUATED} are in the table."
+        if agent["evaluated"] > MOST_EVALUATED
         else None,
         *(
             f"videos/{video['file']} is too large to be part of this file."
