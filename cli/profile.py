@@ -29,6 +29,7 @@ from penstock.launch.profile_watch import Watch
 from penstock.profiling.report import files, kernels, tables
 from penstock.profiling.report.data import GPU, Profile, ProfileWindow, make
 from penstock.profiling.verdict import findings
+from penstock.watch import freeze
 
 CEILING_S = 4.0
 CORELESS = 0.1  # share of a learner's time that is worth a word
@@ -84,7 +85,7 @@ def main(
     if watch.without_spans:
         notes.append(f"no spans arrived of {', '.join(watch.without_spans)}")
     notes = files.write(folder, profile, watch.window, watch.threads, notes)
-    _show(profile, folder, notes, as_json)
+    _show(profile, _page(folder), notes, as_json)
     return outcome.exit_code
 
 
@@ -169,8 +170,16 @@ def _remarks(profile: Profile) -> list[str]:
     return notes
 
 
-def _show(profile: Profile, folder: Path, notes: Sequence[str], as_json: bool) -> None:
-    _say(["", *tables.lines(profile), "", *notes, f"report: {folder / files.PAGE}"], as_json)
+def _page(folder: Path) -> str:
+    """Where the page on the run is, or why there is none."""
+    try:
+        return f"report: {freeze.write(str(folder))}"
+    except UserError as error:
+        return f"no report.html: {error}; then run: penstock report {folder}"
+
+
+def _show(profile: Profile, page: str, notes: Sequence[str], as_json: bool) -> None:
+    _say(["", *tables.lines(profile), "", *notes, page], as_json)
     if as_json:
         print(json.dumps(profile))
 

@@ -233,8 +233,8 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write one HTML page on a run: curves, evaluations, video, options and versions."""
-    from penstock.monitor.run_report import write
+    """Write one HTML page on a run: that of `penstock watch`, without a server."""
+    from penstock.watch.freeze import write
 
     path = str(write(run_dir, out))
     answer(path, {"file": path}, as_json)

@@ -25,7 +25,7 @@ def write_atomic(path: Path, text: str) -> None:
     Only this user may read it.
     """
     temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w", opener=open_private) as file:
+    with open(temporary, "w", encoding="utf-8", opener=open_private) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -6,6 +6,8 @@ object with an "order"; it receives one JSON object once that is carried out or 
     save     write a checkpoint now -> the message of the checkpoint, or {"error": ...}
     stacks   have the processes named in "roles" write their stacks, which arrive in the run's logs
              -> {} at once
+    timeline write what the threads did in the last minute into the run's folder
+             -> {} once it is written, or {"error": ...}
 
 Only programs of this user can reach the socket, as its folder is private. The number of clients,
 the size of an order and the time until it must arrive are limited, and nothing here blocks the
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.core.control import Channel, Message
-from penstock.monitor.order_client import ORDERS_SOCKET, SAVE, STACKS
+from penstock.monitor.order_client import ORDERS_SOCKET, SAVE, STACKS, TIMELINE
 
 CLIENTS = 8  # at a time; others wait until these are served
 ORDER_S = 5.0  # for a client to send its order
@@ -43,6 +45,7 @@ class OrderServer:
         self.path = runtime_dir / ORDERS_SOCKET
         self._fresh: list[Fresh] = []
         self._savers: list[Channel] = []
+        self._watchers: list[Channel] = []  # that wait for a timeline
 
     def __enter__(self) -> OrderServer:
         self._listener.bind(str(self.path))
@@ -60,7 +63,8 @@ class OrderServer:
     def orders(self) -> list[Message]:
         """The orders that have arrived since the last call.
 
-        A client that ordered `SAVE` waits for `saved`.
+        A client that ordered `SAVE` waits for `saved`, and one that ordered `TIMELINE` for
+        `recorded`, which must be called before the next call.
         """
         now_s = time.monotonic()
         with suppress(OSError):
@@ -87,11 +91,20 @@ class OrderServer:
         for client in savers:
             _reply(client, answer)
 
+    def recorded(self, answer: Message) -> None:
+        """A timeline was written, or could not be."""
+        watchers, self._watchers = self._watchers, []
+        for client in watchers:
+            _reply(client, answer)
+
     def _takes(self, client: Channel, message: Message) -> bool:
         """Whether the order is carried out. Replies, unless that takes time."""
         order, roles = message.get("order"), message.get("roles")
         if order == SAVE:
             self._savers.append(client)
+            return True
+        if order == TIMELINE:
+            self._watchers.append(client)
             return True
         if order == STACKS and isinstance(roles, list) and all(isinstance(r, str) for r in roles):
             _reply(client, {})

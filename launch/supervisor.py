@@ -50,7 +50,7 @@ from penstock.launch.supervisor_messages import (
     signal_name,
     why_not_started,
 )
-from penstock.monitor.order_client import SAVE, STACKS
+from penstock.monitor.order_client import SAVE, STACKS, TIMELINE
 from penstock.monitor.ranks import RankPhase, Ranks, whereabouts
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase
@@ -277,12 +277,25 @@ class Supervisor:
             for name in order["roles"]:
                 if name in self._handles:
                     self._handles[name].signal(signal.SIGUSR1)
+        elif order["order"] == TIMELINE:
+            self._order_server.recorded(self._record_timeline())
         elif not self._has_learner:
             self._order_server.saved({"error": "it has no learner; save the run of its learner"})
         elif not self.stopping:  # a stopping run saves in any case
             for handle in self._handles.values():
                 if handle.spec.stage is Stage.LEARNER:
                     handle.send({"kind": SAVE})
+
+    def _record_timeline(self) -> Message:
+        """Write what the threads did in the last minute; returns the reply to the order."""
+        from penstock.profiling.report import last_minute  # needs numpy
+
+        try:
+            folder = Path(self._arguments["run_dir"])
+            last_minute.record(folder, self._handles.values(), self.ledger)
+        except OSError as error:
+            return {"error": f"the timeline could not be written: {error}"}
+        return {}
 
     def _do(self, effects: list[Effect]) -> None:
         for effect in effects:

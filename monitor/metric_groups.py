@@ -1,4 +1,4 @@
-"""The groups of metrics, which are the sections of `penstock report`, and the five sections of
+"""The groups of metrics, in which the page of `penstock watch` lists them, and the five sections of
 TensorBoard and Weights & Biases, each of several groups.
 
 A pattern stands for names at the top level of a line of `metrics.jsonl`; the first one that matches

@@ -15,7 +15,7 @@ from penstock.configs.errors import UserError
 from penstock.monitor.status_client import reach
 
 ORDERS_SOCKET = "orders.sock"
-SAVE, STACKS = "save", "stacks"
+SAVE, STACKS, TIMELINE = "save", "stacks", "timeline"
 REPLY_NBYTES = 1 << 18
 
 

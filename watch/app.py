@@ -6,8 +6,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -20,15 +18,9 @@ import penstock
 from penstock.configs.errors import UserError
 from penstock.watch.guard import BODY_NBYTES, ORDER_HEADER, Guard, GuardedApp
 from penstock.watch.orders import Orders
+from penstock.watch.page_files import KINDS, STATIC, plotly_script
 from penstock.watch.views import MOST_COMPARED, MOST_METRICS, Views
 
-STATIC = Path(__file__).with_name("static")
-KINDS = {
-    ".html": "text/html",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".svg": "image/svg+xml",
-}
 NAME_LENGTH = 1000
 BODY_S = 10
 logger = logging.getLogger(__name__)
@@ -67,6 +59,9 @@ def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> Guarde
         "about": lambda q: views.about(_text(q, "run")),
         "agent": lambda q: views.agent(_text(q, "run")),
         "decisions": lambda q: views.decisions(_text(q, "run"), _text(q, "file")),
+        "profile": lambda q: views.profile(_text(q, "run")),
+        "recorded": lambda q: views.recorded(_text(q, "run")),
+        "timeline": lambda q: views.timeline(_text(q, "run")),
     }
 
     async def api(request: Request) -> Response:
@@ -129,18 +124,6 @@ def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> Guarde
         ]
     )
     return GuardedApp(app, guard)
-
-
-def plotly_script() -> Path:
-    """The script of plotly.js that the installed package plotly ships. Raises UserError."""
-    found = find_spec("plotly")
-    for folder in (found.submodule_search_locations or ()) if found else ():
-        path = Path(folder) / "package_data" / "plotly.min.js"
-        if path.is_file():
-            return path
-    raise UserError(
-        "the charts need the package plotly, which is not installed: pip install 'penstock[watch]'"
-    )
 
 
 async def _answer(made: Callable[[], Any]) -> Response:

@@ -1,4 +1,5 @@
-"""The orders that the page can give to a live run: save now, stop, write stacks, record a video.
+"""The orders that the page can give to a live run: save now, stop, write stacks or a timeline,
+record a video.
 
 A recording makes the environment that the config names, which is code: of a run that is in progress
 this user runs that code already, and others are refused.
@@ -16,11 +17,13 @@ from penstock.configs.errors import UserError
 from penstock.core.processes import began_ticks
 from penstock.evaluation.best_videos import record_newest
 from penstock.monitor import stacks as process_stacks
+from penstock.monitor.order_client import TIMELINE, give_order
 from penstock.monitor.order_client import save as order_save
 from penstock.monitor.status_client import reach
 
 SAVE_S = 120.0
-KINDS = ("save", "stop", "stacks", "record")
+KINDS = ("save", "stop", "stacks", TIMELINE, "record")
+TIMELINE_S = 10.0
 
 
 class Orders:
@@ -44,6 +47,8 @@ class Orders:
         try:
             if order == "save":
                 return order_save(str(folder), SAVE_S)
+            if order == TIMELINE:
+                return _timeline(folder)
             if order == "record":
                 return _record(folder)
             return process_stacks.stacks(str(folder)) if order == "stacks" else self._stop(folder)
@@ -89,3 +94,11 @@ def _record(folder: Path) -> dict[str, Any]:
             "another container"
         ) from error
     return {"file": record_newest(folder, cwd)["file"]}
+
+
+def _timeline(folder: Path) -> dict[str, Any]:
+    """Have a run write the timeline of its last minute."""
+    reply = give_order(reach(str(folder)).runtime_dir, TIMELINE, TIMELINE_S)
+    if "error" in reply:
+        raise UserError(f"no timeline was recorded: {reply['error']}")
+    return {}

@@ -100,7 +100,7 @@ def rates(xs: Floats, totals: Floats) -> Points:
 def as_json(points: Points) -> dict[str, Any]:
     """Lists for JSON, with seven significant digits."""
     xs, ys = points
-    return {"x": [_short(x) for x in xs], "y": [_short(y) for y in ys]}
+    return {"x": [short(x) for x in xs], "y": [short(y) for y in ys]}
 
 
 def smooth(points: Points, count: int, low: float | None, high: float | None) -> Points:
@@ -114,7 +114,8 @@ def smooth(points: Points, count: int, low: float | None, high: float | None) ->
     return shown, smoothed(ys[before : first + len(shown)], count)[first - before :]
 
 
-def _short(value: float) -> float | int:
+def short(value: float) -> float | int:
+    """A number for JSON with seven significant digits, or a whole one with all."""
     if value == int(value) and abs(value) < 1e15:
         return int(value)
     return float(f"{value:.7g}")

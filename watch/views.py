@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import struct
 import time
 from collections.abc import Mapping, Sequence
@@ -14,17 +15,21 @@ import numpy as np
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve_target
+from penstock.configs.transports import TRANSPORTS
 from penstock.configs.yaml_text import parse
+from penstock.core.formatting import count as digits
 from penstock.core.formatting import finite
 from penstock.core.machine import VERSIONS
 from penstock.evaluation import decisions
 from penstock.monitor.curves import flat, is_evaluation
 from penstock.monitor.metric_groups import group
 from penstock.monitor.record import METRICS
+from penstock.profiling.report.files import TRACE
 from penstock.watch.catalog import RunCatalog
 from penstock.watch.files import Row, names_in, open_in, read_json, read_tail, read_text, stamp
 from penstock.watch.flow import flow
 from penstock.watch.live import LiveStatus
+from penstock.watch.profiles import profile_of, recorded_of, timeline_of
 from penstock.watch.run_files import WatchedRun, shown_event
 from penstock.watch.series import Points, as_json, clipped, means, reduced, smooth, spread
 from penstock.watch.verdicts import (
@@ -44,6 +49,7 @@ MOST_SMOOTH = 10_000
 MOST_LEDGERS = 16  # processes in the view of time
 LEDGER_POINTS = 160
 SHOWN_EVENTS = 400
+MOST_EVALUATED = 100  # of the newest evaluations
 LOG_NBYTES = 1 << 16
 MOST_FILES = 500
 CHECKPOINT = "checkpoint.safetensors"
@@ -69,6 +75,7 @@ class Views:
         self._options: dict[Path, tuple[object, dict[str, Any]]] = {}
         self._presets: dict[Path, tuple[object, Row]] = {}
         self._verdicts: dict[Path, tuple[object, Row]] = {}
+        self._timeline: tuple[object, Row] | None = None  # the last one, as reading takes a second
 
     def runs(self) -> Row:
         """The list of runs."""
@@ -253,11 +260,28 @@ class Views:
                 videos.append({"file": file, "nbytes": nbytes, "written": ns * 1e-9})
         return {
             "videos": sorted(videos, key=lambda video: -video["written"]),
-            "record": f"penstock record {run.folder}",
-            "evaluations": [_evaluation(line) for line in run.evaluations[-100:]][::-1],
-            "every_steps": run.options.get("eval.every_steps"),
-            "every_s": run.options.get("eval.every_s"),
+            "record": f"penstock record {shlex.quote(str(run.folder))}",
+            "evaluations": [_evaluation(line) for line in run.evaluations[-MOST_EVALUATED:]][::-1],
+            "evaluated": len(run.evaluations),
+            "why_none": None if run.evaluations else _why_no_evaluation(run),
         }
+
+    def profile(self, name: str) -> Row:
+        """The profile of a run by `penstock profile`, or null."""
+        return {"profile": profile_of(self.catalog.run(name).folder)}
+
+    def timeline(self, name: str) -> Row:
+        """The spans of each thread in a profiled run, at most `profiles.MOST_SPANS` of them."""
+        folder = self.catalog.run(name).folder
+        key = folder, stamp(folder, TRACE)
+        found = self._timeline
+        if found is None or found[0] != key:
+            found = self._timeline = key, timeline_of(folder)
+        return found[1]
+
+    def recorded(self, name: str) -> Row:
+        """The spans of the last minute before the order `timeline`."""
+        return recorded_of(self.catalog.run(name).folder)
 
     def video(self, name: str, file: str) -> tuple[Path, str]:
         """The path and the media type of a video. Raises UserError if the run has none of that
@@ -501,6 +525,33 @@ def _evaluation(line: Mapping[str, Any]) -> Row:
             }
     found["episodes"] = finite(line.get("episodes"))
     return found
+
+
+def _why_no_evaluation(run: WatchedRun) -> str:
+    """Why a run has no evaluation, by its options and the evaluator's last note."""
+    every_steps, every_s, share, transport = (
+        run.options.get(name)
+        for name in ("eval.every_steps", "eval.every_s", "eval.share", "transport.kind")
+    )
+    if every_s is not None:
+        reason = f"They are due every eval.every_s = {every_s} seconds."
+    elif every_steps is None:
+        reason = "eval.every_steps=100000 evaluates the weights at every 100,000 trained steps."
+    elif TRANSPORTS.one_process(str(transport)):
+        reason = f"With transport.kind={transport} only eval.every_s enables them."
+    else:
+        reason = (
+            f"They are due every eval.every_steps = {every_steps} trained steps, or further apart "
+            f"where they would take more than eval.share = {share} of a core; the run has "
+            f"{digits(finite(run.last.get('trained_steps')))}. eval.share=null sets no limit."
+        )
+    with run.lock:
+        notes = [
+            str(event.get("text"))[:2000]
+            for event in run.events
+            if event.get("kind") == "note" and str(event.get("role")).startswith("evaluator")
+        ]
+    return " ".join(["None.", reason, *(f"Note: {text}." for text in notes[-1:])])
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The profile as tables of words, for the terminal and the page alike."""
+"""The profile as tables of text, for the terminal and the page alike."""
 
 from __future__ import annotations
 

@@ -44,17 +44,6 @@ COLOURS = {
     "device": "#176b3a",
     "count": "#d9c8a9",
 }
-# Of the parts of a learner's ledger, in which several of the above are one.
-LEARNER_COLOURS = {
-    "wait_data": COLOURS["wait"],
-    "h2d_exposed": COLOURS["h2d"],
-    "compute": COLOURS["backward"],
-    "reduce_exposed": COLOURS["reduce"],
-    "pull_exposed": COLOURS["pull"],
-    "publish": COLOURS["publish"],
-    "bookkeeping": COLOURS["count"],
-    "other": COLOURS["other"],
-}
 
 Floats = npt.NDArray[np.float64]
 

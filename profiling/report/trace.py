@@ -23,7 +23,7 @@ MOST_TOLD = 3  # threads, by name
 
 def cut(threads: Sequence[Thread], most: int = MOST_EVENTS) -> list[Thread]:
     """The newest spans of each thread, at most ``most`` in total; a thread with few keeps all."""
-    each = _limit([len(thread.spans) for thread in threads], most)
+    each = limit([len(thread.spans) for thread in threads], most)
     return [replace(thread, spans=thread.spans.newest(each)) for thread in threads]
 
 
@@ -81,7 +81,7 @@ def _events(thread: Thread, origin_ns: int) -> Iterator[str]:
         yield f'{{"ph":"X","name":"{names[part]}",{head},"ts":{begin:.3f},"dur":{length:.3f}}}'
 
 
-def _limit(lengths: Sequence[int], most: int) -> int:
+def limit(lengths: Sequence[int], most: int) -> int:
     """How many each may keep, so that all together keep no more than ``most``."""
     left = most
     for i, length in enumerate(sorted(lengths)):

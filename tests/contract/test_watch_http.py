@@ -29,16 +29,20 @@ from penstock.evaluation.decisions import FORMAT, NBYTES
 from penstock.watch import app as app_module
 from penstock.watch import catalog as catalog_module
 from penstock.watch import server as server_module
-from penstock.watch.app import STATIC, make_app
+from penstock.watch.app import make_app
 from penstock.watch.catalog import RunCatalog
 from penstock.watch.guard import HEADERS, ORDER_HEADER, Guard
+from penstock.watch.page_files import STATIC
 from penstock.watch.server import Listen
 from penstock.watch.views import Views
 
 BASE = "http://127.0.0.1:8700"
 TOKEN = "0123456789abcdef"
 HTML = "<img src=x onerror=alert(1)>"
-GETS = ("runs", "now", "curves", "metrics", "ledgers", "events", "about", "agent")
+GETS = (
+    *("runs", "now", "curves", "metrics", "ledgers", "events", "about", "agent"),
+    *("profile", "timeline", "recorded"),
+)
 
 
 def client(folder: Path, guard: Guard | None = None, base: str = BASE) -> TestClient:
@@ -357,7 +361,7 @@ def test_an_order_needs_the_token_and_json(page: TestClient) -> None:
 
 
 def test_orders_to_a_run_that_has_ended(page: TestClient) -> None:
-    for kind in ("save", "stop", "stacks"):
+    for kind in ("save", "stop", "stacks", "timeline"):
         reply = order(page, kind)
         assert reply.status_code == 400
         assert "has ended" in reply.json()["error"]
@@ -379,7 +383,7 @@ def test_reading_is_not_ordering(page: TestClient) -> None:
     "name", ["..", "../one", "one/..", "/etc", "one/../../secret", "one\0", "%2e%2e", "nothing", ""]
 )
 def test_a_run_is_named_as_in_the_list_or_not_at_all(page: TestClient, name: str) -> None:
-    for view in ("now", "curves", "ledgers", "events", "about", "agent"):
+    for view in (*("now", "curves", "ledgers", "events", "about", "agent"), *GETS[-3:]):
         reply = page.get(f"/api/{view}", params={"run": name, "metric": "loss"})
         assert reply.status_code == 400, view
         assert "choose one of the list" in reply.json()["error"]
@@ -443,7 +447,7 @@ def test_links_within_a_run_show_nothing(runs: Path, tmp_path: Path) -> None:
     (hostile / "logs/events.jsonl").symlink_to(tmp_path / "secret.jsonl")
     (hostile / "logs/a.log").symlink_to(tmp_path / "secret.jsonl")
     with client(runs) as page:
-        for view in ("now", "ledgers", "events", "about", "agent"):
+        for view in (*("now", "ledgers", "events", "about", "agent"), *GETS[-3:]):
             assert "hidden words" not in json.dumps(get(page, view, run="hostile"))
         assert get(page, "log", run="hostile", role="a")["text"] is None
 

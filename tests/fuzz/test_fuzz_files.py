@@ -36,10 +36,10 @@ from penstock.monitor import runs
 from penstock.monitor.compare import compare, describe
 from penstock.monitor.plot import plot
 from penstock.monitor.record import METRICS, objects
-from penstock.monitor.run_report import page
 from penstock.replay import Prioritized, Replay, ReplayError
 from penstock.transport.zmq import keys
 from penstock.transport.zmq.sockets import dealer
+from penstock.watch.freeze import page
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
 refused = only(UserError)

@@ -77,7 +77,7 @@ def test_the_wheel_holds_regular_files_with_data_and_the_typing_mark(
     assert presets
     page = {f"penstock/watch/static/{path.name}" for path in (ROOT / "watch/static").iterdir()}
     assert len(page) > 5
-    others = {*page, "penstock/py.typed", "penstock/profiling/report/report.html.jinja"}
+    others = {*page, "penstock/py.typed"}
     assert {*others, *presets} <= {entry.filename for entry in entries}
 
 

@@ -1,4 +1,6 @@
-// Requests to the server that served this page.
+// Requests to the server that served this page; in a frozen page, answers of what it has embedded.
+
+import { answerOf, embedded, frozen } from "./frozen.js";
 
 let session = null;
 
@@ -13,6 +15,7 @@ async function answer(response) {
 
 /** A view as JSON; lists among the parameters are repeated. */
 export async function get(view, parameters = {}) {
+  if (frozen) return answerOf(view, parameters);
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(parameters)) {
     for (const each of Array.isArray(value) ? value : [value]) {
@@ -22,8 +25,12 @@ export async function get(view, parameters = {}) {
   return answer(await fetch(`api/${view}?${query}`, { signal: AbortSignal.timeout(30000) }));
 }
 
-/** Give an order to a run: save, stop or stacks. */
+/** The address of a video of a run, whose file was written at a time. */
+export const videoAddress = (run, file, written) => (frozen ? embedded(file) : `video?${new URLSearchParams({ run, file, written })}`);
+
+/** Give an order to a run, one of those of watch/orders.py. */
 export async function order(kind, run) {
+  if (frozen) throw new Refused("this is a file, which takes no orders");
   session = session || await get("session");
   return answer(await fetch(`order/${kind}`, {
     method: "POST",

@@ -2,7 +2,8 @@
 
 import { Refused, get, order } from "./api.js";
 import { release } from "./chart.js";
-import { clock, count, fill, h, kept, number, percent, setText, short } from "./dom.js";
+import { clock, count, date, fill, h, kept, number, percent, remember, remembered, setText, short } from "./dom.js";
+import { frozen } from "./frozen.js";
 import { AgentView } from "./view-agent.js";
 import { FlowView, actorsOf, means } from "./view-flow.js";
 import { LearningView } from "./view-learning.js";
@@ -31,7 +32,7 @@ let runs = [], shown = null, now = null, tick = 0, busy = false, orders = null;
 function readAddress() {
   const query = new URLSearchParams(location.hash.slice(1));
   state.run = query.get("run");
-  state.view = VIEWS[query.get("view")] ? query.get("view") : "learning";
+  state.view = VIEWS[query.get("view")] ? query.get("view") : frozen?.views.profile.profile ? "time" : "learning";
   state.compare = query.getAll("with");
 }
 
@@ -118,7 +119,7 @@ function drawHead() {
     head.dataset.run = now.name;
     orders = { save: orderButton("save", "Save now"), stop: orderButton("stop", "Stop"), said: h("span.dim", { role: "status" }) };
     fill(head,
-      h("div.titleline", null, h("h1"), h("span.about.dim"), h("span.state"), h("span.orders", null, orders.said, orders.save, orders.stop)),
+      h("div.titleline", null, h("h1"), h("span.about.dim"), h("span.state"), !frozen && h("span.orders", null, orders.said, orders.save, orders.stop)),
       h("dl.figures"), h("p.window.dim"), h("div.trouble", { role: "alert" }), h("div.reading"));
   }
   const title = runs.find((run) => run.name === state.run)?.title ?? state.run;
@@ -129,7 +130,7 @@ function drawHead() {
   const why = now.state !== "running" && now.exit_reason ? `: ${REASONS[now.exit_reason] ?? now.exit_reason}` : "";
   setText(chip, `${now.state}${why}`);
   const running = now.state === "running";
-  for (const button of [orders.save, orders.stop]) button.hidden = !running;
+  if (!frozen) for (const button of [orders.save, orders.stop]) button.hidden = !running;
   const f = now.figures, { learner, weights, environments } = now.flow;
   const restarted = f.actors_restarted ? `${count(f.actors_restarted)} restarted` : "none restarted";
   const rows = [
@@ -240,12 +241,12 @@ function openView() {
 // --- asking
 
 async function turn() {
-  if (busy || document.hidden) return;
+  if (busy || (document.hidden && !frozen)) return;
   busy = true;
   try {
     if (!(tick % (RUNS_MS / LIVE_MS))) await loadRuns();
     const living = now === null || now.state === "running" || now.read < 1;
-    if (state.run !== null && (living || !(tick % (ENDED_MS / LIVE_MS)))) {
+    if (state.run !== null && (frozen || living || !(tick % (ENDED_MS / LIVE_MS)))) {
       const run = state.run;
       const found = await get("now", { run });
       if (run === state.run) {
@@ -258,8 +259,8 @@ async function turn() {
     }
     setText($("connection"), "");
   } catch (error) {
-    setText($("connection"), error instanceof Refused ? error.message : "no connection to penstock watch");
-    if (!(error instanceof Refused) && !(error instanceof TypeError) && error.name !== "TimeoutError") console.warn(error);
+    setText($("connection"), error instanceof Refused ? error.message : frozen ? `a part of this file cannot be shown: ${error.message}` : "no connection to penstock watch");
+    if (frozen || !(error instanceof Refused) && !(error instanceof TypeError) && error.name !== "TimeoutError") console.warn(error);
   } finally {
     busy = false;
     tick += 1;
@@ -273,25 +274,28 @@ const THEMES = ["auto", "light", "dark"];
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 
 function applyTheme(redraw) {
-  const theme = localStorage.getItem("theme") || "auto";
+  const theme = remembered("theme") || "auto";
   document.documentElement.dataset.theme = theme === "auto" ? (prefersDark.matches ? "dark" : "light") : theme;
   setText($("theme"), `Theme: ${theme}`);
   if (redraw && state.run !== null) { openView(); if (now) shown?.update(now); }
 }
 
 $("theme").addEventListener("click", () => {
-  const at = THEMES.indexOf(localStorage.getItem("theme") || "auto");
-  localStorage.setItem("theme", THEMES[(at + 1) % THEMES.length]);
+  const at = THEMES.indexOf(remembered("theme") || "auto");
+  remember("theme", THEMES[(at + 1) % THEMES.length]);
   applyTheme(true);
 });
 prefersDark.addEventListener("change", () => applyTheme(true));
 $("filter").addEventListener("input", drawRuns);
 window.addEventListener("hashchange", () => { readAddress(); now = null; drawRuns(); drawTabs(); openView(); turn(); });
-document.addEventListener("visibilitychange", turn);
+if (!frozen) document.addEventListener("visibilitychange", turn);
 if (matchMedia("(max-width: 900px)").matches) $("runs-box").open = false;
 
 applyTheme(false);
 readAddress();
 drawTabs();
 turn();
-setInterval(turn, LIVE_MS);
+if (frozen) {
+  $("main").append(h("footer.dim", null, h("p", null, `As of ${date(frozen.written)}, written by penstock report ${frozen.version}.`),
+    frozen.notes.map((note) => h("p", null, note))));
+} else setInterval(turn, LIVE_MS);

@@ -1,4 +1,4 @@
-// Charts by plotly.js, which is loaded when the first chart is drawn.
+// Charts by plotly.js, which is loaded when the first chart is drawn; a frozen page contains it.
 
 import { h, number } from "./dom.js";
 
@@ -6,6 +6,7 @@ let loading = null;
 
 /** Load plotly.js once what is drawn without it is on the screen: until it has run, nothing else can. */
 function load() {
+  if (window.Plotly) return Promise.resolve(window.Plotly);
   loading = loading || new Promise((resolve) => {
     requestAnimationFrame(() => setTimeout(resolve));
   }).then(() => new Promise((resolve, reject) => {

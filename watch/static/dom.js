@@ -27,6 +27,18 @@ export function fill(element, ...children) {
   return element;
 }
 
+const choices = new Map();
+
+/** A choice of the reader, which outlives the page where the browser allows it: not in every frame or file. */
+export function remembered(name) {
+  try { return choices.get(name) ?? localStorage.getItem(name); } catch { return null; }
+}
+
+export function remember(name, value) {
+  choices.set(name, String(value));
+  try { localStorage.setItem(name, value); } catch { /* it holds until the page is closed */ }
+}
+
 /** Set the text of an element only if it differs, so that a selection by the user survives. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;

@@ -1,8 +1,9 @@
 // Agent: videos with the decisions beside them, and evaluations.
 
-import { get, order } from "./api.js";
+import { get, order, videoAddress } from "./api.js";
 import { Decisions } from "./decisions.js";
 import { bytes, clock, count, date, fill, h, number, setText, table } from "./dom.js";
+import { frozen } from "./frozen.js";
 
 export class AgentView {
   constructor(panel, { run }) {
@@ -16,7 +17,7 @@ export class AgentView {
   }
 
   async update(now) {
-    this.record.hidden = now.state !== "running"; // an order, which only a run in progress takes
+    this.record.hidden = Boolean(frozen) || now.state !== "running"; // an order, which only a run in progress takes
     if (this.turns++ % 4 && now.state === "running") return;
     const found = await get("agent", { run: this.run });
     const text = JSON.stringify(found.videos);
@@ -24,14 +25,12 @@ export class AgentView {
       this.drawn = text;
       this.showVideos(found);
     }
-    const missing = found.every_steps === null && found.every_s === null ? "None: eval.every_steps is not set, so the weights are not evaluated while they train."
-      : found.every_s !== null ? `None yet; they are due every ${found.every_s} s.` : `None yet; they are due every ${count(found.every_steps)} trained steps.`;
     fill(this.evaluations, found.evaluations.length ? table([
       ["Trained steps", (row) => count(row.trained_steps), "num"], ["Time", (row) => clock(row.time_s), "num"],
       ["Greedy", (row) => spread(row.greedy), "num"], ["Sampled", (row) => spread(row.sampled), "num"],
       ["Better", (row) => row.play ?? ""], ["Lowest", (row) => number(row.return?.min), "num"], ["Highest", (row) => number(row.return?.max), "num"],
       ["Episodes", (row) => count(row.episodes), "num"], ["", (row) => (row.best ? "best so far" : "")],
-    ], found.evaluations) : h("p.dim", null, missing));
+    ], found.evaluations) : h("p.dim", null, found.why_none));
   }
 
   showVideos({ videos, record }) {
@@ -55,7 +54,7 @@ export class AgentView {
   async show(row) {
     const { file, written } = row, name = `The agent plays: ${file}`, moves = file.endsWith(".gif");
     // The time of the file makes the address of another file another one.
-    const src = `video?${new URLSearchParams({ run: this.run, file, written })}`;
+    const src = videoAddress(this.run, file, written);
     const shown = moves ? h("img.gif", { src, alt: name }) : h("video", { src, controls: true, loop: true, muted: true, "aria-label": name });
     const about = h("p.dim"), mine = { file, written, paused: () => moves || shown.paused };
     this.shown = mine;

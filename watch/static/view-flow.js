@@ -121,4 +121,5 @@ export function verdict(now) {
 
 // A learner that is slow while something else costs throughput is the limit only after that.
 const further = (each) => `${each.kind === "slow_learner" ? `Once that is solved, ${each.finding}` : capital(each.finding)}. ${capital(each.next_step)}`;
-const capital = (text) => (text ? text[0].toUpperCase() + text.slice(1) : "");
+export const capital = (text) => (text && !PROCESS.test(text) ? text[0].toUpperCase() + text.slice(1) : text);
+const PROCESS = /^[a-z]+-\d/; // a name keeps its form

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { Visible, colour, css, describe, draw, idle } from "./chart.js";
-import { clock, count, fill, h, number, percent, setText, short } from "./dom.js";
+import { clock, count, fill, h, number, percent, remember, remembered, setText, short } from "./dom.js";
 
 // In the order in which they are read: does it learn, why not, how stable.
 const RETURN = "episode_return_mean";
@@ -24,9 +24,9 @@ export class LearningView {
     this.run = run;
     this.names = [run, ...compare];
     this.titles = Object.fromEntries(runs.map((row) => [row.name, row.title]));
-    this.x = localStorage.getItem("x") === "time_s" ? "time_s" : "env_steps";
-    this.smooth = SMOOTH.includes(Number(localStorage.getItem("smooth"))) ? Number(localStorage.getItem("smooth")) : 1;
-    this.together = localStorage.getItem("seeds") === "together";
+    this.x = remembered("x") === "time_s" ? "time_s" : "env_steps";
+    this.smooth = SMOOTH.includes(Number(remembered("smooth"))) ? Number(remembered("smooth")) : 1;
+    this.together = remembered("seeds") === "together";
     this.siblings = seeds(run, runs);
     this.add = add;
     this.added = [];
@@ -42,14 +42,14 @@ export class LearningView {
     const axis = (value, label) => h("button", {
       type: "button", "aria-pressed": this.x === value, onclick: (event) => {
         this.x = value;
-        localStorage.setItem("x", value);
+        remember("x", value);
         for (const each of event.currentTarget.parentElement.children) each.setAttribute("aria-pressed", each === event.currentTarget);
         this.setRange(null);
       },
     }, label);
     const smooth = h("select", { onchange: (event) => {
       this.smooth = Number(event.target.value);
-      localStorage.setItem("smooth", this.smooth);
+      remember("smooth", this.smooth);
       this.again();
     } }, SMOOTH.map((n) => h("option", { value: n, selected: n === this.smooth }, n === 1 ? "none" : `mean of ${n}`)));
     this.more = h("select", { onchange: (event) => {
@@ -77,7 +77,7 @@ export class LearningView {
     if (missing.length) return h("button", { type: "button", onclick: () => this.add(missing) }, `Compare all ${this.siblings.length} seeds`);
     const box = h("input", { type: "checkbox", onchange: (event) => {
       this.together = event.target.checked;
-      localStorage.setItem("seeds", this.together ? "together" : "apart");
+      remember("seeds", this.together ? "together" : "apart");
       this.drawLegend();
       this.again();
     } });

@@ -2,6 +2,7 @@
 
 import { get, order } from "./api.js";
 import { bytes, count, fill, h, percent, seconds, setText } from "./dom.js";
+import { frozen } from "./frozen.js";
 
 const SILENT_S = 10; // a process that gives no sign of life for longer stands out
 const FEW = 24; // as many processes are all shown; of more, those of a host are shown on request
@@ -167,7 +168,7 @@ export class ProcessesView {
       h("td.num", null, thread.part === null ? "" : seconds(thread.for_s)),
       h("td", null, Object.entries(thread.ledger ?? {}).filter(([, share]) => share >= 0.005).sort((a, b) => b[1] - a[1]).map(([part, share]) => `${part} ${percent(share)}`).join(", "))));
     fill(this.detail,
-      h("div.section", null, h("h2", null, name), process && ask),
+      h("div.section", null, h("h2", null, name), process && !frozen && ask),
       threads.length ? h("div.scroll", null, h("table", null,
         h("thead", null, h("tr", null, h("th", { scope: "col" }, "Thread"), h("th", { scope: "col" }, "In"), h("th.num", { scope: "col" }, "For"), h("th", { scope: "col" }, "Shares of the last second"))),
         h("tbody", null, threads))) : null,

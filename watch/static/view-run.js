@@ -115,9 +115,14 @@ function checkpoints(found, now) {
 }
 
 function machine(starts, folder) {
-  const last = starts[0]?.shown ?? {};
-  const names = [...SHOWN.filter((name) => name in last), ...Object.keys(last).filter((name) => !SHOWN.includes(name) && name !== "time")];
-  return h("div", null, h("div.section", null, h("h2", null, "Versions and machine"), starts.length > 1 && h("span.dim", null, `${starts.length} starts with different ones; the last`)),
-    names.length ? table([["", (name) => h("span.dim", null, name)], ["", (name) => (last[name] === "[]" || last[name] === "" ? "none" : last[name])]], names, { noHead: true }) : h("p.dim", null, "Not recorded."),
+  const [last, ...earlier] = starts;
+  return h("div", null, h("div.section", null, h("h2", null, "Versions and machine"), earlier.length > 0 && h("span.dim", null, `${starts.length} starts with different ones; the last`)),
+    last ? versions(last.shown) : h("p.dim", null, "Not recorded."),
+    earlier.map((start) => h("details", null, h("summary", null, `Start of ${date(start.time)}`), versions(start.shown))),
     h("p.dim", null, "Folder: ", h("code", null, folder)));
+}
+
+function versions(last) {
+  const names = [...SHOWN.filter((name) => name in last), ...Object.keys(last).filter((name) => !SHOWN.includes(name) && name !== "time")];
+  return table([["", (name) => h("span.dim", null, name)], ["", (name) => (last[name] === "[]" || last[name] === "" ? "none" : last[name])]], names, { noHead: true });
 }

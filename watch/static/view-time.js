@@ -3,6 +3,8 @@
 import { get } from "./api.js";
 import { Visible, css, describe, draw, partColour, partOrder } from "./chart.js";
 import { fill, h, percent, setText } from "./dom.js";
+import { frozen } from "./frozen.js";
+import { ProfileSection, RecordedTimeline } from "./profile.js";
 import { means, verdict } from "./view-flow.js";
 import { swatch, timeTicks } from "./view-learning.js";
 
@@ -17,11 +19,18 @@ export class TimeView {
     this.window = h("p.dim");
     this.grid = h("div.charts");
     this.note = h("p.note", null, "Reading …");
-    fill(panel, this.verdict, this.window, this.note, this.grid);
+    const profile = h("div");
+    this.profile = new ProfileSection(profile, run);
+    const recorded = h("div");
+    this.recorded = new RecordedTimeline(recorded, run);
+    fill(panel, profile, this.verdict, this.window, this.note, this.grid, recorded);
   }
 
   async update(now) {
     const text = JSON.stringify([now.verdict, now.also]);
+    await this.profile.load();
+    await this.recorded.load(now.state === "running" && !frozen);
+    this.verdict.hidden = this.profile.hasVerdict; // it has measured more
     if (text !== this.text) { this.text = text; fill(this.verdict, verdict(now)); }
     this.turns = (this.turns ?? -1) + 1;
     if (now.state === "running" && this.turns % 2 && now.read >= 1) return;
@@ -70,5 +79,5 @@ export class TimeView {
     });
   }
 
-  close() { this.visible.close(); }
+  close() { this.visible.close(); this.profile.close(); this.recorded.close(); }
 }

@@ -57,6 +57,14 @@ def test_all_who_ordered_a_checkpoint_get_the_same_answer(server: OrderServer) -
     assert [reply(client) for client in clients] == [{"folder": "last"}] * 2
 
 
+def test_an_order_for_a_timeline_is_answered_once_it_is_written(server: OrderServer) -> None:
+    client = ordered(server, {"order": "timeline"})
+    assert server.orders() == [{"order": "timeline"}]
+    assert server.orders() == []
+    server.recorded({})
+    assert reply(client) == {}
+
+
 def test_an_order_for_stacks_is_answered_at_once(server: OrderServer) -> None:
     client = ordered(server, {"order": "stacks", "roles": ["actor-1"]})
     assert server.orders() == [{"order": "stacks", "roles": ["actor-1"]}]

@@ -1,11 +1,10 @@
-"""What a profile looks like: on the terminal, as a page, as a picture."""
+"""What a profile looks like: on the terminal, and as a picture."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ import numpy as np
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.profiling.ledger import LEARNER_PARTS, Part
+from penstock.profiling.ledger import Part
 from penstock.profiling.report import files, timeline
 from penstock.profiling.report.data import ProfileWindow
-from penstock.profiling.report.files import page
 from penstock.profiling.report.readings import Spans, Thread
 from penstock.profiling.report.tables import duration, lines, rate_of_bytes
-from penstock.profiling.report.timeline import COLOURS, LEARNER_COLOURS
+from penstock.profiling.report.timeline import COLOURS
 
 PROFILE: dict[str, Any] = {
     "target": "pong <1>",
@@ -109,56 +107,8 @@ def test_rates_of_bytes(rate: float | None, text: str) -> None:
     assert rate_of_bytes(rate) == text
 
 
-class Page(HTMLParser):
-    """Tags that are open, addresses that are named, and what is said."""
-
-    VOID = ("meta", "img", "br")
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.addresses: list[str] = []
-        self.said: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.addresses += [v or "" for k, v in attrs if k in ("src", "href", "xlink:href")]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.said.append(data)
-
-
-def test_the_page_is_whole_and_needs_no_network() -> None:
-    text = page(PROFILE, b"\x89PNG", ["a note <b>"])
-    found = Page(text)
-    assert found.open == []
-    assert found.addresses == ["data:image/png;base64,iVBORw=="]
-    assert "http" not in text
-    assert "url(" not in text
-    said = " ".join(found.said)
-    for words in (
-        "pong <1>",
-        "the learner waits",
-        "1 < 2 & so on",
-        "a note <b>",
-        "actor-0",
-        "Also: weights <3> are late",
-        "Flow by stage",
-        "weights out",
-    ):
-        assert words in said
-    assert "compute 70.0%" in said
-    assert Page(page(PROFILE, None, [])).addresses == []
-
-
 def test_every_part_has_a_colour() -> None:
     assert COLOURS.keys() == {part.name.lower() for part in Part}
-    assert LEARNER_COLOURS.keys() == {*LEARNER_PARTS.values(), "other"}
 
 
 def test_shares_of_stretches_of_a_thread() -> None:
@@ -179,12 +129,12 @@ def test_all_files_are_written(tmp_path: Path) -> None:
     notes = files.write(tmp_path, profile, window, threads(), ["first"])
     assert notes == ["first", "the trace has all 20 spans of the window"]
     assert {path.name for path in tmp_path.iterdir()} == {
-        "trace.json", "timeline.png", "report.html", "profile.json",
+        "trace.json", "timeline.png", "profile.json",
     }  # fmt: skip
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert json.loads((tmp_path / "profile.json").read_text()) == profile
     assert profile["trace"] == str(tmp_path / "trace.json")
-    assert len(Page((tmp_path / "report.html").read_text()).addresses) == 1
+    assert profile["notes"] == notes
 
 
 def test_without_matplotlib_a_sentence_says_how_to_get_it(tmp_path: Path) -> None:

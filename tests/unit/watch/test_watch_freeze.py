@@ -1,0 +1,220 @@
+"""`penstock report`: the page on a run with its data inside."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.core.machine import VERSIONS
+from penstock.watch import freeze
+from penstock.watch.catalog import RunCatalog
+from penstock.watch.freeze import page, write
+from penstock.watch.views import Views
+from run_folders import STEPS, make_run
+
+pytest.importorskip("plotly")
+BLOCK = re.compile(r'<script type="text/plain" id="([\w-]+)">([^<]*)</script>')
+
+
+def answers(folder: Path) -> dict[str, Any]:
+    """What the page on a run has in place of a server."""
+    found: dict[str, Any] = json.loads(dict(BLOCK.findall(page(folder)))["frozen"])
+    return found
+
+
+def test_the_answers_are_those_of_the_server(tmp_path: Path) -> None:
+    folder = make_run(
+        tmp_path / "run", [1.0, 2.0, 3.0], "learner.lr=1e-5", "stop.return=2",
+        evaluated={100: 5.0, 200: 6.5},
+    )  # fmt: skip
+    (folder / "logs" / "actor-0.log").write_text("printed\n")
+    found, server = answers(folder), Views(RunCatalog(folder))
+    for name in ("about", "agent", "events", "ledgers"):
+        assert found["views"][name] == getattr(server, name)("."), name
+    assert found["views"]["runs"] == server.runs()
+    now = server.now(".")
+    for name in ("state", "figures", "flow", "verdict", "status"):
+        assert found["views"]["now"][name] == now[name], name
+    assert found["logs"] == {"actor-0": "printed\n"}
+    assert found["notes"] == []
+    assert found["views"]["profile"] == {"profile": None}
+    curves = found["curves"]
+    assert curves["every"] == 1
+    assert curves["columns"]["env_steps"] == [0, STEPS, 2 * STEPS]
+    assert curves["columns"]["episode_return_mean"] == [1, 2, 3]
+    assert curves["columns"]["ledger/compute"] == [0.75] * 3
+    assert curves["targets"]["time_s"]["value"] == 2
+    embedded = {name for names in found["views"]["metrics"]["groups"].values() for name in names}
+    assert {name for name in curves["columns"] if name not in embedded} == set()
+
+
+def test_the_file_is_private_and_has_another_place_on_request(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [1.0, 2.0])
+    path = write(str(folder))
+    assert path == folder / "report.html"
+    assert path.stat().st_mode & 0o777 == 0o600, "it contains the config"
+    out = tmp_path / "pages" / "run.html"
+    assert write(str(folder), str(out)) == out
+    with pytest.raises(UserError, match=r"cannot be written .*; give another --out"):
+        write(str(folder), str(out / "below"))
+
+
+def test_what_the_user_has_named_cannot_become_an_element(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script><!--"
+    folder = make_run(
+        tmp_path / "a$x<b>&'$", [1.0, 2.0], f"env.kwargs={{title: {json.dumps(evil)}}}"
+    )
+    (folder / "videos").mkdir()
+    (folder / "videos" / "<i>.mp4").write_bytes(b"film")
+    (folder / "logs" / "events.jsonl").write_text(json.dumps({"kind": evil, "role": evil}) + "\n")
+    (folder / "logs" / f"{evil.replace('/', '_')}.log").write_text(evil)
+    (folder / "profile.json").write_text(json.dumps({"target": evil}))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"env_steps": 300, "time_s": 3, evil: 1.0}) + "\n")
+    starts = json.loads((folder / VERSIONS).read_text())
+    starts["starts"][-1] |= {"commit": evil, "packages": {evil: evil}}
+    (folder / VERSIONS).write_text(json.dumps(starts))
+    text = page(folder)
+    scripts = re.findall(r"<script[ >]", text, re.IGNORECASE)
+    assert len(re.findall("</script", text, re.IGNORECASE)) == len(scripts) == 4
+    assert evil not in text
+    found = answers(folder)
+    assert evil in found["curves"]["columns"]
+    assert found["views"]["events"]["events"][0]["kind"] == evil
+    assert found["videos"] == {"<i>.mp4": {"id": "video-0", "kind": "video/mp4"}}
+
+
+def test_videos_are_embedded_up_to_a_size_the_newest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path / "my run", [1.0, 2.0])
+    command = f"penstock record {shlex.quote(str(folder))}"
+    assert answers(folder)["views"]["agent"]["record"] == command
+    (folder / "videos").mkdir()
+    for at_s, name in enumerate(("new.mp4", "old.gif", "notes.txt", "older.webm")):
+        (folder / "videos" / name).write_bytes(name.encode())
+        os.utime(folder / "videos" / name, (1e9 - at_s, 1e9 - at_s))
+    blocks = dict(BLOCK.findall(page(folder)))
+    assert [base64.b64decode(blocks[f"video-{i}"]).decode() for i in range(3)] == [
+        "new.mp4", "old.gif", "older.webm",
+    ]  # fmt: skip
+    monkeypatch.setattr(freeze, "MOST_VIDEO_NBYTES", 15)
+    found = answers(folder)
+    assert list(found["videos"]) == ["new.mp4", "old.gif"]
+    assert [video["file"] for video in found["views"]["agent"]["videos"]] == ["new.mp4", "old.gif"]
+    assert found["notes"] == ["videos/older.webm is too large to be part of this file."]
+
+
+def test_a_long_run_is_thinned_to_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_run(tmp_path / "run", [float(i) for i in range(10)])
+    whole = answers(folder)["curves"]
+    monkeypatch.setattr(freeze, "MOST_VALUES", 4 * len(whole["columns"]))
+    found = answers(folder)
+    curves = found["curves"]
+    assert curves["every"] == 3
+    assert curves["columns"]["episode_return_mean"] == [1, 4, 7, 9]
+    assert curves["columns"]["env_steps"] == [2 * STEPS, 5 * STEPS, 8 * STEPS, 9 * STEPS]
+    assert found["notes"] == ["Each point of a curve is the mean of 3 of the 10 measurements."]
+
+
+def test_shares_of_single_processes_are_in_the_view_of_time_only(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [1.0, 2.0], ends=False)
+    with (folder / "metrics.jsonl").open("a") as file:
+        line = {"env_steps": 200, "time_s": 2, "ledgers": {"actor-0": {"step": 0.5, "wait": 0.5}}}
+        file.write(json.dumps(line) + "\n")
+    found = answers(folder)
+    assert not [name for name in found["curves"]["columns"] if name.startswith("ledgers/")]
+    assert "ledgers/actor-0/step" not in json.dumps(found["views"]["metrics"])
+    assert "actor-0" in {each["name"] for each in found["views"]["ledgers"]["processes"]}
+
+
+def test_a_run_that_was_killed_and_one_of_an_older_version_have_a_page(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [1.0, 2.0], ends=False)
+    found = answers(folder)["views"]
+    assert found["now"]["state"] == "died"
+    assert found["about"]["accounting"]["complete"] is False
+    assert found["events"]["events"][0]["kind"] == "died"
+    for name in (VERSIONS, "config.yaml"):
+        (folder / name).unlink()
+    found = answers(folder)["views"]
+    assert found["about"]["starts"] == []
+    assert found["about"]["base"] is None
+    assert found["agent"]["why_none"].startswith("None. eval.every_steps=100000 evaluates")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ((), "None. They are due every eval.every_steps = 100000 trained steps, or further apart "
+         "where they would take more than eval.share = 0.05 of a core; the run has 100."),
+        (("eval.every_s=60",), "None. They are due every eval.every_s = 60.0 seconds."),
+        (("eval.every_steps=null",), "None. eval.every_steps=100000 evaluates the weights"),
+        (("transport.kind=inproc",), "With transport.kind=inproc only eval.every_s enables them."),
+    ],
+)  # fmt: skip
+def test_a_run_without_evaluations_has_the_reason(
+    tmp_path: Path, options: tuple[str, ...], reason: str
+) -> None:
+    folder = make_run(tmp_path / "run", [1.0, 2.0], *options)
+    assert reason in answers(folder)["views"]["agent"]["why_none"]
+    with (folder / "logs" / "events.jsonl").open("a") as file:
+        for role, text in (("evaluator-0", "they lie far apart"), ("learner-0", "it is ready")):
+            file.write(json.dumps({"kind": "note", "role": role, "text": text}) + "\n")
+    why = answers(folder)["views"]["agent"]["why_none"]
+    assert why.endswith(" Note: they lie far apart.")
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"accounting": 1}', '{"accounting": {"lost": []}}'])
+def test_damaged_files_have_a_page(tmp_path: Path, text: str) -> None:
+    folder = make_run(tmp_path / "run", [1.0, 2.0])
+    (folder / "summary.json").write_text(text)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"env_steps": 300, "time_s": 3, "grad_norm": [1], "kl": 1e400, "ledger": 1}\n')
+    (folder / VERSIONS).write_text('{"starts": [{"time": 1e200, "packages": 1}]}')
+    (folder / "evaluations.jsonl").write_text('{"greedy": 1}\n[]\n{"return": {"mean": 1e999}}\n')
+    assert answers(folder)["curves"]["columns"]["time_s"] == [0, 1, 3]
+
+
+def test_a_run_without_a_measurement_has_a_page(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [])
+    found = answers(folder)
+    assert found["curves"]["columns"] == {}
+    assert found["views"]["metrics"] == {"groups": {}}
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no metrics.jsonl, so it is not a run; name a run"):
+        write(str(tmp_path), None)
+    seed = make_run(tmp_path / "seed-0", [1.0])
+    with pytest.raises(UserError, match=f"name one of its runs, such as {seed}"):
+        write(str(tmp_path), None)
+
+
+def test_without_plotly_a_sentence_says_how_to_get_it(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [1.0])
+    script = f"""
+import importlib.machinery, sys
+find = importlib.machinery.PathFinder.find_spec
+importlib.machinery.PathFinder.find_spec = classmethod(
+    lambda cls, name, *rest: None if name == "plotly" else find(name, *rest)
+)
+sys.argv = ["penstock", "report", {str(folder)!r}]
+from penstock.cli.app import main
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "need the package plotly, which is not installed: pip install 'penstock[watch]'" in (
+        " ".join(done.stderr.split())
+    )
+    assert not (folder / "report.html").exists()
