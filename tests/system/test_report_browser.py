@@ -179,6 +179,8 @@ def test_curves_of_a_file_are_those_of_the_server(browser: Any, tmp_path: Path) 
             line = {"env_steps": STEPS * i, "time_s": i, "interval_s": 1.0, "grad_norm": i % 7}
             lines.write(json.dumps({**line, "episode_return_mean": float(i % 13)}) + "\n")
     views = Views(RunCatalog(folder))
+    while views.catalog.run(".").read(1.0) < 1.0:
+        pass  # a view reads only for a part of a second
     file = opened(browser, write(str(folder)))
     file.open("learning")
     file.wait_until("document.querySelectorAll('.js-plotly-plot').length > 1")
