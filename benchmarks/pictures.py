@@ -229,7 +229,7 @@ def _shoot(program: str, address: str, panel: str) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT})
-        page = context.new_page()
+        page: Any = context.new_page()
         for scheme, views in (("light", VIEWS), ("dark", DARK)):
             page.emulate_media(color_scheme=scheme)
             for view in views:

@@ -73,6 +73,7 @@ const look = () => {
 };
 requestAnimationFrame(look);
 """  # noqa: E501
+PAINTED = "() => ['list', 'head', 'curve', 'chart'].every((name) => name in window.painted)"
 IS_READ = """() => {
   const bar = document.querySelector('.loading');
   return Boolean(document.querySelector('.card.wide .js-line')) && Boolean(bar) && bar.hidden;
@@ -205,7 +206,7 @@ def long_page(browser: Any, folder: Path, times: int) -> list[dict[str, float]]:
             page = context.new_page()
             before_s, browser_s, began_s = server.cpu_s, cpu_of_browser_s(), time.perf_counter()
             page.goto(f"{server.address}#run={name}&view=learning")
-            until(page, "() => window.painted.chart !== undefined")
+            until(page, PAINTED)
             painted = page.evaluate("() => window.painted")
             count = page.locator("#runs li").count()
             assert count == len(names), count
@@ -246,7 +247,7 @@ def many_processes(browser: Any, folder: Path, real: Path) -> dict[str, float]:
         context = browser.new_context(viewport={"width": 1400, "height": 900})
         page = context.new_page()
         page.goto(f"{server.address}#run=run&view=processes")
-        until(page, "() => document.body.innerText.includes('learner-0')")
+        until(page, "() => document.querySelectorAll('.hosthead').length > 1")
         server.get("now", run="run")
         before_s, began_s = server.cpu_s, time.perf_counter()
         found = page.evaluate(UPDATE, UPDATES)

@@ -68,16 +68,16 @@ class MetricColumns:
             for name, cells in zip(names, values, strict=True):
                 path, kinds = f"{prefix}{name}", {*map(type, cells)}
                 numbers = _numbers(cells, kinds)
-                if numbers is not None and (column := self._column(path)) is not None:
+                if numbers is not None and (column := self._writable(path)) is not None:
                     column[where] = numbers
                 if not kinds.isdisjoint((dict, list)) and not path.endswith(HISTOGRAM):
                     nested.append((f"{path}/", cells))
-            for path, cells in nested:
-                parts = [(row, _parts(cell)) for row, cell in zip(at, cells, strict=True)]
+            for path, inside in nested:
+                parts = [(row, _parts(cell)) for row, cell in zip(at, inside, strict=True)]
                 inner = [(row, found) for row, found in parts if found]
                 self._write(path, [row for row, _ in inner], [found for _, found in inner])
 
-    def _column(self, path: str) -> Floats | None:
+    def _writable(self, path: str) -> Floats | None:
         """The column of a metric, which is added if there is room for it."""
         found = self._columns.get(path)
         return self._add(path) if found is None else found

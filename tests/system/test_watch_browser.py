@@ -197,8 +197,8 @@ def screen(penstock: Penstock, tmp_path: Path, browser: Any) -> Iterator[Screen]
 
 
 def test_a_living_run(screen: Screen, penstock: Penstock, tmp_path: Path) -> None:
-    options = ("run.dir=runs/live", "stop.minutes=10", "eval.every_s=2", "run.interval_s=0.5")
-    options += ("eval.video=false",)
+    options = ("run.dir=runs/live", "stop.minutes=10", "eval.every_s=2", "eval.video=false",
+               "run.interval_s=0.5")  # fmt: skip
     run = penstock("train", "cartpole", *SMALL[:2], "stop.return=null", *options)
     run.wait_until(lambda: trained(tmp_path / "runs/live"))
     screen.open("live", "learning")
