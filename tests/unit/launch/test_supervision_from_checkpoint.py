@@ -92,3 +92,14 @@ def test_nothing_is_restarted_once_the_run_stops(scene: Scene) -> None:
     scene.ends("learner-0", KILL)
     assert scene.decisions.outcome is not None
     assert scene.decisions.outcome.exit_code == 1
+
+
+def test_a_checkpoint_found_in_the_folder_is_resumed_but_is_no_sign_of_progress() -> None:
+    scene = Scene((LEARNER, *ACTORS), restarts=1)
+    scene.decisions.checkpoint_found()
+    scene.decisions.presumed_dead("learner-0", 0, "a", 0, scene.now_s)
+    assert scene.decisions.resumes
+    assert Start("learner-0", 1) in scene.wait(1, ("actor-0", "actor-1"))
+    scene.decisions.checkpoint_found()
+    scene.decisions.presumed_dead("learner-0", 1, "a", 0, scene.now_s)
+    assert scene.decisions.stopping
