@@ -154,9 +154,10 @@ def trains_on(run_dir: Path) -> None:
     wait_until(lambda: last(run_dir)["trained_steps"] > steps + 1000)
 
 
-def test_a_host_that_falls_silent_costs_the_others_moments(cluster: Cluster) -> None:
-    with training(cluster, "learner.count=2", "actors.count=2") as (run_dir, log):
-        assert last(run_dir)["learners_alive"] == 2
+@pytest.mark.parametrize("count", ["2", "1..2"])
+def test_a_host_that_falls_silent_costs_the_others_moments(cluster: Cluster, count: str) -> None:
+    with training(cluster, f"learner.count={count}", "actors.count=2") as (run_dir, log):
+        wait_until(lambda: last(run_dir)["learners_alive"] == 2)
         names = ("learner-0", "learner-1", "actor-0", "actor-1")
         places = {name: cluster.host_of(name) for name in names}
         assert len(set(places.values())) == len(names), log.read_text()
