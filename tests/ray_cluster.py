@@ -24,7 +24,9 @@ def cluster(nodes: int, cores: int = 2) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     before = set(psutil.Process().children(recursive=True))
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": cores})
+    made = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": cores, "include_dashboard": False}
+    )
     try:
         for _ in range(nodes - 1):
             made.add_node(num_cpus=cores)
