@@ -20,7 +20,6 @@ import pty
 import re
 import select
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -182,13 +181,13 @@ class Terminal:
     @classmethod
     @contextmanager
     def running(cls, folder: Path, *arguments: str) -> Iterator[Terminal]:
-        """A run that is ended, as by Ctrl-C, afterwards."""
+        """A run that is ended afterwards, not by SIGINT: background jobs of a shell ignore that."""
         terminal = cls(folder, arguments)
         try:
             yield terminal
         finally:
             if terminal.process.poll() is None:
-                terminal.process.send_signal(signal.SIGINT)
+                terminal.process.terminate()
             terminal.process.wait(60)
             terminal._thread.join(5)
             os.close(terminal._fd)
