@@ -72,7 +72,7 @@ def main(
     )
     if watch.window is None:
         return _nothing(folder, outcome.exit_code, summary, as_json)
-    if watch.learner_host == socket.gethostname() and not watch.interrupted:
+    if watch.learner_host in (None, socket.gethostname()) and not watch.interrupted:
         _say(["measuring the maximal speed of the learner"], as_json)
     kernel_busy = kernels.busy_in(folder / files.KERNELS)
     profile = _profile(resolved.name, config, watch, watch.window, kernel_busy)
@@ -118,12 +118,12 @@ def _profile(
     name: str, config: Config, watch: Watch, window: ProfileWindow, kernel_busy: float | None
 ) -> Profile:
     """The profile with its verdict, further findings, and "notes" about missing data."""
-    here = watch.learner_host == socket.gethostname()
+    here = watch.learner_host in (None, socket.gethostname())  # None: it has ended
     missing = None
-    if not here:
-        missing = "the first learner is on another host, so its ceiling was not measured"
-    elif watch.interrupted:
+    if watch.interrupted:
         missing = "the window was cut short, so the learner's ceiling was not measured"
+    elif not here:
+        missing = "the first learner is on another host, so its ceiling was not measured"
     known, notes = _measured(config, missing)
     if not here:
         on_gpu = any(GPU in reading.lanes for reading in window.end.values())

@@ -116,8 +116,11 @@ class Watch(MetricSink):
                 self._close(supervisor)
         elif self._state is WatchState.SPANS:
             self._take_spans()
+            for name in self._awaited.keys() - supervisor.handles.keys():  # it has ended
+                self.without_spans.append(name)
+                del self._awaited[name]
             if not self._awaited or supervisor.stopping or now_s >= self._spans_until_s:
-                self.without_spans = list(self._awaited)
+                self.without_spans += self._awaited
                 self._begin_traces(supervisor, now_s)
         elif self._to_trace[0][1].exists():
             self._to_trace.popleft()
@@ -153,7 +156,10 @@ class Watch(MetricSink):
         """A process has ended."""
         if self._state is WatchState.WINDOW:
             self._ended.append(handle.reading())
-            self.threads += handle.spans(self._begin_ns) or ()
+            found = handle.spans(self._begin_ns) if handle.shares_memory else None
+            self.threads += found or ()
+            if found is None:
+                self.without_spans.append(handle.spec.name)
 
     def _close(self, supervisor: Supervisor) -> None:
         self.interrupted = supervisor.stopping

@@ -290,9 +290,15 @@ class Supervisor:
         """Write what the threads did in the last minute; returns the reply to the order."""
         from penstock.profiling.report import last_minute  # needs numpy
 
+        near = [handle for handle in self._handles.values() if handle.shares_memory]
+        if self._handles and not near:
+            return {
+                "error": "its processes share no memory with the command; measure them with "
+                "penstock profile and the same --engine"
+            }
         try:
             folder = Path(self._arguments["run_dir"])
-            last_minute.record(folder, self._handles.values(), self.ledger)
+            last_minute.record(folder, near, self.ledger)
         except OSError as error:
             return {"error": f"the timeline could not be written: {error}"}
         return {}

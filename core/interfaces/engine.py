@@ -125,6 +125,10 @@ class Handle(Protocol):
     def host(self) -> str:
         """Name of the host that the role runs on."""
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the role and this process share memory, so that `spans` has them at once."""
+
     def send(self, message: Message) -> None:
         """Send a control message as soon as there is room for it.
 
@@ -161,7 +165,7 @@ class Handle(Protocol):
         """The parts that its threads were in since ``since_ns`` (ns of this host's
         CLOCK_MONOTONIC), also for roles on other hosts.
 
-        None: they were asked for, and a later call returns them.
+        None: they were asked for, and a later call with the same ``since_ns`` returns them, once.
         """
 
     def log_tail(self) -> str:

@@ -9,7 +9,8 @@ the inherited socket, each with a "kind"; "key" names one start of one role:
                 written where there are none
     send        pass a control message to a role
     signal      send it a signal
-    spans       report what its threads did since ``since_ns`` of this host's clock
+    spans       report what its threads did since ``since_ns`` of this host's clock; the reports
+                repeat ``asked``
     close       kill all roles, and end
     orphaned    the engine is lost: end, after learners had SIGTERM and ``grace_s`` seconds to save
 
@@ -115,16 +116,16 @@ class HostSupervisor:
                 self._expect_stacks(key, handle)
             handle.signal(fields["signum"])
         elif kind == "spans" and handle is not None:
-            self._report_spans(key, handle, fields["since_ns"])
+            self._report_spans(key, handle, **fields)
 
-    def _report_spans(self, key: str, handle: Handle, since_ns: int) -> None:
+    def _report_spans(self, key: str, handle: Handle, since_ns: int, asked: int) -> None:
         from penstock.profiling.report.readings import packed  # only a profile needs numpy
 
         for thread in handle.spans(since_ns) or ():
             for text in packed(thread.spans):
                 named = thread.pid, thread.name, thread.lane, text
-                self._report("spans", key, threads=[named], more=True)
-        self._report("spans", key, threads=[], more=False)
+                self._report("spans", key, asked=asked, threads=[named], more=True)
+        self._report("spans", key, asked=asked, threads=[], more=False)
 
     def _start(
         self,

@@ -298,6 +298,10 @@ class LocalHandle:
 
         return read(self.spec, self.pid, self.page)
 
+    @property
+    def shares_memory(self) -> bool:
+        return True
+
     def spans(self, since_ns: int) -> list[Thread]:
         from penstock.profiling.report.readings import threads
 

@@ -103,8 +103,9 @@ class RemoteHandle:
         self._usage = RoleUsage(0, None, None, None, ())
         self._read_ns = 0  # when ``_usage`` was read, by the clock of its host
         self._coreless_s = math.nan
-        self._spans: dict[tuple[int, str, int], list[str]] | None = None
+        self._spans: dict[tuple[int, str, int], list[str]] = {}
         """That were asked for, by pid, name and number of each thread, oldest first."""
+        self._spans_asked: int | None = None  # since when; None: nothing is awaited
         self._spans_here = False
         self._code: int | None = None
         self._tail = ""
@@ -121,6 +122,10 @@ class RemoteHandle:
             log=str(log),
             keys=_keys(spec, Path(curve)) if curve else {},
         )
+
+    @property
+    def shares_memory(self) -> bool:
+        return False
 
     def send(self, message: Message) -> None:
         self._line.order("send", key=self.key, message=message)
@@ -161,15 +166,18 @@ class RemoteHandle:
     def spans(self, since_ns: int) -> list[Thread] | None:
         from penstock.profiling.report.readings import Thread, unpacked
 
-        if self._spans is None:
-            self._spans = {}
-            self._line.order("spans", key=self.key, since_ns=self._line.there_ns(since_ns))
+        if self._spans_asked != since_ns:
+            self._spans_asked, self._spans, self._spans_here = since_ns, {}, False
+            self._line.order(
+                "spans", key=self.key, since_ns=self._line.there_ns(since_ns), asked=since_ns
+            )
         if not self._spans_here:
             return None
+        found, self._spans, self._spans_asked = self._spans, {}, None
         behind_ns = self._line.here_ns(0)
         return [
             Thread(self.spec.name, pid, name, lane, unpacked(texts, behind_ns))
-            for (pid, name, lane), texts in self._spans.items()
+            for (pid, name, lane), texts in found.items()
         ]
 
     def log_tail(self) -> str:
@@ -193,17 +201,17 @@ class RemoteHandle:
                 )
                 self._line.heard(self._read_ns)
             case "spans":
-                self._take_spans(report["threads"], report["more"])
+                if report["asked"] == self._spans_asked:
+                    self._take_spans(report["threads"], report["more"])
             case "stacks":
                 append_stacks(self._stacks, report["text"])
             case "end":
                 self._code, self._tail = report["code"], report["tail"]
 
     def _take_spans(self, threads: Sequence[tuple[int, str, int, str]], more: bool) -> None:
-        if self._spans is not None:
-            for pid, name, lane, text in threads:
-                self._spans.setdefault((pid, name, lane), []).append(text)
-            self._spans_here = not more
+        for pid, name, lane, text in threads:
+            self._spans.setdefault((pid, name, lane), []).append(text)
+        self._spans_here = not more
 
     def _snapshot(self, status: list[Any], usage: list[Any]) -> None:
         now_s = time.monotonic()

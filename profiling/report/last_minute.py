@@ -32,7 +32,7 @@ def record(folder: Path, handles: Iterable[Handle], ledger: TimeLedger) -> None:
     """Write the file into the folder of a run.
 
     Args:
-        handles: processes; of those on other hosts only spans that have arrived are written.
+        handles: processes that share memory with this one.
         ledger: that of the main thread of this process.
 
     Raises OSError if it cannot be written.

@@ -172,6 +172,10 @@ def test_spans_of_a_role_are_had_in_full_and_by_this_hosts_clock(
     begin_ns, end_ns = thread.spans.begin_ns, thread.spans.end_ns
     assert (begin_ns[1:] == end_ns[:-1]).all()
     assert since_ns <= begin_ns[0] < end_ns[-1] < time.perf_counter_ns() + SLACK_NS
+    later_ns = time.perf_counter_ns()
+    [thread] = arrived(handle, later_ns)
+    assert begin_ns[-1] < thread.spans.end_ns[-1], "they are those of now"
+    assert thread.spans.begin_ns[0] >= later_ns - SLACK_NS
     reading = handle.reading()
     assert sum(reading.lanes["main"].values()) > 0
     assert since_ns < reading.at_ns < time.perf_counter_ns()
