@@ -332,7 +332,7 @@ class ParameterServer:
             samples=parameters.samples,
             lag=member.lag,
             workers=len(self._members),
-            rules=self.pace.spare(member.number),
+            rules=min(self.pace.spare(member.number), protocol.MAX_SPARE),
             tally=self._tally(),
         )
         member.answered, member.pull, member.checkpoint = head.number, None, False
