@@ -9,7 +9,8 @@ A role is one process with one main function ``run(ctx: RoleContext) -> None``. 
 The learner is asked to stop twice: the supervisor sends {"kind": "finish"} with the signal, when
 every actor and connector has ended and was named in an "actor_ended" message. Several learners are
 sent {"kind": "saver", "rank": ...} before, which names the one that saves the run. The others wait
-until it has ended, and are sent the next rank if it has died.
+until it has ended, and are sent the next rank if it has died. A parameter server is sent
+{"kind": "finish"} when all learners have ended.
 
 The evaluator is sent {"kind": "finish"} without a signal, when the last checkpoint is written: it
 evaluates that and ends.

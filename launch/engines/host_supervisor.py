@@ -12,7 +12,8 @@ the inherited socket, each with a "kind"; "key" names one start of one role:
     spans       report what its threads did since ``since_ns`` of this host's clock; the reports
                 repeat ``asked``
     close       kill all roles, and end
-    orphaned    the engine is lost: end, after learners had SIGTERM and ``grace_s`` seconds to save
+    orphaned    the engine is lost: end, after learners had SIGTERM and ``grace_s`` seconds to save.
+                A shard of a parameter server, which has SIGTERM too, ends after its learners
 
 It reports, each time about one role: "say" (a control message of it), "status" (a snapshot, whose
 times are seconds that have passed), "stacks" (those that it wrote after SIGUSR1), "spans" (some of

@@ -233,7 +233,7 @@ def append_stacks(path: Path, text: str) -> None:
 
 
 def _keys(spec: RoleSpec, folder: Path) -> dict[str, str]:
-    """The key files that a role needs: the learner's secret stays on the hosts of learners."""
+    """The key files that a role needs. Actors and relays do not need the learner's secret."""
     keys = read_keys(folder)
     if spec.role not in ("actor", "relay"):
         return keys

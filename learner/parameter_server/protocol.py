@@ -68,6 +68,7 @@ MAX_COUNT = 1 << 62  # most of any count in a message
 MAX_TOTAL = 1 << 56  # most of a worker's counts since the run began, and of the server's
 MAX_GROWTH = 1 << 40  # most of the counts of one push
 MAX_SUM = 1e100  # most of the sums in a tally, up or down
+MAX_SPARE = 2**32 - 1  # most further pushes that an answer allows
 TEXT_CHARACTERS = 2000
 # magic, protocol, kind, flags, rank, number, session, version, samples, entries, rules, lag,
 # workers, tally, checksum of the payload, checksum of all before it

@@ -28,6 +28,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,11 @@ MAX_FRAME_NBYTES = 4 * 4 * MAX_SIZE  # parameters and an optimizer's arrays
 
 
 def run(ctx: RoleContext) -> None:
-    """Serve at ``ctx.address`` until asked to stop: after the learners, which fetch its state to
-    save.
+    """Serve at ``ctx.address`` until asked to stop.
+
+    Learners fetch its state to save the run. At the end of a run the supervisor stops it after
+    them, with {"kind": "finish"}. When the supervisor is lost, all are stopped at once: then it
+    serves until all learners have left, for at most `run.grace_s`.
 
     Reports "server" with figures every `run.interval_s`.
     """
@@ -90,9 +94,16 @@ def run(ctx: RoleContext) -> None:
         report_s = time.monotonic()
         known: Counter[str] = Counter()
         told = 0
-        while not ctx.stopping():
+        ends_s = inf
+        while True:
             ctx.status.beat()
-            ctx.messages()  # none is for this role; this detects the end of the supervisor
+            if any(message["kind"] == "finish" for message in ctx.messages()):
+                ends_s = 0.0
+            if ctx.stopping():
+                now_s = time.monotonic()
+                ends_s = min(ends_s, now_s + ctx.config.run.grace_s)
+                if now_s >= ends_s or not server.workers:
+                    break
             server.turn(TICK_S)
             if time.monotonic() >= report_s:
                 report_s = time.monotonic() + ctx.config.run.interval_s
@@ -188,6 +199,11 @@ class ParameterServer:
             "widest": pace.widest,
             "rejected": dict(self.rejected),
         }
+
+    @property
+    def workers(self) -> int:
+        """Number of workers that have joined and not left."""
+        return len(self._members)
 
     @property
     def turned_away(self) -> int:
@@ -332,7 +348,7 @@ class ParameterServer:
             samples=parameters.samples,
             lag=member.lag,
             workers=len(self._members),
-            rules=self.pace.spare(member.number),
+            rules=min(self.pace.spare(member.number), protocol.MAX_SPARE),
             tally=self._tally(),
         )
         member.answered, member.pull, member.checkpoint = head.number, None, False

@@ -58,15 +58,14 @@ class Served:
 
         ``counts`` are this learner's own. Without a pull, those of the others remain unknown.
         """
+        self._tally = tuple(mine.growth.tolist())
         if self._client.has_asked and self._pull() is None:
+            self._push_counts(mine)  # else its last counts would be missing in the run's
             return _stopping(mine)
         self._ledger.switch(Part.REDUCE)
-        self._tally = tuple(mine.growth.tolist())
         self._left = int(np.count_nonzero(mine.counts))
         if mine.stop or mine.nan or mine.checkpoint or not self._left:
-            flags = {"stop": mine.stop, "nan": mine.nan, "checkpoint": mine.checkpoint}
-            self._client.push(0, self._tally, **flags)
-            self._clear_sent()
+            self._push_counts(mine)
             reply = self._pull()
         else:
             reply = self._renew()
@@ -123,6 +122,12 @@ class Served:
 
     def close(self) -> None:
         self._client.close()
+
+    def _push_counts(self, mine: ControlMessage) -> None:
+        """Push the counts and flags, without a gradient."""
+        flags = {"stop": mine.stop, "nan": mine.nan, "checkpoint": mine.checkpoint}
+        self._client.push(0, self._tally, **flags)
+        self._clear_sent()
 
     def _clear_sent(self) -> None:
         """Clear counters that were sent; the recent returns stay until replaced."""

@@ -86,6 +86,17 @@ def test_a_cache_waits_for_the_slowest_like_any_pull(rig: Callable[..., Rig]) ->
     assert made.server.pace.widest == 1
 
 
+@pytest.mark.parametrize("pull", ["newest", "cached"])
+def test_a_bound_that_no_field_of_a_message_holds_is_served(
+    rig: Callable[..., Rig], pull: str
+) -> None:
+    made = rig(config("ssp", 2, staleness=1 << 40, pull=pull))
+    client = made.client(0)
+    assert [step(client) for _ in range(2)] == pytest.approx(
+        [0.0, 0.0 if pull == "cached" else -0.3]
+    )
+
+
 def test_a_saved_state_is_not_taken_for_what_was_pulled(rig: Callable[..., Rig]) -> None:
     """`fetch` brings newer values here: the next gradient needs a pull, to be as stale as told."""
     made = rig(config("ssp", 2, staleness=3, pull="cached"))

@@ -440,6 +440,21 @@ def test_the_number_of_children_is_bounded(world: World, server: RelayServer) ->
     assert len(server._served) == MAX_CHILDREN
 
 
+def test_children_that_want_a_version_that_never_comes_keep_no_other_from_waiting(
+    world: World, server: RelayServer
+) -> None:
+    server.publish(published(1))
+    head = Header(MessageKind.WEIGHTS_GET, run_id=RUN_ID)
+    for number in range(MAX_CHILDREN):
+        server.handle(b"%d" % number, wire.encode(head, {"want": [2, 1 << 40]}))
+    with child(world, server) as socket:
+        for version in (2, 3):
+            request(socket, {"want": [2, version]})
+            assert answers(server, socket) == []
+            server.publish(published(version))
+            assert answers(server, socket) == [MessageKind.WEIGHTS]
+
+
 def test_without_the_key_of_the_connector_no_child_connects(
     world: World, server: RelayServer
 ) -> None:

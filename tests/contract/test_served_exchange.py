@@ -220,6 +220,22 @@ def test_who_is_told_to_end_waits_for_nobody(make: Make) -> None:
     assert fast.progress.learner_steps == 1
 
 
+def test_a_learner_that_is_stopped_while_its_early_pull_waits_sends_its_last_counts(
+    tmp_path: Path,
+) -> None:
+    for make in makes(tmp_path, staleness=1, pull="ahead"):
+        fast, slow = make(0), make(1)
+        both([fast, slow], lambda learner: learner.turn(has_data=False))
+        fast.patience, turns = 0, 1
+        while not fast.turn().stop:  # until the pace holds its pull back
+            turns += 1
+        assert turns < 5
+        slow.turn(has_data=False)
+        slow.turn(has_data=False)
+        assert slow.progress.trained_steps == turns * STEPS
+        assert slow.progress.episodes == turns
+
+
 @pytest.mark.slow
 def test_what_is_saved_is_what_the_server_has(make: Make) -> None:
     one, late = make(0, steps=100), make(1)

@@ -47,14 +47,19 @@ def free_port() -> int:
 
 @contextmanager
 def server(
-    folder: Path, address: str, incarnation: int = 0, curve: Path | None = None
+    folder: Path,
+    address: str,
+    incarnation: int = 0,
+    curve: Path | None = None,
+    grace_s: float = 10.0,
 ) -> Iterator[LocalHandle]:
     transport = CONFIG.transport.model_copy(update={"curve": str(curve) if curve else None})
-    config = CONFIG.model_copy(update={"transport": transport})
+    run = CONFIG.run.model_copy(update={"grace_s": grace_s})
+    config = CONFIG.model_copy(update={"transport": transport, "run": run})
     arguments = role_arguments(folder, folder) | {
         "config": config.model_dump(mode="json"),
         "run_id": RUN_ID,
-        "grace_s": 10.0,
+        "grace_s": grace_s,
     }
     main = "penstock.learner.parameter_server.server:run"
     spec = RoleSpec("server", 0, main, Stage.CARRIERS, address=address)
@@ -92,6 +97,43 @@ def test_it_reports_and_its_workers_go_on_with_a_new_one(tmp_path: Path) -> None
         client.close()
         second.signal(signal.SIGTERM)
         assert exit_code(second) == 0
+
+
+@pytest.mark.parametrize("lost", ["signal", "supervisor"])
+def test_stopped_with_its_learners_it_gives_its_state_until_they_have_left(
+    tmp_path: Path, lost: str
+) -> None:
+    address = f"ipc://{tmp_path}/s"
+    optimizer = FlatOptimizer([("x", nn.Parameter(torch.ones(3)))], CONFIG.learner)
+    with server(tmp_path, address) as child:
+        heard(child, "ready")
+        client = ServerClient([address], 0, optimizer, CONFIG.learner)
+        assert client.pull(5.0) is not None
+        if lost == "signal":
+            child.signal(signal.SIGTERM)
+        else:
+            child.channel.close()
+        time.sleep(0.5)
+        assert client.fetch(5.0) is not None
+        client.close()
+        assert exit_code(child) == 0
+
+
+@pytest.mark.parametrize(("grace_s", "message"), [(0.5, "other"), (60.0, "finish")])
+def test_stopped_it_does_not_wait_for_a_learner_that_stays(
+    tmp_path: Path, grace_s: float, message: str
+) -> None:
+    """Its supervisor says "finish" when all learners have ended; else it waits for so long."""
+    address = f"ipc://{tmp_path}/s"
+    optimizer = FlatOptimizer([("x", nn.Parameter(torch.ones(3)))], CONFIG.learner)
+    with server(tmp_path, address, grace_s=grace_s) as child:
+        heard(child, "ready")
+        client = ServerClient([address], 0, optimizer, CONFIG.learner)
+        assert client.pull(5.0) is not None
+        child.send({"kind": message})
+        child.signal(signal.SIGTERM)
+        assert exit_code(child, 10.0) == 0
+        client.close()
 
 
 @pytest.mark.skipif(not zmq.has("curve"), reason="libzmq without CURVE")

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from penstock.launch.engines.ray_engine import LEASE_S
 from ray_cluster import agents, cluster, events, on_a_worker, ready, remove_node, train
 from train_command import assert_balanced, last, metrics
 
@@ -65,6 +66,22 @@ def test_shards_are_on_hosts_of_their_own_and_one_that_is_lost_is_replaced(
     code, summary, err = command.end()
     assert (code, summary["exit_reason"]) == (143, "terminated"), err
     assert_balanced(summary)
+
+
+def test_learners_save_by_their_shards_when_the_command_is_killed(
+    tmp_path: Path, nodes: Any
+) -> None:
+    options = (*OPTIONS, "checkpoint.every_s=1000")
+    command, run_dir = train(tmp_path, nodes.address, *options), tmp_path / "run"
+    command.wait_until(lambda: metrics(run_dir) and last(run_dir)["learner_steps"] > 60)
+    of_roles = [p for agent in set(agents().values()) for p in agent.children(recursive=True)]
+    command.process.kill()
+    command.process.communicate()
+    _, alive = psutil.wait_procs(of_roles, LEASE_S + 20.0)
+    assert not alive
+    more = ("--resume", "must", "stop.learner_steps=100")  # no checkpoint was due before
+    code, summary, err = train(tmp_path, nodes.address, *options, *more).end()
+    assert (code, summary["exit_reason"]) == (0, "learner_steps"), err
 
 
 def test_learners_on_several_hosts_share_a_parameter_server(tmp_path: Path, nodes: Any) -> None:

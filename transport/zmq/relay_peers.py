@@ -334,8 +334,10 @@ class RelayServer:
 
     def _answer(self, peer: bytes, want: Stamp) -> None:
         if self._newest is None or want > self._newest:
-            if peer in self._waiting or len(self._waiting) < MAX_CHILDREN:
-                self._waiting[peer] = want
+            if peer not in self._waiting and len(self._waiting) >= MAX_CHILDREN:
+                # the oldest may wait for a version that never comes
+                del self._waiting[next(iter(self._waiting))]
+            self._waiting[peer] = want
         elif want < self._newest:
             head = Header(MessageKind.REFUSE, run_id=self._run_id)
             self._send(peer, wire.encode(head, {"error": "this relay has a newer version"}))

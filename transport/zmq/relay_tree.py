@@ -111,7 +111,8 @@ class RelayTree:
             now_s: the time.
 
         Returns:
-            The address of the parent that failed, if it did.
+            The address of the parent that failed, if it did. Reports about a parent that rests
+            already do not extend its rest: each of its children reports one stall.
         """
         known = self._relays.get(relay)
         if known is None:
@@ -125,6 +126,8 @@ class RelayTree:
         known.parent = None  # blamed once
         if parent is None or failed == "passed":  # a newer version is no fault
             return None
+        if now_s < parent.rests_until_s:
+            return parent.address
         if now_s - parent.rests_until_s > FORGIVE_S:
             parent.failures = 0
         parent.failures += 1

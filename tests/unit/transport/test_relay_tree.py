@@ -178,6 +178,18 @@ def test_a_parent_that_failed_rests_and_twice_as_long_after_the_next_failure() -
     assert next_version(tree, relays, now_s + REST_S)[child] == parent, "the others are forgiven"
 
 
+def test_one_stall_that_all_children_report_counts_once() -> None:
+    tree, relays = joined(100)
+    first = parents(tree, relays)
+    parent = first[relays[-1]]
+    children = [relay for relay in relays if first[relay] == parent]
+    assert len(children) > 1
+    for number, child in enumerate(children):
+        assert tree.asked(child, address(child), "", "late", 0.1 * number) == parent
+    assert parent not in next_version(tree, relays, REST_S - 1).values()
+    assert parent in next_version(tree, relays, REST_S + 1).values()
+
+
 def test_a_parent_is_blamed_once_and_by_its_children_alone() -> None:
     tree, relays = joined(20)
     first = parents(tree, relays)
