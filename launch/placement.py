@@ -81,11 +81,12 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
             "places the parameter server on others; set transport.kind=auto or "
             "learner.server_spread=false"
         )
-    bind = config.transport.bind
-    if config.learner.server_spread and len(hosts) > 1 and bind and reachable(bind) == bind:
+    bind, spreads = config.transport.bind, config.learner.server_spread and len(hosts) > 1
+    if (spreads or joins) and bind and reachable(bind) == bind:
+        option = "server_spread true" if spreads else f"count {config.learner.count}"
         raise UserError(
-            f"transport.bind {bind} is an address of one host, and learner.server_spread true "
-            "needs ports of several; set transport.bind=tcp://*:PORT"
+            f"transport.bind {bind} is an address of one host, and learner.{option} needs ports of "
+            "several; set transport.bind=tcp://*:PORT"
         )
     if together or (fits and config.transport.bind is None and not _spread(config, hosts)):
         return _changed(config, "actors", count=most_now)

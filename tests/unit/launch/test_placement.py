@@ -312,6 +312,21 @@ def test_learners_that_come_and_go_need_a_transport_between_hosts(tmp_path: Path
         placement.on_hosts(config("learner.count=1..2", "transport.kind=shm"), [8, 8], tmp_path)
 
 
+@pytest.mark.parametrize("bind", ["tcp://10.0.0.1:7700", "ipc:///tmp/wire"])
+@pytest.mark.parametrize("hosts", [[8], [8, 8]])
+def test_learners_that_come_and_go_listen_at_every_host(
+    tmp_path: Path, hosts: list[int], bind: str
+) -> None:
+    options = ("learner.count=1..2", "transport.insecure=true")
+    message = (
+        r" is an address of one host, and learner\.count 1\.\.2 needs .* transport\.bind=tcp://\*"
+    )
+    with pytest.raises(UserError, match=message):
+        placement.on_hosts(config(*options, f"transport.bind={bind}"), hosts, tmp_path)
+    given = placement.on_hosts(config(*options, "transport.bind=tcp://*:7700"), hosts, tmp_path)
+    assert given.transport.bind == "tcp://*:7700"
+
+
 @pytest.mark.parametrize(
     ("hosts", "overrides", "count"),
     [
