@@ -404,10 +404,12 @@ class Decisions:
         return effects
 
     def _lacks_host(self, worker: SupervisedRole) -> bool:
-        """Whether a role, or a part of the parameter server that it needs, has no host."""
+        """Whether a role, or a part of the parameter server that it needs, has no host. A part that
+        runs has one, even if that is about to end."""
         needed = {worker.name}
         if worker.spec.servers:
-            needed |= {w.name for w in self._workers.values() if w.spec.stage is Stage.SERVER}
+            servers = [w for w in self._workers.values() if w.spec.stage is Stage.SERVER]
+            needed |= {w.name for w in servers if not w.runs or w.superseded}
         return not needed.isdisjoint(self._unplaced)
 
     def _check_alive(self, worker: SupervisedRole, phase: str, now_s: float) -> list[Effect]:
