@@ -51,6 +51,7 @@ DUMP_S = 0.5  # a hung process gets this long to write its stacks down
 AGAIN_S = 2.0  # between two attempts to kill
 SHARES = {Stage.ACTORS: 0.2, Stage.CARRIERS: 0.6}  # of the grace; learners have until its end
 LAST_EVALUATION_S = 600.0  # for the evaluation of the last weights
+WITH_LEARNER = ("learner", "connector")  # roles on the host of a learner
 BLINK_S = 5.0  # after a pause of its own this long, the supervisor cannot detect hangs
 
 
@@ -152,7 +153,8 @@ class Decisions:
                 saver = name if is_learner else self._learners[min(self._learners)].name
                 effects.append(Send(saver, {"kind": "save"}))
             if spec.role in ("actor", "relay") or spec.spare:
-                has_learner = learner is None or learner.runs or learner.name not in reasons
+                comes = learner is None or (learner.needed and learner.name not in reasons)
+                has_learner = comes or (learner is not None and learner.runs)
                 needed = name not in reasons and has_learner
                 effects += self._need(worker, needed, now_s)
         return [] if self.stopping else effects
@@ -181,8 +183,10 @@ class Decisions:
         if worker.runs:  # one that is needed again while it ends is replaced at its end
             ends = not needed and worker.spec.stage is Stage.ACTORS
             return [Kill(worker.name, signal.SIGTERM)] if ends else []
-        worker.enter(Life.WAITING if needed else Life.GONE, now_s)
-        worker.incarnation += needed
+        if needed:
+            worker.wait(now_s)
+        else:
+            worker.enter(Life.GONE, now_s)
         return []
 
     def set_threads(self, threads: int) -> list[Effect]:
@@ -231,7 +235,8 @@ class Decisions:
         worker.failure = failure
         survived = self._spared(worker) or worker.superseded or self._comes_back(failure)
         ends_run = worker.spec.essential and (self.stopping or not survived)
-        of_user = failure.user and not self.stopping and not worker.spec.expendable
+        spares_run = worker.spec.expendable or self._can_leave_out(worker)
+        of_user = failure.user and not self.stopping and not spares_run
         return self._fail(failure, now_s) if ends_run or of_user else []
 
     def not_started(self, name: str, incarnation: int, why: str, now_s: float) -> list[Effect]:
@@ -302,8 +307,9 @@ class Decisions:
             if self._stage is Stage.LEARNER and worker is self._learners.get(self._saver):
                 effects += self._name_saver(saved=end.exit_code == 0)
             return effects + self._advance(now_s)
-        if worker.superseded and worker.needed:
-            return effects + self._again(worker, FIRST_DELAY_S, now_s)
+        if worker.superseded:  # its end was ordered, and is no further loss of the trained state
+            worker.superseded = False
+            return effects + (self._again(worker, FIRST_DELAY_S, now_s) if worker.needed else [])
         if worker.spec.essential and not spared:
             if self._comes_back(failure):
                 return effects + self._start_from_checkpoint(worker, failure, now_s)
@@ -398,10 +404,12 @@ class Decisions:
         return effects
 
     def _lacks_host(self, worker: SupervisedRole) -> bool:
-        """Whether a role, or a part of the parameter server that it needs, has no host."""
+        """Whether a role, or a part of the parameter server that it needs, has no host. A part that
+        runs has one, even if that is about to end."""
         needed = {worker.name}
         if worker.spec.servers:
-            needed |= {w.name for w in self._workers.values() if w.spec.stage is Stage.SERVER}
+            servers = [w for w in self._workers.values() if w.spec.stage is Stage.SERVER]
+            needed |= {w.name for w in servers if not w.runs or w.superseded}
         return not needed.isdisjoint(self._unplaced)
 
     def _check_alive(self, worker: SupervisedRole, phase: str, now_s: float) -> list[Effect]:
@@ -430,6 +438,8 @@ class Decisions:
             if worker.spec.expendable:
                 text = f"{failure.name}: {failure.told}; the run continues without it"
                 return [Note(text), *self._inform({"kind": "gone", "role": worker.spec.role})]
+            if failure.user and self._can_leave_out(worker):
+                return self._leave_out(worker, failure, now_s)
             return self._fail(last_straw, now_s)
         delay_s = worker.next_delay_s()
         others = ""
@@ -441,6 +451,34 @@ class Decisions:
         data = {"delay_s": delay_s}
         note = Note(text, "restart", worker.name, data, worker.incarnation)
         return [note, *self._again(worker, delay_s, now_s)]
+
+    def _can_leave_out(self, worker: SupervisedRole) -> bool:
+        """Whether a role is of a spare learner, without which the run continues."""
+        learner = self._learners.get(worker.spec.learner)
+        if learner is None or not learner.spec.spare or worker.spec.role not in WITH_LEARNER:
+            return False
+        return not learner.runs or self._spared(learner)
+
+    def _leave_out(self, worker: SupervisedRole, failure: Failure, now_s: float) -> list[Effect]:
+        """End a spare learner with its connectors and relays until it has another host, as the user
+        must correct something on this one."""
+        rank = worker.spec.learner
+        learner = self._learners[rank].name
+        worker.failures_without_progress, worker.first_failure = 0, None  # they were of this host
+        text = f"{failure.name}: {failure.told}; the run continues without {learner} until it has"
+        effects: list[Effect] = [Note(f"{text} another host")]
+        for other in self._workers.values():
+            is_learner = other.spec.stage is Stage.LEARNER
+            if other.spec.learner != rank or not (is_learner or other.spec.stage is Stage.CARRIERS):
+                continue
+            other.needed = False
+            if other.runs:
+                # SIGTERM would have the learner end the run.
+                signum = signal.SIGKILL if is_learner else signal.SIGTERM
+                effects.append(Kill(other.name, signum, f"ends, as {failure.name} has failed"))
+            else:
+                other.enter(Life.GONE, now_s)
+        return effects
 
     def _comes_back(self, failure: Failure) -> bool:
         """Whether a run that has lost its trained state resumes from its checkpoint. Learners of
@@ -472,10 +510,7 @@ class Decisions:
         return effects + self._again(lost, delay_s, now_s)
 
     def _again(self, worker: SupervisedRole, delay_s: float, now_s: float) -> list[Effect]:
-        worker.enter(Life.WAITING, now_s + delay_s)
-        worker.incarnation += 1
-        worker.failure = worker.kill_at_s = None
-        worker.orphaned = worker.superseded = False
+        worker.wait(now_s + delay_s)
         self.restarts[worker.spec.stage] += 1
         return []
 

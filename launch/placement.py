@@ -39,9 +39,10 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
     """The config of a run on an engine's hosts, given the cores of each.
 
     ``actors.count=auto`` becomes MIN..MAX: from groups that fill a batch of each learner to groups
-    that fill the hosts. So the run begins also where other programs use a part of them. With
-    MIN..MAX, hosts may come later: the run is on one host only if that has the cores for all, and
-    never with a MIN..MAX of learners. Several learners with a GPU each are not, as the GPUs of a
+    that fill the hosts, with a MIN..MAX of learners at least as many hosts as learners. So the run
+    begins also where other programs use a part of them. With MIN..MAX, hosts may come later: the
+    run is on one host only if that has the cores for all, and never with a MIN..MAX of learners.
+    Several learners with a GPU each are not, as the GPUs of a
     host are not known here. Where actors are on other hosts than their learner, an address is
     chosen, and keys are made in the run's folder.
     """
@@ -80,11 +81,12 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
             "places the parameter server on others; set transport.kind=auto or "
             "learner.server_spread=false"
         )
-    bind = config.transport.bind
-    if config.learner.server_spread and len(hosts) > 1 and bind and reachable(bind) == bind:
+    bind, spreads = config.transport.bind, config.learner.server_spread and len(hosts) > 1
+    if (spreads or joins) and bind and reachable(bind) == bind:
+        option = "server_spread true" if spreads else f"count {config.learner.count}"
         raise UserError(
-            f"transport.bind {bind} is an address of one host, and learner.server_spread true "
-            "needs ports of several; set transport.bind=tcp://*:PORT"
+            f"transport.bind {bind} is an address of one host, and learner.{option} needs ports of "
+            "several; set transport.bind=tcp://*:PORT"
         )
     if together or (fits and config.transport.bind is None and not _spread(config, hosts)):
         return _changed(config, "actors", count=most_now)
@@ -99,15 +101,24 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
 def _by_hosts(config: Config, hosts: Sequence[int]) -> int | str:
     """What ``actors.count=auto`` is on the hosts of an engine."""
     learner, threads, least = config.learner, config.actors.threads, config.least_actors
-    count = learner.most_count
-    learners = count * learner.first_threads
-    if len(hosts) == 1:
-        return max(least, (hosts[0] - learners) // threads // count * count)
-    apart = learners > max(hosts) or count > learner.first_count or _has_gpus_apart(config, hosts)
-    bundles = [learner.first_threads] * count if apart else [learners]
-    free = _free(hosts, bundles + [1] * (learner.server_shards * learner.server_spread))
+    count, first_count = learner.most_count, learner.first_count
+    joins = count > first_count
+    if len(hosts) == 1 and not joins:
+        left = hosts[0] - count * learner.first_threads
+        return max(least, left // threads // count * count)
+    apart = joins or count * learner.first_threads > max(hosts) or _has_gpus_apart(config, hosts)
+    shards = [1] * (learner.server_shards * learner.server_spread)
+    of_each = [learner.first_threads]
+    free = _free(
+        hosts, (of_each * first_count if apart else [count * learner.first_threads]) + shards
+    )
     size = _group_threads(free, threads)
     each = size // threads
+    if joins:  # each further learner is expected on a host of its own, with room for actors
+        later = [max(hosts)] * max(0, count - len(hosts))
+        free = _free([*hosts, *later], of_each * count)
+        if least == count:  # a single actor fills a batch, and those of the first learners suffice
+            least = first_count
     most = max(least, sum(cores // size for cores in free) * each // count * count)
     first = min(most, -(-least // each) * each)
     return most if first == most or lent_by_batch(config) else f"{first}..{most}"
@@ -185,9 +196,10 @@ def bundles(
     cores = max(hosts, default=None)
     found = _with_learners(together, cores, by_network=bool(actors))
     found |= {shard.name: [shard] for shard in shards}
-    if len(hosts) > 1 and actors:
-        of_learners = [_bundle(name, group).cpus for name, group in found.items()]
-        cores = _group_threads(_free(hosts, of_learners), actors[0].threads)
+    with_learners = [_bundle(name, group) for name, group in found.items()]
+    if actors and (len(hosts) > 1 or (hosts and not all(b.required for b in with_learners))):
+        free = _free(hosts, [bundle.cpus for bundle in with_learners if bundle.required])
+        cores = _group_threads(free, actors[0].threads)
     groups = [g for spare in (False, True) for g in _groups(actors, cores, spare)]
     for number, group in enumerate(groups):
         shift, spare = number * len(relays), group[0].spare

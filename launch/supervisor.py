@@ -234,6 +234,8 @@ class Supervisor:
 
     def _look_at_hosts(self) -> None:
         """See which roles have no host, and where those are that have one again."""
+        if self._decisions.stopping:  # nothing is started any more, and needs a host for that
+            return
         reasons = self._engine.unplaced()
         before, self._unplaced = self._unplaced, set(reasons)
         if self._place is not None and before - self._unplaced:

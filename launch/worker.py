@@ -103,6 +103,13 @@ class SupervisedRole:
     def enter(self, life: Life, now_s: float) -> None:
         self.life, self.since_s = life, now_s
 
+    def wait(self, start_s: float) -> None:
+        """Wait for the start of a new incarnation, to which nothing of the last one applies."""
+        self.enter(Life.WAITING, start_s)
+        self.incarnation += 1
+        self.failure = self.kill_at_s = None
+        self.orphaned = self.superseded = False
+
 
 @dataclass
 class Row:

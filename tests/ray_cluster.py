@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,3 +102,12 @@ def on_a_worker(made: Any, role: str) -> bool:
     heads = {p.process.pid for ps in made.head_node.all_processes.values() for p in ps}
     agent = agents().get(role)
     return agent is not None and agent.ppid() not in heads
+
+
+def drain(address: str, node: str) -> None:
+    """Announce the end of a node, as a cloud does whose machines are lent until another wants
+    them."""
+    options = ["--node-id", node, "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
+    options += ["--reason-message", "test", "--deadline-remaining-seconds", "60"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", address]
+    subprocess.run([*command, *options], check=True, timeout=60)

@@ -260,8 +260,9 @@ class Engine(Protocol):
         yet, or it was lost, or it is about to end.
 
         An engine looks for another host for them, and a role that was here and no longer is can be
-        started. Where the host of a learner is about to end, only the learner is here, and it stays
-        there: the run needs it. The engine of a single host returns nothing.
+        started. Where the host of a learner, or of a shard of the parameter server, is about to
+        end, only that is here, and it stays there while it runs: the run needs it. The engine of a
+        single host returns nothing.
         """
 
     def close(self) -> None:

@@ -310,7 +310,7 @@ class RayEngine:
             drains = agent.node in self._draining
             why = f"its host {agent.host} is about to end" if drains else agent.why_missing
             keep = [role for role in bundle.roles if role.startswith((LEARNER, SERVER))]
-            if drains and keep:  # they have the trained state, and run on until the host ends
+            if drains and agent.has_any(keep):  # they hold the trained state until the host ends
                 found |= dict.fromkeys(keep, why)
             elif why:
                 found |= dict.fromkeys(bundle.roles, why)
@@ -559,6 +559,10 @@ class RayAgent(HostLine):
     def plays(self) -> bool:
         """Whether an actor runs here."""
         return any(handle.spec.stage is Stage.ACTORS for handle in self._handles.values())
+
+    def has_any(self, roles: Collection[str]) -> bool:
+        """Whether one of the ``roles`` runs here, or was not reaped yet."""
+        return any(handle.spec.name in roles for handle in self._handles.values())
 
     @property
     def retry_s(self) -> float:

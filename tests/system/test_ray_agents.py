@@ -13,10 +13,12 @@ import pytest
 
 import penstock
 from penstock import __version__
-from penstock.core.interfaces import Bundle, EngineContext
+from penstock.core.interfaces import Bundle, EngineContext, Liveness
+from penstock.core.role_spec import RoleSpec, Stage
+from penstock.launch import topology
 from penstock.launch.engines.ray_engine import LEASE_S, RayEngine
 from penstock.launch.engines.ray_nodes import MOST_FAILURES
-from ray_cluster import agents, cluster, events, train
+from ray_cluster import agents, cluster, drain, events, train
 from train_command import assert_balanced, last, metrics
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
@@ -84,6 +86,26 @@ def test_agents_that_have_ended_are_forgotten(tmp_path: Path) -> None:
             made.remove_node(node, allow_graceful=False)
             wait_until(engine, lambda away: away == {"actor-1": "no host has been found yet"})
         assert len(engine._agents) == len(bundles)
+
+
+def test_a_learner_stays_on_a_node_that_drains_until_it_ends(tmp_path: Path) -> None:
+    spec = RoleSpec("learner", 0, "no_such_module:run", Stage.LEARNER)  # it ends at once
+    arguments = topology.role_arguments(tmp_path, tmp_path) | {"grace_s": 1.0}
+    with (
+        cluster(nodes=1, cores=1) as made,
+        closing(RayEngine(EngineContext(tmp_path, cluster=made.address))) as engine,
+    ):
+        node = made.add_node(num_cpus=2)
+        engine.reserve([Bundle("learners", (spec.name,), 2)])
+        handle = engine.start(spec, 0, arguments, tmp_path / "learner-0.log")
+        drain(made.address, node.node_id)
+        made.add_node(num_cpus=2)
+        wait_until(engine, lambda away: "is about to end" in away.get(spec.name, ""))
+        wait_until(engine, lambda _: handle.liveness() is Liveness.DEAD)
+        assert "is about to end" in engine.unplaced()[spec.name]
+        handle.reap()
+        wait_until(engine, lambda away: not away)
+        assert node.node_id in engine._draining, "it has not ended yet"
 
 
 @pytest.mark.slow

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ray_cluster import agents, cluster, events, ready, remove_node, train
+from ray_cluster import agents, cluster, drain, events, ready, remove_node, train
 from train_command import Command, assert_balanced, metrics
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
@@ -71,12 +69,3 @@ def test_actors_on_a_node_whose_end_was_announced_move_with_nothing_lost(tmp_pat
     assert not [event for event in events(run_dir) if event["kind"] == "lost"]
     texts = [event["text"] for event in events(run_dir) if event["kind"] == "hosts"]
     assert any("is about to end" in text for text in texts)
-
-
-def drain(address: str, node: str) -> None:
-    """Announce the end of a node, as a cloud does whose machines are lent until another wants
-    them."""
-    options = ["--node-id", node, "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
-    options += ["--reason-message", "test", "--deadline-remaining-seconds", "60"]
-    command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", address]
-    subprocess.run([*command, *options], check=True, timeout=60)

@@ -574,6 +574,93 @@ def test_a_spare_learner_that_crashes_on_its_host_is_restarted_there() -> None:
     assert [e.name for e in scene.tick(0.2) if isinstance(e, Start)] == ["learner-1"]
 
 
+@pytest.mark.parametrize("name", ["learner-1", "connector-1"])
+def test_a_mistake_that_a_spare_learner_finds_on_its_host_leaves_that_learner_out(
+    name: str,
+) -> None:
+    scene = grown()
+    for _ in range(9):
+        mistake = Failure(name, "tcp://*:7701 is taken", user=True)
+        assert scene.decisions.failed(mistake, scene.now_s) == []
+        effects = scene.ends(name, 1)
+        [note] = [e for e in effects if isinstance(e, Note)]
+        assert note.text == (
+            f"{name}: tcp://*:7701 is taken; the run continues without learner-1 until it has "
+            "another host"
+        )
+        killed = {e.name: e.signum for e in effects if isinstance(e, Kill)}
+        signals = {"learner-1": KILL, "connector-1": TERM, "relay-1": TERM}
+        del signals[name]
+        assert killed == signals
+        for other in killed:
+            scene.ends(other, -9)
+        busy = ("learner-0", "connector-0", "relay-0", "actor-0", "actor-1")
+        assert scene.wait(5, busy) == [], "nor does its relay start without it"
+        scene.decisions.unplaced(NO_HOST, scene.now_s)
+        scene.decisions.unplaced({}, scene.now_s)
+        started = [e.name for e in scene.tick(0.1) if isinstance(e, Start)]
+        assert started == ["learner-1", "connector-1", "relay-1"]
+        scene.decisions.join("learner-1")
+        for role in started:
+            scene.decisions.ready(role, scene.now_s)
+    scene.ends(name, -9)
+    assert not scene.decisions.stopping, "failures on other hosts do not count"
+
+
+def test_the_relay_of_a_learner_that_is_left_out_does_not_start() -> None:
+    scene = grown()
+    scene.decisions.failed(Failure("learner-1", "no package", user=True), scene.now_s)
+    scene.ends("learner-1", 1)
+    scene.ends("connector-1", 0)
+    scene.ends("relay-1", 0)
+    scene.decisions.unplaced({"relay-1": "no host has been found yet"}, scene.now_s)
+    scene.decisions.unplaced({}, scene.now_s)
+    assert not any(isinstance(e, Start) for e in scene.tick(0.1))
+
+
+def test_a_mistake_that_the_last_learner_with_the_state_finds_ends_the_run() -> None:
+    scene = grown()
+    scene.ends("learner-0", -9)
+    mistake = Failure("connector-1", "tcp://*:7701 is taken", user=True)
+    scene.decisions.failed(mistake, scene.now_s)
+    assert scene.decisions.why_stopped == ("user_error", mistake)
+
+
+def test_a_spare_role_that_starts_again_has_nothing_of_its_last_process() -> None:
+    scene = grown()
+    scene.decisions.ready("connector-1", scene.now_s)
+    counts = {"kind": "connector", "received": 3}
+    assert scene.decisions.pass_on("connector-1", counts)
+    away = dict.fromkeys(("learner-1", "connector-1"), "its host b does not answer")
+    busy = tuple(spec.name for spec in GROWING if spec.name != "learner-1")
+    assert Kill("learner-1", KILL) in scene.wait(62, busy), "it hangs"
+    scene.decisions.unplaced(away, scene.now_s)
+    scene.decisions.presumed_dead("learner-1", 1, "b", 0, scene.now_s)
+    assert not scene.decisions.pass_on("connector-1", counts), "it is of a learner that has ended"
+    scene.decisions.presumed_dead("connector-1", 1, "b", 0, scene.now_s)
+    scene.decisions.unplaced({}, scene.now_s)
+    effects = scene.tick(0.1, busy)
+    assert [e.name for e in effects if isinstance(e, Start)][:2] == ["learner-1", "connector-1"]
+    assert not [e for e in effects if isinstance(e, Kill)]
+    scene.decisions.ready("learner-1", scene.now_s)
+    scene.decisions.ready("connector-1", scene.now_s)
+    assert scene.decisions.pass_on("connector-1", counts) == [Send("learner-1", counts)]
+
+
+def test_a_spare_learner_that_ends_for_a_restart_and_has_no_host_is_no_second_loss() -> None:
+    scene = grown()
+    scene.decisions.checkpoint_exists()
+    scene.ends("learner-1", 1)
+    scene.tick(0.2)  # it starts again, without the trained state
+    effects = scene.ends("learner-0", -9)
+    assert [e for e in effects if isinstance(e, Kill)] == [Kill("learner-1", KILL)]
+    scene.decisions.unplaced(NO_HOST, scene.now_s)
+    assert not any(isinstance(e, Note) for e in scene.ends("learner-1", -9))
+    assert [e.name for e in scene.tick(0.2) if isinstance(e, Start)] == ["learner-0"]
+    scene.decisions.unplaced({}, scene.now_s)
+    assert Start("learner-1", 3) in scene.tick(0.1)
+
+
 def test_with_no_learner_left_the_run_waits_for_those_with_which_it_begins() -> None:
     scene = grown()
     scene.decisions.checkpoint_exists()

@@ -312,8 +312,43 @@ def test_learners_that_come_and_go_need_a_transport_between_hosts(tmp_path: Path
         placement.on_hosts(config("learner.count=1..2", "transport.kind=shm"), [8, 8], tmp_path)
 
 
-def test_auto_counts_the_cores_of_the_most_learners(tmp_path: Path) -> None:
-    given = config("actors.count=auto", "learner.count=1..3")
-    fixed = config("actors.count=auto", "learner.count=3")
-    counts = [placement.on_hosts(c, [16, 16], tmp_path).actors.count for c in (given, fixed)]
-    assert counts == ["14..27", "13..24"], "one each on two hosts, and three on one"
+@pytest.mark.parametrize("bind", ["tcp://10.0.0.1:7700", "ipc:///tmp/wire"])
+@pytest.mark.parametrize("hosts", [[8], [8, 8]])
+def test_learners_that_come_and_go_listen_at_every_host(
+    tmp_path: Path, hosts: list[int], bind: str
+) -> None:
+    options = ("learner.count=1..2", "transport.insecure=true")
+    message = (
+        r" is an address of one host, and learner\.count 1\.\.2 needs .* transport\.bind=tcp://\*"
+    )
+    with pytest.raises(UserError, match=message):
+        placement.on_hosts(config(*options, f"transport.bind={bind}"), hosts, tmp_path)
+    given = placement.on_hosts(config(*options, "transport.bind=tcp://*:7700"), hosts, tmp_path)
+    assert given.transport.bind == "tcp://*:7700"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "overrides", "count"),
+    [
+        ([4], ("learner.count=1..4",), "3..12"),
+        ([4], ("learner.count=2..4",), "2..8"),
+        ([16], ("learner.count=1..3",), "15..45"),
+        ([16, 16], ("learner.count=1..3",), "15..45"),
+        ([16, 16, 16, 16], ("learner.count=1..3",), "15..60"),
+    ],
+)
+def test_auto_has_room_for_the_first_learners_and_actors_for_those_that_join(
+    hosts: list[int], overrides: tuple[str, ...], count: str, tmp_path: Path
+) -> None:
+    given = placement.on_hosts(config("actors.count=auto", *overrides), hosts, tmp_path)
+    assert given.actors.count == count
+    Config.model_validate(given.model_dump(mode="json"))  # as a role does
+    _, bundles = placement.bundles(topology.train(given, tmp_path), hosts)
+    free = list(hosts)
+    for bundle in (bundle for bundle in bundles if bundle.required):
+        host = max(range(len(free)), key=free.__getitem__)
+        free[host] -= bundle.cpus
+        assert free[host] >= 0, bundle
+    later = [b for b in bundles if not b.required and b.name.startswith("actors")]
+    assert all(0 < bundle.cpus < max(hosts) for bundle in later), "a learner is on their host"
+    assert later

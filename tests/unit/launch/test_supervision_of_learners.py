@@ -195,6 +195,28 @@ def test_learners_wait_for_a_shard_without_a_host() -> None:
     assert set(started) == {"server-0", "learner-0", "learner-1"}
 
 
+def test_a_learner_is_restarted_while_a_shard_runs_on_a_host_that_is_about_to_end() -> None:
+    scene = Scene(SERVER, learners=2)
+    served = [
+        RoleSpec("learner", r, "m", Stage.LEARNER, learner=r, servers=("tcp://a:1",))
+        for r in range(2)
+    ]
+    scene.decisions.respec(served)
+    scene.decisions.checkpoint_exists()
+    ends = {"server-0": "its host is about to end"}
+    scene.decisions.unplaced(ends, scene.now_s)
+    scene.ends("learner-1")
+    assert scene.tick(1) == [Start("learner-1", 1)]
+    scene.ends("learner-0")
+    scene.ends("learner-1")
+    assert scene.tick(1) == [], "the shard is about to be restarted at another address"
+    scene.ends("server-0")
+    assert scene.tick(1) == []
+    scene.decisions.unplaced({}, scene.now_s)
+    started = {e.name for e in scene.tick(1) if isinstance(e, Start)}
+    assert started == {"server-0", "learner-0", "learner-1"}
+
+
 def test_before_the_first_group_any_other_learner_will_do() -> None:
     scene = Scene(learners=2, joined=False)
     assert sent(scene.ends("learner-0"), "group") == {}
