@@ -162,7 +162,11 @@ def checked(text: str | None) -> Row | None:
         "values": finite(found.get("values")),
         "steps": finite(found.get("steps")),
         "episodes": [
-            {"return": finite(each.get("return")), "length": finite(each.get("length"))}
+            {
+                "return": finite(each.get("return")),
+                "length": finite(each.get("length")),
+                "cut": each.get("cut") is True,
+            }
             for each in episodes
             if isinstance(each, Mapping)
         ],

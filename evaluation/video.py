@@ -127,7 +127,10 @@ class Actor:
             "fps": min(game.pictures_per_s, MOST_PICTURES_PER_S),
             "sampled": self.sample,
             "counts": list(game.info.counts),
-            "episodes": [{"return": each[0], "length": each[1]} for each in played],
+            "episodes": [
+                {"return": each.episode_return, "length": each.length, "cut": each.cut}
+                for each in played
+            ],
         }
 
     def _look(self, obs: npt.NDArray[Any]) -> list[Picture]:

@@ -70,7 +70,10 @@ def test_every_first_observation_and_every_step_is_shown_of_cut_episodes_too(
     shots = list(actor.shots(2, 0))
     game.close()
     assert len(shots) == shown
-    assert [shot.episode[1:] for shot in shots if shot.episode] == [episode] * 2
+    played = [shot.episode for shot in shots if shot.episode]
+    assert [each[1:] for each in played] == [episode] * 2
+    about = [(each["length"], each["cut"]) for each in actor.about(played)["episodes"]]
+    assert about == [episode] * 2
 
 
 class Game:

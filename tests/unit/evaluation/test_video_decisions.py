@@ -188,7 +188,7 @@ def test_of_a_hostile_file_only_numbers_and_short_texts_remain() -> None:
                 "names": ["n" * 1000, {"a": 1}],
                 "kind": "<script>",
                 "fps": "50",
-                "episodes": [{"return": "high"}, 3],
+                "episodes": [{"return": "high", "cut": 1}, 3, {"length": 9, "cut": True}],
                 "more": "x" * 1000,
             }
         )
@@ -199,7 +199,10 @@ def test_of_a_hostile_file_only_numbers_and_short_texts_remain() -> None:
     assert found["rows"][:3] == [[1, None, None, None] * 6, [], []]
     assert found["names"] == ["n" * 40, "{'a': 1}"]
     assert (found["kind"], found["fps"]) == (None, None)
-    assert found["episodes"] == [{"return": None, "length": None}]
+    assert found["episodes"] == [
+        {"return": None, "length": None, "cut": False},
+        {"return": None, "length": 9, "cut": True},
+    ]
     assert "more" not in found
 
 
