@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,28 @@ class Game:
     pictures_per_s = 50.0
 
 
+def on_a_full_disk(path: Path) -> None:
+    path.write_text("{")
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_new_decisions_never_lie_beside_an_old_video(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    game: Any = Game()
+    for name in ("v.mp4", "v.mp4.json"):
+        (tmp_path / name).write_text("old")
+
+    def write(to: Path) -> None:
+        to.write_text("new")
+        assert {path.read_text() for path in tmp_path.glob("v.mp4*")} == {"old"}
+
+    with video.encoding(tmp_path / "v.mp4", game, write_decisions=write) as show:
+        show([np.zeros((320, 480, 3), np.uint8)])
+    assert (tmp_path / "v.mp4").stat().st_size > 3
+    assert (tmp_path / "v.mp4.json").read_text() == "new"
+    assert {path.name for path in tmp_path.iterdir()} == {"v.mp4", "v.mp4.json"}
+
+
 def test_a_video_that_is_not_finished_or_changes_its_size_leaves_nothing(tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg")
     picture = np.zeros((320, 480, 3), np.uint8)
@@ -94,6 +118,12 @@ def test_a_video_that_is_not_finished_or_changes_its_size_leaves_nothing(tmp_pat
         video.encoding(tmp_path / "v.mp4", game) as show,
     ):
         show([picture, picture[:, :64]])
+    assert list(tmp_path.iterdir()) == []
+    with (
+        pytest.raises(UserError, match=r"cannot be written \(No space left"),
+        video.encoding(tmp_path / "v.mp4", game, write_decisions=on_a_full_disk) as show,
+    ):
+        show([picture])
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     with (
