@@ -107,7 +107,7 @@ def supervisor_of(folder: Path) -> int:
     is_ours = _user_of(pid) == os.geteuid()
     if not (is_ours and in_use(folder) and _is_folder_of(pid, reached.report.get("run"), folder)):
         raise UserError(
-            f"the process that replies (pid {pid}) is not that of a run in {folder}; the folder was "
+            f"the process that replies (pid {pid}) is not that of a run in {folder}; it was "
             "copied, or moved during its run, so open the one in which the run was started"
         )
     return pid
