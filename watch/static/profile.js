@@ -17,10 +17,14 @@ export class ProfileSection {
 
   /** Show the profile, if the run has one; once, as it does not change. */
   async load() {
-    if (this.asked) return;
-    this.asked = true;
+    if (this.loaded) return;
+    await this.show();
+    this.loaded = true; // not after a request that failed, which is repeated
+  }
+
+  async show() {
     const { profile } = await get("profile", { run: this.run });
-    if (!profile) return;
+    if (!profile || this.closed) return;
     if (profile.error) { fill(this.place, h("p.note.warn", null, profile.error)); return; }
     this.hasVerdict = true;
     const timeline = h("div"), notes = h("div");
@@ -97,9 +101,9 @@ export class RecordedTimeline {
   async load(canRecord) {
     this.button.hidden = !canRecord;
     if (canRecord) this.head.hidden = false;
-    if (this.asked) return;
-    this.asked = true;
+    if (this.loaded) return;
     await this.show();
+    this.loaded = true;
   }
 
   async show() {
