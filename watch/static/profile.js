@@ -1,11 +1,23 @@
 // What penstock profile measured in a run: its verdict, the shares of each process, tables, and the timeline; and
 // the timeline of the last minute of a living run.
 
-import { get, order } from "./api.js";
+import { Refused, get, order } from "./api.js";
 import { partColour, partOrder } from "./chart.js";
 import { date, fill, h, kept, percent, setText } from "./dom.js";
 import { Timeline } from "./timeline.js";
 import { capital } from "./view-flow.js";
+
+/** Let a section show what it has, once: again only if the server did not reply. */
+async function once(section) {
+  if (section.loaded) return;
+  try {
+    await section.show();
+    section.loaded = true;
+  } catch (error) {
+    section.loaded = error instanceof Refused;
+    throw error;
+  }
+}
 
 export class ProfileSection {
   constructor(place, run) {
@@ -17,9 +29,7 @@ export class ProfileSection {
 
   /** Show the profile, if the run has one; once, as it does not change. */
   async load() {
-    if (this.loaded) return;
-    await this.show();
-    this.loaded = true; // not after a request that failed, which is repeated
+    await once(this);
   }
 
   async show() {
@@ -101,9 +111,7 @@ export class RecordedTimeline {
   async load(canRecord) {
     this.button.hidden = !canRecord;
     if (canRecord) this.head.hidden = false;
-    if (this.loaded) return;
-    await this.show();
-    this.loaded = true;
+    await once(this);
   }
 
   async show() {
