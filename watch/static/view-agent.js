@@ -36,7 +36,7 @@ export class AgentView {
   showVideos({ videos, record }) {
     if (!videos.length) {
       this.player = null;
-      fill(this.videos, h("p.note", null, "The run has no video. One is recorded at each new best, unless eval.video is off. By hand: ", h("code", null, record)));
+      fill(this.videos, h("p.note", null, "The run has no video. One is recorded at each new best if the run has evaluations, eval.video is on, the environment can be shown and the extra video is installed; none in the first 10 s. By hand: ", h("code", null, record)));
       return;
     }
     if (!this.player) {
