@@ -13,6 +13,7 @@ it is still the one that was written.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -28,6 +29,7 @@ from typing import Any, Literal
 from penstock.configs.errors import UserError
 from penstock.core.notes import note_logger
 from penstock.core.processes import python
+from penstock.evaluation.decisions import beside
 
 FOLDER = "videos"
 LIST = ".best-videos.json"
@@ -101,8 +103,7 @@ class Recording:
         self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
-        with suppress(OSError):
-            self._part.unlink()
+        _remove_abandoned(self._part)
 
 
 class BestVideos:
@@ -179,14 +180,20 @@ class BestVideos:
         )
 
 
-def record_newest(run_dir: Path, cwd: str) -> dict[str, Any]:
+def record_newest(
+    run_dir: Path, cwd: str, cancels: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
     """Record an episode by `checkpoints/last` of a run that was started in the folder ``cwd``, as
-    `videos/now.mp4`; the fields of `Recording.answer`. Raises UserError."""
+    `videos/now.mp4`; the fields of `Recording.answer`. ``cancels``: whether to end the recording.
+    Raises UserError."""
     try:
         recording = Recording(run_dir, "last", 0, cwd)
     except OSError as error:
         raise UserError(f"no recording can be started: {error}") from error
     while (answer := recording.answer()) is None:
+        if cancels():
+            recording.kill()
+            raise UserError("the recording was cancelled, as the server of the page ends")
         if recording.seconds > NOW_S:
             recording.kill()
             raise UserError(
@@ -202,6 +209,26 @@ def record_newest(run_dir: Path, cwd: str) -> dict[str, Any]:
 def part_name(which: Checkpoint) -> str:
     """The file in which a recording is written until it is whole."""
     return f".{which}-video.part"
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is the one at ``path``."""
+    with suppress(OSError):
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    return False
+
+
+def _remove_abandoned(part: Path) -> None:
+    """Remove what a recording has left, unless another one has begun to write it."""
+    with suppress(OSError):
+        descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_at(descriptor, part):
+                beside(part).unlink(missing_ok=True)
+                part.unlink()
+        finally:
+            os.close(descriptor)
 
 
 def keep(folder: Path, name: str) -> None:

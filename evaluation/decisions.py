@@ -11,10 +11,7 @@ larger action space the first `MOST_VALUES`.
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,8 +103,8 @@ class DecisionTrack:
                 column.append(value)
         self._pictures += pictures
 
-    def write(self, video: Path, about: Mapping[str, Any], names: Sequence[str]) -> Path:
-        """Write the file beside ``video``, and return its path; ``about`` is added to it.
+    def write(self, path: Path, about: Mapping[str, Any], names: Sequence[str]) -> None:
+        """Write the file as ``path``; ``about`` is added to it.
 
         names: of the choices, or of the numbers of an action; may be empty. Raises OSError.
         """
@@ -120,15 +117,7 @@ class DecisionTrack:
             "steps": self.steps,
             **self._columns,
         }
-        path = beside(video)
-        part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-        try:
-            part.write_text(json.dumps(found, separators=(",", ":")) + "\n")
-            os.replace(part, path)
-        finally:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
-        return path
+        path.write_text(json.dumps(found, separators=(",", ":")) + "\n")
 
 
 def beside(video: Path) -> Path:
@@ -162,7 +151,11 @@ def checked(text: str | None) -> Row | None:
         "values": finite(found.get("values")),
         "steps": finite(found.get("steps")),
         "episodes": [
-            {"return": finite(each.get("return")), "length": finite(each.get("length"))}
+            {
+                "return": finite(each.get("return")),
+                "length": finite(each.get("length")),
+                "cut": each.get("cut") is True,
+            }
             for each in episodes
             if isinstance(each, Mapping)
         ],

@@ -6,19 +6,21 @@ reason for none, is a JSON object on standard output.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import sys
 import time
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from penstock.configs.errors import UserError
 from penstock.core.processes import die_with
-from penstock.evaluation.best_videos import FOLDER, Checkpoint, part_name
+from penstock.evaluation.best_videos import FOLDER, Checkpoint, is_at, part_name
 
 MOST_PICTURES = 3600  # a minute of Atari
 MOST_NBYTES = 16 << 20
@@ -73,10 +75,15 @@ def record(run_dir: Path, which: Checkpoint, seed: int) -> dict[str, Any]:
     source = PolicySource(config, which, sampled, lambda layout: found.weights)
     path = run_dir / FOLDER / ("now.mp4" if which == "last" else f"best-at-{steps}.mp4")
     part = path.with_name(part_name(which))
-    with acting(source, None, seed, None, tracked=True) as actor:
-        track, played, pictures, total = actor.track, [], 0, 0.0
+    with held(part), acting(source, None, seed, None, tracked=True) as actor:
+        track, pictures, total = actor.track, 0, 0.0
+        played: list[Episode] = []
         assert track is not None
-        with encoding(path, actor.game, part, gently=True) as show:
+
+        def write_decisions(to: Path) -> None:
+            actor.write(to, played, trained_steps=steps)
+
+        with encoding(path, actor.game, part, write_decisions=write_decisions, gently=True) as show:
             for shot in actor.shots(1, seed):
                 show([_reduced(picture) for picture in shot.pictures])
                 pictures, total = pictures + len(shot.pictures), total + shot.reward
@@ -85,11 +92,37 @@ def record(run_dir: Path, which: Checkpoint, seed: int) -> dict[str, Any]:
                 elif _is_long(pictures, part):
                     played = [Episode(total, track.steps, True)]
                     break
-            about = {**actor.about(played), "trained_steps": steps}
-            track.write(path, about, actor.game.action_names)
     times = os.times()
     spent = times.user + times.system + times.children_user + times.children_system
     return {"file": path.name, "cpu_s": spent}
+
+
+@contextmanager
+def held(part: Path) -> Iterator[None]:
+    """Make and lock the file that the encoder writes, as servers of the page may each record the
+    same run. The lock ends with this process. Raises UserError if another process holds it."""
+    try:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise UserError(f"{part} cannot be written ({error.strerror})") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_mine = is_at(descriptor, part)  # not if the file was just put in place, or removed
+        except BlockingIOError:
+            is_mine = False
+        except OSError:  # a file system without locks
+            is_mine = True
+        if not is_mine:
+            raise UserError("another recording of this run is in progress; wait for it")
+        try:
+            yield
+        finally:
+            if is_at(descriptor, part):
+                part.unlink()
+    finally:
+        os.close(descriptor)
 
 
 def _is_long(pictures: int, part: Path) -> bool:

@@ -27,7 +27,7 @@ from penstock.core.formatting import number
 from penstock.core.observations import views
 from penstock.envs import BatchedEnv, EnvInfo, find_bad_observation, make
 from penstock.envs.rendering import DISPLAYS, INSTALL, do_without_display, drawing
-from penstock.evaluation.decisions import DecisionTrack
+from penstock.evaluation.decisions import DecisionTrack, beside
 from penstock.evaluation.evaluate import (
     Choose,
     Episode,
@@ -120,6 +120,12 @@ class Actor:
         if self.track is not None:
             self.track.saw(len(shot.pictures), shot.reward, plays=shot.plays)
 
+    def write(self, path: Path, played: list[Episode], **about: Any) -> None:
+        """Write the decisions of a video of ``played``, with the fields ``about``, as ``path``.
+        Raises OSError."""
+        assert self.track is not None
+        self.track.write(path, {**self.about(played), **about}, self.game.action_names)
+
     def about(self, played: list[Episode]) -> dict[str, Any]:
         """The fields of the decisions of a video of ``played``."""
         game = self.game
@@ -127,7 +133,10 @@ class Actor:
             "fps": min(game.pictures_per_s, MOST_PICTURES_PER_S),
             "sampled": self.sample,
             "counts": list(game.info.counts),
-            "episodes": [{"return": each[0], "length": each[1]} for each in played],
+            "episodes": [
+                {"return": each.episode_return, "length": each.length, "cut": each.cut}
+                for each in played
+            ],
         }
 
     def _look(self, obs: npt.NDArray[Any]) -> list[Picture]:
@@ -162,11 +171,8 @@ def record(
     source = find_policy(run_dir, which)
     with acting(source, sample, seed, max_steps, tracked=True) as actor:
         path = Path(out) if out else video_path(run_dir, actor.checkpoint, seed)
-        with encoding(path, actor.game) as show:
+        with encoding(path, actor.game, write_decisions=lambda to: actor.write(to, played)) as show:
             played = _perform(actor, episodes, seed, show)
-        assert actor.track is not None
-        with _written(path):
-            actor.track.write(path, actor.about(played), actor.game.action_names)
     return _result(run_dir, actor, played) | {"file": str(path)}
 
 
@@ -284,11 +290,18 @@ def _perform(actor: Actor, episodes: int, seed: int, show: Show) -> list[Episode
 
 @contextmanager
 def encoding(
-    path: Path, game: BatchedEnv, part: Path | None = None, *, gently: bool = False
+    path: Path,
+    game: BatchedEnv,
+    part: Path | None = None,
+    *,
+    write_decisions: Callable[[Path], None] | None = None,
+    gently: bool = False,
 ) -> Iterator[Show]:
     """Encode what is shown as an mp4, which appears when it is whole.
 
     part: the file that is written meanwhile, beside ``path``; by default one with a new name.
+    write_decisions: writes the decisions of the video as the file that it is given. They appear
+        right after the video, so that no new ones are beside an old video.
     gently: the encoder takes one thread and little time, for a larger file.
 
     gymnasium's `RecordVideo` would not do: it wraps a single environment that draws itself, keeps
@@ -296,6 +309,7 @@ def encoding(
     needs moviepy.
     """
     part = part or path.with_name(f".{path.stem}.{secrets.token_hex(8)}.part")
+    decisions_part = beside(part)
     writers: list[Any] = []
     first: Picture | None = None
 
@@ -313,14 +327,19 @@ def encoding(
         with _written(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             yield show
+            if write_decisions is not None:
+                write_decisions(decisions_part)
             writers.pop().close()
             part.replace(path)
+            if write_decisions is not None:
+                decisions_part.replace(beside(path))
     finally:
         for writer in writers:
             with suppress(OSError):
                 writer.close()
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
+        for each in (part, decisions_part):
+            with suppress(OSError):
+                each.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Runs as curves: what `penstock plot`, `compare` and `report` read of run folders.
+"""Runs as curves: what `penstock plot` and `compare` read of run folders.
 
 A setting is what one line of a plot shows: a run, or runs that differ in their seed, or those of
 one algorithm in several environments (tasks).

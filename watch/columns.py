@@ -46,7 +46,10 @@ class MetricColumns:
             while self.rows == self._capacity:
                 self._grow()
             fitting = lines[: self._capacity - self.rows]
-            self._write("", range(self.rows, self.rows + len(fitting)), fitting)
+            try:
+                self._write("", range(self.rows, self.rows + len(fitting)), fitting)
+            except _ThinnedError:
+                continue  # at other rows
             self.rows += len(fitting)
             lines = lines[len(fitting) :]
 
@@ -98,22 +101,41 @@ class MetricColumns:
         if len(self._columns) >= MOST_COLUMNS or len(name) > NAME_LENGTH:
             self.left_out += 1
             return None
+        before = self._capacity
+        while self._capacity > FIRST_ROWS and not self._fits(self._capacity, 1):
+            self._thin(self._capacity // 2)
         self._columns[name] = np.full(self._capacity, np.nan)
         self._below.setdefault(name[: name.rfind("/") + 1], []).append(name)
+        if self._capacity < before:
+            raise _ThinnedError
         return self._columns[name]
 
     def _grow(self) -> None:
-        if self._capacity * 2 * len(self._columns) > MOST_CELLS and self.rows > FIRST_ROWS:
-            for column in self._columns.values():
-                column[: (self.rows + 1) // 2] = column[: self.rows : 2].copy()
-                column[(self.rows + 1) // 2 :] = np.nan
-            self.rows = (self.rows + 1) // 2
-            return
-        self._capacity *= 2
+        if self._fits(2 * self._capacity, 0) or self._capacity <= FIRST_ROWS:
+            self._reallocate(2 * self._capacity, 1)
+        else:
+            self._thin(self._capacity)
+
+    def _fits(self, capacity: int, more: int) -> bool:
+        return capacity * (len(self._columns) + more) <= MOST_CELLS
+
+    def _thin(self, capacity: int) -> None:
+        """Keep every second row."""
+        self._reallocate(capacity, 2)
+        self.rows = (self.rows + 1) // 2
+
+    def _reallocate(self, capacity: int, step: int) -> None:
+        """Copy every ``step``-th row to columns of ``capacity`` rows, one at a time, so that the
+        memory of the old one is free again."""
+        self._capacity = capacity
         for name, column in self._columns.items():
-            grown = np.full(self._capacity, np.nan)
-            grown[: self.rows] = column[: self.rows]
-            self._columns[name] = grown
+            kept = column[: self.rows : step]
+            self._columns[name] = np.full(capacity, np.nan)
+            self._columns[name][: len(kept)] = kept
+
+
+class _ThinnedError(Exception):
+    """A new metric needed room, so the rows were thinned while lines were written."""
 
 
 def _parts(cell: Any) -> Mapping[Any, Any] | None:

@@ -19,6 +19,8 @@ from pydantic_core import from_json
 TEXT_NBYTES = 4 << 20  # of a config, a summary, versions
 LINE_NBYTES = 1 << 20  # a longer line is skipped
 CHUNK_NBYTES = 1 << 20  # read at a time
+PROBES = 8  # places of a file at which the length of its lines is measured
+PROBED_LINES = 8  # at each
 
 Row = dict[str, Any]
 
@@ -106,18 +108,29 @@ def read_sample(folder: Path, *parts: str, nbytes: int) -> list[Row]:
             size = file.seek(0, os.SEEK_END)
             last_from = max(0, size - nbytes // 16)
             found: list[Row] = []
-            line_nbytes = len(os.pread(file.fileno(), nbytes // 8, 0).partition(b"\n")[0]) + 1
-            window = 2 * line_nbytes + 256  # contains a whole line, and lines vary in length
+            longest = max(
+                _longest_line(os.pread(file.fileno(), nbytes // 16, at), bool(at))
+                for at in (size * k // PROBES for k in range(PROBES))
+            )
+            window = 2 * longest + 256  # contains a whole line, and lines vary in length
             count = max(1, (nbytes - nbytes // 16) // window)
             for at in range(0, last_from, max(window, last_from // count)):
                 data = os.pread(file.fileno(), window, at)
                 first = data.find(b"\n") + 1 if at else 0
-                found += _objects(data[first : data.find(b"\n", first) + 1])
+                if at + first <= last_from:  # later lines are read below
+                    found += _objects(data[first : data.find(b"\n", first) + 1])
             data = os.pread(file.fileno(), size - last_from, last_from)
             first = data.find(b"\n") + 1 if last_from else 0
             return found + _objects(data[first : data.rfind(b"\n") + 1])
     except OSError:
         return []
+
+
+def _longest_line(data: bytes, begins_within_a_line: bool) -> int:
+    """The length of the longest of the first `PROBED_LINES` lines, or of an incomplete one."""
+    lines = data.split(b"\n", PROBED_LINES + 1)
+    whole = lines[begins_within_a_line:-1]
+    return 1 + max(map(len, whole or lines))
 
 
 def stamp(folder: Path, *parts: str) -> tuple[int, int, int]:

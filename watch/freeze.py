@@ -9,8 +9,10 @@ the curves of any range and smoothing.
 from __future__ import annotations
 
 import base64
+import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from penstock.monitor.intervals import Floats
 from penstock.monitor.record import METRICS
 from penstock.watch.bundle import bundle, document
 from penstock.watch.catalog import ALONE, RunCatalog
-from penstock.watch.files import Row, names_in, open_in, read_tail
+from penstock.watch.files import Row, names_in, open_in, read_tail, stamp
 from penstock.watch.page_files import STATIC, plotly_script
 from penstock.watch.run_files import WatchedRun
 from penstock.watch.series import as_json, full_intervals, reduced, short
@@ -32,7 +34,7 @@ from penstock.watch.verdicts import LEDGERS
 from penstock.watch.views import (
     AXES,
     MOST_EVALUATED,
-    MOST_FILES,
+    MOST_NAMES,
     SHOWN_EVENTS,
     VIDEOS,
     Views,
@@ -41,9 +43,10 @@ from penstock.watch.views import (
 PAGE = "report.html"
 MOST_VALUES = 300_000  # of all metrics, some 3 MB
 MOST_EVALUATIONS = 2000  # points of a curve
-MOST_VIDEO_NBYTES = 64 << 20  # of all videos, the newest first
+MOST_VIDEO_NBYTES = 64 << 20  # of all videos with their decisions, the newest first
 LOG_NBYTES = 8 << 10  # the end of each log
 MOST_LOGS = 40
+LOGS_FIRST = ("learner", "connector", "relay", "evaluator")  # actors come last, being many
 READ_S = 1.0  # at a time
 EVALUATED = ("eval_return_greedy", "eval_return_sampled")
 
@@ -87,9 +90,10 @@ def _answers(folder: Path) -> tuple[Row, dict[str, str]]:
     while run.read(READ_S) < 1.0:
         pass
     agent, events = views.agent(ALONE), views.events(ALONE)
-    videos, shown = _videos(run.folder, agent["videos"])
+    videos, shown, decisions, left_out = _videos(views, run.folder, agent["videos"])
     every = _rows_in_a_point(run)
-    logs = [name for name in names_in(run.folder, "logs", MOST_FILES) if name.endswith(".log")]
+    names = names_in(run.folder, "logs", MOST_NAMES)
+    logs = sorted((n.removesuffix(".log") for n in names if n.endswith(".log")), key=_log_place)
     notes = [
         f"Each point of a curve is the mean of {every} of the {run.columns.rows:,} measurements."
         if every > 1
@@ -100,12 +104,8 @@ def _answers(folder: Path) -> tuple[Row, dict[str, str]]:
         f"Of {agent['evaluated']:,} evaluations the newest {MOST_EVALUATED} are in the table."
         if agent["evaluated"] > MOST_EVALUATED
         else None,
-        *(
-            f"videos/{video['file']} is too large to be part of this file."
-            for video in agent["videos"]
-            if video not in shown
-        ),
-        f"Of {len(logs)} logs the first {MOST_LOGS} are part of this file."
+        *left_out,
+        f"Of {len(logs)} logs {MOST_LOGS} are part of this file: learners first, actors last."
         if len(logs) > MOST_LOGS
         else None,
     ]
@@ -127,18 +127,26 @@ def _answers(folder: Path) -> tuple[Row, dict[str, str]]:
         },
         "curves": _curves(run, every),
         "logs": {
-            name.removesuffix(".log"): read_tail(run.folder, "logs", name, most=LOG_NBYTES)
+            name: read_tail(run.folder, "logs", f"{name}.log", most=LOG_NBYTES)
             for name in logs[:MOST_LOGS]
         },
-        "decisions": {
-            video["file"]: views.decisions(ALONE, video["file"])["decisions"] for video in shown
-        },
+        "logs_left_out": logs[MOST_LOGS:],
+        "decisions": decisions,
         "videos": {
             video["file"]: {"id": name, "kind": VIDEOS[Path(video["file"]).suffix]}
             for name, video in zip(videos, shown, strict=True)
         },
     }
     return answers, videos
+
+
+def _log_place(name: str) -> tuple[int, str, int, str]:
+    """Where the log of a process is in the order in which logs are embedded."""
+    role, _, number = name.rpartition("-")
+    i = int(number) if number.isascii() and number.isdigit() and len(number) < 10 else 0
+    if role == "actor":
+        return len(LOGS_FIRST) + 1, role, i, name
+    return LOGS_FIRST.index(role) if role in LOGS_FIRST else len(LOGS_FIRST), role, i, name
 
 
 def _embedded(run: WatchedRun) -> list[str]:
@@ -208,19 +216,41 @@ def _means(buckets: Floats) -> Floats:
     return found
 
 
-def _videos(folder: Path, videos: Sequence[Row]) -> tuple[dict[str, str], list[Row]]:
-    """The newest videos that fit together, in base64 by the id of their block; and their rows."""
+def _videos(
+    views: Views, folder: Path, videos: Sequence[Row]
+) -> tuple[dict[str, str], list[Row], dict[str, Row | None], list[str]]:
+    """The newest videos that fit together with their decisions: in base64 by the id of their block,
+    their rows, and the decisions by the name of the video. Then a note on each that does not fit.
+
+    A run in progress may replace or delete a video meanwhile.
+    """
     found: dict[str, str] = {}
     shown: list[Row] = []
+    decisions: dict[str, Row | None] = {}
+    notes: list[str] = []
     left = MOST_VIDEO_NBYTES
     for video in videos:
+        name = video["file"]
+        before = stamp(folder, "videos", name)
         try:
-            with open(open_in(folder, "videos", video["file"]), "rb") as file:
+            with open(open_in(folder, "videos", name), "rb") as file:
                 data: Any = file.read(left + 1)
-        except OSError:
+        except FileNotFoundError:
             continue
-        if len(data) <= left:
-            left -= len(data)
-            found[f"video-{len(found)}"] = base64.b64encode(data).decode()
-            shown.append(video)
-    return found, shown
+        except OSError as error:
+            notes.append(f"videos/{name} is not part of this file ({error.strerror or error}).")
+            continue
+        decided = None
+        with suppress(UserError):  # deleted just now
+            decided = views.decisions(ALONE, name)["decisions"]
+        if stamp(folder, "videos", name) != before:
+            decided = None  # perhaps that of another video
+        nbytes = len(data) + (len(json.dumps(decided)) if decided else 0)
+        if nbytes > left:
+            notes.append(f"videos/{name} is too large to be part of this file.")
+            continue
+        left -= nbytes
+        found[f"video-{len(found)}"] = base64.b64encode(data).decode()
+        shown.append(video)
+        decisions[name] = decided
+    return found, shown, decisions, notes

@@ -2,7 +2,8 @@
 record a video.
 
 A recording makes the environment that the config names, which is code: of a run that is in progress
-this user runs that code already, and others are refused.
+this user runs that code already, and others are refused. A folder from elsewhere can name the
+socket of another run, so recordings and signals require that the run that replies is in the folder.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.core.processes import began_ticks
+from penstock.core.run_dir import in_use
 from penstock.evaluation.best_videos import record_newest
 from penstock.monitor import stacks as process_stacks
 from penstock.monitor.order_client import TIMELINE, give_order
@@ -32,7 +35,9 @@ class Orders:
     A run is asked to stop only once: a second signal would end it without its checkpoint.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cancels: Callable[[], bool] = lambda: False) -> None:
+        """``cancels``: whether a recording is to be ended, as the server ends."""
+        self._cancels = cancels
         self._stopped: set[tuple[int, int | None]] = set()
         self._locks = {name: threading.Lock() for name in KINDS}
 
@@ -50,14 +55,14 @@ class Orders:
             if order == TIMELINE:
                 return _timeline(folder)
             if order == "record":
-                return _record(folder)
+                return self._record(folder)
             return process_stacks.stacks(str(folder)) if order == "stacks" else self._stop(folder)
         finally:
             lock.release()
 
     def _stop(self, folder: Path) -> dict[str, Any]:
         """Send SIGINT to the supervisor, as Ctrl-C does: it saves a checkpoint and ends."""
-        pid = reach(str(folder)).pid
+        pid = supervisor_of(folder)
         identity = pid, began_ticks(pid)
         if identity in self._stopped:
             raise UserError(
@@ -67,12 +72,9 @@ class Orders:
         try:
             pidfd = os.pidfd_open(pid)
         except OSError as error:
-            raise UserError(
-                f"process {pid} cannot be accessed: {error.strerror}; it has just ended, or runs "
-                "in another container"
-            ) from error
+            raise _inaccessible(pid, error) from error
         try:
-            if reach(str(folder)).pid != pid:
+            if supervisor_of(folder) != pid:
                 raise UserError("the run has just been restarted; try again")
             signal.pidfd_send_signal(pidfd, signal.SIGINT)
         except OSError as error:
@@ -82,18 +84,61 @@ class Orders:
         self._stopped.add(identity)
         return {"pid": pid}
 
+    def _record(self, folder: Path) -> dict[str, Any]:
+        """Record the newest weights; the name of the video."""
+        pid = supervisor_of(folder)
+        try:
+            cwd = os.readlink(f"/proc/{pid}/cwd")
+        except OSError as error:
+            raise _inaccessible(pid, error) from error
+        return {"file": record_newest(folder, cwd, self._cancels)["file"]}
 
-def _record(folder: Path) -> dict[str, Any]:
-    """Record the newest weights; the name of the video."""
-    pid = reach(str(folder)).pid
-    try:
-        cwd = os.readlink(f"/proc/{pid}/cwd")
-    except OSError as error:
+
+def supervisor_of(folder: Path) -> int:
+    """The pid of the supervisor of the run in ``folder``: this user's process, which replies that
+    the folder is its own, while the folder's lock is held. Raises UserError if there is none."""
+    reached = reach(str(folder))
+    pid = reached.pid
+    if reached.report is None:
         raise UserError(
-            f"process {pid} cannot be accessed: {error.strerror}; it has just ended, or runs in "
-            "another container"
-        ) from error
-    return {"file": record_newest(folder, cwd)["file"]}
+            f"the supervisor of {folder} (pid {pid}) does not reply, so it takes no orders; "
+            f"penstock stacks {folder} shows where it hangs"
+        )
+    is_ours = _user_of(pid) == os.geteuid()
+    if not (is_ours and in_use(folder) and _is_folder_of(pid, reached.report.get("run"), folder)):
+        raise UserError(
+            f"the process that replies (pid {pid}) is not that of a run in {folder}; it was "
+            "copied, or moved during its run, so open the one in which the run was started"
+        )
+    return pid
+
+
+def _user_of(pid: int) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+
+
+def _is_folder_of(pid: int, run: object, folder: Path) -> bool:
+    """Whether ``run`` is ``folder`` to a process, which may have another root and another current
+    folder."""
+    if not isinstance(run, str) or "\0" in run:
+        return False
+    base = Path(f"/proc/{pid}/root" if run.startswith("/") else f"/proc/{pid}/cwd")
+    try:
+        return os.path.samefile(base / run.lstrip("/"), folder)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise _inaccessible(pid, error) from error
+
+
+def _inaccessible(pid: int, error: OSError) -> UserError:
+    return UserError(
+        f"process {pid} cannot be accessed: {error.strerror}; it has just ended, or runs in "
+        "another container"
+    )
 
 
 def _timeline(folder: Path) -> dict[str, Any]:

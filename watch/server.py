@@ -86,8 +86,11 @@ def serve(target: str, listen: Listen, ready: Callable[[str], None]) -> None:
     import uvicorn
 
     from penstock.watch.app import make_app
+    from penstock.watch.orders import Orders
 
-    app = make_app(Views(RunCatalog(Path(target))), listen.guard())
+    # A recording that is in progress would delay the end by its length.
+    orders = Orders(cancels=lambda: server.should_exit)
+    app = make_app(Views(RunCatalog(Path(target))), listen.guard(), orders)
     _check_tls(listen)
     with suppress(OSError):
         os.nice(NICE)
@@ -110,9 +113,10 @@ def serve(target: str, listen: Listen, ready: Callable[[str], None]) -> None:
             ssl_certfile=listen.tls_cert,
             ssl_keyfile=listen.tls_key,
         )
+        server = uvicorn.Server(config)
         ready(_address(listen, listener.getsockname()[1]))
         with suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run([listener])
+            server.run([listener])
 
 
 def timed_protocol(**arguments: Any) -> Any:

@@ -52,6 +52,7 @@ SHOWN_EVENTS = 400
 MOST_EVALUATED = 100  # of the newest evaluations
 LOG_NBYTES = 1 << 16
 MOST_FILES = 500
+MOST_NAMES = 10 * MOST_FILES  # in a folder, of which those above are the newest or the first
 CHECKPOINT = "checkpoint.safetensors"
 MOST_HEADERS = 20  # of the newest checkpoints, whose steps are read
 HEADER_NBYTES = 1 << 22  # of a checkpoint; in a longer one its steps are not looked for
@@ -230,7 +231,7 @@ class Views:
         """The end of what a process has printed."""
         run = self.catalog.run(name)
         file = f"{role}.log"
-        if file not in names_in(run.folder, "logs", MOST_FILES * 10):
+        if file not in names_in(run.folder, "logs", MOST_NAMES):
             return {"role": role[:80], "text": None}
         return {"role": role, "text": read_tail(run.folder, "logs", file, most=LOG_NBYTES)}
 
@@ -254,12 +255,12 @@ class Views:
         run = self.catalog.run(name)
         run.read(BUDGET_S)
         videos = []
-        for file in names_in(run.folder, "videos", MOST_FILES):
+        for file in names_in(run.folder, "videos", MOST_NAMES):
             if Path(file).suffix in VIDEOS and not file.startswith("."):
                 _, nbytes, ns = stamp(run.folder, "videos", file)
                 videos.append({"file": file, "nbytes": nbytes, "written": ns * 1e-9})
         return {
-            "videos": sorted(videos, key=lambda video: -video["written"]),
+            "videos": sorted(videos, key=lambda video: -video["written"])[:MOST_FILES],
             "record": f"penstock record {shlex.quote(str(run.folder))}",
             "evaluations": [_evaluation(line) for line in run.evaluations[-MOST_EVALUATED:]][::-1],
             "evaluated": len(run.evaluations),
@@ -288,7 +289,7 @@ class Views:
         name."""
         run = self.catalog.run(name)
         kind = VIDEOS.get(Path(file).suffix)
-        if kind is None or file not in names_in(run.folder, "videos", MOST_FILES):
+        if kind is None or file not in names_in(run.folder, "videos", MOST_NAMES):
             raise UserError(f"the run has no video {file[:80]!r}")
         return run.folder / "videos" / file, kind
 

@@ -111,6 +111,21 @@ def test_files_of_others_are_shown_as_text_and_bounded(
     screen.wait_for(".decisions .bar", "number 2").filter(has_text="-2 ± 0.2000")
     assert screen.inspect() == []
 
+    many: dict[str, Any] = {
+        "kind": "q",
+        "names": [],
+        "counts": [40],
+        "rows": [[0.5] * 24] * 30,
+        "values": 40,
+    }
+    many["episodes"] = [{"return": 9.0, "length": 900, "cut": True}]
+    (videos / "moves.gif.json").write_text(decided(30, action=[[33]] * 30, **many))
+    screen.open("odd", "agent")
+    screen.wait_for(".player p", "cut after 900 steps, return so far 9")
+    screen.wait_for(".decisions p", "Only the first 24 of 40 values are kept")
+    screen.wait_for(".decisions p", "● action 33: not among the values that are kept")
+    assert screen.inspect() == []
+
     for text in ("{", decided(0), decided(3, rows="text", action=7, counts=[2] * 9, kind=None)):
         (videos / "moves.gif.json").write_text(text)
         screen.open("odd", "agent")

@@ -146,7 +146,11 @@ function drawHead() {
   ];
   fill(head.querySelector(".figures"), rows.map(([label, value, small, exact]) =>
     h("div", null, h("dt", null, label), h("dd", { title: exact }, value), h("dd.small", { title: small }, small || "\u00a0"))));
-  setText(head.querySelector(".window"), now.flow.seconds ? `Rates, utilization and lag: ${means(now)}.` : "");
+  setText(head.querySelector(".window"), [
+    // The view Learning has its own note of that.
+    now.read < 1 && state.view !== "learning" && `${percent(now.read)} of the metrics are read; until all are, what is shown is of a sample of the lines.`,
+    now.flow.seconds && `Rates, utilization and lag: ${means(now)}.`,
+  ].filter(Boolean).join(" "));
   const troubles = troublesOf(now);
   const box = head.querySelector(".trouble");
   if (box.dataset.text !== JSON.stringify(troubles)) {
@@ -243,6 +247,7 @@ function openView() {
 async function turn() {
   if (busy || (document.hidden && !frozen)) return;
   busy = true;
+  let replied = false;
   try {
     if (!(tick % (RUNS_MS / LIVE_MS))) await loadRuns();
     const living = now === null || now.state === "running" || now.read < 1;
@@ -258,13 +263,14 @@ async function turn() {
       await shown?.update(now);
     }
     setText($("connection"), "");
+    replied = true;
   } catch (error) {
     setText($("connection"), error instanceof Refused ? error.message : frozen ? `a part of this file cannot be shown: ${error.message}` : "no connection to penstock watch");
     if (frozen || !(error instanceof Refused) && !(error instanceof TypeError) && error.name !== "TimeoutError") console.warn(error);
   } finally {
     busy = false;
     tick += 1;
-    if (now?.read < 1) setTimeout(turn, READ_MS);
+    if (replied && now?.read < 1) setTimeout(turn, READ_MS);
   }
 }
 

@@ -14,10 +14,14 @@ export class Decisions {
     this.last = found.picture.length - 1;
     this.slider = h("input", { type: "range", min: 0, max: this.last, value: 0, "aria-label": "Step of the video", oninput: () => this.seek(Number(this.slider.value)) });
     this.line = h("p.stepline");
-    this.bars = h("div.bars", { role: "list", "aria-label": TITLES[found.kind] ?? "Action" });
+    this.bars = h("div.bars");
+    this.beyond = h("p.stepline");
     this.curve = makeCurve(found);
-    fill(place, this.line, this.slider, this.bars, this.curve?.element, h("p.dim", null, this.notes()));
     this.rows = this.makeRows();
+    if (this.rows.length) { // a list, which scrolls if it is long
+      for (const [name, value] of [["role", "list"], ["aria-label", TITLES[found.kind] ?? "Action"], ["tabindex", 0]]) this.bars.setAttribute(name, value);
+    }
+    fill(place, this.line, this.slider, this.bars, this.beyond, this.curve?.element, h("p.dim", null, this.notes()));
     this.show(0);
     this.follow();
   }
@@ -27,7 +31,8 @@ export class Decisions {
     const texts = [TITLES[kind] ? `${TITLES[kind]} in each state, and the action that was taken (●).` : "The action that was taken."];
     if (value.some((each) => each !== null)) texts.push("Value: the discounted return that the network expects, in the units of its training.");
     if (steps > this.last + 1) texts.push(`Only the first ${count(this.last + 1)} of ${count(steps)} steps are kept.`);
-    if (values > this.rows?.length) texts.push(`Only the first ${this.rows.length} of ${values} values are kept.`);
+    const kept = this.rows.length;
+    if (kept && values > kept) texts.push(`Only the first ${count(kept)} of ${count(values)} values are kept.`);
     if (!this.video) texts.push("A GIF does not tell which picture it shows, so choose a step.");
     return texts.join(" ");
   }
@@ -37,7 +42,7 @@ export class Decisions {
     const components = kind === "mean" ? rows[0].map((_, i) => names[i] ?? `number ${i + 1}`) : [];
     if (kind !== "mean") {
       (counts.length ? counts : [rows[0].length]).forEach((n, part) => {
-        for (let i = 0; i < n && components.length < (rows[0].length || 0); i++) components.push(names[components.length] ?? (counts.length > 1 ? `${part + 1}: ${i}` : `action ${i}`));
+        for (let i = 0; i < n && components.length < (rows[0].length || 0); i++) components.push(names[components.length] ?? nameOf(i, part, counts));
       });
     }
     const drawn = components.map((name) => {
@@ -52,16 +57,16 @@ export class Decisions {
     return drawn;
   }
 
-  /** The chosen rows of a step: one for each component of an action. */
+  /** The chosen row of each component of an action; it may be beyond those that are kept. */
   chosen(k) {
     const { kind, counts, action } = this.found;
-    if (kind === "mean") return new Set();
+    if (kind === "mean") return [];
     let first = 0;
-    return new Set(action[k].map((choice, i) => { const at = first + choice; first += counts[i] ?? 0; return at; }));
+    return action[k].map((choice, i) => { const at = first + choice; first += counts[i] ?? 0; return at; });
   }
 
   show(k) {
-    const { kind, rows, std, action, reward, value } = this.found;
+    const { kind, counts, rows, std, action, reward, value } = this.found;
     this.step = k;
     this.slider.value = k;
     const total = reward.slice(0, k + 1).reduce((sum, x) => sum + (x ?? 0), 0);
@@ -69,7 +74,7 @@ export class Decisions {
     this.slider.setAttribute("aria-valuetext", this.line.textContent);
     const chosen = this.chosen(k), [low, high] = this.range;
     this.rows.forEach((row, i) => {
-      const x = rows[k][i] ?? null, isChosen = chosen.has(i);
+      const x = rows[k][i] ?? null, isChosen = chosen.includes(i);
       row.element.classList.toggle("chosen", isChosen);
       setText(row.name, isChosen ? `● ${row.name.title}` : row.name.title);
       const clipped = Math.max(-1, Math.min(1, x ?? 0));
@@ -80,6 +85,8 @@ export class Decisions {
       const spread = std[k]?.[i] ?? null;
       setText(row.value, kind === "probabilities" ? percent(x) : kind === "mean" ? `${number(x)}${spread === null ? "" : ` ± ${number(spread)}`}` : number(x));
     });
+    const beyond = action[k].map((choice, part) => (chosen[part] >= this.rows.length ? nameOf(choice, part, counts) : "")).filter(Boolean);
+    setText(this.beyond, this.rows.length && beyond.length ? `● ${beyond.join(", ")}: not among the values that are kept` : "");
     if (this.plain) setText(this.plain, `Action ${action[k].map(number).join(", ")}`);
     this.curve?.mark(k);
   }
@@ -105,6 +112,9 @@ export class Decisions {
     video.requestVideoFrameCallback(each);
   }
 }
+
+/** A choice without a name; of an action of several parts, with the number of the part. */
+const nameOf = (choice, part, counts) => (counts.length > 1 ? `${part + 1}: ${number(choice)}` : `action ${number(choice)}`);
 
 const TITLES = { probabilities: "Probability of each action", q: "Q-value of each action", mean: "Mean of each number of the action, from −1 to 1, ± its standard deviation" };
 

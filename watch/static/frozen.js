@@ -11,10 +11,12 @@ const POINTS = 600, WHOLE = { ".": 1 };
 export function answerOf(view, parameters) {
   if (view === "curves") return curves(parameters);
   if (view === "events") return events(parameters);
-  if (view === "log") return { role: parameters.role, text: frozen.logs[parameters.role] ?? null };
+  if (view === "log") return log(parameters.role);
   if (view === "decisions") return { decisions: frozen.decisions[parameters.file] ?? null };
   return frozen.views[view];
 }
+
+const log = (role) => ({ role, text: frozen.logs[role] ?? null, left_out: frozen.logs_left_out.includes(role) });
 
 const addresses = new Map();
 
@@ -75,10 +77,12 @@ function points(xs = [], ys) {
 
 /** Each value's mean with the `count` - 1 values before it, or with all if there are fewer. */
 function means(ys, count) {
-  let sum = 0;
-  return ys.map((y, i) => {
-    sum += y - (i >= count ? ys[i - count] : 0);
-    return sum / Math.min(count, i + 1);
+  // Each sum is made anew: in a running one a value such as 1e18 would leave its rounding error.
+  return ys.map((_, i) => {
+    const first = Math.max(0, i - count + 1);
+    let sum = 0;
+    for (let k = first; k <= i; k++) sum += ys[k];
+    return sum / (i - first + 1);
   });
 }
 

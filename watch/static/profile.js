@@ -1,11 +1,23 @@
 // What penstock profile measured in a run: its verdict, the shares of each process, tables, and the timeline; and
 // the timeline of the last minute of a living run.
 
-import { get, order } from "./api.js";
+import { Refused, get, order } from "./api.js";
 import { partColour, partOrder } from "./chart.js";
 import { date, fill, h, kept, percent, setText } from "./dom.js";
 import { Timeline } from "./timeline.js";
 import { capital } from "./view-flow.js";
+
+/** Let a section show what it has, once: again only if the server did not reply. */
+async function once(section) {
+  if (section.loaded) return;
+  try {
+    await section.show();
+    section.loaded = true;
+  } catch (error) {
+    section.loaded = error instanceof Refused;
+    throw error;
+  }
+}
 
 export class ProfileSection {
   constructor(place, run) {
@@ -17,10 +29,12 @@ export class ProfileSection {
 
   /** Show the profile, if the run has one; once, as it does not change. */
   async load() {
-    if (this.asked) return;
-    this.asked = true;
+    await once(this);
+  }
+
+  async show() {
     const { profile } = await get("profile", { run: this.run });
-    if (!profile) return;
+    if (!profile || this.closed) return;
     if (profile.error) { fill(this.place, h("p.note.warn", null, profile.error)); return; }
     this.hasVerdict = true;
     const timeline = h("div"), notes = h("div");
@@ -97,9 +111,7 @@ export class RecordedTimeline {
   async load(canRecord) {
     this.button.hidden = !canRecord;
     if (canRecord) this.head.hidden = false;
-    if (this.asked) return;
-    this.asked = true;
-    await this.show();
+    await once(this);
   }
 
   async show() {

@@ -36,7 +36,7 @@ export class AgentView {
   showVideos({ videos, record }) {
     if (!videos.length) {
       this.player = null;
-      fill(this.videos, h("p.note", null, "The run has no video. One is recorded at each new best, unless eval.video is off. By hand: ", h("code", null, record)));
+      fill(this.videos, h("p.note", null, "The run has no video. One is recorded at each new best if the run has evaluations, eval.video is on, the environment can be shown and the extra video is installed; none in the first 10 s. By hand: ", h("code", null, record)));
       return;
     }
     if (!this.player) {
@@ -67,7 +67,7 @@ export class AgentView {
       fill(this.player.decisions, h("p.dim", null, "No decisions are stored beside this video."));
       return;
     }
-    const played = found.episodes.map((each) => `return ${number(each.return)} in ${count(each.length)} steps`).slice(0, 3);
+    const played = found.episodes.map(described).slice(0, 3);
     setText(about, [...played, found.sampled ? "sampled actions" : "greedy actions", found.trained_steps === null ? "" : `${count(found.trained_steps)} trained steps`].filter(Boolean).join(" · "));
     this.decisions = new Decisions(this.player.decisions, found, moves ? null : shown);
   }
@@ -85,5 +85,8 @@ export class AgentView {
     this.record.disabled = false;
   }
 }
+
+const described = (episode) => (episode.cut ? `cut after ${count(episode.length)} steps, return so far ${number(episode.return)}`
+  : `return ${number(episode.return)} in ${count(episode.length)} steps`);
 
 const spread = (about) => (about?.mean === null || about === undefined ? "–" : `${number(about.mean)}${about.se ? ` ± ${number(about.se)}` : ""}`);

@@ -175,7 +175,7 @@ export class ProcessesView {
       stacks, h("h3.section", null, "Log"), log);
     try {
       const found = await get("log", { run: this.run, role: name });
-      setText(log, found.text ? found.text : "The process has printed nothing.");
+      setText(log, found.left_out ? `This log is not part of the file; it is logs/${name}.log in the run's folder.` : found.text || "The process has printed nothing.");
       log.scrollTop = log.scrollHeight;
     } catch (error) { setText(log, error.message); }
   }

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.configs.errors import UserError
 from penstock.evaluation import best_videos
-from penstock.evaluation.best_videos import KEPT, LIST, BestVideos, keep, part_name
+from penstock.evaluation.best_videos import KEPT, LIST, BestVideos, keep, part_name, record_newest
+from penstock.evaluation.recording_process import held
 
 
 def put(folder: Path, name: str, text: str = "video") -> str:
@@ -130,6 +132,32 @@ def test_a_recording_that_hangs_is_ended_and_leaves_nothing(
     poll_until_idle(videos)
     assert "has not ended within 0.2 s" in notes[0]
     assert list((tmp_path / "videos").iterdir()) == []
+
+
+def test_a_file_that_another_recording_writes_is_left_alone(
+    tmp_path: Path, notes: list[str], started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(best_videos, "LIMIT_S", 0.2)
+    part = tmp_path / "videos" / part_name("best")
+    with held(part):
+        with pytest.raises(UserError, match="another recording of this run is in progress"):
+            held(part).__enter__()
+        assert part.exists()
+        started.append("import time; time.sleep(100)")
+        videos = BestVideos(tmp_path, 0, wanted=True)
+        videos.request()
+        poll_until_idle(videos)
+        assert notes
+        assert part.exists()
+    assert list((tmp_path / "videos").iterdir()) == []
+
+
+def test_a_recording_for_a_viewer_ends_with_the_server(tmp_path: Path, started: list[str]) -> None:
+    started.append("import time; time.sleep(100)")
+    began_s = time.monotonic()
+    with pytest.raises(UserError, match="the recording was cancelled"):
+        record_newest(tmp_path, str(tmp_path), lambda: True)
+    assert time.monotonic() - began_s < 10
 
 
 def test_a_process_that_does_not_end_after_its_answer_is_ended(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +72,36 @@ def test_every_first_observation_and_every_step_is_shown_of_cut_episodes_too(
     shots = list(actor.shots(2, 0))
     game.close()
     assert len(shots) == shown
-    assert [shot.episode[1:] for shot in shots if shot.episode] == [episode] * 2
+    played = [shot.episode for shot in shots if shot.episode]
+    assert [each[1:] for each in played] == [episode] * 2
+    about = [(each["length"], each["cut"]) for each in actor.about(played)["episodes"]]
+    assert about == [episode] * 2
 
 
 class Game:
     pictures_per_s = 50.0
+
+
+def on_a_full_disk(path: Path) -> None:
+    path.write_text("{")
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_new_decisions_never_lie_beside_an_old_video(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    game: Any = Game()
+    for name in ("v.mp4", "v.mp4.json"):
+        (tmp_path / name).write_text("old")
+
+    def write(to: Path) -> None:
+        to.write_text("new")
+        assert {path.read_text() for path in tmp_path.glob("v.mp4*")} == {"old"}
+
+    with video.encoding(tmp_path / "v.mp4", game, write_decisions=write) as show:
+        show([np.zeros((320, 480, 3), np.uint8)])
+    assert (tmp_path / "v.mp4").stat().st_size > 3
+    assert (tmp_path / "v.mp4.json").read_text() == "new"
+    assert {path.name for path in tmp_path.iterdir()} == {"v.mp4", "v.mp4.json"}
 
 
 def test_a_video_that_is_not_finished_or_changes_its_size_leaves_nothing(tmp_path: Path) -> None:
@@ -91,6 +118,12 @@ def test_a_video_that_is_not_finished_or_changes_its_size_leaves_nothing(tmp_pat
         video.encoding(tmp_path / "v.mp4", game) as show,
     ):
         show([picture, picture[:, :64]])
+    assert list(tmp_path.iterdir()) == []
+    with (
+        pytest.raises(UserError, match=r"cannot be written \(No space left"),
+        video.encoding(tmp_path / "v.mp4", game, write_decisions=on_a_full_disk) as show,
+    ):
+        show([picture])
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     with (

@@ -17,7 +17,7 @@ from penstock.algos.samples import network_shape
 from penstock.configs.load import resolve
 from penstock.envs import make
 from penstock.evaluation import decisions
-from penstock.evaluation.decisions import DecisionTrack, beside, checked
+from penstock.evaluation.decisions import DecisionTrack, checked
 from penstock.models.acting.critic import make_critic
 
 
@@ -52,11 +52,9 @@ def tracked(
 
 
 def written(track: DecisionTrack, folder: Path, names: tuple[str, ...] = ()) -> dict[str, Any]:
-    video = folder / "agent.mp4"
-    assert track.write(video, {"fps": 50.0, "sampled": False}, names) == beside(video)
-    found = checked(beside(video).read_text())
+    track.write(folder / "decisions.json", {"fps": 50.0, "sampled": False}, names)
+    found = checked((folder / "decisions.json").read_text())
     assert found is not None
-    assert [path.name for path in folder.iterdir()] == ["agent.mp4.json"]
     return found
 
 
@@ -188,7 +186,7 @@ def test_of_a_hostile_file_only_numbers_and_short_texts_remain() -> None:
                 "names": ["n" * 1000, {"a": 1}],
                 "kind": "<script>",
                 "fps": "50",
-                "episodes": [{"return": "high"}, 3],
+                "episodes": [{"return": "high", "cut": 1}, 3, {"length": 9, "cut": True}],
                 "more": "x" * 1000,
             }
         )
@@ -199,7 +197,10 @@ def test_of_a_hostile_file_only_numbers_and_short_texts_remain() -> None:
     assert found["rows"][:3] == [[1, None, None, None] * 6, [], []]
     assert found["names"] == ["n" * 40, "{'a': 1}"]
     assert (found["kind"], found["fps"]) == (None, None)
-    assert found["episodes"] == [{"return": None, "length": None}]
+    assert found["episodes"] == [
+        {"return": None, "length": None, "cut": False},
+        {"return": None, "length": 9, "cut": True},
+    ]
     assert "more" not in found
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.core.machine import VERSIONS
+from penstock.evaluation.decisions import FORMAT
 from penstock.watch import freeze
 from penstock.watch.catalog import RunCatalog
 from penstock.watch.freeze import page, write
@@ -113,6 +114,73 @@ def test_videos_are_embedded_up_to_a_size_the_newest_first(
     assert list(found["videos"]) == ["new.mp4", "old.gif"]
     assert [video["file"] for video in found["views"]["agent"]["videos"]] == ["new.mp4", "old.gif"]
     assert found["notes"] == ["videos/older.webm is too large to be part of this file."]
+
+
+def decided(video: Path) -> None:
+    found = {"format": FORMAT, "picture": [0, 1], "value": [1.5, 2.5]}
+    video.with_name(f"{video.name}.json").write_text(json.dumps(found))
+
+
+def test_decisions_count_as_their_video_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path / "run", [1.0, 2.0])
+    (folder / "videos").mkdir()
+    for at_s, name in enumerate(("new.mp4", "old.mp4")):
+        (folder / "videos" / name).write_bytes(b"film")
+        decided(folder / "videos" / name)
+        os.utime(folder / "videos" / name, (1e9 - at_s, 1e9 - at_s))
+    found = answers(folder)
+    assert [each["value"] for each in found["decisions"].values()] == [[1.5, 2.5]] * 2
+    nbytes = 4 + len(json.dumps(found["decisions"]["new.mp4"]))
+    monkeypatch.setattr(freeze, "MOST_VIDEO_NBYTES", 2 * nbytes - 1)
+    assert list(answers(folder)["videos"]) == ["new.mp4"]
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a_run_that_changes_its_videos_meanwhile_has_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    folder = make_run(tmp_path / "run", [1.0, 2.0])
+    (folder / "videos").mkdir()
+    video = folder / "videos" / "now.mp4"
+    video.write_bytes(b"film")
+    decided(video)
+    opened = freeze.open_in
+
+    def then_change(place: Path, *parts: str) -> int:
+        descriptor = opened(place, *parts)
+        if parts[0] == "videos":
+            video.unlink()
+            if how == "replaced":
+                video.write_bytes(b"another film")
+        return descriptor
+
+    monkeypatch.setattr(freeze, "open_in", then_change)
+    found = answers(folder)
+    assert (list(found["videos"]), found["decisions"]) == (["now.mp4"], {"now.mp4": None})
+    video.unlink(missing_ok=True)
+    video.write_bytes(b"film")
+
+    def gone(place: Path, *parts: str) -> int:
+        video.unlink(missing_ok=True)
+        return opened(place, *parts)
+
+    monkeypatch.setattr(freeze, "open_in", gone)
+    found = answers(folder)
+    assert (found["videos"], found["notes"]) == ({}, [])
+
+
+def test_of_many_logs_those_of_actors_are_left_out(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [1.0, 2.0])
+    roles = [*(f"actor-{i}" for i in range(60)), "learner-0", "server-0", "connector-0", "relay-1"]
+    for role in (*roles, "evaluator-0"):
+        (folder / "logs" / f"{role}.log").write_text("printed\n")
+    found = answers(folder)
+    first = ["learner-0", "connector-0", "relay-1", "evaluator-0", "server-0"]
+    assert list(found["logs"]) == [*first, *(f"actor-{i}" for i in range(35))]
+    assert found["logs_left_out"] == [f"actor-{i}" for i in range(35, 60)]
+    assert found["notes"] == ["Of 65 logs 40 are part of this file: learners first, actors last."]
 
 
 def test_a_long_run_is_thinned_to_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

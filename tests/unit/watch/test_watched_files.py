@@ -125,6 +125,21 @@ def test_a_sample_is_spread_over_the_file_and_has_its_end(tmp_path: Path) -> Non
     assert read_sample(tmp_path, "none", nbytes=1 << 17) == []
 
 
+@pytest.mark.parametrize("grows", [True, False])
+def test_a_sample_of_lines_that_become_longer_has_all_parts(tmp_path: Path, grows: bool) -> None:
+    lengths = [10] * 20_000 + [2000] * 2000
+    lines = [
+        json.dumps({"i": i, "text": "x" * n})
+        for i, n in enumerate(lengths if grows else lengths[::-1])
+    ]
+    (tmp_path / "m.jsonl").write_text("\n".join(lines) + "\n")
+    found = [row["i"] for row in read_sample(tmp_path, "m.jsonl", nbytes=1 << 17)]
+    assert found == sorted({*found})
+    long = [i for i in found if lengths[i if grows else -1 - i] > 10]
+    assert len(long) >= 20
+    assert max(after - before for before, after in pairwise(long)) < 2000 / 10
+
+
 def test_a_sample_of_a_short_file_repeats_no_line(tmp_path: Path) -> None:
     lines = [json.dumps({"i": i}) for i in range(100)]
     (tmp_path / "m.jsonl").write_text("\n".join(lines) + "\n")

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from penstock.watch import files, run_files
+from penstock.watch import files, run_files, views
+from penstock.watch.catalog import RunCatalog
 from penstock.watch.columns import MetricColumns
 from penstock.watch.flow import flow
 from penstock.watch.live import LiveStatus
 from penstock.watch.run_files import WatchedRun
 from penstock.watch.verdicts import MetricWindow, judge, load_options, process_names
+from penstock.watch.views import Views
 from run_folders import STEPS, make_run
 
 
@@ -40,6 +42,20 @@ def test_a_run_is_read_as_it_grows(tmp_path: Path) -> None:
     assert run.columns.rows == 0
     run.read(10)
     assert run.columns.rows == 3
+
+
+def test_the_newest_of_many_videos_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path / "run", [1.0])
+    (folder / "videos").mkdir()
+    for i in range(20):
+        for name in (f"{i}.mp4", f"{i}.mp4.json"):
+            (folder / "videos" / name).touch()
+        os.utime(folder / "videos" / f"{i}.mp4", (1e9 + i, 1e9 + i))
+    monkeypatch.setattr(views, "MOST_FILES", 3)
+    found = Views(RunCatalog(folder)).agent(".")["videos"]
+    assert [video["file"] for video in found] == ["19.mp4", "18.mp4", "17.mp4"]
 
 
 def test_of_a_long_file_a_sample_is_shown_first(

@@ -55,6 +55,24 @@ def test_values_are_those_of_the_other_reader_of_metrics() -> None:
             np.testing.assert_array_equal(columns.column(name), wanted)
 
 
+def test_memory_is_bounded_where_metrics_appear_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns_module, "FIRST_ROWS", 4)
+    monkeypatch.setattr(columns_module, "MOST_CELLS", 64)
+    columns = MetricColumns()
+    columns.extend([{"i": i} for i in range(60)])
+    late = [{"i": i, "late": {str(k): 100 * i + k for k in range(7)}} for i in range(60, 64)]
+    for lines in (late[:1], late[1:]):
+        columns.extend(lines)
+        whole = [columns.column(name).base for name in columns.names]
+        assert sum(each.nbytes for each in whole if each is not None) <= 8 * 64
+    places = columns.column("i")
+    assert np.isin([0, 63], places).all()
+    assert (np.diff(places) > 0).all()
+    for k in range(7):
+        expected = np.where(places >= 60, 100 * places + k, np.nan)
+        np.testing.assert_array_equal(columns.column(f"late/{k}"), expected)
+
+
 def test_the_names_below_a_prefix() -> None:
     columns = MetricColumns()
     columns.extend([{"ledger": {"b": 1, "a": 2}, "ledgers": {"actor-0": {"step": 1}}, "c": 3}])

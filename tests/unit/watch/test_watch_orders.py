@@ -1,0 +1,107 @@
+"""Orders of the page: which folders they are given to."""
+
+from __future__ import annotations
+
+import json
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.core.run_dir import SUPERVISOR_FILE, run_folder
+from penstock.launch.status_server import StatusServer
+from penstock.monitor.status_client import Reached, reach
+from penstock.watch import orders
+from penstock.watch.orders import Orders, supervisor_of
+
+
+@pytest.fixture
+def run() -> Iterator[Path]:
+    """The folder of a run in progress, whose supervisor replies from a thread."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as place, ExitStack() as stack:
+        folder = Path(place) / "run"
+        stack.enter_context(run_folder(folder, "auto"))
+        server = stack.enter_context(StatusServer(folder, folder))
+        ends = threading.Event()
+
+        def reply() -> None:
+            while not ends.is_set():
+                server.turn([], {})
+                time.sleep(0.01)
+
+        thread = threading.Thread(target=reply)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(ends.set)
+        yield folder
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was carried out, in place of it."""
+    found: list[Any] = []
+
+    def record(folder: Path, cwd: str, cancels: object) -> dict[str, Any]:
+        found.append(folder)
+        return {"file": "now.mp4"}
+
+    monkeypatch.setattr(orders, "record_newest", record)
+    send = lambda _, number: found.append(number)  # noqa: E731
+    monkeypatch.setattr(signal, "pidfd_send_signal", send)
+    return found
+
+
+def test_the_folder_of_a_run_in_progress_takes_orders(run: Path, given: list[Any]) -> None:
+    assert Orders().give("record", run) == {"file": "now.mp4"}
+    assert Orders().give("stop", run) == {"pid": supervisor_of(run)}
+    assert given == [run, signal.SIGINT]
+
+
+@pytest.mark.parametrize("order", ["record", "stop"])
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_folder_that_names_the_socket_of_another_run_is_refused(
+    run: Path, given: list[Any], order: str, locked: bool
+) -> None:
+    crafted = run.parent / "crafted"
+    with ExitStack() as stack:
+        crafted.mkdir()
+        if locked:
+            stack.enter_context(run_folder(crafted, "auto"))
+        (crafted / SUPERVISOR_FILE).write_text((run / SUPERVISOR_FILE).read_text())
+        with pytest.raises(UserError, match="is not that of a run in"):
+            Orders().give(order, crafted)
+    assert given == []
+
+
+def test_a_copy_whose_reply_names_it_is_refused_without_a_lock(
+    run: Path, given: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = reach(str(run))
+    crafted = run.parent / "crafted"
+    crafted.mkdir()
+    report = {**(reached.report or {}), "run": str(crafted)}
+    made = Reached(reached.pid, report, run)
+    monkeypatch.setattr(orders, "reach", lambda _: made)
+    with pytest.raises(UserError, match="is not that of a run in"):
+        Orders().give("record", crafted)
+    assert given == []
+    with run_folder(crafted, "auto"):
+        assert Orders().give("record", crafted) == {"file": "now.mp4"}
+
+
+def test_a_socket_that_does_not_reply_takes_no_orders(
+    run: Path, given: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = json.loads((run / SUPERVISOR_FILE).read_text())
+    made = Reached(about["pid"], None, run)
+    monkeypatch.setattr(orders, "reach", lambda _: made)
+    with pytest.raises(UserError, match="does not reply"):
+        Orders().give("record", run)
+    assert given == []
