@@ -46,6 +46,8 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
     host are not known here. Where actors are on other hosts than their learner, an address is
     chosen, and keys are made in the run's folder.
     """
+    if len(hosts) == 1:
+        config = _without_spread(config)
     learners = config.learner.most_count * config.learner.first_threads
     most = max(hosts)
     joins = config.learner.most_count > config.learner.first_count
@@ -75,13 +77,13 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
             f"{learners} cores for {config.learner.count} learners; set learner.server_spread=true "
             "or learner.pace=bsp, or fewer"
         )
-    if together and config.learner.server_spread and len(hosts) > 1:
+    if together and config.learner.server_spread:
         raise UserError(
             f"transport.kind {kind} keeps the run on one host, and learner.server_spread true "
             "places the parameter server on others; set transport.kind=auto or "
             "learner.server_spread=false"
         )
-    bind, spreads = config.transport.bind, config.learner.server_spread and len(hosts) > 1
+    bind, spreads = config.transport.bind, config.learner.server_spread
     if (spreads or joins) and bind and reachable(bind) == bind:
         option = "server_spread true" if spreads else f"count {config.learner.count}"
         raise UserError(
@@ -96,6 +98,24 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
     if config.transport.curve is None and not config.transport.insecure:
         changes["curve"] = str(_keys(run_dir))
     return _changed(config, "transport", **changes)
+
+
+def on_this_host(config: Config) -> Config:
+    """The config of a run on an engine without hosts.
+
+    Raises UserError where learners come and go with hosts.
+    """
+    if config.learner.first_count < (most := config.learner.most_count):
+        raise UserError(
+            f"learner.count {config.learner.count} starts learners as hosts come and go, which "
+            f"only a Ray cluster has; add --engine ray, or set learner.count={most}"
+        )
+    return _without_spread(config)
+
+
+def _without_spread(config: Config) -> Config:
+    """On one host the parameter server listens in the runtime folder, and at no port."""
+    return _changed(config, "learner", server_spread=False)
 
 
 def _by_hosts(config: Config, hosts: Sequence[int]) -> int | str:
@@ -149,7 +169,7 @@ def _group_threads(free: Sequence[int], threads: int) -> int:
 
 def _spread(config: Config, hosts: Sequence[int]) -> bool:
     """Whether roles that work with learners are on other hosts than they, or learners are apart."""
-    return _has_gpus_apart(config, hosts) or (len(hosts) > 1 and config.learner.server_spread)
+    return _has_gpus_apart(config, hosts) or config.learner.server_spread
 
 
 def _has_gpus_apart(config: Config, hosts: Sequence[int]) -> bool:

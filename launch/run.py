@@ -321,7 +321,9 @@ def conduct(
             begun, resume = begin_from(path, folder), "must"
         changed = differences(path, config, resume)
         hosts = engine.hosts()
-        placed = placement.on_hosts(config, hosts, path) if hosts else _on_this_host(config)
+        placed = (
+            placement.on_hosts(config, hosts, path) if hosts else placement.on_this_host(config)
+        )
         place_specs = _place(make_specs(placed, runtime_dir), engine)
         specs = place_specs()
         optional = make_sinks(config, path)
@@ -357,19 +359,6 @@ def conduct(
         if not supervisor.began and not summary["accounting"]["produced"]:
             _take_back(attempt, outcome.reason)
         return outcome, summary
-
-
-def _on_this_host(config: Config) -> Config:
-    """The config of a run without an engine that has hosts.
-
-    Raises UserError where learners come and go with hosts.
-    """
-    if config.learner.first_count < (most := config.learner.most_count):
-        raise UserError(
-            f"learner.count {config.learner.count} starts learners as hosts come and go, which "
-            f"only a Ray cluster has; add --engine ray, or set learner.count={most}"
-        )
-    return config
 
 
 def _place(specs: Sequence[RoleSpec], engine: Engine) -> PlaceSpecs:

@@ -217,12 +217,21 @@ def test_auto_leaves_cores_for_shards_that_spread(tmp_path: Path) -> None:
     assert placement.on_hosts(given, [4, 4, 4], tmp_path).actors.count == "3..6", "4..8 without"
 
 
-def test_shards_on_one_host_stay_in_the_runtime_folder(tmp_path: Path) -> None:
-    given = placement.on_hosts(config(*SPREAD), [8], tmp_path)
-    specs, bundles = placement.bundles(topology.train(given, tmp_path), ())
-    assert [bundle.name for bundle in bundles] == ["learners"]
+@pytest.mark.parametrize("hosts", [[8], []], ids=["a cluster of one host", "no cluster"])
+@pytest.mark.parametrize("bind", [(), ("transport.bind=tcp://*:7700", "transport.insecure=true")])
+@pytest.mark.parametrize("actors", ["2", "2..20"])
+def test_shards_on_one_host_stay_in_the_runtime_folder(
+    hosts: list[int], bind: tuple[str, ...], actors: str, tmp_path: Path
+) -> None:
+    wanted = config(*SPREAD, *bind, f"actors.count={actors}")
+    given = placement.on_hosts(wanted, hosts, tmp_path) if hosts else placement.on_this_host(wanted)
     servers = tuple(f"ipc://{tmp_path}/server-{n}" for n in range(2))
-    assert {spec.servers for spec in specs if spec.role == "learner"} == {servers}
+    by_hand = topology.learner(given, "tcp://*:7700", tmp_path)
+    for specs in (topology.train(given, tmp_path), by_hand):
+        assert {spec.servers for spec in specs if spec.role == "learner"} == {servers}
+    _, bundles = placement.bundles(topology.train(given, tmp_path), hosts)
+    assert bundles[0].name == "learners"
+    assert {"server-0", "server-1"} <= set(bundles[0].roles)
 
 
 @pytest.mark.parametrize(
@@ -310,6 +319,13 @@ def test_learners_that_may_come_later_are_in_bundles_of_their_own(tmp_path: Path
 def test_learners_that_come_and_go_need_a_transport_between_hosts(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"learner\.count 1\.\.2 has learners on hosts of their"):
         placement.on_hosts(config("learner.count=1..2", "transport.kind=shm"), [8, 8], tmp_path)
+
+
+def test_learners_that_come_and_go_need_a_cluster() -> None:
+    with pytest.raises(
+        UserError, match=r"learner\.count 1\.\.2 starts .* add --engine ray, or set"
+    ):
+        placement.on_this_host(config("learner.count=1..2"))
 
 
 @pytest.mark.parametrize("bind", ["tcp://10.0.0.1:7700", "ipc:///tmp/wire"])
