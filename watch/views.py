@@ -254,7 +254,7 @@ class Views:
         """The videos of a run, newest first, and its evaluations."""
         run = self.catalog.run(name)
         run.read(BUDGET_S)
-        videos = []
+        videos: list[Row] = []
         for file in names_in(run.folder, "videos", MOST_NAMES):
             if Path(file).suffix in VIDEOS and not file.startswith("."):
                 _, nbytes, ns = stamp(run.folder, "videos", file)

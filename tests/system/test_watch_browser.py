@@ -424,6 +424,17 @@ def test_processes_of_many_hosts(screen: Screen, tmp_path: Path) -> None:
             assert screen.axe() == [], view
 
 
+def test_other_views_say_that_they_show_a_sample(screen: Screen, tmp_path: Path) -> None:
+    made = make_run(tmp_path / "runs/long", [1.0, 2.0, 3.0, 4.0], ends=False)
+    with (made / "metrics.jsonl").open("a") as file:
+        for line in islice(lines_like(made), 30_000):
+            file.write(json.dumps(line) + "\n")
+    screen.open("long", "flow")
+    screen.wait_for(".window", "what is shown is of a sample of the lines")
+    screen.wait_until("!document.querySelector('.window').textContent.includes('sample')")
+    assert screen.inspect() == []
+
+
 def test_a_long_run_is_shown_before_it_is_read(screen: Screen, tmp_path: Path) -> None:
     made = make_run(tmp_path / "runs/long", [1.0, 2.0, 3.0, 4.0], ends=False)
     with (made / "metrics.jsonl").open("a") as file:

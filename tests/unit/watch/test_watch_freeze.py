@@ -19,6 +19,7 @@ from penstock.core.machine import VERSIONS
 from penstock.evaluation.decisions import FORMAT
 from penstock.watch import freeze
 from penstock.watch.catalog import RunCatalog
+from penstock.watch.files import open_in
 from penstock.watch.freeze import page, write
 from penstock.watch.views import Views
 from run_folders import STEPS, make_run
@@ -146,7 +147,7 @@ def test_a_run_that_changes_its_videos_meanwhile_has_a_page(
     video = folder / "videos" / "now.mp4"
     video.write_bytes(b"film")
     decided(video)
-    opened = freeze.open_in
+    opened = open_in
 
     def then_change(place: Path, *parts: str) -> int:
         descriptor = opened(place, *parts)
