@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -20,6 +22,7 @@ from penstock.launch.status_server import StatusServer
 from penstock.monitor.status_client import Reached, reach
 from penstock.watch import orders
 from penstock.watch.orders import Orders, supervisor_of
+from run_folders import make_run
 
 
 @pytest.fixture
@@ -105,3 +108,37 @@ def test_a_socket_that_does_not_reply_takes_no_orders(
     with pytest.raises(UserError, match="does not reply"):
         Orders().give("record", run)
     assert given == []
+
+
+SERVER = """
+import http.client, json, os, signal, sys, threading
+from penstock.evaluation import best_videos
+from penstock.watch import orders
+from penstock.watch.server import Listen, serve
+
+orders.supervisor_of = lambda folder: os.getpid()
+RECORD = (
+    "import os, signal, sys, time; os.kill(int(sys.argv[1]), signal.SIGINT); time.sleep(100)"
+)
+best_videos.python = lambda module, parent, *rest: [sys.executable, "-c", RECORD, str(parent)]
+
+def record(address):
+    connection = http.client.HTTPConnection(address.split("/")[2])
+    connection.request("GET", "/api/session")
+    session = json.loads(connection.getresponse().read())
+    headers = {"content-type": "application/json", session["header"]: session["token"]}
+    connection.request("POST", "/order/record", json.dumps({"run": "."}), headers)
+    print(connection.getresponse().read().decode())
+
+ready = lambda address: threading.Thread(target=record, args=(address,)).start()
+serve(sys.argv[1], Listen(port=0), ready)
+"""
+
+
+def test_the_server_ends_at_once_while_it_records(tmp_path: Path) -> None:
+    for name in ("uvicorn", "starlette", "plotly"):
+        pytest.importorskip(name)
+    folder = make_run(tmp_path / "run", [1.0])
+    command = [sys.executable, "-c", SERVER, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "the recording was cancelled" in done.stdout, done.stderr
