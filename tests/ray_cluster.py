@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from penstock.core.run_dir import sweep
 from train_command import SMALL, Command
 
 WAIT_S = 20.0
@@ -43,6 +45,9 @@ def cluster(nodes: int, cores: int = 2) -> Iterator[Any]:
         while left := [p for p in psutil.Process().children(recursive=True) if lives(p, before)]:
             assert time.monotonic() < ends_s, left
             time.sleep(0.1)
+        # A Ray worker that has lost its node kills its children, so a host supervisor may leave its
+        # folder; the next run on that host removes it.
+        sweep(Path(tempfile.gettempdir()))
         os.environ.pop("RAY_ADDRESS", None)
 
 
