@@ -44,7 +44,10 @@ DARK = ("agent",)  # views that are also shown dark
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 WIDTH, HEIGHT = 1200, 820
 COLUMNS, ROWS = 112, 34  # of the terminal
-RUN = ("minatar_breakout", "run.seed=1", "stop.minutes=10", "eval.every_steps=100000")
+RUN = (
+    *("minatar_breakout", "run.seed=1", "stop.minutes=10", "stop.env_steps=2e7"),
+    "eval.every_steps=100000",
+)
 BESIDE = ("cartpole_ppo", "run.seed=1", "stop.env_steps=400000", "eval.every_steps=50000")
 FRAME = re.compile(r"╭.*?╰[^\n]*", re.DOTALL)
 NBYTES = 200_000  # of a picture, unless nothing smaller is possible
