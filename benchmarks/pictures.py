@@ -4,9 +4,9 @@
     docs/images/terminal.png      the live view of that run in its terminal
     docs/images/agents/NAME.gif   each agent of docs/agents, as it plays
 
-The run is of MinAtar's Breakout for some minutes, beside an ended one of CartPole. Screenshots need
-Chromium; an agent whose environment cannot be drawn here is named and left out. With --only a part
-is made.
+The screenshots show a run of MinAtar's Breakout that has trained for some minutes, and an ended run
+of CartPole in the list. They need Chromium. If an environment cannot be rendered on this machine,
+its GIF is skipped with a message. `--only` makes the screenshots or the GIFs alone.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def screens(browser: str, minutes: float) -> None:
 
 
 class Terminal:
-    """A run in a terminal of its own, whose output is read as it comes."""
+    """A run in a pseudo-terminal; a thread reads its output."""
 
     def __init__(self, folder: Path, arguments: tuple[str, ...]) -> None:
         self._fd, child = pty.openpty()

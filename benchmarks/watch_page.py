@@ -8,8 +8,8 @@
   drawn from the reply of the server.
 - A living run of 300 processes on 40 hosts, with a simulated status behind the real socket: from
   the request of an update until the page has changed for the last time.
-- Three living runs whose lines of 8 hours arrive in minutes, while each view is requested: the
-  memory of the server after each eighth. A line takes 8 bytes a figure.
+- Memory of the server over 8 simulated hours of three running runs: the script appends the lines
+  of metrics of 8 hours within minutes and requests each view meanwhile. Measured after each eighth.
 
     python benchmarks/watch_page.py [--runs 50] [--lines 100000] [--times 5] [--hours 8] [--json]
 

@@ -169,11 +169,10 @@ class LearnerConfig(Section):
     significance: Positive = 0.01
     """Relative change of a parameter above which `asp` sends it. A larger value sends less."""
     pull: Literal["newest", "ahead", "cached"] = "newest"
-    """When a learner fetches the parameters of a server. `newest` waits for them before each step.
-    `ahead` asks for them while the step before is computed, so that they lack that step's gradient;
-    for `ssp` and `tap`. `cached` does so only if those that the learner has would be older than
-    `staleness` allows, and is for `ssp`. Both save waits on a slow network, and gradients are
-    staler."""
+    """When a learner fetches parameters from a parameter server. `newest`: before each step, and it
+    waits for them. `ahead` (for `ssp`, `tap`): during the step before, so the parameters lack that
+    step's gradient. `cached` (for `ssp`): as `ahead`, but only when the learner's copy would exceed
+    `staleness`. `ahead` and `cached` wait less on a slow network, but gradients are staler."""
     spare: Count = 1
     """Gradients of each step that `backup` does not wait for."""
     server_shards: Count = 1
