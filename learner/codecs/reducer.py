@@ -8,6 +8,7 @@ everywhere, whatever order a backward pass takes.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -76,9 +77,11 @@ class Reducer:
             self.prepare_backward(update, total)
         while self._handed < len(self._buckets):
             self._hand_over()
-        pending, self._pending, self._total = self._pending, [], None
-        for future in pending:
-            future.result()
+        pending, self._pending, self._total = deque(self._pending), [], None
+        # No name for a future: with its error, which refers to this frame, it would be a cycle, and
+        # the connections of a lost group would stay open until it is collected.
+        while pending:
+            pending.popleft().result()
         self._device.current_stream().wait_stream(self._stream)
 
     def close(self) -> None:
