@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import statistics
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -50,7 +52,6 @@ PACES: dict[str, tuple[str, ...]] = {
     "bsp": TOGETHER,
     "local_sgd": (),
     "ssp": SHARDS,
-    "ssp, pulls ahead": (*SHARDS, "learner.pull=ahead"),
     "asp": SHARDS,
     "tap": SHARDS,
     "backup": TOGETHER,
@@ -68,8 +69,8 @@ class PacedTask(NamedTuple):
 
 
 TASKS = {
-    "cartpole": PacedTask("cartpole", (), 20.0, 475.0),
-    "catch": PacedTask("catch.yaml", ("learner.lr=1e-4",), 45.0, 0.9),
+    "cartpole": PacedTask("cartpole", (), 15.0, 475.0),
+    "catch": PacedTask("catch.yaml", ("learner.lr=1e-4",), 40.0, 0.9),
     "minatar": PacedTask(
         "minatar_breakout",
         # Statistics of observations are shared under bsp alone.
@@ -81,7 +82,7 @@ TASKS = {
 POINTS = 15  # of a curve
 HEADING: list[Any] = [
     "task", "link", "pace", "goal after (s)", "mean return", "last return", "updates", "steps",
-    "lag mean",
+    "lag mean", "cores",
 ]  # fmt: skip
 
 
@@ -89,7 +90,7 @@ def main() -> None:
     args = parser(__doc__)
     args.add_argument("--task", choices=[*TASKS, "all"], default="all")
     args.add_argument("--links", default=",".join(LINKS))
-    args.add_argument("--paces", default=None, help="some of PACES, with | between them")
+    args.add_argument("--paces", default=",".join(PACES))
     args.add_argument("--seeds", type=int, default=1, help="runs of each")
     args.add_argument("--svg", type=Path, help="draw all saved curves into this file")
     options = args.parse_args()
@@ -100,16 +101,22 @@ def main() -> None:
             title = f"{task} at {link}"
             runs = results.setdefault(title, {"runs": {}})["runs"]
             results[title] |= {"machine": machine()}
-            for pace in options.paces.split("|") if options.paces else PACES:
+            for pace in options.paces.split(","):
                 runs[pace] = [one(task, link, pace, seed) for seed in range(options.seeds)]
                 rows.append([task, link, pace, *row(runs[pace])])
-    settings = {"learners": LEARNERS, "stall_s": STALL_S, "every_s": EVERY_S, "goals": GOALS}
-    finish("paces", {**settings, "episodes": EPISODES, "tasks": results}, rows, options)
+                done = SETTINGS | {"tasks": results}
+                finish("paces", done, rows, options)  # each time, as a pass takes long
     if options.svg:
         draw(results, options.svg)
 
 
-GOALS = {name: task.goal for name, task in TASKS.items()}
+SETTINGS = {
+    "learners": LEARNERS,
+    "stall_s": STALL_S,
+    "every_s": EVERY_S,
+    "episodes": EPISODES,
+    "goals": {name: task.goal for name, task in TASKS.items()},
+}
 
 
 def earlier() -> dict[str, Any]:
@@ -122,7 +129,7 @@ def earlier() -> dict[str, Any]:
 def row(runs: Sequence[dict[str, Any]]) -> list[Any]:
     """Medians over the seeds; the goal counts where all runs have reached it."""
     reached = [run["goal_s"] for run in runs]
-    keys = ("mean_return", "last_return", "updates", "steps", "lag_mean")
+    keys = ("mean_return", "last_return", "updates", "steps", "lag_mean", "cores")
     middle = [statistics.median(run[key] for run in runs if run[key] is not None) for key in keys]
     return [None if None in reached else statistics.median(reached), *middle]
 
@@ -133,7 +140,7 @@ def overrides(task: str, pace: str, seed: int) -> list[str]:
     return [
         *plan.options,
         *PACES[pace],
-        f"learner.pace={pace.partition(',')[0]}",
+        f"learner.pace={pace}",
         f"run.seed={seed}",
         f"stop.minutes={plan.seconds / 60}",
         *("stop.return=null", "stop.env_steps=null", "eval.every_steps=null"),
@@ -150,6 +157,7 @@ def one(task: str, link: str, pace: str, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "run"
         folder.mkdir()
+        began_s, spent_s = time.monotonic(), processor_s()
         summary = train_on_hosts(
             plan.target,
             options,
@@ -160,6 +168,7 @@ def one(task: str, link: str, pace: str, seed: int) -> dict[str, Any]:
             seconds=plan.seconds + 60,
             during=partial(stalls, folder),
         )
+        cores = (processor_s() - spent_s) / (time.monotonic() - began_s)
         curve = evaluated(folder)
         lags = [m["policy_lag_mean"] for m in metrics(folder) if m["policy_lag_mean"] is not None]
     found = {
@@ -170,6 +179,7 @@ def one(task: str, link: str, pace: str, seed: int) -> dict[str, Any]:
         "updates": summary["learner_steps"],
         "steps": summary["trained_steps"],
         "lag_mean": statistics.fmean(lags) if lags else None,
+        "cores": cores,
         "megabytes": summary["curve"][-1]["megabytes"] if summary["curve"] else None,
         "exit_reason": summary["exit_reason"],
         "options": options,
@@ -178,6 +188,13 @@ def one(task: str, link: str, pace: str, seed: int) -> dict[str, Any]:
     shown = {key: value for key, value in found.items() if key not in ("curve", "options")}
     print(task, link, pace, shown, file=sys.stderr, flush=True)
     return found
+
+
+def processor_s() -> float:
+    """Processor time of all processes that this one has started and that have ended: how much of
+    the machine a run has had, beside other work on it."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

@@ -134,6 +134,33 @@ def test_a_lost_shard_ends_all_and_they_go_on_from_the_checkpoint(
 
 
 @pytest.mark.slow
+def test_a_learner_without_a_shard_leaves_the_others_and_joins_again(
+    penstock: Penstock, tmp_path: Path
+) -> None:
+    store, port = free_ports(1), free_ports(3)  # two for actors, then one for the shard
+    where = ("--world=2", f"--store=127.0.0.1:{store}", f"--bind=tcp://127.0.0.1:{port}")
+
+    def learner(rank: int, *options: str) -> Command:
+        command = ("learner", *RUN, *where, "learner.pace=ssp", *options, "--json")
+        return penstock(*command, f"--rank={rank}")
+
+    played = actors(penstock, port)
+    first, second = (learner(rank) for rank in range(2))
+    first.wait_until(lambda: saved(tmp_path), START_S)
+    os.kill(second.pid_of("learner-1"), signal.SIGKILL)
+    code, _, err = second.end()
+    assert code == 1, err
+    before = updates(tmp_path / "run")
+    first.wait_until(lambda: updates(tmp_path / "run") > before + 50, START_S)
+    again, lines = learner(1, "--resume=auto"), len(metrics(tmp_path / "run/rank-1"))
+    first.wait_until(lambda: len(metrics(tmp_path / "run/rank-1")) > lines + 3, START_S)
+    # it has the parameters of the others, not those of its start
+    assert min(m["learner_steps"] for m in metrics(tmp_path / "run/rank-1")[lines:]) > before
+    stop([again, first])
+    stop(played)
+
+
+@pytest.mark.slow
 def test_torchrun_starts_all_of_them_again_from_the_checkpoint(
     penstock: Penstock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
