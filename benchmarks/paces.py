@@ -70,7 +70,7 @@ class PacedTask(NamedTuple):
 
 TASKS = {
     "cartpole": PacedTask("cartpole", (), 15.0, 475.0),
-    "catch": PacedTask("catch.yaml", ("learner.lr=1e-4",), 40.0, 0.9),
+    "catch": PacedTask("catch.yaml", ("learner.lr=1e-4",), 30.0, 0.9),
     "minatar": PacedTask(
         "minatar_breakout",
         # Statistics of observations are shared under bsp alone.
