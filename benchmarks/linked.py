@@ -57,7 +57,14 @@ def train_on_hosts(
             learner = ["learner", target, *options, *where, bind, "--json"]
             group.append(_start(stack, made, rank, learner, cwd, folder / f"learner-{rank}.out"))
             join = f"--connect=tcp://127.0.0.1:{BIND_PORT + rank}"
-            actor = ["actor", join, f"--dir={folder / f'actor-{rank}'}", "--json"]
+            # without keys an actor runs only code that it is allowed: that of the example
+            actor = [
+                "actor",
+                join,
+                "--allow=catch:*",
+                f"--dir={folder / f'actor-{rank}'}",
+                "--json",
+            ]
             _start(stack, made, rank, actor, cwd, folder / f"actor-{rank}.out")
         with during(group):
             curve = _watch(group, folder, seconds)
