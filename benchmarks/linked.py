@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,13 @@ def train_on_hosts(
     link: str,
     learners: int,
     seconds: float,
+    during: Callable[[Sequence[subprocess.Popen[bytes]]], AbstractContextManager[object]] = (
+        nullcontext
+    ),
 ) -> dict[str, Any]:
     """Train to the end, or for ``seconds`` at most; the summary of rank 0, and a curve.
+
+    ``during`` is made of the commands of all ranks, and lasts as long as they run.
 
     The curve has a `point` per poll, whose megabytes left the busiest interface since training
     began. Raises NoHostsError where there can be no hosts.
@@ -52,9 +57,17 @@ def train_on_hosts(
             learner = ["learner", target, *options, *where, bind, "--json"]
             group.append(_start(stack, made, rank, learner, cwd, folder / f"learner-{rank}.out"))
             join = f"--connect=tcp://127.0.0.1:{BIND_PORT + rank}"
-            actor = ["actor", join, f"--dir={folder / f'actor-{rank}'}", "--json"]
+            # without keys an actor runs only code that it is allowed: that of the example
+            actor = [
+                "actor",
+                join,
+                "--allow=catch:*",
+                f"--dir={folder / f'actor-{rank}'}",
+                "--json",
+            ]
             _start(stack, made, rank, actor, cwd, folder / f"actor-{rank}.out")
-        curve = _watch(group, folder, seconds)
+        with during(group):
+            curve = _watch(group, folder, seconds)
         for process in group:
             _end(process)
     out = (folder / "learner-0.out").read_text().splitlines()

@@ -182,7 +182,8 @@ class LearnerConfig(Section):
     """Whether the processes of the parameter server are on other hosts than the learners, each on
     one of its own as far as there are enough. They then listen on the network, with the keys of
     `transport.curve`, at the ports after those of the connectors. It has an effect with `--engine
-    ray` on several hosts, where learners may then be on several hosts too."""
+    ray` on several hosts, where learners may then be on several hosts too. Learners that are
+    started by hand always have the shards beside them."""
     reduce: ReduceConfig = Field(default_factory=ReduceConfig)
     device: Device = "auto"
     """Device of the learner; `auto` uses a GPU if one is available."""

@@ -28,7 +28,8 @@ class RoleSpec:
     of the learner that the role is or belongs to. ``informed`` roles receive messages about that
     learner's actors and connectors; an ``expendable`` one never ends a run. ``address`` is where to
     bind or connect; for a learner, where its actors connect. ``servers`` are the addresses of the
-    shards of a learner's parameter server. ``meets_at`` is the ``host:port`` at which a learner
+    shards of a learner's parameter server; with a ``store``, of those that the learner's own
+    supervisor starts. ``meets_at`` is the ``host:port`` at which a learner
     serves the meeting of a group that it leads; None where all learners are on one host. ``gpus``
     must be on its host.
     """

@@ -636,7 +636,10 @@ class Decisions:
         effects = self._name_saver() if stage is Stage.LEARNER else []
         for worker in self._running(stage):
             name = worker.spec.name
-            if worker.life is Life.STARTING:  # it has no state yet that could be lost
+            # One that starts has no state yet that could be lost. A shard waits for the learners
+            # of other supervisors, which notice by its end that this one has failed.
+            failed = stage is Stage.SERVER and self._reason in ("fault", "user_error")
+            if worker.life is Life.STARTING or (failed and worker.spec.store is not None):
                 effects.append(Kill(name, signal.SIGKILL))
                 continue
             if last:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.configs.errors import UserError
-from penstock.configs.group import SERVED
 from penstock.core.role import Store
 from penstock.core.run_dir import Resume
 
@@ -71,11 +70,6 @@ def find_place(
 
 def check_place(place: LearnerPlace, config: Config, environ: Mapping[str, str]) -> None:
     """Raise UserError for options that do not work over several machines."""
-    if config.learner.pace in SERVED:
-        raise UserError(
-            f"learner.pace {config.learner.pace} uses a parameter server, which serves learners on "
-            "one machine only; set learner.pace=bsp or local_sgd"
-        )
     if place.torchrun and config.run.dir is None:
         raise UserError(
             "torchrun restarts a learner with the same command, which must find its checkpoint; "
@@ -170,6 +164,24 @@ def _check_reachable(store: str, known: list[str]) -> None:
 def is_loopback(address: str) -> bool:
     """Whether only this host reaches an address."""
     return ipaddress.ip_address(address).is_loopback
+
+
+def own_address(other: str) -> str:
+    """The address of this machine that it has towards the host ``other``, which is not contacted.
+
+    Raises UserError where there is no way to that host.
+    """
+    try:
+        found = socket.getaddrinfo(other, 1, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise UserError(
+            f"this machine has no way to {other}, the host of --store ({error.strerror}); give an "
+            "address of rank 0 that all machines reach"
+        ) from None
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> LearnerPlace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,12 @@ from penstock.configs.transports import AUTO, TRANSPORTS, TransportSpec
 from penstock.core.cores import most_actors
 from penstock.core.role import Store
 from penstock.core.role_spec import RoleSpec, Stage
+from penstock.launch.machines import own_address
+from penstock.launch.placement import any_port
 from penstock.transport.addresses import (
     bind_of,
     connector_addresses,
+    own_server_addresses,
     reachable,
     run_bind,
     server_addresses,
@@ -64,9 +68,20 @@ def learner(config: Config, bind: str, runtime_dir: Path) -> tuple[RoleSpec, ...
 
 
 def one_of_several(config: Config, bind: str, rank: int, store: Store) -> tuple[RoleSpec, ...]:
-    """The learner of one rank; ``store`` is the rendezvous of all ranks."""
+    """The learner of one rank, with its shards of the parameter server if the pace has one;
+    ``store`` is the rendezvous of all ranks."""
     evaluator = _evaluator(config) if rank == 0 else ()
-    return (_learner(config, rank, None, store), *_connectors(config, bind, [rank]), *evaluator)
+    shards: dict[int, str] = {}
+    if config.learner.pace in SERVED:
+        host = own_address(store.host)
+        shards = own_server_addresses(config, bind, rank, host, any_port())
+    learner = replace(_learner(config, rank, None, store), servers=tuple(shards.values()))
+    return (
+        *(replace(_shard(shard, address), store=store) for shard, address in shards.items()),
+        learner,
+        *_connectors(config, bind, [rank]),
+        *evaluator,
+    )
 
 
 def actors(count: int, address: str, transport: str) -> tuple[RoleSpec, ...]:
@@ -90,12 +105,12 @@ def _server(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
     """The parameter server of the paces that have one: a process for each shard."""
     if config.learner.pace not in SERVED:
         return ()
+    return tuple(starmap(_shard, enumerate(server_addresses(config, runtime_dir))))
+
+
+def _shard(shard: int, address: str) -> RoleSpec:
     main = "penstock.learner.parameter_server.server:run"
-    addresses = server_addresses(config, runtime_dir)
-    return tuple(
-        RoleSpec("server", shard, main, Stage.SERVER, address=address)
-        for shard, address in enumerate(addresses)
-    )
+    return RoleSpec("server", shard, main, Stage.SERVER, address=address)
 
 
 def _served(config: Config, runtime_dir: Path, learners: Iterable[RoleSpec]) -> Iterator[RoleSpec]:

@@ -81,8 +81,8 @@ def run(ctx: RoleContext) -> None:
     logger.info("%s", network_of(config, info, trainer))
     checkpoints = CheckpointManager(ctx.run_dir, trainer, ctx.report, ctx.event)
     # A parameter server takes the state of the learner that joins first. Otherwise learner 0
-    # resumes, unless the other learners have the state already.
-    served = config.learner.pace in SERVED
+    # resumes, unless the other learners have the state already; on several machines it joins first.
+    served = config.learner.pace in SERVED and ctx.store is None
     if served or (ctx.learner == 0 and not ctx.group_begun):
         # Under a server, a learner that restarts takes time and returns from the last checkpoint.
         how = "auto" if served and ctx.incarnation and ctx.resume == "no" else ctx.resume

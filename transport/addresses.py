@@ -189,6 +189,30 @@ def server_addresses(config: Config, runtime_dir: Path) -> tuple[str, ...]:
     return tuple(bind_of(bind, first + shard) for shard in shards)
 
 
+def own_server_addresses(
+    config: Config, bind: str, rank: int, host: str, port: int
+) -> dict[int, str]:
+    """Where the shards listen that a learner of several machines has beside it, by their numbers.
+
+    Shard i is with the learner of rank i mod the number of learners. Its port follows those of all
+    connectors, so that a firewall can know it; it is ``port`` + i where ``bind``, the address of
+    rank 0, has none. Raises UserError if a port does not exist.
+    """
+    learners = config.learner.most_count
+    shards = range(rank, config.learner.server_shards, learners)
+    found = re.fullmatch(r"tcp://.*:(\d+)", bind)
+    if found is not None and int(found[1]):
+        port = int(found[1]) + learners * config.transport.connectors
+    place = f"[{host}]" if ":" in host else host
+    last = port + max(shards, default=0)
+    if last > MAX_PORT:
+        raise UserError(
+            f"the shards of the parameter server would listen up to port {last}, and the last port "
+            f"is {MAX_PORT}; set transport.bind to a lower port"
+        )
+    return {shard: f"tcp://{place}:{port + shard}" for shard in shards}
+
+
 def beside(address: str, other: str) -> str:
     """The address on the host, or in the folder, of ``address`` with the port or name of ``other``.
 

@@ -33,11 +33,19 @@ from penstock.core.params import Arrays
 from penstock.core.role import RoleContext, RunEndedError
 from penstock.core.role import Store as Where
 from penstock.learner.codecs.auto import choose
-from penstock.learner.group.process_group import LearnerGroup, hello_of, meet, use_interface
+from penstock.learner.group.process_group import (
+    LearnerGroup,
+    hello_of,
+    lost,
+    meet,
+    use_interface,
+)
 from penstock.learner.group.remote_store import (
+    all_servers,
     interface_of,
     interface_with,
     open_store,
+    publish_servers,
     who_has_gone,
 )
 from penstock.learner.parameter_server.client import ServerClient
@@ -51,7 +59,7 @@ from penstock.learner.sync.gradient_sync import (
     SingleLearner,
 )
 from penstock.learner.sync.local_sgd import LocalSgd
-from penstock.learner.sync.served import Served
+from penstock.learner.sync.served import LOST_S, Served
 from penstock.profiling.ledger import Part
 from penstock.profiling.status import Phase
 
@@ -68,6 +76,8 @@ LOOK_S = 0.005
 # time in which the others read why they do not fit together, from a store that then ends
 REREAD_S = 0.5
 LOOPBACK = "lo"
+AGAIN = "start all of them again with --resume auto, to go on from the last checkpoint"
+BEGUN = "served"  # in the store: the parameter server has the state of rank 0
 MEETING = "group-"  # prefix of the files in which learners of a host meet
 
 
@@ -215,27 +225,32 @@ class ElasticGroup:
         ``last``: the learner that writes it is named only later. None where a server did not give
         its part, so that no checkpoint can be written.
         """
-        return self.sync.state_dict(saves=self.leads or last)
+        may_lead = last and self._ctx.store is None  # on several machines rank 0 writes all
+        return self.sync.state_dict(saves=self.leads or may_lead)
 
     def _serve(self) -> bool:
         """Join the parameter server and take its state; False where the run ends before."""
         ctx, trainer, progress = self._ctx, self._trainer, self._trainer.progress
         cfg = over_run(self._config.learner, self._config.stop.env_steps)
         (optimizer,) = trainer.optimizers().values()
+        servers = ctx.servers if ctx.store is None else self._meet_at_servers()
+        if not servers:
+            return False
         client = ServerClient(
-            ctx.servers,
+            servers,
             ctx.learner,
             optimizer,
             cfg,
             version=progress.version,
             samples=progress.trained_steps,
             tally=tuple(progress.totals()),
-            curve=keys_for(ctx.servers[0], self._config.transport.curve),
+            curve=keys_for(servers[0], self._config.transport.curve),
         )
 
         def waiting() -> bool:
-            ctx.status.beat()
-            return not ctx.stopping()
+            if ctx.store is not None and not ctx.stopping():
+                self._check_servers(client, servers)
+            return self._stays()
 
         progress.share_window(cfg.most_count)
         served = Served(client, optimizer, progress, cfg.most_count, ctx.ledger, waiting)
@@ -243,7 +258,62 @@ class ElasticGroup:
         nothing = ControlMessage(np.zeros(0), progress.growth())
         said = served.sync_control(nothing)
         progress.commit(nothing.growth, said.growth)
+        if self._remote is not None and ctx.learner == 0:
+            self._remote.set(BEGUN, "")
         return not said.stop
+
+    def _meet_at_servers(self) -> tuple[str, ...]:
+        """Meet the learners of the other machines, and return the addresses of all shards.
+
+        Rank 0 joins these first, as it has the checkpoint, the others when it has. Empty where the
+        run ends before.
+        """
+        ctx, cfg = self._ctx, self._config.learner
+        assert ctx.store is not None
+        timeout_s = self._config.run.start_timeout_s
+        self._remote = store = open_store(ctx.store, ctx.learner, timeout_s, self._stays)
+        if store is None:
+            return ()
+        failure, servers = "", tuple[str, ...]()
+        try:
+            with lost("the meeting"):
+                publish_servers(store, ctx.learner, ctx.servers)
+            hello = hello_of(self._config, self._trainer.device)
+            members = range(cfg.most_count)
+            meet(store, members, ctx.learner, hello, timeout_s, self._stays)
+            with lost("the meeting"):
+                servers = all_servers(store, cfg.most_count, cfg.server_shards)
+                while ctx.learner and not store.check([BEGUN]):
+                    if not self._stays():
+                        return ()
+                    time.sleep(LOOK_S)
+        except GroupLostError as error:
+            failure = str(error)
+        except UserError:
+            time.sleep(REREAD_S)
+            raise
+        if failure:
+            self._failed(0, failure)
+            return ()
+        return servers
+
+    def _check_servers(self, client: ServerClient, servers: Sequence[str]) -> None:
+        """Raise UserError for a shard that was never reached, RunEndedError for one that is lost:
+        no supervisor knows the shards of the others."""
+        away = client.unreached()
+        if away is None:
+            return
+        rank = away.shard % self._config.learner.most_count
+        name = f"shard {away.shard} of the parameter server, with rank {rank},"
+        limit_s = self._config.run.start_timeout_s
+        if away.was_reached and away.seconds > LOST_S:
+            raise RunEndedError(f"{name} has ended or cannot be reached; {AGAIN}")
+        if not away.was_reached and away.seconds > limit_s:
+            raise UserError(
+                f"{name} does not answer at {servers[away.shard]} within run.start_timeout_s = "
+                f"{limit_s:g} s; see that no firewall is between, and that all ranks have the same "
+                "keys in transport.curve"
+            )
 
     def _wait_for_word(self) -> Message | None:
         """Wait until the supervisor has named a new group; None at the end."""
@@ -333,10 +403,7 @@ class ElasticGroup:
             gone = who_has_gone(self._remote, ctx.store, members, ctx.learner, waiting)
             if ctx.stopping():
                 return False
-            raise RunEndedError(
-                f"{gone}; start all of them again with --resume auto, to go on from the last "
-                "checkpoint"
-            )
+            raise RunEndedError(f"{gone}; {AGAIN}")
         use_interface(self._config.learner.reduce.interface or interface_of(ctx.store, os.environ))
         timeout_s = self._config.run.start_timeout_s
         self._remote = open_store(ctx.store, ctx.learner, timeout_s, waiting)

@@ -296,11 +296,16 @@ def _read(value: bytes, member: int) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise UserError(
-            f"what the store holds for rank {member} is not what a learner of Penstock writes; see "
-            "that no other program uses its port, and that its network is closed to others"
-        )
+        raise UserError(foreign_value(member))
     return found
+
+
+def foreign_value(member: int) -> str:
+    """The sentence about a value that no learner has written into the store."""
+    return (
+        f"what the store holds for rank {member} is not what a learner of Penstock writes; see "
+        "that no other program uses its port, and that its network is closed to others"
+    )
 
 
 def _compare(me: int, mine: dict[str, Any], member: int, theirs: dict[str, Any]) -> None:

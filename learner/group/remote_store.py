@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
 import threading
 import time
@@ -13,12 +15,13 @@ import torch.distributed as dist
 
 from penstock.configs.errors import UserError
 from penstock.core.role import Store as Where
-from penstock.learner.group.process_group import INTERFACE_VARIABLES
+from penstock.learner.group.process_group import INTERFACE_VARIABLES, foreign_value
 from penstock.transport.addresses import is_local
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+ADDRESS = re.compile(r"tcp://[^\s/]{1,255}:[0-9]{1,5}")
 TRY_S = 1.0
 LOOK_S = 0.05
 ROLL_S = 5.0  # time in which all living members notice that the group is lost
@@ -110,6 +113,32 @@ def _answers(where: Where, timeout_s: float, waiting: Callable[[], bool]) -> boo
             )
         time.sleep(LOOK_S)
     return False
+
+
+def publish_servers(store: Store, rank: int, addresses: Sequence[str]) -> None:
+    """Tell the other learners where the shards of a parameter server listen that are with this
+    one, in the order of their numbers."""
+    store.set(f"servers-{rank}", json.dumps(list(addresses)))
+
+
+def all_servers(store: Store, learners: int, shards: int) -> tuple[str, ...]:
+    """The addresses of all ``shards``, when all ``learners`` have published theirs.
+
+    Shard i is with rank i mod ``learners``. Raises UserError for what no learner has written: the
+    store takes values from any client.
+    """
+    found: list[str] = [""] * shards
+    for rank in range(min(learners, shards)):
+        own = found[rank::learners]
+        try:
+            given = json.loads(store.get(f"servers-{rank}"))
+        except (ValueError, RecursionError):
+            given = None
+        fits = isinstance(given, list) and len(given) == len(own)
+        if not fits or not all(isinstance(a, str) and ADDRESS.fullmatch(a) for a in given):
+            raise UserError(foreign_value(rank))
+        found[rank::learners] = given
+    return tuple(found)
 
 
 def who_has_gone(

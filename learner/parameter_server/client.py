@@ -28,6 +28,7 @@ import numpy as np
 import torch
 import zmq
 from torch import Tensor
+from zmq.utils.monitor import parse_monitor_message
 
 from penstock.configs.errors import UserError
 from penstock.configs.sections import LearnerConfig
@@ -58,6 +59,7 @@ from penstock.transport.zmq.sockets import dealer
 
 JOIN_S = 0.1  # period of requests to a server that has not started yet
 REPEAT_S = 1.0  # to one that may have ended
+CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED  # with keys: each side has the right ones
 STATE_REPEAT_S = 30.0  # for the whole state, which may be gigabytes
 ANSWERS: dict[ServerMessageKind | None, ServerMessageKind] = {
     ServerMessageKind.PULL: ServerMessageKind.VALUES,
@@ -84,6 +86,16 @@ class Reply(NamedTuple):
     """Whether some learner found a number that is not finite."""
     checkpoint: bool
     """Whether another learner asked all to save."""
+
+
+class Unreached(NamedTuple):
+    """A shard to which there is no connection."""
+
+    shard: int
+    seconds: float
+    """Since the connection has ended, or since the client was made."""
+    was_reached: bool
+    """Whether there was a connection before."""
 
 
 class ServerClient:
@@ -224,6 +236,20 @@ class ServerClient:
         """Whether the next step needs a pull, by `learner.pull`."""
         return self.has_asked or not self._is_fresh or self._cfg.pull == "newest"
 
+    def unreached(self) -> Unreached | None:
+        """The shard that has been without a connection for the longest time; None if none is.
+
+        A shard whose host vanishes loses its connections after about seven seconds, by heartbeats.
+        """
+        for shard in self._shards:
+            shard.look()
+        away = [(s.away_since_s, n) for n, s in enumerate(self._shards) if s.away_since_s]
+        if not away:
+            return None
+        since_s, number = min(away)
+        seconds = time.monotonic() - since_s
+        return Unreached(number, seconds, self._shards[number].was_reached)
+
     def fetch(self, timeout_s: float) -> ServerState | None:
         """The server's state of the run, for a checkpoint; None where no answer came.
 
@@ -251,7 +277,7 @@ class ServerClient:
     def close(self) -> None:
         for shard in self._shards:
             shard.send(ServerHeader(ServerMessageKind.BYE))
-            shard.socket.close(500)  # ms for what is on its way
+            shard.close()
         self._context.term()
 
     def _push_gradient(self, head: ServerHeader, gradient: Floats) -> None:
@@ -383,6 +409,21 @@ class _Shard:
         self.state: ServerState | None = None
         self._join = join
         self.flags = Flag.NONE  # of the request
+        self.away_since_s: float | None = time.monotonic()  # None while there is a connection
+        self.was_reached = False
+        self._events = socket.get_monitor_socket(CONNECTED | zmq.EVENT_DISCONNECTED)
+
+    def look(self) -> None:
+        """Note which connections were made or have ended since the last call."""
+        while self._events.poll(0):
+            event = parse_monitor_message(self._events.recv_multipart())["event"]
+            self.was_reached |= event == CONNECTED
+            self.away_since_s = None if event == CONNECTED else time.monotonic()
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self._events.close(0)
+        self.socket.close(500)  # ms for what is on its way
 
     def ask(self, kind: ServerMessageKind, flags: Flag = Flag.NONE) -> None:
         """Begin a request; `say` sends it."""

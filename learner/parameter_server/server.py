@@ -76,8 +76,9 @@ def run(ctx: RoleContext) -> None:
     """Serve at ``ctx.address`` until asked to stop.
 
     Learners fetch its state to save the run. At the end of a run the supervisor stops it after
-    them, with {"kind": "finish"}. When the supervisor is lost, all are stopped at once: then it
-    serves until all learners have left, for at most `run.grace_s`.
+    them, with {"kind": "finish"}. When the supervisor is lost, all are stopped at once, and where
+    other supervisors have learners too, it knows only its own: then it serves until all learners
+    have left, for at most `run.grace_s`.
 
     Reports "server" with figures every `run.interval_s`.
     """
@@ -97,7 +98,8 @@ def run(ctx: RoleContext) -> None:
         ends_s = inf
         while True:
             ctx.status.beat()
-            if any(message["kind"] == "finish" for message in ctx.messages()):
+            finish = any(message["kind"] == "finish" for message in ctx.messages())
+            if finish and ctx.store is None:
                 ends_s = 0.0
             if ctx.stopping():
                 now_s = time.monotonic()

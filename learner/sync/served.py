@@ -23,7 +23,8 @@ from penstock.profiling.ledger import Part, TimeLedger
 
 PULL_S = 0.2
 FETCH_S = 1.0
-STOPPING_S = 30.0  # for the state of the last checkpoint; the server may be dead
+STOPPING_S = 30.0  # for the state of the last checkpoint
+LOST_S = 5.0  # without a connection, after which a shard counts as dead
 
 
 class Served:
@@ -111,9 +112,10 @@ class Served:
             return {}
         ends_s = time.monotonic() + STOPPING_S
         while self._client.fetch(FETCH_S) is None:
+            away = self._client.unreached()
             if self._waiting():
                 ends_s = time.monotonic() + STOPPING_S
-            elif time.monotonic() > ends_s:
+            elif time.monotonic() > ends_s or (away and away.seconds > LOST_S):
                 return None
         return {}
 

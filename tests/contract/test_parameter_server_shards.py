@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.learner.parameter_server.client import ServerClient
 from penstock.learner.parameter_server.parameters import part_of
 from penstock.learner.parameter_server.server import ParameterServer
-from server_rig import SIZE, Rig, config, optimizer_of, pulled, push, rigs, values
+from server_rig import SIZE, Rig, config, optimizer_of, pulled, push, rigs, until, values
 
 ADAM = {"optimizer": "adam", "lr": 0.05, "grad_clip": 0.5}
 GRADIENTS = [torch.randn(SIZE, generator=torch.Generator().manual_seed(n)) for n in range(12)]
@@ -140,3 +140,30 @@ def test_a_worker_of_another_shard_is_refused(rig: Callable[..., Rig]) -> None:
     with pytest.raises(Exception, match="has other settings of learner"):
         crossed.pull(5.0)
     crossed.close()
+
+
+def test_a_worker_notices_which_shard_has_ended(tmp_path: Path) -> None:
+    cfg = config("tap", 2, server_shards=2)
+    addresses = [f"ipc://{tmp_path}/{shard}" for shard in range(2)]
+    servers = [ParameterServer(cfg, at, shard=n) for n, at in enumerate(addresses)]
+    client = ServerClient(addresses, 0, optimizer_of(cfg), cfg)
+    first = client.unreached()
+    assert first is not None
+    assert not first.was_reached
+    try:
+        while client.pull(0.01) is None:
+            for server in servers:
+                server.turn(0.01)
+        assert client.unreached() is None
+        servers.pop().close()
+        until(lambda: client.unreached() is not None)
+        lost = client.unreached()
+        assert lost is not None
+        assert (lost.shard, lost.was_reached) == (1, True)
+        assert lost.seconds < 5.0
+        servers.append(ParameterServer(cfg, addresses[1], shard=1))
+        until(lambda: client.unreached() is None)
+    finally:
+        client.close()
+        for server in servers:
+            server.close()

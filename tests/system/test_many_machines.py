@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from penstock.learner.checkpoints import checkpoint_format
+from penstock.transport.zmq import keys
 from train_command import SMALL, Command, Penstock, assert_balanced, metrics, updates
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
@@ -86,6 +88,75 @@ def test_by_hand_all_end_with_one_and_go_on_together(penstock: Penstock, tmp_pat
         assert_balanced(answer)
     assert {answer["trained_steps"] for answer in answers} == {answers[0]["trained_steps"]}
     assert "learner_steps" in {answer["exit_reason"] for answer in answers}
+    stop(played)
+
+
+def test_a_lost_shard_ends_all_and_they_go_on_from_the_checkpoint(
+    penstock: Penstock, tmp_path: Path
+) -> None:
+    store, port = free_ports(1), free_ports(4)  # two for actors, then two for shards
+    keys.new(tmp_path / "keys")
+    where = ("--world=2", f"--store=127.0.0.1:{store}", f"--bind=tcp://127.0.0.1:{port}")
+    served = ("learner.pace=ssp", "learner.server_shards=2", "transport.curve=keys")
+
+    def learners(*options: str) -> list[Command]:
+        command = ("learner", *RUN, *where, *served, *options, "--json")
+        return [penstock(*command, f"--rank={rank}") for rank in range(2)]
+
+    played = [
+        penstock(
+            *("actor", f"--connect=tcp://127.0.0.1:{port + rank}", f"--dir=actor-{rank}"),
+            *("--curve=keys", "--json"),
+        )
+        for rank in range(2)
+    ]
+    first, second = learners()
+    first.wait_until(lambda: saved(tmp_path), START_S)
+    os.kill(second.pid_of("server-1"), signal.SIGKILL)
+    ends = [command.end() for command in (first, second)]
+    assert [code for code, _, _ in ends] == [1, 1]
+    assert sentence(ends[0][2]) == (
+        "learner-0: shard 1 of the parameter server, with rank 1, has ended or cannot be reached; "
+        "start all of them again with --resume auto, to go on from the last checkpoint"
+    )
+    assert "server-1: was killed by SIGKILL" in ends[1][2]
+    before = len(metrics(tmp_path / "run"))
+    reached = updates(tmp_path / "run") + 20
+    for command in learners("--resume=auto", f"stop.learner_steps={reached}"):
+        code, answer, err = command.end()
+        assert code == 0, err
+        assert answer["learner_steps"] >= reached
+        assert_balanced(answer)
+    assert min(m["learner_steps"] for m in metrics(tmp_path / "run")[before:]) >= 10
+    at_end = checkpoint_format.load(tmp_path / "run/checkpoints/last").meta["progress"]
+    assert at_end["learner_steps"] >= reached
+    stop(played)
+
+
+@pytest.mark.slow
+def test_a_learner_without_a_shard_leaves_the_others_and_joins_again(
+    penstock: Penstock, tmp_path: Path
+) -> None:
+    store, port = free_ports(1), free_ports(3)  # two for actors, then one for the shard
+    where = ("--world=2", f"--store=127.0.0.1:{store}", f"--bind=tcp://127.0.0.1:{port}")
+
+    def learner(rank: int, *options: str) -> Command:
+        command = ("learner", *RUN, *where, "learner.pace=ssp", *options, "--json")
+        return penstock(*command, f"--rank={rank}")
+
+    played = actors(penstock, port)
+    first, second = (learner(rank) for rank in range(2))
+    first.wait_until(lambda: saved(tmp_path), START_S)
+    os.kill(second.pid_of("learner-1"), signal.SIGKILL)
+    code, _, err = second.end()
+    assert code == 1, err
+    before = updates(tmp_path / "run")
+    first.wait_until(lambda: updates(tmp_path / "run") > before + 50, START_S)
+    again, lines = learner(1, "--resume=auto"), len(metrics(tmp_path / "run/rank-1"))
+    first.wait_until(lambda: len(metrics(tmp_path / "run/rank-1")) > lines + 3, START_S)
+    # it has the parameters of the others, not those of its start
+    assert min(m["learner_steps"] for m in metrics(tmp_path / "run/rank-1")[lines:]) > before
+    stop([again, first])
     stop(played)
 
 

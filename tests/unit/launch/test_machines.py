@@ -17,6 +17,8 @@ from penstock.launch.machines import (
     check_place,
     check_store,
     find_place,
+    is_loopback,
+    own_address,
     where_to_write,
 )
 
@@ -174,9 +176,18 @@ def test_nor_one_that_the_environment_names(resolves: dict[str, str]) -> None:
     check_place(FAR, config("learner.reduce.interface=lo"), {"GLOO_SOCKET_IFNAME": "eth77"})
 
 
-def test_a_parameter_server_is_for_one_machine(resolves: dict[str, str]) -> None:
-    with pytest.raises(UserError, match=r"learner\.pace ssp uses a parameter server, which serves"):
-        check_place(FAR, config("learner.pace=ssp"), {})
+@pytest.mark.parametrize("other", ["127.0.0.1", "127.0.0.2", "::1"])
+def test_the_address_of_this_machine_towards_another_one(other: str) -> None:
+    own = own_address(other)
+    assert is_loopback(own)
+    assert (":" in own) == (":" in other)
+
+
+def test_a_host_without_a_way_to_it_is_one_sentence() -> None:
+    with pytest.raises(
+        UserError, match=r"no way to .*, the host of --store \(.*\); give an address"
+    ):
+        own_address("no-such-host.invalid")
 
 
 def test_torchrun_needs_a_folder_to_come_back_to() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from typing import Any
 
-from penstock.core.role import EXIT_REJOIN
+from penstock.core.role import EXIT_REJOIN, Store
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.decisions import Decisions
 from penstock.launch.supervisor_messages import (
@@ -368,3 +369,20 @@ def test_before_anybody_has_entered_the_others_wait_for_one_that_dies() -> None:
     group = sent(scene.starts_again("learner-0"), "group")
     assert {m["epoch"] for m in group.values()} == {2}
     assert group["learner-1"]["members"] == [0, 1, 2]
+
+
+def test_a_shard_waits_for_the_learners_of_other_machines_unless_this_one_has_failed() -> None:
+    """They notice by its end that something is wrong here."""
+    store = Store("10.0.0.1", 29500)
+    shard = replace(SERVER, store=store)
+    learner = RoleSpec("learner", 1, "m:f", Stage.LEARNER, informed=True, learner=1, store=store)
+    for code, expected in ((0, TERM), (-9, KILL)):
+        decisions = Decisions((learner, shard), RestartLimits())
+        decisions.tick(1000.0, {}, {})
+        for spec in (learner, shard):
+            decisions.ready(spec.name, 1000.0)
+        if not code:
+            decisions.stop("stopped", 1001.0)
+        effects = decisions.ended("learner-1", End(code, 0, 0, 0), 1002.0)
+        assert [int(e.signum) for e in effects if isinstance(e, Kill)] == [expected]
+        assert bool(sent(effects, "finish")) == (not code)

@@ -199,6 +199,46 @@ def test_one_of_several_learners_is_alone_in_its_command() -> None:
     assert (connector.address, connector.learner) == ("tcp://0.0.0.0:7702", 2)
 
 
+def one_of(rank: int, bind: str, *options: str) -> dict[str, RoleSpec]:
+    """The roles of one of three learners that are started by hand, by name."""
+    found = ["learner.count=3", "actors.count=3", "learner.pace=ssp", *UNEVALUATED, *options]
+    store = Store("127.0.0.1", 29500)
+    specs = topology.one_of_several(resolve("CartPole-v1", found), bind, rank, store)
+    return {spec.name: spec for spec in specs}
+
+
+def test_each_of_several_machines_has_its_share_of_the_parameter_server() -> None:
+    bind, shards = "tcp://0.0.0.0:7700", "learner.server_shards=5"
+    found = [one_of(rank, bind, shards, "transport.connectors=2") for rank in range(3)]
+    servers = [[name for name in specs if name.startswith("server")] for specs in found]
+    assert servers == [["server-0", "server-3"], ["server-1", "server-4"], ["server-2"]]
+    first = found[0]
+    # six connectors listen before them, and the store is reached from this address
+    assert first["learner-0"].servers == ("tcp://127.0.0.1:7706", "tcp://127.0.0.1:7709")
+    assert first["server-3"].address == "tcp://127.0.0.1:7709"
+    assert first["server-3"].store == first["learner-0"].store
+
+
+def test_with_one_shard_the_other_machines_have_none() -> None:
+    found = [one_of(rank, "tcp://0.0.0.0:7700") for rank in range(3)]
+    assert [specs[f"learner-{rank}"].servers for rank, specs in enumerate(found)] == [
+        ("tcp://127.0.0.1:7703",),
+        (),
+        (),
+    ]
+
+
+@pytest.mark.parametrize("bind", ["ipc:///tmp/x", "tcp://127.0.0.1:*", "tcp://127.0.0.1:0"])
+def test_shards_have_ports_of_their_own_where_actors_have_none(bind: str) -> None:
+    [address] = one_of(0, bind)["learner-0"].servers
+    assert int(address.rpartition(":")[2]) in placement.PORTS
+
+
+def test_ports_of_shards_end_with_those_of_the_machine() -> None:
+    with pytest.raises(UserError, match="would listen up to port 65536, and the last port is"):
+        one_of(1, "tcp://127.0.0.1:65532", "learner.server_shards=2")
+
+
 @pytest.mark.parametrize(
     ("bind", "third"),
     [

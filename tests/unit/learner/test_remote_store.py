@@ -6,10 +6,16 @@ import socket
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from penstock.configs.errors import UserError
 from penstock.core.role import Store
-from penstock.learner.group.remote_store import interface_of, open_store
+from penstock.learner.group.remote_store import (
+    all_servers,
+    interface_of,
+    open_store,
+    publish_servers,
+)
 
 LISTEN = "0A"
 
@@ -72,3 +78,35 @@ def test_learners_of_one_host_listen_on_it_alone(
     host: str, environ: dict[str, str], interface: str | None
 ) -> None:
     assert interface_of(Store(host, 29500), environ) == interface
+
+
+def test_shards_are_in_the_order_of_their_numbers_whichever_learner_has_them() -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    own = [["tcp://a:1", "tcp://a:4"], ["tcp://b:2", "tcp://[::1]:5"], ["tcp://c:3"]]
+    for rank, addresses in enumerate(own):
+        publish_servers(store, rank, addresses)
+    assert all_servers(store, 3, 5) == (
+        *("tcp://a:1", "tcp://b:2", "tcp://c:3"),
+        *("tcp://a:4", "tcp://[::1]:5"),
+    )
+
+
+def test_a_learner_without_a_shard_is_not_asked() -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    publish_servers(store, 0, ["tcp://a:1"])
+    assert all_servers(store, 4, 1) == ("tcp://a:1",)
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        *("", "{", "7", "[7]", "[]", '["tcp://b:2", "tcp://b:3"]', '["ipc:///tmp/x"]'),
+        *('["tcp://b"]', '["tcp://b:2 tcp://c:3"]', "[" * 100_000),
+    ],
+)
+def test_addresses_that_no_learner_has_written_are_refused(foreign: str) -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    publish_servers(store, 0, ["tcp://a:1"])
+    store.set("servers-1", foreign)
+    with pytest.raises(UserError, match="what the store holds for rank 1 is not what a learner"):
+        all_servers(store, 2, 2)

@@ -1,0 +1,63 @@
+"""The benchmark of the paces: its options, its figures, and the learner that it stalls."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from paces import EXAMPLES, NAME, PACES, STALLED, TASKS, goal_s, mean_over_time, overrides, stalls
+from penstock.configs.load import resolve
+
+CURVE: list[dict[str, Any]] = [
+    {"seconds": 2.0, "return": 10.0},
+    {"seconds": 3.0, "return": 40.0},
+    {"seconds": 5.0, "return": 20.0},
+]
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("pace", PACES)
+def test_each_pace_can_train_each_task(task: str, pace: str) -> None:
+    target = TASKS[task].target
+    target = str(EXAMPLES / target) if target.endswith(".yaml") else target
+    bind = ("learner.count=4", "transport.bind=tcp://127.0.0.1:7700")
+    config = resolve(target, [*bind, *overrides(task, pace, 3)])
+    assert config.learner.pace == pace
+    assert (config.run.seed, config.stop.env_steps, config.has_evaluator) == (3, None, False)
+
+
+def test_figures_of_a_curve() -> None:
+    assert [goal_s(CURVE, goal) for goal in (10.0, 11.0, 41.0)] == [2.0, 3.0, None]
+    assert mean_over_time(CURVE) == pytest.approx((2 * 10 + 1 * 40 + 2 * 20) / 5)
+
+
+def test_the_process_of_a_learner_stands_again_and_again(tmp_path: Path) -> None:
+    script = tmp_path / "role.py"
+    script.write_text("import time\nwhile True: time.sleep(0.01)\n")
+    (tmp_path / "metrics.jsonl").touch()
+    command = f"{sys.executable} {script} penstock.launch.role {NAME} & wait"
+    shell = subprocess.Popen(["sh", "-c", command])
+    seen, children = [], []
+    try:
+        while not (children := psutil.Process(shell.pid).children()):
+            time.sleep(0.01)
+        [role] = children
+        with stalls(tmp_path, [shell] * (STALLED + 1)):
+            for _ in range(50):
+                seen.append(role.status())
+                time.sleep(0.05)
+        assert role.status() != psutil.STATUS_STOPPED
+    finally:
+        for process in (*children, shell):
+            process.kill()
+        shell.wait()
+    stopped = [state == psutil.STATUS_STOPPED for state in seen]
+    assert 10 <= sum(stopped) <= 40
+    assert sum(b and not a for a, b in pairwise(stopped)) >= 2
