@@ -105,6 +105,7 @@ class Views:
             "exit_reason": _plain(summary.get("exit_reason")),
             "status": _with_states(status, run),
             "flow": stages,
+            "restart": _last_restart(run),
             **judged,
         }
 
@@ -143,7 +144,7 @@ class Views:
         opened = {name: self.catalog.run(name) for name in dict.fromkeys(names)}
         read = {name: run.read(BUDGET_S / len(opened)) for name, run in opened.items()}
         asked = f"{by_seed} {x} {count} {points} {low} {high} {' '.join(metrics)}"
-        found = [(n, r.columns.rows, len(r.evaluations), len(r.events)) for n, r in opened.items()]
+        found = [(n, r.columns.lines, len(r.evaluations), len(r.events)) for n, r in opened.items()]
         version = format(hash((asked, *found)) & (1 << 64) - 1, "x")
         if version == known:
             return {"version": version, "unchanged": True, "read": read}
@@ -315,7 +316,7 @@ class Views:
         return known[1]
 
     def _verdict(self, run: WatchedRun, options: dict[str, Any], status: Row, *, live: bool) -> Row:
-        key = (run.columns.rows, live)
+        key = (run.columns.lines, live)
         known = self._verdicts.get(run.folder)
         if known is None or known[0] != key:
             try:
@@ -401,6 +402,14 @@ def _with_states(status: Mapping[str, Any], run: WatchedRun) -> Row:
             state = "stopped by a signal" if stopped else "runs"
         shown.append({**each, "now": state})
     return {**status, "processes": shown}
+
+
+def _last_restart(run: WatchedRun) -> Row | None:
+    """The event of the last restart of a process, which has the cause; None without one."""
+    with run.lock:
+        found = (event for event in reversed(run.events) if event.get("kind") == "restart")
+        event = next(found, None)
+    return None if event is None else shown_event(event)
 
 
 def _not_live(row: Mapping[str, Any]) -> Row:

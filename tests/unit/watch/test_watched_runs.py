@@ -44,6 +44,17 @@ def test_a_run_is_read_as_it_grows(tmp_path: Path) -> None:
     assert run.columns.rows == 3
 
 
+def test_the_last_restart_is_part_of_the_present(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [1.0, 2.0])
+    views = Views(RunCatalog(folder))
+    assert views.now(".")["restart"] is None
+    for at_s, kind in ((3.0, "restart"), (5.0, "restart"), (6.0, "checkpoint")):
+        add_event(folder, kind, at_s)
+    assert views.now(".")["restart"] == {
+        "time": 1e9 + 5.0, "kind": "restart", "role": None, "text": "restart", "count": None,
+    }  # fmt: skip
+
+
 def test_the_newest_of_many_videos_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
