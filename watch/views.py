@@ -21,7 +21,8 @@ from penstock.core.formatting import count as digits
 from penstock.core.formatting import finite
 from penstock.core.machine import VERSIONS
 from penstock.evaluation import decisions
-from penstock.monitor.curves import flat, is_evaluation
+from penstock.monitor.curves import RETURN, flat, is_evaluation
+from penstock.monitor.intervals import Floats
 from penstock.monitor.metric_groups import group
 from penstock.monitor.record import METRICS
 from penstock.profiling.report.files import TRACE
@@ -93,6 +94,7 @@ class Views:
         with run.lock:
             judged = self._verdict(run, options, status, live=running)
             stages = flow(run.columns, run.last, options, judged["verdict"], live=running)
+            halfway = _halfway(*run.curve("time_s", RETURN))
         summary = run.summary
         shown = {**run.last, **{key: summary[key] for key in FIGURES if key in summary}}
         if run.evaluations:
@@ -105,7 +107,9 @@ class Views:
             "exit_reason": _plain(summary.get("exit_reason")),
             "status": _with_states(status, run),
             "flow": stages,
+            "stops": _stops(run) if running else None,
             "restart": _last_restart(run),
+            "halfway": halfway,
             **judged,
         }
 
@@ -402,6 +406,24 @@ def _with_states(status: Mapping[str, Any], run: WatchedRun) -> Row:
             state = "stopped by a signal" if stopped else "runs"
         shown.append({**each, "now": state})
     return {**status, "processes": shown}
+
+
+def _halfway(times: Floats, returns: Floats) -> float | None:
+    """The return at half of the time: whether the run learns, in one figure beside the last; None
+    before there are two figures."""
+    return float(np.interp(times[-1] / 2, times, returns)) if len(times) > 1 else None
+
+
+def _stops(run: WatchedRun) -> str | None:
+    """Why a run in progress has begun to end; None if it has not since its last start."""
+    with run.lock:
+        found = (event for event in reversed(run.events) if event.get("kind") in ("start", "stop"))
+        event = next(found, None)
+    if event is None or event.get("kind") != "stop":
+        return None
+    data = event.get("data")
+    reason = data.get("reason") if isinstance(data, Mapping) else None
+    return reason[:200] if isinstance(reason, str) else "unknown"
 
 
 def _last_restart(run: WatchedRun) -> Row | None:

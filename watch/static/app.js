@@ -136,7 +136,8 @@ function drawHead() {
   const f = now.figures, { learner, weights, environments } = now.flow;
   const restarted = f.actors_restarted ? `${count(f.actors_restarted)} restarted` : "none restarted";
   const rows = [
-    ["Return", number(f.episode_return_mean), f.episodes ? `${count(f.episodes)} episodes` : "no episode yet"],
+    ["Return", number(f.episode_return_mean), !f.episodes ? "no episode yet" : now.halfway === null ? `${count(f.episodes)} episodes` : `halfway ${number(now.halfway)}`,
+      `Mean of the last 100 of ${count(f.episodes)} episodes${now.halfway === null ? "" : `; at half of the time so far it was ${number(now.halfway)}`}`],
     ["Evaluated", number(f.eval_return_mean), f.eval_play ? `${f.eval_play}, best ${number(f.eval_return_best)}` : "no evaluation"],
     ["Agent steps", short(f.env_steps), `${short(environments.steps_per_s)}/s`, count(f.env_steps)],
     ["Updates", short(f.learner_steps), rateOf(now), count(f.learner_steps)],
@@ -195,7 +196,8 @@ function troublesOf(run) {
     found.push(["bad", `${named}${bad.length > 3 ? `; and ${count(bad.length - 3)} more` : ""}. The view Processes shows logs and stacks.`]);
   }
   const silent = run.now - run.written;
-  if (run.state === "running" && silent > 60 && f.time_s) found.push(["warn", `No new figures for ${clock(silent)}: the view Processes shows where the processes are.`]);
+  if (run.stops) found.push(["plain", `The run ends: ${REASONS[run.stops] ?? run.stops}. Its last weights are saved, and evaluated where that is due.`]);
+  else if (run.state === "running" && silent > 60 && f.time_s) found.push(["warn", `No new figures for ${clock(silent)}: the view Processes shows where the processes are.`]);
   return found;
 }
 
