@@ -226,17 +226,27 @@ def compare(
 
 
 def report(
-    run_dir: Run,
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="Folders of runs, or of several runs such as those of `train --seeds`.",
+        ),
+    ],
     out: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="The HTML file; by default report.html in the run."),
+        typer.Option(
+            metavar="FILE",
+            help="The HTML file; by default report.html, in the folder if only one is named.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write one HTML page on a run: that of `penstock watch`, without a server."""
+    """Write one HTML page on a run, or on several to compare: that of `penstock watch`, without a
+    server."""
     from penstock.watch.freeze import write
 
-    path = str(write(run_dir, out))
+    path = str(write(*runs, out=out))
     answer(path, {"file": path}, as_json)
 
 

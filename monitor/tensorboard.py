@@ -1,20 +1,27 @@
-"""Writes the metrics of a run for TensorBoard, in the folder `tensorboard` of the run.
+"""Writes the metrics and videos of a run for TensorBoard, in the folder `tensorboard` of the run.
 
 Tags are in the sections of `metric_groups`. The options of the config are the hyper-parameters of
-TensorBoard's HPARAMS page, which compares the runs of a folder.
+TensorBoard's HPARAMS page, which compares the runs of a folder. Videos are among its images, as
+GIFs: it shows no other moving pictures.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import struct
+import subprocess
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.interfaces import Json, MetricSink
 from penstock.monitor.metric_groups import scalars, tag
+from penstock.monitor.new_videos import TAG, NewVideos
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
@@ -23,6 +30,16 @@ COMPARED = tuple(
     map(tag, ("episode_return_mean", "eval_return_mean", "steps_per_s", "ledger/compute"))
 )
 """Figures beside the hyper-parameters."""
+GIF_S = 20  # the beginning of a video
+GIF_PICTURES_PER_S = 10
+GIF_WIDTH = 320
+GIF_NBYTES = 8 << 20  # a larger one is left out
+GIFS_WAITING = 5
+LAST_S = 10.0  # at the end of a run, for videos that wait
+GIF_FILTER = (
+    f"fps={GIF_PICTURES_PER_S},scale=w='min({GIF_WIDTH},iw)':h=-2,"
+    "split[a][b];[a]palettegen[p];[b][p]paletteuse"
+)
 
 
 def make(config: Config, run_dir: Path) -> MetricSink:
@@ -38,6 +55,8 @@ class Board(MetricSink):
         self._folder = run_dir / "tensorboard"
         self._config = config
         self._writer: Any = None
+        self._gifs = _Gifs(run_dir, self._folder / ".video.gif")
+        self._step = 0
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
         """Write at once, in this thread. The library's own thread would hide a full disk, and its
@@ -53,17 +72,90 @@ class Board(MetricSink):
             for summary in hparams(dict(options(self._config)), COMPARED)[:2]:  # not the end
                 self._writer.write_event(Event(wall_time=time.time(), summary=summary))
         values = [Summary.Value(tag=tag(n), simple_value=value) for n, value in scalars(metrics)]
-        step = metrics.get("env_steps", 0)
+        self._step = metrics.get("env_steps", 0)
+        if (gif := self._gifs.turn()) is not None:
+            width, height = struct.unpack_from("<HH", gif, 6)
+            size = {"width": width, "height": height, "colorspace": 3}
+            values.append(
+                Summary.Value(tag=TAG, image=Summary.Image(encoded_image_string=gif, **size))
+            )
         self._writer.write_event(
-            Event(wall_time=time.time(), step=step, summary=Summary(value=values))
+            Event(wall_time=time.time(), step=self._step, summary=Summary(value=values))
         )
         self._writer.flush()
 
     def close(self) -> None:
+        """Write the videos that wait, for at most `LAST_S`."""
+        ends_s = time.monotonic() + LAST_S
+        with suppress(OSError):
+            while self._writer is not None and self._gifs.busy and time.monotonic() < ends_s:
+                self.metrics({"env_steps": self._step})
+                time.sleep(0.05)
+        self._gifs.close()
         writer, self._writer = self._writer, None
         if writer is not None:
             with suppress(OSError):
                 writer.close()
+
+
+class _Gifs:
+    """The new videos of a run as GIFs, made one at a time by ffmpeg in another process, so that the
+    caller does not wait."""
+
+    def __init__(self, run_dir: Path, part: Path) -> None:
+        """``part``: the file that is written."""
+        self._videos = NewVideos(run_dir)
+        self._part = part
+        self._waiting: deque[Path] = deque(maxlen=GIFS_WAITING)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a video waits, or is being converted."""
+        self._waiting.extend(self._videos.take())
+        return self._process is not None or bool(self._waiting)
+
+    def turn(self) -> bytes | None:
+        """A GIF that is whole; None while there is none. Never blocks."""
+        if not self.busy:
+            return None
+        if self._process is None:
+            self._start(self._waiting.popleft())
+            return None
+        if self._process.poll() is None:
+            return None
+        code, self._process = self._process.returncode, None
+        gif = None
+        with suppress(OSError):
+            if code == 0 and self._part.stat().st_size <= GIF_NBYTES:
+                gif = self._part.read_bytes()
+            self._part.unlink()
+        return gif
+
+    def _start(self, video: Path) -> None:
+        if find_spec("imageio_ffmpeg") is None:
+            return
+        from imageio_ffmpeg import get_ffmpeg_exe
+
+        command = [get_ffmpeg_exe(), "-v", "quiet", "-nostdin", "-y", "-threads", "1"]
+        command += ["-t", str(GIF_S), "-i", str(video), "-filter_complex", GIF_FILTER]
+        with suppress(OSError, RuntimeError):  # without ffmpeg there are no videos
+            self._process = subprocess.Popen(
+                [*command, "-f", "gif", str(self._part)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                umask=0o077,
+            )
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
+
+    def close(self) -> None:
+        """End a conversion."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            self._part.unlink(missing_ok=True)
 
 
 def options(config: Json, prefix: str = "") -> Iterator[tuple[str, str | bool | float]]:

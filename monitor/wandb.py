@@ -1,4 +1,4 @@
-"""Sends the metrics of a run to Weights & Biases, in a separate process.
+"""Sends the metrics and videos of a run to Weights & Biases, in a separate process.
 
 The library starts threads and a service, waits for the network, and can hang. It therefore runs in
 another process, which receives each interval over a socket: a full socket drops it, the death of
@@ -25,6 +25,7 @@ from penstock.core.files import open_private
 from penstock.core.interfaces import Json, MetricSink
 from penstock.core.processes import die_with, python
 from penstock.monitor.metric_groups import scalars, tag
+from penstock.monitor.new_videos import TAG, NewVideos
 from penstock.monitor.registry import WandbOptions
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def main() -> None:
     os.nice(NICE)
     messages = _messages(channel)
     about = next(messages)
+    videos = NewVideos(Path(about["dir"]))
     import wandb
 
     run = wandb.init(
@@ -111,8 +113,19 @@ def main() -> None:
     )
     # W&B's own step must not decrease, as agent steps do at a resume.
     run.define_metric("*", step_metric=tag("env_steps"))
+    figures: dict[str, Any] = {}
+
+    def send_videos() -> None:
+        for path in videos.take():
+            with contextlib.suppress(OSError, ValueError):  # deleted meanwhile
+                run.log({**figures, TAG: wandb.Video(str(path), format="mp4")})
+
     for message in messages:
-        run.log({tag(path): value for path, value in scalars(message["metrics"])})
+        found = {tag(path): value for path, value in scalars(message["metrics"])}
+        run.log(found)
+        figures = {name: found[name] for name in [tag("env_steps")] if name in found}
+        send_videos()
+    send_videos()  # the last one is recorded when training has ended
     run.finish()
 
 

@@ -95,7 +95,6 @@ def document(
     ]
     if "</style" in style.lower() or html.count("</head>") != 1 or html.count("</body>") != 1:
         raise ValueError("the page must have one head and one body, and its style no tag")
-    html = html.replace("<html ", '<html class="frozen" ')
     html = html.replace("</head>", f"{head}</head>")
     before, _, after = html.partition("</body>")
     return "".join((before, *blocks, *code, "</body>", after))

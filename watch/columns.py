@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.core.formatting import MOST, finite
 from penstock.monitor.intervals import Floats
 from penstock.monitor.metric_groups import HISTOGRAM
 
 MOST_COLUMNS = 8000  # 300 processes have some 3,000
-MOST_CELLS = 1 << 25  # 256 MiB; of more, every second line is dropped
+MOST_ROWS = 1 << 13  # ten times the points of a chart, so that its parts can be enlarged
+MOST_CELLS = 1 << 25  # 256 MiB, of a run of many processes
 NAME_LENGTH = 200
 FIRST_ROWS = 1024
 
@@ -20,15 +22,20 @@ FIRST_ROWS = 1024
 class MetricColumns:
     """Columns of float64 with a row per line; NaN where a line lacks the metric.
 
-    Memory is bounded: beyond `MOST_COLUMNS` further metrics are counted in ``left_out``, and beyond
-    `MOST_CELLS` every second row is dropped.
+    Memory does not grow with the length of a file: with more than `MOST_ROWS` lines only every
+    ``stride``-th remains, a power of two, and the newest eighth of the rows without gaps. The same
+    holds beyond `MOST_CELLS`. Beyond `MOST_COLUMNS` further metrics are counted in ``left_out``.
     """
 
     def __init__(self) -> None:
         self._columns: dict[str, Floats] = {}
         self._below: dict[str, list[str]] = {}
         self._capacity = FIRST_ROWS
+        self._numbers = np.zeros(FIRST_ROWS, np.int64)  # of the line of each row
         self.rows = 0
+        self.lines = 0
+        """Lines so far, also those without a row."""
+        self.stride = 1
         self.left_out = 0
 
     @property
@@ -50,7 +57,11 @@ class MetricColumns:
                 self._write("", range(self.rows, self.rows + len(fitting)), fitting)
             except _ThinnedError:
                 continue  # at other rows
+            self._numbers[self.rows : self.rows + len(fitting)] = range(
+                self.lines, self.lines + len(fitting)
+            )
             self.rows += len(fitting)
+            self.lines += len(fitting)
             lines = lines[len(fitting) :]
 
     def _write(
@@ -111,8 +122,9 @@ class MetricColumns:
         return self._columns[name]
 
     def _grow(self) -> None:
-        if self._fits(2 * self._capacity, 0) or self._capacity <= FIRST_ROWS:
-            self._reallocate(2 * self._capacity, 1)
+        larger = 2 * self._capacity
+        if larger <= MOST_ROWS and (self._fits(larger, 0) or self._capacity <= FIRST_ROWS):
+            self._reallocate(larger, np.arange(self.rows))
         else:
             self._thin(self._capacity)
 
@@ -120,18 +132,24 @@ class MetricColumns:
         return capacity * (len(self._columns) + more) <= MOST_CELLS
 
     def _thin(self, capacity: int) -> None:
-        """Keep every second row."""
-        self._reallocate(capacity, 2)
-        self.rows = (self.rows + 1) // 2
+        """Keep the newest eighth of ``capacity`` rows, and of the lines before them so many at even
+        distances that a quarter of the rows is free."""
+        numbers = self._numbers[: self.rows]
+        newest = numbers >= self.lines - capacity // 8
+        while np.count_nonzero(kept := (numbers % self.stride == 0) | newest) > capacity * 3 // 4:
+            self.stride *= 2
+        self._reallocate(capacity, np.nonzero(kept)[0])
 
-    def _reallocate(self, capacity: int, step: int) -> None:
-        """Copy every ``step``-th row to columns of ``capacity`` rows, one at a time, so that the
-        memory of the old one is free again."""
-        self._capacity = capacity
+    def _reallocate(self, capacity: int, kept: NDArray[np.intp]) -> None:
+        """Copy the rows ``kept`` to columns of ``capacity`` rows, one at a time, so that the memory
+        of the old one is free again."""
+        self._capacity, self.rows = capacity, len(kept)
+        numbers = np.zeros(capacity, np.int64)
+        numbers[: len(kept)] = self._numbers[kept]
+        self._numbers = numbers
         for name, column in self._columns.items():
-            kept = column[: self.rows : step]
             self._columns[name] = np.full(capacity, np.nan)
-            self._columns[name][: len(kept)] = kept
+            self._columns[name][: len(kept)] = column[kept]
 
 
 class _ThinnedError(Exception):

@@ -1,20 +1,21 @@
-"""`penstock report`: the page on a run frozen into one HTML file, which needs no other file, no
-server and no network.
+"""`penstock report`: the page on one or several runs frozen into one HTML file, which needs no
+other file, no server and no network.
 
-The file has the scripts of the page and, in place of the server, its answers for this run. What a
+The file has the scripts of the page and, in place of the server, its answers for each run. What a
 server computes for each request is embedded once: a column per metric, of which the scripts make
-the curves of any range and smoothing.
+the curves of any range and smoothing, also where runs are compared.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from penstock.monitor.curves import is_evaluation, is_return
 from penstock.monitor.intervals import Floats
 from penstock.monitor.record import METRICS
 from penstock.watch.bundle import bundle, document
-from penstock.watch.catalog import ALONE, RunCatalog
+from penstock.watch.catalog import RunCatalog
 from penstock.watch.files import Row, names_in, open_in, read_tail, stamp
 from penstock.watch.page_files import STATIC, plotly_script
 from penstock.watch.run_files import WatchedRun
@@ -33,6 +34,7 @@ from penstock.watch.series import as_json, full_intervals, reduced, short
 from penstock.watch.verdicts import LEDGERS
 from penstock.watch.views import (
     AXES,
+    MOST_COMPARED,
     MOST_EVALUATED,
     MOST_NAMES,
     SHOWN_EVENTS,
@@ -51,15 +53,25 @@ READ_S = 1.0  # at a time
 EVALUATED = ("eval_return_greedy", "eval_return_sampled")
 
 
-def write(run_dir: str, out: str | None = None) -> Path:
-    """Write the page on the run, by default into its folder; returns the path. Raises UserError."""
-    folder = Path(run_dir)
-    if not (folder / METRICS).is_file():
-        seeds = sorted(path.parent for path in folder.glob(f"seed-*/{METRICS}"))
-        advice = f"name one of its runs, such as {seeds[0]}" if seeds else "name a run"
-        raise UserError(f"{run_dir} has no {METRICS}, so it is not a run; {advice}")
-    path = Path(out) if out else folder / PAGE
-    text = page(folder)
+class FrozenRun(NamedTuple):
+    """A run that becomes part of a page: its views, its name in them, and its row of the list."""
+
+    views: Views
+    name: str
+    row: Row
+
+
+def write(*targets: str, out: str | None = None) -> Path:
+    """Write the page on runs; returns its path.
+
+    Args:
+        targets: folders of runs, or folders that contain runs.
+        out: by default `report.html`, in the folder if there is one target.
+
+    Raises UserError.
+    """
+    text = page(*map(Path, targets))
+    path = Path(out) if out else (Path(targets[0]) if len(targets) == 1 else Path()) / PAGE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)  # it contains the config, so only this user may read it
@@ -68,33 +80,81 @@ def write(run_dir: str, out: str | None = None) -> Path:
     return path
 
 
-def page(folder: Path) -> str:
-    """The page on the run in ``folder`` as HTML. Raises UserError, also if plotly is missing."""
+def page(*targets: Path) -> str:
+    """The page on the runs in ``targets`` as HTML. Raises UserError, also if plotly is missing."""
+    folder, runs = _found(targets)
     plotly = plotly_script().read_text(encoding="utf-8")
     files = {path.name: path.read_text(encoding="utf-8") for path in STATIC.iterdir()}
     modules = {name: text for name, text in files.items() if name.endswith(".js")}
-    answers, videos = _answers(folder)
+    videos: dict[str, str] = {}
+    answers: Row = {}
+    notes: list[str] = []
+    for name, (views, inner, row) in runs.items():
+        answers[name], left_out = _answers(views, inner, len(runs), videos)
+        notes += left_out if len(runs) == 1 else [f"{row['title']}: {note}" for note in left_out]
+        views.catalog.run(inner).unload()
+    frozen = {
+        "version": penstock.__version__,
+        "written": time.time(),
+        "notes": notes,
+        "runs": {"folder": str(folder), "runs": [run.row for run in runs.values()]},
+        "answers": answers,
+    }
     return document(
         files["index.html"],
         files["style.css"],
         [plotly, bundle(modules, "app.js")],
-        {"frozen": answers, **videos},
+        {"frozen": frozen, **videos},
         files["icon.svg"],
     )
 
 
-def _answers(folder: Path) -> tuple[Row, dict[str, str]]:
-    """What `static/frozen.js` answers from, and the videos in base64 by the id of their block."""
-    views = Views(RunCatalog(folder))
-    run = views.catalog.run(ALONE)
+def _found(targets: Sequence[Path]) -> tuple[Path, dict[str, FrozenRun]]:
+    """The folder that contains the runs of ``targets``, and the runs by their names below it; of
+    one target as `penstock watch` names them. Raises UserError."""
+    whole = [Path(os.path.abspath(target)) for target in targets]
+    folder = Path(os.path.commonpath([each.parent for each in whole]))
+    runs: dict[str, FrozenRun] = {}
+    for target, absolute in zip(targets, whole, strict=True):
+        views = Views(RunCatalog(target))
+        rows = {row["name"]: row for row in views.catalog.rows()}
+        if not rows:
+            raise UserError(
+                f"{target} is not a run, as it has no {METRICS}, and contains none; name a run, or "
+                "a folder of runs"
+            )
+        for inner in sorted(rows):
+            name = inner
+            if len(targets) > 1:
+                name = os.path.relpath(absolute / inner, folder)
+                rows[inner] |= {"name": name, "title": name}
+            runs[name] = FrozenRun(views, inner, rows[inner])
+    if len(runs) > MOST_COMPARED:
+        raise UserError(
+            f"{len(runs)} runs are named; a page has at most {MOST_COMPARED}: name some of them"
+        )
+    return targets[0] if len(targets) == 1 else folder, runs
+
+
+def _answers(views: Views, name: str, count: int, videos: dict[str, str]) -> tuple[Row, list[str]]:
+    """What `static/frozen.js` answers from of one of ``count`` runs, which share the room of a
+    page, and notes on what is left out. Videos are added to ``videos`` in base64, by the id of
+    their block."""
+    run = views.catalog.run(name)
     while run.read(READ_S) < 1.0:
         pass
-    agent, events = views.agent(ALONE), views.events(ALONE)
-    videos, shown, decisions, left_out = _videos(views, run.folder, agent["videos"])
-    every = _rows_in_a_point(run)
+    agent, events = views.agent(name), views.events(name)
+    embedded, decisions, left_out = _videos(
+        views, name, agent["videos"], MOST_VIDEO_NBYTES // count, videos
+    )
+    every = _rows_in_a_point(run, MOST_VALUES // count)
+    most_logs = -(-MOST_LOGS // count)
     names = names_in(run.folder, "logs", MOST_NAMES)
     logs = sorted((n.removesuffix(".log") for n in names if n.endswith(".log")), key=_log_place)
     notes = [
+        f"Of {run.columns.lines:,} measurements every {run.columns.stride}th is part of this file."
+        if run.columns.stride > 1
+        else None,
         f"Each point of a curve is the mean of {every} of the {run.columns.rows:,} measurements."
         if every > 1
         else None,
@@ -105,39 +165,33 @@ def _answers(folder: Path) -> tuple[Row, dict[str, str]]:
         if agent["evaluated"] > MOST_EVALUATED
         else None,
         *left_out,
-        f"Of {len(logs)} logs {MOST_LOGS} are part of this file: learners first, actors last."
-        if len(logs) > MOST_LOGS
+        f"Of {len(logs)} logs {most_logs} are part of this file: learners first, actors last."
+        if len(logs) > most_logs
         else None,
     ]
+    shown = [video for video in agent["videos"] if video["file"] in embedded]
     answers = {
-        "version": penstock.__version__,
-        "written": time.time(),
-        "notes": [note for note in notes if note],
         "views": {
-            "runs": views.runs(),
-            "now": views.now(ALONE),
-            "metrics": _metrics(views),
-            "ledgers": views.ledgers(ALONE),
+            "now": views.now(name),
+            "metrics": _metrics(views, name),
+            "ledgers": views.ledgers(name),
             "events": events,
-            "about": views.about(ALONE),
+            "about": views.about(name),
             "agent": {**agent, "videos": shown},
-            "profile": views.profile(ALONE),
-            "recorded": views.recorded(ALONE),
-            "timeline": views.timeline(ALONE),
+            "profile": views.profile(name),
+            "recorded": views.recorded(name),
+            "timeline": views.timeline(name),
         },
         "curves": _curves(run, every),
         "logs": {
             name: read_tail(run.folder, "logs", f"{name}.log", most=LOG_NBYTES)
-            for name in logs[:MOST_LOGS]
+            for name in logs[:most_logs]
         },
-        "logs_left_out": logs[MOST_LOGS:],
+        "logs_left_out": logs[most_logs:],
         "decisions": decisions,
-        "videos": {
-            video["file"]: {"id": name, "kind": VIDEOS[Path(video["file"]).suffix]}
-            for name, video in zip(videos, shown, strict=True)
-        },
+        "videos": embedded,
     }
-    return answers, videos
+    return answers, [note for note in notes if note]
 
 
 def _log_place(name: str) -> tuple[int, str, int, str]:
@@ -155,19 +209,19 @@ def _embedded(run: WatchedRun) -> list[str]:
     return [name for name in names if not name.startswith(LEDGERS) and not is_evaluation(name)]
 
 
-def _metrics(views: Views) -> Row:
+def _metrics(views: Views, name: str) -> Row:
     """The view of that name, without the shares of each process."""
-    groups = views.metrics([ALONE])["groups"]
+    groups = views.metrics([name])["groups"]
     kept = {
-        group: [name for name in names if not name.startswith(LEDGERS)]
+        group: [metric for metric in names if not metric.startswith(LEDGERS)]
         for group, names in groups.items()
     }
     return {"groups": {group: names for group, names in kept.items() if names}}
 
 
-def _rows_in_a_point(run: WatchedRun) -> int:
+def _rows_in_a_point(run: WatchedRun, most_values: int) -> int:
     """How many measurements each value of a column stands for, so that the file stays small."""
-    return max(1, -(-run.columns.rows * len(_embedded(run)) // MOST_VALUES))
+    return max(1, -(-run.columns.rows * len(_embedded(run)) // most_values))
 
 
 def _curves(run: WatchedRun, every: int) -> Row:
@@ -217,18 +271,19 @@ def _means(buckets: Floats) -> Floats:
 
 
 def _videos(
-    views: Views, folder: Path, videos: Sequence[Row]
-) -> tuple[dict[str, str], list[Row], dict[str, Row | None], list[str]]:
-    """The newest videos that fit together with their decisions: in base64 by the id of their block,
-    their rows, and the decisions by the name of the video. Then a note on each that does not fit.
+    views: Views, run: str, videos: Sequence[Row], most_nbytes: int, blocks: dict[str, str]
+) -> tuple[dict[str, Row], dict[str, Row | None], list[str]]:
+    """The newest videos that fit together with their decisions: added to ``blocks`` in base64, by
+    the id of their block. Returns by the name of each video its block and media type, and its
+    decisions; and a note on each that does not fit.
 
     A run in progress may replace or delete a video meanwhile.
     """
-    found: dict[str, str] = {}
-    shown: list[Row] = []
+    folder = views.catalog.run(run).folder
+    found: dict[str, Row] = {}
     decisions: dict[str, Row | None] = {}
     notes: list[str] = []
-    left = MOST_VIDEO_NBYTES
+    left = most_nbytes
     for video in videos:
         name = video["file"]
         before = stamp(folder, "videos", name)
@@ -242,7 +297,7 @@ def _videos(
             continue
         decided = None
         with suppress(UserError):  # deleted just now
-            decided = views.decisions(ALONE, name)["decisions"]
+            decided = views.decisions(run, name)["decisions"]
         if stamp(folder, "videos", name) != before:
             decided = None  # perhaps that of another video
         nbytes = len(data) + (len(json.dumps(decided)) if decided else 0)
@@ -250,7 +305,8 @@ def _videos(
             notes.append(f"videos/{name} is too large to be part of this file.")
             continue
         left -= nbytes
-        found[f"video-{len(found)}"] = base64.b64encode(data).decode()
-        shown.append(video)
+        block = f"video-{len(blocks)}"
+        blocks[block] = base64.b64encode(data).decode()
+        found[name] = {"id": block, "kind": VIDEOS[Path(name).suffix]}
         decisions[name] = decided
-    return found, shown, decisions, notes
+    return found, decisions, notes

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
@@ -70,7 +71,7 @@ class WatchedRun:
             self._whole, self._newest = self.columns, self.last  # of what was read, shown or not
             self.evaluations: list[Row] = []
             self.events: list[Row] = []
-            self._full: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+            self._full: tuple[int, NDArray[np.bool_]] | None = None
 
     def read(self, budget_s: float) -> float:
         """Read what is new, for about ``budget_s`` seconds. Returns the share of the metrics that
@@ -125,9 +126,10 @@ class WatchedRun:
             columns = self.columns
             xs, ys = columns.column(x), columns.column(y)
             if not is_return(y):
-                if self._full is None or len(self._full) != columns.rows:
-                    self._full = full_intervals(columns.column("interval_s"))
-                xs, ys = xs[self._full], ys[self._full]
+                if self._full is None or self._full[0] != columns.lines:
+                    full = full_intervals(columns.column("interval_s"))
+                    self._full = columns.lines, full
+                xs, ys = xs[self._full[1]], ys[self._full[1]]
             return known(xs, ys)
 
     def _evaluated(self, x: str, y: str) -> Points:

@@ -21,7 +21,8 @@ from penstock.core.formatting import count as digits
 from penstock.core.formatting import finite
 from penstock.core.machine import VERSIONS
 from penstock.evaluation import decisions
-from penstock.monitor.curves import flat, is_evaluation
+from penstock.monitor.curves import RETURN, flat, is_evaluation
+from penstock.monitor.intervals import Floats
 from penstock.monitor.metric_groups import group
 from penstock.monitor.record import METRICS
 from penstock.profiling.report.files import TRACE
@@ -93,6 +94,7 @@ class Views:
         with run.lock:
             judged = self._verdict(run, options, status, live=running)
             stages = flow(run.columns, run.last, options, judged["verdict"], live=running)
+            halfway = _halfway(*run.curve("time_s", RETURN))
         summary = run.summary
         shown = {**run.last, **{key: summary[key] for key in FIGURES if key in summary}}
         if run.evaluations:
@@ -105,6 +107,9 @@ class Views:
             "exit_reason": _plain(summary.get("exit_reason")),
             "status": _with_states(status, run),
             "flow": stages,
+            "stops": _stops(run) if running else None,
+            "restart": _last_restart(run),
+            "halfway": halfway,
             **judged,
         }
 
@@ -143,7 +148,7 @@ class Views:
         opened = {name: self.catalog.run(name) for name in dict.fromkeys(names)}
         read = {name: run.read(BUDGET_S / len(opened)) for name, run in opened.items()}
         asked = f"{by_seed} {x} {count} {points} {low} {high} {' '.join(metrics)}"
-        found = [(n, r.columns.rows, len(r.evaluations), len(r.events)) for n, r in opened.items()]
+        found = [(n, r.columns.lines, len(r.evaluations), len(r.events)) for n, r in opened.items()]
         version = format(hash((asked, *found)) & (1 << 64) - 1, "x")
         if version == known:
             return {"version": version, "unchanged": True, "read": read}
@@ -315,7 +320,7 @@ class Views:
         return known[1]
 
     def _verdict(self, run: WatchedRun, options: dict[str, Any], status: Row, *, live: bool) -> Row:
-        key = (run.columns.rows, live)
+        key = (run.columns.lines, live)
         known = self._verdicts.get(run.folder)
         if known is None or known[0] != key:
             try:
@@ -401,6 +406,32 @@ def _with_states(status: Mapping[str, Any], run: WatchedRun) -> Row:
             state = "stopped by a signal" if stopped else "runs"
         shown.append({**each, "now": state})
     return {**status, "processes": shown}
+
+
+def _halfway(times: Floats, returns: Floats) -> float | None:
+    """The return at half of the time: whether the run learns, in one figure beside the last; None
+    before there are two figures."""
+    return float(np.interp(times[-1] / 2, times, returns)) if len(times) > 1 else None
+
+
+def _stops(run: WatchedRun) -> str | None:
+    """Why a run in progress has begun to end; None if it has not since its last start."""
+    with run.lock:
+        found = (event for event in reversed(run.events) if event.get("kind") in ("start", "stop"))
+        event = next(found, None)
+    if event is None or event.get("kind") != "stop":
+        return None
+    data = event.get("data")
+    reason = data.get("reason") if isinstance(data, Mapping) else None
+    return reason[:200] if isinstance(reason, str) else "unknown"
+
+
+def _last_restart(run: WatchedRun) -> Row | None:
+    """The event of the last restart of a process, which has the cause; None without one."""
+    with run.lock:
+        found = (event for event in reversed(run.events) if event.get("kind") == "restart")
+        event = next(found, None)
+    return None if event is None else shown_event(event)
 
 
 def _not_live(row: Mapping[str, Any]) -> Row:

@@ -74,7 +74,7 @@ class File:
         """The x and y of the last line that the chart with this title shows."""
         found: dict[str, Any] = self.page.evaluate(
             """(title) => {
-              const card = [...document.querySelectorAll('.card')].find((e) => e.querySelector('h3').innerText === title);
+              const card = [...document.querySelectorAll('.card')].find((e) => e.querySelector('h2').innerText === title);
               const line = card.querySelector('.js-plotly-plot')?.data.filter((e) => e.mode === 'lines' && e.hovertemplate).at(-1);
               return line ? { x: [...line.x], y: [...line.y] } : {};
             }""",  # noqa: E501
@@ -219,6 +219,57 @@ def test_curves_of_a_file_are_those_of_the_server(browser: Any, tmp_path: Path) 
     assert file.problems == []
 
 
+def test_several_runs_are_compared_in_one_file(browser: Any, tmp_path: Path) -> None:
+    """Curves of all runs from the start; seeds as mean and range, as the server has them; each run
+    with its views."""
+    runs = tmp_path / "five"
+    for seed in range(3):
+        returns = [float((i * 37 + 11 * seed) % 101) for i in range(900 + 10 * seed)]
+        folder = make_run(runs / f"seed-{seed}", returns, f"run.seed={seed}")
+        (folder / "videos").mkdir()
+        (folder / "videos" / "a.gif").write_bytes(GIF)
+    views = Views(RunCatalog(runs))
+    names = [f"seed-{seed}" for seed in range(3)]
+    for name in names:
+        while views.catalog.run(name).read(1.0) < 1.0:
+            pass
+    file = opened(browser, write(str(runs)))
+    file.page.goto(file.address)
+    lines = ".card.wide .js-plotly-plot .scatterlayer path.js-line"
+    file.wait_until(f"document.querySelectorAll('{lines}').length === 4")  # and the target
+    file.page.get_by_label("Smoothing").select_option("10")
+    file.page.get_by_label("Seeds as mean and range").check()
+    file.wait_for(".legend", "mean, lowest and highest of its seeds")
+    asked = (names, ["episode_return_mean"], "env_steps", 10)
+    [wanted] = views.curves(*asked, by_seed=False)["curves"]["episode_return_mean"]
+    for _ in range(WAIT_MS // 50):
+        found = file.curve("Return")
+        if len(found.get("x", [])) == len(wanted["x"]):
+            break
+        file.page.wait_for_timeout(50)
+    assert found["x"] == pytest.approx(wanted["x"], rel=1e-6)
+    assert found["y"] == pytest.approx(wanted["y"], rel=1e-5, abs=1e-5)
+    edges = file.page.evaluate(
+        "() => document.querySelector('.card.wide .js-plotly-plot').data.slice(0, 2)"
+        ".map((each) => [...each.y])"
+    )
+    assert edges[0] == pytest.approx(wanted["low"], rel=1e-5, abs=1e-5)
+    assert edges[1] == pytest.approx(wanted["high"], rel=1e-5, abs=1e-5)
+    for name in reversed(names):
+        file.page.locator("#runs a", has_text=name).click()
+        file.wait_for("h1", name)
+        for view in VIEWS:
+            file.page.locator(f"#tab-{view}").click()
+            file.wait_until("document.querySelector('#panel').innerText.length > 20")
+        file.wait_until("document.querySelector('.gif')?.naturalWidth === 1")
+    for width in (360, 1600):
+        file.page.set_viewport_size({"width": width, "height": 900})
+        file.page.wait_for_timeout(300)
+        assert not file.page.evaluate(f"document.documentElement.scrollWidth > {width}")
+    file.context.close()
+    assert file.problems == []
+
+
 def test_the_timeline_of_a_profile_zooms(browser: Any, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [1.0, 2.0])
     profiled(folder)
@@ -268,7 +319,7 @@ def test_a_timeline_of_a_living_run_is_recorded_on_a_click(
     page.wait_for("button", "Record a timeline").click()
     run.wait_until(lambda: (tmp_path / "runs/live/timeline.json").stat().st_mtime_ns > first)
     assert run.process.poll() is None
-    file = opened(browser, write(str(tmp_path / "runs/live"), str(tmp_path / "live.html")))
+    file = opened(browser, write(str(tmp_path / "runs/live"), out=str(tmp_path / "live.html")))
     file.open("time")
     file.wait_for("h2", "Timeline of the last minute")
     file.wait_for(".timeline canvas")

@@ -26,7 +26,7 @@ export async function get(view, parameters = {}) {
 }
 
 /** The address of a video of a run, whose file was written at a time. */
-export const videoAddress = (run, file, written) => (frozen ? embedded(file) : `video?${new URLSearchParams({ run, file, written })}`);
+export const videoAddress = (run, file, written) => (frozen ? embedded(run, file) : `video?${new URLSearchParams({ run, file, written })}`);
 
 /** Give an order to a run, one of those of watch/orders.py. */
 export async function order(kind, run) {

@@ -7,7 +7,7 @@ import { frozen } from "./frozen.js";
 import { AgentView } from "./view-agent.js";
 import { FlowView, actorsOf, means } from "./view-flow.js";
 import { LearningView } from "./view-learning.js";
-import { ProcessesView } from "./view-processes.js";
+import { ProcessesView, wrong } from "./view-processes.js";
 import { RunView } from "./view-run.js";
 import { TimeView } from "./view-time.js";
 
@@ -27,13 +27,15 @@ const REASONS = {
 
 /** What is shown, kept in the address after #. */
 const state = { run: null, view: "learning", compare: [] };
-let runs = [], shown = null, now = null, tick = 0, busy = false, orders = null;
+let runs = [], shown = null, now = null, tick = 0, busy = false, again = false, orders = null;
 
 function readAddress() {
   const query = new URLSearchParams(location.hash.slice(1));
+  const all = frozen?.runs.runs.map((run) => run.name) ?? [];
   state.run = query.get("run");
-  state.view = VIEWS[query.get("view")] ? query.get("view") : frozen?.views.profile.profile ? "time" : "learning";
-  state.compare = query.getAll("with");
+  const isProfile = all.length === 1 && frozen.answers[all[0]].views.profile.profile;
+  state.view = VIEWS[query.get("view")] ? query.get("view") : isProfile ? "time" : "learning";
+  state.compare = query.has("run") ? query.getAll("with") : all.slice(1); // a file is written to compare its runs
 }
 
 function writeAddress() {
@@ -55,7 +57,7 @@ function choose(change) {
   drawRuns();
   drawTabs();
   openView();
-  if (change.run !== undefined) drawHead();
+  drawHead();
   turn();
 }
 
@@ -120,7 +122,7 @@ function drawHead() {
     orders = { save: orderButton("save", "Save now"), stop: orderButton("stop", "Stop"), said: h("span.dim", { role: "status" }) };
     fill(head,
       h("div.titleline", null, h("h1"), h("span.about.dim"), h("span.state"), !frozen && h("span.orders", null, orders.said, orders.save, orders.stop)),
-      h("dl.figures"), h("p.window.dim"), h("div.trouble", { role: "alert" }), h("div.reading"));
+      h("dl.figures"), h("p.window.dim"), h("p.limits"), h("div.trouble", { role: "alert" }), h("div.reading"));
   }
   const title = runs.find((run) => run.name === state.run)?.title ?? state.run;
   setText(head.querySelector("h1"), title);
@@ -134,7 +136,8 @@ function drawHead() {
   const f = now.figures, { learner, weights, environments } = now.flow;
   const restarted = f.actors_restarted ? `${count(f.actors_restarted)} restarted` : "none restarted";
   const rows = [
-    ["Return", number(f.episode_return_mean), f.episodes ? `${count(f.episodes)} episodes` : "no episode yet"],
+    ["Return", number(f.episode_return_mean), !f.episodes ? "no episode yet" : now.halfway === null ? `${count(f.episodes)} episodes` : `halfway ${number(now.halfway)}`,
+      `Mean of the last 100 of ${count(f.episodes)} episodes${now.halfway === null ? "" : `; at half of the time so far it was ${number(now.halfway)}`}`],
     ["Evaluated", number(f.eval_return_mean), f.eval_play ? `${f.eval_play}, best ${number(f.eval_return_best)}` : "no evaluation"],
     ["Agent steps", short(f.env_steps), `${short(environments.steps_per_s)}/s`, count(f.env_steps)],
     ["Updates", short(f.learner_steps), rateOf(now), count(f.learner_steps)],
@@ -151,6 +154,11 @@ function drawHead() {
     now.read < 1 && state.view !== "learning" && `${percent(now.read)} of the metrics are read; until all are, what is shown is of a sample of the lines.`,
     now.flow.seconds && `Rates, utilization and lag: ${means(now)}.`,
   ].filter(Boolean).join(" "));
+  const limits = head.querySelector(".limits"), said = limitOf(now);
+  if (limits.dataset.text !== said) {
+    limits.dataset.text = said;
+    fill(limits, said ? [h("strong", null, "Limit: "), kept(said)] : null);
+  }
   const troubles = troublesOf(now);
   const box = head.querySelector(".trouble");
   if (box.dataset.text !== JSON.stringify(troubles)) {
@@ -162,6 +170,12 @@ function drawHead() {
 
 const rateOf = (run) => (run.flow?.learner.updates_per_s ? `${short(run.flow.learner.updates_per_s)}/s` : "");
 
+/** What limits a run, where the view does not show the whole verdict. */
+function limitOf({ verdict }) {
+  if (!verdict || state.view === "flow" || state.view === "time") return "";
+  return `${verdict.finding}. Next: ${verdict.next_step}.`;
+}
+
 /** What is wrong with a run, as sentences. */
 function troublesOf(run) {
   const found = [], f = run.figures;
@@ -171,10 +185,19 @@ function troublesOf(run) {
   else if (run.status?.why && run.state === "running") found.push(["warn", run.status.why]);
   if (f.updates_skipped) found.push(["bad", `${count(f.updates_skipped)} updates were skipped, because a loss or gradient was not finite.`]);
   if (f.rollbacks) found.push(["bad", `Training was rolled back ${count(f.rollbacks)} times.`]);
-  if (f.learners_restarted) found.push(["warn", `${count(f.learners_restarted)} restarts of learners; the view Run lists the events.`]);
-  if (f.actors_restarted) found.push(["warn", `${count(f.actors_restarted)} restarts of actors; the view Run lists the events.`]);
+  const restarts = [["learners", f.learners_restarted], ["actors", f.actors_restarted]].filter(([, n]) => n);
+  if (restarts.length) {
+    const counts = restarts.map(([roles, n]) => `${count(n)} ${n === 1 ? "restart" : "restarts"} of ${roles}`).join(", ");
+    found.push(["warn", `${counts}. ${run.restart ? `The last: ${date(run.restart.time)}, ${run.restart.text}. ` : ""}The view Run lists the events.`]);
+  }
+  const bad = run.state === "running" ? run.status.processes.filter((process) => wrong(process)) : []; // no figure that grows: a reader would announce each
+  if (bad.length) {
+    const named = bad.slice(0, 3).map((process) => `${process.name}: ${wrong(process, false)}`).join("; ");
+    found.push(["bad", `${named}${bad.length > 3 ? `; and ${count(bad.length - 3)} more` : ""}. The view Processes shows logs and stacks.`]);
+  }
   const silent = run.now - run.written;
-  if (run.state === "running" && silent > 60 && f.time_s) found.push(["warn", `No new figures for ${clock(silent)}: the view Processes shows where the processes are.`]);
+  if (run.stops) found.push(["plain", `The run ends: ${REASONS[run.stops] ?? run.stops}. Its last weights are saved, and evaluated where that is due.`]);
+  else if (run.state === "running" && silent > 60 && f.time_s) found.push(["warn", `No new figures for ${clock(silent)}: the view Processes shows where the processes are.`]);
   return found;
 }
 
@@ -245,7 +268,8 @@ function openView() {
 // --- asking
 
 async function turn() {
-  if (busy || (document.hidden && !frozen)) return;
+  if (busy) { again = frozen !== null; return; } // a page with a server asks again at the next tick
+  if (document.hidden && !frozen) return;
   busy = true;
   let replied = false;
   try {
@@ -271,6 +295,7 @@ async function turn() {
     busy = false;
     tick += 1;
     if (replied && now?.read < 1) setTimeout(turn, READ_MS);
+    if (again) { again = false; turn(); }
   }
 }
 
@@ -302,6 +327,7 @@ readAddress();
 drawTabs();
 turn();
 if (frozen) {
+  document.documentElement.classList.toggle("alone", frozen.runs.runs.length === 1);
   $("main").append(h("footer.dim", null, h("p", null, `As of ${date(frozen.written)}, written by penstock report ${frozen.version}.`),
     frozen.notes.map((note) => h("p", null, note))));
 } else setInterval(turn, LIVE_MS);

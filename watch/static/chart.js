@@ -70,7 +70,7 @@ let queue = Promise.resolve();
 
 /** Draw or redraw; resolves with the element. Charts are drawn one after another, and the browser paints in between. */
 export function draw(element, traces, extra) {
-  if (!window.Plotly) sketch(element, traces);
+  if (!window.Plotly) sketch(element, traces, extra);
   const drawn = queue.then(async () => {
     const plotly = await load();
     if (!element.isConnected) return element;
@@ -85,19 +85,52 @@ export function draw(element, traces, extra) {
 /** Resolves when no chart waits to be drawn. */
 export const idle = () => queue;
 
-/** The lines of a chart without axes, until plotly.js is there. */
-function sketch(element, traces) {
-  const lines = traces.filter((trace) => trace.mode === "lines" && !trace.stackgroup);
+/** The lines of a chart with its axes, to be read until plotly.js is there, which makes it one to zoom. */
+function sketch(element, traces, { xaxis = {} } = {}) {
+  const lines = traces.filter((trace) => trace.mode === "lines" && !trace.stackgroup && trace.line?.width !== 0);
   const points = lines.map(({ x, y }) => x.map((each, i) => [each, y[i]]));
   let [left, right, low, high] = [Infinity, -Infinity, Infinity, -Infinity];
   for (const [x, y] of points.flat()) {
     [left, right, low, high] = [Math.min(left, x), Math.max(right, x), Math.min(low, y), Math.max(high, y)];
   }
   if (!(right > left)) return;
-  const at = ([x, y]) => `${(100 * (x - left)) / (right - left)},${100 - (100 * (y - low)) / (high - low || 1)}`;
-  const svg = make("svg", { class: "sketch", viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" },
-    ...lines.map((line, i) => make("polyline", { points: points[i].map(at).join(" "), stroke: line.line?.color ?? css("--dim"), opacity: line.opacity ?? 1 })));
-  element.replaceChildren(svg);
+  [left, right] = xaxis.range ?? [left, right];
+  const margin = 0.055 * (high - low || 1); // as plotly.js leaves
+  low -= margin;
+  high += margin;
+  const across = (x) => (100 * (x - left)) / (right - left), up = (y) => 100 - (100 * (y - low)) / (high - low);
+  const xs = xaxis.tickvals ?? ticks(left, right, 7), ys = ticks(low, high, 5);
+  const svg = make("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none" },
+    ...xs.map((x) => make("line", { x1: across(x), x2: across(x), y1: 0, y2: 100 })),
+    ...ys.map((y) => make("line", { x1: 0, x2: 100, y1: up(y), y2: up(y) })),
+    ...lines.map((line, i) => make("polyline", {
+      points: points[i].map(([x, y]) => `${across(x)},${up(y)}`).join(" "), stroke: line.line?.color ?? css("--dim"), opacity: line.opacity ?? 1,
+    })));
+  const labels = [
+    ...xs.map((x, i) => label("span.across", "left", across(x), xaxis.ticktext?.[i] ?? compact(x))),
+    ...ys.map((y) => label("span.up", "top", up(y), compact(y))),
+  ];
+  element.replaceChildren(h("div.sketch", { "aria-hidden": "true" }, svg, h("div", null, labels)));
+}
+
+function label(what, side, place, text) {
+  const element = h(what, null, text);
+  element.style[side] = `${place}%`;
+  return element;
+}
+
+/** Round numbers between two, at most about `most`. */
+function ticks(low, high, most) {
+  const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((each) => each * power >= rough), found = [];
+  for (let i = Math.ceil(low / step); i * step <= high; i++) found.push(i * step);
+  return found;
+}
+
+/** 1500000 -> "1.5M", as plotly.js labels axes. */
+function compact(value) {
+  const [limit, unit] = [[1e9, "G"], [1e6, "M"], [1e3, "k"]].find(([each]) => Math.abs(value) >= each) ?? [1, ""];
+  return `${Number((value / limit).toPrecision(4))}${unit}`;
 }
 
 function make(name, attributes, ...children) {

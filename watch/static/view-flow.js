@@ -85,7 +85,7 @@ export function meter(value, label = "fill") {
 
 const stage = (key, title, [value, unit], figures, filled = null) => (limit, moving, arrow) => h(limit === key ? "div.stage.limit" : "div.stage", { role: "listitem" },
   limit === key && h("span.badge", null, "limits"),
-  h("h3", null, title),
+  h("h2", null, title),
   h("div.rate", null, value, " ", h("small", null, unit)), filled === null ? null : meter(filled),
   h("dl", null, figures.filter(Boolean).map(([label, text, isBad]) => [h("dt", null, label), h(isBad ? "dd.bad" : "dd", null, text)])),
   arrow && line(moving));

@@ -187,7 +187,7 @@ export class LearningView {
     const value = h("span.value"), plot = h("div.plot", { role: "img" });
     const unit = UNITS[name] && h("span.unit", null, ` ${UNITS[name]}`);
     const wide = name === RETURN ? "div.card.wide" : "div.card";
-    this.grid.append(h(wide, null, h("header", null, h("h3", { title: name }, TITLES[name] ?? name), h("span", null, h("span.unit", null, "last "), value, unit)), plot));
+    this.grid.append(h(wide, null, h("header", null, h("h2", { title: name }, TITLES[name] ?? name), h("span", null, h("span.unit", null, "last "), value, unit)), plot));
     const card = { name, value, plot };
     this.cards.set(name, card);
     this.visible.watch(plot);

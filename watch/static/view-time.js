@@ -59,7 +59,7 @@ export class TimeView {
   add(name) {
     const value = h("span.value"), legend = h("ul.legend"), isFirst = name.includes(",");
     const plot = h(isFirst ? "div.plot" : "div.plot.strip", { role: "img" });
-    this.grid.append(h(isFirst ? "div.card.wide" : "div.card", null, h("header", null, h("h3", null, name), value), plot, legend));
+    this.grid.append(h(isFirst ? "div.card.wide" : "div.card", null, h("header", null, h("h2", null, name), value), plot, legend));
     this.cards.set(name, { plot, value, legend });
     this.visible.watch(plot);
   }

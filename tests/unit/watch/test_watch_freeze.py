@@ -28,10 +28,16 @@ pytest.importorskip("plotly")
 BLOCK = re.compile(r'<script type="text/plain" id="([\w-]+)">([^<]*)</script>')
 
 
-def answers(folder: Path) -> dict[str, Any]:
-    """What the page on a run has in place of a server."""
-    found: dict[str, Any] = json.loads(dict(BLOCK.findall(page(folder)))["frozen"])
+def frozen(*targets: Path) -> dict[str, Any]:
+    """What the page on runs has in place of a server."""
+    found: dict[str, Any] = json.loads(dict(BLOCK.findall(page(*targets)))["frozen"])
     return found
+
+
+def answers(folder: Path) -> dict[str, Any]:
+    """The answers of the page on one run, with the notes of the page."""
+    found = frozen(folder)
+    return {**found["answers"]["."], "notes": found["notes"]}
 
 
 def test_the_answers_are_those_of_the_server(tmp_path: Path) -> None:
@@ -43,7 +49,7 @@ def test_the_answers_are_those_of_the_server(tmp_path: Path) -> None:
     found, server = answers(folder), Views(RunCatalog(folder))
     for name in ("about", "agent", "events", "ledgers"):
         assert found["views"][name] == getattr(server, name)("."), name
-    assert found["views"]["runs"] == server.runs()
+    assert frozen(folder)["runs"] == server.runs()
     now = server.now(".")
     for name in ("state", "figures", "flow", "verdict", "status"):
         assert found["views"]["now"][name] == now[name], name
@@ -66,9 +72,9 @@ def test_the_file_is_private_and_has_another_place_on_request(tmp_path: Path) ->
     assert path == folder / "report.html"
     assert path.stat().st_mode & 0o777 == 0o600, "it contains the config"
     out = tmp_path / "pages" / "run.html"
-    assert write(str(folder), str(out)) == out
+    assert write(str(folder), out=str(out)) == out
     with pytest.raises(UserError, match=r"cannot be written .*; give another --out"):
-        write(str(folder), str(out / "below"))
+        write(str(folder), out=str(out / "below"))
 
 
 def test_what_the_user_has_named_cannot_become_an_element(tmp_path: Path) -> None:
@@ -262,11 +268,51 @@ def test_a_run_without_a_measurement_has_a_page(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"has no metrics.jsonl, so it is not a run; name a run"):
-        write(str(tmp_path), None)
-    seed = make_run(tmp_path / "seed-0", [1.0])
-    with pytest.raises(UserError, match=f"name one of its runs, such as {seed}"):
-        write(str(tmp_path), None)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"is not a run, .* and contains none; name a run, or"):
+        write(str(tmp_path / "empty"))
+    make_run(tmp_path / "runs" / "a", [1.0])
+    with pytest.raises(UserError, match=r"empty is not a run"):
+        write(str(tmp_path / "runs"), str(tmp_path / "empty"))
+
+
+def test_a_folder_of_seeds_is_one_page(tmp_path: Path) -> None:
+    for seed in range(2):
+        folder = make_run(tmp_path / "five" / f"seed-{seed}", [1.0 + seed], f"run.seed={seed}")
+        (folder / "videos").mkdir()
+        (folder / "videos" / "best.mp4").write_bytes(b"film %d" % seed)
+        (folder / "logs" / "actor-0.log").write_text(f"printed {seed}\n")
+    assert write(str(tmp_path / "five")) == tmp_path / "five" / "report.html"
+    blocks = dict(BLOCK.findall(page(tmp_path / "five")))
+    found = json.loads(blocks["frozen"])
+    assert found["runs"]["folder"] == str(tmp_path / "five")
+    assert [row["name"] for row in found["runs"]["runs"]] == ["seed-0", "seed-1"]
+    for seed in range(2):
+        run = found["answers"][f"seed-{seed}"]
+        assert run["curves"]["columns"]["episode_return_mean"] == [1 + seed]
+        assert run["logs"] == {"actor-0": f"printed {seed}\n"}
+        video = base64.b64decode(blocks[run["videos"]["best.mp4"]["id"]])
+        assert video == b"film %d" % seed
+
+
+def test_several_runs_have_their_names_below_a_common_folder_in_the_order_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = make_run(tmp_path / "runs" / "b", [float(i) for i in range(20)])
+    a = make_run(tmp_path / "runs" / "more" / "a", [1.0])
+    monkeypatch.setattr(freeze, "MOST_VALUES", 20 * len(answers(b)["curves"]["columns"]))
+    found = frozen(b, a, b)
+    assert [row["name"] for row in found["runs"]["runs"]] == ["b", "more/a"]
+    assert [row["title"] for row in found["runs"]["runs"]] == ["b", "more/a"]
+    assert found["runs"]["folder"] == str(tmp_path / "runs")
+    assert set(found["answers"]) == {"b", "more/a"}
+    assert found["answers"]["b"]["curves"]["every"] == 2, "the runs share the room"
+    assert found["notes"] == ["b: Each point of a curve is the mean of 2 of the 20 measurements."]
+    monkeypatch.chdir(tmp_path)
+    assert write("runs/b", "runs/more") == Path("report.html")
+    monkeypatch.setattr(freeze, "MOST_COMPARED", 1)
+    with pytest.raises(UserError, match=r"2 runs are named; a page has at most 1: name some"):
+        page(a, b)
 
 
 def test_without_plotly_a_sentence_says_how_to_get_it(tmp_path: Path) -> None:

@@ -44,6 +44,37 @@ def test_a_run_is_read_as_it_grows(tmp_path: Path) -> None:
     assert run.columns.rows == 3
 
 
+def test_a_run_that_ends_says_so_until_it_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path / "run", [1.0, 2.0])
+    views = Views(RunCatalog(folder))
+    add_event(folder, "stop", 3.0, reason="minutes")
+    assert views.now(".")["stops"] is None, "it has ended"
+    monkeypatch.setattr(WatchedRun, "state", "running")
+    assert views.now(".")["stops"] == "minutes"
+    add_event(folder, "start", 4.0)
+    assert views.now(".")["stops"] is None
+
+
+def test_the_return_halfway_is_beside_the_last(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [0.0, 10.0, 50.0, 60.0, 100.0])
+    make_run(tmp_path / "b", [1.0])
+    views = Views(RunCatalog(tmp_path))
+    assert (views.now("a")["halfway"], views.now("b")["halfway"]) == (50.0, None)
+
+
+def test_the_last_restart_is_part_of_the_present(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [1.0, 2.0])
+    views = Views(RunCatalog(folder))
+    assert views.now(".")["restart"] is None
+    for at_s, kind in ((3.0, "restart"), (5.0, "restart"), (6.0, "checkpoint")):
+        add_event(folder, kind, at_s)
+    assert views.now(".")["restart"] == {
+        "time": 1e9 + 5.0, "kind": "restart", "role": None, "text": "restart", "count": None,
+    }  # fmt: skip
+
+
 def test_the_newest_of_many_videos_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

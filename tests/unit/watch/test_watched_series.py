@@ -108,17 +108,37 @@ def test_columns_grow_beyond_their_first_capacity() -> None:
     np.testing.assert_array_equal(columns.column("a"), np.arange(5000))
 
 
-def test_memory_is_bounded_by_dropping_every_second_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns_module, "MOST_CELLS", 8192)
-    columns = MetricColumns()
+@pytest.mark.parametrize("most_cells", [8192, 1 << 25])
+def test_a_long_run_has_rows_at_even_distances_and_the_newest_ones(
+    monkeypatch: pytest.MonkeyPatch, most_cells: int
+) -> None:
+    monkeypatch.setattr(columns_module, "MOST_CELLS", most_cells)
+    columns, most = MetricColumns(), min(most_cells // 2, columns_module.MOST_ROWS)
+    highest = 0
     for start in range(0, 100_000, 500):
         columns.extend([{"a": i, "b": -i} for i in range(start, start + 500)])
-    values = columns.column("a")
-    assert len(values) * 2 <= 8192
-    assert (np.diff(values) > 0).all()
+        values = columns.column("a")
+        highest = max(highest, len(values))
+        old, new = values[: -most // 8], values[-most // 16 :]
+        np.testing.assert_array_equal(new, start + 500 - len(new) + np.arange(len(new)))
+        assert np.diff(old).max(initial=0) <= columns.stride
+    assert most // 2 < highest <= most
+    assert columns.lines == 100_000
+    assert columns.stride <= 4 * 100_000 / most
     assert values[0] == 0
-    assert values[-1] >= 99_999 - 1
     np.testing.assert_array_equal(columns.column("b"), -values)
+
+
+def test_memory_does_not_grow_with_a_long_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns_module, "MOST_ROWS", 1024)
+    columns = MetricColumns()
+    sizes = set()
+    for start in range(0, 20_000, 100):
+        columns.extend([{"a": i} for i in range(start, start + 100)])
+        base = columns.column("a").base
+        assert base is not None
+        sizes.add(base.nbytes)
+    assert sizes == {8 * 1024}
 
 
 def test_hostile_names_do_not_make_columns(monkeypatch: pytest.MonkeyPatch) -> None:
