@@ -78,6 +78,7 @@ class ReplayDataSource:
         lanes: int,
         ledger: TimeLedger,
         *,
+        feeder: TimeLedger | None = None,
         shared: bool = True,
     ) -> None:
         """Allocate the replay.
@@ -88,7 +89,8 @@ class ReplayDataSource:
             accounting: counts arrived and trained steps.
             actors: actors that play at the same time.
             lanes: writers, which may join and leave.
-            ledger: of the thread that draws: the feeder's with `learner.prefetch`.
+            ledger: of the learner's thread.
+            feeder: ledger of the thread that draws ahead, with `learner.prefetch`.
             shared: False where all are in one process.
         """
         replay, spec = config.replay, consumer.spec
@@ -117,7 +119,10 @@ class ReplayDataSource:
             limiter=self._limiter,
             seed=seed_of(config, consumer.progress),
         )
-        self._batches = BatchSampler(self._replay, sampler, draws, config, consumer, ledger)
+        self._prefetch = config.learner.prefetch if shared else 0
+        self._learner = ledger
+        self._ledger = feeder or TimeLedger() if self._prefetch else ledger  # of what draws
+        self._batches = BatchSampler(self._replay, sampler, draws, config, consumer, self._ledger)
         self._table = self._replay.table
         self._table.arrived, self._table.rejected = self._arrived, self._rejected
         self.store = self._table.store
@@ -125,14 +130,14 @@ class ReplayDataSource:
         self._kept = KeptReplay(self._replay, wanted=replay.checkpoint, more=moment)
         self._arrivals: deque[Arrival] = deque()
         self._host: ShmHost | None = None
-        self._prefetch = config.learner.prefetch if shared else 0
-        self._ledger = ledger
         self._feeder: FeederThread[ReplayBatch] | None = None
 
     def open(self, host: ShmHost) -> None:
         self._host = host
         if self._prefetch:
-            self._feeder = FeederThread(host, self._draw_ahead, self._poll, self._ledger)
+            self._feeder = FeederThread(
+                host, self._draw_ahead, self._poll, self._ledger, self._learner
+            )
             self._feeder.start()
 
     def next(self, timeout_s: float) -> ReplayBatch | None:
@@ -142,6 +147,8 @@ class ReplayDataSource:
             batch = self._feeder.take(timeout_s)
             if batch is not None:
                 self._feeder.wake()  # there is room for another one
+        if batch is not None:
+            self._learner.switch(Part.COUNT)
         self._count_arrivals()
         return batch
 
@@ -215,9 +222,11 @@ class ReplayDataSource:
         }
 
     def _draw_now(self, timeout_s: float) -> ReplayBatch | None:
+        self._ledger.switch(Part.GATHER)
         self._poll(0.0)
         batch = self._draw()
         if batch is None:
+            self._ledger.switch(Part.WAIT)
             self._poll(timeout_s)
             self._collect()
         return batch
