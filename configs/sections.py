@@ -241,8 +241,10 @@ class LearnerConfig(Section):
     less memory; the first updates take a minute or more. It needs a C++ compiler."""
     prefetch: Natural = 1
     """Batches that a thread gathers ahead, or draws from replay, while one is trained. More hide
-    that work, and add policy lag, or priorities that are as many updates old. 0 does it between
-    the steps, while the learner waits, and is faster with a small network on few cores."""
+    that work, and add policy lag, or priorities that are as many updates old. From replay, 2 or
+    more keep one in reserve, so that the next is drawn during a backward pass, which leaves the
+    interpreter to the thread. 0 does it between the steps, while the learner waits, and is faster
+    with a small network on few cores."""
     gather_threads: Count | None = None
     """Threads that copy slots into one batch together. null: 1 on a CPU; on a GPU a quarter of the
     cores, at most 4."""

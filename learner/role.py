@@ -44,6 +44,7 @@ from penstock.learner.factory import (
 from penstock.learner.group.elastic_group import ElasticGroup
 from penstock.learner.loop import TrainingLoop
 from penstock.learner.nonfinite import DIVERGED, NonFiniteGuard
+from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.publisher import Publisher
 from penstock.learner.sources.replay import ReplayDataSource
 from penstock.learner.sources.source import ActorSource
@@ -123,7 +124,12 @@ def make_source(
         case Unrolls():
             return UnrollSource(config, trainer, accounting, first, lanes, ledger, feeder)
         case Transitions() | TransitionSequences():
-            return ReplayDataSource(config, trainer, accounting, most, lanes, ledger, feeder=feeder)
+            assert isinstance(trainer, OffPolicyTrainer)
+            replay = ReplayDataSource(
+                config, trainer, accounting, most, lanes, ledger, feeder=feeder
+            )
+            trainer.before_backward = replay.backward_begins
+            return replay
         case Dataset(folder=folder):
             raise UserError(
                 f"{config.algo.name} trains on the data set {folder}, without actors, which only "

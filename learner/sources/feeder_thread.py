@@ -53,6 +53,7 @@ class FeederThread(Generic[T]):
         self._poll = poll
         self._ledger, self._learner = ledger, learner
         self._ready: deque[tuple[T, int]] = deque()  # each with the time when its work began, ns
+        self._woken_ns = 0  # when `wake` was called, and the thread has not begun since; else 0
         self._wake_event = os.eventfd(0, EVENT_FLAGS)
         self._ready_event = os.eventfd(0, EVENT_FLAGS)
         self._stop = False
@@ -72,7 +73,7 @@ class FeederThread(Generic[T]):
         """The oldest batch, or None when there was none within ``timeout_s`` seconds.
 
         The caller's ledger is in `Part.WAIT`, and stays there without a batch. With one it is in
-        `Part.GATHER`: if it had to wait, since the thread began to prepare that batch.
+        `Part.GATHER`: if it had to wait, since the thread could begin to prepare that batch.
 
         Raises what the thread has failed with.
         """
@@ -92,6 +93,7 @@ class FeederThread(Generic[T]):
 
     def wake(self) -> None:
         """Let the thread look again whether there is room."""
+        self._woken_ns = time.perf_counter_ns()
         os.eventfd_write(self._wake_event, 1)
 
     def stop(self) -> None:
@@ -121,7 +123,9 @@ class FeederThread(Generic[T]):
     def _run(self) -> None:
         try:
             while not self._stop:
-                began_ns = time.perf_counter_ns()
+                # A thread that is woken and gets no core, or not the interpreter lock, is late too.
+                began_ns = self._woken_ns or time.perf_counter_ns()
+                self._woken_ns = 0
                 batch = self._prepare()
                 self._ledger.switch(Part.WAIT)
                 if batch is not None:

@@ -6,6 +6,10 @@ With `learner.prefetch` a feeder thread takes in slots, draws the next batches a
 while the learner trains; else the learner's thread does, when it requests a batch. A batch that is
 drawn ahead is sampled before the priorities of the `learner.prefetch` batches before it are set.
 
+The feeder thread needs the interpreter lock, which a small network's forward pass takes for each of
+its short operations, and which a backward pass releases as a whole. So the thread begins to draw
+with the backward pass (`backward_begins`), unless no batch is ready: then at once.
+
 A step counts as trained once, when it enters the replay. `replay.samples_per_insert` limits how
 often it is sampled: the side that is ahead, actors or learner, waits.
 
@@ -131,6 +135,7 @@ class ReplayDataSource:
         self._arrivals: deque[Arrival] = deque()
         self._host: ShmHost | None = None
         self._feeder: FeederThread[ReplayBatch] | None = None
+        self._defers = False  # whether the feeder leaves its reserve as it is for now
 
     def open(self, host: ShmHost) -> None:
         self._host = host
@@ -145,8 +150,9 @@ class ReplayDataSource:
             batch = self._draw_now(timeout_s)
         else:
             batch = self._feeder.take(timeout_s)
-            if batch is not None:
-                self._feeder.wake()  # there is room for another one
+            self._defers = batch is not None
+            if not self._feeder.ready:
+                self.backward_begins()
         if batch is not None:
             self._learner.switch(Part.COUNT)
         self._count_arrivals()
@@ -157,6 +163,14 @@ class ReplayDataSource:
             self._batches.release(batch, result)
             return
         self._batches.take_errors(batch, result)  # the feeder sets priorities before it draws
+        self.backward_begins()  # for an update without a backward pass
+
+    def backward_begins(self) -> None:
+        """Let the feeder thread draw while the learner's thread does not need the interpreter."""
+        if self._defers:
+            self._defers = False
+            assert self._feeder is not None
+            self._feeder.wake()
 
     def restore(self, folder: Path) -> str:
         return self._kept.resume(folder)
@@ -237,7 +251,8 @@ class ReplayDataSource:
         self._device.enter_thread()  # errors may be on their way from a GPU
         self._ledger.switch(Part.GATHER)
         self._batches.set_priorities()
-        if self._feeder.ready < self._prefetch:
+        ready = self._feeder.ready
+        if not ready or (ready < self._prefetch and not self._defers):
             return self._draw()
         self._collect()
         return None

@@ -267,6 +267,31 @@ def test_priorities_find_the_rows_of_their_batch(
     assert fresh[-1] == world.rows
 
 
+def test_a_reserve_is_filled_up_while_the_learner_needs_no_interpreter(world: World) -> None:
+    source = world.source
+    if world.fresh or world.trainer.config.learner.prefetch < 2:
+        pytest.skip("no second batch is drawn ahead from replay")
+    assert isinstance(source, ReplayDataSource)
+    assert source._feeder is not None
+    feeder = source._feeder
+    for _ in range(8):  # each is enough for two batches
+        world.publish()
+        time.sleep(0.02)
+    wait_for(lambda: feeder.ready == 2)
+    batch = source.next(0.0)
+    assert batch is not None
+    time.sleep(0.2)
+    assert feeder.ready == 1, "it drew during the forward pass"
+    source.backward_begins()
+    wait_for(lambda: feeder.ready == 2)
+    source.release(batch, StepResult(0))
+    assert source.next(0.0) is not None
+    last = source.next(0.0)  # the reserve is used up: it draws at once
+    assert last is not None
+    world.publish()
+    wait_for(lambda: feeder.ready > 0)
+
+
 def test_a_batch_that_was_not_trained_on_counts_as_dropped_or_stays(world: World) -> None:
     """Where the group of learners is lost: a replay keeps its rows, fresh unrolls are gone."""
     batch = world.next()
