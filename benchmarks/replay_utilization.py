@@ -28,13 +28,16 @@ from penstock.configs.load import resolve
 
 PLENTY = 1.3
 SLEEP_S = 1e-4  # by which a sleep is longer than asked for, and the rest of a step
-WARM_UP_S = 5.0
+WARM_UP_S = 3.0  # after the first update
 CEILING_S = 3.0
 AHEAD, IN_LINE = "2", "0"  # learner.prefetch
-ONE = ("actors.count=1", "learner.threads=1", "learner.device=cpu", "stop.return=null")
+ONE = (
+    *("actors.count=1", "learner.threads=1", "learner.device=cpu", "replay.min_size=320"),
+    *("stop.return=null", "eval.every_steps=null"),
+)
 DQN = (
     *("algo={name: dqn}", "actors.envs=8", "model.activation=relu", "replay.capacity=20000"),
-    *("replay.min_size=1000", "learner.publish_every=10", "env.kwargs.n_actions=4"),
+    *("learner.publish_every=10", "env.kwargs.n_actions=4"),
 )
 
 
@@ -67,7 +70,7 @@ CASES = {
     "sac, pendulum": Workload("pendulum_sac", (), ("env.id=slow_pendulum:SlowPendulum",)),
     "dqn, pong": Workload(
         "pong_apex",
-        ("replay.samples_per_insert=32", "replay.min_size=1000", "replay.capacity=20000"),
+        ("replay.samples_per_insert=32", "replay.capacity=20000"),
         slow=None,
     ),
 }
@@ -130,7 +133,10 @@ def case(workload: Workload, seconds: float, rounds: int) -> dict[str, Any]:
 def one(target: str, settings: tuple[str, ...]) -> dict[str, float]:
     """Shares of the learner's clock and its rate in one run, without the warm-up."""
     summary = train(target, *settings, cwd=Path(__file__).parent)
-    steady = [m for m in summary["intervals"] if m["time_s"] >= WARM_UP_S][:-1]
+    trained = [m for m in summary["intervals"] if m["learner_steps"]]
+    steady = [m for m in trained if m["time_s"] >= trained[0]["time_s"] + WARM_UP_S][:-1]
+    if len(steady) < 2:
+        raise SystemExit(f"{target}: it trained too late to be measured; give more --seconds")
     first, last = steady[0], steady[-1]
 
     def mean(values: list[float]) -> float:

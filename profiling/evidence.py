@@ -70,7 +70,7 @@ class Evidence:
         """Whether a thread gathers batches, or draws them from replay, while the learner trains."""
         if "feeder" in (self.learner.get("threads") or {}):
             return True
-        return self.option("learner", "prefetch", 0) > 0 and not self.lent_by_batch
+        return self.option("learner", "prefetch", 0) != 0 and not self.lent_by_batch
 
     @property
     def from_replay(self) -> bool:

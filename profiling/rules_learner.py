@@ -28,7 +28,7 @@ def gathering_is_exposed(e: Evidence) -> Verdict | None:
         return None
     if e.gathers_ahead:
         return gather_is_slow(e, e.gather_exposed)
-    step = "prefetch: learner.prefetch=1"
+    step = f"prefetch: learner.prefetch={2 if e.from_replay else 1}"
     if e.lent_by_batch:
         step = (
             "batches are gathered ahead only where transport.max_policy_lag is not below the "

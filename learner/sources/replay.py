@@ -32,6 +32,7 @@ import numpy.typing as npt
 
 from penstock.algos.registry import algorithm
 from penstock.configs.errors import UserError
+from penstock.configs.policy_lag import batches_ahead
 from penstock.configs.schema import Config
 from penstock.configs.sections import ReplayConfig
 from penstock.core.interfaces import SampleSpec, StepResult, TransitionSequences
@@ -123,7 +124,7 @@ class ReplayDataSource:
             limiter=self._limiter,
             seed=seed_of(config, consumer.progress),
         )
-        self._prefetch = config.learner.prefetch if shared else 0
+        self._prefetch = batches_ahead(config) if shared else 0
         self._learner = ledger
         self._ledger = feeder or TimeLedger() if self._prefetch else ledger  # of what draws
         self._batches = BatchSampler(self._replay, sampler, draws, config, consumer, self._ledger)
