@@ -158,7 +158,7 @@ def one(target: str, settings: tuple[str, ...]) -> dict[str, float]:
         "publish": ledger["publish"],
         "other": ledger["other"],
         "cores": mean([m["cpu"][learner] for m in steady if learner in m["cpu"]]),
-        "supply_over_need": 1 / max(1 - idle, 1e-9),
+        "supply_over_need": 1 / max(1 - idle, 1e-3),
     }
 
 
