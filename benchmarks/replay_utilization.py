@@ -9,7 +9,7 @@ Of the learner's clock, `sampler` is what it spends collecting and drawing, or w
 that does; `actors` is what it waits for the rate limit. Without the thread, a share s of collecting
 and drawing could at most make it 1 / (1 - s) times as fast; `of possible` is the achieved part.
 
-    python benchmarks/replay_utilization.py [--seconds 14] [--rounds 1] [--json] [--save]
+    python benchmarks/replay_utilization.py [--seconds 12] [--rounds 1] [--json] [--save]
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ CASES = {
         "synthetic",
         (
             *DQN,
-            *("env.kwargs.obs_shape=[4,84,84]", "env.kwargs.obs_dtype=uint8", "actors.unroll=20"),
+            *("env.kwargs.obs_shape=[4,84,84]", "env.kwargs.obs_dtype=uint8", "actors.unroll=5"),
             *("replay.batch_size=64", "replay.samples_per_insert=16", "replay.capacity=4000"),
         ),
     ),
@@ -78,7 +78,7 @@ CASES = {
 
 def main() -> None:
     args = parser(__doc__)
-    args.add_argument("--seconds", type=float, default=14.0, help="of each run, warm-up included")
+    args.add_argument("--seconds", type=float, default=12.0, help="of each run, warm-up included")
     args.add_argument("--rounds", type=int, default=1, help="runs of each case and mode, in turns")
     args.add_argument("--only", choices=CASES, help="one case instead of all")
     options = args.parse_args()
