@@ -3,7 +3,8 @@
 Synthetic actors make 1.3 times what the learner can train on (their environments sleep), or as much
 as they can. The ceiling is the learner's rate on data that is in place already, alone, measured
 before and after each run; the supply is what the actors would make if they never waited for a slot,
-from their own ledgers. Runs with prefetching off show what it is worth.
+from their own ledgers. Runs with prefetching off show what it is worth. For learners that draw from
+replay see `replay_utilization.py`.
 
     python benchmarks/utilization.py [--seconds 20] [--json] [--save]
 """

@@ -36,10 +36,17 @@ def lent_by_batch(cfg: Sections) -> bool:
 
 
 def batches_ahead(cfg: Sections) -> int:
-    """Batches that are gathered ahead of the one in training: `learner.prefetch`, and none where
-    slots are lent by batch, as the learner's thread then owns the store.
+    """Batches that are gathered, or drawn from replay, ahead of the one in training:
+    `learner.prefetch`, and none where slots are lent by batch, as the learner's thread then owns
+    the store.
     """
-    return 0 if lent_by_batch(cfg) else cfg.learner.prefetch
+    return 0 if lent_by_batch(cfg) else _prefetched(cfg)
+
+
+def _prefetched(cfg: Sections) -> int:
+    if cfg.learner.prefetch is not None:
+        return cfg.learner.prefetch
+    return 1 if cfg.algo.trains_on == "unrolls" else 2
 
 
 def lag_of(cfg: Sections, slots: int) -> int:
@@ -47,7 +54,7 @@ def lag_of(cfg: Sections, slots: int) -> int:
     learner = cfg.learner
     updates = updates_of_batch(cfg)
     published_every = -(-learner.publish_every // updates)  # batches
-    ahead = learner.prefetch + (slots - 1) // learner.batch_slots
+    ahead = _prefetched(cfg) + (slots - 1) // learner.batch_slots
     return updates * (published_every + ahead)
 
 

@@ -240,10 +240,12 @@ class LearnerConfig(Section):
     compile: bool = False
     """Compile the network with `torch.compile`; PPO and IMPALA only. On a GPU, fused kernels move
     less memory; the first updates take a minute or more. It needs a C++ compiler."""
-    prefetch: Natural = 1
+    prefetch: Natural | None = None
     """Batches that a thread gathers ahead, or draws from replay, while one is trained. More hide
-    that work, and add policy lag, or priorities that are as many updates old. 0 does it between
-    the steps, while the learner waits, and is faster with a small network on few cores."""
+    that work, and add policy lag, or priorities that are as many updates old. null: 1, and from
+    replay 2: one is in reserve, so that the next is drawn during a backward pass, which leaves the
+    interpreter to the thread. 0 does it between the steps, while the learner waits, and is faster
+    with a small network on few cores."""
     gather_threads: Count | None = None
     """Threads that copy slots into one batch together. null: 1 on a CPU; on a GPU a quarter of the
     cores, at most 4."""

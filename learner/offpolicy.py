@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,8 @@ class OffPolicyTrainer:
         self._ledger = ledger or TimeLedger()
         self.sync: GradientSync = SingleLearner()
         """What connects it with other learners."""
+        self.before_backward: Callable[[], None] | None = None
+        """Called before each backward pass that an optimizer prepares."""
         self._optimizers: dict[str, FlatOptimizer] = {}
         algo = algorithm(config.algo)
         assert isinstance(algo, ReplayAlgorithm), config.algo
@@ -325,6 +327,8 @@ class SyncedOptimizer:
 
     def prepare_backward(self, total: float) -> None:
         self._trainer.sync.prepare_backward(self._flat, total)
+        if self._trainer.before_backward is not None:
+            self._trainer.before_backward()
 
     def step(self, total: float, env_steps: int) -> Tensor:
         return self._trainer.sync.step(self._flat, total, env_steps)

@@ -44,6 +44,7 @@ from penstock.learner.factory import (
 from penstock.learner.group.elastic_group import ElasticGroup
 from penstock.learner.loop import TrainingLoop
 from penstock.learner.nonfinite import DIVERGED, NonFiniteGuard
+from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.publisher import Publisher
 from penstock.learner.sources.replay import ReplayDataSource
 from penstock.learner.sources.source import ActorSource
@@ -115,15 +116,20 @@ def make_source(
         first: actors at the start, for which there is memory.
         most: actors later. Memory for unrolls grows with them, that of a replay is all made now.
         ledger: of the calling thread.
-        status: where one more thread keeps its ledger.
+        status: where the thread that prepares batches ahead keeps its ledger.
     """
     lanes = most + SPARE_LANES
-    gathering = status.ledger("feeder") if batches_ahead(config) else ledger
+    feeder = status.ledger("feeder") if batches_ahead(config) else None
     match algorithm(config.algo).data(config.algo):
         case Unrolls():
-            return UnrollSource(config, trainer, accounting, first, lanes, gathering)
+            return UnrollSource(config, trainer, accounting, first, lanes, ledger, feeder)
         case Transitions() | TransitionSequences():
-            return ReplayDataSource(config, trainer, accounting, most, lanes, gathering)
+            assert isinstance(trainer, OffPolicyTrainer)
+            replay = ReplayDataSource(
+                config, trainer, accounting, most, lanes, ledger, feeder=feeder
+            )
+            trainer.before_backward = replay.backward_begins
+            return replay
         case Dataset(folder=folder):
             raise UserError(
                 f"{config.algo.name} trains on the data set {folder}, without actors, which only "

@@ -60,9 +60,22 @@ class Evidence:
         return bool(self.option("transport", "lent_by_batch", False))
 
     @property
-    def gather_in_line(self) -> float:
-        """Share of the learner's clock in which it gathers itself."""
+    def gather_exposed(self) -> float:
+        """Share of the learner's clock in which it gathers a batch, or draws one from replay, or
+        waits for the thread that does."""
         return float(self.learner["parts"].get("gather", 0.0))
+
+    @property
+    def gathers_ahead(self) -> bool:
+        """Whether a thread gathers batches, or draws them from replay, while the learner trains."""
+        if "feeder" in (self.learner.get("threads") or {}):
+            return True
+        return self.option("learner", "prefetch", 0) != 0 and not self.lent_by_batch
+
+    @property
+    def from_replay(self) -> bool:
+        """Whether it trains on batches that are drawn from replay."""
+        return bool(self.option("algo", "trains_on", "unrolls") == "transitions")
 
     @property
     def between_kernels(self) -> float:
@@ -78,8 +91,9 @@ class Evidence:
 
     @property
     def wait(self) -> float:
-        """Share of the learner's clock in which it has nothing to do, for want of data."""
-        return max(0.0, self.share("wait_data") - self.gather_in_line)
+        """Share of the learner's clock in which no batch can be made: actors have not played
+        enough, or with replay not enough for `replay.samples_per_insert`."""
+        return max(0.0, self.share("wait_data") - self.gather_exposed)
 
     @property
     def idle(self) -> bool:

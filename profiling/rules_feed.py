@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from penstock.profiling.evidence import Evidence, most, percent
 from penstock.profiling.rule import BUSY, EXPLAINS, SLOW, WORTH, Kind, Rule, Verdict, empty
@@ -19,7 +20,17 @@ def waits_for_data(e: Evidence) -> Verdict | None:
     """The learner has nothing to train on."""
     if e.wait < WORTH:
         return None
-    return next(verdict for cause in CAUSES if (verdict := cause(e)))
+    found = next(verdict for cause in CAUSES if (verdict := cause(e)))
+    ratio = e.option("replay", "samples_per_insert", None)
+    if not e.from_replay or ratio is None or found.kind in LIMITED_OTHERWISE:
+        return found
+    return replace(
+        found,
+        reason=f"{found.reason}; replay.samples_per_insert={ratio:g} is reached, so nothing is "
+        "drawn before more is played",
+        next_step=f"{found.next_step}; or draw each step more often: a larger "
+        "replay.samples_per_insert",
+    )
 
 
 def replay_is_filling(e: Evidence) -> Verdict | None:
@@ -41,21 +52,26 @@ def replay_is_filling(e: Evidence) -> Verdict | None:
 
 
 def feeder_is_busy(e: Evidence) -> Verdict | None:
-    """The thread that gathers cannot keep up."""
-    if e.feeder < BUSY:
-        return None
+    """The thread that gathers cannot keep up with what arrives."""
+    return gather_is_slow(e, e.wait) if e.feeder >= BUSY else None
+
+
+def gather_is_slow(e: Evidence, share: float) -> Verdict:
+    """The learner waits this ``share`` of its time for the thread that gathers."""
     smaller = "make samples smaller (uint8 observations, fewer recorded values)"
-    if e.option("algo", "trains_on", "unrolls") == "transitions":
+    if e.from_replay:
         smaller = (
             "draw less: a smaller replay.batch_size, smaller observations, transport.frame_stack "
             "for stacked frames, or replay.prioritized=false"
         )
     return Verdict(
         "slow_gather",
-        f"gathering is slow: the learner waits {percent(e.wait)} for it",
-        f"the feeder thread gathers {percent(e.feeder)} of the time",
+        f"gathering is slow: the learner waits {percent(share)} for it",
+        f"the feeder thread gathers {percent(e.feeder)} of the time"
+        if e.feeder
+        else "the feeder thread gathers batches ahead, and is late",
         f"{smaller}; or spread them over learner.count={len(e.learners) + 1} learners",
-        e.wait,
+        share,
     )
 
 
@@ -261,6 +277,8 @@ WORK: dict[Kind, Callable[[Evidence, float], Verdict]] = {
     "few_slots": slots_are_few,
     "slow_actor": actor_is_slow,
 }
+LIMITED_OTHERWISE: tuple[Kind, ...] = ("filling", "slow_gather", "few_slots", "empty")
+"""Causes by which the learner would wait at any `replay.samples_per_insert`."""
 CAUSES: tuple[Rule, ...] = (
     replay_is_filling,
     feeder_is_busy,

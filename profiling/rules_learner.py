@@ -16,16 +16,19 @@ from penstock.profiling.rule import (
     WORTH,
     Verdict,
 )
+from penstock.profiling.rules_feed import gather_is_slow
 
 CODEC_RATIO = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}  # bytes of those that int8 would improve on
 INT8_RATIO = 0.25
 
 
-def gathers_in_line(e: Evidence) -> Verdict | None:
-    """The learner's thread gathers instead of training."""
-    if e.gather_in_line < WORTH:
+def gathering_is_exposed(e: Evidence) -> Verdict | None:
+    """The learner's thread gathers instead of training, or waits for the thread that gathers."""
+    if e.gather_exposed < WORTH:
         return None
-    step = "prefetch: learner.prefetch=1"
+    if e.gathers_ahead:
+        return gather_is_slow(e, e.gather_exposed)
+    step = f"prefetch: learner.prefetch={2 if e.from_replay else 1}"
     if e.lent_by_batch:
         step = (
             "batches are gathered ahead only where transport.max_policy_lag is not below the "
@@ -33,10 +36,10 @@ def gathers_in_line(e: Evidence) -> Verdict | None:
         )
     return Verdict(
         "slow_gather",
-        f"gathering is slow: it takes {percent(e.gather_in_line)} of the learner's time",
+        f"gathering is slow: it takes {percent(e.gather_exposed)} of the learner's time",
         "batches are gathered between the steps, not ahead of them",
         step,
-        e.gather_in_line,
+        e.gather_exposed,
     )
 
 
@@ -107,12 +110,11 @@ def copies_to_device(e: Evidence) -> Verdict | None:
     share = e.share("h2d_exposed")
     if share < WORTH:
         return None
-    replay = e.option("algo", "trains_on", "unrolls") == "transitions"
     return Verdict(
         "slow_copy",
         f"copying to the device is exposed: {percent(share)} of the learner's time",
         "the copy is not overlapped with training",
-        ("" if replay or e.lent_by_batch else "copy ahead, learner.prefetch=2; ")
+        ("" if e.from_replay or e.lent_by_batch else "copy ahead, learner.prefetch=2; ")
         + "send uint8 observations and stack frames on the device",
         share,
     )
@@ -252,8 +254,7 @@ def needed_lag(e: Evidence) -> float:
     """Updates between acting and training if each actor has one slot in hand and the learner its
     batches ahead; 0 for replay, whose samples are meant to be old, and where slots are lent by
     batch, with a lag that is set."""
-    replay = e.option("algo", "trains_on", "unrolls") == "transitions"
-    if replay or e.lent_by_batch or not e.actors:
+    if e.from_replay or e.lent_by_batch or not e.actors:
         return 0.0
     batch = int(e.option("learner", "batch_slots", 1))
     ahead = int(e.option("learner", "prefetch", 1)) + 1

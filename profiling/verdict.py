@@ -14,7 +14,7 @@ from penstock.profiling.rules_learner import (
     bookkeeping_is_large,
     copies_to_device,
     cores_are_crowded,
-    gathers_in_line,
+    gathering_is_exposed,
     lag_is_big,
     launches_are_slow,
     learner_is_slow,
@@ -29,7 +29,7 @@ __all__ = ["Verdict", "findings", "judge"]
 
 RULES: tuple[Rule, ...] = (
     waits_for_data,
-    gathers_in_line,
+    gathering_is_exposed,
     reduction_is_exposed,
     one_rank_is_slow,
     cores_are_crowded,

@@ -227,6 +227,8 @@ class RateLimiter:
         """
         with self._changed:
             now = self._settings
+            if batch <= now.batch and insert <= now.insert and capacity in (None, now.capacity):
+                return  # as at every sample but the first
             self._settings = replace(
                 now,
                 batch=max(now.batch, batch),
@@ -336,13 +338,15 @@ class RateLimiter:
 
     def _await(self, why: _Why, count: int, timeout_s: float | None, **counts: int) -> bool:
         with self._changed:
-            self._waiting[why, count] += 1
-            try:
-                may = self._changed.wait_for(
-                    lambda: why(self.rule, self._counts, count) is None, timeout_s
-                )
-            finally:
-                self._waiting -= Counter({(why, count): 1})
+            may = why(self.rule, self._counts, count) is None
+            if not may:
+                self._waiting[why, count] += 1
+                try:
+                    may = self._changed.wait_for(
+                        lambda: why(self.rule, self._counts, count) is None, timeout_s
+                    )
+                finally:
+                    self._waiting -= Counter({(why, count): 1})
             if may:
                 self._add(**counts)
             return may

@@ -34,25 +34,26 @@ def one_step(rows: Rows, records: Array, factors: npt.NDArray[np.float32]) -> Re
 
 
 def n_step(table: Table, rows: Rows, records: Array, steps: int, discount: float) -> Returns:
-    """Sum rewards from ``rows`` [count], with records ``records``, over up to ``steps`` rows."""
+    """Sum rewards from ``rows`` [count], with records ``records``, over up to ``steps`` rows.
+
+    Each step is computed for all rows, masked by ``going``: records are slow to index.
+    """
     total = records["reward"].astype(np.float64)
     factor = np.full(len(rows), discount)
-    last, last_records = rows.copy(), records.copy()
-    going = np.arange(len(rows))  # positions whose return may continue
+    last, going = rows.copy(), ~ended(records)  # the rows summed last; which returns may continue
+    walk = _Walk(table, rows)
     for _ in range(steps - 1):
-        going = going[~ended(last_records[going])]
-        following = _following(table, last[going])
-        exists = following != NONE
-        going, following = going[exists], following[exists]
-        if not len(going):
+        following = walk.step()
+        going &= following != NONE
+        if not going.any():
             break
         reached = take(table.records, following)
-        goes_on = continues(reached)
-        going, following, reached = going[goes_on], following[goes_on], reached[goes_on]
-        total[going] += factor[going] * reached["reward"]
-        factor[going] *= discount
-        last[going] = following
-        last_records[going] = reached
+        going &= continues(reached)
+        np.add(total, factor * reached["reward"], out=total, where=going)
+        np.multiply(factor, discount, out=factor, where=going)
+        np.copyto(last, following, where=going)
+        going &= ~ended(reached)
+    last_records = take(table.records, last)
     after = np.where(last_records["terminated"], 0, factor)
     return Returns(total.astype(np.float32), after.astype(np.float32), last, last_records)
 
@@ -80,13 +81,32 @@ def continues(records: Array) -> npt.NDArray[np.bool_]:
     return goes_on
 
 
-def _following(table: Table, rows: Rows) -> Rows:
-    """The row one step later in the stream, NONE where there is none yet."""
-    envs = table.spec.envs
-    slot, rest = np.divmod(rows, table.rows_per_slot)
-    t, env = np.divmod(rest, envs)
-    inside = t + 1 < table.length.take(slot)
-    after = table.next.take(slot)
-    begun = (after != NONE) & (table.length.take(after, mode="clip") > 0)
-    crossed = np.where(begun, after * np.int64(table.rows_per_slot) + env, NONE)
-    return np.where(inside, rows + envs, crossed)
+class _Walk:
+    """Rows that move on along their streams."""
+
+    def __init__(self, table: Table, rows: Rows) -> None:
+        self._table = table
+        self._rows, self._slot = rows, rows // table.rows_per_slot
+        self._find_last()
+
+    def step(self) -> Rows:
+        """The rows one step later; NONE where there is none yet, and after that any row."""
+        table, envs = self._table, self._table.spec.envs
+        rows = self._rows + envs
+        crosses = (self._rows >= self._last).nonzero()[0]
+        if len(crosses):
+            env = self._rows[crosses] % envs
+            after = table.next.take(self._slot[crosses])
+            begun = (after != NONE) & (table.length.take(after, mode="clip") > 0)
+            rows[crosses] = np.where(begun, after * np.int64(table.rows_per_slot) + env, NONE)
+            self._slot[crosses] = after
+        self._rows = rows
+        if len(crosses):
+            self._find_last()
+        return rows
+
+    def _find_last(self) -> None:
+        """The rows of the last stored step of each slot begin here."""
+        table = self._table
+        steps = table.length.take(self._slot, mode="clip") - np.int64(1)
+        self._last = self._slot * table.rows_per_slot + steps * table.spec.envs

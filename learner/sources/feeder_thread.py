@@ -1,4 +1,9 @@
-"""A thread that prepares a learner's next batches while it trains."""
+"""A thread that prepares a learner's next batches while it trains.
+
+A learner that finds no batch waits for one of two things: for data, while the thread has nothing to
+prepare a batch from, or for the thread, while it prepares one. The ledger of the learner's thread
+separates the two, as `Part.WAIT` and `Part.GATHER`.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +36,7 @@ class FeederThread(Generic[T]):
         prepare: Callable[[], T | None],
         poll: Callable[[float], None],
         ledger: TimeLedger,
+        learner: TimeLedger,
     ) -> None:
         """Does not start the thread.
 
@@ -40,12 +46,14 @@ class FeederThread(Generic[T]):
                 data. Called again after `wake`, and after each event of ``host``.
             poll: serves ``host`` for up to the given seconds.
             ledger: of the thread.
+            learner: ledger of the thread that takes the batches.
         """
         self._host = host
         self._prepare = prepare
         self._poll = poll
-        self._ledger = ledger
-        self._ready: deque[T] = deque()
+        self._ledger, self._learner = ledger, learner
+        self._ready: deque[tuple[T, int]] = deque()  # each with the time when its work began, ns
+        self._woken_ns = 0  # when `wake` was called, and the thread has not begun since; else 0
         self._wake_event = os.eventfd(0, EVENT_FLAGS)
         self._ready_event = os.eventfd(0, EVENT_FLAGS)
         self._stop = False
@@ -64,15 +72,28 @@ class FeederThread(Generic[T]):
     def take(self, timeout_s: float) -> T | None:
         """The oldest batch, or None when there was none within ``timeout_s`` seconds.
 
+        The caller's ledger is in `Part.WAIT`, and stays there without a batch. With one it is in
+        `Part.GATHER`: if it had to wait, since the thread could begin to prepare that batch.
+
         Raises what the thread has failed with.
         """
-        self._wait_until_ready(time.monotonic() + timeout_s)
+        waited = not self._ready
+        if waited:
+            self._wait_until_ready(time.monotonic() + timeout_s)
         if self._error is not None:
             raise self._error
-        return self._ready.popleft() if self._ready else None
+        if not self._ready:
+            return None
+        batch, began_ns = self._ready.popleft()
+        if waited:
+            self._learner.switch_at(Part.GATHER, began_ns)
+        else:
+            self._learner.switch(Part.GATHER)
+        return batch
 
     def wake(self) -> None:
         """Let the thread look again whether there is room."""
+        self._woken_ns = time.perf_counter_ns()
         os.eventfd_write(self._wake_event, 1)
 
     def stop(self) -> None:
@@ -102,10 +123,13 @@ class FeederThread(Generic[T]):
     def _run(self) -> None:
         try:
             while not self._stop:
+                # A thread that is woken and gets no core, or not the interpreter lock, is late too.
+                began_ns = self._woken_ns or time.perf_counter_ns()
+                self._woken_ns = 0
                 batch = self._prepare()
                 self._ledger.switch(Part.WAIT)
                 if batch is not None:
-                    self._ready.append(batch)
+                    self._ready.append((batch, began_ns))
                     os.eventfd_write(self._ready_event, 1)
                 self._poll(POLL_S if batch is None else 0.0)
         except BaseException as error:

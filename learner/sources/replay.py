@@ -6,6 +6,10 @@ With `learner.prefetch` a feeder thread takes in slots, draws the next batches a
 while the learner trains; else the learner's thread does, when it requests a batch. A batch that is
 drawn ahead is sampled before the priorities of the `learner.prefetch` batches before it are set.
 
+The feeder thread needs the interpreter lock, which a small network's forward pass takes for each of
+its short operations, and which a backward pass releases as a whole. So the thread begins to draw
+with the backward pass (`backward_begins`), unless no batch is ready: then at once.
+
 A step counts as trained once, when it enters the replay. `replay.samples_per_insert` limits how
 often it is sampled: the side that is ahead, actors or learner, waits.
 
@@ -28,6 +32,7 @@ import numpy.typing as npt
 
 from penstock.algos.registry import algorithm
 from penstock.configs.errors import UserError
+from penstock.configs.policy_lag import batches_ahead
 from penstock.configs.schema import Config
 from penstock.configs.sections import ReplayConfig
 from penstock.core.interfaces import SampleSpec, StepResult, TransitionSequences
@@ -78,6 +83,7 @@ class ReplayDataSource:
         lanes: int,
         ledger: TimeLedger,
         *,
+        feeder: TimeLedger | None = None,
         shared: bool = True,
     ) -> None:
         """Allocate the replay.
@@ -88,7 +94,8 @@ class ReplayDataSource:
             accounting: counts arrived and trained steps.
             actors: actors that play at the same time.
             lanes: writers, which may join and leave.
-            ledger: of the thread that draws: the feeder's with `learner.prefetch`.
+            ledger: of the learner's thread.
+            feeder: ledger of the thread that draws ahead, with `learner.prefetch`.
             shared: False where all are in one process.
         """
         replay, spec = config.replay, consumer.spec
@@ -117,7 +124,10 @@ class ReplayDataSource:
             limiter=self._limiter,
             seed=seed_of(config, consumer.progress),
         )
-        self._batches = BatchSampler(self._replay, sampler, draws, config, consumer, ledger)
+        self._prefetch = batches_ahead(config) if shared else 0
+        self._learner = ledger
+        self._ledger = feeder or TimeLedger() if self._prefetch else ledger  # of what draws
+        self._batches = BatchSampler(self._replay, sampler, draws, config, consumer, self._ledger)
         self._table = self._replay.table
         self._table.arrived, self._table.rejected = self._arrived, self._rejected
         self.store = self._table.store
@@ -125,14 +135,15 @@ class ReplayDataSource:
         self._kept = KeptReplay(self._replay, wanted=replay.checkpoint, more=moment)
         self._arrivals: deque[Arrival] = deque()
         self._host: ShmHost | None = None
-        self._prefetch = config.learner.prefetch if shared else 0
-        self._ledger = ledger
         self._feeder: FeederThread[ReplayBatch] | None = None
+        self._defers = False  # whether the feeder leaves its reserve as it is for now
 
     def open(self, host: ShmHost) -> None:
         self._host = host
         if self._prefetch:
-            self._feeder = FeederThread(host, self._draw_ahead, self._poll, self._ledger)
+            self._feeder = FeederThread(
+                host, self._draw_ahead, self._poll, self._ledger, self._learner
+            )
             self._feeder.start()
 
     def next(self, timeout_s: float) -> ReplayBatch | None:
@@ -140,8 +151,11 @@ class ReplayDataSource:
             batch = self._draw_now(timeout_s)
         else:
             batch = self._feeder.take(timeout_s)
-            if batch is not None:
-                self._feeder.wake()  # there is room for another one
+            self._defers = batch is not None
+            if not self._feeder.ready:
+                self.backward_begins()
+        if batch is not None:
+            self._learner.switch(Part.COUNT)
         self._count_arrivals()
         return batch
 
@@ -150,6 +164,14 @@ class ReplayDataSource:
             self._batches.release(batch, result)
             return
         self._batches.take_errors(batch, result)  # the feeder sets priorities before it draws
+        self.backward_begins()  # for an update without a backward pass
+
+    def backward_begins(self) -> None:
+        """Let the feeder thread draw while the learner's thread does not need the interpreter."""
+        if self._defers:
+            self._defers = False
+            assert self._feeder is not None
+            self._feeder.wake()
 
     def restore(self, folder: Path) -> str:
         return self._kept.resume(folder)
@@ -215,9 +237,11 @@ class ReplayDataSource:
         }
 
     def _draw_now(self, timeout_s: float) -> ReplayBatch | None:
+        self._ledger.switch(Part.GATHER)
         self._poll(0.0)
         batch = self._draw()
         if batch is None:
+            self._ledger.switch(Part.WAIT)
             self._poll(timeout_s)
             self._collect()
         return batch
@@ -228,7 +252,8 @@ class ReplayDataSource:
         self._device.enter_thread()  # errors may be on their way from a GPU
         self._ledger.switch(Part.GATHER)
         self._batches.set_priorities()
-        if self._feeder.ready < self._prefetch:
+        ready = self._feeder.ready
+        if not ready or (ready < self._prefetch and not self._defers):
             return self._draw()
         self._collect()
         return None

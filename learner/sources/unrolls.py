@@ -44,8 +44,10 @@ class UnrollSource:
         actors: int,
         lanes: int,
         ledger: TimeLedger,
+        feeder: TimeLedger | None = None,
     ) -> None:
-        """``ledger`` is that of the gathering thread."""
+        """``ledger`` is that of the learner's thread, ``feeder`` that of the thread that gathers
+        ahead."""
         transport, learner = config.transport, config.learner
         slots = actors * transport.slots
         grows = transport.bind is not None or most_actors(config) > actors
@@ -77,7 +79,7 @@ class UnrollSource:
         self._learner = learner
         self._consumer = consumer
         self._accounting = accounting
-        self._ledger = ledger
+        self._ledger, self._feeder_ledger = ledger, feeder
         self._queue = SlotQueue(
             self.store,
             accounting,
@@ -100,6 +102,7 @@ class UnrollSource:
             learner.batch_slots,
             lambda: consumer.progress.version,
             self._ledger,
+            feeder=self._feeder_ledger,
             prefetch=self._batches_ahead > 0,
             paced=self.store if self._by_batch else None,
         )
@@ -158,9 +161,13 @@ class Feeder:
         ledger: TimeLedger,
         *,
         prefetch: bool,
+        feeder: TimeLedger | None = None,
         paced: SlotStore | None = None,
     ) -> None:
-        """``paced``: the queue's store, where its slots are lent for one batch at a time; only
+        """``ledger`` is that of the learner's thread, ``feeder`` that of the thread of
+        ``prefetch``.
+
+        ``paced``: the queue's store, where its slots are lent for one batch at a time; only
         without ``prefetch``.
         """
         assert paced is None or not prefetch
@@ -169,12 +176,13 @@ class Feeder:
         self._batches = batches
         self._batch_slots = batch_slots
         self._version = version
-        self._ledger = ledger  # of the thread that gathers
+        feeder = feeder or TimeLedger()
+        self._ledger = feeder if prefetch else ledger  # of the thread that gathers
         self._paced = paced
         self._free = deque(batches)
         self._thread: FeederThread[StagingBatch] | None = None
         if prefetch:
-            self._thread = FeederThread(host, self._gather, host.poll, ledger)
+            self._thread = FeederThread(host, self._gather, host.poll, feeder, ledger)
 
     def __enter__(self) -> Feeder:
         if self._thread is not None:

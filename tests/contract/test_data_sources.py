@@ -15,6 +15,7 @@ import pytest
 
 from data_algorithms import BURN_IN, train_dqn_on
 from penstock.configs.load import resolve
+from penstock.configs.policy_lag import batches_ahead
 from penstock.configs.schema import Config
 from penstock.core.interfaces import (
     SampleSpec,
@@ -46,7 +47,7 @@ REPLAY = (
     *("replay.capacity=64", "replay.min_size=16", "replay.batch_size=8"),
     *("replay.samples_per_insert=2", "learner.prefetch=0"),
 )
-AHEAD = ("learner.prefetch=2",)
+AHEAD = ("learner.prefetch=null",)  # as many as suit the source
 FRESH = ("learner.batch_slots=1",)
 
 Make = Callable[[Config, AnyTrainer, Accounting], ActorSource[Any]]
@@ -215,7 +216,7 @@ def test_every_batch_tells_keys_weights_and_versions(world: World) -> None:
 def test_several_batches_are_out_and_come_back_in_their_order(world: World) -> None:
     """As many as the source has; none of them is written to meanwhile, and all steps add up."""
     fixed = isinstance(world.source, UnrollSource)
-    ring = world.trainer.config.learner.prefetch + 1 if fixed else 4
+    ring = batches_ahead(world.trainer.config) + 1 if fixed else 4
     out = [world.next() for _ in range(ring)]
     seen = [rewards(batch).copy() for batch in out]
     world.publish()
@@ -265,6 +266,31 @@ def test_priorities_find_the_rows_of_their_batch(
     world.source.release(batch, StepResult(0, errors=Known(np.ones(world.rows, np.float32))))
     wait_for(lambda: len(fresh) == 4)
     assert fresh[-1] == world.rows
+
+
+def test_a_reserve_is_filled_up_while_the_learner_needs_no_interpreter(world: World) -> None:
+    source = world.source
+    if world.fresh or batches_ahead(world.trainer.config) < 2:
+        pytest.skip("no second batch is drawn ahead from replay")
+    assert isinstance(source, ReplayDataSource)
+    assert source._feeder is not None
+    feeder = source._feeder
+    for _ in range(8):  # each is enough for two batches
+        world.publish()
+        time.sleep(0.02)
+    wait_for(lambda: feeder.ready == 2)
+    batch = source.next(0.0)
+    assert batch is not None
+    time.sleep(0.2)
+    assert feeder.ready == 1, "it drew during the forward pass"
+    source.backward_begins()
+    wait_for(lambda: feeder.ready == 2)
+    source.release(batch, StepResult(0))
+    assert source.next(0.0) is not None
+    last = source.next(0.0)  # the reserve is used up: it draws at once
+    assert last is not None
+    world.publish()
+    wait_for(lambda: feeder.ready > 0)
 
 
 def test_a_batch_that_was_not_trained_on_counts_as_dropped_or_stays(world: World) -> None:

@@ -100,10 +100,11 @@ def test_a_slow_wire(penstock: Penstock, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_slow_gather(penstock: Penstock, tmp_path: Path) -> None:
-    # Large samples, drawn again and again for a small network.
+    # Large samples, drawn again and again between the steps of a small network.
     options = (
         "env.kwargs={obs_shape: [20000]}", "model.hidden=[1]", *SMALL, "algo={name: dqn}",
         "replay.samples_per_insert=null", "replay.capacity=2000", "replay.min_size=300",
+        "learner.prefetch=0",  # a thread draws about as fast as the network learns
     )  # fmt: skip
     assert verdict_on(penstock, tmp_path, *options)["kind"] == "slow_gather"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.configs.load import resolve
-from penstock.configs.policy_lag import lag_of, lent_by_batch, slots_within_lag
+from penstock.configs.policy_lag import batches_ahead, lag_of, lent_by_batch, slots_within_lag
 from penstock.configs.schema import Config
 
 
@@ -82,3 +82,16 @@ def test_slots_are_lent_by_batch_below_the_updates_of_one(
 ) -> None:
     updates = ["learner.updates_per_batch=4"] if "algo.name=dqn" not in options else []
     assert lent_by_batch(resolve("CartPole-v1", [*options, *updates, "actors.envs=8"])) == by_batch
+
+
+@pytest.mark.parametrize(
+    ("target", "prefetch", "ahead"),
+    [
+        ("pong_impala", "null", 1),
+        ("pendulum_sac", "null", 2),
+        ("pendulum_sac", "1", 1),
+        ("pendulum_sac", "0", 0),
+    ],
+)
+def test_two_batches_are_drawn_ahead_from_replay(target: str, prefetch: str, ahead: int) -> None:
+    assert batches_ahead(resolve(target, [f"learner.prefetch={prefetch}"])) == ahead

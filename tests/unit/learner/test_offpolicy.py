@@ -159,6 +159,15 @@ def test_what_is_published_has_the_layout_of_what_acts(algo: str) -> None:
     np.testing.assert_allclose(policy.outputs(obs), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(("algo", "passes"), [("dqn", 1), ("sac", 3)])
+def test_a_backward_pass_is_announced(algo: str, passes: int) -> None:
+    made, begun = trainer(algo), list[int]()
+    made.before_backward = lambda: begun.append(made.progress.learner_steps)
+    for _ in range(2):
+        made.update(random_batch(algo))
+    assert begun == [0] * passes + [1] * passes, "before the update is complete"
+
+
 def test_weights_are_due_every_so_many_updates() -> None:
     made = trainer("dqn", "learner.publish_every=3")
     due = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from penstock.learner.sources.drawing import ReplayBatch, make_sampler
 from penstock.learner.sources.replay import ReplayDataSource
 from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
-from penstock.replay import Accounting, Prioritized, Replay
+from penstock.replay import Accounting, Batch, Prioritized, Replay
 from penstock.transport.shm.store import Slot, SlotWriter
 
 OPTIONS = (
@@ -37,6 +38,7 @@ class World:
     trainer: OffPolicyTrainer
     accounting: Accounting
     writer: SlotWriter
+    ledger: TimeLedger
     published: int = 0
 
     def train(self, batch: ReplayBatch) -> None:
@@ -68,13 +70,13 @@ class World:
 def make_world(*options: str) -> World:
     config = resolve("cartpole_dqn", [*OPTIONS, *options])
     trainer = OffPolicyTrainer(config, probe(config.env))
-    accounting = Accounting()
-    source = ReplayDataSource(config, trainer, accounting, 1, 1, TimeLedger(), shared=False)
+    accounting, ledger = Accounting(), TimeLedger(part=Part.WAIT)
+    source = ReplayDataSource(config, trainer, accounting, 1, 1, ledger, shared=False)
     store = source.store
     lane = store.open_lane(1)
     event = store.lane_event(lane)
     writer = SlotWriter(store.arena, store.geometry, lane, event, store.filled_event)
-    return World(source, trainer, accounting, writer)
+    return World(source, trainer, accounting, writer, ledger)
 
 
 @pytest.fixture
@@ -125,6 +127,34 @@ def test_the_learner_waits_for_samples_and_the_actors_for_the_learner(world: Wor
     assert figures["samples_per_insert"] * world.accounting.trained == pytest.approx(
         2 * inserted, abs=2 * (8 + 2 * 8)
     )
+
+
+def test_drawing_is_separate_from_waiting_for_the_rate_limit(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample, poll = Replay.sample, world.source._poll
+
+    def slowly(replay: Replay, count: int, *, stacked: bool = True) -> Batch:
+        time.sleep(0.05)
+        return sample(replay, count, stacked=stacked)
+
+    def until(timeout_s: float) -> None:  # no host waits for actors here
+        poll(timeout_s)
+        time.sleep(timeout_s)
+
+    monkeypatch.setattr(Replay, "sample", slowly)
+    monkeypatch.setattr(world.source, "_poll", until)
+    while world.published < 3:
+        world.publish()
+        world.source._collect()
+    drawn = 0
+    while world.source.next(0.3) is not None:
+        assert world.ledger.part is Part.COUNT
+        drawn += 1
+    assert drawn > 1
+    spent = world.ledger.snapshot()
+    assert 0 <= spent["gather"] - 0.05 * drawn < 0.3
+    assert 0 <= spent["wait"] - 0.3 < 0.05 * drawn
 
 
 def test_the_oldest_leave_when_it_is_full() -> None:
@@ -219,7 +249,7 @@ def test_a_gpu_that_draws_from_replay_tells_where_its_seconds_go() -> None:
     lane = store.open_lane(1)
     event = store.lane_event(lane)
     writer = SlotWriter(store.arena, store.geometry, lane, event, store.filled_event)
-    world = World(source, trainer, Accounting(), writer)
+    world = World(source, trainer, Accounting(), writer, host)
     clock = DeviceClock(host, seconds, partial(device_of(trainer.device).make_event, timed=True))
     trainer.queue.meanwhile = clock.settle
     while trainer.progress.learner_steps < 30:

@@ -21,7 +21,7 @@ from penstock.envs import probe
 from penstock.learner.sources.staging import StagingBatch, torch_dtype
 from penstock.learner.sources.unrolls import Feeder, UnrollSource
 from penstock.learner.trainer import Trainer
-from penstock.profiling.ledger import TimeLedger
+from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay import Accounting, SlotQueue
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
@@ -58,13 +58,14 @@ class Rig:
         self.host = ShmHost(folder / "s", welcome, self.board, self.store)
         self.queue = SlotQueue(self.store, Accounting(), max_policy_lag=100, deep=paced)
         batches = [StagingBatch(SPEC, batch_slots, CPU) for _ in range(prefetch + 1)]
+        self.ledger = TimeLedger(part=Part.WAIT)  # of this thread, which takes the batches
         self.feeder = Feeder(
             self.host,
             self.queue,
             batches,
             batch_slots,
             lambda: self.version,
-            TimeLedger(),
+            self.ledger,
             prefetch=prefetch > 0,
             paced=self.store if paced else None,
         )
@@ -192,6 +193,37 @@ def test_batches_hold_slots_side_by_side_in_order(rig: Callable[..., Rig], prefe
                 )
                 assert batch.tensors[name].data_ptr() == array.ctypes.data
             r.feeder.give_back(batch)
+
+
+def test_waiting_for_actors_is_separate_from_waiting_for_the_thread(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gather = StagingBatch.gather
+
+    def slowly(batch: StagingBatch, slots: Any) -> None:
+        time.sleep(0.2)
+        gather(batch, slots)
+
+    monkeypatch.setattr(StagingBatch, "gather", slowly)
+    r = rig(slots=2, batch_slots=1, prefetch=1)
+    played = threading.Timer(0.2, r.write)
+    with r.feeder:
+        played.start()
+        batch = r.feeder.get(5.0)
+        r.ledger.switch(Part.COUNT)
+        played.join()
+        assert batch is not None
+        spent = r.ledger.snapshot()
+        assert spent["wait"] > 0.15, "nothing was played"
+        assert spent["gather"] > 0.15
+        assert r.write()  # is gathered while the learner trains
+        time.sleep(0.4)
+        r.ledger.switch(Part.WAIT)
+        r.feeder.give_back(batch)
+        assert r.feeder.get(5.0) is not None
+        r.ledger.switch(Part.COUNT)
+        after = r.ledger.snapshot()
+        assert after["wait"] + after["gather"] - spent["wait"] - spent["gather"] < 0.1
 
 
 def test_prefetch_gathers_ahead_and_no_further(rig: Callable[..., Rig]) -> None:

@@ -230,6 +230,36 @@ def test_a_busy_feeder_is_given_less_to_do(data: str, advice: str) -> None:
     assert (verdict.kind, advice in verdict.next_step) == ("slow_gather", True)
 
 
+@pytest.mark.parametrize(
+    ("feeder", "also"), [(BUSY_FEEDER, False), (IDLE_FEEDER, True)], ids=["busy", "at times"]
+)
+def test_waiting_for_the_feeder_is_separate_from_waiting_for_actors(
+    feeder: dict[str, Any], also: bool
+) -> None:
+    parts = {"wait": 0.08, "gather": 0.22}
+    waits = learner(wait_data=0.3, parts=parts, threads=feeder)
+    first, second, *_ = findings(
+        profile([waits], two(**STEPPING), algo={"trains_on": "transitions"})
+    )
+    assert (first.kind, first.cost) == ("slow_gather", 0.22)
+    assert "replay.batch_size" in first.next_step
+    assert "learner.prefetch" not in first.next_step, "batches are drawn ahead already"
+    assert second.cost == pytest.approx(0.08)
+    assert (second.kind == "slow_environment") == also
+
+
+def test_the_rate_limit_of_replay_is_named_where_it_holds_the_learner() -> None:
+    algo, ratio = {"trains_on": "transitions"}, {"samples_per_insert": 4.0}
+    waits = learner(wait_data=0.3, parts={"wait": 0.3}, threads=IDLE_FEEDER)
+    verdict = judge(profile([waits], two(**STEPPING), algo=algo, replay=ratio))
+    assert verdict.kind == "slow_environment"
+    assert "replay.samples_per_insert=4 is reached" in verdict.reason
+    assert "a larger replay.samples_per_insert" in verdict.next_step
+    for data in ({"algo": {"trains_on": "unrolls"}, "replay": ratio}, {"algo": algo}):
+        other = judge(profile([waits], two(**STEPPING), **data))
+        assert "samples_per_insert" not in other.reason + other.next_step
+
+
 def test_a_feeder_with_time_to_spare_is_not_the_cause() -> None:
     found = judge(profile([learner(wait_data=0.3, threads=IDLE_FEEDER)], two(**STEPPING)))
     assert found.kind == "slow_environment"
