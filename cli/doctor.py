@@ -21,7 +21,7 @@ from penstock.core.formatting import size
 from penstock.core.machine import version_of
 from penstock.core.processor import processor
 from penstock.models.actions import discrete
-from penstock.models.compute_form import Options, training_forms
+from penstock.models.compute_form import Options, UpdateSize, training_forms
 from penstock.models.layout import CnnShape
 from penstock.models.timed_forms import Task, Timing, cached_timings, time_forms
 
@@ -32,7 +32,7 @@ PACKAGES = (
 OPTIONAL = ("ale-py",)
 LOW_MEMORY_NBYTES = 4 << 30
 LOW_NOFILE = 1024
-STANDARD_ROWS = 512  # observations of an update of the network that is timed
+STANDARD_UPDATE = UpdateSize(512)  # of the network that is timed
 
 Facts = dict[str, Any]
 
@@ -149,7 +149,7 @@ def standard_timing() -> Timing:
     task = Task(shape, ((4, 84, 84), "|u1"), ModelConfig(), learns=True, threads=1)
     options = Options("auto", "auto", None)
     has_bf16 = processor().has_bf16
-    return time_forms(task, training_forms(shape, options, STANDARD_ROWS, has_bf16=has_bf16))
+    return time_forms(task, training_forms(shape, options, STANDARD_UPDATE, has_bf16=has_bf16))
 
 
 def _cores(timing: Timing | None) -> Facts:

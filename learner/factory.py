@@ -15,7 +15,7 @@ from penstock.device.choice import device_of, pick_device
 from penstock.envs import EnvInfo
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.trainer import Trainer, trunk_dtype
-from penstock.models.compute_form import ComputeForm, Options, training_forms
+from penstock.models.compute_form import ComputeForm, Options, UpdateSize, training_forms
 from penstock.models.fitting import kind_of
 from penstock.models.general import GeneralShape
 from penstock.models.summary import in_words
@@ -78,9 +78,9 @@ def timed(config: Config, info: EnvInfo, kept: ComputeForm | None = None) -> tup
     learner = config.learner
     if device_of(pick_device(learner.device)).runs_behind:
         return config, ""
-    shape, rows = network_shape(config, info), update_rows(config, info)
+    shape, update = network_shape(config, info), update_size(config, info)
     options = Options(learner.precision, learner.memory_format, learner.micro_batch)
-    forms = training_forms(shape, options, rows, has_bf16=processor().has_bf16)
+    forms = training_forms(shape, options, update, has_bf16=processor().has_bf16)
     if len(forms) == 1:
         return config, ""
     if kept in forms:
@@ -89,7 +89,7 @@ def timed(config: Config, info: EnvInfo, kept: ComputeForm | None = None) -> tup
         recurrent = isinstance(shape, GeneralShape) and shape.state_size > 0
         unroll = config.actors.unroll + 1 if recurrent else 1
         seen = (tuple(info.observation_space.shape), slot_spec(config, info).columns[0].dtype)
-        task = Task(shape, seen, config.model, True, learner.first_threads, unroll, rows)
+        task = Task(shape, seen, config.model, True, learner.first_threads, unroll, update.rows)
         timing = time_forms(task, forms)
         form, text = timing.form, str(timing)
     names = "precision", "memory_format", "micro_batch"
@@ -98,12 +98,12 @@ def timed(config: Config, info: EnvInfo, kept: ComputeForm | None = None) -> tup
     return changed, f"the learner computes in {text}"
 
 
-def update_rows(config: Config, info: EnvInfo) -> int:
+def update_size(config: Config, info: EnvInfo) -> UpdateSize:
     """Observations of one update of a learner."""
     if not isinstance(algorithm(config.algo).data(config.algo), Unrolls):
-        return config.replay.batch_size
+        return UpdateSize(config.replay.batch_size)
     spec, updates = slot_spec(config, info), config.learner.updates_per_batch
     envs = config.learner.batch_slots * spec.envs
     if config.algo.by_steps(config.model.core != "none"):
-        return max(1, envs * spec.unroll // updates)
-    return max(1, envs // updates) * (spec.unroll + 1)
+        return UpdateSize(max(1, envs * spec.unroll // updates))
+    return UpdateSize(max(1, envs // updates) * (spec.unroll + 1), spec.unroll + 1)

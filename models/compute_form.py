@@ -20,8 +20,8 @@ from penstock.models.layout import CnnShape, MlpShape, QCnnShape
 S = TypeVar("S", bound=AnyShape)
 Precision = Literal["fp32", "bf16"]
 ROWS = 256  # observations of a pass by rule: about as many images fit a processor's cache
-OTHER_ROWS = (128, 64)  # that are tried for images
-OTHER_ROWS_MLP = (1024, 4096)
+FEWER_ROWS = (128, 64)  # about so many are tried for images,
+MORE_ROWS = (1024, 4096)  # and for an mlp
 MOST_ROWS = 1 << 20  # of a form that is read from a file
 MANY_INPUTS = 256  # of an mlp; with fewer, bf16 gains less than the casts take
 LEAST_GAIN = 1.1  # factor by which another form than that by rule must be faster
@@ -75,18 +75,33 @@ def gains_by_bf16(shape: AnyShape) -> bool:
     return shape.convolutional
 
 
-def training_forms(
-    shape: AnyShape, options: Options, update_rows: int, *, has_bf16: bool
-) -> list[ComputeForm]:
-    """The forms of a learner that are timed, that by rule first; one where nothing is open.
+class UpdateSize(NamedTuple):
+    """Observations of one update, which passes divide."""
 
-    ``update_rows`` is the number of observations of one update: no pass is larger.
-    """
-    images = _has_images(shape)
-    others = [] if options.rows else OTHER_ROWS if images else OTHER_ROWS_MLP
-    rows = [options.rows or ROWS, *(n for n in others if n < update_rows)]
-    if not options.rows and update_rows > ROWS and not images and update_rows < max(others):
-        rows.append(update_rows)  # the whole update in one pass
+    rows: int
+    unit: int = 1
+    """Observations that no pass divides: those of an environment's unroll, where they belong
+    together."""
+
+    def divided(self, about: int) -> int:
+        """Observations of a pass where as few passes as possible, all equally large, have at most
+        about so many. A small last pass would cost more than larger ones save."""
+        units = self.rows // self.unit
+        passes = max(1, -(-self.rows // about))
+        return -(-units // passes) * self.unit
+
+
+def training_forms(
+    shape: AnyShape, options: Options, update: UpdateSize, *, has_bf16: bool
+) -> list[ComputeForm]:
+    """The forms of a learner that are timed, that by rule first; one where nothing is open."""
+    rows = [options.rows or ROWS]
+    if options.rows is None and _has_images(shape):
+        largest = min(ROWS, update.rows)
+        rows += [n for n in map(update.divided, FEWER_ROWS) if n < largest]
+    elif options.rows is None:
+        rows += [n for n in map(update.divided, MORE_ROWS) if n > ROWS]
+    rows = list(dict.fromkeys(rows))
     return _forms(shape, options, rows, has_bf16, learns=True)
 
 

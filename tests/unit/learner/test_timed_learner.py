@@ -14,12 +14,12 @@ from penstock.envs import EnvInfo, probe
 from penstock.learner import factory
 from penstock.learner.checkpoints import checkpoint_manager
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager, form_of_checkpoint
-from penstock.learner.factory import make_trainer, timed, update_rows
+from penstock.learner.factory import make_trainer, timed, update_size
 from penstock.models import timed_forms
 from penstock.models.compute_form import ComputeForm
 
 TIMES = {"fp32": 4.0, "bf16": 2.0, "contiguous": 1.0, "channels_last": 2.0, "auto": 0.0}
-FAST = ComputeForm("bf16", "contiguous", 64)
+FAST = ComputeForm("bf16", "contiguous", 55)
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def info() -> EnvInfo:
 
 
 def pixels(*options: str) -> Config:
-    """Updates of 160 observations of frames."""
+    """Updates of 160 observations of frames: 32 unrolls of 5."""
     sizes = ("actors.envs=16", "actors.unroll=4", "learner.updates_per_batch=1")
     return resolve("pong_impala", [*sizes, "learner.batch_slots=2", *options])
 
@@ -51,8 +51,8 @@ def pixels(*options: str) -> Config:
     ("options", "expected"),
     [
         ((), FAST),
-        (("learner.precision=fp32",), ("fp32", "contiguous", 64)),
-        (("learner.memory_format=channels_last",), ("bf16", "channels_last", 64)),
+        (("learner.precision=fp32",), ("fp32", "contiguous", 55)),
+        (("learner.memory_format=channels_last",), ("bf16", "channels_last", 55)),
         (("learner.micro_batch=100",), ("bf16", "contiguous", 100)),
     ],
 )
@@ -79,16 +79,16 @@ def test_without_times_the_form_depends_on_nothing_but_the_config(info: EnvInfo)
 
 
 @pytest.mark.parametrize(
-    ("target", "options", "rows"),
+    ("target", "options", "size"),
     [
-        ("cartpole", ("actors.envs=8", "actors.unroll=4", "learner.updates_per_batch=2"), 20),
-        ("pong", ("actors.envs=8",), 64),  # by steps: 2 slots of 8 x 32 in 8 updates
-        ("cartpole_dqn", ("replay.batch_size=77",), 77),
+        ("cartpole", ("actors.envs=8", "actors.unroll=4", "learner.updates_per_batch=2"), (20, 5)),
+        ("pong", ("actors.envs=8",), (64, 1)),  # by steps: 2 slots of 8 x 32 in 8 updates
+        ("cartpole_dqn", ("replay.batch_size=77",), (77, 1)),
     ],
 )
-def test_the_observations_of_an_update(target: str, options: tuple[str, ...], rows: int) -> None:
+def test_the_observations_of_an_update(target: str, options: tuple[str, ...], size: Any) -> None:
     config = resolve(target, [*options])
-    assert update_rows(config, probe(config.env)) == rows
+    assert update_size(config, probe(config.env)) == size
 
 
 def test_a_resume_keeps_the_form_of_its_checkpoint(
@@ -116,8 +116,8 @@ def test_a_resume_in_another_form_is_logged(
     assert CheckpointManager(tmp_path, make_trainer(other, info)).resume("must")
     [note] = [note for note in notes if "rounding" in note]
     assert note.startswith(
-        "the learner computes in fp32, contiguous, 64 observations a pass; the checkpoint's "
-        "computed in bf16, contiguous, 64 observations a pass on fast: "
+        "the learner computes in fp32, contiguous, 55 observations a pass; the checkpoint's "
+        "computed in bf16, contiguous, 55 observations a pass on fast: "
     )
     slow = Processor("slow", BF16_FLAGS)
     monkeypatch.setattr(checkpoint_manager, "processor", lambda: slow)

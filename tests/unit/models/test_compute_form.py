@@ -11,6 +11,7 @@ from penstock.models.actions import Numbers, discrete
 from penstock.models.compute_form import (
     ComputeForm,
     Options,
+    UpdateSize,
     acting_forms,
     fastest,
     gains_by_bf16,
@@ -45,14 +46,18 @@ def general(**model: Any) -> GeneralShape[ActorCriticHeads]:
 )
 def test_bf16_is_tried_where_networks_learn_as_well_with_it(shape: Any, gains: bool) -> None:
     assert gains_by_bf16(shape) is gains
-    forms = training_forms(shape, OPEN, 256, has_bf16=True)
+    forms = training_forms(shape, OPEN, UpdateSize(256), has_bf16=True)
     assert ("bf16" in {form.precision for form in forms}) is gains
-    slow = training_forms(shape, OPEN, 256, has_bf16=False)
+    slow = training_forms(shape, OPEN, UpdateSize(256), has_bf16=False)
     assert {form.precision for form in slow} == {"fp32"}
 
 
 def test_the_first_form_is_that_by_rule() -> None:
-    assert training_forms(CNN, OPEN, 512, has_bf16=True)[0] == ("fp32", "channels_last", 256)
+    assert training_forms(CNN, OPEN, UpdateSize(512), has_bf16=True)[0] == (
+        "fp32",
+        "channels_last",
+        256,
+    )
     assert acting_forms(CNN, OPEN, 8, has_bf16=True)[0] == ("fp32", "contiguous", 8)
     impala = general(kind="impala_cnn")
     assert acting_forms(impala, OPEN, 8, has_bf16=True)[0] == ("fp32", "channels_last", 8)
@@ -62,30 +67,41 @@ def test_the_first_form_is_that_by_rule() -> None:
     ("shape", "update", "rows"),
     [
         (CNN, 64, {256}),  # a whole update is one pass
-        (CNN, 100, {256, 64}),
+        (CNN, 100, {256, 50}),
+        (CNN, 300, {256, 100, 60}),
         (CNN, 4096, {256, 128, 64}),
         (MLP, 256, {256}),
-        (MLP, 2112, {256, 1024, 2112}),
-        (MLP, 9000, {256, 1024, 4096}),
+        (MLP, 2112, {256, 704, 2112}),
+        (MLP, 9000, {256, 1000, 3000}),
     ],
 )
-def test_no_pass_is_larger_than_an_update(shape: Any, update: int, rows: set[int]) -> None:
-    forms = training_forms(shape, OPEN, update, has_bf16=True)
+def test_passes_of_an_update_are_equally_large(shape: Any, update: int, rows: set[int]) -> None:
+    forms = training_forms(shape, OPEN, UpdateSize(update), has_bf16=True)
     assert {form.rows for form in forms} == rows
     assert len(set(forms)) == len(forms)
 
 
+def test_no_pass_divides_an_unroll() -> None:
+    update = UpdateSize(8 * 21, 21)  # eight environments
+    rows = {form.rows for form in training_forms(CNN, OPEN, update, has_bf16=False)}
+    assert rows == {256, 4 * 21, 3 * 21}
+
+
 def test_options_leave_less_to_try() -> None:
     fixed = Options("bf16", "contiguous", 100)
-    assert training_forms(CNN, fixed, 512, has_bf16=False) == [("bf16", "contiguous", 100)]
+    assert training_forms(CNN, fixed, UpdateSize(512), has_bf16=False) == [
+        ("bf16", "contiguous", 100)
+    ]
     assert acting_forms(CNN, fixed, 8, has_bf16=False) == [("bf16", "contiguous", 8)]
-    some = training_forms(CNN, Options("auto", "channels_last", 100), 512, has_bf16=True)
+    some = training_forms(
+        CNN, Options("auto", "channels_last", 100), UpdateSize(512), has_bf16=True
+    )
     assert some == [("fp32", "channels_last", 100), ("bf16", "channels_last", 100)]
 
 
 def test_a_network_without_images_has_no_order() -> None:
     assert acting_forms(WIDE, OPEN, 8, has_bf16=True) == [("fp32", "auto", 8)]
-    own = training_forms(general(entry="nets:Mine"), OPEN, 256, has_bf16=True)
+    own = training_forms(general(entry="nets:Mine"), OPEN, UpdateSize(256), has_bf16=True)
     assert own == [("fp32", "auto", 256), ("bf16", "auto", 256)]
 
 

@@ -16,14 +16,20 @@ from penstock.core import processor as processors
 from penstock.core.processor import Processor
 from penstock.models import timed_forms
 from penstock.models.actions import discrete
-from penstock.models.compute_form import ComputeForm, Options, acting_forms, training_forms
+from penstock.models.compute_form import (
+    ComputeForm,
+    Options,
+    UpdateSize,
+    acting_forms,
+    training_forms,
+)
 from penstock.models.layout import CnnShape, DenseShape, QCnnShape
 from penstock.models.timed_forms import Task, cached_timings, passes, race, time_forms
 
 SHAPE = CnnShape(1, 36, 36, discrete(2), 1 / 255, normalize=True)
 TASK = Task(SHAPE, ((1, 36, 36), "|u1"), ModelConfig(), learns=True, threads=1, most_rows=8)
 OPEN = Options("auto", "auto", None)
-FORMS = training_forms(SHAPE, OPEN, 8, has_bf16=True)
+FORMS = training_forms(SHAPE, OPEN, UpdateSize(8), has_bf16=True)
 
 
 @pytest.fixture(autouse=True)
@@ -174,13 +180,13 @@ def test_a_race_ends_in_time_and_has_the_form_by_rule() -> None:
         now[0] += 0.1 * min(form.rows, 100)
         return 0.1
 
-    forms = training_forms(SHAPE, OPEN, 300, has_bf16=True)
+    forms = training_forms(SHAPE, OPEN, UpdateSize(300), has_bf16=True)
     found = race(forms, time_pass, 100, lambda: now[0], budget_s=1.0)
     assert list(found) == [forms[0]]
     assert now[0] == pytest.approx(20.0)  # two passes
     found = race(forms, time_pass, 100, lambda: now[0], budget_s=1000.0)
     assert next(iter(found)) == forms[0]
-    assert {form.rows for form in found} == {256, 128, 64}
+    assert {form.rows for form in found} == {256, 100, 60}
 
 
 def test_a_slow_first_pass_is_enough_to_leave_a_form() -> None:
@@ -208,8 +214,9 @@ def test_real_passes_of_each_network_are_timed(name: str, learns: bool) -> None:
     shape: Any = NETWORKS[name]
     size = ((36,), "<f4") if name == "mlp" else ((1, 36, 36), "|u1")
     task = Task(shape, size, ModelConfig(), learns, threads=1, most_rows=8)
-    choose = training_forms if learns else acting_forms
-    forms = choose(shape, OPEN, 8, has_bf16=True)
+    forms = acting_forms(shape, OPEN, 8, has_bf16=True)
+    if learns:
+        forms = training_forms(shape, OPEN, UpdateSize(8), has_bf16=True)
     before = torch.get_rng_state()
     time_pass = passes(task)
     assert all(0 < time_pass(form) < 1 for form in forms)
