@@ -25,6 +25,8 @@ MORE_ROWS = (1024, 4096)  # and for an mlp
 MOST_ROWS = 1 << 20  # of a form that is read from a file
 MANY_INPUTS = 256  # of an mlp; with fewer, bf16 gains less than the casts take
 LEAST_GAIN = 1.1  # factor by which another form than that by rule must be faster
+# Of smaller passes, which are more: each also has a loss, and a batch to cut, that are not timed.
+SMALLER_PASS = 1.25
 
 
 class ComputeForm(NamedTuple):
@@ -139,13 +141,14 @@ def fastest(seconds: Mapping[ComputeForm, float], by_rule: ComputeForm) -> Compu
     """The form of the least seconds per observation.
 
     Of forms that are slower by less than `LEAST_GAIN`, the one that differs least from ``by_rule``
-    is taken, so that noise decides as little as possible.
+    is taken, so that noise decides as little as possible. Times of passes that are smaller than by
+    rule count `SMALLER_PASS` times.
     """
-    limit = LEAST_GAIN * min(seconds.values())
-    close = [form for form in seconds if seconds[form] <= limit]
+    costs = {f: s * (SMALLER_PASS if f.rows < by_rule.rows else 1.0) for f, s in seconds.items()}
+    close = [form for form in costs if costs[form] <= LEAST_GAIN * min(costs.values())]
 
     def rank(form: ComputeForm) -> tuple[int, float]:
-        return sum(own == rule for own, rule in zip(form, by_rule, strict=True)), -seconds[form]
+        return sum(own == rule for own, rule in zip(form, by_rule, strict=True)), -costs[form]
 
     return max(close, key=rank)
 

@@ -112,9 +112,10 @@ def test_a_form_that_is_little_faster_is_not_taken() -> None:
         ComputeForm("bf16", "contiguous", 256),
     )
     assert fastest({rule: 1.0, half: 0.95, other: 0.92}, rule) == rule
+    assert fastest({rule: 1.0, half: 0.74}, rule) == rule  # a small pass must gain more
     assert fastest({rule: 1.0, half: 0.50}, rule) == half
-    assert fastest({rule: 1.0, half: 0.50, other: 0.54}, rule) == other  # differs less
-    assert fastest({rule: 1.0, half: 0.50, other: 0.60}, rule) == half
+    assert fastest({rule: 1.0, half: 0.50, other: 0.68}, rule) == other  # differs less
+    assert fastest({rule: 1.0, half: 0.50, other: 0.70}, rule) == half
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,18 @@ def test_a_race_ends_in_time_and_has_the_form_by_rule() -> None:
     found = race(forms, time_pass, 100, lambda: now[0], budget_s=1000.0)
     assert next(iter(found)) == forms[0]
     assert {form.rows for form in found} == {256, 100, 60}
+
+
+def test_a_race_ends_where_other_programs_have_the_processor() -> None:
+    def time_pass(form: ComputeForm) -> float:
+        time.sleep(0.02)  # no processor time passes
+        return 1e-6
+
+    began_s = time.monotonic()
+    found = race(FORMS, time_pass, 8, lambda: 0.0, budget_s=0.02)
+    assert next(iter(found)) == FORMS[0]
+    assert len(found) < len(FORMS)
+    assert time.monotonic() - began_s < 5.0
 
 
 def test_a_slow_first_pass_is_enough_to_leave_a_form() -> None:
