@@ -98,7 +98,7 @@ def training_forms(
 ) -> list[ComputeForm]:
     """The forms of a learner that are timed, that by rule first; one where nothing is open."""
     rows = [options.rows or ROWS]
-    if options.rows is None and _has_images(shape):
+    if options.rows is None and shape.convolutional:
         largest = min(ROWS, update.rows)
         rows += [n for n in map(update.divided, FEWER_ROWS) if n < largest]
     elif options.rows is None:

@@ -70,6 +70,7 @@ def test_the_first_form_is_that_by_rule() -> None:
         (CNN, 100, {256, 50}),
         (CNN, 300, {256, 100, 60}),
         (CNN, 4096, {256, 128, 64}),
+        (general(entry="nets:Mine"), 4096, {256, 128, 64}),  # of images, too
         (MLP, 256, {256}),
         (MLP, 2112, {256, 704, 2112}),
         (MLP, 9000, {256, 1000, 3000}),
@@ -101,7 +102,7 @@ def test_options_leave_less_to_try() -> None:
 
 def test_a_network_without_images_has_no_order() -> None:
     assert acting_forms(WIDE, OPEN, 8, has_bf16=True) == [("fp32", "auto", 8)]
-    own = training_forms(general(entry="nets:Mine"), OPEN, UpdateSize(256), has_bf16=True)
+    own = training_forms(general(entry="nets:Mine"), OPEN, UpdateSize(64), has_bf16=True)
     assert own == [("fp32", "auto", 256), ("bf16", "auto", 256)]
 
 
