@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.actors.join import Found, find, join
 from penstock.actors.rollout import Rollout
-from penstock.algos.acting import make_inference
+from penstock.algos.acting import make_inference, timed
 from penstock.algos.registry import algorithm
 from penstock.algos.samples import slot_spec
 from penstock.configs.schema import Config
@@ -68,6 +68,9 @@ def _live(ctx: RoleContext, found: Found, game: BatchedEnv) -> None:
                 continue
             ctx.report("ready")
             if player is None:
+                config, note = timed(config, game.info)
+                if note and actor_number(actor) == 0:  # that of the others is alike
+                    logger.info("%s", note)
                 player = Player(config, link, game, actor, ctx.incarnation, ctx.status, ctx.ledger)
             else:
                 player.join(link, ctx.incarnation)

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from penstock.algos.samples import network_shape
 from penstock.bench.rates import Work, as_json, rounds_of
 from penstock.configs.schema import Config
+from penstock.core.processor import processor
 from penstock.device.choice import device_of, pick_device
 from penstock.envs import probe
 from penstock.models.general import ActorCriticHeads, GeneralShape, channels_last
 from penstock.models.layout import CONVS, FEATURES, CnnShape, MlpShape, flat_features
-from penstock.models.precision import cpu_gains_by_bf16
 from penstock.models.torch_encoders import IMPALA_CHANNELS, IMPALA_FEATURES, ConvSection
 from penstock.models.torch_setup import set_up_torch
 
@@ -98,7 +98,7 @@ class BareNetwork:
 
     def fastest(self, rows: tuple[int, ...], *, learns: bool) -> Form:
         """The form that takes the least time for an observation, with passes of any of ``rows``."""
-        has_bf16 = self._device.type == "cuda" or cpu_gains_by_bf16()
+        has_bf16 = self._device.type == "cuda" or processor().has_bf16
         formats = (False, True) if has_bf16 else (False,)
         layouts = (False, True) if len(self._shape) == 3 else (False,)
         forms = [Form(*each) for each in itertools.product(formats, layouts, rows)]

@@ -21,7 +21,7 @@ from penstock.core.observations import MASK, ObservationPart, views
 from penstock.core.specs import HEADER, SlotSpec
 from penstock.device.choice import device_of, pick_device
 from penstock.envs import EnvInfo, probe
-from penstock.learner.factory import make_trainer
+from penstock.learner.factory import make_trainer, timed
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.trainer import Trainer
@@ -46,7 +46,7 @@ def work(config: Config) -> Work:
     slowly = config.learner.model_copy(update={"lr": LEARNING_RATE})
     config = config.model_copy(update={"learner": slowly})
     info = probe(config.env)
-    trainer = make_trainer(config, info)
+    trainer = make_trainer(timed(config, info)[0], info)
     settle = device_of(trainer.device).synchronize
     if isinstance(trainer, Trainer):
         batch = staged(trainer, info)

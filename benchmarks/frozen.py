@@ -2,7 +2,8 @@
 
 Each case is trained for some updates by both, `transport.kind=inproc`, on this machine: floating
 point differs between processors, so there are no stored results. Compared is all of the last
-checkpoint: weights, the optimizer's and normalisers' state, counters. Times are left out, and so is
+checkpoint: weights, the optimizer's and normalisers' state, counters. Times and the form of passes,
+which older versions do not write, are left out, and so is
 the state of environments and actors, in which versions name their own classes.
 
     git worktree add /tmp/before COMMIT
@@ -26,7 +27,7 @@ from safetensors import safe_open
 
 HERE = Path(__file__).resolve().parents[1]
 CHECKPOINT = Path("checkpoints/last/checkpoint.safetensors")
-IGNORED = re.compile(r"time_s$|solved_at_s$|checksums|team/lockstep$")
+IGNORED = re.compile(r"time_s$|solved_at_s$|checksums|team/lockstep$|meta\.form$")
 LOCKSTEP = (
     "transport.kind=inproc", "learner.device=cpu", "stop.return=null", "stop.minutes=10",
     "learner.precision=fp32", "actors.precision=fp32",

@@ -15,10 +15,15 @@ from typing import Any
 import psutil
 
 from penstock.cli import doctor_gpu
+from penstock.configs.model import ModelConfig
 from penstock.core import cgroup
 from penstock.core.formatting import size
 from penstock.core.machine import version_of
-from penstock.models.precision import cpu_gains_by_bf16, has_bf16
+from penstock.core.processor import processor
+from penstock.models.actions import discrete
+from penstock.models.compute_form import Options, UpdateSize, training_forms
+from penstock.models.layout import CnnShape
+from penstock.models.timed_forms import Task, Timing, cached_timings, time_forms
 
 PACKAGES = (
     "numpy", "torch", "gymnasium", "ale-py", "pyzmq", "msgpack", "cramjam", "python-snappy",
@@ -27,12 +32,14 @@ PACKAGES = (
 OPTIONAL = ("ale-py",)
 LOW_MEMORY_NBYTES = 4 << 30
 LOW_NOFILE = 1024
+STANDARD_UPDATE = UpdateSize(512)  # of the network that is timed
 
 Facts = dict[str, Any]
 
 
 def examine() -> Facts:
     """The facts by topic, with sizes in bytes (-1: unlimited), and sentences under "warnings"."""
+    timing = None if version_of("torch") is None else standard_timing()
     facts: Facts = {
         "system": {
             "system": platform.system(),
@@ -40,7 +47,11 @@ def examine() -> Facts:
             "machine": platform.machine(),
             "python": platform.python_version(),
         },
-        "cores": _cores(),
+        "cores": _cores(timing),
+        "forms": {
+            "nature_cnn": None if timing is None else str(timing),
+            "cached": [*cached_timings().values()],
+        },
         "memory": _memory(),
         "limits": {
             "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -69,6 +80,7 @@ def describe(facts: Facts) -> str:
         f"system    {' '.join(map(str, facts['system'].values()))}",
         f"cores     {cores['usable']} usable of {cores['present']}, cgroup quota {quota}, "
         f"load {cores['load']:.1f}, bf16 {_about_bf16(cores)}",
+        *_about_forms(facts["forms"]),
         f"memory    {size(memory['available'])} free of {size(memory['total'])}, cgroup limit "
         f"{limit}, /dev/shm {size(memory['dev_shm'])}",
         f"limits    {limits['nofile']} open files, {size(limits['memlock'])} locked memory",
@@ -130,14 +142,24 @@ def _about_packages(facts: Facts) -> Iterator[str]:
         )
 
 
-def _cores() -> Facts:
+def standard_timing() -> Timing:
+    """The training of the Nature CNN on Atari's observations, in all forms of this processor; it
+    takes a second, unless its times are cached."""
+    shape = CnnShape(4, 84, 84, discrete(6), 1 / 255)
+    task = Task(shape, ((4, 84, 84), "|u1"), ModelConfig(), learns=True, threads=1)
+    options = Options("auto", "auto", None)
+    has_bf16 = processor().has_bf16
+    return time_forms(task, training_forms(shape, options, STANDARD_UPDATE, has_bf16=has_bf16))
+
+
+def _cores(timing: Timing | None) -> Facts:
     return {
         "present": os.cpu_count(),
         "usable": len(psutil.Process().cpu_affinity()),
         "cgroup": cgroup.cores(),
         "load": psutil.getloadavg()[0],
-        "bf16": has_bf16(),
-        "bf16_faster": _bf16_is_faster(),
+        "bf16": processor().has_bf16,
+        "bf16_faster": None if timing is None else timing.form.precision == "bf16",
     }
 
 
@@ -152,18 +174,18 @@ def _memory() -> Facts:
     }
 
 
-def _bf16_is_faster() -> bool | None:
-    """Whether the processor computes bfloat16 faster than float32; None without torch."""
-    if version_of("torch") is None:
-        return None
-    return cpu_gains_by_bf16()
-
-
 def _about_bf16(cores: Facts) -> str:
     if not cores["bf16"]:
         return "no"
     faster = {True: "yes, faster than fp32", False: "yes, slower than fp32 and so not used"}
     return faster.get(cores["bf16_faster"], "yes")
+
+
+def _about_forms(forms: Facts) -> Iterator[str]:
+    if forms["nature_cnn"] is not None:
+        yield f"forms     training of the Nature CNN: {forms['nature_cnn']}"
+    for text in forms["cached"]:
+        yield f"          {text}"
 
 
 def _has_curve() -> bool | None:

@@ -25,6 +25,7 @@ their section or algorithm."""
 
 WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
     "transport": {"connectors": 1},
+    "actors": {"memory_format": "auto"},
     "custom": {"data": "unrolls", "n_step": 1},
 }
 """Options added after 0.1.0 with the value at which an actor plays as one without the option does,

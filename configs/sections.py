@@ -22,6 +22,7 @@ from penstock.configs.value_types import (
     Count,
     Device,
     Fraction,
+    MemoryFormat,
     Natural,
     Niceness,
     NotNegative,
@@ -91,8 +92,12 @@ class ActorsConfig(Section):
     it an actor does not import torch; `torch` computes every network. `auto` uses `numpy` where it
     supports the network."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Number format of an actor's inference; `auto` uses bf16 where the processor computes it
-    faster."""
+    """Number format of an actor's inference. `auto` times a network with convolutions in both
+    formats at the start, and uses the faster; it is fp32 for an `mlp`, in one process
+    (`transport.kind=inproc`) and in evaluation."""
+    memory_format: MemoryFormat = "auto"
+    """Order of images in memory during an actor's inference: `contiguous` has one channel after the
+    other, `channels_last` one pixel after the other. `auto` times both at the start."""
     env_threads: Count = 1
     """Threads that step each actor's environments. They are used by the vectorised forms of Atari
     and EnvPool, and by single environments, of which each thread steps a fixed share. More than 1
@@ -188,9 +193,14 @@ class LearnerConfig(Section):
     device: Device = "auto"
     """Device of the learner; `auto` uses a GPU if one is available."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Number format of the forward and backward pass; weights and optimizer state stay fp32. Where
-    the device computes it faster, `auto` uses bf16 for convolutions, and for an actor-critic `mlp`
-    over at least 256 numbers with discrete actions."""
+    """Number format of the forward and backward pass; weights and optimizer state stay fp32. `auto`
+    takes bf16 where it is faster, for convolutions and for an actor-critic `mlp` over at least 256
+    numbers with discrete actions: on a CPU both formats are timed at the start. In one process
+    (`transport.kind=inproc`) it is fp32 on a CPU."""
+    memory_format: MemoryFormat = "auto"
+    """Order of images in memory during training: `contiguous` has one channel after the other,
+    `channels_last` one pixel after the other. On a CPU `auto` times both at the start; a GPU
+    computes faster with `channels_last`."""
     threads: Count | Literal["auto"] = "auto"
     """Threads of torch in each learner, on a CPU. `auto` begins with 1. Every five seconds it adds
     one if actors are ahead of the learner and a core is idle, and takes it back if the learner does
@@ -235,8 +245,9 @@ class LearnerConfig(Section):
     larger without more memory."""
     micro_batch: Count | None = None
     """Observations in one forward and backward pass; the gradients of a larger update are summed.
-    null: 256 on a CPU, as about that many images fit its cache; on a GPU the whole update, if it
-    fits a quarter of the free memory, otherwise as many as do."""
+    null: on a CPU 256, as about that many images fit its cache, or a number that was timed as
+    faster at the start; in one process (`transport.kind=inproc`) always 256. On a GPU the whole
+    update, if it fits a quarter of the free memory, otherwise as many as do."""
     compile: bool = False
     """Compile the network with `torch.compile`; PPO and IMPALA only. On a GPU, fused kernels move
     less memory; the first updates take a minute or more. It needs a C++ compiler."""

@@ -81,6 +81,8 @@ Fraction = Annotated[Number, Field(ge=0, le=1), ValueDescription("a number from 
 Part = Annotated[Number, Field(gt=0, lt=1), ValueDescription("a number above 0 and below 1")]
 Share = Annotated[Number, Field(gt=0, le=1), ValueDescription("a number above 0 and up to 1")]
 
+MemoryFormat = Literal["auto", "contiguous", "channels_last"]
+
 Switch = Annotated[bool, Strict()]
 Text = Annotated[
     str,

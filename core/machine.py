@@ -14,6 +14,7 @@ from typing import Any
 
 import penstock
 from penstock.core.files import write_atomic
+from penstock.core.processor import processor
 
 PACKAGES = (
     *("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "cramjam"),
@@ -28,7 +29,7 @@ def machine() -> dict[str, Any]:
     """Processor, the cores that this process may use, GPUs, and versions; ``commit`` is of a
     checkout, and "unknown" for an installed package."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": processor().model,
         "cores": len(os.sched_getaffinity(0)),
         "gpus": gpu_models(),
         "system": platform.platform(),
@@ -37,13 +38,6 @@ def machine() -> dict[str, Any]:
         "penstock": penstock.__version__,
         "commit": commit_of(CHECKOUT),
     }
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def gpu_models(folder: Path = GPUS) -> list[str]:

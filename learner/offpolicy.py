@@ -33,7 +33,8 @@ from penstock.learner.progress import Progress
 from penstock.learner.sources.drawing import ReplayBatch
 from penstock.learner.sync.gradient_sync import GradientSync, SingleLearner
 from penstock.learner.to_host import ToDevice, ToHost
-from penstock.learner.trainer import trunk_dtype, under
+from penstock.learner.trainer import form_of, trunk_dtype, under
+from penstock.models.compute_form import in_memory_format
 from penstock.models.torch_heads import HeadNet
 from penstock.models.torch_nets import build_net
 from penstock.models.torch_setup import set_up_torch
@@ -67,8 +68,10 @@ class OffPolicyTrainer:
         algo = algorithm(config.algo)
         assert isinstance(algo, ReplayAlgorithm), config.algo
         self._columns = algo.batch_columns
-        shape = algo.network(config, info)
+        shape = in_memory_format(algo.network(config, info), config.learner.memory_format)
         self.layout = shape.layout
+        self.form = form_of(config, self.device, shape)
+        """How passes are computed on a CPU; None on a GPU."""
         dtype = trunk_dtype(config.learner.precision, self.device, shape)
         space = info.observation_space
         nothing = np.zeros((1, *space.shape), space.dtype)

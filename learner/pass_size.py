@@ -1,8 +1,9 @@
 """How many observations go through the network at a time (`learner.micro_batch`).
 
-On a CPU: as many as fit the cache. On a GPU small passes are bound by kernel launches, so a pass is
-a whole update, if its saved activations fit into a quarter of the free memory. The first pass, of
-at most `FEW` observations, measures them. It slightly overestimates, since saved weights count too.
+On a CPU: as many as fit the cache, or were timed to be faster (`factory.timed`). On a GPU small
+passes are bound by kernel launches, so a pass is a whole update, if its saved activations fit into
+a quarter of the free memory. The first pass, of at most `FEW` observations, measures them. It
+slightly overestimates, since saved weights count too.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 
 from penstock.device.interface import Device
+from penstock.models.compute_form import ROWS
 
-FEW = 256  # images that a processor's cache holds
+FEW = ROWS  # on a processor, by rule
 SHARE = 4  # of the free memory; gradients of activations need some, and another learner may
 
 

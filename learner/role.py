@@ -32,7 +32,7 @@ from penstock.core.params import Arrays, Floats
 from penstock.core.role import RoleContext, learner_socket
 from penstock.device.choice import device_of
 from penstock.envs import probe
-from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
+from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager, form_of_checkpoint
 from penstock.learner.evaluation_requests import EvaluationRequests
 from penstock.learner.factory import (
     AnyTrainer,
@@ -40,6 +40,7 @@ from penstock.learner.factory import (
     make_trainer,
     network_of,
     on_own_gpu,
+    timed,
 )
 from penstock.learner.group.elastic_group import ElasticGroup
 from penstock.learner.loop import TrainingLoop
@@ -78,8 +79,12 @@ def run(ctx: RoleContext) -> None:
     logger.info("%s", info.how)
     if ctx.learner == 0 and (note := kind_note(config, info)):
         logger.info("%s", note)
-    trainer = make_trainer(on_own_gpu(config, ctx), info, ctx.ledger)
-    logger.info("%s", network_of(config, info, trainer))
+    kept = None if ctx.resume == "no" else form_of_checkpoint(ctx.run_dir)
+    own, note = timed(on_own_gpu(config, ctx), info, kept)
+    trainer = make_trainer(own, info, ctx.ledger)
+    logger.info("%s", network_of(own, info, trainer))
+    if note and ctx.learner == 0:
+        logger.info("%s", note)
     checkpoints = CheckpointManager(ctx.run_dir, trainer, ctx.report, ctx.event)
     # A parameter server takes the state of the learner that joins first. Otherwise learner 0
     # resumes, unless the other learners have the state already; on several machines it joins first.

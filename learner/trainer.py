@@ -39,15 +39,19 @@ from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics, kind_of
 from penstock.learner.minibatches import BatchSteps, Share, deal, deal_steps, pieces
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.learner.pass_size import PassSize
+from penstock.learner.pass_size import FEW, PassSize
 from penstock.learner.progress import Progress
 from penstock.learner.sources.staging import StagingBatch, torch_dtype
 from penstock.learner.sync.gradient_sync import GradientSync, SingleLearner
 from penstock.learner.to_host import ToDevice
-from penstock.models.actions import Choices
+from penstock.models.compute_form import (
+    ComputeForm,
+    Precision,
+    gains_by_bf16,
+    in_memory_format,
+    order_by_rule,
+)
 from penstock.models.fitting import AnyShape
-from penstock.models.layout import MlpShape
-from penstock.models.precision import cpu_gains_by_bf16
 from penstock.models.torch_nets import build_net
 from penstock.models.torch_setup import set_up_torch
 from penstock.profiling.ledger import Part, TimeLedger
@@ -57,7 +61,6 @@ REWARDS = "rewards/"
 AddOthers = Callable[[Tensor], None]
 MOST_REWARD = 10.0  # standard deviations
 EPSILON = 1e-8  # added to a variance
-MANY_INPUTS = 256  # of an mlp; with fewer, bf16 gains less than the casts take
 
 
 class Trainer:
@@ -84,9 +87,11 @@ class Trainer:
         self._pass_size = PassSize(config.learner.micro_batch, device)
         self._to_device = ToDevice(self.device)
         self._per_slot = frozenset(c.name for c in self.spec.columns if c.rows == "slot")
-        shape = algo.network(config, info)
+        shape = in_memory_format(algo.network(config, info), config.learner.memory_format)
         self.layout = shape.layout
         dtype = trunk_dtype(config.learner.precision, self.device, shape)
+        self.form = form_of(config, self.device, shape)
+        """How passes are computed on a CPU; None on a GPU."""
         self.model = build_net(shape, dtype).to(self.device)
         if config.learner.compile:
             compile_network(self.model)
@@ -442,18 +447,20 @@ def under(prefix: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trunk_dtype(precision: str, device: torch.device, shape: AnyShape) -> torch.dtype:
-    """The dtype of `learner.precision` for a network on a device."""
+    """The dtype of `learner.precision` for a network on a device. `auto` depends on no measurement:
+    bf16 on a GPU where the network gains by it, fp32 on a CPU."""
     if precision == "auto":
-        fast = device.type == "cuda" or cpu_gains_by_bf16()
-        precision = "bf16" if fast and _gains_by_bf16(shape) else "fp32"
+        precision = "bf16" if device.type == "cuda" and gains_by_bf16(shape) else "fp32"
     return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
-def _gains_by_bf16(shape: AnyShape) -> bool:
-    """Whether a network is large enough for bf16 to pay, and was seen to learn as well with it.
-
-    Continuous control from many numbers was not tried.
-    """
-    if isinstance(shape, MlpShape):
-        return shape.inputs >= MANY_INPUTS and isinstance(shape.actions, Choices)
-    return shape.convolutional
+def form_of(config: Config, device: torch.device, shape: AnyShape) -> ComputeForm | None:
+    """The form of a CPU learner's passes, with what is `auto` or null by rule; None on a GPU."""
+    learner = config.learner
+    if device_of(device).runs_behind:
+        return None
+    precision: Precision = "bf16" if learner.precision == "bf16" else "fp32"
+    order = order_by_rule(shape, precision, learns=True)
+    if order != "auto" and learner.memory_format != "auto":
+        order = learner.memory_format
+    return ComputeForm(precision, order, learner.micro_batch or FEW)

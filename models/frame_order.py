@@ -1,9 +1,10 @@
 """The order in which frames lie in memory for convolutions.
 
 cuDNN's kernels for tensor cores need channels_last, and transpose any other layout around each
-convolution. On a CPU the backward pass of a few wide convolutions in float32 is faster in
-channels_last too, by a quarter on a Zen 4 and by half on a Cascade Lake; without it, and in
-bfloat16, torch's default order is.
+convolution. On a CPU the processor and the network decide, so a run times both
+(`penstock.models.timed_forms`). By rule, where nothing was timed, training in float32 takes
+channels_last, which is faster by a quarter on a Zen 4 and by half on a Cascade Lake; inference, and
+bfloat16, take torch's default order.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.configs.value_types import MemoryFormat
 from penstock.device.choice import runs_behind
 
 
-def in_order(frames: Tensor, dtype: torch.dtype) -> Tensor:
-    """Frames ``[B, C, H, W]`` in ``dtype``, as the convolutions of their device take them."""
-    if runs_behind(frames) or (dtype == torch.float32 and torch.is_grad_enabled()):
+def in_order(frames: Tensor, dtype: torch.dtype, wanted: MemoryFormat = "auto") -> Tensor:
+    """Frames ``[B, C, H, W]`` in ``dtype``, in the order that is ``wanted``; `auto` by rule."""
+    if wanted == "contiguous":
+        return frames.to(dtype, memory_format=torch.contiguous_format)
+    by_rule = runs_behind(frames) or (dtype == torch.float32 and torch.is_grad_enabled())
+    if wanted == "channels_last" or by_rule:
         return frames.to(dtype, memory_format=torch.channels_last)
     return frames.to(dtype)

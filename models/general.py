@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from penstock.configs.model import ModelConfig
+from penstock.configs.value_types import MemoryFormat
 from penstock.core.observations import ObservationPart
 from penstock.core.params import ParamLayout
 from penstock.models.actions import ActionSpec
@@ -72,6 +73,8 @@ class GeneralShape(Generic[H]):
     model: ModelConfig
     make_layout: Callable[[GeneralShape[Any]], ParamLayout] = field(compare=False, repr=False)
     """Given by `models.fitting`, since it needs torch."""
+    memory_format: MemoryFormat = "auto"
+    """Order of the frames in memory; it changes no parameter."""
 
     @property
     def outputs(self) -> int:

@@ -21,6 +21,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from penstock.configs.value_types import MemoryFormat
 from penstock.core.params import Float32, ParamLayout
 from penstock.models.actions import CHOICES, ActionSpec, Choices, Numbers
 
@@ -92,6 +93,8 @@ class CnnShape:
     obs_scale: float
     log_std_init: float = 0.0
     normalize: bool = False
+    memory_format: MemoryFormat = "auto"
+    """Order of the frames in memory; it changes no parameter."""
     convolutional: ClassVar[bool] = True
 
     @property
@@ -158,6 +161,8 @@ class QCnnShape:
     obs_scale: float
     duelling: bool = False
     normalize: bool = False
+    memory_format: MemoryFormat = "auto"
+    """As in `CnnShape`."""
     convolutional: ClassVar[bool] = True
 
     @property

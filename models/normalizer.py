@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from penstock.configs.value_types import MemoryFormat
 from penstock.models.frame_order import in_order
 from penstock.models.layout import CLIP, EPSILON
 
@@ -90,7 +91,13 @@ class FrameNormalizer(Normalizer):
 
     most_rows = MOST_FRAMES
 
-    def frames(self, frames: Tensor, dtype: torch.dtype, first: int = 0) -> Tensor:
+    def frames(
+        self,
+        frames: Tensor,
+        dtype: torch.dtype,
+        first: int = 0,
+        memory_format: MemoryFormat = "auto",
+    ) -> Tensor:
         """Frames ``[B, *shape]`` of any dtype, in ``dtype`` and within ± `CLIP`. ``first`` is the
         index of their first pixel in the statistics."""
         shape = frames.shape[1:]
@@ -101,5 +108,8 @@ class FrameNormalizer(Normalizer):
             return (frames.float() - mean).mul_(scale).clamp_(-CLIP, CLIP).to(dtype)
         var = torch.where(self.count > 0, var + LEAST_LEVELS**2, 255.0**2)
         # Differences of whole numbers below 256 are exact in bfloat16.
-        mean, scale = (in_order(pixels[None], dtype) for pixels in (mean.round(), var.rsqrt_()))
-        return in_order(frames, dtype).sub_(mean).mul_(scale).clamp_(-CLIP, CLIP)
+        mean, scale = (
+            in_order(pixels[None], dtype, memory_format) for pixels in (mean.round(), var.rsqrt_())
+        )
+        frames = in_order(frames, dtype, memory_format)
+        return frames.sub_(mean).mul_(scale).clamp_(-CLIP, CLIP)

@@ -13,8 +13,13 @@ from penstock.models.layout import DenseShape, MlpShape
 def in_words(shape: AnyShape, model: ModelConfig, parameters: int) -> str:
     """A line: `network: nature_cnn, lstm 256, shared critic, 2,000,000 parameters`. ``parameters``
     are those that are trained, critics included."""
+    return f"network: {layers_in_words(shape, model)}, {parameters:,} parameters"
+
+
+def layers_in_words(shape: AnyShape, model: ModelConfig) -> str:
+    """The parts of a network: `nature_cnn, lstm 256, shared critic`."""
     parts = _general(shape, model) if isinstance(shape, GeneralShape) else [_plain(shape, model)]
-    return f"network: {', '.join(parts)}, {parameters:,} parameters"
+    return ", ".join(parts)
 
 
 def _plain(shape: AnyShape, model: ModelConfig) -> str:

@@ -229,7 +229,7 @@ class _Critic(nn.Module):
             self.body, width = make_own(actor)
             beside = []
         elif images:
-            self.body = encoder = Encoder(images, {}, model)
+            self.body = encoder = Encoder(images, {}, model, actor.memory_format)
             width = encoder.width
         assert width is not None, actor
         self._beside = [given.name for given in beside]
@@ -272,7 +272,8 @@ def arrays_of(
     if isinstance(normalizer, FrameNormalizer):
         first = 0
         for given in shape.inputs:
-            arrays[given.name] = normalizer.frames(_array(given, obs), dtype, first)
+            frames = _array(given, obs)
+            arrays[given.name] = normalizer.frames(frames, dtype, first, shape.memory_format)
             first += math.prod(given.shape)
         return arrays
     for given in shape.inputs:
@@ -326,7 +327,7 @@ def _body(shape: GeneralShape[Any]) -> tuple[nn.Module, int | None]:
         return make_own(shape)
     images = {given.name: given.shape for given in shape.inputs if given.is_image}
     numbers = {given.name: given.shape for given in shape.inputs if not given.is_image}
-    encoder = Encoder(images, numbers, shape.model)
+    encoder = Encoder(images, numbers, shape.model, shape.memory_format)
     return encoder, encoder.width
 
 

@@ -103,7 +103,7 @@ class NatureCnn(CnnTrunk, Net):
 
     def __init__(self, shape: CnnShape, dtype: torch.dtype = torch.float32) -> None:
         frames = shape.channels, shape.height, shape.width
-        super().__init__(frames, FEATURES, shape.obs_scale, dtype)
+        super().__init__(frames, FEATURES, shape.obs_scale, dtype, shape.memory_format)
         self.actions = shape.actions
         self._make_heads(FEATURES, shape.log_std_init)
         self._make_buffers(FrameNormalizer(math.prod(frames)) if shape.normalize else None)
@@ -134,7 +134,7 @@ class QCnn(CnnTrunk, FusedHead):
 
     def __init__(self, shape: QCnnShape, dtype: torch.dtype = torch.float32) -> None:
         frames = shape.channels, shape.height, shape.width
-        super().__init__(frames, shape.features, shape.obs_scale, dtype)
+        super().__init__(frames, shape.features, shape.obs_scale, dtype, shape.memory_format)
         self._make_head(FEATURES, shape.outputs, shape.duelling)
         self.normalizer = FrameNormalizer(math.prod(frames)) if shape.normalize else None
 

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from penstock.configs.value_types import MemoryFormat
 from penstock.models.frame_order import in_order
 from penstock.models.layout import CONVS, Activation, flat_features
 from penstock.models.normalizer import FrameNormalizer
@@ -108,10 +109,15 @@ class CnnTrunk(Trunk):
     """Three convolutions and a linear layer of ``width`` (Mnih et al. 2015)."""
 
     def __init__(
-        self, frames: tuple[int, int, int], width: int, obs_scale: float, dtype: torch.dtype
+        self,
+        frames: tuple[int, int, int],
+        width: int,
+        obs_scale: float,
+        dtype: torch.dtype,
+        memory_format: MemoryFormat,
     ) -> None:
         super().__init__(obs_scale, dtype)
-        self._frames = frames
+        self._frames, self._memory_format = frames, memory_format
         channels = (frames[0], *(filters for filters, _, _ in CONVS))
         self.convs = nn.ModuleList(
             orthogonal(nn.Conv2d(before, filters, kernel, stride), math.sqrt(2))
@@ -125,9 +131,9 @@ class CnnTrunk(Trunk):
     def features(self, obs: Tensor, weights: list[Tensor]) -> Tensor:
         hidden = obs.reshape(-1, *self._frames)
         if isinstance(self.normalizer, FrameNormalizer):
-            hidden = self.normalizer.frames(hidden, self.dtype)
+            hidden = self.normalizer.frames(hidden, self.dtype, 0, self._memory_format)
         else:
-            hidden = in_order(hidden, self.dtype)
+            hidden = in_order(hidden, self.dtype, self._memory_format)
         for i, (_, _, stride) in enumerate(CONVS):
             hidden = F.conv2d(hidden, weights[2 * i], weights[2 * i + 1], stride).relu_()
         return F.linear(hidden.flatten(1), weights[6], weights[7]).relu_().float()[None]

@@ -69,6 +69,8 @@ class Member:
     def __init__(self, where: Path, rank: int, world: int, *options: str) -> None:
         use_interface("lo")
         self.where, self.rank = where, rank
+        own = [each.removeprefix(f"{rank}:") for each in options]  # "1:a.b=c" is of rank 1 alone
+        options = tuple(each for each in own if not each[0].isdigit())
         self.trainer = make_trainer(*options, f"learner.count={world}", f"actors.count={world}")
         self.enter(0, list(range(world)))
 

@@ -28,6 +28,7 @@ from penstock.configs.same_env import same_game, settings
 from penstock.core.control import Message
 from penstock.core.notes import note_logger
 from penstock.core.params import POLICY_ID, Arrays
+from penstock.core.processor import processor
 from penstock.device.choice import device_of
 from penstock.device.interface import Device
 from penstock.learner.checkpoints import checkpoint_format
@@ -53,11 +54,13 @@ from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.progress import EPISODES
 from penstock.learner.state import follow_lr_factor, set_weights, weights_of
 from penstock.learner.trainer import Trainer, under
+from penstock.models.compute_form import ComputeForm
 
 RANDOM = "random/"
 GROUP = "team/"  # as in checkpoints of 0.1.0
 EPOCH = "epoch"  # in the meta: of the group of learners that wrote it
 LR = "lr"  # in the meta: `learner.lr`
+FORM = "form"  # in the meta: how a learner on a CPU computed, and the model of its processor
 
 logger = note_logger(__name__)
 
@@ -147,6 +150,7 @@ class CheckpointManager:
             same = same_game(stored.meta.get(ENV, {}), trainer.config.env)
             trainer.progress.load_state_dict(stored.meta["progress"], same_game=same)
             self._resume_lr_factor(stored.meta.get(LR))
+            self._compare_form(stored.meta)
             self.play = stored.meta.get(PLAY) if same else None
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(
@@ -177,6 +181,20 @@ class CheckpointManager:
                 progress.lr_factor,
             )
         follow_lr_factor(self._trainer)
+
+    def _compare_form(self, meta: Mapping[str, Any]) -> None:
+        """Log that passes are computed in another form than before, which changes their rounding.
+
+        A learner on a GPU has none.
+        """
+        before, own = _form_in(meta), self._trainer.form
+        if before is not None and own is not None and before[0] != own:
+            logger.info(
+                "the learner computes in %s; the checkpoint's computed in %s on %s: results differ "
+                "from those without a resume by rounding",
+                own,
+                *before,
+            )
 
     def goes_on_in_its_game(self) -> bool:
         """Whether the resumed run was in the same game, so that its replay can be used.
@@ -375,7 +393,29 @@ class CheckpointManager:
             self.play = self.requests.play
         if self.play is not None:
             meta[PLAY] = self.play
+        if trainer.form is not None:
+            meta[FORM] = [[*trainer.form], processor().model]
         return Checkpoint(trainer.layout, weights_of(trainer), arrays, meta)
+
+
+def form_of_checkpoint(run_dir: Path) -> ComputeForm | None:
+    """The form in which a learner on this processor computed when it wrote the run's last
+    checkpoint; None where that is not known."""
+    try:
+        meta = checkpoint_format.read_meta(run_dir / "checkpoints" / "last")
+    except UserError:  # none, or damaged: `CheckpointManager.resume` reports it
+        return None
+    form, model = _form_in(meta) or (None, "")
+    return form if model == processor().model else None
+
+
+def _form_in(meta: Mapping[str, Any]) -> tuple[ComputeForm, str] | None:
+    """The form in a checkpoint, and the processor's model; None in those of earlier releases."""
+    value = meta.get(FORM)
+    if type(value) is not list or len(value) != 2 or type(value[1]) is not str:
+        return None
+    form = ComputeForm.read(value[0])
+    return None if form is None else (form, value[1])
 
 
 def _random_states(device: Device) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from penstock.core.params import Float32
 from penstock.models.acting.categorical import (
     ActionSampler,
 )
+from penstock.models.compute_form import in_memory_format
 from penstock.models.fitting import AnyShape, mask_of
 from penstock.models.general import ActorCriticHeads, GeneralShape
 from penstock.models.layout import DenseShape, MlpShape
-from penstock.models.precision import cpu_gains_by_bf16
 
 
 class ActingNetwork(Protocol):
@@ -118,7 +118,8 @@ def make_policy(config: Config, spaces: Spaces, shape: AnyShape, sampler: Action
 def _make_network(
     actors: ActorsConfig, shape: AnyShape, outputs: Float32, state: Float32
 ) -> ActingNetwork:
-    precision = _precision(actors, shape)
+    precision = "fp32" if actors.precision == "auto" else actors.precision
+    shape = in_memory_format(shape, actors.memory_format)
     is_numpy = actors.inference != "torch" and precision == "fp32"
     if is_numpy and isinstance(shape, MlpShape | DenseShape):
         from penstock.models.acting.numpy_mlp import NumpyMlp
@@ -157,9 +158,3 @@ def _described(shape: AnyShape) -> str:
     core = f" with core {shape.model.core}" if shape.state_size else ""
     critic = "a separate" if shape.is_separate else "a shared"
     return f"{name}{core} and {critic} critic over {len(shape.inputs)} arrays"
-
-
-def _precision(actors: ActorsConfig, shape: AnyShape) -> str:
-    if actors.precision != "auto":
-        return actors.precision
-    return "bf16" if shape.convolutional and cpu_gains_by_bf16() else "fp32"

@@ -95,6 +95,16 @@ def test_dgc_clips_the_gradient_of_each_learner_and_not_what_it_sends(tmp_path: 
     np.testing.assert_allclose(before - after, expected, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.system
+def test_parameters_are_equal_on_ranks_that_compute_in_different_forms(tmp_path: Path) -> None:
+    forms = ("1:learner.precision=bf16", "1:learner.micro_batch=14")
+    assert run(tmp_path, 2, "equal", *PPO, *forms) == [0] * 2
+    before = load(tmp_path, "values0", [0])[0]
+    first, other = load(tmp_path, "values", range(2))
+    np.testing.assert_array_equal(first, other)
+    assert not np.array_equal(before, first)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("overlap", "accumulate"), [("true", "1"), ("false", "1"), ("false", "2"), ("true", "2")]

@@ -17,11 +17,10 @@ from penstock.configs.load import resolve
 from penstock.core.specs import HEADER
 from penstock.device.choice import device_of, pick_device
 from penstock.envs import EnvInfo, probe
-from penstock.learner import trainer as trainer_module
 from penstock.learner.factory import kind_note, on_own_gpu
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.trainer import Trainer, trunk_dtype
-from penstock.models.actions import Numbers, discrete
+from penstock.models.actions import discrete
 from penstock.models.layout import ActorCriticShape, CnnShape, MlpShape
 from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
@@ -217,18 +216,14 @@ def test_what_passed_elsewhere_is_written_down_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "gains", "expected"),
+    ("shape", "on_gpu"),
     [
-        (MlpShape(400, discrete(6), (128, 128), "relu", 1.0), True, torch.bfloat16),
-        (MlpShape(400, discrete(6), (128, 128), "relu", 1.0), False, torch.float32),
-        (MlpShape(17, discrete(6), (64, 64), "tanh", 1.0), True, torch.float32),
-        (MlpShape(400, Numbers((2,)), (128, 128), "relu", 1.0), True, torch.float32),
-        (CnnShape(4, 84, 84, discrete(6), 1 / 255), True, torch.bfloat16),
-        (CnnShape(4, 84, 84, discrete(6), 1 / 255), False, torch.float32),
+        (MlpShape(400, discrete(6), (128, 128), "relu", 1.0), torch.bfloat16),
+        (MlpShape(17, discrete(6), (64, 64), "tanh", 1.0), torch.float32),
+        (CnnShape(4, 84, 84, discrete(6), 1 / 255), torch.bfloat16),
     ],
 )
-def test_automatic_precision(
-    shape: ActorCriticShape, gains: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trainer_module, "cpu_gains_by_bf16", lambda: gains)
-    assert trunk_dtype("auto", torch.device("cpu"), shape) is expected
+def test_the_precision_by_rule(shape: ActorCriticShape, on_gpu: torch.dtype) -> None:
+    assert trunk_dtype("auto", torch.device("cuda:0"), shape) is on_gpu
+    assert trunk_dtype("auto", torch.device("cpu"), shape) is torch.float32
+    assert trunk_dtype("bf16", torch.device("cpu"), shape) is torch.bfloat16

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
+from penstock.configs.model import ModelConfig
+from penstock.configs.schema import Config
+from penstock.configs.value_types import MemoryFormat
 from penstock.models.actions import discrete
+from penstock.models.compute_form import in_memory_format
+from penstock.models.fitting import actor_critic_shape
 from penstock.models.frame_order import in_order
-from penstock.models.layout import CnnShape
-from penstock.models.torch_encoders import ImpalaEncoder
+from penstock.models.layout import CnnShape, QCnnShape
+from penstock.models.torch_encoders import Encoder, ImpalaEncoder
 from penstock.models.torch_nets import build_net
 
 
@@ -42,16 +53,52 @@ def test_the_order_changes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
         loss = outputs.square().sum() + values.square().sum()
         found.append([outputs.detach(), *torch.autograd.grad(loss, list(net.parameters()))])
         monkeypatch.setattr(
-            "penstock.models.torch_trunks.in_order", lambda frames, dtype: frames.to(dtype)
+            "penstock.models.torch_trunks.in_order", lambda frames, dtype, _: frames.to(dtype)
         )
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
 
 
-def test_the_residual_network_computes_in_channels_last() -> None:
-    net = ImpalaEncoder(4, 20, 20)
+@pytest.mark.parametrize(
+    ("wanted", "expected"), [("auto", True), ("channels_last", True), ("contiguous", False)]
+)
+def test_the_residual_network_computes_in_channels_last_by_rule(
+    wanted: MemoryFormat, expected: bool
+) -> None:
+    net = Encoder({"obs": (4, 20, 20)}, {}, ModelConfig(kind="impala_cnn"), wanted)
     seen: list[bool] = []
-    for section in net.sections:
+    [image] = net.images
+    assert isinstance(image, ImpalaEncoder)
+    for section in image.sections:
         section.register_forward_hook(lambda _, __, out: seen.append(is_channels_last(out)))
     with torch.no_grad():
-        net(torch.rand(2, 4, 20, 20))
-    assert seen == [True, True, True]
+        net({"obs": torch.rand(2, 4, 20, 20)})
+    assert seen == [expected] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("given", [torch.contiguous_format, torch.channels_last])
+def test_an_order_that_is_wanted_is_taken(dtype: torch.dtype, given: torch.memory_format) -> None:
+    frames = torch.randint(256, (2, 4, 6, 6), dtype=torch.uint8).contiguous(memory_format=given)
+    assert is_channels_last(in_order(frames, dtype, "channels_last"))
+    assert in_order(frames, dtype, "contiguous").is_contiguous()
+
+
+def test_the_order_of_a_shape_reaches_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def note(frames: Tensor, dtype: torch.dtype, wanted: MemoryFormat = "auto") -> Tensor:
+        seen.append(wanted)
+        return in_order(frames, dtype, wanted)
+
+    for module in ("torch_trunks", "torch_encoders", "normalizer"):
+        monkeypatch.setattr(f"penstock.models.{module}.in_order", note)
+    plain = CnnShape(4, 36, 36, discrete(6), 1 / 255)
+    space = spaces.Box(0, 255, (4, 36, 36), np.uint8)
+    game: Any = SimpleNamespace(observation_space=space, action_space=spaces.Discrete(2))
+    general = Config.model_validate({"env": {"id": "x"}, "model": {"core": "gru"}})
+    for shape in (plain, replace(plain, normalize=True), QCnnShape(4, 36, 36, 2, 1 / 255)):
+        build_net(in_memory_format(shape, "channels_last"))(torch.zeros(2, 4, 36, 36).byte())
+    with_memory = in_memory_format(actor_critic_shape(general, game), "channels_last")
+    build_net(with_memory)(torch.zeros(1, 2, 4, 36, 36).byte())
+    assert set(seen) == {"channels_last"}
+    assert len(seen) == 1 + 3 + 1 + 1

@@ -11,17 +11,18 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from penstock.algos import acting
 from penstock.algos.acting import make_policy
 from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.configs.sections import ActorsConfig
-from penstock.models import precision
-from penstock.models.acting import policy as policies
+from penstock.core.processor import BF16_FLAGS, Processor
+from penstock.models import timed_forms
 from penstock.models.acting.numpy_mlp import NumpyMlp
 from penstock.models.acting.policy import Policy
 from penstock.models.acting.torch_network import TorchNetwork
-from penstock.models.precision import bf16_is_faster, cpu_gains_by_bf16, has_bf16
+from penstock.models.compute_form import ComputeForm
 
 
 class Vector:
@@ -50,24 +51,16 @@ def made(game: Any, **actors: Any) -> Policy:
 
 
 @pytest.mark.parametrize(
-    ("game", "actors", "gains", "expected"),
+    ("game", "actors", "expected"),
     [
-        (Vector(), {}, True, (NumpyMlp, None)),
-        (Vector(), {"inference": "torch"}, True, (TorchNetwork, torch.float32)),
-        (Vector(), {"precision": "bf16"}, False, (TorchNetwork, torch.bfloat16)),
-        (Frames(), {}, True, (TorchNetwork, torch.bfloat16)),
-        (Frames(), {}, False, (TorchNetwork, torch.float32)),
-        (Frames(), {"precision": "fp32"}, True, (TorchNetwork, torch.float32)),
+        (Vector(), {}, (NumpyMlp, None)),
+        (Vector(), {"inference": "torch"}, (TorchNetwork, torch.float32)),
+        (Vector(), {"precision": "bf16"}, (TorchNetwork, torch.bfloat16)),
+        (Frames(), {}, (TorchNetwork, torch.float32)),
+        (Frames(), {"precision": "bf16"}, (TorchNetwork, torch.bfloat16)),
     ],
 )
-def test_choice(
-    game: Any,
-    actors: dict[str, Any],
-    gains: bool,
-    expected: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(policies, "cpu_gains_by_bf16", lambda: gains)
+def test_choice(game: Any, actors: dict[str, Any], expected: Any) -> None:
     policy = made(game, **actors)
     network = policy.network
     dtype = network.dtype if isinstance(network, TorchNetwork) else None
@@ -139,35 +132,60 @@ def test_a_gaussian_policy_acts_within_the_bounds(inference: Any) -> None:
     assert beyond == pytest.approx(math.erfc(math.atanh(0.99) / math.exp(2) / 2**0.5), abs=0.03)
 
 
-@pytest.mark.parametrize(
-    ("flags", "gains"),
-    [("fpu avx2", False), ("avx512f avx512_bf16 avx", True), ("fpu amx_bf16", True)],
-)
-def test_flags_of_the_processor(flags: str, gains: bool, tmp_path: Path) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t: none\n")
-    assert has_bf16(cpuinfo) is gains
-    assert not has_bf16(tmp_path / "absent")
+TIMES = {"fp32": 2.0, "bf16": 1.0, "contiguous": 1.0, "channels_last": 2.0}
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A processor with bf16, on which a pass takes as long as `TIMES` says."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(acting, "processor", lambda: Processor("fast", BF16_FLAGS))
+
+    def time_pass(form: ComputeForm) -> float:
+        return 1e-6 * (TIMES[form.precision] + TIMES[form.memory_format])
+
+    monkeypatch.setattr(timed_forms, "passes", lambda task: time_pass)
 
 
 @pytest.mark.parametrize(
-    ("has", "in_bfloat16_s", "gains"), [(True, 0.8, True), (True, 1.5, False), (False, 0.8, False)]
+    ("actors", "expected"),
+    [
+        ({}, ("bf16", "contiguous")),
+        ({"precision": "fp32"}, ("fp32", "contiguous")),
+        ({"memory_format": "channels_last"}, ("bf16", "channels_last")),
+    ],
 )
-def test_bfloat16_must_be_there_and_faster(
-    has: bool, in_bfloat16_s: float, gains: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("times")
+def test_an_actor_infers_in_the_form_that_is_fastest(
+    actors: dict[str, Any], expected: tuple[str, str]
 ) -> None:
-    seconds = {torch.float32: 1.0, torch.bfloat16: in_bfloat16_s}
-    monkeypatch.setattr(precision, "has_bf16", lambda cpuinfo: has)
-    monkeypatch.setattr(precision, "_convolution_s", seconds.__getitem__)
-    bf16_is_faster.cache_clear()
-    try:
-        assert cpu_gains_by_bf16() is gains
-    finally:
-        bf16_is_faster.cache_clear()
+    found, note = acting.timed(config(**actors), Frames())
+    assert (found.actors.precision, found.actors.memory_format) == expected
+    assert note.startswith(f"actors infer in {', '.join(expected)}, 3 observations a pass: ")
 
 
-def test_timing_the_formats_takes_no_random_numbers() -> None:
-    before = torch.get_rng_state()
-    bf16_is_faster.cache_clear()
-    assert bf16_is_faster() in (True, False)
-    assert torch.equal(torch.get_rng_state(), before)
+@pytest.mark.parametrize(
+    ("game", "actors"),
+    [
+        (Vector(), {}),
+        (Vector(), {"inference": "torch"}),
+        (Frames(), {"precision": "bf16", "memory_format": "contiguous"}),
+    ],
+)
+@pytest.mark.usefixtures("times")
+def test_nothing_is_timed_where_nothing_is_open(game: Any, actors: dict[str, Any]) -> None:
+    before = config(**actors)
+    assert acting.timed(before, game) == (before, "")
+
+
+def test_each_form_of_inference_decides_alike() -> None:
+    size = network_shape(config(), Frames()).layout.size
+    weights = np.random.default_rng(0).normal(0, 0.02, size).astype(np.float32)
+    obs = np.random.default_rng(1).integers(0, 255, (3, 4, 84, 84)).astype(np.uint8)
+    found = []
+    for memory_format in ("auto", "contiguous", "channels_last"):
+        policy = made(Frames(), memory_format=memory_format)
+        policy.load(weights)
+        found.append(policy.outputs(obs).copy())
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_allclose(found[0], found[2], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,177 @@
+"""The forms in which a network may be computed, and which of them is tried on a CPU. No torch here.
+
+A form changes rounding and speed only: parameters, gradients and optimizer state are float32 in
+each. So two learners of a group, or a run before and after a resume, may have different forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import product
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
+
+from penstock.configs.value_types import MemoryFormat
+from penstock.models.actions import Choices
+from penstock.models.fitting import AnyShape
+from penstock.models.general import GeneralShape
+from penstock.models.layout import CnnShape, MlpShape, QCnnShape
+
+S = TypeVar("S", bound=AnyShape)
+Precision = Literal["fp32", "bf16"]
+ROWS = 256  # observations of a pass by rule: about as many images fit a processor's cache
+FEWER_ROWS = (128, 64)  # about so many are tried for images,
+MORE_ROWS = (1024, 4096)  # and for an mlp
+MOST_ROWS = 1 << 20  # of a form that is read from a file
+MANY_INPUTS = 256  # of an mlp; with fewer, bf16 gains less than the casts take
+LEAST_GAIN = 1.1  # factor by which another form than that by rule must be faster
+# Of smaller passes, which are more: each also has a loss, and a batch to cut, that are not timed.
+SMALLER_PASS = 1.25
+
+
+class ComputeForm(NamedTuple):
+    """One way to compute a network; the values are those of the options of the same names."""
+
+    precision: Precision
+    memory_format: MemoryFormat
+    """`auto` where there are no images."""
+    rows: int
+    """Observations in one pass (`learner.micro_batch`, or `actors.envs`)."""
+
+    def __str__(self) -> str:
+        return f"{self.short} observations a pass"
+
+    @property
+    def short(self) -> str:
+        """The values alone: `bf16, channels_last, 256`."""
+        order = "" if self.memory_format == "auto" else f", {self.memory_format}"
+        return f"{self.precision}{order}, {self.rows}"
+
+    @classmethod
+    def read(cls, value: Any) -> ComputeForm | None:
+        """The form that a JSON list describes; None where it describes none."""
+        if type(value) is not list or len(value) != len(cls._fields):
+            return None
+        precision, memory_format, rows = value
+        if precision not in get_args(Precision) or memory_format not in get_args(MemoryFormat):
+            return None
+        is_count = type(rows) is int and 0 < rows <= MOST_ROWS
+        return cls(precision, memory_format, rows) if is_count else None
+
+
+class Options(NamedTuple):
+    """What the user leaves open: `auto` and None."""
+
+    precision: Literal["auto", "fp32", "bf16"]
+    memory_format: MemoryFormat
+    rows: int | None
+
+
+def gains_by_bf16(shape: AnyShape) -> bool:
+    """Whether a network is large enough for bf16 to pay, and was seen to learn as well with it.
+
+    Continuous control from many numbers was not tried.
+    """
+    if isinstance(shape, MlpShape):
+        return shape.inputs >= MANY_INPUTS and isinstance(shape.actions, Choices)
+    return shape.convolutional
+
+
+class UpdateSize(NamedTuple):
+    """Observations of one update, which passes divide."""
+
+    rows: int
+    unit: int = 1
+    """Observations that no pass divides: those of an environment's unroll, where they belong
+    together."""
+
+    def divided(self, about: int) -> int:
+        """Observations of a pass where as few passes as possible, all equally large, have at most
+        about so many. A small last pass would cost more than larger ones save."""
+        units = self.rows // self.unit
+        passes = max(1, -(-self.rows // about))
+        return -(-units // passes) * self.unit
+
+
+def training_forms(
+    shape: AnyShape, options: Options, update: UpdateSize, *, has_bf16: bool
+) -> list[ComputeForm]:
+    """The forms of a learner that are timed, that by rule first; one where nothing is open."""
+    rows = [options.rows or ROWS]
+    if options.rows is None and shape.convolutional:
+        largest = min(ROWS, update.rows)
+        rows += [n for n in map(update.divided, FEWER_ROWS) if n < largest]
+    elif options.rows is None:
+        rows += [n for n in map(update.divided, MORE_ROWS) if n > ROWS]
+    rows = list(dict.fromkeys(rows))
+    return _forms(shape, options, rows, has_bf16, learns=True)
+
+
+def acting_forms(
+    shape: AnyShape, options: Options, envs: int, *, has_bf16: bool
+) -> list[ComputeForm]:
+    """The forms of an actor's inference over ``envs`` environments, that by rule first.
+
+    One for a network without convolutions, which is fp32 by rule.
+    """
+    if not shape.convolutional and options.precision == "auto":
+        options = options._replace(precision="fp32")
+    return _forms(shape, options, [envs], has_bf16, learns=False)
+
+
+def order_by_rule(shape: AnyShape, precision: Precision, *, learns: bool) -> MemoryFormat:
+    """The order of images on a CPU where nothing was timed; `auto` where there are none.
+
+    As `models.frame_order` and `models.torch_encoders` compute them.
+    """
+    if not _has_images(shape):
+        return "auto"
+    is_impala = isinstance(shape, GeneralShape) and shape.model.kind == "impala_cnn"
+    return "channels_last" if is_impala or (learns and precision == "fp32") else "contiguous"
+
+
+def in_memory_format(shape: S, memory_format: MemoryFormat) -> S:
+    """The shape of the same network with its images in the given order, if it has any."""
+    if isinstance(shape, CnnShape | QCnnShape | GeneralShape):
+        return replace(shape, memory_format=memory_format)
+    return shape
+
+
+def fastest(seconds: Mapping[ComputeForm, float], by_rule: ComputeForm) -> ComputeForm:
+    """The form of the least seconds per observation.
+
+    Of forms that are slower by less than `LEAST_GAIN`, the one that differs least from ``by_rule``
+    is taken, so that noise decides as little as possible. Times of passes that are smaller than by
+    rule count `SMALLER_PASS` times.
+    """
+    costs = {f: s * (SMALLER_PASS if f.rows < by_rule.rows else 1.0) for f, s in seconds.items()}
+    close = [form for form in costs if costs[form] <= LEAST_GAIN * min(costs.values())]
+
+    def rank(form: ComputeForm) -> tuple[int, float]:
+        return sum(own == rule for own, rule in zip(form, by_rule, strict=True)), -costs[form]
+
+    return max(close, key=rank)
+
+
+def _forms(
+    shape: AnyShape, options: Options, rows: Iterable[int], has_bf16: bool, *, learns: bool
+) -> list[ComputeForm]:
+    precisions: list[Precision] = ["fp32"]
+    if options.precision != "auto":
+        precisions = [options.precision]
+    elif has_bf16 and gains_by_bf16(shape):
+        precisions.append("bf16")
+    first = order_by_rule(shape, precisions[0], learns=learns)
+    orders: list[MemoryFormat] = [first]
+    if first != "auto" and options.memory_format != "auto":
+        orders = [options.memory_format]
+    elif first != "auto":
+        orders.append("contiguous" if first == "channels_last" else "channels_last")
+    return [ComputeForm(p, o, n) for n, p, o in product(rows, precisions, orders)]
+
+
+def _has_images(shape: AnyShape) -> bool:
+    """Whether images lie in memory as a form says; a network of `model.entry` orders its own."""
+    return shape.convolutional and not (
+        isinstance(shape, GeneralShape) and shape.model.entry is not None
+    )

@@ -1,0 +1,301 @@
+"""Times a network in several forms on this machine's processor, and chooses the fastest.
+
+A form is timed by real passes of the network over made-up observations: forward and backward of a
+learner, or an actor's inference. That takes about a second. The times are cached in the user's
+cache folder, one file for each processor, torch, number of threads and network; the choice is made
+anew of the times that a file holds, among the forms that are allowed, so a damaged or foreign file
+can at worst name a slower form. torch is imported only to time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import penstock
+from penstock.configs.model import ModelConfig
+from penstock.configs.value_types import MemoryFormat
+from penstock.core.machine import version_of
+from penstock.core.processor import processor
+from penstock.core.user_cache import cache_folder, locked, read_cached, write_cached
+from penstock.models.compute_form import ComputeForm, Precision, fastest, in_memory_format
+from penstock.models.fitting import AnyShape
+from penstock.models.general import GeneralShape
+from penstock.models.summary import layers_in_words
+
+FOLDER = "forms"  # in the cache folder
+FORMAT = 1
+BUDGET_S = 1.2  # for all forms; the form by rule is timed whatever it takes
+LONGEST = 4.0  # times the budget, of real time: on a machine with other work
+SLOW, CLOSE = 2.0, 1.25  # times the fastest: forms that are timed again once, and more often
+ROUNDS = 2  # further passes of forms that are close; the fastest counts, as others lengthen them
+MOST_ROUNDS = 20  # where passes are so short that all of them take less than `SHORT_S`
+SHORT_S = 0.1
+FEW = 2  # orders and formats that are tried with other numbers of rows
+SHOWN = 3  # other forms in a sentence
+
+Seconds = dict[ComputeForm, float]
+"""Of one observation, by form."""
+
+
+class Task(NamedTuple):
+    """What is timed: a network, in training or in inference."""
+
+    shape: AnyShape
+    observation: tuple[tuple[int, ...], str]
+    """Shape and numpy dtype of one observation."""
+    model: ModelConfig
+    learns: bool
+    threads: int
+    """Of torch."""
+    unroll: int = 1
+    """Rows of an unroll that a recurrent network goes through one after the other."""
+    most_rows: int = 1 << 30
+    """No pass has more observations."""
+
+    @property
+    def name(self) -> str:
+        """The network and what it does: `nature_cnn of [4, 84, 84], training, 1 thread`."""
+        what = "training" if self.learns else "inference"
+        size = [*self.observation[0]]
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
+        return f"{layers_in_words(self.shape, self.model)} of {size}, {what}, {threads}"
+
+
+class Timing(NamedTuple):
+    """A choice, and the times that it is based on."""
+
+    form: ComputeForm
+    seconds: Seconds
+    """That of the form by rule first."""
+    cached: bool
+    """Whether the times are those of an earlier run."""
+
+    def __str__(self) -> str:
+        by_rule = next(iter(self.seconds))
+        others = sorted(self.seconds, key=self.seconds.__getitem__)
+        others = [form for form in others if form not in (self.form, by_rule)][:SHOWN]
+        others = [by_rule] * (by_rule != self.form) + others
+        rest = "; ".join(f"{form.short}: {1e6 * self.seconds[form]:,.0f}" for form in others)
+        when = "timed by an earlier run" if self.cached else "timed now"
+        spent = f"{1e6 * self.seconds[self.form]:,.0f} µs an observation, {when}"
+        return f"{self.form}: {spent}" + f" (others, in µs: {rest})" * bool(rest)
+
+
+def time_forms(task: Task, forms: Sequence[ComputeForm]) -> Timing:
+    """The fastest of ``forms``, of which the first is that by rule."""
+    about = _about(task, forms)
+    folder = cache_folder()
+    folder = folder and folder / FOLDER
+    if (known := _known(folder, about, forms)) is not None:
+        return Timing(fastest(known, forms[0]), known, cached=True)
+    with locked(folder) as is_locked:  # processes of a run start together: one of them measures
+        if (known := _known(folder, about, forms)) is not None:
+            return Timing(fastest(known, forms[0]), known, cached=True)
+        seconds = race(forms, passes(task), task.most_rows, clock_of(task))
+        if is_locked and folder is not None:
+            times = [[*form, s] for form, s in seconds.items()]
+            write_cached(_file(folder, about), {"about": about, "seconds": times})
+    return Timing(fastest(seconds, forms[0]), seconds, cached=False)
+
+
+def race(
+    forms: Sequence[ComputeForm],
+    time_pass: Callable[[ComputeForm], float],
+    most_rows: int,
+    clock: Callable[[], float] = time.thread_time,
+    budget_s: float = BUDGET_S,
+) -> Seconds:
+    """Seconds per observation of those of ``forms`` that could be timed within the budget.
+
+    ``time_pass`` makes one pass, of at most ``most_rows`` observations, and returns its seconds per
+    observation; the first pass of a form compiles kernels, and counts only where it shows that the
+    form is slow. At first all forms with as many rows as ``forms[0]`` are timed, then the best
+    formats and orders with other numbers of rows, then again those that may be the fastest.
+    """
+    began_s, ends_s = clock(), time.perf_counter() + LONGEST * budget_s
+    time_pass(forms[0])
+    found: Seconds = {forms[0]: time_pass(forms[0])}
+
+    def has_time(form: ComputeForm, passes: int) -> bool:
+        if time.perf_counter() >= ends_s:
+            return False
+        each_s = found.get(form, min(found.values()))
+        return clock() - began_s + passes * each_s * min(form.rows, most_rows) <= budget_s
+
+    def first_time(form: ComputeForm) -> None:
+        if has_time(form, 2):
+            seconds = time_pass(form)
+            is_slow = seconds > SLOW * min(found.values())
+            found[form] = seconds if is_slow else time_pass(form)
+
+    base = [form for form in forms if form.rows == forms[0].rows]
+    for form in reversed(base[1:]):  # bf16 before fp32: where it pays, fp32 is seen to be slow
+        first_time(form)
+    best = {form[:2] for form in sorted(found, key=found.__getitem__)[:FEW]}
+    for form in forms[len(base) :]:
+        if form[:2] in best:
+            first_time(form)
+    again = 0
+    while again < ROUNDS or (again < MOST_ROUNDS and clock() - began_s < SHORT_S):
+        limit = (CLOSE if again else SLOW) * min(found.values())
+        for form in [form for form in found if found[form] <= limit or form == forms[0]]:
+            if has_time(form, 1):
+                found[form] = min(found[form], time_pass(form))
+        again += 1
+    return found
+
+
+def clock_of(task: Task) -> Callable[[], float]:
+    """Processor time of this thread, so that other processes, which start at the same time, count
+    little; real time where torch has several threads."""
+    return time.thread_time if task.threads == 1 else time.perf_counter
+
+
+def passes(task: Task) -> Callable[[ComputeForm], float]:
+    """Makes one pass of ``task`` in a form, and returns its seconds per observation by `clock_of`.
+
+    Sets torch's threads. Draws no random numbers of torch's generator.
+    """
+    import torch
+
+    from penstock.models.torch_setup import set_up_torch
+
+    set_up_torch(task.threads)
+    clock = clock_of(task)
+    size, dtype = task.observation
+    memory = task.shape.state_size if isinstance(task.shape, GeneralShape) else 0
+
+    @cache
+    def network(precision: Precision, memory_format: MemoryFormat) -> Any:
+        shape = in_memory_format(task.shape, memory_format)
+        return _made(shape, torch.bfloat16 if precision == "bf16" else torch.float32)
+
+    @cache
+    def work(form: ComputeForm) -> tuple[Callable[[], object], int]:
+        net = network(form.precision, form.memory_format)
+        rows = max(1, min(form.rows, task.most_rows))
+        lead = (task.unroll, max(1, rows // task.unroll)) if memory and task.learns else (1, rows)
+        obs = torch.from_numpy(np.zeros((*lead, *size), dtype))
+        state = torch.zeros(lead[1], memory)
+        if task.learns:
+            call = partial(_learn, net, obs, *([state] if memory else []))
+        elif isinstance(task.shape, GeneralShape):
+            call = torch.inference_mode()(partial(net.act, obs, state))
+        else:
+            with torch.inference_mode():
+                weights = net.acting_weights()
+            call = torch.inference_mode()(partial(net.acting_outputs, obs, weights))
+        return call, math.prod(lead)
+
+    def time_pass(form: ComputeForm) -> float:
+        call, rows = work(form)
+        began_s = clock()
+        call()
+        return (clock() - began_s) / rows
+
+    return time_pass
+
+
+def cached_timings() -> dict[str, str]:
+    """What is cached of this processor and this torch, by file: the network and what was chosen."""
+    folder, own = cache_folder(), processor().model
+    found = {}
+    for path in sorted(folder.joinpath(FOLDER).glob("*.json")) if folder else ():
+        value = read_cached(path)
+        about = value.get("about") if type(value) is dict else None
+        if type(about) is not dict or type(about.get("task")) is not str:
+            continue
+        is_own = about.get("processor") == own and about.get("torch") == version_of("torch")
+        if is_own and (times := _times(value)):
+            form = fastest(times, next(iter(times)))
+            found[str(path)] = f"{about['task']}: {Timing(form, times, cached=True)}"
+    return found
+
+
+def _learn(net: Any, *inputs: Any) -> None:
+    """Forward and backward; an actor-critic returns outputs and values."""
+    found = net(*inputs)
+    outputs = found if isinstance(found, tuple) else (found,)
+    sum(each.square().mean() for each in outputs).backward()
+
+
+def _made(shape: AnyShape, dtype: Any) -> Any:
+    """The network with constant weights: an orthogonal initialisation takes longer than a pass."""
+    import torch
+
+    from penstock.models.torch_nets import build_net
+
+    if isinstance(shape, GeneralShape) and shape.model.entry is not None:
+        with torch.random.fork_rng(devices=[]):
+            return build_net(shape, dtype)
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        net = build_net(shape, dtype)
+    net = net.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.fill_(0.01)
+        for buffer in net.buffers():
+            buffer.fill_(1.0)
+    return net
+
+
+def _about(task: Task, forms: Sequence[ComputeForm]) -> dict[str, Any]:
+    """What the times of a file belong to, as plain data; any other value needs new times."""
+    own = processor()
+    network = f"{task.shape!r} {task.shape.layout.entries!r} {task.unroll} {task.most_rows}"
+    return {
+        "format": FORMAT,
+        "task": task.name,
+        "network": _digest(network),
+        "observation": [[*task.observation[0]], task.observation[1]],
+        "processor": own.model,
+        "flags": _digest(" ".join(sorted(own.flags))),
+        "torch": version_of("torch"),
+        "penstock": penstock.__version__,
+        "forms": [[*form] for form in forms],
+    }
+
+
+def _file(folder: Path, about: dict[str, Any]) -> Path:
+    return folder / f"{_digest(json.dumps(about, sort_keys=True))}.json"
+
+
+def _known(
+    folder: Path | None, about: dict[str, Any], forms: Sequence[ComputeForm]
+) -> Seconds | None:
+    """The cached times of exactly this task; None where there are none that are sound."""
+    if folder is None:
+        return None
+    value = read_cached(_file(folder, about))
+    if type(value) is not dict or value.get("about") != about:
+        return None
+    times = _times(value)
+    if forms[0] not in times or not times.keys() <= set(forms):
+        return None
+    return {forms[0]: times[forms[0]]} | times
+
+
+def _times(value: Any) -> Seconds:
+    """The sound entries of a file's times."""
+    entries = value.get("seconds") if type(value) is dict else None
+    found: Seconds = {}
+    for entry in entries if type(entries) is list else ():
+        form = ComputeForm.read(entry[:-1]) if type(entry) is list else None
+        seconds = entry[-1] if form else None
+        if form is None or type(seconds) is not float or not 0 < seconds < math.inf:
+            return {}
+        found[form] = seconds
+    return found
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:20]

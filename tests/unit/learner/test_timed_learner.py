@@ -1,0 +1,139 @@
+"""A learner's form: chosen by time where the options leave it open, and kept by a resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.configs.load import resolve
+from penstock.configs.schema import Config
+from penstock.core.processor import BF16_FLAGS, Processor
+from penstock.envs import EnvInfo, probe
+from penstock.learner import factory
+from penstock.learner.checkpoints import checkpoint_manager
+from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager, form_of_checkpoint
+from penstock.learner.factory import make_trainer, timed, update_size
+from penstock.models import timed_forms
+from penstock.models.compute_form import ComputeForm
+
+TIMES = {"fp32": 4.0, "bf16": 2.0, "contiguous": 1.0, "channels_last": 2.0, "auto": 0.0}
+FAST = ComputeForm("bf16", "contiguous", 55)
+
+
+@pytest.fixture(autouse=True)
+def processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One with bf16, on which a pass takes as long as `TIMES` says, and small passes are fast."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    own = Processor("fast", BF16_FLAGS)
+    for module in (factory, checkpoint_manager, timed_forms):
+        monkeypatch.setattr(module, "processor", lambda: own)
+
+    def time_pass(form: ComputeForm) -> float:
+        return 1e-6 * form.rows * (TIMES[form.precision] + TIMES[form.memory_format])
+
+    monkeypatch.setattr(timed_forms, "passes", lambda task: time_pass)
+
+
+@pytest.fixture(scope="module")
+def info() -> EnvInfo:
+    return probe(pixels().env)
+
+
+def pixels(*options: str) -> Config:
+    """Updates of 160 observations of frames: 32 unrolls of 5."""
+    sizes = ("actors.envs=16", "actors.unroll=4", "learner.updates_per_batch=1")
+    return resolve("pong_impala", [*sizes, "learner.batch_slots=2", *options])
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), FAST),
+        (("learner.precision=fp32",), ("fp32", "contiguous", 55)),
+        (("learner.memory_format=channels_last",), ("bf16", "channels_last", 55)),
+        (("learner.micro_batch=100",), ("bf16", "contiguous", 100)),
+    ],
+)
+def test_what_the_options_leave_open_is_timed(
+    options: tuple[str, ...], expected: Any, info: EnvInfo
+) -> None:
+    config, note = timed(pixels(*options), info)
+    assert config.learner.model_dump(include={"precision", "memory_format", "micro_batch"}) == (
+        dict(zip(("precision", "memory_format", "micro_batch"), expected, strict=True))
+    )
+    assert note.startswith(f"the learner computes in {ComputeForm(*expected)}: ")
+    assert make_trainer(config, info).form == expected
+
+
+def test_nothing_is_timed_where_nothing_is_open(info: EnvInfo) -> None:
+    fixed = ("learner.precision=fp32", "learner.memory_format=contiguous", "learner.micro_batch=9")
+    before = pixels(*fixed)
+    assert timed(before, info) == (before, "")
+    assert make_trainer(before, info).form == ("fp32", "contiguous", 9)
+
+
+def test_without_times_the_form_depends_on_nothing_but_the_config(info: EnvInfo) -> None:
+    assert make_trainer(pixels(), info).form == ("fp32", "channels_last", 256)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "size"),
+    [
+        ("cartpole", ("actors.envs=8", "actors.unroll=4", "learner.updates_per_batch=2"), (20, 5)),
+        ("pong", ("actors.envs=8",), (64, 1)),  # by steps: 2 slots of 8 x 32 in 8 updates
+        ("cartpole_dqn", ("replay.batch_size=77",), (77, 1)),
+    ],
+)
+def test_the_observations_of_an_update(target: str, options: tuple[str, ...], size: Any) -> None:
+    config = resolve(target, [*options])
+    assert update_size(config, probe(config.env)) == size
+
+
+def test_a_resume_keeps_the_form_of_its_checkpoint(
+    tmp_path: Path, info: EnvInfo, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
+    assert form_of_checkpoint(tmp_path) is None
+    config, _ = timed(pixels(), info)
+    CheckpointManager(tmp_path, make_trainer(config, info)).save()
+    assert form_of_checkpoint(tmp_path) == FAST
+    monkeypatch.setitem(TIMES, "fp32", 0.0)  # now another form is faster
+    again, note = timed(pixels(), info, form_of_checkpoint(tmp_path))
+    assert again == config
+    assert note == f"the learner computes in {FAST}: as the checkpoint's learner computed"
+    assert CheckpointManager(tmp_path, make_trainer(again, info)).resume("must")
+    assert not [note for note in notes if "rounding" in note]
+
+
+def test_a_resume_in_another_form_is_logged(
+    tmp_path: Path, info: EnvInfo, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
+    config, _ = timed(pixels(), info)
+    CheckpointManager(tmp_path, make_trainer(config, info)).save()
+    other, _ = timed(pixels("learner.precision=fp32"), info, form_of_checkpoint(tmp_path))
+    assert other.learner.precision == "fp32"
+    assert CheckpointManager(tmp_path, make_trainer(other, info)).resume("must")
+    [note] = [note for note in notes if "rounding" in note]
+    assert note.startswith(
+        "the learner computes in fp32, contiguous, 55 observations a pass; the checkpoint's "
+        "computed in bf16, contiguous, 55 observations a pass on fast: "
+    )
+    slow = Processor("slow", BF16_FLAGS)
+    monkeypatch.setattr(checkpoint_manager, "processor", lambda: slow)
+    assert form_of_checkpoint(tmp_path) is None  # what was fast there may be slow here
+
+
+@pytest.mark.parametrize(
+    "value", [None, 5, [], [["fp32", "auto", 256]], [["fp99", "auto", 1], "x"]]
+)
+def test_a_form_that_is_none_is_not_kept(
+    tmp_path: Path, info: EnvInfo, monkeypatch: pytest.MonkeyPatch, value: Any
+) -> None:
+    manager = CheckpointManager(tmp_path, make_trainer(pixels(), info))
+    state = manager._state({}, None)
+    monkeypatch.setattr(manager, "_state", lambda *_: state)
+    state.meta[checkpoint_manager.FORM] = value  # type: ignore[index]
+    manager.save()
+    assert form_of_checkpoint(tmp_path) is None
+    assert manager.resume("must")
