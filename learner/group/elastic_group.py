@@ -40,8 +40,6 @@ from penstock.learner.group.remote_store import (
     open_store,
     who_has_gone,
 )
-from penstock.learner.parameter_server.client import ServerClient
-from penstock.learner.parameter_server.server import keys_for
 from penstock.learner.state import put_state, state_tensors, take_state
 from penstock.learner.sync.bsp import Bsp
 from penstock.learner.sync.gradient_sync import (
@@ -51,7 +49,6 @@ from penstock.learner.sync.gradient_sync import (
     SingleLearner,
 )
 from penstock.learner.sync.local_sgd import LocalSgd
-from penstock.learner.sync.served import Served
 from penstock.profiling.ledger import Part
 from penstock.profiling.status import Phase
 
@@ -219,6 +216,11 @@ class ElasticGroup:
 
     def _serve(self) -> bool:
         """Join the parameter server and take its state; False where the run ends before."""
+        # Imported here, as most runs need neither a server nor zmq.
+        from penstock.learner.parameter_server.client import ServerClient
+        from penstock.learner.parameter_server.server import keys_for
+        from penstock.learner.sync.served import Served
+
         ctx, trainer, progress = self._ctx, self._trainer, self._trainer.progress
         cfg = over_run(self._config.learner, self._config.stop.env_steps)
         (optimizer,) = trainer.optimizers().values()

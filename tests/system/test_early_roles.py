@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -51,15 +52,16 @@ def marked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[psutil.Process]
     return found
 
 
-@pytest.fixture
-def early(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShimProcess]:
-    """The process of a learner that this one has started early."""
-    path = [str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+@contextmanager
+def early_learner() -> Iterator[ShimProcess]:
+    """The process of a learner that this one has started early. Not a fixture, as pytest changes
+    the environment between those and the test."""
     early_roles.start(["train", "cartpole"])
-    early_roles.discard([LEARNER.name])
-    yield early_roles._waiting[LEARNER.name]
-    early_roles.discard()
+    try:
+        early_roles.discard([LEARNER.name])
+        yield early_roles._waiting[LEARNER.name]
+    finally:
+        early_roles.discard()
 
 
 def wait_until(condition: Callable[[], object], wait_s: float = WAIT_S) -> None:
@@ -74,7 +76,9 @@ def wait_until(condition: Callable[[], object], wait_s: float = WAIT_S) -> None:
 def test_a_run_uses_the_early_processes_where_their_threads_are_right(
     penstock: Penstock, tmp_path: Path, threads: int, is_early: bool
 ) -> None:
-    run = penstock("train", "cartpole", *SMALL, "run.dir=run", f"learner.threads={threads}")
+    run = penstock(
+        "train", "cartpole", "--json", *SMALL, "run.dir=run", f"learner.threads={threads}"
+    )
     run.wait_until(lambda: trained(tmp_path / "run"))
     learner, actor = (psutil.Process(run.pid_of(name)) for name in ("learner-0", "actor-0"))
     assert (LEARNER_IMPORTS in learner.cmdline()) == is_early
@@ -101,7 +105,7 @@ def test_a_mistake_in_the_config_ends_them(
 def test_they_end_with_the_command(
     penstock: Penstock, marked: Callable[[], list[psutil.Process]], signum: int
 ) -> None:
-    run = penstock("train", "cartpole", *SMALL, "run.dir=run")
+    run = penstock("train", "cartpole", "--json", *SMALL, "run.dir=run")
     run.wait_until(lambda: any("-c" not in process.cmdline() for process in marked()))
     run.process.send_signal(signum)
     code, _, err = run.end()
@@ -137,30 +141,33 @@ def test_nothing_starts_for_a_command_without_roles(
     assert not marked()
 
 
-def test_a_process_with_another_environment_is_discarded(
-    early: ShimProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    assert early_roles.take(LEARNER) is None
-    assert early.process.returncode is not None
+def test_a_process_with_another_environment_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with early_learner() as early:
+        monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+        assert early_roles.take(LEARNER) is None
+        assert early.process.returncode is not None
 
 
-def test_a_process_that_has_died_is_replaced(early: ShimProcess) -> None:
-    wait_until(lambda: early.page.role_pid)
-    os.kill(early.page.role_pid, signal.SIGKILL)
-    early.process.wait(GONE_WITHIN_S)
-    assert early_roles.take(LEARNER) is None
+def test_a_process_that_has_died_is_replaced() -> None:
+    with early_learner() as early:
+        wait_until(lambda: early.page.role_pid)
+        os.kill(early.page.role_pid, signal.SIGKILL)
+        early.process.wait(GONE_WITHIN_S)
+        assert early_roles.take(LEARNER) is None
 
 
 def test_a_request_to_stop_before_the_role_is_obeyed_by_the_role(
-    early: ShimProcess, tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wait_until(lambda: early.page.phase_s)  # it has its handler and begins to import
-    os.kill(early.page.role_pid, signal.SIGTERM)
-    assert early_roles.take(LEARNER) is early
-    arguments = role_arguments(tmp_path, tmp_path) | {"run_id": 1, "grace_s": 20.0}
-    (tmp_path / "logs").mkdir()
-    handle = LocalHandle(LEARNER, 0, arguments, tmp_path / "logs" / "role.log", (), early)
-    handle.wait(WAIT_S)
-    assert "incarnation 0 works" in (tmp_path / "logs" / "role.log").read_text()
-    assert handle.reap() == 0
+    path = [str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    with early_learner() as early:
+        wait_until(lambda: early.page.phase_s)  # it has its handler and begins to import
+        os.kill(early.page.role_pid, signal.SIGTERM)
+        assert early_roles.take(LEARNER) is early
+        arguments = role_arguments(tmp_path, tmp_path) | {"run_id": 1, "grace_s": 20.0}
+        (tmp_path / "logs").mkdir()
+        handle = LocalHandle(LEARNER, 0, arguments, tmp_path / "logs" / "role.log", (), early)
+        handle.wait(WAIT_S)
+        assert "incarnation 0 works" in (tmp_path / "logs" / "role.log").read_text()
+        assert handle.reap() == 0
