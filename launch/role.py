@@ -3,8 +3,8 @@
 `penstock.launch.engines.shim` executes it, and ends it with its supervisor. It turns SIGTERM into
 `RoleContext.stopping`, and the end of the role's main function into one report and an exit code: 0
 success, 1 a failure, 2 a mistake of the user. The first control message contains the role's
-arguments; until it comes, the process imports the module that a further argument names. Nothing is
-slow to import before the role's own module.
+arguments. Two further arguments, if given, are the module to import until it comes, and the
+niceness meanwhile. Nothing else is slow to import before the role's own module.
 """
 
 from __future__ import annotations
@@ -41,14 +41,17 @@ def main() -> None:
     channel, page = Channel(socket.socket(fileno=control)), StatusPage(status)
     told_to_stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda signum, _: told_to_stop.append(signum))
+    nice = 0
     if len(sys.argv) > 4:
+        nice = int(sys.argv[5])
+        os.nice(nice)
         _import_ahead(sys.argv[4], page)
     arguments, _kept = channel.first()
     if arguments is None:  # the supervisor has ended
         return
     faulthandler.enable()
     answer_with_stacks(stacks_path(Path(arguments["run_dir"]), sys.argv[1]))
-    os.nice(arguments["nice"])
+    os.nice(arguments["nice"] - nice)
     if arguments["role"] in ("actor", "evaluator"):
         # Otherwise, woken by a granted slot, it would preempt the learner.
         with contextlib.suppress(OSError):  # a sandbox may forbid it

@@ -22,10 +22,11 @@ if TYPE_CHECKING:  # `typing` itself takes a while to import
     from penstock.launch.engines.shim_process import ShimProcess
 
 AHEAD = {
-    "learner-0": ("penstock.learner.ahead", signal.SIGTERM),
-    "actor-0": ("penstock.actors.role", signal.SIGKILL),
+    "learner-0": ("penstock.learner.ahead", 0, signal.SIGTERM),
+    "actor-0": ("penstock.actors.role", 5, signal.SIGKILL),
 }
-"""By role: the module that it imports while it waits, and the signal at the command's death."""
+"""By role: the module that it imports while it waits, its niceness meanwhile, by which the learner
+has priority, and the signal that it gets when the command dies."""
 THREADS = 1
 COMMAND = "train"
 OTHERWISE = ("--help", "--seeds", "--parallel", "--engine", "--address", "--working-dir")
@@ -44,8 +45,8 @@ def start(arguments: Sequence[str]) -> None:
 
     _begun = _circumstances()
     try:
-        for name, (module, death_signal) in AHEAD.items():
-            _waiting[name] = ShimProcess(name, THREADS, death_signal, module)
+        for name, (module, nice, death_signal) in AHEAD.items():
+            _waiting[name] = ShimProcess(name, THREADS, death_signal, module, nice)
     except OSError:  # it is reported where the role cannot be started either
         return
 
@@ -55,8 +56,8 @@ def take(spec: RoleSpec) -> ShimProcess | None:
     shim = _waiting.pop(spec.name, None)
     if shim is None:
         return None
-    fits = spec.threads == THREADS and spec.meets_at is None and _circumstances() == _begun
-    if fits and shim.process.poll() is None:
+    alike = spec.threads == THREADS and spec.nice >= AHEAD[spec.name][1] and spec.meets_at is None
+    if alike and _circumstances() == _begun and shim.process.poll() is None:
         return shim
     shim.discard()
     return None

@@ -32,14 +32,17 @@ class ShimProcess:
     ``page`` is its status page, ``status_fd`` the descriptor of that.
     """
 
-    def __init__(self, name: str, threads: int, death_signal: int, ahead: str = "") -> None:
+    def __init__(
+        self, name: str, threads: int, death_signal: int, ahead: str = "", nice: int = 0
+    ) -> None:
         """Start the program of the role ``name``.
 
         Args:
             name: such as "learner-0".
             threads: of numerical libraries, which read it when they are imported.
             death_signal: that the role gets when its supervisor dies.
-            ahead: module to import before the first message.
+            ahead: module to import before the first message, if any.
+            nice: added to the niceness until then.
 
         Raises:
             OSError: no process, descriptor or memory is left. Nothing was started.
@@ -55,7 +58,8 @@ class ShimProcess:
                 control, status = theirs.fileno(), self.status_fd
                 places = ",".join(map(str, (ROLE_AT, TAIL_AT, TAIL_NBYTES, LOG_AT)))
                 plan = os.getpid(), status, places, control, int(death_signal), self.mark
-                role = python("penstock.launch.role", name, control, status, *filter(None, [ahead]))
+                early = [ahead, nice] if ahead else []
+                role = python("penstock.launch.role", name, control, status, *early)
                 shim = [sys.executable, "-I", "-S", "-c", BOOT, str(Path(__file__).parent)]
                 self.process = subprocess.Popen(
                     [*shim, *map(str, plan), *role],

@@ -84,6 +84,7 @@ def test_a_run_uses_the_early_processes_where_their_threads_are_right(
     assert (LEARNER_IMPORTS in learner.cmdline()) == is_early
     assert ACTOR_IMPORTS in actor.cmdline()
     assert learner.environ()["OMP_NUM_THREADS"] == str(threads)
+    assert (learner.nice(), actor.nice()) == (os.nice(0), os.nice(0) + 5)
     guards = psutil.Process(run.process.pid).children()
     assert len(guards) == 3, "of the learner and two actors"
     held = {os.readlink(path) for path in Path(f"/proc/{learner.pid}/fd").iterdir()}
