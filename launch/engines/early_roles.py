@@ -53,9 +53,9 @@ def start(arguments: Sequence[str]) -> None:
 
 def take(spec: RoleSpec) -> ShimProcess | None:
     """The process that waits for the role ``spec``; None where it must be started now."""
-    shim = _waiting.pop(spec.name, None)
-    if shim is None:
+    if spec.name not in _waiting or not _is_own():
         return None
+    shim = _waiting.pop(spec.name)
     alike = spec.threads == THREADS and spec.nice >= AHEAD[spec.name][1] and spec.meets_at is None
     if alike and _circumstances() == _begun and shim.process.poll() is None:
         return shim
@@ -65,11 +65,14 @@ def take(spec: RoleSpec) -> ShimProcess | None:
 
 def discard(needed: Collection[str] = ()) -> None:
     """End the processes that wait for a role, except those of the ``needed`` roles."""
-    if _begun is None or _begun[0] != os.getpid():  # a fork of the command
-        return
     for name in [*_waiting]:
-        if name not in needed:
+        if name not in needed and _is_own():
             _waiting.pop(name).discard()
+
+
+def _is_own() -> bool:
+    """Whether this process has started them, and is no fork of the one that has."""
+    return _begun is not None and _begun[0] == os.getpid()
 
 
 def _circumstances() -> tuple[int, str, dict[str, str]]:
