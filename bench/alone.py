@@ -19,7 +19,7 @@ from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.core.processes import die_with, python
-from penstock.launch.engines.local import THREAD_VARIABLES
+from penstock.launch.engines.shim_process import THREAD_VARIABLES
 
 USERS_MISTAKE = 2
 START_S = 300.0

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 import penstock
 from penstock.core.machine import machine as of_package
-from penstock.launch.engines.local import THREAD_VARIABLES
+from penstock.launch.engines.shim_process import THREAD_VARIABLES
 
 RESULTS = Path(__file__).parent / "results"
 ONE_THREAD = dict.fromkeys(THREAD_VARIABLES, "1")
@@ -39,7 +39,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 def compile_package() -> None:
     """Write the package's bytecode, as an installation by pip does: a machine may be set not to
     write any (PYTHONDONTWRITEBYTECODE), and then each start compiles."""
-    for room in Path(penstock.__file__).parent.iterdir():
+    package = Path(penstock.__file__).parent
+    compileall.compile_dir(package, maxlevels=0, quiet=2)
+    for room in package.iterdir():
         if room.is_dir():
             compileall.compile_dir(room, quiet=2)
 

@@ -94,5 +94,5 @@ def _choices(hint: Any) -> Iterator[str]:
 
 def _summary(option: Option) -> str:
     """The first sentence of an option's description, on one line of a terminal."""
-    text = " ".join((option.field.description or "").split())
+    text = " ".join(option.description.split())
     return shorten(text.partition(". ")[0].rstrip("."), LONGEST, placeholder=" ...")

@@ -101,7 +101,7 @@ def _value(option: Option) -> dict[str, Any]:
     if found.get("type") == "object":
         found["type"] = ["object", "null"]
     more = option.field.json_schema_extra
-    schema = {"description": option.field.description, **found}
+    schema = {"description": option.description, **found}
     if isinstance(more, dict):
         schema |= more
     return schema if option.required else {**schema, "default": option.default}

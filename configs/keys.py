@@ -14,18 +14,26 @@ from penstock.configs.algorithms import ALGORITHMS, DEFAULT, AlgoConfig
 from penstock.configs.option_aliases import meant
 from penstock.configs.registry import OpenSection, Spec, registered
 from penstock.configs.schema import Config
-from penstock.configs.section import Section
+from penstock.configs.section import Section, description
 from penstock.configs.value_types import either, words
 
 
 class Option(NamedTuple):
-    """One option: its dotted name, a description of its values, its field in the schema, and the
-    annotation of its values."""
+    """One option: its dotted name, a description of its values, its field in the schema, the
+    annotation of its values, the section and attribute that define it, and what is registered for
+    it."""
 
     name: str
     words: str
     field: FieldInfo
     hint: Any
+    kind: type[Section]
+    attribute: str
+    registered: str = ""
+
+    @property
+    def description(self) -> str:
+        return " ".join(filter(None, (self.registered, description(self.kind, self.attribute))))
 
     @property
     def required(self) -> bool:
@@ -69,7 +77,7 @@ def _options_with(algo: str, specs: tuple[Spec, ...]) -> dict[str, Option]:
     for section, kinds in sections().items():
         kind = kinds[chosen] if len(kinds) > 1 else kinds[0]
         found |= {option.name: option for option in _options(section, kind)}
-    found["algo.name"] = _choice("algo.name", algorithms(), _fields(AlgoConfig)["name"])
+    found["algo.name"] = _choice("algo.name", algorithms(), AlgoConfig, "name")
     return found
 
 
@@ -83,14 +91,17 @@ def _options(section: str, kind: type[Section]) -> Iterator[Option]:
         if isinstance(hint, type) and issubclass(hint, Section):
             yield from _options(name, hint)
         elif registry and registry.specs and name == registry.choice:
-            yield _choice(name, registry.names, registry.describe(field))
+            yield _choice(name, registry.names, kind, attribute, registry.listed())
         else:
-            yield Option(name, words(hint), field, hint)
+            yield Option(name, words(hint), field, hint, kind, attribute)
 
 
-def _choice(name: str, choices: Sequence[str], field: FieldInfo) -> Option:
+def _choice(
+    name: str, choices: Sequence[str], kind: type[Section], attribute: str, registered: str = ""
+) -> Option:
     """An option whose value is one of the registered names."""
-    return Option(name, either([f"`{choice}`" for choice in choices]), field, Literal[*choices])
+    text, field = either([f"`{choice}`" for choice in choices]), _fields(kind)[attribute]
+    return Option(name, text, field, Literal[*choices], kind, attribute, registered)
 
 
 def is_section(name: str) -> bool:

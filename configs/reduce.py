@@ -85,7 +85,7 @@ class CodecRegistry(OptionsRegistry[CodecSpec]):
         first, *others = self.specs
         return first, AUTO, *others
 
-    def _listed(self) -> str:
+    def listed(self) -> str:
         sent = [
             f"{' and '.join(map(_title, group))} {sends}"
             for sends, group in groupby(self.specs.values(), key=lambda spec: spec.sends)

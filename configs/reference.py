@@ -100,7 +100,7 @@ def _table(section: str, known: Mapping[str, Option]) -> str:
 def _rows(section: str, known: Mapping[str, Option]) -> Iterator[str]:
     for name, option in known.items():
         if name.startswith(f"{section}."):
-            meaning = " ".join((option.field.description or "").split())
+            meaning = " ".join(option.description.split())
             cells = (f"`{name}`", option.words, _default(option), meaning)
             yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 

@@ -7,14 +7,12 @@ algorithm, codec, transport and sink. They are imported when a spec is first nee
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from copy import copy
 from functools import cache
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from pydantic import create_model, model_validator
-from pydantic.fields import FieldInfo
 
 import penstock
 from penstock.configs.section import Contradiction, Section
@@ -137,13 +135,7 @@ class OptionsRegistry(Registry[SO]):
             raise ValueError(f"{name} is not a {self._kind}")
         return name
 
-    def describe(self, choice: FieldInfo) -> FieldInfo:
-        """The field `choice` with a description that lists the specs."""
-        described = copy(choice)
-        described.description = f"{self._listed()} {choice.description}"
-        return described
-
-    def _listed(self) -> str:
+    def listed(self) -> str:
         """The specs in words; a registry with a `choice` may say more than their names."""
         return ", ".join(f"`{name}`" for name in self.specs)
 

@@ -14,7 +14,7 @@ from penstock.configs.section import Section
 from penstock.configs.value_types import Count, NotNegative, Part, Positive, ValueDescription
 
 
-class LinearSchedule(Section):
+class LinearSchedule(Section, use_attribute_docstrings=True):  # for the schema of its options
     """A value that changes linearly from ``from`` to ``to`` over ``steps``, and then stays.
 
     The steps are the agent steps on which all learners have trained, so that a schedule is equal

@@ -128,7 +128,7 @@ class TransportRegistry(OptionsRegistry[TransportSpec]):
         """Whether actors and learner take turns in one process; false for an unknown ``kind``."""
         return kind in self.specs and self.specs[kind].one_process
 
-    def _listed(self) -> str:
+    def listed(self) -> str:
         listed = ", ".join(f"`{spec.name}` {spec.means}" for spec in self.specs.values())
         return f"{listed.replace('` ', '` is ', 1)};"
 

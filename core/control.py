@@ -8,13 +8,16 @@ and sending blocks no longer than the sender's ``patience_s``.
 from __future__ import annotations
 
 import json
+import os
 import select
 import socket
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 Message = dict[str, Any]
 
+MOST_FDS = 16  # with the first message
 MESSAGE_NBYTES = 1 << 18  # above what the default socket buffer can hold
 
 
@@ -38,8 +41,8 @@ class Channel:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, message: Message, patience_s: float = 0.0) -> bool:
-        """Send one message.
+    def send(self, message: Message, patience_s: float = 0.0, fds: Sequence[int] = ()) -> bool:
+        """Send one message, with duplicates of descriptors for `first`.
 
         False where the other end is gone or stays full for ``patience_s`` seconds.
         """
@@ -48,10 +51,30 @@ class Channel:
             try:
                 if patience_s:
                     self._writable.poll(patience_s * 1000)
-                self._socket.send(data)
+                if fds:
+                    socket.send_fds(self._socket, [data], fds)
+                else:
+                    self._socket.send(data)
             except OSError:
                 return False
         return True
+
+    def first(self) -> tuple[Message | None, list[int]]:
+        """Wait for the first message, and the descriptors that were sent with it.
+
+        None where the other end is gone.
+        """
+        readable = select.poll()
+        readable.register(self._socket, select.POLLIN)
+        readable.poll()
+        try:
+            data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_NBYTES, MOST_FDS)
+        except OSError:
+            data, fds = b"", []
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        self.closed = not data
+        return _message(data), fds
 
     def receive(self, most: int | None = None) -> list[Message]:
         """Messages that have arrived, up to ``most``.

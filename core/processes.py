@@ -7,7 +7,6 @@ descriptor.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import re
@@ -26,6 +25,8 @@ STATE, UTIME, STIME, STARTTIME = 0, 11, 12, 19  # of `_stat`
 
 def die_with(parent_pid: int, death_signal: int) -> None:
     """Get ``death_signal`` when the parent dies; exit at once if it already has."""
+    import ctypes  # takes 2 ms, and the command starts processes before all else
+
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")

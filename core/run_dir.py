@@ -40,7 +40,7 @@ MARKER_TEXT = (
 
 @contextmanager
 def run_folder(path: Path, resume: Resume) -> Iterator[int]:
-    """Make and lock the folder of a run; yields the lock's descriptor, which the learner inherits.
+    """Make and lock the folder of a run; yields the lock's descriptor, which the learner keeps too.
 
     Raises UserError where it holds a run already and ``resume`` does not allow that.
     """

@@ -3,7 +3,8 @@
 `penstock.launch.engines.shim` executes it, and ends it with its supervisor. It turns SIGTERM into
 `RoleContext.stopping`, and the end of the role's main function into one report and an exit code: 0
 success, 1 a failure, 2 a mistake of the user. The first control message contains the role's
-arguments. Nothing is slow to import before the role's own module.
+arguments. Two further arguments, if given, are the module to import until it comes, and the
+niceness meanwhile. Nothing else is slow to import before the role's own module.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 from penstock.configs.errors import UserError
 from penstock.configs.secrets import redacted
 from penstock.core.control import Channel, Message
+from penstock.core.imports import collecting_later
 from penstock.core.notes import notes_to
 from penstock.core.place import place
 from penstock.core.role import RoleContext, RunEndedError, Store
@@ -36,19 +38,31 @@ TEXT_LIMIT = 50_000  # characters of a message or traceback that fit a control m
 def main() -> None:
     """Run the role that the supervisor has started, and exit."""
     control, status = int(sys.argv[2]), int(sys.argv[3])
-    channel = Channel(socket.socket(fileno=control))
-    [arguments] = channel.receive(most=1)  # later messages are for the role
+    channel, page = Channel(socket.socket(fileno=control)), StatusPage(status)
+    told_to_stop: list[int] = []
+    signal.signal(signal.SIGTERM, lambda signum, _: told_to_stop.append(signum))
+    nice = 0
+    if len(sys.argv) > 4:
+        nice = int(sys.argv[5])
+        os.nice(nice)
+        _import_ahead(sys.argv[4], page)
+    arguments, _kept = channel.first()
+    if arguments is None:  # the supervisor has ended
+        return
     faulthandler.enable()
     answer_with_stacks(stacks_path(Path(arguments["run_dir"]), sys.argv[1]))
-    os.nice(arguments["nice"])
+    os.nice(arguments["nice"] - nice)
     if arguments["role"] in ("actor", "evaluator"):
         # Otherwise, woken by a granted slot, it would preempt the learner.
         with contextlib.suppress(OSError):  # a sandbox may forbid it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    ctx = _context(arguments, channel, StatusPage(status))
+    with collecting_later():
+        ctx = _context(arguments, channel, page)
     _catch_signals(ctx, arguments["grace_s"])
+    if told_to_stop:
+        os.kill(os.getpid(), signal.SIGTERM)  # again, with the handler of the role
     with notes_to(lambda text: ctx.report("note", text=text), every_thread=True):
         code = _run(arguments["main"], ctx)
     for stream in (sys.stdout, sys.stderr):
@@ -57,6 +71,14 @@ def main() -> None:
     # Not sys.exit: a thread left behind could hold the process, and libraries that are torn down
     # in the wrong order turn a finished run into a crash.
     os._exit(code)
+
+
+def _import_ahead(module: str, page: StatusPage) -> None:
+    """Import a module before the role is known. An error is raised again, and reported, by the
+    import of the role."""
+    page.begin(Phase.IMPORTING)
+    with collecting_later(), contextlib.suppress(Exception):
+        importlib.import_module(module)
 
 
 def _context(arguments: Message, channel: Channel, status: StatusPage) -> RoleContext:
@@ -113,7 +135,8 @@ def _run(target: str, ctx: RoleContext) -> int:
     try:
         module, _, function = target.partition(":")
         ctx.status.begin(Phase.IMPORTING)
-        role = getattr(importlib.import_module(module), function)
+        with collecting_later():
+            role = getattr(importlib.import_module(module), function)
         ctx.status.begin(Phase.STARTING)
         role(ctx)
     except SystemExit as exit_:

@@ -1,6 +1,25 @@
-"""``python -m penstock`` is the command ``penstock``."""
+"""The command `penstock`, also as ``python -m penstock``."""
 
-from penstock.cli.app import main
+from __future__ import annotations
+
+import sys
+
+from penstock.core.imports import collecting_later
+from penstock.launch.engines import early_roles
+
+
+def main() -> None:
+    """Run the command; `train` starts two processes of its run before all else."""
+    try:
+        early_roles.start(sys.argv[1:])
+        with collecting_later():
+            from penstock.cli.app import main as run
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        early_roles.discard()
+
 
 if __name__ == "__main__":
     main()

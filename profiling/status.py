@@ -12,10 +12,12 @@ environment hangs must look hung.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import time
 from enum import IntEnum
+from pathlib import Path
 
 from penstock.profiling.ledger import LANE_WORDS, Part, TimeLedger, lane_name, name_lane, now_in
 
@@ -25,7 +27,9 @@ LARGEST = (1 << 63) - 1
 ROLE_AT = 10 * 8
 TAIL_NBYTES = 8192
 TAIL_AT = PAGE_NBYTES + LANES * LANE_WORDS * 8
-NBYTES = TAIL_AT + 8 + TAIL_NBYTES
+LOG_AT = TAIL_AT + 8 + TAIL_NBYTES
+LOG_NBYTES = 4096  # of a path, the most that the kernel opens
+NBYTES = LOG_AT + 8 + LOG_NBYTES
 
 
 class Phase(IntEnum):
@@ -77,7 +81,8 @@ class StatusPage:
     What `penstock.launch.engines.shim` writes: ``role_pid`` and ``role_began`` (in ticks since the
     machine did), 0 before the process of the role is executed; ``role_cleared``, 1 once all that
     descends from it has been ended; ``role_dropped``, bytes of its output that are not in its log;
-    and the `tail` of that output.
+    and the `tail` of that output. What it reads there: `name_log` and ``role_grace_ms``, the time
+    that the role has to save after the death of its supervisor.
     """
 
     beats = _Int(0)
@@ -91,6 +96,7 @@ class StatusPage:
     role_began = _Int(ROLE_AT // 8 + 1)
     role_cleared = _Int(ROLE_AT // 8 + 2)
     role_dropped = _Int(ROLE_AT // 8 + 3)
+    role_grace_ms = _Int(ROLE_AT // 8 + 4)
 
     def __init__(self, descriptor: int) -> None:
         """Map the page behind ``descriptor``, which the caller keeps and may close."""
@@ -172,6 +178,15 @@ class StatusPage:
         """The last that the process wrote to its standard output and error."""
         nbytes = max(0, min(TAIL_NBYTES, self.ints[TAIL_AT // 8]))
         return self._page[TAIL_AT + 8 : TAIL_AT + 8 + nbytes]
+
+    def name_log(self, path: Path) -> None:
+        """Set the file for the role's output. Raises OSError for a path that no kernel opens, as it
+        is too long."""
+        name = os.fsencode(path)
+        if len(name) > LOG_NBYTES:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(path))
+        self._page[LOG_AT + 8 : LOG_AT + 8 + len(name)] = name
+        self.ints[LOG_AT // 8] = len(name)  # last, as the shim reads this first
 
     def close(self) -> None:
         for lane in self._lanes:

@@ -185,7 +185,8 @@ class EngineContext(NamedTuple):
     """A folder of this host, of mode 0700, with a path short enough for Unix sockets. Create no
     folders in it."""
     keep_fds: tuple[int, ...] = ()
-    """Descriptors of this process that essential roles on this host inherit and only keep open."""
+    """Descriptors of this process, of which essential roles on this host only keep duplicates
+    open."""
     cluster: str | None = None
     """The address of the engine's cluster, as the user gave it."""
     working_dir: str | None = None

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 import select
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -24,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.control import Channel, Message
+from penstock.core.control import Message
 from penstock.core.interfaces import (
     Bundle,
     EngineContext,
@@ -33,24 +30,20 @@ from penstock.core.interfaces import (
     RoleUsage,
     ThreadUsage,
 )
-from penstock.core.processes import began_ticks, catches, process_facts, python
+from penstock.core.processes import began_ticks, catches, process_facts
 from penstock.core.role_spec import RoleSpec
+from penstock.launch.engines import early_roles
+from penstock.launch.engines.shim_process import ShimProcess
 from penstock.profiling.ledger import Part, now_in, seconds_of
-from penstock.profiling.status import ROLE_AT, TAIL_AT, TAIL_NBYTES, Phase, StatusPage
+from penstock.profiling.status import Phase
 
 if TYPE_CHECKING:
     from penstock.profiling.report.readings import Reading, Thread
 
-OPENMP_WAIT = {"OMP_WAIT_POLICY": "passive"}
-"""Threads of torch that wait for each other sleep instead of spinning, which would keep the thread
-that they wait for from its core."""
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 LINGER_S = 10.0  # from the role's end until a guard that still runs is killed
 GRACE_S = 10.0
 WAIT_S = 0.1
-MARK = "PENSTOCK_ROLE"  # in the environment of a role and of what it starts
 LOOPBACK = "127.0.0.1"
-BOOT = "import sys; sys.path.append(sys.argv.pop(1)); import shim; shim.main()"
 
 
 class LocalEngine:
@@ -69,6 +62,7 @@ class LocalEngine:
 
     def reserve(self, bundles: Sequence[Bundle]) -> None:
         self._roles = [role for bundle in bundles for role in bundle.roles]
+        early_roles.discard(self._roles)
 
     def endpoints(self) -> Mapping[str, str]:
         return dict.fromkeys(self._roles, LOOPBACK)
@@ -78,7 +72,8 @@ class LocalEngine:
     ) -> LocalHandle:
         self._handles = [handle for handle in self._handles if not handle.reaped]
         keep_fds = self._keep_fds if spec.essential else ()
-        handle = LocalHandle(spec, incarnation, arguments, log, keep_fds)
+        shim = early_roles.take(spec)
+        handle = LocalHandle(spec, incarnation, arguments, log, keep_fds, shim)
         self._handles.append(handle)
         return handle
 
@@ -106,8 +101,17 @@ class LocalHandle:
         arguments: Mapping[str, Any],
         log: Path,
         keep_fds: tuple[int, ...] = (),
+        shim: ShimProcess | None = None,
     ) -> None:
-        """Start the role; ``keep_fds`` are inherited by it and only kept open.
+        """Start the role.
+
+        Args:
+            spec: the role.
+            incarnation: counts its starts.
+            arguments: of all roles.
+            log: the file of its output.
+            keep_fds: descriptors of which the role only keeps duplicates open.
+            shim: of a process that waits for this role already.
 
         Raises:
             OSError: no process, descriptor or memory is left. Nothing was started.
@@ -120,53 +124,28 @@ class LocalHandle:
         self._role_fd: int | None = None
         self._role_gone = False
         self._guard_ended = False
-        self._spare: list[int] = []  # descriptors reserved for the role's pidfd
         self._kill_at_s: float | None = None
-        self._mark = f"{MARK}={secrets.token_hex(16)}"
         # A learner can still save what it has learned; the others have nothing to lose. One with
         # learners on other hosts does not: they have its state, and would all stop with it.
         saves = spec.essential and spec.meets_at is None
         self._death_signal = signal.SIGTERM if saves else signal.SIGKILL
         self._grace_s = arguments.get("grace_s", GRACE_S) if saves else 0.0
         with ExitStack() as undo:
-            self.channel, theirs = Channel.pair()
-            undo.callback(self.channel.close)
-            with theirs:
-                self.page, status_fd = StatusPage.create()
-                undo.callback(self.page.close)
-                undo.callback(self._release)
-                self._spare = [status_fd]
-                self._spare.append(os.dup(status_fd))
-                self.page.incarnation = incarnation
-                self.send({**arguments, **_identity(spec, incarnation)})
-                self._process = self._start(log, theirs.fileno(), status_fd, keep_fds)
-            undo.callback(self._process.wait)
-            undo.callback(self._process.kill)
+            if shim is None:
+                shim = ShimProcess(spec.name, spec.threads, self._death_signal)
+            undo.callback(shim.discard)
+            self.channel, self.page, self._mark = shim.channel, shim.page, shim.mark
+            self._process = shim.process
+            self.page.incarnation = incarnation
+            self.page.role_grace_ms = int(self._grace_s * 1000)
+            self.page.name_log(log)
             self.pidfd = os.pidfd_open(self._process.pid)
+            undo.callback(os.close, self.pidfd)
+            spare = os.dup(shim.status_fd)
+            undo.callback(os.close, spare)
+            self.channel.send({**arguments, **_identity(spec, incarnation)}, fds=keep_fds)
             undo.pop_all()
-
-    def _start(
-        self, log: Path, control: int, status: int, keep_fds: tuple[int, ...]
-    ) -> subprocess.Popen[bytes]:
-        page = ",".join(map(str, (ROLE_AT, TAIL_AT, TAIL_NBYTES)))
-        fds = ",".join(map(str, (control, *keep_fds)))
-        ends = int(self._death_signal), self._grace_s
-        plan = (os.getpid(), status, page, fds, *ends, log, self._mark)
-        role = python("penstock.launch.role", self.spec.name, control, status)
-        shim = [sys.executable, "-I", "-S", "-c", BOOT, str(Path(__file__).parent)]
-        return subprocess.Popen(
-            [*shim, *map(str, plan), *role],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(control, status, *keep_fds),
-            start_new_session=True,
-            env={
-                **OPENMP_WAIT,
-                **os.environ,
-                **dict.fromkeys(THREAD_VARIABLES, str(self.spec.threads)),
-            },
-        )
+        self._spare = [shim.status_fd, spare]  # descriptors reserved for the role's pidfd
 
     def send(self, message: Message) -> None:
         """Send a message as soon as the channel has room for it."""

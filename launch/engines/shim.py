@@ -65,19 +65,32 @@ libc = ctypes.CDLL(None)
 
 
 class ShimPlan:
-    """What the supervisor asks for, by the arguments of the program."""
+    """What the supervisor asks for, by the arguments of the program.
+
+    Log and grace are in the status page, as they are not known yet where a process starts before
+    its role (`early_roles`).
+    """
 
     def __init__(self, arguments: list[str]) -> None:
         self.supervisor = int(arguments[0])
         self.status = int(arguments[1])  # descriptor of the status page
-        self._role_at, self._tail_at, self.tail_nbytes = map(int, arguments[2].split(","))
+        places = map(int, arguments[2].split(","))
+        self._role_at, self._tail_at, self.tail_nbytes, self._log_at = places
         self.role_fds = [int(fd) for fd in arguments[3].split(",") if fd]
         self.death_signal = int(arguments[4])
-        self.grace_s = float(arguments[5]) if self.death_signal == signal.SIGTERM else 0.0
-        self.log = arguments[6]
-        self.mark = arguments[7]  # NAME=VALUE, put into the role's environment
-        self.command = arguments[8:]
+        self.mark = arguments[5]  # NAME=VALUE, put into the role's environment
+        self.command = arguments[6:]
         self.output = (-1, -1)  # the pipe
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds from a death signal of SIGTERM until the role is killed."""
+        return self._read(self._role_at + 32) / 1000 if self.death_signal == signal.SIGTERM else 0.0
+
+    @property
+    def log(self) -> bytes:
+        """The path of the log; empty until the supervisor has named it."""
+        return os.pread(self.status, self._read(self._log_at), self._log_at + 8)
 
     def note_role(self, pid: int) -> None:
         """Write the role's pid and its start time, which together name one process for ever."""
@@ -88,7 +101,10 @@ class ShimPlan:
     @property
     def role(self) -> int:
         """The role's pid; 0 before it is executed."""
-        return int.from_bytes(os.pread(self.status, 8, self._role_at), sys.byteorder)
+        return self._read(self._role_at)
+
+    def _read(self, at: int) -> int:
+        return int.from_bytes(os.pread(self.status, 8, at), sys.byteorder)
 
     def note_cleared(self) -> None:
         os.pwrite(self.status, _word(1), self._role_at + 16)
@@ -278,7 +294,7 @@ class Pump:
         self._queue: int | None = None  # the pipe to the thread that writes the log
         self._written = _thread.allocate_lock()
         self._dropped, self._why = 0, ""
-        self._log = Log(plan.log, lambda: (self._dropped, self._why))
+        self._log = Log(lambda: plan.log, lambda: (self._dropped, self._why))
 
     def take(self) -> bool:
         """Read the output that is in the pipe; False once all writers have closed their end."""
@@ -356,13 +372,14 @@ class Log:
     not raised.
 
     Args:
-        path: of the file.
+        path: returns the path of the file; empty where that is not known yet.
         dropped: returns how many bytes were dropped before they reached `write`, and the last
             reason.
     """
 
-    def __init__(self, path: str, dropped: Callable[[], tuple[int, str]]) -> None:
+    def __init__(self, path: Callable[[], bytes], dropped: Callable[[], tuple[int, str]]) -> None:
         self._path = path
+        self._kept = b""  # output before the path is known
         self._dropped_before = dropped
         self._fd: int | None = None
         self._nbytes = 0  # of the file
@@ -371,28 +388,33 @@ class Log:
 
     def write(self, data: bytes) -> None:
         """Append ``data``, after a line that counts the bytes that were dropped before it."""
+        path = self._path()
+        if not path:
+            self._kept += data[: LOG_NBYTES - len(self._kept)]
+            return
+        data, self._kept = self._kept + data, b""
         try:
             before, why = self._dropped_before()
             if before + self.lost > self._noted:
                 nbytes = f"{before + self.lost - self._noted:,}"
                 line = f"[penstock: {nbytes} bytes of output were dropped: {self._why or why}]\n"
-                self._append(line.encode())
+                self._append(path, line.encode())
                 self._noted, self._why = before + self.lost, ""
-            self._append(data)
+            self._append(path, data)
         except OSError as error:
             self.lost += len(data)
             self._why = error.strerror or str(error)
 
-    def _append(self, data: bytes) -> None:
+    def _append(self, path: bytes, data: bytes) -> None:
         if self._fd is None:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            self._fd = os.open(self._path, flags, 0o600)
+            self._fd = os.open(path, flags, 0o600)
             self._nbytes = os.fstat(self._fd).st_size
         if data and self._nbytes + len(data) > LOG_NBYTES:
-            os.replace(self._path, self._path + ".1")
+            os.replace(path, path + b".1")
             os.close(self._fd)
             self._fd = None
-            return self._append(data)
+            return self._append(path, data)
         while data:
             n = os.write(self._fd, data)
             self._nbytes += n

@@ -48,8 +48,6 @@ from penstock.learner.group.remote_store import (
     publish_servers,
     who_has_gone,
 )
-from penstock.learner.parameter_server.client import ServerClient
-from penstock.learner.parameter_server.server import keys_for
 from penstock.learner.state import put_state, state_tensors, take_state
 from penstock.learner.sync.bsp import Bsp
 from penstock.learner.sync.gradient_sync import (
@@ -59,7 +57,6 @@ from penstock.learner.sync.gradient_sync import (
     SingleLearner,
 )
 from penstock.learner.sync.local_sgd import LocalSgd
-from penstock.learner.sync.served import LOST_S, Served
 from penstock.profiling.ledger import Part
 from penstock.profiling.status import Phase
 
@@ -69,6 +66,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from penstock.learner.factory import AnyTrainer
+    from penstock.learner.parameter_server.client import ServerClient
 
 SETTLE_S = 1.0  # for the reductions that are queued on a GPU; below MEET_S: the others wait
 MEET_S = 4.0  # members named by the supervisor are alive, and join soon
@@ -230,6 +228,11 @@ class ElasticGroup:
 
     def _serve(self) -> bool:
         """Join the parameter server and take its state; False where the run ends before."""
+        # Imported here, as most runs need neither a server nor zmq.
+        from penstock.learner.parameter_server.client import ServerClient
+        from penstock.learner.parameter_server.server import keys_for
+        from penstock.learner.sync.served import Served
+
         ctx, trainer, progress = self._ctx, self._trainer, self._trainer.progress
         cfg = over_run(self._config.learner, self._config.stop.env_steps)
         (optimizer,) = trainer.optimizers().values()
@@ -303,6 +306,8 @@ class ElasticGroup:
         away = client.unreached()
         if away is None:
             return
+        from penstock.learner.sync.served import LOST_S
+
         rank = away.shard % self._config.learner.most_count
         name = f"shard {away.shard} of the parameter server, with rank {rank},"
         limit_s = self._config.run.start_timeout_s

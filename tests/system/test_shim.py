@@ -17,7 +17,7 @@ import pytest
 
 from penstock.core.interfaces import Liveness
 from penstock.core.role_spec import RoleSpec, Stage
-from penstock.launch.engines import local
+from penstock.launch.engines import local, shim_process
 from penstock.launch.engines.local import LocalHandle
 from penstock.launch.supervisor_messages import why_not_started
 from penstock.launch.topology import role_arguments
@@ -235,7 +235,7 @@ def test_a_role_goes_on_writing_when_the_keeper_is_killed(tmp_path: Path) -> Non
 def test_an_interpreter_that_cannot_be_executed_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "python", lambda *_: ["/no/such/python"])
+    monkeypatch.setattr(shim_process, "python", lambda *_: ["/no/such/python"])
     child = start(tmp_path, "work")
     child.wait()
     assert child.log_tail().startswith("/no/such/python cannot be executed: [Errno 2]")
@@ -260,7 +260,7 @@ os.fork = limited
 import shim
 shim.main()
 """
-    monkeypatch.setattr(local, "BOOT", program)
+    monkeypatch.setattr(shim_process, "BOOT", program)
     child = start(tmp_path, "work")
     child.wait()
     assert not child.began

@@ -137,8 +137,8 @@ def test_a_power_of_ten_is_a_whole_number(exponent: int, digit: int) -> None:
 def test_every_option_has_words_and_a_meaning_and_accepts_its_default(algo: str) -> None:
     for name, option in options(algo).items():
         assert option.words, name
-        assert option.field.description, name
-        assert option.field.description.endswith("."), name
+        assert option.description, name
+        assert option.description.endswith("."), name
     section = {"name": algo} | ({"entry": "mine"} if algo == "custom" else {})
     defaults = Config.model_validate({"env": {"id": "x"}, "algo": section})
     assert defaults.algo.name == algo

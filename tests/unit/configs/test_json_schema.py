@@ -44,7 +44,7 @@ def test_it_has_every_option_with_description_and_default(algo: str) -> None:
         here = SCHEMA["$defs"][algo] if section == "algo" else SCHEMA["properties"][section]
         for key in path:
             here = here["properties"][key]
-        assert here["description"] == option.field.description, name
+        assert here["description"] == option.description, name
         assert ("default" in here) != option.required, name
         assert option.required or here["default"] == option.default, name
 

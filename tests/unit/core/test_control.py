@@ -33,6 +33,25 @@ def test_messages_keep_their_order_and_bounds(channels: tuple[Channel, Channel])
     assert not ours.closed
 
 
+def test_the_first_message_brings_descriptors(channels: tuple[Channel, Channel]) -> None:
+    ours, child = channels
+    read_fd, write_fd = os.pipe()
+    assert ours.send({"kind": "role"}, fds=[write_fd])
+    assert ours.send({"kind": "finish"})
+    os.close(write_fd)
+    message, [received] = child.first()
+    assert message == {"kind": "role"}
+    assert not os.get_inheritable(received)
+    os.write(received, b"x")
+    os.close(received)
+    assert os.read(read_fd, 2) == b"x"
+    os.close(read_fd)
+    assert child.receive() == [{"kind": "finish"}]
+    ours.close()
+    assert child.first() == (None, [])
+    assert child.closed
+
+
 def test_nobody_waits_for_a_full_line(channels: tuple[Channel, Channel]) -> None:
     ours, child = channels
     sent = 0

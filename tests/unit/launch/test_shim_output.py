@@ -22,7 +22,7 @@ def test_a_log_at_its_limit_begins_anew_and_keeps_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shim, "LOG_NBYTES", 100)
-    log = Log(str(tmp_path / "actor-0.log"), lossless)
+    log = Log(lambda: os.fsencode(tmp_path / "actor-0.log"), lossless)
     for n in range(5):
         log.write(b"%d" % n + b"." * 49)
     assert (tmp_path / "actor-0.log").read_bytes()[:1] == b"4"
@@ -33,19 +33,19 @@ def test_a_log_at_its_limit_begins_anew_and_keeps_the_one_before(
 def test_a_log_of_an_earlier_life_is_continued(tmp_path: Path) -> None:
     path = tmp_path / "actor-0.log"
     path.write_text("before\n")
-    Log(str(path), lossless).write(b"after\n")
+    Log(lambda: os.fsencode(path), lossless).write(b"after\n")
     assert path.read_text() == "before\nafter\n"
 
 
 def test_only_the_user_may_read_a_log(tmp_path: Path) -> None:
     path = tmp_path / "actor-0.log"
-    Log(str(path), lossless).write(b"a secret\n")
+    Log(lambda: os.fsencode(path), lossless).write(b"a secret\n")
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_what_the_disk_does_not_take_is_counted_in_the_log(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "actor-0.log"
-    log = Log(str(path), lambda: (dropped, "the disk is too slow"))
+    log = Log(lambda: os.fsencode(path), lambda: (dropped, "the disk is too slow"))
     dropped = 0
     log.write(b"x" * 12_000)
     log.write(b"y" * 345)
@@ -61,7 +61,7 @@ def test_what_the_disk_does_not_take_is_counted_in_the_log(tmp_path: Path) -> No
 
 
 def test_a_full_disk_raises_nothing() -> None:
-    log = Log("/dev/full", lossless)
+    log = Log(lambda: b"/dev/full", lossless)
     for _ in range(3):
         log.write(b"x" * 1000)
 
@@ -70,8 +70,9 @@ def test_a_full_disk_raises_nothing() -> None:
 def plan(tmp_path: Path) -> Iterator[ShimPlan]:
     """For a role whose output pipe is in ``plan.output``."""
     with (tmp_path / "page").open("w+b") as page:
-        words = ["1", str(page.fileno()), "0,32,20", "", "9", "1", str(tmp_path / "actor-0.log")]
-        plan = ShimPlan([*words, "MARK=1", "python"])
+        plan = ShimPlan(["1", str(page.fileno()), "0,40,20,100", "", "9", "MARK=1", "python"])
+        log = os.fsencode(tmp_path / "actor-0.log")
+        os.pwrite(plan.status, len(log).to_bytes(8, "little") + log, 100)
         plan.output = os.pipe()
         os.set_blocking(plan.output[0], False)
         yield plan
@@ -89,8 +90,8 @@ def test_output_is_in_the_log_and_its_end_in_the_status_page(
     pump.close()
     text = "".join(f"line {n}\n" for n in range(10))
     assert (tmp_path / "actor-0.log").read_text() == text
-    assert os.pread(plan.status, 100, 40) == text[-20:].encode()
-    assert int.from_bytes(os.pread(plan.status, 8, 32), "little") == 20
+    assert os.pread(plan.status, 20, 48) == text[-20:].encode()
+    assert int.from_bytes(os.pread(plan.status, 8, 40), "little") == 20
 
 
 def test_a_disk_that_stalls_holds_up_nothing(
@@ -132,3 +133,13 @@ def test_more_output_than_a_disk_should_bear_is_dropped_and_counted(
     counts = re.findall(r"\[penstock: ([\d,]+) bytes of output were dropped: more than 1 b", text)
     assert sum(int(count.replace(",", "")) for count in counts) == 1200
     assert text.count("x") == 600
+
+
+def test_output_before_the_log_is_named_is_in_it_too(tmp_path: Path) -> None:
+    path = b""
+    log = Log(lambda: path, lossless)
+    log.write(b"early\n")
+    assert log.lost == 0
+    path = os.fsencode(tmp_path / "learner-0.log")
+    log.write(b"late\n")
+    assert (tmp_path / "learner-0.log").read_text() == "early\nlate\n"

@@ -1,0 +1,93 @@
+"""Starts the processes of the first learner and the first actor before the command has its config.
+
+Imports take most of a start, torch's above all, and need no config. So the entry point of
+`penstock train` starts the processes of the two roles without which no step can be trained, and
+imports the command itself meanwhile. The local engine gives them their roles once the config is
+known. If a role needs other circumstances than its process was started in, or there is no such
+role, the process is discarded, and the role starts as all others do.
+
+The processes end by themselves with the command, as those of all roles do (`shim.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Collection, Sequence
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` itself takes a while to import
+    from penstock.core.role_spec import RoleSpec
+    from penstock.launch.engines.shim_process import ShimProcess
+
+AHEAD = {
+    "learner-0": ("penstock.learner.ahead", 0, signal.SIGTERM),
+    "actor-0": ("penstock.actors.role", 5, signal.SIGKILL),
+}
+"""By role: the module that it imports while it waits, its niceness meanwhile, by which the learner
+has priority, and the signal that it gets when the command dies."""
+THREADS = 1
+COMMAND = "train"
+OTHERWISE = ("--help", "--seeds", "--parallel", "--engine", "--address", "--working-dir")
+"""Options with which the command starts no roles on this host, or not as its own processes."""
+
+_waiting: dict[str, ShimProcess] = {}
+_begun: tuple[int, str, dict[str, str]] | None = None  # what `_circumstances` were
+
+
+def start(arguments: Sequence[str]) -> None:
+    """Start the processes if the command with these ``arguments`` is likely to need them."""
+    global _begun
+    if not _is_likely(arguments):
+        return
+    from penstock.launch.engines.shim_process import ShimProcess
+
+    _begun = _circumstances()
+    try:
+        for name, (module, nice, death_signal) in AHEAD.items():
+            _waiting[name] = ShimProcess(name, THREADS, death_signal, module, nice)
+    except OSError:  # it is reported where the role cannot be started either
+        return
+
+
+def take(spec: RoleSpec) -> ShimProcess | None:
+    """The process that waits for the role ``spec``; None where it must be started now."""
+    if spec.name not in _waiting or not _is_own():
+        return None
+    shim = _waiting.pop(spec.name)
+    alike = spec.threads == THREADS and spec.nice >= AHEAD[spec.name][1] and spec.meets_at is None
+    if alike and _circumstances() == _begun and shim.process.poll() is None:
+        return shim
+    shim.discard()
+    return None
+
+
+def discard(needed: Collection[str] = ()) -> None:
+    """End the processes that wait for a role, except those of the ``needed`` roles."""
+    for name in [*_waiting]:
+        if name not in needed and _is_own():
+            _waiting.pop(name).discard()
+
+
+def _is_own() -> bool:
+    """Whether this process has started them, and is no fork of the one that has."""
+    return _begun is not None and _begun[0] == os.getpid()
+
+
+def _circumstances() -> tuple[int, str, dict[str, str]]:
+    """What a process inherits from this one, beside its parent."""
+    return os.getpid(), os.getcwd(), dict(os.environ)
+
+
+def _is_likely(arguments: Sequence[str]) -> bool:
+    if sys.platform != "linux" or len(arguments) < 2 or arguments[0] != COMMAND:
+        return False
+    if any(argument.startswith(OTHERWISE) for argument in arguments):
+        return False
+    try:
+        for stream in range(3):  # a descriptor of a process would take the place of a closed one
+            os.fstat(stream)
+    except OSError:
+        return False
+    return True

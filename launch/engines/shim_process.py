@@ -1,0 +1,104 @@
+"""Starts the program of a role on this host: a shim (`shim.py`), a control channel, a status page.
+
+`LocalHandle` gives it its work. Imports little, as `early_roles` does this before the command
+itself is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from penstock.core.control import Channel
+from penstock.core.processes import began_ticks, python
+from penstock.profiling.status import LOG_AT, ROLE_AT, TAIL_AT, TAIL_NBYTES, StatusPage
+
+OPENMP_WAIT = {"OMP_WAIT_POLICY": "passive"}
+"""Threads of torch that wait for each other sleep instead of spinning, which would keep the thread
+that they wait for from its core."""
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+MARK = "PENSTOCK_ROLE"  # in the environment of a role and of what it starts
+END_S = 5.0  # that a shim may take after its role was killed
+BOOT = "import sys; sys.path.append(sys.argv.pop(1)); import shim; shim.main()"
+
+
+class ShimProcess:
+    """The shim of one role, whose program waits for the first message on ``channel``.
+
+    ``page`` is its status page, ``status_fd`` the descriptor of that.
+    """
+
+    def __init__(
+        self, name: str, threads: int, death_signal: int, ahead: str = "", nice: int = 0
+    ) -> None:
+        """Start the program of the role ``name``.
+
+        Args:
+            name: such as "learner-0".
+            threads: of numerical libraries, which read it when they are imported.
+            death_signal: that the role gets when its supervisor dies.
+            ahead: module to import before the first message, if any.
+            nice: added to the niceness until then.
+
+        Raises:
+            OSError: no process, descriptor or memory is left. Nothing was started.
+        """
+        self.mark = f"{MARK}={os.urandom(16).hex()}"
+        with ExitStack() as undo:
+            self.channel, theirs = Channel.pair()
+            undo.callback(self.channel.close)
+            with theirs:
+                self.page, self.status_fd = StatusPage.create()
+                undo.callback(self.page.close)
+                undo.callback(os.close, self.status_fd)
+                control, status = theirs.fileno(), self.status_fd
+                places = ",".join(map(str, (ROLE_AT, TAIL_AT, TAIL_NBYTES, LOG_AT)))
+                plan = os.getpid(), status, places, control, int(death_signal), self.mark
+                early = [ahead, nice] if ahead else []
+                role = python("penstock.launch.role", name, control, status, *early)
+                shim = [sys.executable, "-I", "-S", "-c", BOOT, str(Path(__file__).parent)]
+                self.process = subprocess.Popen(
+                    [*shim, *map(str, plan), *role],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=(control, status),
+                    start_new_session=True,
+                    env={
+                        **OPENMP_WAIT,
+                        **os.environ,
+                        **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+                    },
+                )
+            undo.pop_all()
+
+    def discard(self) -> None:
+        """End the role, which has no work yet, and its shim."""
+        if self._kill_role():  # then the shim ends too
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(END_S)
+        self.process.kill()
+        self.process.wait()
+        self.channel.close()
+        self.page.close()
+        os.close(self.status_fd)
+
+    def _kill_role(self) -> bool:
+        pid = self.page.role_pid
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:  # it has not begun or has ended, or no descriptor is left
+            return False
+        try:
+            is_role = began_ticks(pid) == self.page.role_began  # else the pid was reused
+            if is_role:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            return is_role
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(pidfd)
