@@ -8,15 +8,13 @@ bootstraps from the observation after the last stored row.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.replay.records import Array, RecordReader, Rows
 from penstock.replay.table import NONE, Table
-
-Rows = npt.NDArray[np.int64]
-Array = npt.NDArray[Any]
 
 
 class Returns(NamedTuple):
@@ -33,8 +31,10 @@ def one_step(rows: Rows, records: Array, factors: npt.NDArray[np.float32]) -> Re
     return Returns(records["reward"].copy(), factors.take(records["terminated"]), rows, records)
 
 
-def n_step(table: Table, rows: Rows, records: Array, steps: int, discount: float) -> Returns:
-    """Sum rewards from ``rows`` [count], with records ``records``, over up to ``steps`` rows."""
+def n_step(
+    table: Table, reader: RecordReader, rows: Rows, records: Array, steps: int, discount: float
+) -> Returns:
+    """Sum rewards from ``rows`` [count], with ``records``, over up to ``steps`` rows."""
     total = records["reward"].astype(np.float64)
     factor = np.full(len(rows), discount)
     last, last_records = rows.copy(), records.copy()
@@ -46,7 +46,7 @@ def n_step(table: Table, rows: Rows, records: Array, steps: int, discount: float
         going, following = going[exists], following[exists]
         if not len(going):
             break
-        reached = take(table.records, following)
+        reached = reader.take(following)
         goes_on = continues(reached)
         going, following, reached = going[goes_on], following[goes_on], reached[goes_on]
         total[going] += factor[going] * reached["reward"]
@@ -55,12 +55,6 @@ def n_step(table: Table, rows: Rows, records: Array, steps: int, discount: float
         last_records[going] = reached
     after = np.where(last_records["terminated"], 0, factor)
     return Returns(total.astype(np.float32), after.astype(np.float32), last, last_records)
-
-
-def take(records: Array, rows: Rows) -> Array:
-    """Records at ``rows`` as plain memory, so that numpy copies each in one piece."""
-    plain = records.view(f"V{records.dtype.itemsize}")
-    return plain.take(rows, mode="clip").view(records.dtype)
 
 
 def ended(records: Array) -> npt.NDArray[np.bool_]:
