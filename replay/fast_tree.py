@@ -105,12 +105,11 @@ def _cumulate(top: Floats, cumulated: Floats) -> None:
 @_compiled
 def _draw(values: Floats, offsets: Rows, cumulated: Floats, targets: Floats, nodes: Rows) -> None:
     """Descends level by level; `targets` are fractions and are overwritten."""
-    total = cumulated[-1]
-    limit = total * BELOW
+    total = cumulated[-1] * BELOW
     last = len(cumulated) - 2
     node = 0
     for index in range(len(targets)):
-        target = min(targets[index] * total, limit)
+        target = targets[index] * total
         if target < cumulated[node]:
             node = 0
         while node < last and cumulated[node + 1] <= target:  # short, where targets are sorted

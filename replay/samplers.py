@@ -265,7 +265,8 @@ class Prioritized:
         rows = self._tree.draw(self._strata(count))
         self._shares, self._shares_total = self._tree.leaves.take(rows), total
         # (N P)^-beta over its maximum, which is where P is smallest: N and the total cancel.
-        weights = (self._shares.min() / self._shares) ** self.beta
+        least = self._shares.item(self._shares.argmin())  # faster than `min`
+        weights = (least / self._shares) ** self.beta
         self._drawn += count
         return rows, weights.astype(np.float32)
 
@@ -317,9 +318,9 @@ class Prioritized:
         priorities = np.asarray(priorities, np.float64)
         if not len(priorities):
             return priorities
-        highest = float(priorities.max())
-        # both are NaN if any priority is
-        if not (priorities.min() >= 0 and highest <= MAX_PRIORITY):
+        # Like `max` and `min`, in a third of the time; both are NaN if any priority is.
+        highest = priorities.item(priorities.argmax())
+        if not (priorities.item(priorities.argmin()) >= 0 and highest <= MAX_PRIORITY):
             raise _bad_priority(priorities)
         self._highest = max(self._highest, highest)
         weights: Floats = (priorities + self.epsilon) ** self.alpha

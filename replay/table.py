@@ -419,12 +419,15 @@ class Table:
     def fresh(self, keys: Rows) -> npt.NDArray[np.bool_]:
         """Whether keys still name a row that counts."""
         rows = keys & ROW_OF_KEY
-        # A generation is never negative, so that such a key is not fresh.
-        same = self.generation.take(rows // self._per_slot, mode="clip") == keys >> ROW_BITS
-        same &= self.valid.take(rows, mode="clip")
-        if len(rows) and rows.max() >= self.rows:
-            same &= rows < self.rows
-        fresh: npt.NDArray[np.bool_] = same
+        try:
+            generation = self.generation.take(rows // self._per_slot)
+        except IndexError:  # some name no row at all
+            known = rows < self.rows
+            fresh = np.zeros(len(keys), bool)
+            fresh[known] = self.fresh(keys[known])
+            return fresh
+        fresh = generation == keys >> ROW_BITS  # no generation is negative, as no key is
+        fresh &= self.valid.take(rows)
         return fresh
 
 

@@ -86,9 +86,8 @@ class SumTree:
         """
         self._refresh()
         cumulated = self._cumulated
-        total = cumulated[-1]
-        # Rounding may raise a fraction below 1 to the total itself.
-        targets = np.minimum(fractions * total, total * BELOW)
+        # Of the total itself, rounding might raise a fraction below 1 to the total.
+        targets = fractions * (cumulated[-1] * BELOW)
         nodes: Rows = cumulated[1:].searchsorted(targets, "right")
         targets -= cumulated.take(nodes)
         count = len(targets)
