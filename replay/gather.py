@@ -36,7 +36,9 @@ class Gather:
         self.records = RecordReader(table.records)
         self.pool = Pool()
         self._big = table.columns
-        self._direct = _direct_columns(layout) if steps == 1 else None
+        direct = _direct_columns(layout) if steps == 1 else None
+        self._direct = direct and [name for name in direct if name not in self._big]
+        self._direct_big = [name for name in direct or () if name in self._big]
         self._factors = np.array([discount, 0], np.float32)
         self._ones: Array = np.ones(0, np.float32)
 
@@ -45,7 +47,8 @@ class Gather:
         records = self.records.take(rows)
         if self._direct is not None:
             batch = Batch()
-            for name in self._direct:
+            self.records.copy(records, self._direct, batch)
+            for name in self._direct_big:
                 batch[name] = self._column(name, rows, records)
             batch["discount"] = self._factors.take(batch["terminated"])
             return self._finish(batch, rows, weights)
