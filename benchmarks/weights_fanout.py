@@ -30,7 +30,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -368,7 +368,7 @@ class NoChannel(Channel):
     def __init__(self) -> None:
         self.closed = False
 
-    def send(self, message: Message, patience_s: float = 0.0) -> bool:
+    def send(self, message: Message, patience_s: float = 0.0, fds: Sequence[int] = ()) -> bool:
         return True
 
     def receive(self, most: int | None = None) -> list[Message]:

@@ -54,6 +54,7 @@ from penstock.replay.sequence_gather import draw_future
 from penstock.replay.sequences import Sequences, SequenceSampler, no_priorities
 from penstock.replay.snapshot_files import FolderReader
 from penstock.replay.steps import Autoreset, StepWriter
+from penstock.replay.table import ROW_OF_KEY
 
 COUNTERS = ("stale_updates",)  # restored from a snapshot
 # options that the stored rows depend on
@@ -418,11 +419,13 @@ class Replay:
             raise
 
     def _draw(self, count: int, stacked: bool) -> Batch:
-        stock = self._stock
-        with self.lock:
+        stock, lock = self._stock, self.lock
+        with lock.turn:  # as entering the lock does, in a fifth of the time
+            pass
+        with lock.inner:
             if stock.ended is not None:
                 stock.check()
-            stock.collect()
+            stock.collect_for_draw()
             stored = self.table.stored
             if not 0 < count <= (self.capacity if self.sequences else stored):
                 raise cannot_sample(count, stored, self.capacity)
@@ -455,7 +458,7 @@ class Replay:
             if count < len(names):
                 self.stale_updates += len(names) - count
                 names, values = names[fresh], values[fresh]
-            self.sampler.update(names & 0xFFFFFFFF, values)
+            self.sampler.update(names & ROW_OF_KEY, values)
             return count
 
     def future(self, keys: npt.ArrayLike, horizon: int, rng: np.random.Generator) -> Batch:
@@ -482,7 +485,7 @@ class Replay:
         with self.lock:
             if gone := int(np.count_nonzero(~self.table.fresh(names))):
                 raise ReplayError(f"{gone} of {len(names)} rows were overwritten; draw anew")
-            rows = draw_future(self.table, names & 0xFFFFFFFF, horizon, rng)
+            rows = draw_future(self.table, names & ROW_OF_KEY, horizon, rng)
             return self.gather.batch(rows, None)
 
     def batches(

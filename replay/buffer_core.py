@@ -35,6 +35,8 @@ class BufferCore:
         self.streams = OwnStreams(table, layout, autoreset)
         self.ended: Exception | None = None  # why adding and sampling are no longer possible
         self._cutter = Evictor(cuts, table)
+        # other processes publish slots, or rows become too old while nothing is added
+        self._waits_for_collect = table.store.arena.fd is not None or cuts != EvictionPolicy()
         self._server: StoreServer | None = None
         self._pid = os.getpid()
         self._prefault = Prefault(table.store.arena)
@@ -46,6 +48,17 @@ class BufferCore:
         self._cutter.cut()
         if self.flow is not None:
             self.flow.note()
+
+    def collect_for_draw(self) -> None:
+        """As `collect`, without what cannot change the rows of a draw. Needs `lock`.
+
+        Rows of writers in this process count as soon as they are written, and their streams collect
+        their slots.
+        """
+        if self._waits_for_collect or self.flow is not None:
+            self.collect()
+        else:
+            self.streams.close_ended()
 
     def check(self) -> None:
         """Raise ReplayError where this buffer is closed, or its service thread failed."""

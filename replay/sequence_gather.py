@@ -16,15 +16,14 @@ from penstock.replay.batch import Batch
 from penstock.replay.columns import unflatten
 from penstock.replay.gather import Gather
 from penstock.replay.layout import Layout, Observation
-from penstock.replay.nstep import Rows, continues, ended, take
+from penstock.replay.nstep import continues, ended
+from penstock.replay.records import Array, RecordReader, Rows
 from penstock.replay.sequences import Sequences
 from penstock.replay.stacks import FrameWindow, window
 from penstock.replay.table import NONE, Table
 
 Mask = npt.NDArray[np.bool_]
-Array = npt.NDArray[Any]
 STATE = "state"
-WIDE = np.dtype("c16")  # 16 bytes that numpy copies in one piece
 
 
 class SequenceGather(Gather):
@@ -82,7 +81,7 @@ class SequenceGather(Gather):
         """
         length, count = self.sequences.length, len(starts)
         rows = follow(self.table, starts, length)
-        records = take(self.table.records, rows.reshape(-1)).reshape(length, count)
+        records = self.records.take(rows.reshape(-1)).reshape(length, count)
         mask = np.ones((length, count), bool)
         if self.sequences.pad:
             goes_on = ~(records["terminated"] | records["truncated"])[:-1] & (rows[1:] != NONE)
@@ -128,8 +127,7 @@ class SequenceGather(Gather):
         out = self.pool.empty((length + 1, count, *o.leaf.shape), o.leaf.dtype)
         big = self.table.columns.get(o.name)
         if big is None:
-            field = _words(records, o.name)
-            (out[:-1].view(WIDE)[..., 0] if field.dtype == WIDE else out[:-1])[...] = field
+            self.records.write(records, o.name, out[:-1])
         else:
             flat = out[:-1].reshape(-1, *o.leaf.shape)
             big.take(rows.reshape(-1), axis=0, out=flat, mode="clip")
@@ -198,17 +196,6 @@ def _place_last(array: Array, counts: Rows, older: int) -> None:
         array[after + 1 :, which] = 0
 
 
-def _words(records: Array, name: str) -> Array:
-    """A field [length, B] that numpy copies in one piece where it has 16 bytes, as [..., word]."""
-    assert records.dtype.fields is not None
-    field, offset = records.dtype.fields[name][:2]
-    one_axis = len(field.shape) == 1 and field.itemsize == WIDE.itemsize
-    if not one_axis or offset % 8 or records.dtype.itemsize % 8:
-        plain: Array = records[name]
-        return plain
-    return np.ndarray(records.shape, WIDE, records.data, offset, records.strides)
-
-
 def draw_future(table: Table, rows: Rows, horizon: int, rng: np.random.Generator) -> Rows:
     """For each of ``rows`` [B], draw a row at or after it in its episode.
 
@@ -217,7 +204,7 @@ def draw_future(table: Table, rows: Rows, horizon: int, rng: np.random.Generator
     all at most.
     """
     ahead = follow(table, rows, horizon)
-    flat = take(table.records, ahead.reshape(-1))
+    flat = RecordReader(table.records).take(ahead.reshape(-1))
     goes_on = ~ended(flat).reshape(ahead.shape)[:-1]
     goes_on &= (continues(flat).reshape(ahead.shape) & (ahead != NONE))[1:]
     np.logical_and.accumulate(goes_on, axis=0, out=goes_on)

@@ -42,6 +42,8 @@ Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 
 NONE = -1
+ROW_BITS = np.array(32)  # of a key, as an array: numpy takes twice as long with an int
+ROW_OF_KEY = np.array((1 << 32) - 1)
 LANES_PRIVATE = 16
 STREAMS_KEPT = 1024  # besides those of streams that have a slot
 LANES_SHARED = 64
@@ -73,6 +75,7 @@ class Table:
         self.spec, self.slots, self.history = spec, slots, history
         self.rows_per_slot = spec.unroll * spec.envs
         self.rows = slots * self.rows_per_slot
+        self._per_slot = np.array(self.rows_per_slot)  # numpy takes twice as long with an int
         lanes = max(LANES_SHARED if shared else LANES_PRIVATE, writers + 2)
         self.store = SlotStore(spec, slots, lanes, shared=shared)
         placed = place_columns(spec, self.store.blocks)
@@ -408,18 +411,23 @@ class Table:
 
     def keys(self, rows: Rows) -> Rows:
         """Keys of rows until they are overwritten: generation and row."""
-        keys = self.generation.take(rows // self.rows_per_slot)
-        keys <<= 32
+        keys: Rows = self.generation.take(rows // self._per_slot)
+        keys <<= ROW_BITS
         keys |= rows
         return keys
 
     def fresh(self, keys: Rows) -> npt.NDArray[np.bool_]:
         """Whether keys still name a row that counts."""
-        rows = keys & 0xFFFFFFFF
-        known = (rows < self.rows) & (keys >= 0)
-        rows = np.where(known, rows, 0)
-        same = self.generation.take(rows // self.rows_per_slot) == keys >> 32
-        fresh: npt.NDArray[np.bool_] = known & same & self.valid.take(rows)
+        rows = keys & ROW_OF_KEY
+        try:
+            generation = self.generation.take(rows // self._per_slot)
+        except IndexError:  # some name no row at all
+            known = rows < self.rows
+            fresh = np.zeros(len(keys), bool)
+            fresh[known] = self.fresh(keys[known])
+            return fresh
+        fresh = generation == keys >> ROW_BITS  # no generation is negative, as no key is
+        fresh &= self.valid.take(rows)
         return fresh
 
 

@@ -1,24 +1,23 @@
-"""Draws leaves in proportion to their weights: a sum tree of 16 children a node, in numpy.
+"""Draws leaves in proportion to their weights: a sum tree of 8 children a node, in numpy.
 
 A binary tree of a million leaves has twenty levels, each a handful of numpy calls over the batch.
-Here a level sums 16 children and the levels stop at `TOP` nodes, which one cumulative sum covers:
-two levels and the top hold a million leaves.
+Here a level sums 8 children and the levels stop at `TOP` nodes, which one cumulative sum covers:
+three levels and the top hold a million leaves.
 
-Per node the *prefix sums* of its children are kept beside the children themselves. An update
-computes them once; a draw only gathers and compares. Invariants:
+A draw adds up the children of the nodes that it passes, for the whole batch at once, into *prefix
+sums*; an update sums the children of the nodes above its leaves. Invariants:
 
-- a node is the last prefix sum of its children, added in order: computed anew, never by adding a
-  difference, so nothing drifts, and the whole tree is a function of its leaves, bit for bit;
+- a node is the sum of its children, added in order: computed anew, never by adding a difference, so
+  nothing drifts, and the whole tree is a function of its leaves, bit for bit;
 - a leaf of weight 0 is never drawn. Prefix sums never fall, because weights are not negative. A
-  target is kept below its node's sum, so some prefix lies above it; the first that does exceeds the
-  one before it, and only a positive weight makes it so.
+  target is kept below its node's sum, which is the last prefix, so some prefix lies above it; the
+  first that does exceeds the one before it, and only a positive weight makes it so.
 - ranges written through `write` become part of the sums at the next draw, adjoining ones together.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +25,9 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 
-SHIFT = 4
+SHIFT = 3
 FANOUT = 1 << SHIFT
-TOP = 8192  # one more level costs as much as the cumulative sum of about this many nodes
+TOP = 4096  # one more level costs as much as the cumulative sum of about this many nodes
 MANY_RANGES = 1024
 BELOW = 1 - 2.0**-52  # x * BELOW < x for every normal x; four times as fast as np.nextafter
 
@@ -49,7 +48,8 @@ class SumTree:
         self._offsets = np.concatenate([[0], np.cumsum(padded)]).astype(np.int64)
         self._values: Floats = np.zeros(self._offsets[-1])
         self._levels = [self._values[a:b] for a, b in pairwise(self._offsets)]
-        self._prefixes = self._new_prefixes()
+        # The nodes above the leaves, then those of each further level: [nodes, children].
+        self._nodes = [level.reshape(-1, FANOUT) for level in self._levels[:-1]]
         self.leaves = self._levels[0][:capacity]
         self._cumulated: Floats = np.zeros(len(self._levels[-1]) + 1)  # of the top, 0 first
         self._top_changed = False
@@ -60,11 +60,6 @@ class SumTree:
         """Sum of all weights."""
         self._refresh()
         return float(self._cumulated[-1])
-
-    @property
-    def nbytes(self) -> int:
-        prefixes = sum(prefix.nbytes for prefix in self._prefixes)
-        return self._values.nbytes + prefixes + self._cumulated.nbytes
 
     def write(self, start: int, stop: int, weights: Floats | float) -> None:
         """Set leaves ``start`` to ``stop``; they enter the sums at the next draw."""
@@ -80,7 +75,7 @@ class SumTree:
         """Set single leaves, rows [n]; where a row occurs twice, its last weight counts."""
         self.leaves[rows] = weights
         self._top_changed = True
-        for level in range(len(self._prefixes)):
+        for level in range(len(self._nodes)):
             rows = rows >> SHIFT
             self._sum_nodes(level, rows)
 
@@ -91,33 +86,37 @@ class SumTree:
         """
         self._refresh()
         cumulated = self._cumulated
-        total = cumulated[-1]
-        # Rounding may raise a fraction below 1 to the total itself.
-        targets = np.minimum(fractions * total, total * BELOW)
+        # Of the total itself, rounding might raise a fraction below 1 to the total.
+        targets = fractions * (cumulated[-1] * BELOW)
         nodes: Rows = cumulated[1:].searchsorted(targets, "right")
         targets -= cumulated.take(nodes)
-        for level in range(len(self._prefixes) - 1, -1, -1):
-            prefix = self._prefixes[level]
-            np.minimum(targets, self._levels[level + 1].take(nodes) * BELOW, out=targets)
-            child = (prefix.take(nodes, axis=0) > targets[:, None]).argmax(axis=1)
-            nodes = (nodes << SHIFT) + child
+        count = len(targets)
+        sums = np.zeros((FANOUT + 1, count))  # prefix sums, after a row of 0
+        prefixes, places = sums[1:], np.arange(count)
+        pairs, add = list(pairwise(prefixes)), np.add
+        for level in range(len(self._nodes) - 1, -1, -1):
+            prefixes[...] = self._nodes[level].take(nodes, axis=0).T
+            for before, here in pairs:
+                add(before, here, here)
+            np.minimum(targets, prefixes[-1] * BELOW, out=targets)
+            child = np.add.reduce(prefixes <= targets, axis=0)
+            nodes <<= SHIFT
+            nodes += child
             if level:
-                targets -= prefix.ravel().take(nodes - 1) * (child > 0)
+                child *= count
+                child += places
+                targets -= sums.ravel().take(child)
         return nodes
 
     def load(self, leaves: Floats) -> None:
         """Replace all weights, [capacity]."""
         self.write(0, len(self.leaves), leaves)
 
-    def _new_prefixes(self) -> list[Floats]:
-        return [np.zeros((len(level) // FANOUT, FANOUT)) for level in self._levels[:-1]]
-
     def _sum_nodes(self, level: int, nodes: Rows) -> None:
         """Add up the children at `level` of the given nodes of the level above."""
-        sums = self._levels[level].reshape(-1, FANOUT).take(nodes, axis=0)
-        _accumulate(sums)
-        self._prefixes[level][nodes] = sums
-        self._levels[level + 1][nodes] = sums[:, -1]
+        children = np.zeros((FANOUT, len(nodes) + 1))  # never one column: numpy would add it up
+        children[:, :-1] = self._nodes[level].take(nodes, axis=0).T  # in another order
+        self._levels[level + 1][nodes] = np.add.reduce(children, axis=0)[:-1]
 
     def _refresh(self) -> None:
         if self._written:
@@ -131,22 +130,9 @@ class SumTree:
         starts = np.fromiter(self._written.values(), np.int64, len(self._written))
         self._written.clear()
         self._top_changed = True
-        for level in range(len(self._prefixes)):
+        for level in range(len(self._nodes)):
             starts, stops = starts >> SHIFT, ((stops - 1) >> SHIFT) + 1
             self._sum_nodes(level, _spans(starts, stops))
-
-
-def _accumulate(sums: npt.NDArray[Any]) -> None:
-    """Prefix sums along the last axis of [n, FANOUT] in place, the same bits as np.cumsum.
-
-    Column by column is faster than cumsum as long as everything fits the cache.
-    """
-    if len(sums) > TOP:
-        np.cumsum(sums, axis=1, out=sums)
-        return
-    add = np.add
-    for before, column in pairwise(sums.T):
-        add(before, column, column)
 
 
 def _spans(starts: Rows, stops: Rows) -> Rows:

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,7 +63,7 @@ class Heard(Channel):
         self.arriving: list[dict[str, Any]] = []
         self.closed = False
 
-    def send(self, message: dict[str, Any], patience_s: float = 0.0) -> bool:
+    def send(self, message: dict[str, Any], patience_s: float = 0.0, fds: Sequence[int] = ()) -> bool:
         self.messages.append(message)
         return True
 

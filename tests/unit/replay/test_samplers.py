@@ -75,6 +75,20 @@ def test_uniform_draws_are_independent_also_with_holes() -> None:
     assert_drawn_as(rows[:, 6] * 12 + rows[:, 7], pair.ravel())
 
 
+def test_uniform_over_the_valid_rows_where_they_change_after_rows_were_drawn_ahead() -> None:
+    """Rows that count only later, and rows that are removed."""
+    drawn = []
+    for seed in range(400):
+        world = World(Uniform(), 200, seed)
+        world.valid[:160] = True
+        world.sampler.insert(0, 200, None)
+        world.draws(3, 50)
+        world.insert(160, 200)
+        world.remove_rows([7, 8, 9])
+        drawn.append(world.draws(2, 50))
+    assert_drawn_as(np.concatenate(drawn), uniform_over(world.valid))
+
+
 def test_uniform_knows_nothing_of_rows_never_inserted() -> None:
     world = World(Uniform(), 1_000_000)
     world.insert(0, 20)
@@ -316,7 +330,8 @@ def test_a_loaded_sampler_goes_on_as_if_nothing_had_happened(
     world = World(make(), 1000, seed=7)
     world.insert(0, 1000, np.random.default_rng(1).uniform(0, 9, 1000))
     world.remove_rows(list(range(holes)))
-    rows, _ = world.sampler.sample(50)
+    for _ in range(3):  # so that rows are drawn ahead
+        rows, _ = world.sampler.sample(50)
     world.sampler.update(rows, np.linspace(0, 20, 50))
     if holes < 900:
         world.insert(0, 3)

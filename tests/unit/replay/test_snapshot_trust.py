@@ -99,6 +99,8 @@ def test_a_snapshot_that_contradicts_itself_is_refused(
     [
         set_at("others.state.sampler.end", None, 1 << 40),
         set_at("others.state.sampler.end", None, -1),
+        set_at("others.state.sampler.ahead", 0, -1),
+        set_at("others.state.sampler.ahead", 0, 1 << 40),
         set_at("others.state.rows", 0, -1), set_at("others.state.rows", 0, 1 << 40),
         set_at("others.state.before", 0, 99), set_at("others.state.after", 0, -2),
         set_at("others.state.searched", 0, 99), set_at("others.state.position", 0, -5),
@@ -108,7 +110,8 @@ def test_a_state_of_sequences_that_cannot_be(
     tmp_path: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
     replay, _ = made(150, capacity=60, sampler=Uniform(), sequences=Sequences(4, pad=True))
-    replay.sample(2)
+    for _ in range(3):  # so that rows are drawn ahead
+        replay.sample(2)
     replay.save(tmp_path)
     replay.close()
     seal(tmp_path, change)
