@@ -63,7 +63,9 @@ class Heard(Channel):
         self.arriving: list[dict[str, Any]] = []
         self.closed = False
 
-    def send(self, message: dict[str, Any], patience_s: float = 0.0, fds: Sequence[int] = ()) -> bool:
+    def send(
+        self, message: dict[str, Any], patience_s: float = 0.0, fds: Sequence[int] = ()
+    ) -> bool:
         self.messages.append(message)
         return True
 
