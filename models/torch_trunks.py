@@ -3,7 +3,7 @@
 A net computes in two stages, so that inference can prepare its weights once and reuse them:
 
     weights()              parameters as the trunk uses them: cast, observation scale folded in
-    features(obs, weights) [towers, B, width] float32; a CNN has one tower
+    features(obs, weights) float32 [B, width] of each tower; a CNN has one
 
 Parameters are float32 and contiguous, so they can be views of one flat vector. ``dtype`` is what
 the trunk's products are computed in; heads stay float32, since log-probabilities need it.
@@ -26,6 +26,7 @@ from penstock.models.frame_order import in_order
 from penstock.models.layout import CONVS, Activation, flat_features
 from penstock.models.normalizer import FrameNormalizer
 from penstock.models.torch_heads import PolicyNetwork, orthogonal
+from penstock.models.towers_in_turn import towers_in_turn
 
 
 class Trunk(PolicyNetwork):
@@ -41,8 +42,8 @@ class Trunk(PolicyNetwork):
         """The trunk's weights and biases as `features` uses them."""
 
     @abstractmethod
-    def features(self, obs: Tensor, weights: list[Tensor]) -> Tensor:
-        """Float32 ``[towers, B, width]`` of observations ``[..., *shape]`` of any dtype.
+    def features(self, obs: Tensor, weights: list[Tensor]) -> tuple[Tensor, ...]:
+        """Float32 ``[B, width]`` of each tower, of observations ``[..., *shape]`` of any dtype.
 
         The leading axes make up B. They may be strided: casting is the only copy.
         """
@@ -61,7 +62,8 @@ class Trunk(PolicyNetwork):
 
 
 class MlpTrunk(Trunk):
-    """``towers`` networks of the same widths side by side, computed by batched products."""
+    """``towers`` networks of the same widths side by side: on a CPU in float32 one after the other,
+    else by batched products."""
 
     def __init__(
         self,
@@ -73,23 +75,35 @@ class MlpTrunk(Trunk):
     ) -> None:
         super().__init__(obs_scale, dtype)
         self._inputs = widths[0]
+        self._activation = activation
         self._activate = activate(activation)
         self.hidden = nn.ModuleList(Towers(towers, *fans) for fans in pairwise(widths))
 
     def weights(self) -> list[Tensor]:
         return self._prepared(*self.hidden.parameters())
 
-    def features(self, obs: Tensor, weights: list[Tensor]) -> Tensor:
-        if self.normalizer is not None:
-            obs = self.normalizer(self.numbers(obs))
-        rows = obs.to(self.dtype).reshape(-1, weights[0].shape[1])
+    def features(self, obs: Tensor, weights: list[Tensor]) -> tuple[Tensor, ...]:
+        rows = self._rows(obs)
         if self.dtype == torch.bfloat16:
             hidden = self._activate(linear_of_all(rows, *weights[:2]))
-            return climb(hidden, weights[2:], self._activate).float()
-        return climb(rows.expand(len(weights[0]), -1, -1), weights, self._activate)
+            return climb(hidden, weights[2:], self._activate).float().unbind(0)
+        if self._in_turn(rows):
+            return towers_in_turn(rows, weights, self._activation)
+        return climb(rows.expand(len(weights[0]), -1, -1), weights, self._activate).unbind(0)
 
     def numbers(self, obs: Tensor) -> Tensor:
         return obs.reshape(-1, self._inputs)
+
+    def _rows(self, obs: Tensor) -> Tensor:
+        """Inputs of the first layer, ``[B, in]``."""
+        if self.normalizer is not None:
+            obs = self.normalizer(self.numbers(obs))
+        return obs.to(self.dtype).reshape(-1, self._inputs)
+
+    def _in_turn(self, rows: Tensor) -> bool:
+        """Whether towers are computed one after the other."""
+        is_host = rows.device.type == "cpu" and self.dtype == torch.float32
+        return is_host and not torch.compiler.is_compiling()
 
 
 class Towers(nn.Module):
@@ -122,7 +136,7 @@ class CnnTrunk(Trunk):
     def weights(self) -> list[Tensor]:
         return self._prepared(*self.convs.parameters(), *self.linear.parameters())
 
-    def features(self, obs: Tensor, weights: list[Tensor]) -> Tensor:
+    def features(self, obs: Tensor, weights: list[Tensor]) -> tuple[Tensor, ...]:
         hidden = obs.reshape(-1, *self._frames)
         if isinstance(self.normalizer, FrameNormalizer):
             hidden = self.normalizer.frames(hidden, self.dtype)
@@ -130,7 +144,7 @@ class CnnTrunk(Trunk):
             hidden = in_order(hidden, self.dtype)
         for i, (_, _, stride) in enumerate(CONVS):
             hidden = F.conv2d(hidden, weights[2 * i], weights[2 * i + 1], stride).relu_()
-        return F.linear(hidden.flatten(1), weights[6], weights[7]).relu_().float()[None]
+        return (F.linear(hidden.flatten(1), weights[6], weights[7]).relu_().float(),)
 
     def numbers(self, obs: Tensor) -> Tensor:
         return obs.reshape(-1, math.prod(self._frames))
