@@ -40,8 +40,8 @@ from penstock.models.torch_trunks import (
     Trunk,
     activate,
     climb,
+    towers_in_turn,
 )
-from penstock.models.towers_in_turn import towers_in_turn
 
 
 @overload

@@ -28,8 +28,7 @@ from penstock.models.layout import (
     QCnnShape,
 )
 from penstock.models.torch_nets import Dense, Mlp, NatureCnn, Net, QCnn, TwinCritics, build_net
-from penstock.models.torch_trunks import activate, climb, tanh
-from penstock.models.towers_in_turn import towers_in_turn
+from penstock.models.torch_trunks import activate, climb, tanh, towers_in_turn
 
 MLP = MlpShape(6, discrete(3), (64, 64), "tanh", 1.0)
 CNN = CnnShape(4, 84, 84, discrete(6), 1 / 255)
