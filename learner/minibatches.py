@@ -38,17 +38,17 @@ def deal(alive: npt.NDArray[np.bool_], updates: int, epochs: int) -> list[Share]
     ``alive`` is ``[T, E]``. The first epoch takes them in their order, without a copy; the others
     by torch's global random generator, which is part of the checkpoint.
     """
-    steps = np.count_nonzero(alive, axis=0)
-    size = len(steps) // updates
+    count = alive.shape[1]
+    size = count // updates
     shares = []
     for first in range(0, size * updates, size):
         envs = slice(first, first + size)
-        shares.append(Share(envs, int(steps[envs].sum())))
+        shares.append(Share(envs, int(np.count_nonzero(alive[:, envs]))))
+    if updates == 1:
+        return shares * epochs
+    steps = np.count_nonzero(alive, axis=0)
     for _ in range(epochs - 1):
-        if updates == 1:
-            shares.append(shares[0])
-            continue
-        for part in torch.randperm(len(steps)).split(size):
+        for part in torch.randperm(count).split(size):
             shares.append(Share(part, int(steps[part.numpy()].sum())))
     return shares
 

@@ -86,14 +86,18 @@ class Progress:
 
         They are trained on in ``updates`` optimizer steps now, or later from replay (0).
         """
-        alive = arrays["alive"]
-        # Update i of the batch took the i-th share of its environments, at version + i.
-        envs = alive.shape[1]
-        at = self.version + np.arange(envs) * updates // envs
-        lags = np.clip(at - arrays["policy_version"].astype(np.int64), 0, MAX_LAG)
-        counts = np.bincount(lags[alive])
-        for lag in counts.nonzero()[0].tolist():
-            self.lag[lag] += int(counts[lag])
+        alive, versions = arrays["alive"], arrays["policy_version"]
+        version, count = int(versions[0, 0]), int(np.count_nonzero(alive))
+        if updates <= 1 and count and (versions == version).all():  # as in one slot: one lag
+            self.lag[min(max(self.version - version, 0), MAX_LAG)] += count
+        else:
+            # Update i of the batch took the i-th share of its environments, at version + i.
+            envs = alive.shape[1]
+            at = self.version + np.arange(envs) * updates // envs
+            lags = np.clip(at - versions.astype(np.int64), 0, MAX_LAG)
+            counts = np.bincount(lags[alive])
+            for lag in counts.nonzero()[0].tolist():
+                self.lag[lag] += int(counts[lag])
         over = alive & (arrays["terminated"] | arrays["truncated"])
         over &= arrays["episode_length"] > 0  # 0 at the end of a life whose game continues
         if over.any():

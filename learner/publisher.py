@@ -1,8 +1,9 @@
-"""Publishing weights: parameters and buffers, copied into one flat vector and shown to actors.
+"""Publishing weights: parameters and buffers, copied one after another and shown to actors.
 
 It is a copy and not views of the network, since other memory layouts and later sharding may move
-parameters. On a GPU the copy is made on the device, then transferred on a side stream, so that the
-step never waits; the vector is published once it has arrived.
+parameters. On a CPU they are copied straight to the board. On a GPU the copy is one flat vector on
+the device, then transferred on a side stream, so that the step never waits; the vector is published
+once it has arrived.
 """
 
 from __future__ import annotations
@@ -24,16 +25,22 @@ class Publisher:
         self._tensors = tensors
         self._board = board
         self._device = device = device_of(tensors[0].device)
+        self._pending: tuple[int, Stamp] | None = None
+        if not device.runs_behind:
+            return
         self._host = device.host_memory([board.size], torch.float32)
         self._flat = device.memory_for(self._host)
         self._parts = self._flat.split([t.numel() for t in tensors])
         self._stream = device.make_stream()
         self._arrived = device.make_event()
-        self._pending: tuple[int, Stamp] | None = None
 
     @torch.no_grad()
     def publish(self, policy_id: int, stamp: Stamp) -> None:
         """Take a copy now; on a GPU the first `flush` after its arrival publishes it."""
+        if not self._device.runs_behind:
+            parts = [tensor.detach().reshape(-1).numpy() for tensor in self._tensors]
+            self._board.publish_parts(parts, stamp, policy_id)
+            return
         self._arrived.synchronize()  # also for a dropped copy, which still writes to the memory
         self.flush()
         for part, tensor in zip(self._parts, self._tensors, strict=True):

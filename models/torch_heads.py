@@ -86,6 +86,10 @@ class ActorCritic(PolicyNetwork):
         times faster.
         """
         rows = torch.addmm(self.policy.bias[:, None], self.policy.weight, features.t())
+        return self.completed(rows)
+
+    def completed(self, rows: Tensor) -> Tensor:
+        """Outputs ``[B, outputs]`` of what the policy head computes, ``[head, B]``."""
         if isinstance(self.actions, Numbers):
             rows = torch.cat([rows, self.log_std[:, None].expand_as(rows)])
         return rows.t()

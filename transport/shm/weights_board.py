@@ -8,12 +8,15 @@ weights are never queued, only replaced.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from penstock.core.interfaces import UnknownPolicyError
 from penstock.core.params import POLICY_ID, Float32, Stamp, WireDtype, from_bf16
-from penstock.core.specs import PAGE
+from penstock.core.specs import PAGE, Bytes
 from penstock.transport.shm.arena import Arena, fence
 
 _WRITING, _READY, _META = 0, 8, 16  # in words of 8 bytes; each counter has a cache line
@@ -60,18 +63,37 @@ class WeightsBoard:
 
         Raises UnknownPolicyError for another policy.
         """
+        raw = payload.view(np.uint8)
+        np.copyto(self._begin(policy_id)[: raw.size], raw)
+        self._commit(stamp, "fp32" if payload.dtype == np.float32 else "bf16")
+
+    def publish_parts(
+        self, parts: Sequence[npt.NDArray[Any]], stamp: Stamp, policy_id: int = POLICY_ID
+    ) -> None:
+        """Publish new weights that lie in several arrays ``[n]``, together ``[size]``, as float32.
+
+        Raises UnknownPolicyError for another policy.
+        """
+        out = self._begin(policy_id)[: self.size * _ITEM_NBYTES["fp32"]].view(np.float32)
+        np.concatenate(parts, out=out, casting="same_kind")
+        self._commit(stamp, "fp32")
+
+    def _begin(self, policy_id: int) -> Bytes:
+        """Announce the buffer that is not published, and return it."""
         words = self._words
         if policy_id != words[_POLICY]:
             raise UnknownPolicyError(policy_id)
-        count = words[_READY] + 1
-        k = count & 1
-        words[_WRITING] = count
+        words[_WRITING] = count = words[_READY] + 1
         fence()
-        raw = payload.view(np.uint8)
-        np.copyto(self._buffers[k][: raw.size], raw)
-        meta = _META + k * _META_WORDS
+        return self._buffers[count & 1]
+
+    def _commit(self, stamp: Stamp, dtype: WireDtype) -> None:
+        """Publish the buffer of the last `_begin`."""
+        words = self._words
+        count = words[_READY] + 1
+        meta = _META + (count & 1) * _META_WORDS
         words[meta], words[meta + 1] = stamp
-        words[meta + 2] = 0 if payload.dtype == np.float32 else 1
+        words[meta + 2] = _DTYPES.index(dtype)
         fence()
         words[_READY] = count
 

@@ -128,6 +128,22 @@ def test_lag_is_by_step_at_the_version_that_trains() -> None:
     assert metrics["policy_lag_max"] == 3
 
 
+def test_the_lag_of_unrolls_by_one_version_is_counted_as_that_of_several() -> None:
+    run = progress()
+    run.version = 10
+    played = batch([0.0] * 4, version=8)
+    played["alive"][:, 0] = False
+    run.played(played, 3, 1)
+    assert run.lag == {2: 3}
+    played["policy_version"][:, 1] = 10  # two versions from here on
+    run.played(played, 3, 1)
+    assert run.lag == {2: 5, 0: 1}
+    assert {type(count) for count in run.lag.values()} == {int}  # as JSON takes it
+    played["alive"][:] = False
+    run.played(played, 0, 1)
+    assert run.lag == {2: 5, 0: 1}
+
+
 def test_state_goes_on_where_it_was() -> None:
     run = progress(**{"return": 10.0})
     run.start(time.monotonic())

@@ -39,3 +39,16 @@ def test_later_publications_replace_earlier_ones(device: str) -> None:
     assert board.read(out) == Stamp(0, 49)
     assert out.tolist() == [49, 49, 49]
     assert board.read(out, newer_than=Stamp(0, 49)) is None
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_tensors_of_any_memory_format_and_type_are_published_in_their_order(device: str) -> None:
+    board = WeightsBoard.create(9, shared=False)
+    turned = torch.arange(6.0, device=device).view(3, 2).t()  # not contiguous
+    counts = torch.tensor([7, 8, 9], device=device)
+    publisher = Publisher([turned, counts], board)
+    publisher.publish(POLICY_ID, Stamp(0, 1))
+    publisher.flush(wait=True)
+    out = np.empty(9, np.float32)
+    board.read(out)
+    assert out.tolist() == [0, 2, 4, 1, 3, 5, 7, 8, 9]

@@ -16,7 +16,7 @@ from penstock.models.acting.categorical import CategoricalSampler
 from penstock.models.acting.numpy_mlp import NumpyMlp
 from penstock.models.acting.policy import Policy
 from penstock.models.acting.torch_network import TorchNetwork
-from penstock.models.actions import discrete
+from penstock.models.actions import Numbers, discrete
 from penstock.models.layout import (
     POLICY,
     VALUE,
@@ -28,7 +28,7 @@ from penstock.models.layout import (
     QCnnShape,
 )
 from penstock.models.torch_nets import Dense, Mlp, NatureCnn, Net, QCnn, TwinCritics, build_net
-from penstock.models.torch_trunks import tanh
+from penstock.models.torch_trunks import activate, climb, tanh, towers_in_turn
 
 MLP = MlpShape(6, discrete(3), (64, 64), "tanh", 1.0)
 CNN = CnnShape(4, 84, 84, discrete(6), 1 / 255)
@@ -125,6 +125,49 @@ def test_mlp_is_two_separate_towers_of_linear_layers() -> None:
     torch.testing.assert_close(logits, outputs[0], rtol=0, atol=1e-5)
     torch.testing.assert_close(values, outputs[1][:, 0], rtol=0, atol=1e-5)
     assert values.shape == (ENVS,)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("rows", [1, 2112])
+def test_towers_in_turn_give_the_numbers_and_gradients_of_batched_products(
+    activation: Any, rows: int
+) -> None:
+    net, _ = random_net(replace(MLP, activation=activation, hidden=(64, 64, 32)))
+    obs = torch.randn(rows, 6)
+    factors = torch.randn(2, rows, 32)  # so that each number has a gradient of its own
+    batched = climb(obs.expand(2, -1, -1), net.weights(), activate(activation))
+    wanted = torch.autograd.grad((batched * factors).sum(), net.weights())
+    towers = towers_in_turn(obs, net.weights(), activation)
+    found = torch.autograd.grad((torch.stack(towers) * factors).sum(), net.weights())
+    torch.testing.assert_close(torch.stack(towers), batched, rtol=1e-6, atol=1e-6)
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("actions", [discrete(3), discrete(1), Numbers((2,))])
+def test_a_net_computed_in_turn_is_the_trunk_with_its_heads(actions: Any, normalize: bool) -> None:
+    net, _ = random_net(replace(MLP, actions=actions, normalize=normalize))
+    obs = torch.randn(4, ENVS, 6)
+    found, wanted = net(obs), super(Mlp, net).forward(obs)
+    parameters = list(net.parameters())
+    factors = [torch.randn_like(each) for each in wanted]
+    for one, other in zip(
+        (*found, *torch.autograd.grad(found, parameters, factors)),
+        (*wanted, *torch.autograd.grad(wanted, parameters, factors)),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_tower_without_a_gradient_gets_none() -> None:
+    net, _ = random_net(MLP)
+    logits, _ = net(torch.randn(ENVS, 6))
+    logits.square().sum().backward()
+    weight = net.hidden[0].weight.grad
+    assert weight is not None
+    assert weight[POLICY].any()
+    assert not weight[VALUE].any()
 
 
 def test_cnn_is_that_of_the_paper() -> None:

@@ -29,6 +29,18 @@ def test_the_board_shows_the_newest_in_either_precision() -> None:
     assert board.read(out, Stamp(2, 1)) is None
 
 
+def test_weights_in_several_arrays_are_published_as_one_vector() -> None:
+    board = WeightsBoard.create(4, shared=False)
+    out = np.zeros(4, np.float32)
+    for version in (1, 2, 3):  # so that both buffers are used
+        parts = [np.full(1, version, np.float32), np.arange(3)]
+        board.publish_parts(parts, Stamp(0, version))
+        assert board.read(out) == Stamp(0, version)
+        assert out.tolist() == [version, 0, 1, 2]
+    with pytest.raises(UnknownPolicyError):
+        board.publish_parts(parts, Stamp(0, 4), 1)
+
+
 def test_a_board_is_of_one_policy() -> None:
     assert WeightsBoard.create(3, shared=False).policy_id == 0
     board, values = WeightsBoard.create(3, policy_id=4), np.ones(3, np.float32)
