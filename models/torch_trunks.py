@@ -81,8 +81,11 @@ class MlpTrunk(Trunk):
 
     def weights(self) -> list[Tensor]:
         # Not `parameters`, which searches all modules at each call.
-        listed = ((layer.weight, layer.bias) for layer in self.hidden)
-        return self._prepared(*(tensor for pair in listed for tensor in pair))
+        listed: list[Tensor] = []
+        for layer in self.hidden:
+            assert isinstance(layer, Towers)
+            listed += (layer.weight, layer.bias)
+        return self._prepared(*listed)
 
     def features(self, obs: Tensor, weights: list[Tensor]) -> tuple[Tensor, ...]:
         rows = self._rows(obs)

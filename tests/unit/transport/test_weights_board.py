@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from penstock.configs.errors import UserError
@@ -33,7 +35,7 @@ def test_weights_in_several_arrays_are_published_as_one_vector() -> None:
     board = WeightsBoard.create(4, shared=False)
     out = np.zeros(4, np.float32)
     for version in (1, 2, 3):  # so that both buffers are used
-        parts = [np.full(1, version, np.float32), np.arange(3)]
+        parts: list[npt.NDArray[Any]] = [np.full(1, version, np.float32), np.arange(3)]
         board.publish_parts(parts, Stamp(0, version))
         assert board.read(out) == Stamp(0, version)
         assert out.tolist() == [version, 0, 1, 2]
