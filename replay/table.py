@@ -426,9 +426,9 @@ class Table:
             fresh = np.zeros(len(keys), bool)
             fresh[known] = self.fresh(keys[known])
             return fresh
-        fresh = generation == keys >> ROW_BITS  # no generation is negative, as no key is
-        fresh &= self.valid.take(rows)
-        return fresh
+        current: npt.NDArray[np.bool_] = generation == keys >> ROW_BITS  # neither is negative
+        current &= self.valid.take(rows)
+        return current
 
 
 FLAGS = ("terminated", "truncated")
