@@ -87,9 +87,9 @@ class Progress:
         They are trained on in ``updates`` optimizer steps now, or later from replay (0).
         """
         alive, versions = arrays["alive"], arrays["policy_version"]
-        version, count = int(versions[0, 0]), int(np.count_nonzero(alive))
-        if updates <= 1 and count and (versions == version).all():  # as in one slot: one lag
-            self.lag[min(max(self.version - version, 0), MAX_LAG)] += count
+        count = int(np.count_nonzero(alive))
+        if updates <= 1 and count and (versions == versions[0, 0]).all():  # as in one slot: one lag
+            self.lag[min(max(self.version - int(versions[0, 0]), 0), MAX_LAG)] += count
         else:
             # Update i of the batch took the i-th share of its environments, at version + i.
             envs = alive.shape[1]

@@ -165,7 +165,10 @@ def test_wrong_usage_is_exit_code_2(
         (["record", "nowhere"], "nowhere has no config.yaml, so it is not a run"),
         (["plot", "nowhere"], "nowhere has no metrics.jsonl, so there is nothing to show"),
         (["compare", "nowhere"], "nowhere has no metrics.jsonl, so there is nothing to show"),
-        (["report", "nowhere"], "nowhere has no metrics.jsonl, so it is not a run"),
+        (
+            ["report", "nowhere"],
+            "there is no folder nowhere; give a run, or a folder that contains runs",
+        ),
         (["train", "cartpole", "--parallel", "2"], "--parallel is of several runs; add --seeds N"),
         (["runs", "nowhere"], "there is no folder nowhere"),
         (["runs"], "there is no folder runs; give a folder that contains runs, or train one first"),
