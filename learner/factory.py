@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from penstock.algos.base import UnrollAlgorithm
 from penstock.algos.registry import algorithm
 from penstock.algos.samples import network_shape, slot_spec
 from penstock.configs.kinds import OTHERWISE
+from penstock.configs.schedules import over_run, with_values
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Unrolls
 from penstock.core.processor import processor
@@ -23,6 +25,9 @@ from penstock.models.timed_forms import Task, time_forms
 from penstock.profiling.ledger import TimeLedger
 
 AnyTrainer = Trainer | OffPolicyTrainer
+
+MOST_TIMED_ROWS = 1024  # of an update that is one pass, as long ones take too long to time
+WHOLE = "; an update is always one pass, since its loss needs all of it"
 
 
 def make_trainer(config: Config, info: EnvInfo, ledger: TimeLedger | None = None) -> AnyTrainer:
@@ -79,7 +84,9 @@ def timed(config: Config, info: EnvInfo, kept: ComputeForm | None = None) -> tup
     if device_of(pick_device(learner.device)).runs_behind:
         return config, ""
     shape, update = network_shape(config, info), update_size(config, info)
-    options = Options(learner.precision, learner.memory_format, learner.micro_batch)
+    whole = _is_whole(config)
+    rows = min(update.rows, MOST_TIMED_ROWS) if whole else learner.micro_batch
+    options = Options(learner.precision, learner.memory_format, rows)
     forms = training_forms(shape, options, update, has_bf16=processor().has_bf16)
     if len(forms) == 1:
         return config, ""
@@ -95,7 +102,16 @@ def timed(config: Config, info: EnvInfo, kept: ComputeForm | None = None) -> tup
     names = "precision", "memory_format", "micro_batch"
     chosen = dict(zip(names, form, strict=True))
     changed = config.model_copy(update={"learner": learner.model_copy(update=chosen)})
-    return changed, f"the learner computes in {text}"
+    return changed, f"the learner computes in {text}{WHOLE if whole else ''}"
+
+
+def _is_whole(config: Config) -> bool:
+    """Whether each update is one pass, whatever `learner.micro_batch` is."""
+    algo = algorithm(config.algo)
+    if not isinstance(algo, UnrollAlgorithm):
+        return False
+    scheduled = over_run(config.algo, config.stop.env_steps)
+    return algo.whole(algo.settled(with_values(scheduled, 0)))
 
 
 def update_size(config: Config, info: EnvInfo) -> UpdateSize:

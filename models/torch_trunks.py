@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from penstock.configs.value_types import MemoryFormat
 from penstock.models.frame_order import in_order
@@ -108,7 +109,8 @@ class MlpTrunk(Trunk):
     def _in_turn(self, rows: Tensor) -> bool:
         """Whether towers are computed one after the other."""
         is_host = rows.device.type == "cpu" and self.dtype == torch.float32
-        return is_host and not torch.compiler.is_compiling()
+        # Derivatives by the rows are left to torch.
+        return is_host and not rows.requires_grad and not torch.compiler.is_compiling()
 
 
 class Towers(nn.Module):
@@ -231,6 +233,7 @@ class _TowersInTurn(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         depth, towers = ctx.depth, len(gradients)
         rows, *saved = ctx.saved_tensors

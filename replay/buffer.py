@@ -342,7 +342,7 @@ class Replay:
             self.flow.before_insert(self.table.spec.envs)
         given = (obs, action, reward, terminated, truncated, next_obs, info, priority, extra)
         lock = self.lock
-        with lock.turn:  # as entering the lock does, in a fifth of the time
+        with lock.turn:  # lets a waiting thread go first, in a fifth of the time of `with lock`
             pass
         with lock.inner:
             if stock.ended is not None:
@@ -419,10 +419,8 @@ class Replay:
             raise
 
     def _draw(self, count: int, stacked: bool) -> Batch:
-        stock, lock = self._stock, self.lock
-        with lock.turn:  # as entering the lock does, in a fifth of the time
-            pass
-        with lock.inner:
+        stock = self._stock
+        with self.lock:
             if stock.ended is not None:
                 stock.check()
             stock.collect_for_draw()

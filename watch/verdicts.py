@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, resolve
-from penstock.configs.policy_lag import lag_of, lent_by_batch
+from penstock.configs.policy_lag import batches_ahead, lag_of, lent_by_batch
 from penstock.core.formatting import finite
 from penstock.profiling.ledger import learner_parts
 from penstock.profiling.verdict import findings
@@ -230,6 +230,7 @@ def load_options(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         return {**config}
     found = checked.model_dump(mode="json")
     found["algo"] |= {"trains_on": checked.algo.trains_on, "passes": checked.algo.passes}
+    found["learner"] |= {"prefetch": batches_ahead(checked)}  # a number, where the option is null
     found["transport"] |= {
         "lent_by_batch": lent_by_batch(checked),
         "least_lag": lag_of(checked, checked.learner.batch_slots),

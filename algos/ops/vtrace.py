@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,11 +72,12 @@ def accumulate(deltas: Tensor, carries: Tensor) -> Tensor:
     errors: Any = deltas.numpy() if on_cpu else deltas
     factors: Any = carries.numpy() if on_cpu else carries
     reach = 1  # rows that each error is the sum of so far; a carry is the product of as many
-    while reach < len(deltas):
-        carried = factors[:-reach]
-        errors[:-reach] += carried * errors[reach:]
-        carried[:] = carried * factors[reach:]
-        reach *= 2
+    with np.errstate(all="ignore"):  # numbers that are not finite are reported elsewhere
+        while reach < len(deltas):
+            carried = factors[:-reach]
+            errors[:-reach] += carried * errors[reach:]
+            carried[:] = carried * factors[reach:]
+            reach *= 2
     return deltas
 
 

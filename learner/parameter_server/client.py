@@ -418,7 +418,10 @@ class _Shard:
         while self._events.poll(0):
             event = parse_monitor_message(self._events.recv_multipart())["event"]
             self.was_reached |= event == CONNECTED
-            self.away_since_s = None if event == CONNECTED else time.monotonic()
+            if event == CONNECTED:
+                self.away_since_s = None
+            elif self.away_since_s is None:  # a refused handshake ends with this event too
+                self.away_since_s = time.monotonic()
 
     def close(self) -> None:
         self.socket.disable_monitor()

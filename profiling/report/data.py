@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from penstock.configs.policy_lag import lag_of, lent_by_batch
+from penstock.configs.policy_lag import batches_ahead, lag_of, lent_by_batch
 from penstock.configs.schema import Config
 from penstock.core.role_spec import Stage
 from penstock.profiling.histogram import quantile
@@ -260,6 +260,7 @@ def _options(config: Config, *, convolutional: bool) -> dict[str, Any]:
     found = config.model_dump(mode="json")
     found["algo"] |= {"trains_on": config.algo.trains_on, "passes": config.algo.passes}
     found["model"] |= {"convolutional": convolutional}
+    found["learner"] |= {"prefetch": batches_ahead(config)}  # a number, where the option is null
     least = lag_of(config, config.learner.batch_slots)
     found["transport"] |= {"lent_by_batch": lent_by_batch(config), "least_lag": least}
     return found

@@ -210,7 +210,12 @@ def test_strangers_do_not_get_in(rig: Callable[..., Rig], tmp_path: Path) -> Non
     keys.new(other)
     made = rig(config("ssp", 2), curve=folder)
     pulled(made.client(0, curve=folder))
-    assert made.client(1, curve=other).pull(0.3) is None
+    stranger = made.client(1, curve=other)
+    assert stranger.pull(0.6) is None
+    away = stranger.unreached()
+    assert away is not None
+    assert not away.was_reached
+    assert away.seconds > 0.5  # however often the handshake was refused meanwhile
     assert made.client(1).pull(0.3) is None
     of_actor = keys.load_actor(folder)  # which the hosts of actors have
     with zmq.Context() as context, dealer(context, made.address, of_actor) as socket:

@@ -67,6 +67,13 @@ def test_what_the_options_leave_open_is_timed(
     assert make_trainer(config, info).form == expected
 
 
+def test_an_update_that_is_always_one_pass_is_timed_as_one(info: EnvInfo) -> None:
+    options = ("algo.normalize_advantages=true", "learner.micro_batch=40")
+    config, note = timed(pixels(*options), info)
+    assert (config.learner.precision, config.learner.micro_batch) == ("bf16", 160)
+    assert note.endswith("; an update is always one pass, since its loss needs all of it")
+
+
 def test_nothing_is_timed_where_nothing_is_open(info: EnvInfo) -> None:
     fixed = ("learner.precision=fp32", "learner.memory_format=contiguous", "learner.micro_batch=9")
     before = pixels(*fixed)

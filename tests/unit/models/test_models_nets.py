@@ -160,6 +160,18 @@ def test_a_net_computed_in_turn_is_the_trunk_with_its_heads(actions: Any, normal
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+def test_a_net_has_derivatives_by_its_observations() -> None:
+    net, _ = random_net(MLP)
+    obs = torch.randn(ENVS, 6, requires_grad=True)
+    logits, _ = net(obs)
+    (slope,) = torch.autograd.grad(logits.square().sum(), obs, create_graph=True)
+    assert slope.any()
+    slope.square().sum().backward()
+    weight = net.get_parameter("hidden.0.weight").grad
+    assert weight is not None
+    assert weight[POLICY].any()
+
+
 def test_a_tower_without_a_gradient_gets_none() -> None:
     net, _ = random_net(MLP)
     logits, _ = net(torch.randn(ENVS, 6))

@@ -273,3 +273,8 @@ def test_what_nobody_told_is_null_and_not_zero() -> None:
     assert flow["policy_lag"] == {"mean": None, "max": None}
     assert found["config"]["transport"]["slots"] == 3
     assert found["config"]["learner"]["prefetch"] == 2
+
+
+def test_batches_ahead_are_a_number_where_the_option_is_null() -> None:
+    begin, end = [reading(LEARNER, 100, {"main": {}})], [reading(LEARNER, 110, {"main": {}})]
+    assert profile(begin, end, [], "learner.prefetch=null")["config"]["learner"]["prefetch"] == 1
