@@ -247,7 +247,8 @@ class LearnerConfig(Section):
     """Observations in one forward and backward pass; the gradients of a larger update are summed.
     null: on a CPU 256, as about that many images fit its cache, or a number that was timed as
     faster at the start; in one process (`transport.kind=inproc`) always 256. On a GPU the whole
-    update, if it fits a quarter of the free memory, otherwise as many as do."""
+    update, if it fits a quarter of the free memory, otherwise as many as do. It has no effect where
+    the loss needs a whole update at once, as with `algo.normalize_advantages` by minibatches."""
     compile: bool = False
     """Compile the network with `torch.compile`; PPO and IMPALA only. On a GPU, fused kernels move
     less memory; the first updates take a minute or more. It needs a C++ compiler."""

@@ -363,3 +363,15 @@ def test_the_import_is_light() -> None:
     of_numpy = [float(run.stdout.split()[0]) for run in runs]
     assert all(run.stdout.split(maxsplit=1)[1].strip() == "[]" for run in runs), runs[0].stdout
     assert min(of_numpy) < 3  # it is about as much again as numpy itself
+
+
+def test_a_sample_that_waits_goes_before_the_next_add() -> None:
+    replay = Replay(PLAIN, 100, seed=0)
+    fill(replay, 0, 10)
+    sampling = threading.Thread(target=replay.sample, args=(4,))
+    with replay.lock.inner:  # as an add holds it
+        sampling.start()
+        while not replay.lock.turn.locked():  # where the next add waits
+            assert sampling.is_alive()
+    sampling.join(10.0)
+    assert not sampling.is_alive()
