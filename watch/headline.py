@@ -16,6 +16,7 @@ from penstock.monitor.intervals import Floats
 from penstock.watch.files import Row
 
 STALL_S = 30.0  # without a line of metrics, at least
+OVERDUE_S = 5.0  # without a line of metrics: then the learner is looked at, in the list too
 STALL_INTERVALS = 10  # of `run.interval_s`, of which as many are missing
 START_S = 300.0  # until the first line of metrics
 SILENT_S = 10.0  # without a report of a process
@@ -34,6 +35,11 @@ def stall_limit_s(interval_s: Any) -> float:
     """Seconds without a line of metrics after which a run in progress stands still, for its
     `run.interval_s`."""
     return max(STALL_S, STALL_INTERVALS * (finite(interval_s) or 0.0))
+
+
+def is_overdue(now_s: float, written_s: float, interval_s: Any) -> bool:
+    """Whether two lines of metrics are missing."""
+    return now_s - written_s > max(OVERDUE_S, 3.0 * (finite(interval_s) or 0.0))
 
 
 def is_silent(now_s: float, written_s: float, began_s: float, interval_s: Any) -> bool:
@@ -97,7 +103,8 @@ def learning(steps: Floats, returns: Floats) -> Row:
     change is clear if it exceeds a tenth of the range and twice the noise. The return
 
     - is falling if the last mean is clearly below the best one, by a quarter of the range or more;
-    - is flat if no mean differs clearly from the last one for a quarter of the run or longer;
+    - is flat if no mean differs clearly from the last one for a quarter of the run or longer, since
+      the first measurement from which on none before these means does;
     - else is rising or falling if the last mean is clearly above or below that of the middle.
 
     Args:
@@ -109,7 +116,7 @@ def learning(steps: Floats, returns: Floats) -> Row:
         return {"kind": "early", "text": text}
     bins = np.array_split(returns, BINS)
     means = np.array([part.mean() for part in bins])
-    starts = np.array([part[0] for part in np.array_split(steps, BINS)])
+    begins = [len(returns) - sum(map(len, bins[i:])) for i in range(BINS)]
     noise = float(np.median([part.std() for part in bins]))
     spread = float(means.max() - means.min())
     clear = max(CLEAR * spread, NOISES * noise)
@@ -117,17 +124,24 @@ def learning(steps: Floats, returns: Floats) -> Row:
     halfway = float(means[BINS // 2 - 1 : BINS // 2 + 1].mean())
     in_the_last = f"{number(last)} in the last tenth of the run"
     if means[best] - last > max(FALL * spread, clear):
-        at = f"{count(float(starts[best]))} steps"
+        at = _steps(steps[begins[best]])
         text = f"falling: {number(float(means[best]))} at {at}, {in_the_last}"
         return {"kind": "falling", "text": text}
     differs = np.nonzero(np.abs(means - last) > clear)[0]
     first = int(differs[-1]) + 1 if len(differs) else 0
     change = last - halfway
     if first <= BINS * (1 - FLAT) or abs(change) <= clear:
-        since = f"since {count(float(starts[first]))} steps" if first else "since the start"
+        begin = begins[first]
+        while begin and abs(returns[begin - 1] - last) <= clear:
+            begin -= 1
+        since = f"since {_steps(steps[begin])}" if begin else "since the start"
         return {"kind": "flat", "text": f"flat at {number(last)} {since}"}
     kind = "rising" if change > 0 else "falling"
     return {"kind": kind, "text": f"{kind}: {number(halfway)} halfway, {in_the_last}"}
+
+
+def _steps(value: float) -> str:
+    return f"{count(float(f'{value:.3g}'))} steps"
 
 
 def resume_command(folder: Path) -> str:

@@ -286,9 +286,8 @@ class WatchedRun:
                 self._row = self._made_row()
             state = self.state
             found = {**self._row, "state": state}
-            interval_s = found.pop("interval_s")
             began_s = stamp(self.folder, SUPERVISOR_FILE)[2] * 1e-9
-            silent = is_silent(time.time(), found["written"], began_s, interval_s)
+            silent = is_silent(time.time(), found["written"], began_s, found["interval_s"])
             return {**found, "stalled": state == "running" and silent}
 
     def _made_row(self) -> Row:

@@ -28,7 +28,7 @@ from penstock.profiling.report.files import TRACE
 from penstock.watch.catalog import RunCatalog
 from penstock.watch.files import Row, names_in, open_in, read_json, read_tail, read_text, stamp
 from penstock.watch.flow import flow
-from penstock.watch.headline import end, learning, restart, stall, wrong
+from penstock.watch.headline import end, is_overdue, learning, restart, stall, wrong
 from penstock.watch.live import LiveStatus
 from penstock.watch.profiles import profile_of, recorded_of, timeline_of
 from penstock.watch.run_files import WatchedRun, shown_event
@@ -81,7 +81,14 @@ class Views:
 
     def runs(self) -> Row:
         """The list of runs."""
-        return {"folder": str(self.catalog.folder), "runs": self.catalog.rows()}
+        rows = self.catalog.rows()
+        for row in rows:
+            overdue = is_overdue(time.time(), row["written"], row["interval_s"])
+            if row["state"] == "running" and overdue and not row["stalled"]:
+                folder = self.catalog.path(row["name"])
+                processes = self._live(folder).now()["processes"]
+                row["stalled"] = stall(processes, row["written"], silent=False) is not None
+        return {"folder": str(self.catalog.folder), "runs": rows}
 
     def now(self, name: str) -> Row:
         """The present of a run: state, figures, flow, processes and verdict."""

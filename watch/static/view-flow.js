@@ -58,7 +58,7 @@ export class FlowView {
       h("p.dim", null, f.seconds ? `Rates, shares and the verdict: ${means(now)}. Counts: since the start.` : "No interval yet."),
       h(isHost ? "div.host.limit" : "div.host", null,
         isHost && h("p.badge", null, "The cores of this host limit the run, not one of its stages."),
-        h("div.flow", { role: "list", "aria-label": "Stages from environments to weights" }, nodes,
+        h(now.stall ? "div.flow.old" : "div.flow", { role: "list", "aria-label": "Stages from environments to weights" }, nodes,
           h("div.back", { role: "listitem" }, h("span", null, "weights return to the actors")))),
       verdict(now),
       h("div.section", null, h("h2", null, "Dropped, lost and rejected")),

@@ -114,6 +114,19 @@ def test_a_run_without_new_lines_stalls_in_the_list_too(
     assert not RunCatalog(tmp_path).rows()[0]["stalled"]
 
 
+def test_the_list_asks_for_a_stopped_learner_where_lines_are_overdue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path / "run", [1.0, 2.0], ends=False)
+    status = {"live": True, "processes": [{"name": "learner-0", "pid": 7, "state": "stopped"}]}
+    monkeypatch.setattr(WatchedRun, "state", "running")
+    monkeypatch.setattr(LiveStatus, "now", lambda self: status)
+    for age_s, stalled in ((1.0, False), (20.0, True)):
+        written_s = time.time() - age_s
+        os.utime(folder / "metrics.jsonl", (written_s, written_s))
+        assert Views(RunCatalog(tmp_path)).runs()["runs"][0]["stalled"] == stalled
+
+
 def test_the_best_evaluation_is_of_the_kind_beside_it(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [1.0])
     lines = [("greedy", 9.0, 2.0), ("sampled", 3.0, 4.0), ("sampled", 1.0, 3.5)]
