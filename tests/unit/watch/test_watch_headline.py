@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.monitor.intervals import Floats
 from penstock.watch.headline import end, is_silent, learning, restart, stall, wrong
 
-STEPS = np.arange(100) * 1e4
+STEPS: Floats = np.arange(100, dtype=np.float64) * 1e4
 NOISE = np.random.default_rng(0).normal(0, 1, 100)
 
 
