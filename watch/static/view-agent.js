@@ -29,7 +29,7 @@ export class AgentView {
       ["Trained steps", (row) => count(row.trained_steps), "num"], ["Time", (row) => clock(row.time_s), "num"],
       ["Greedy", (row) => spread(row.greedy), "num"], ["Sampled", (row) => spread(row.sampled), "num"],
       ["Better", (row) => row.play ?? ""], ["Lowest", (row) => number(row.return?.min), "num"], ["Highest", (row) => number(row.return?.max), "num"],
-      ["Episodes", (row) => count(row.episodes), "num"], ["", (row) => (row.best ? "best so far" : "")],
+      ["Episodes", (row) => count(row.episodes), "num"], ["New best", (row) => (row.best ? "yes" : "no")],
     ], found.evaluations) : h("p.dim", null, found.why_none));
   }
 
