@@ -257,8 +257,8 @@ def more_actors(e: Evidence, otherwise: str) -> str:
         return f"{feed}: actors.count={now + more}; {otherwise}"
     if room:
         return (
-            f"{feed}; the idle cores of this host carry {room}: actors.count={now + room}, the "
-            f"rest on other hosts (`penstock actor`); {otherwise}"
+            f"{feed}: {room} on the idle cores of this host (actors.count={now + room}) and "
+            f"{more - room} on other hosts (`penstock actor`); {otherwise}"
         )
     return (
         f"{feed}, but not on this host, where {e.busy_cores:.1f} of {e.cores:g} cores are busy: "

@@ -96,8 +96,9 @@ def cores_are_crowded(e: Evidence) -> Verdict | None:
         step = "see what else runs on this host, or limits this run (a container's quota)"
     return Verdict(
         "crowded",
-        f"the cores are crowded: the learner loses {percent(slowed)} of its time to other programs "
-        "and processes of this host",
+        f"the cores are crowded: the learner computes {percent(e.share('compute'))} of the clock, "
+        f"but for {percent(slowed)} of the clock its core is taken by other programs and processes "
+        f"of this host ({e.cores:g} cores)",
         f"{e.computes}; it keeps {e.learner_cpu:.2f} of {e.cores:g} cores busy, the rest of the "
         f"run {e.busy_cores - e.learner_cpu:.2f}",
         step,

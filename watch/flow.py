@@ -78,6 +78,7 @@ def flow(
             "steps_per_s": window.rate("trained_steps"),
             "updates_per_s": window.rate("learner_steps"),
             "ledger": window.shares("ledger/"),
+            "cpu": window.mean("cpu/learner-0"),
             "alive": finite(last.get("learners_alive")),
             "ceiling_steps_per_s": window.mean("learner_ceiling_steps_per_s"),
         },

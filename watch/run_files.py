@@ -30,11 +30,12 @@ from penstock.watch.files import (
     read_text,
     stamp,
 )
+from penstock.watch.headline import is_silent
 from penstock.watch.series import Points, full_intervals, known
 
 TAIL_NBYTES = 1 << 16
 SAMPLE_NBYTES = 4 << 20  # of a longer file of metrics a sample is read before all of it
-LISTED = ("env.id", "algo.name", "run.seed")
+LISTED = ("env.id", "algo.name", "run.seed", "run.interval_s")
 STATE_EVERY_S = 4.0  # a live supervisor is asked at most so often whether it lives
 MOST_EVENTS = 20_000
 MOST_EVALUATIONS = 20_000
@@ -234,10 +235,14 @@ class WatchedRun:
         """Of a run that died without an end: the last sign of it, as an event; None of others."""
         if self.state != "died" or self.summary:
             return None
-        files = (METRICS,), ("logs", EVENTS)
-        last_s = max(stamp(self.folder, *parts)[2] for parts in files) * 1e-9
         text = "died without ending the run; the time is that of its last report"
-        return {"time": last_s or None, "kind": "died", "role": "supervisor", "text": text}
+        return {"time": self.seen_s, "kind": "died", "role": "supervisor", "text": text}
+
+    @property
+    def seen_s(self) -> float | None:
+        """Time of the last report, in seconds since the epoch; None without one."""
+        files = (METRICS,), ("logs", EVENTS)
+        return max(stamp(self.folder, *parts)[2] for parts in files) * 1e-9 or None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -279,7 +284,11 @@ class WatchedRun:
         with self.lock:
             if self._changed("row", METRICS, SUMMARY, CONFIG_FILE, SUPERVISOR_FILE, EVALUATIONS):
                 self._row = self._made_row()
-            return {**self._row, "state": self.state}
+            state = self.state
+            found = {**self._row, "state": state}
+            began_s = stamp(self.folder, SUPERVISOR_FILE)[2] * 1e-9
+            silent = is_silent(time.time(), found["written"], began_s, found["interval_s"])
+            return {**found, "stalled": state == "running" and silent}
 
     def _made_row(self) -> Row:
         last = {**_last_object(self.folder, METRICS), **self.summary}
@@ -289,6 +298,7 @@ class WatchedRun:
             "env": named.get("env.id"),
             "algorithm": named.get("algo.name"),
             "seed": named.get("run.seed"),
+            "interval_s": _interval_s(named.get("run.interval_s")),
             "env_steps": finite(last.get("env_steps")),
             "return_last": finite(last.get("episode_return_mean")),
             "return_best": finite(last.get("eval_return_best", found and found.mean)),
@@ -337,6 +347,13 @@ def _named_options(text: str) -> dict[str, str]:
         elif line[:2] == "  " and (name := f"{section}.{key[2:]}") in LISTED:
             found.setdefault(name, value.strip().strip("'\"")[:200])
     return found
+
+
+def _interval_s(text: str | None) -> float | None:
+    try:
+        return finite(float(text or ""))
+    except ValueError:
+        return None
 
 
 def _uptime(event: Mapping[str, Any]) -> float:

@@ -22,13 +22,13 @@ from penstock.core.formatting import finite
 from penstock.core.machine import VERSIONS
 from penstock.evaluation import decisions
 from penstock.monitor.curves import RETURN, flat, is_evaluation
-from penstock.monitor.intervals import Floats
 from penstock.monitor.metric_groups import group
 from penstock.monitor.record import METRICS
 from penstock.profiling.report.files import TRACE
 from penstock.watch.catalog import RunCatalog
 from penstock.watch.files import Row, names_in, open_in, read_json, read_tail, read_text, stamp
 from penstock.watch.flow import flow
+from penstock.watch.headline import end, is_overdue, learning, restart, stall, wrong
 from penstock.watch.live import LiveStatus
 from penstock.watch.profiles import profile_of, recorded_of, timeline_of
 from penstock.watch.run_files import WatchedRun, shown_event
@@ -81,7 +81,14 @@ class Views:
 
     def runs(self) -> Row:
         """The list of runs."""
-        return {"folder": str(self.catalog.folder), "runs": self.catalog.rows()}
+        rows = self.catalog.rows()
+        for row in rows:
+            overdue = is_overdue(time.time(), row["written"], row["interval_s"])
+            if row["state"] == "running" and overdue and not row["stalled"]:
+                folder = self.catalog.path(row["name"])
+                processes = self._live(folder).now()["processes"]
+                row["stalled"] = stall(processes, row["written"], silent=False) is not None
+        return {"folder": str(self.catalog.folder), "runs": rows}
 
     def now(self, name: str) -> Row:
         """The present of a run: state, figures, flow, processes and verdict."""
@@ -90,26 +97,36 @@ class Views:
         row = run.row()
         running = row["state"] == "running"
         status = self._live(run.folder).now() if running else _not_live(row)
+        status = _with_states(status, run)
+        stops = _stops(run) if running else None
+        stalled = None
+        if running and stops is None:
+            silent = bool(row["stalled"])
+            stalled = stall(status["processes"], row["written"], silent=silent)
         options = self._load_options(run)
         with run.lock:
             judged = self._verdict(run, options, status, live=running)
             stages = flow(run.columns, run.last, options, judged["verdict"], live=running)
-            halfway = _halfway(*run.curve("time_s", RETURN))
+            learns = learning(*run.curve("env_steps", RETURN))
         summary = run.summary
         shown = {**run.last, **{key: summary[key] for key in FIGURES if key in summary}}
         if run.evaluations:
             shown |= {k: v for k, v in summary.items() if is_evaluation(k)}
+        best = _best_of_its_kind(run, shown.get("eval_play"))
+        figures = {key: _plain(shown.get(key)) for key in FIGURES}
         return {
             **row,
             "read": read,
             "now": time.time(),
-            "figures": {key: _plain(shown.get(key)) for key in FIGURES},
+            "figures": {**figures, "eval_best_of_kind": best},
             "exit_reason": _plain(summary.get("exit_reason")),
-            "status": _with_states(status, run),
+            "status": status,
             "flow": stages,
-            "stops": _stops(run) if running else None,
-            "restart": _last_restart(run),
-            "halfway": halfway,
+            "stops": stops,
+            "stall": stalled,
+            "seen": run.seen_s if row["state"] == "died" else None,
+            "learning": learns,
+            "troubles": _troubles(run, row, status, figures, stalled),
             **judged,
         }
 
@@ -408,10 +425,68 @@ def _with_states(status: Mapping[str, Any], run: WatchedRun) -> Row:
     return {**status, "processes": shown}
 
 
-def _halfway(times: Floats, returns: Floats) -> float | None:
-    """The return at half of the time: whether the run learns, in one figure beside the last; None
-    before there are two figures."""
-    return float(np.interp(times[-1] / 2, times, returns)) if len(times) > 1 else None
+def _best_of_its_kind(run: WatchedRun, way: Any) -> float | None:
+    """The best evaluation that was played in this ``way``, greedy or sampled; None without one."""
+    with run.lock:
+        found = [_evaluation(line).get(way) for line in run.evaluations] if way else []
+    means = [each["mean"] for each in found if each and each["mean"] is not None]
+    return max(means, default=None)
+
+
+def _troubles(
+    run: WatchedRun,
+    row: Mapping[str, Any],
+    status: Mapping[str, Any],
+    figures: Mapping[str, Any],
+    stalled: Mapping[str, Any] | None,
+) -> list[Row]:
+    """What went wrong with a run, the worst first: each with its ``kind`` ("bad", "warn", "plain",
+    or "past" of what has recovered), ``time``, ``text``, and the ``command`` that continues it."""
+    running, found = row["state"] == "running", []
+    error = row["error"]
+    if row["state"] in ("died", "stopped") or error:
+        steps = [each.get("trained_steps") for each in _checkpoints(run)]
+        trained = max((each for each in steps if each is not None), default=None)
+        found.append(end(row["state"], error, run.seen_s, trained, run.folder))
+    if stalled is not None:
+        found.append(
+            {
+                "kind": "bad",
+                "time": None,
+                "text": f"The run does not train: {stalled['why']}. The view Processes shows logs "
+                "and stacks.",
+                "command": stalled["command"],
+            }
+        )
+    why = str(stalled["why"]) if stalled else ""
+    processes = status["processes"] if running else []
+    bad = [
+        (each["name"], text)
+        for each in processes
+        if (text := wrong(each)) and str(each["name"]) not in why
+    ]
+    if bad:
+        named = "; ".join(f"{name}: {text}" for name, text in bad[:3])
+        more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
+        text = f"{named}{more}. The view Processes shows logs and stacks."
+        found.append({"kind": "bad", "time": None, "text": text, "command": None})
+    if running and status.get("why"):
+        found.append({"kind": "warn", "time": None, "text": status["why"], "command": None})
+    counted = (
+        ("updates_skipped", "updates were skipped, because a loss or gradient was not finite", ""),
+        ("rollbacks", "times training was rolled back to a checkpoint", "rollback"),
+    )
+    for key, text, kind in counted:
+        if number := figures.get(key):
+            event = _last_event(run, kind)
+            at = None if event is None else finite(event.get("time"))
+            text = f"{digits(number)} {text}."
+            found.append({"kind": "bad", "time": at, "text": text, "command": None})
+    event = _last_event(run, "restart")
+    if event is not None and event.get("role") not in {name for name, _ in bad}:
+        counts = (figures.get("learners_restarted"), figures.get("actors_restarted"))
+        found.append(restart(event, sum(n for n in counts if n)))
+    return found
 
 
 def _stops(run: WatchedRun) -> str | None:
@@ -426,12 +501,10 @@ def _stops(run: WatchedRun) -> str | None:
     return reason[:200] if isinstance(reason, str) else "unknown"
 
 
-def _last_restart(run: WatchedRun) -> Row | None:
-    """The event of the last restart of a process, which has the cause; None without one."""
+def _last_event(run: WatchedRun, kind: str) -> Row | None:
+    """The last event of a kind; None without one."""
     with run.lock:
-        found = (event for event in reversed(run.events) if event.get("kind") == "restart")
-        event = next(found, None)
-    return None if event is None else shown_event(event)
+        return next((event for event in reversed(run.events) if event.get("kind") == kind), None)
 
 
 def _not_live(row: Mapping[str, Any]) -> Row:

@@ -208,8 +208,16 @@ def test_a_living_run(screen: Screen, penstock: Penstock, tmp_path: Path) -> Non
     run.wait_until(lambda: steps.inner_text() != before)  # it is updated
 
     psutil.Process(run.pid_of("actor-1")).send_signal(signal.SIGKILL)
-    screen.wait_for(".trouble", "1 restart of actors. The last: ")
-    screen.wait_for(".trouble", "actor-1: was killed")
+    screen.wait_for(".past", "actor-1 was killed by SIGKILL, restarted 0.1 s later.")
+    learner = psutil.Process(run.pid_of("learner-0"))
+    learner.suspend()
+    screen.wait_for(".runhead .state.stalled", "stalled: learner-0 is stopped by a signal; no upd")
+    screen.wait_for(".limits", "nothing is trained until that ends")
+    screen.wait_for(".trouble code", f"kill -CONT {learner.pid}")
+    screen.wait_for(".runs .state.stalled")
+    assert screen.inspect() == []
+    learner.resume()
+    screen.wait_for(".runhead .state.running")
 
     screen.open("live", "flow")
     screen.wait_for(".stage .arrow.moving, .stage")
@@ -313,7 +321,11 @@ def test_every_view_of_runs_of_several_kinds(
             assert screen.inspect() == [], (run, view)
             assert screen.page.locator("#connection").inner_text() == "", (run, view)
     screen.open("crashed", "learning")
+    screen.wait_for(".runhead .state.died", "died: last report at")
     screen.wait_for(".trouble", "died without ending")
+    screen.wait_for(".trouble code", "--resume auto")
+    assert screen.page.locator(".limits").inner_text() == ""
+    screen.wait_for(".figures div", "Actors").filter(has_text="died with the run")
     screen.open("crashed", "run")
     screen.wait_for("td", "died without ending")
     screen.wait_for(".balance .dim", "at the last report")

@@ -2,12 +2,12 @@
 
 import { Refused, get, order } from "./api.js";
 import { release } from "./chart.js";
-import { clock, count, date, fill, h, kept, number, percent, remember, remembered, setText, short } from "./dom.js";
+import { clock, count, date, fill, h, kept, moment, number, percent, remember, remembered, setText, short } from "./dom.js";
 import { frozen } from "./frozen.js";
 import { AgentView } from "./view-agent.js";
 import { FlowView, actorsOf, means } from "./view-flow.js";
 import { LearningView } from "./view-learning.js";
-import { ProcessesView, wrong } from "./view-processes.js";
+import { ProcessesView } from "./view-processes.js";
 import { RunView } from "./view-run.js";
 import { TimeView } from "./view-time.js";
 
@@ -84,8 +84,10 @@ function drawRuns() {
   const wanted = $("filter").value.trim().toLowerCase();
   const matching = runs.filter((run) =>
     !wanted || `${run.title} ${run.env} ${run.algorithm} ${run.state}`.toLowerCase().includes(wanted));
-  const living = runs.filter((run) => run.state === "running").length;
-  setText($("runs-title"), `Runs (${runs.length}${living ? `, ${living} running` : ""})`);
+  const stands = (run) => (now?.name === run.name ? Boolean(now.stall) : run.stalled);
+  const living = runs.filter((run) => run.state === "running"), stalled = living.filter(stands).length;
+  const counts = [[living.length - stalled, "running"], [stalled, "stalled"]].filter(([n]) => n).map(([n, what]) => `, ${n} ${what}`);
+  setText($("runs-title"), `Runs (${runs.length}${counts.join("")})`);
   const focused = document.activeElement?.dataset?.key;
   fill($("runs"), matching.map((run) => {
     const current = run.name === state.run;
@@ -98,7 +100,11 @@ function drawRuns() {
     });
     box.checked = current || state.compare.includes(run.name);
     box.disabled = current || (!box.checked && state.compare.length >= 23);
-    const figures = [run.return_last === null ? null : `return ${number(run.return_last)}`, run.seconds === null ? null : clock(run.seconds)];
+    // The figures of the chosen run are those of its head, which are read more often.
+    const own = current && now?.name === run.name ? now : null;
+    const returned = own ? own.figures.episode_return_mean : run.return_last, lasted = own ? own.figures.time_s : run.seconds;
+    const figures = [returned === null ? null : `return ${number(returned)}`, lasted === null ? null : clock(lasted)];
+    const shownState = (own ? own.stall : run.stalled) ? "stalled" : (own ?? run).state;
     return h(current ? "li.current" : "li", null, box,
       h("a", {
         href: `#${new URLSearchParams({ run: run.name, view: state.view })}`, "data-key": `run ${run.name}`,
@@ -107,10 +113,16 @@ function drawRuns() {
       },
       h("span.title", null, run.title),
       h("span.about", null, h("span", null, [run.env, run.algorithm].filter(Boolean).join(", ") || "no config")),
-      h("span.about", null, h(`span.state.${run.state}`, null, run.state), h("span.value", { title: "mean return in training; time of training" }, figures.filter(Boolean).join(", ")))));
+      h("span.about", null, h(`span.state.${shownState}`, null, shownState), h("span.value", { title: "mean return of the last 100 training episodes; time of training in m:ss or h:mm:ss" }, figures.filter(Boolean).join(", ")))));
   }));
   if (focused) $("runs").querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
 }
+
+/** Draw the list again where the figures of the chosen run have changed. */
+drawRuns.fresh = () => {
+  const text = JSON.stringify([now.name, now.state, Boolean(now.stall), now.figures.episode_return_mean, Math.floor(now.figures.time_s ?? 0)]);
+  if (drawRuns.text !== text) { drawRuns.text = text; drawRuns(); }
+};
 
 // --- the head of the run
 
@@ -122,83 +134,80 @@ function drawHead() {
     orders = { save: orderButton("save", "Save now"), stop: orderButton("stop", "Stop"), said: h("span.dim", { role: "status" }) };
     fill(head,
       h("div.titleline", null, h("h1"), h("span.about.dim"), h("span.state"), !frozen && h("span.orders", null, orders.said, orders.save, orders.stop)),
-      h("dl.figures"), h("p.window.dim"), h("p.limits"), h("div.trouble", { role: "alert" }), h("div.reading"));
+      h("dl.figures"), h("p.window.dim"), h("div.trouble", { role: "alert" }), h("p.learning"), h("p.limits"), h("div.past"), h("div.reading"));
   }
   const title = runs.find((run) => run.name === state.run)?.title ?? state.run;
   setText(head.querySelector("h1"), title);
   setText(head.querySelector(".about"), [now.env, now.algorithm, now.seed === null ? null : `seed ${now.seed}`].filter(Boolean).join(", "));
   const chip = head.querySelector(".state");
-  chip.className = `state ${now.state}`;
-  const why = now.state !== "running" && now.exit_reason ? `: ${REASONS[now.exit_reason] ?? now.exit_reason}` : "";
-  setText(chip, `${now.state}${why}`);
+  chip.className = `state ${now.stall ? "stalled" : now.state}`;
+  setText(chip, stateOf(now));
   const running = now.state === "running";
   if (!frozen) for (const button of [orders.save, orders.stop]) button.hidden = !running;
   const f = now.figures, { learner, weights, environments } = now.flow;
+  const computes = learner.ledger.compute, lacks = learner.cpu > 0 && computes - learner.cpu > 0.1;
+  const actors = count(actorsOf(now));
   const restarted = f.actors_restarted ? `${count(f.actors_restarted)} restarted` : "none restarted";
   const rows = [
-    ["Return", number(f.episode_return_mean), !f.episodes ? "no episode yet" : now.halfway === null ? `${count(f.episodes)} episodes` : `halfway ${number(now.halfway)}`,
-      `Mean of the last 100 of ${count(f.episodes)} episodes${now.halfway === null ? "" : `; at half of the time so far it was ${number(now.halfway)}`}`],
-    ["Evaluated", number(f.eval_return_mean), f.eval_play ? `${f.eval_play}, best ${number(f.eval_return_best)}` : "no evaluation"],
-    ["Agent steps", short(f.env_steps), `${short(environments.steps_per_s)}/s`, count(f.env_steps)],
-    ["Updates", short(f.learner_steps), rateOf(now), count(f.learner_steps)],
-    ["Utilization", percent(learner.ledger.compute), `waits ${percent(learner.ledger.wait_data)}`,
-      "Share of the learner's wall clock in forward, backward and optimizer; also while it has no core"],
+    ["Return", number(f.episode_return_mean), !f.episodes ? "no episode yet" : f.episodes > 100 ? "last 100 episodes" : `${count(f.episodes)} episodes`,
+      `Mean return in training of the last 100 of ${count(f.episodes)} episodes`],
+    ["Evaluated", number(f.eval_return_mean), f.eval_play ? `${f.eval_play}, best ${number(f.eval_best_of_kind ?? f.eval_return_best)}` : "no evaluation",
+      `The last evaluation, by ${f.eval_play ?? "no"} actions; best: of the evaluations of this kind. Of both kinds it is ${number(f.eval_return_best)}`],
+    ["Agent steps", short(f.env_steps), now.stall ? "" : `${short(environments.steps_per_s)}/s`, count(f.env_steps)],
+    ["Updates", short(f.learner_steps), now.stall ? "" : rateOf(now), count(f.learner_steps)],
+    ["Utilization", percent(computes), lacks ? `gets ${learner.cpu.toFixed(2)} of a core` : `waits ${percent(learner.ledger.wait_data)}`,
+      "Share of the learner's wall clock in forward, backward and optimizer. It includes the time in which these wait for a core that another process uses; the processor time of the learner does not"],
     ["Policy lag", number(weights.lag_mean), "updates"],
-    ["Actors", count(actorsOf(now)), running ? restarted : f.actors_restarted ? `ended, ${restarted}` : "ended"],
-    ["Time", clock(f.time_s), "of training"],
+    ["Actors", actors, running ? restarted : now.state === "died" ? "died with the run" : f.actors_restarted ? `ended, ${restarted}` : "ended"],
+    ["Time", clock(f.time_s), `of training, ${f.time_s >= 3600 ? "h:mm:ss" : "m:ss"}`],
   ];
+  const windowed = new Set(["Utilization", "Policy lag"]);
   fill(head.querySelector(".figures"), rows.map(([label, value, small, exact]) =>
-    h("div", null, h("dt", null, label), h("dd", { title: exact }, value), h("dd.small", { title: small }, small || "\u00a0"))));
+    h(now.stall && windowed.has(label) ? "div.old" : "div", null, h("dt", null, label), h("dd", { title: exact }, value), h("dd.small", { title: small }, small || "\u00a0"))));
   setText(head.querySelector(".window"), [
     // The view Learning has its own note of that.
     now.read < 1 && state.view !== "learning" && `${percent(now.read)} of the metrics are read; until all are, what is shown is of a sample of the lines.`,
-    now.flow.seconds && `Rates, utilization and lag: ${means(now)}.`,
+    now.flow.seconds && (now.stall ? `Utilization and lag: means of the last ${now.flow.seconds.toFixed(0)}\u00a0s before it stalled.` : `Rates, utilization and lag: ${means(now)}.`),
   ].filter(Boolean).join(" "));
-  const limits = head.querySelector(".limits"), said = limitOf(now);
-  if (limits.dataset.text !== said) {
-    limits.dataset.text = said;
-    fill(limits, said ? [h("strong", null, "Limit: "), kept(said)] : null);
-  }
-  const troubles = troublesOf(now);
-  const box = head.querySelector(".trouble");
-  if (box.dataset.text !== JSON.stringify(troubles)) {
-    box.dataset.text = JSON.stringify(troubles);
-    fill(box, troubles.map(([kind, text]) => h(`p.note.${kind}`, null, kept(text))));
-  }
+  sentence(head.querySelector(".learning"), "Learning", now.figures.episodes ? now.learning.text : "");
+  sentence(head.querySelector(".limits"), now.state === "running" ? "Limit" : "Limit while it ran", limitOf(now));
+  const ends = now.stops ? [{ kind: "plain", text: `The run ends: ${REASONS[now.stops] ?? now.stops}. Its last weights are saved, and evaluated where that is due.` }] : [];
+  const all = [...now.troubles, ...ends];
+  messages(head.querySelector(".trouble"), all.filter((each) => each.kind !== "past"), "p.note");
+  messages(head.querySelector(".past"), all.filter((each) => each.kind === "past"), "p.dim");
   head.querySelector(".reading").style.width = now.read < 1 ? `${100 * now.read}%` : "0";
 }
 
 const rateOf = (run) => (run.flow?.learner.updates_per_s ? `${short(run.flow.learner.updates_per_s)}/s` : "");
 
-/** What limits a run, where the view does not show the whole verdict. */
-function limitOf({ verdict }) {
-  if (!verdict || state.view === "flow" || state.view === "time") return "";
-  return `${verdict.finding}. Next: ${verdict.next_step}.`;
+/** The state of a run, with the reason and the time of its end or of its last update. */
+function stateOf(run) {
+  const at = (value) => moment(value, run.now);
+  if (run.stall) return `stalled: ${run.stall.why}${run.stall.since ? `; no update since ${at(run.stall.since)}, for ${clock(run.now - run.stall.since)}` : ""}`;
+  if (run.state === "died" && run.seen) return `died: last report at ${at(run.seen)}`;
+  return run.state !== "running" && run.exit_reason ? `${run.state}: ${REASONS[run.exit_reason] ?? run.exit_reason}` : run.state;
 }
 
-/** What is wrong with a run, as sentences. */
-function troublesOf(run) {
-  const found = [], f = run.figures;
-  if (run.state === "died") found.push(["bad", run.error || "The run died without ending: its supervisor was killed, or the machine stopped. Resume it with --resume auto."]);
-  else if (run.error) found.push(["bad", run.error]);
-  if (run.state === "running" && run.status && !run.status.live) found.push(["warn", run.status.why]);
-  else if (run.status?.why && run.state === "running") found.push(["warn", run.status.why]);
-  if (f.updates_skipped) found.push(["bad", `${count(f.updates_skipped)} updates were skipped, because a loss or gradient was not finite.`]);
-  if (f.rollbacks) found.push(["bad", `Training was rolled back ${count(f.rollbacks)} times.`]);
-  const restarts = [["learners", f.learners_restarted], ["actors", f.actors_restarted]].filter(([, n]) => n);
-  if (restarts.length) {
-    const counts = restarts.map(([roles, n]) => `${count(n)} ${n === 1 ? "restart" : "restarts"} of ${roles}`).join(", ");
-    found.push(["warn", `${counts}. ${run.restart ? `The last: ${date(run.restart.time)}, ${run.restart.text}. ` : ""}The view Run lists the events.`]);
-  }
-  const bad = run.state === "running" ? run.status.processes.filter((process) => wrong(process)) : []; // no figure that grows: a reader would announce each
-  if (bad.length) {
-    const named = bad.slice(0, 3).map((process) => `${process.name}: ${wrong(process, false)}`).join("; ");
-    found.push(["bad", `${named}${bad.length > 3 ? `; and ${count(bad.length - 3)} more` : ""}. The view Processes shows logs and stacks.`]);
-  }
-  const silent = run.now - run.written;
-  if (run.stops) found.push(["plain", `The run ends: ${REASONS[run.stops] ?? run.stops}. Its last weights are saved, and evaluated where that is due.`]);
-  else if (run.state === "running" && silent > 60 && f.time_s) found.push(["warn", `No new figures for ${clock(silent)}: the view Processes shows where the processes are.`]);
-  return found;
+/** What limits a run, where the view does not show the whole verdict. Of a run that is over only what limited it. */
+function limitOf(run) {
+  if (run.stall) return `${run.stall.why}; nothing is trained until that ends.`;
+  if (!run.verdict || run.state === "died" || state.view === "flow" || state.view === "time") return "";
+  return run.state === "running" ? `${run.verdict.finding}. Next: ${run.verdict.next_step}.` : `${run.verdict.finding}.`;
+}
+
+function sentence(element, title, text) {
+  if (element.dataset.text === title + text) return;
+  element.dataset.text = title + text;
+  fill(element, text ? [h("strong", null, `${title}: `), kept(text)] : null);
+}
+
+/** What went wrong, each with its time, and the command that continues the run. Filled only if it differs: a reader announces it. */
+function messages(box, found, what) {
+  const text = JSON.stringify(found);
+  if (box.dataset.text === text) return;
+  box.dataset.text = text;
+  fill(box, found.map(({ kind, time, text, command }) => h(`${what}.${kind}`, null, time ? h("strong.nowrap", null, `${date(time)}: `) : null, kept(text),
+    command ? [" Continue it by: ", h("code", null, command)] : null)));
 }
 
 function orderButton(kind, label) {
@@ -281,6 +290,7 @@ async function turn() {
       if (run === state.run) {
         now = { ...found, name: run };
         drawHead();
+        drawRuns.fresh();
         await shown?.update(now);
       }
     } else if (state.compare.length && state.view === "learning" && now) {

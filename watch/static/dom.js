@@ -47,8 +47,9 @@ export function setText(element, text) {
 // Names of processes, options and values with a unit are not broken across lines.
 const WHOLE = /(--[a-z-]+(?: (?:auto|must|no)\b)?|\b[a-z]+-\d+\b|\d[\d.,]* (?:%|(?:s|ms|B|KiB|MB|MiB|GiB|steps|updates|cores)\b)(?:\/s)?)/;
 
-/** A sentence as nodes. */
-export const kept = (text) => text.split(WHOLE).map((part, i) => (i % 2 ? h("span.nowrap", null, part) : part));
+/** A sentence as nodes; `code` in it is an element. */
+export const kept = (text) => text.split(/`([^`]+)`/).map((piece, k) => (k % 2 ? h("code", null, piece)
+  : piece.split(WHOLE).map((part, i) => (i % 2 ? h("span.nowrap", null, part) : part))));
 
 const NONE = "–", GAP = "\u00a0"; // a value and its unit stay on one line
 const known = (value) => typeof value === "number" && Number.isFinite(value);
@@ -112,6 +113,12 @@ export function date(value) {
   const d = new Date(1000 * value), two = (n) => String(n).padStart(2, "0");
   return `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())} ` +
     `${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`;
+}
+
+/** The time of day, with the date if that is not today's. */
+export function moment(value, now) {
+  const text = date(value);
+  return text.slice(0, 10) === date(now).slice(0, 10) ? text.slice(11) : text;
 }
 
 /** A table; columns are [title, cell of a row, "num" or ""]. */

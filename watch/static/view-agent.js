@@ -29,7 +29,7 @@ export class AgentView {
       ["Trained steps", (row) => count(row.trained_steps), "num"], ["Time", (row) => clock(row.time_s), "num"],
       ["Greedy", (row) => spread(row.greedy), "num"], ["Sampled", (row) => spread(row.sampled), "num"],
       ["Better", (row) => row.play ?? ""], ["Lowest", (row) => number(row.return?.min), "num"], ["Highest", (row) => number(row.return?.max), "num"],
-      ["Episodes", (row) => count(row.episodes), "num"], ["", (row) => (row.best ? "best so far" : "")],
+      ["Episodes", (row) => count(row.episodes), "num"], ["New best", (row) => (row.best ? "yes" : "no")],
     ], found.evaluations) : h("p.dim", null, found.why_none));
   }
 
@@ -49,6 +49,17 @@ export class AgentView {
     fill(this.player.list, table([
       ["Video", (row) => h("button.link", { type: "button", onclick: () => this.show(row) }, row.file)], ["Recorded", (row) => date(row.written), "nowrap"], ["Size", (row) => bytes(row.nbytes), "num"],
     ], videos));
+    this.listed = videos;
+    this.mark();
+  }
+
+  /** Mark the row of the video that is shown. */
+  mark() {
+    [...this.player.list.querySelectorAll("tbody tr")].forEach((row, i) => {
+      const isShown = this.listed?.[i]?.file === this.shown?.file;
+      row.classList.toggle("differs", isShown);
+      if (isShown) row.setAttribute("aria-current", "true"); else row.removeAttribute("aria-current");
+    });
   }
 
   async show(row) {
@@ -58,6 +69,7 @@ export class AgentView {
     const shown = moves ? h("img.gif", { src, alt: name }) : h("video", { src, controls: true, loop: true, muted: true, "aria-label": name });
     const about = h("p.dim"), mine = { file, written, paused: () => moves || shown.paused };
     this.shown = mine;
+    this.mark();
     fill(this.player.place, shown, about);
     fill(this.player.decisions);
     let found = null;
@@ -68,7 +80,7 @@ export class AgentView {
       return;
     }
     const played = found.episodes.map(described).slice(0, 3);
-    setText(about, [...played, found.sampled ? "sampled actions" : "greedy actions", found.trained_steps === null ? "" : `${count(found.trained_steps)} trained steps`].filter(Boolean).join(" · "));
+    setText(about, [`${count(played.length)} ${played.length === 1 ? "episode" : "episodes"}`, ...played, found.sampled ? "sampled actions" : "greedy actions", found.trained_steps === null ? "" : `${count(found.trained_steps)} trained steps`].filter(Boolean).join(" · "));
     this.decisions = new Decisions(this.player.decisions, found, moves ? null : shown);
   }
 

@@ -9,9 +9,9 @@ export class FlowView {
     const f = now.flow;
     if (!f) return;
     const running = now.state === "running";
-    const share = f.actors.shares;
+    const share = f.actors.shares, limit = now.stall || now.state === "died" ? null : f.limit;
     const rate = f.environments.steps_per_s, trained = f.learner.steps_per_s;
-    const moving = running && rate > 0;
+    const moving = running && !now.stall && rate > 0;
     const frames = f.environments.frames_per_s;
     const stages = [
       stage("environments", "Environments", [short(rate), "steps/s"], [
@@ -19,7 +19,7 @@ export class FlowView {
         ["episodes", count(f.environments.episodes)],
         ["in step", percent(share.step)],
       ]),
-      stage("actors", "Actors", [count(actorsOf(now)), running ? (typeof f.actors.count === "number" ? `of ${f.actors.count} alive` : "alive") : "ended"], [
+      stage("actors", "Actors", [count(actorsOf(now)), running ? (typeof f.actors.count === "number" ? `of ${f.actors.count} alive` : "alive") : now.state === "died" ? "died with the run" : "ended"], [
         ["inference", percent(share.infer)],
         ["wait", percent(share.wait)],
         share.compress || share.send ? ["compress, send", percent(share.compress + share.send)] : null,
@@ -48,17 +48,17 @@ export class FlowView {
         ["publish", percent(f.weights.publish_share)],
       ]),
     ];
-    const nodes = stages.map((each, i) => each(f.limit, i < stages.length - 1 && moving, i < stages.length - 1));
+    const nodes = stages.map((each, i) => each(limit, i < stages.length - 1 && moving, i < stages.length - 1));
     const losses = [
       ...rows("dropped", f.store.dropped), ...rows("lost", f.transport.lost), ...rows("rejected", f.transport.rejected),
     ];
     const produced = now.figures.env_steps;
-    const isHost = f.limit === "host";
+    const isHost = limit === "host";
     fill(this.panel,
       h("p.dim", null, f.seconds ? `Rates, shares and the verdict: ${means(now)}. Counts: since the start.` : "No interval yet."),
       h(isHost ? "div.host.limit" : "div.host", null,
         isHost && h("p.badge", null, "The cores of this host limit the run, not one of its stages."),
-        h("div.flow", { role: "list", "aria-label": "Stages from environments to weights" }, nodes,
+        h(now.stall ? "div.flow.old" : "div.flow", { role: "list", "aria-label": "Stages from environments to weights" }, nodes,
           h("div.back", { role: "listitem" }, h("span", null, "weights return to the actors")))),
       verdict(now),
       h("div.section", null, h("h2", null, "Dropped, lost and rejected")),
@@ -102,20 +102,21 @@ function line(moving) {
 }
 
 /** The window of rates and shares, the same in all views. */
-export const means = (now) => (now.state === "running" ? `means of the last ${now.flow.seconds.toFixed(0)}\u00a0s` : "means of the whole run");
+export const means = (now) => (now.state === "running" ? `means of the last ${now.flow.seconds.toFixed(0)}\u00a0s${now.stall ? " before it stalled" : ""}` : "means of the whole run");
 
 /** The actors of a run; after its end those that it had. */
 export const actorsOf = (now) => (now.state !== "running" && typeof now.flow.actors.count === "number" ? now.flow.actors.count : now.flow.actors.alive);
 
-/** What costs the run most throughput, and what to do. */
+/** What costs the run most throughput, and what to do. Of a run that trains no more it is what did. */
 export function verdict(now) {
   const found = now.verdict;
+  const before = now.stall ? "Before it stalled: " : now.state === "running" ? "" : "While it ran: ";
   if (!found) return h("p.note", null, "No verdict yet: it needs two intervals of training.");
   return h("section.verdict", { "aria-label": "Verdict" },
-    h("p.finding", null, kept(capital(found.finding))),
+    h("p.finding", null, kept(before ? `${before}${found.finding}` : capital(found.finding))),
     h("p", null, kept(capital(found.reason)), "."),
-    h("p", null, h("strong", null, "Next: "), kept(found.next_step), "."),
-    now.also.length ? h("ul", null, now.also.map((each) => h("li", null, kept(further(each)), "."))) : null,
+    now.stall || now.state === "died" ? null : h("p", null, h("strong", null, before ? "For another run: " : "Next: "), kept(found.next_step), "."),
+    now.also.length && !now.stall ? h("ul", null, now.also.map((each) => h("li", null, kept(further(each)), "."))) : null,
     h("p.dim", null, `Over ${now.seconds.toFixed(0)}\u00a0s, by the rules of penstock profile, which measures more.`));
 }
 

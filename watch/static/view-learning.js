@@ -32,6 +32,7 @@ export class LearningView {
     this.added = [];
     this.range = null;
     this.version = "";
+    this.signs = new Set(); // of the marks on the charts
     this.cards = new Map();
     this.visible = new Visible((plot) => this.redraw(plot));
     this.build(panel);
@@ -92,10 +93,11 @@ export class LearningView {
     if (this.target) runs.push(h("li.dim", null, swatch("i.target", "none"), `Target: stop.return = ${number(this.target.value)}`));
     if (this.target && this.target.reached !== null) runs.push(h("li.dim", null, h("span", { "aria-hidden": "true" }, "★ "), "Target reached in training"));
     const marks = [["Evaluated greedily", "●"], ["Evaluated sampled", "○"], ["Checkpoint (on Return)", "▲"], ["Restart, loss, rollback", "◆"]];
-    fill(this.legend, runs, marks.map(([text, sign]) => h("li.dim", null, h("span", { "aria-hidden": "true" }, `${sign} `), text)));
+    fill(this.legend, runs, marks.filter(([, sign]) => this.signs.has(sign)).map(([text, sign]) => h("li.dim", null, h("span", { "aria-hidden": "true" }, `${sign} `), text)));
   }
 
-  async update() {
+  async update(now) {
+    this.now = now;
     if (!this.metrics || !(this.turns % 10)) await this.loadMetrics();
     this.turns = (this.turns || 0) + 1;
     await this.load();
@@ -160,7 +162,10 @@ export class LearningView {
 
   show(found, wanted) {
     const target = found.targets[this.run];
-    if (JSON.stringify(target) !== JSON.stringify(this.target)) { this.target = target; this.drawLegend(); }
+    const marks = (found.marks[this.run] ?? []).map((mark) => (BAD.has(mark.kind) ? "◆" : mark.kind === "checkpoint" ? "▲" : ""));
+    const signs = new Set([...["●", "○"].filter((_, way) => found.curves[EVALUATED[way]]?.length), ...marks]);
+    const legend = JSON.stringify([target, [...signs].sort()]);
+    if (legend !== this.legendOf) { this.legendOf = legend; this.target = target; this.signs = signs; this.drawLegend(); }
     const drawn = wanted.filter((name) => found.curves[name]);
     if (!drawn.includes(RETURN) && EVALUATED.some((name) => found.curves[name])) drawn.unshift(RETURN);
     this.empty.hidden = drawn.length > 0;
@@ -175,8 +180,11 @@ export class LearningView {
       card.target = name === RETURN ? target : null;
       card.stale = true;
       const own = card.lines.find((line) => line.run === this.run) ?? card.lines[0];
-      const last = (own?.smooth ?? own)?.y.at(-1);
-      setText(card.value, last === undefined ? "" : short(last));
+      // The head shows the return too, and is read at another moment than the curve.
+      const isHead = name === RETURN && !this.range && !own?.smooth && !own?.low && own?.run === this.run && this.now?.name === this.run;
+      const last = isHead ? this.now.figures.episode_return_mean : (own?.smooth ?? own)?.y.at(-1);
+      setText(card.kind, own?.smooth ? "last, smoothed " : own?.low ? "last mean " : "last ");
+      setText(card.value, last === undefined || last === null ? "" : short(last));
       card.plot.setAttribute("aria-label", describe(TITLES[name] ?? name,
         card.lines.map((line) => ({ name: this.titles[line.run] ?? line.run, y: line.y }))));
       if (this.visible.has(card.plot)) this.redraw(card.plot);
@@ -184,11 +192,11 @@ export class LearningView {
   }
 
   addCard(name) {
-    const value = h("span.value"), plot = h("div.plot", { role: "img" });
+    const value = h("span.value"), kind = h("span.unit", null, "last "), plot = h("div.plot", { role: "img" });
     const unit = UNITS[name] && h("span.unit", null, ` ${UNITS[name]}`);
     const wide = name === RETURN ? "div.card.wide" : "div.card";
-    this.grid.append(h(wide, null, h("header", null, h("h2", { title: name }, TITLES[name] ?? name), h("span", null, h("span.unit", null, "last "), value, unit)), plot));
-    const card = { name, value, plot };
+    this.grid.append(h(wide, null, h("header", null, h("h2", { title: name }, TITLES[name] ?? name), h("span", null, kind, value, unit)), plot));
+    const card = { name, value, kind, plot };
     this.cards.set(name, card);
     this.visible.watch(plot);
     // Bound once the chart exists.

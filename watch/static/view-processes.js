@@ -15,7 +15,7 @@ const isGone = (process) => process.pid === null;
 const isSilent = (process) => !isGone(process) && process.silent_s > SILENT_S;
 
 /** What is wrong with a process at present; null if nothing is. */
-export function wrong(process, exactly = true) {
+function wrong(process, exactly = true) {
   if (!GOOD.has(process.now)) return process.now;
   return isSilent(process) ? `no report for ${exactly ? seconds(process.silent_s) : `more than ${SILENT_S} s`}` : null;
 }

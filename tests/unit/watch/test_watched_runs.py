@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,22 +58,85 @@ def test_a_run_that_ends_says_so_until_it_is_resumed(
     assert views.now(".")["stops"] is None
 
 
-def test_the_return_halfway_is_beside_the_last(tmp_path: Path) -> None:
-    make_run(tmp_path / "a", [0.0, 10.0, 50.0, 60.0, 100.0])
-    make_run(tmp_path / "b", [1.0])
-    views = Views(RunCatalog(tmp_path))
-    assert (views.now("a")["halfway"], views.now("b")["halfway"]) == (50.0, None)
-
-
-def test_the_last_restart_is_part_of_the_present(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", [1.0, 2.0])
+def test_messages_have_the_worst_first_and_what_has_recovered_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path / "run", [1.0, 2.0], ends=False)
+    lost = {"kind": "restart", "role": "actor-1", "time": 1e9, "data": {"delay_s": 0.1}}
+    lost["text"] = "actor-1: was killed by SIGKILL, possibly for lack of memory; it is restarted"
+    with (folder / "logs/events.jsonl").open("a") as file:
+        file.write(json.dumps(lost) + "\n")
     views = Views(RunCatalog(folder))
-    assert views.now(".")["restart"] is None
-    for at_s, kind in ((3.0, "restart"), (5.0, "restart"), (6.0, "checkpoint")):
-        add_event(folder, kind, at_s)
-    assert views.now(".")["restart"] == {
-        "time": 1e9 + 5.0, "kind": "restart", "role": None, "text": "restart", "count": None,
+    found = views.now(".")
+    first, last = found["troubles"]
+    assert found["state"] == "died"
+    assert (first["kind"], first["time"]) == ("bad", found["seen"])
+    assert "no checkpoint" in first["text"]
+    assert first["command"] == f"penstock train {folder} --resume auto"
+    assert last == {
+        "kind": "past", "time": 1e9, "command": None,
+        "text": "actor-1 was killed by SIGKILL, restarted 0.1 s later.",
     }  # fmt: skip
+
+    stopped = {"name": "learner-0", "pid": 7, "state": "stopped", "silent_s": 42.0}
+    ended = {"name": "actor-1", "pid": None}
+    status = {"live": True, "why": None, "processes": [stopped, ended]}
+    monkeypatch.setattr(WatchedRun, "state", "running")
+    monkeypatch.setattr(LiveStatus, "now", lambda self: status)
+    found = views.now(".")
+    assert found["stall"]["why"] == "learner-0 is stopped by a signal"
+    assert found["stall"]["since"] == found["written"]
+    texts = [each["text"].partition(".")[0] for each in found["troubles"]]
+    assert texts == [
+        "The run does not train: learner-0 is stopped by a signal",
+        "actor-1: died, is restarted",
+    ]
+    add_event(folder, "stop", 9.0, reason="minutes")
+    assert views.now(".")["stall"] is None, "it ends"
+
+
+def test_a_run_that_ended_by_its_limit_has_no_message(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", [1.0, 2.0])
+    assert Views(RunCatalog(tmp_path)).now("run")["troubles"] == []
+
+
+def test_a_run_without_new_lines_stalls_in_the_list_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path / "run", [1.0, 2.0], "run.interval_s=20", ends=False)
+    monkeypatch.setattr(WatchedRun, "state", "running")
+    for age_s, stalled in ((100.0, False), (250.0, True)):
+        written_s = time.time() - age_s
+        os.utime(folder / "metrics.jsonl", (written_s, written_s))
+        [row] = RunCatalog(tmp_path).rows()
+        assert row["stalled"] == stalled
+    monkeypatch.setattr(WatchedRun, "state", "ended")
+    assert not RunCatalog(tmp_path).rows()[0]["stalled"]
+
+
+def test_the_list_asks_for_a_stopped_learner_where_lines_are_overdue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path / "run", [1.0, 2.0], ends=False)
+    status = {"live": True, "processes": [{"name": "learner-0", "pid": 7, "state": "stopped"}]}
+    monkeypatch.setattr(WatchedRun, "state", "running")
+    monkeypatch.setattr(LiveStatus, "now", lambda self: status)
+    for age_s, stalled in ((1.0, False), (20.0, True)):
+        written_s = time.time() - age_s
+        os.utime(folder / "metrics.jsonl", (written_s, written_s))
+        assert Views(RunCatalog(tmp_path)).runs()["runs"][0]["stalled"] == stalled
+
+
+def test_the_best_evaluation_is_of_the_kind_beside_it(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [1.0])
+    lines = [("greedy", 9.0, 2.0), ("sampled", 3.0, 4.0), ("sampled", 1.0, 3.5)]
+    with (folder / "evaluations.jsonl").open("w") as file:
+        for play, greedy, sampled in lines:
+            ways = {"greedy": {"mean": greedy}, "sampled": {"mean": sampled}}
+            file.write(json.dumps({"play": play, **ways}) + "\n")
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "eval_play": "sampled"}))
+    assert Views(RunCatalog(folder)).now(".")["figures"]["eval_best_of_kind"] == 4.0
 
 
 def test_the_newest_of_many_videos_are_listed(

@@ -1,0 +1,110 @@
+"""What the head of the page states: whether a run stands still, learns, and what went wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.monitor.intervals import Floats
+from penstock.watch.headline import end, is_silent, learning, restart, stall, wrong
+
+STEPS: Floats = np.arange(100, dtype=np.float64) * 1e4
+NOISE = np.random.default_rng(0).normal(0, 1, 100)
+
+
+@pytest.mark.parametrize(
+    ("returns", "kind", "text"),
+    [
+        (STEPS / 1e4, "rising", "rising: 49.5 halfway, 94.5 in the last tenth of the run"),
+        (-STEPS / 1e4, "falling", "falling: -4.5 at 0 steps, -94.5 in the last tenth"),
+        (np.minimum(500.0, STEPS / 1e3), "flat", "flat at 500 since 460,000 steps"),
+        (np.full(100, 7.0), "flat", "flat at 7 since the start"),
+        (20 + 3 * NOISE, "flat", "since the start"),
+        (20 + 3 * NOISE + STEPS / 2e4, "rising", "rising"),
+        (np.where(STEPS < 8e5, STEPS / 1e3, 30.0), "falling", "falling: 745 at 700,000 steps, 30"),
+        (STEPS[:19], "early", "too early to tell: 19 measurements of the return, 20 are needed"),
+    ],
+)
+def test_whether_a_run_learns(returns: Any, kind: str, text: str) -> None:
+    found = learning(STEPS[: len(returns)], returns)
+    assert found["kind"] == kind
+    assert text in found["text"]
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "began_ago_s", "interval_s", "silent"),
+    [
+        (20.0, 100.0, 1.0, False),
+        (31.0, 100.0, 1.0, True),
+        (31.0, 100.0, None, True),
+        (90.0, 900.0, 10.0, False),
+        (101.0, 900.0, 10.0, True),
+        (900.0, 200.0, 1.0, False),  # resumed, without a line so far
+        (900.0, 301.0, 1.0, True),
+    ],
+)
+def test_a_run_is_silent_after_many_intervals(
+    silent_s: float, began_ago_s: float, interval_s: float | None, silent: bool
+) -> None:
+    now_s = 1e9
+    assert is_silent(now_s, now_s - silent_s, now_s - began_ago_s, interval_s) == silent
+
+
+def process(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "pid": 7, "state": "sleeping", "now": "runs", "silent_s": 0.1, **more}
+
+
+STOPPED = {"state": "stopped", "now": "stopped by a signal"}
+
+
+def test_a_stopped_learner_stalls_the_run_at_once() -> None:
+    found = stall([process("learner-0", **STOPPED), process("actor-0")], 5.0, silent=False)
+    assert found == {
+        "why": "learner-0 is stopped by a signal", "since": 5.0, "command": "kill -CONT 7",
+    }  # fmt: skip
+
+
+def test_one_of_several_learners_stalls_it_only_with_the_others() -> None:
+    processes = [process("learner-0", **STOPPED), process("learner-1")]
+    assert stall(processes, 5.0, silent=False) is None
+    found = stall(processes, 5.0, silent=True)
+    assert found is not None
+    assert found["why"] == "learner-0 is stopped by a signal"
+
+
+def test_a_stall_without_a_stopped_learner_names_what_is_wrong() -> None:
+    assert stall([process("actor-0", **STOPPED)], 5.0, silent=False) is None
+    processes = [process("learner-0", silent_s=42.0), process("actor-0", **STOPPED)]
+    found = stall(processes, 0.0, silent=True)
+    assert found == {
+        "why": "no new line of metrics (learner-0: no report for more than 10 s; actor-0: stopped "
+        "by a signal)",
+        "since": None,
+        "command": None,
+    }
+    assert wrong(process("actor-0", pid=None, now="ended")) is None
+
+
+def test_an_end_has_its_time_its_cause_and_the_command() -> None:
+    found = end("died", None, 5.0, 1200.0, Path("/runs/my run"))
+    assert found == {
+        "kind": "bad",
+        "time": 5.0,
+        "text": "It died without ending: its supervisor was killed, or the machine stopped. Its "
+        "newest checkpoint has 1,200 trained steps.",
+        "command": "penstock train '/runs/my run' --resume auto",
+    }
+    assert end("died", "no memory.", None, None, Path("a"))["text"] == (
+        "no memory. It has no checkpoint that can be read, so it begins anew."
+    )
+    assert end("stopped", None, 5.0, 7.0, Path("a"))["kind"] == "plain"
+
+
+def test_restarts_are_counted_in_the_line_of_the_last() -> None:
+    event = {"role": "learner-0", "time": 5.0, "text": "learner-0: failed: ValueError: x; later"}
+    assert restart(event, 3.0)["text"] == (
+        "learner-0 failed: ValueError: x, restarted. 3 restarts in all."
+    )

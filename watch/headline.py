@@ -1,0 +1,195 @@
+"""What the head of the page states of a run: whether it stands still, whether it learns, and what
+went wrong. Times are seconds since the epoch; the page writes them in the reader's time zone."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.core.formatting import count, finite, number
+from penstock.monitor.intervals import Floats
+from penstock.watch.files import Row
+
+STALL_S = 30.0  # without a line of metrics, at least
+OVERDUE_S = 5.0  # without a line of metrics: then the learner is looked at, in the list too
+STALL_INTERVALS = 10  # of `run.interval_s`, of which as many are missing
+START_S = 300.0  # until the first line of metrics
+SILENT_S = 10.0  # without a report of a process
+BINS = 10  # of the measurements, whose means are compared
+FEWEST = 2 * BINS
+CLEAR = 0.1  # a change of the return, as a share of the range of the bins
+FALL = 0.25  # below the best bin
+NOISES = 2.0  # a change in standard deviations within a bin
+FLAT = 0.25  # share of the measurements in which the return has to stay
+GOOD = ("runs", "ended", "starts", "not started")
+MOST_NAMED = 3
+MOST_CAUSE = 200  # characters
+
+
+def stall_limit_s(interval_s: Any) -> float:
+    """Seconds without a line of metrics after which a run in progress stands still, for its
+    `run.interval_s`."""
+    return max(STALL_S, STALL_INTERVALS * (finite(interval_s) or 0.0))
+
+
+def is_overdue(now_s: float, written_s: float, interval_s: Any) -> bool:
+    """Whether two lines of metrics are missing."""
+    return now_s - written_s > max(OVERDUE_S, 3.0 * (finite(interval_s) or 0.0))
+
+
+def is_silent(now_s: float, written_s: float, began_s: float, interval_s: Any) -> bool:
+    """Whether a run in progress has written no line of metrics for too long.
+
+    Args:
+        written_s: time of the last line; 0 without one.
+        began_s: when the supervisor began, which may have resumed the run.
+        interval_s: `run.interval_s`.
+    """
+    if written_s <= began_s:
+        return now_s - began_s > START_S
+    return now_s - written_s > stall_limit_s(interval_s)
+
+
+def stall(processes: Sequence[Mapping[str, Any]], written_s: float, *, silent: bool) -> Row | None:
+    """Why a run in progress stands still: ``why``, ``since``, and the ``command`` that continues
+    it, if one is known; None if it does not.
+
+    A learner that was stopped by a signal stands still at once, one of several only if ``silent``.
+
+    Args:
+        processes: of the status, with ``now``.
+        written_s: time of the last line of metrics; 0 without one.
+        silent: as `is_silent` returns it.
+    """
+    learners = [each for each in processes if str(each.get("name")).startswith("learner")]
+    stopped = [each for each in learners if each.get("state") == "stopped"]
+    since = written_s or None
+    if stopped and (silent or len(learners) == 1):
+        pids = " ".join(str(each.get("pid")) for each in stopped)
+        named = _listed([str(each["name"]) for each in stopped])
+        why = f"{named} {'is' if len(stopped) == 1 else 'are'} stopped by a signal"
+        return {"why": why, "since": since, "command": f"kill -CONT {pids}"}
+    if not silent:
+        return None
+    bad = [f"{each.get('name')}: {found}" for each in processes if (found := wrong(each))]
+    why = "no new line of metrics"
+    if bad:
+        why = f"{why} ({_listed(bad, '; ')})"
+    return {"why": why, "since": since, "command": None}
+
+
+def wrong(process: Mapping[str, Any]) -> str | None:
+    """What is wrong with a process of the status at present; None if nothing is. No figure in it
+    grows, as a screen reader would announce each."""
+    if process.get("now") not in GOOD:
+        return str(process.get("now"))
+    silent_s = finite(process.get("silent_s"))
+    if process.get("pid") is not None and silent_s is not None and silent_s > SILENT_S:
+        return f"no report for more than {SILENT_S:g} s"
+    return None
+
+
+def learning(steps: Floats, returns: Floats) -> Row:
+    """Whether a run learns, by its mean return in training: ``kind`` is "rising", "flat", "falling"
+    or "early", and ``text`` a sentence with the figures.
+
+    The measurements are divided into ten parts of equal number; a part has a mean and a standard
+    deviation, and the noise is the median of these deviations. With the range of the ten means, a
+    change is clear if it exceeds a tenth of the range and twice the noise. The return
+
+    - is falling if the last mean is clearly below the best one, by a quarter of the range or more;
+    - is flat if no mean differs clearly from the last one for a quarter of the run or longer, since
+      the first measurement from which on none before these means does;
+    - else is rising or falling if the last mean is clearly above or below that of the middle.
+
+    Args:
+        steps: [N] float64, agent steps of the measurements, rising.
+        returns: [N] float64, the mean returns.
+    """
+    if len(returns) < FEWEST:
+        text = f"too early to tell: {len(returns)} measurements of the return, {FEWEST} are needed"
+        return {"kind": "early", "text": text}
+    bins = np.array_split(returns, BINS)
+    means = np.array([part.mean() for part in bins])
+    begins = [len(returns) - sum(map(len, bins[i:])) for i in range(BINS)]
+    noise = float(np.median([part.std() for part in bins]))
+    spread = float(means.max() - means.min())
+    clear = max(CLEAR * spread, NOISES * noise)
+    last, best = float(means[-1]), int(means.argmax())
+    halfway = float(means[BINS // 2 - 1 : BINS // 2 + 1].mean())
+    in_the_last = f"{number(last)} in the last tenth of the run"
+    if means[best] - last > max(FALL * spread, clear):
+        at = _steps(steps[begins[best]])
+        text = f"falling: {number(float(means[best]))} at {at}, {in_the_last}"
+        return {"kind": "falling", "text": text}
+    differs = np.nonzero(np.abs(means - last) > clear)[0]
+    first = int(differs[-1]) + 1 if len(differs) else 0
+    change = last - halfway
+    if first <= BINS * (1 - FLAT) or abs(change) <= clear:
+        begin = begins[first]
+        while begin and abs(returns[begin - 1] - last) <= clear:
+            begin -= 1
+        since = f"since {_steps(steps[begin])}" if begin else "since the start"
+        return {"kind": "flat", "text": f"flat at {number(last)} {since}"}
+    kind = "rising" if change > 0 else "falling"
+    return {"kind": kind, "text": f"{kind}: {number(halfway)} halfway, {in_the_last}"}
+
+
+def _steps(value: float) -> str:
+    return f"{count(float(f'{value:.3g}'))} steps"
+
+
+def resume_command(folder: Path) -> str:
+    """The command that continues a run."""
+    return f"penstock train {shlex.quote(str(folder))} --resume auto"
+
+
+def end(state: str, error: Any, seen_s: float | None, trained: float | None, folder: Path) -> Row:
+    """The message on a run that did not end by one of its limits.
+
+    Args:
+        state: "died" or another one.
+        error: the error in its summary, or None.
+        seen_s: time of its last report.
+        trained: trained steps of the newest checkpoint; None without one.
+        folder: of the run.
+    """
+    cause = "It died without ending: its supervisor was killed, or the machine stopped"
+    if state == "stopped":
+        cause = "It was stopped before it reached a limit"
+    cause = str(error).rstrip(".") if error else cause
+    left = "It has no checkpoint that can be read, so it begins anew"
+    if trained is not None:
+        left = f"Its newest checkpoint has {count(trained)} trained steps"
+    return {
+        "kind": "plain" if state == "stopped" and not error else "bad",
+        "time": seen_s,
+        "text": f"{cause}. {left}.",
+        "command": resume_command(folder),
+    }
+
+
+def restart(event: Mapping[str, Any], restarts: float) -> Row:
+    """The line on a restart from which the run has recovered; ``restarts``: of all processes."""
+    role, data = str(event.get("role") or "a process"), event.get("data")
+    told = str(event.get("text") or "").removeprefix(f"{role}: ")
+    cause = re.split(r", possibly|; ", told)[0][:MOST_CAUSE] or "ended"
+    delay_s = finite(data.get("delay_s")) if isinstance(data, Mapping) else None
+    after = "restarted" if delay_s is None else f"restarted {delay_s:g} s later"
+    others = f" {count(restarts)} restarts in all." if restarts > 1 else ""
+    return {
+        "kind": "past",
+        "time": finite(event.get("time")),
+        "text": f"{role} {cause}, {after}.{others}",
+        "command": None,
+    }
+
+
+def _listed(texts: Sequence[str], between: str = ", ") -> str:
+    more = len(texts) - MOST_NAMED
+    return between.join([*texts[:MOST_NAMED], *([f"and {count(more)} more"] if more > 0 else [])])
