@@ -43,11 +43,11 @@ def start(arguments: Sequence[str]) -> None:
         return
     from penstock.launch.engines.shim_process import ShimProcess
 
-    _begun = _circumstances()
     try:
+        _begun = _circumstances()
         for name, (module, nice, death_signal) in AHEAD.items():
             _waiting[name] = ShimProcess(name, THREADS, death_signal, module, nice)
-    except OSError:  # it is reported where the role cannot be started either
+    except OSError:  # it is reported where the run's folder cannot be made, or a role not started
         return
 
 

@@ -142,6 +142,20 @@ def test_nothing_starts_for_a_command_without_roles(
     assert not marked()
 
 
+def test_in_a_deleted_folder_a_command_is_refused_by_one_sentence(tmp_path: Path) -> None:
+    deleted = tmp_path / "deleted"
+    command = 'mkdir "$1" && cd "$1" && rmdir "$1" && shift && exec "$@"'
+    words = [sys.executable, "-m", "penstock", "train", "cartpole", *SMALL]
+    run = subprocess.run(
+        ["sh", "-c", command, "sh", str(deleted), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 2, run.stderr
+    assert "Traceback" not in run.stderr
+
+
 def test_a_process_with_another_environment_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
     with early_learner() as early:
         monkeypatch.setenv("OMP_WAIT_POLICY", "active")
