@@ -46,7 +46,7 @@ def main() -> None:
         nice = int(sys.argv[5])
         os.nice(nice)
         _import_ahead(sys.argv[4], page)
-    arguments, _kept = channel.first()
+    arguments, _kept = channel.receive_first()
     if arguments is None:  # the supervisor has ended
         return
     faulthandler.enable()
