@@ -22,11 +22,12 @@ if TYPE_CHECKING:  # `typing` itself takes a while to import
     from penstock.launch.engines.shim_process import ShimProcess
 
 AHEAD = {
-    "learner-0": ("penstock.learner.ahead", 0, signal.SIGTERM),
+    "learner-0": ("penstock.learner.ahead:import_modules", 0, signal.SIGTERM),
     "actor-0": ("penstock.actors.role", 5, signal.SIGKILL),
 }
-"""By role: the module that it imports while it waits, its niceness meanwhile, by which the learner
-has priority, and the signal that it gets when the command dies."""
+"""By role: the module that it imports while it waits, with a function to call if there is one, its
+niceness meanwhile, by which the learner has priority, and the signal that it gets when the command
+dies."""
 THREADS = 1
 COMMAND = "train"
 OTHERWISE = ("--help", "--seeds", "--parallel", "--engine", "--address", "--working-dir")
