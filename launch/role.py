@@ -26,7 +26,7 @@ from typing import Any
 from penstock.configs.errors import UserError
 from penstock.configs.secrets import redacted
 from penstock.core.control import Channel, Message
-from penstock.core.imports import collecting_later
+from penstock.core.imports import gc_paused
 from penstock.core.notes import notes_to
 from penstock.core.place import place
 from penstock.core.role import RoleContext, RunEndedError, Store
@@ -41,8 +41,8 @@ def main() -> None:
     """Run the role that the supervisor has started, and exit."""
     control, status = int(sys.argv[2]), int(sys.argv[3])
     channel, page = Channel(socket.socket(fileno=control)), StatusPage(status)
-    told_to_stop: list[int] = []
-    signal.signal(signal.SIGTERM, lambda signum, _: told_to_stop.append(signum))
+    stop_signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda signum, _: stop_signals.append(signum))
     nice, early_error = 0, None
     if len(sys.argv) > 4:
         nice = int(sys.argv[5])
@@ -60,10 +60,10 @@ def main() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    with collecting_later(), _noting(early_error):
+    with gc_paused(), _noting(early_error):
         ctx = _context(arguments, channel, page)
     _catch_signals(ctx, arguments["grace_s"])
-    if told_to_stop:
+    if stop_signals:
         os.kill(os.getpid(), signal.SIGTERM)  # again, with the handler of the role
     with notes_to(lambda text: ctx.report("note", text=text), every_thread=True):
         code = _run(arguments["main"], ctx, early_error)
@@ -81,7 +81,7 @@ def _import_ahead(target: str, page: StatusPage) -> Exception | None:
     page.begin(Phase.IMPORTING)
     module, _, function = target.partition(":")
     try:
-        with collecting_later():
+        with gc_paused():
             imported = importlib.import_module(module)
             if function:
                 getattr(imported, function)()
@@ -158,7 +158,7 @@ def _run(target: str, ctx: RoleContext, early_error: Exception | None = None) ->
     try:
         module, _, function = target.partition(":")
         ctx.status.begin(Phase.IMPORTING)
-        with collecting_later(), _noting(early_error):
+        with gc_paused(), _noting(early_error):
             role = getattr(importlib.import_module(module), function)
         ctx.status.begin(Phase.STARTING)
         role(ctx)
