@@ -23,7 +23,7 @@ class Section(BaseModel):
 
 
 def description(kind: type[Section], attribute: str) -> str:
-    """The docstring of an option; empty if it has none.
+    """The docstring of an option, or the description of its field; empty if it has neither.
 
     It is read from the source only here: pydantic's ``use_attribute_docstrings`` reads those of all
     options in every process, which takes a third of the time of the schema.
@@ -31,12 +31,12 @@ def description(kind: type[Section], attribute: str) -> str:
     for base in kind.__mro__:
         if text := _docstrings(base.__module__).get((base.__qualname__, attribute)):
             return text
-    return ""
+    return kind.model_fields[attribute].description or ""
 
 
 @cache
 def _docstrings(module: str) -> dict[tuple[str, str], str]:
-    """The docstrings of attributes in a module, by the name of the class and of the attribute."""
+    """The docstrings of attributes in a module, by the class's qualified name and the attribute."""
     import ast
     import inspect
 
@@ -45,12 +45,19 @@ def _docstrings(module: str) -> dict[tuple[str, str], str]:
     except (KeyError, OSError, TypeError):  # it has no source
         return {}
     found: dict[tuple[str, str], str] = {}
-    for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
-        for field, after in zip(kind.body, kind.body[1:], strict=False):
-            match field, after:
+
+    def visit(body: list[ast.stmt], outer: str) -> None:
+        for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
+            match node, after:
+                case ast.ClassDef(name=name), _:
+                    visit(node.body, f"{outer}{name}.")
+                case ast.FunctionDef(name=name), _:
+                    visit(node.body, f"{outer}{name}.<locals>.")
                 case (
                     ast.AnnAssign(target=ast.Name(id=attribute)),
                     ast.Expr(value=ast.Constant(value=str(text))),
                 ):
-                    found[kind.name, attribute] = inspect.cleandoc(text)
+                    found[outer[:-1], attribute] = inspect.cleandoc(text)
+
+    visit(tree.body, "")
     return found

@@ -18,7 +18,8 @@ from typing import Any
 Message = dict[str, Any]
 
 MOST_FDS = 16  # with the first message
-MESSAGE_NBYTES = 1 << 18  # above what the default socket buffer can hold
+MESSAGE_NBYTES = 1 << 18  # that a reader takes; a longer one would be cut
+SKB_NBYTES = 32  # of a socket's buffer, which no message can use
 
 
 class Channel:
@@ -38,15 +39,24 @@ class Channel:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(ours), theirs
 
+    @property
+    def most_nbytes(self) -> int:
+        """The longest message that can be sent, by the buffer of the socket and the reader."""
+        buffer = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        return min(MESSAGE_NBYTES, buffer - SKB_NBYTES)
+
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def send(self, message: Message, patience_s: float = 0.0, fds: Sequence[int] = ()) -> bool:
-        """Send one message, with duplicates of descriptors for `first`.
+        """Send one message, with duplicates of descriptors for `receive_first`.
 
-        False where the other end is gone or stays full for ``patience_s`` seconds.
+        False where the other end is gone or stays full for ``patience_s`` seconds, and where the
+        message is longer than `most_nbytes`.
         """
-        data = json.dumps(message, separators=(",", ":")).encode()
+        data = encoded(message)
+        if len(data) > MESSAGE_NBYTES:
+            return False
         with self._lock:
             try:
                 if patience_s:
@@ -59,10 +69,10 @@ class Channel:
                 return False
         return True
 
-    def first(self) -> tuple[Message | None, list[int]]:
+    def receive_first(self) -> tuple[Message | None, list[int]]:
         """Wait for the first message, and the descriptors that were sent with it.
 
-        None where the other end is gone.
+        None where the other end is gone. Raises ValueError where the message is no JSON object.
         """
         readable = select.poll()
         readable.register(self._socket, select.POLLIN)
@@ -74,7 +84,10 @@ class Channel:
         for fd in fds:
             os.set_inheritable(fd, False)
         self.closed = not data
-        return _message(data), fds
+        message = _message(data)
+        if data and message is None:
+            raise ValueError(f"the first message, of {len(data):,} bytes, is not a JSON object")
+        return message, fds
 
     def receive(self, most: int | None = None) -> list[Message]:
         """Messages that have arrived, up to ``most``.
@@ -102,6 +115,11 @@ class Channel:
     def close(self) -> None:
         self.closed = True
         self._socket.close()
+
+
+def encoded(message: Message) -> bytes:
+    """The message as it is sent."""
+    return json.dumps(message, separators=(",", ":")).encode()
 
 
 def _message(data: bytes) -> Message | None:

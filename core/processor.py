@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,8 +22,9 @@ class Processor(NamedTuple):
         return not BF16_FLAGS.isdisjoint(self.flags)
 
 
+@cache
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> Processor:
-    """The processor of this machine."""
+    """The processor of this machine. It is read once, as the kernel takes long to describe many."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
+import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,27 @@ def write_cached(path: Path, value: Any) -> bool:
     except OSError:
         return False
     return True
+
+
+def by_age(folder: Path, name: re.Pattern[str]) -> list[Path]:
+    """The regular files of a folder whose whole name matches, the newest first."""
+    found: list[tuple[int, Path]] = []
+    with suppress(OSError):  # there is no such folder
+        for path in folder.iterdir():
+            if name.fullmatch(path.name):
+                with suppress(OSError):  # another process has deleted it
+                    status = path.lstat()
+                    if stat.S_ISREG(status.st_mode):
+                        found.append((status.st_mtime_ns, path))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def delete_oldest(folder: Path, name: re.Pattern[str], kept: int) -> None:
+    """Delete all but the newest ``kept`` of the files whose whole name matches, while the folder is
+    `locked`. Links, folders and files of other names stay."""
+    for path in by_age(folder, name)[kept:]:
+        with suppress(OSError):
+            path.unlink()
 
 
 @contextmanager

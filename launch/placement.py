@@ -11,7 +11,8 @@ in a bundle of its own.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+import socket
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 KEYS = "keys"  # folder in the run's folder
 PORTS = range(20_000, 32_000)  # below those that Linux gives to outgoing connections
+TRIES = 100
 BY_NETWORK = "zmq"
 BUSY = (Stage.LEARNER, Stage.SERVER, Stage.ACTORS)
 """What a host must have cores for; the other roles need little, or run at a lower priority."""
@@ -257,6 +259,30 @@ def _with_learners(
 def any_port() -> int:
     """A port for the meetings of learners, and the first of as many as there are learners."""
     return random.SystemRandom().choice(PORTS)
+
+
+def free_port(host: str, offsets: Collection[int]) -> int:
+    """A port at random; it and those at ``offsets`` from it are free at ``host`` of this machine.
+
+    If no free ones are found in `TRIES` attempts, or another program takes one meanwhile, the
+    process that cannot listen there reports it.
+    """
+    firsts = range(PORTS.start, PORTS.stop - max(offsets, default=0))
+    port = firsts.start
+    for port in random.SystemRandom().sample(firsts, min(TRIES, len(firsts))):
+        if all(_is_free(host, port + offset) for offset in offsets):
+            break
+    return port
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ZeroMQ does
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
 
 
 def placed(

@@ -3,8 +3,9 @@
 `penstock.launch.engines.shim` executes it, and ends it with its supervisor. It turns SIGTERM into
 `RoleContext.stopping`, and the end of the role's main function into one report and an exit code: 0
 success, 1 a failure, 2 a mistake of the user. The first control message contains the role's
-arguments. Two further arguments, if given, are the module to import until it comes, and the
-niceness meanwhile. Nothing else is slow to import before the role's own module.
+arguments. Two further arguments, if given, are the module to import until it comes, or
+``module:function`` to call a function of it too, and the niceness meanwhile. Nothing else is slow
+to import before the role's own module.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.configs.secrets import redacted
 from penstock.core.control import Channel, Message
-from penstock.core.imports import collecting_later
+from penstock.core.imports import gc_paused
 from penstock.core.notes import notes_to
 from penstock.core.place import place
 from penstock.core.role import RoleContext, RunEndedError, Store
@@ -39,14 +41,14 @@ def main() -> None:
     """Run the role that the supervisor has started, and exit."""
     control, status = int(sys.argv[2]), int(sys.argv[3])
     channel, page = Channel(socket.socket(fileno=control)), StatusPage(status)
-    told_to_stop: list[int] = []
-    signal.signal(signal.SIGTERM, lambda signum, _: told_to_stop.append(signum))
-    nice = 0
+    stop_signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda signum, _: stop_signals.append(signum))
+    nice, early_error = 0, None
     if len(sys.argv) > 4:
         nice = int(sys.argv[5])
         os.nice(nice)
-        _import_ahead(sys.argv[4], page)
-    arguments, _kept = channel.first()
+        early_error = _import_ahead(sys.argv[4], page)
+    arguments, _kept = channel.receive_first()
     if arguments is None:  # the supervisor has ended
         return
     faulthandler.enable()
@@ -58,13 +60,13 @@ def main() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    with collecting_later():
+    with gc_paused(), _noting(early_error):
         ctx = _context(arguments, channel, page)
     _catch_signals(ctx, arguments["grace_s"])
-    if told_to_stop:
+    if stop_signals:
         os.kill(os.getpid(), signal.SIGTERM)  # again, with the handler of the role
     with notes_to(lambda text: ctx.report("note", text=text), every_thread=True):
-        code = _run(arguments["main"], ctx)
+        code = _run(arguments["main"], ctx, early_error)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
@@ -73,12 +75,32 @@ def main() -> None:
     os._exit(code)
 
 
-def _import_ahead(module: str, page: StatusPage) -> None:
-    """Import a module before the role is known. An error is raised again, and reported, by the
-    import of the role."""
+def _import_ahead(target: str, page: StatusPage) -> Exception | None:
+    """Import a module before the role is known, and call its function if ``target`` has one.
+    Returns the error: it is reported if the import of the role fails too."""
     page.begin(Phase.IMPORTING)
-    with collecting_later(), contextlib.suppress(Exception):
-        importlib.import_module(module)
+    module, _, function = target.partition(":")
+    try:
+        with gc_paused():
+            imported = importlib.import_module(module)
+            if function:
+                getattr(imported, function)()
+    except Exception as error:
+        return error
+    return None
+
+
+@contextlib.contextmanager
+def _noting(earlier: Exception | None) -> Iterator[None]:
+    """Add the error of an earlier import to one that the ``with`` block raises, as it may be the
+    cause: a second import of an extension module can fail in another way."""
+    try:
+        yield
+    except Exception as error:
+        if earlier is not None and repr(earlier) != repr(error):
+            text = "".join(traceback.format_exception(earlier)).strip()
+            error.add_note(f"an earlier import in this process had failed:\n{text}")
+        raise
 
 
 def _context(arguments: Message, channel: Channel, status: StatusPage) -> RoleContext:
@@ -130,12 +152,13 @@ def _catch_signals(ctx: RoleContext, grace_s: float) -> None:
     threading.Thread(target=watch, name="signals", daemon=True).start()
 
 
-def _run(target: str, ctx: RoleContext) -> int:
-    """Call ``module:function`` with the context; report what it raises and return an exit code."""
+def _run(target: str, ctx: RoleContext, early_error: Exception | None = None) -> int:
+    """Call ``module:function`` with the context; report what it raises and return an exit code.
+    ``early_error`` is that of `_import_ahead`."""
     try:
         module, _, function = target.partition(":")
         ctx.status.begin(Phase.IMPORTING)
-        with collecting_later():
+        with gc_paused(), _noting(early_error):
             role = getattr(importlib.import_module(module), function)
         ctx.status.begin(Phase.STARTING)
         role(ctx)

@@ -23,7 +23,7 @@ from penstock.configs.secrets import resolve
 from penstock.configs.transports import TRANSPORTS
 from penstock.configs.value_types import either
 from penstock.core.files import write_atomic
-from penstock.core.imports import collecting_later
+from penstock.core.imports import gc_paused
 from penstock.core.interfaces import Engine, EngineContext, MetricSink, RunEvent
 from penstock.core.machine import record_versions
 from penstock.core.notes import note_logger, notes_to
@@ -111,7 +111,7 @@ def train(
 ) -> int:
     """Learner and actors, started by an engine; ``source`` is the value of ``--resume-from``, and
     ``make_sink`` makes a further sink for the run's folder."""
-    with collecting_later():  # imports what configs name
+    with gc_paused():  # imports what configs name
         resolved = resolve_resumed(target, overrides, resume, source)
     path = _run_dir(resolved)
     sinks = () if make_sink is None else (make_sink(path),)

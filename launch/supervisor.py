@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from penstock.configs.errors import UserError
 from penstock.core.cgroup import oom_kills
 from penstock.core.control import Message
 from penstock.core.interfaces import Engine, Handle, Liveness, MetricSink, RoleStatus, RunEvent
@@ -358,6 +359,11 @@ class Supervisor:
         except OSError as error:
             with self._reserve.lent():
                 self._not_started(name, incarnation, why_not_started(error))
+            return
+        except UserError as error:  # another attempt would fail alike, so the run stops first
+            failure = Failure(name, str(error), user=True)
+            self._do(self._decisions.failed(failure, time.monotonic()))
+            self._not_started(name, incarnation, str(error))
             return
         self._handles[name] = handle
         self._log(handle, "start", "was started")

@@ -14,7 +14,7 @@ from penstock.core.cores import most_actors
 from penstock.core.role import Store
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.machines import own_address
-from penstock.launch.placement import any_port
+from penstock.launch.placement import free_port
 from penstock.transport.addresses import (
     bind_of,
     connector_addresses,
@@ -74,7 +74,9 @@ def one_of_several(config: Config, bind: str, rank: int, store: Store) -> tuple[
     shards: dict[int, str] = {}
     if config.learner.pace in SERVED:
         host = own_address(store.host)
-        shards = own_server_addresses(config, bind, rank, host, any_port())
+        offsets = range(rank, config.learner.server_shards, config.learner.most_count)
+        port = free_port(host, offsets)
+        shards = own_server_addresses(config, bind, rank, host, port)
     learner = replace(_learner(config, rank, None, store), servers=tuple(shards.values()))
     return (
         *(replace(_shard(shard, address), store=store) for shard, address in shards.items()),

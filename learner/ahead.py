@@ -1,4 +1,4 @@
-"""Imported by the process of a learner before it has its role: the modules that it will need.
+"""Imports the modules of a learner in its process, before that has its role.
 
 Loading torch's library takes a sixth of `import torch` and no interpreter lock. A thread loads it
 while this one imports other modules. Extension modules come first, as the loader serves one thread
@@ -40,8 +40,10 @@ def load_libraries() -> None:
             dlopen(os.fsencode(path), os.RTLD_NOW | scope)  # ctypes.CDLL keeps the interpreter lock
 
 
-for module in EXTENSIONS:
-    import_module(module)
-Thread(target=load_libraries, name="libraries", daemon=True).start()
-for module in (*OTHERS, ALL):
-    import_module(module)
+def import_modules() -> None:
+    """Import all of them, and load torch's libraries in a thread meanwhile."""
+    for module in EXTENSIONS:
+        import_module(module)
+    Thread(target=load_libraries, name="libraries", daemon=True).start()
+    for module in (*OTHERS, ALL):
+        import_module(module)

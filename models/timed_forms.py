@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -25,7 +26,14 @@ from penstock.configs.model import ModelConfig
 from penstock.configs.value_types import MemoryFormat
 from penstock.core.machine import version_of
 from penstock.core.processor import processor
-from penstock.core.user_cache import cache_folder, locked, read_cached, write_cached
+from penstock.core.user_cache import (
+    by_age,
+    cache_folder,
+    delete_oldest,
+    locked,
+    read_cached,
+    write_cached,
+)
 from penstock.models.compute_form import ComputeForm, Precision, fastest, in_memory_format
 from penstock.models.fitting import AnyShape
 from penstock.models.general import GeneralShape
@@ -33,6 +41,8 @@ from penstock.models.summary import layers_in_words
 
 FOLDER = "forms"  # in the cache folder
 FORMAT = 1
+NAME = re.compile(r"[0-9a-f]{20}\.json")  # of a file: `_digest`
+KEPT = 64  # files; each change of a network, of torch or of Penstock adds some
 BUDGET_S = 1.2  # for all forms; the form by rule is timed whatever it takes
 LONGEST = 4.0  # times the budget, of real time: on a machine with other work
 SLOW, CLOSE = 2.0, 1.25  # times the fastest: forms that are timed again once, and more often
@@ -103,6 +113,7 @@ def time_forms(task: Task, forms: Sequence[ComputeForm]) -> Timing:
         seconds = race(forms, passes(task), task.most_rows, clock_of(task))
         if is_locked and folder is not None:
             times = [[*form, s] for form, s in seconds.items()]
+            delete_oldest(folder, NAME, KEPT - 1)
             write_cached(_file(folder, about), {"about": about, "seconds": times})
     return Timing(fastest(seconds, forms[0]), seconds, cached=False)
 
@@ -206,10 +217,11 @@ def passes(task: Task) -> Callable[[ComputeForm], float]:
 
 
 def cached_timings() -> dict[str, str]:
-    """What is cached of this processor and this torch, by file: the network and what was chosen."""
+    """What is cached of this processor and this torch, by file, the newest first: the network and
+    what was chosen."""
     folder, own = cache_folder(), processor().model
     found = {}
-    for path in sorted(folder.joinpath(FOLDER).glob("*.json")) if folder else ():
+    for path in by_age(folder / FOLDER, NAME) if folder else ():
         value = read_cached(path)
         about = value.get("about") if type(value) is dict else None
         if type(about) is not dict or type(about.get("task")) is not str:

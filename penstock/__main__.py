@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from penstock.core.imports import collecting_later
+from penstock.core.imports import gc_paused
 from penstock.launch.engines import early_roles
 
 
@@ -12,7 +12,7 @@ def main() -> None:
     """Run the command; `train` starts two processes of its run before all else."""
     try:
         early_roles.start(sys.argv[1:])
-        with collecting_later():
+        with gc_paused():
             from penstock.cli.app import main as run
         run()
     except KeyboardInterrupt:

@@ -244,7 +244,8 @@ class Engine(Protocol):
                 it by its own.
             log: the file for the role's output, on its host.
 
-        Raises OSError where it could not be started; nothing of it is left then. An engine that
+        Raises OSError where it could not be started, and UserError where its arguments are too
+        long for it; nothing of it is left then. An engine that
         detects the failure later returns a handle whose death is confirmed, whose status has
         ``began`` False and whose `Handle.log_tail` contains the reason.
         """

@@ -21,33 +21,37 @@ if TYPE_CHECKING:  # `typing` itself takes a while to import
     from penstock.core.role_spec import RoleSpec
     from penstock.launch.engines.shim_process import ShimProcess
 
-AHEAD = {
-    "learner-0": ("penstock.learner.ahead", 0, signal.SIGTERM),
+EARLY_ROLES = {
+    "learner-0": ("penstock.learner.ahead:import_modules", 0, signal.SIGTERM),
     "actor-0": ("penstock.actors.role", 5, signal.SIGKILL),
 }
-"""By role: the module that it imports while it waits, its niceness meanwhile, by which the learner
-has priority, and the signal that it gets when the command dies."""
+"""By role: the module that it imports while it waits, with a function to call if there is one, its
+niceness meanwhile, by which the learner has priority, and the signal that it gets when the command
+dies."""
 THREADS = 1
 COMMAND = "train"
-OTHERWISE = ("--help", "--seeds", "--parallel", "--engine", "--address", "--working-dir")
+OPTIONS_WITHOUT_EARLY_ROLES = (
+    *("--help", "--seeds", "--parallel"),
+    *("--engine", "--address", "--working-dir"),
+)
 """Options with which the command starts no roles on this host, or not as its own processes."""
 
 _waiting: dict[str, ShimProcess] = {}
-_begun: tuple[int, str, dict[str, str]] | None = None  # what `_circumstances` were
+_inherited_at_start: tuple[int, str, dict[str, str]] | None = None
 
 
 def start(arguments: Sequence[str]) -> None:
     """Start the processes if the command with these ``arguments`` is likely to need them."""
-    global _begun
+    global _inherited_at_start
     if not _is_likely(arguments):
         return
     from penstock.launch.engines.shim_process import ShimProcess
 
-    _begun = _circumstances()
     try:
-        for name, (module, nice, death_signal) in AHEAD.items():
+        _inherited_at_start = _inherited_state()
+        for name, (module, nice, death_signal) in EARLY_ROLES.items():
             _waiting[name] = ShimProcess(name, THREADS, death_signal, module, nice)
-    except OSError:  # it is reported where the role cannot be started either
+    except OSError:  # it is reported where the run's folder cannot be made, or a role not started
         return
 
 
@@ -56,8 +60,9 @@ def take(spec: RoleSpec) -> ShimProcess | None:
     if spec.name not in _waiting or not _is_own():
         return None
     shim = _waiting.pop(spec.name)
-    alike = spec.threads == THREADS and spec.nice >= AHEAD[spec.name][1] and spec.meets_at is None
-    if alike and _circumstances() == _begun and shim.process.poll() is None:
+    _, nice, _ = EARLY_ROLES[spec.name]
+    fits = spec.threads == THREADS and spec.nice >= nice and spec.meets_at is None
+    if fits and _inherited_state() == _inherited_at_start and shim.process.poll() is None:
         return shim
     shim.discard()
     return None
@@ -72,10 +77,10 @@ def discard(needed: Collection[str] = ()) -> None:
 
 def _is_own() -> bool:
     """Whether this process has started them, and is no fork of the one that has."""
-    return _begun is not None and _begun[0] == os.getpid()
+    return _inherited_at_start is not None and _inherited_at_start[0] == os.getpid()
 
 
-def _circumstances() -> tuple[int, str, dict[str, str]]:
+def _inherited_state() -> tuple[int, str, dict[str, str]]:
     """What a process inherits from this one, beside its parent."""
     return os.getpid(), os.getcwd(), dict(os.environ)
 
@@ -83,7 +88,7 @@ def _circumstances() -> tuple[int, str, dict[str, str]]:
 def _is_likely(arguments: Sequence[str]) -> bool:
     if sys.platform != "linux" or len(arguments) < 2 or arguments[0] != COMMAND:
         return False
-    if any(argument.startswith(OTHERWISE) for argument in arguments):
+    if any(argument.startswith(OPTIONS_WITHOUT_EARLY_ROLES) for argument in arguments):
         return False
     try:
         for stream in range(3):  # a descriptor of a process would take the place of a closed one

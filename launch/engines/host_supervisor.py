@@ -37,6 +37,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.configs.errors import UserError
 from penstock.core.control import Channel, Message
 from penstock.core.formatting import finite
 from penstock.core.interfaces import EngineContext, Handle, Liveness
@@ -53,7 +54,7 @@ SNAPSHOT_S = 0.5
 KEYS = "keys"  # folder in the run's folder
 STACKS_S = 0.5  # for a role to write its stacks, which its signal handler does
 STACKS_NBYTES = 1 << 15
-FAILED = 1  # the exit code of a role that could not be started
+FAILED, REFUSED = 1, 2  # exit codes of a role that could not be started; 2: by the user's mistake
 
 
 class HostSupervisor:
@@ -155,6 +156,10 @@ class HostSupervisor:
             self._handles[key] = self._engine.start(made, incarnation, arguments, Path(log))
         except OSError as error:
             self._report("end", key, code=FAILED, tail=f"could not be started: {error}")
+        except UserError as error:
+            said = {"kind": "error", "user": True, "message": str(error), "traceback": ""}
+            self._report("say", key, message=said)
+            self._report("end", key, code=REFUSED, tail=str(error))
 
     def _look(self) -> None:
         """Pass on what roles say, snapshots of them, and their ends."""

@@ -8,6 +8,7 @@ end does not prove it, since the guard may have been killed.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import select
@@ -21,7 +22,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.control import Message
+from penstock.configs.errors import UserError
+from penstock.core.control import Message, encoded
 from penstock.core.interfaces import (
     Bundle,
     EngineContext,
@@ -114,7 +116,9 @@ class LocalHandle:
             shim: of a process that waits for this role already.
 
         Raises:
-            OSError: no process, descriptor or memory is left. Nothing was started.
+            OSError: no process, descriptor or memory is left, or the process ended at once. Nothing
+                runs.
+            UserError: the arguments, with the config, are too long for a message.
         """
         self.spec = spec
         self.incarnation = incarnation
@@ -143,7 +147,9 @@ class LocalHandle:
             undo.callback(os.close, self.pidfd)
             spare = os.dup(shim.status_fd)
             undo.callback(os.close, spare)
-            self.channel.send({**arguments, **_identity(spec, incarnation)}, fds=keep_fds)
+            message = {**arguments, **_identity(spec, incarnation)}
+            if not self.channel.send(message, fds=keep_fds):
+                raise _not_sent(spec.name, len(encoded(message)), self.channel.most_nbytes)
             undo.pop_all()
         self._spare = [shim.status_fd, spare]  # descriptors reserved for the role's pidfd
 
@@ -342,6 +348,17 @@ def _thread(name: str, lane: memoryview) -> ThreadUsage:
         part = present[0].name.lower()
         for_s = max(0.0, (time.monotonic_ns() - present[1]) * 1e-9)
     return ThreadUsage(name, part, for_s, seconds_of(lane))
+
+
+def _not_sent(name: str, nbytes: int, most_nbytes: int) -> Exception:
+    """The error where the first message to a role could not be sent."""
+    if nbytes <= most_nbytes:
+        return BrokenPipeError(errno.EPIPE, "its process ended before it had its role")
+    return UserError(
+        f"the config and arguments of {name} are {nbytes:,} bytes of JSON, and its process accepts "
+        f"at most {most_nbytes:,}; move the longest values, such as those in env.kwargs, to a file "
+        "that the environment reads"
+    )
 
 
 def _identity(spec: RoleSpec, incarnation: int) -> Message:

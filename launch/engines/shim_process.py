@@ -41,7 +41,8 @@ class ShimProcess:
             name: such as "learner-0".
             threads: of numerical libraries, which read it when they are imported.
             death_signal: that the role gets when its supervisor dies.
-            ahead: module to import before the first message, if any.
+            ahead: ``module`` to import, or ``module:function`` to import and call, before the first
+                message, if any.
             nice: added to the niceness until then.
 
         Raises:

@@ -94,8 +94,9 @@ def render(
     name = _checked(name or re.sub(r"[^a-z0-9]+", "-", resolved.name.lower()).strip("-"), pods)
     if engine == "none" and pods.learners > 1 and resolved.config.learner.pace in SERVED:
         raise UserError(
-            f"learner.pace {resolved.config.learner.pace} is for learners of one host; set "
-            "learner.pace=bsp, or --learners 1"
+            f"learner.pace {resolved.config.learner.pace} needs a parameter server, which --engine "
+            "none does not start; set --engine ray, --learners 1 or learner.pace=bsp, or start the "
+            "learners by hand (docs/many-machines.md)"
         )
     if engine == "ray":
         objects, keys = [_ray_job(name, text, pods, grace_s)], ""

@@ -99,7 +99,9 @@ def _check(resolved: Resolved, job: Job, engine: str) -> None:
     pace = resolved.config.learner.pace
     if engine == "none" and job.nodes > 1 and pace in SERVED:
         raise UserError(
-            f"learner.pace {pace} is for learners of one host; set learner.pace=bsp, or --nodes 1"
+            f"learner.pace {pace} needs a parameter server, which --engine none does not start; "
+            "set --engine ray, --nodes 1 or learner.pace=bsp, or start the learners by hand "
+            "(docs/many-machines.md)"
         )
     if engine == "none" and job.gpus > 1:
         raise UserError(

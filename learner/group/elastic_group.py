@@ -75,7 +75,7 @@ LOOK_S = 0.005
 REREAD_S = 0.5
 LOOPBACK = "lo"
 AGAIN = "start all of them again with --resume auto, to go on from the last checkpoint"
-BEGUN = "served"  # in the store: the parameter server has the state of rank 0
+SERVER_READY = "server_ready"  # in the store: the parameter server has the state of rank 0
 MEETING = "group-"  # prefix of the files in which learners of a host meet
 
 
@@ -262,7 +262,7 @@ class ElasticGroup:
         said = served.sync_control(nothing)
         progress.commit(nothing.growth, said.growth)
         if self._remote is not None and ctx.learner == 0:
-            self._remote.set(BEGUN, "")
+            self._remote.set(SERVER_READY, "")
         return not said.stop
 
     def _meet_at_servers(self) -> tuple[str, ...]:
@@ -286,7 +286,7 @@ class ElasticGroup:
             meet(store, members, ctx.learner, hello, timeout_s, self._stays)
             with lost("the meeting"):
                 servers = all_servers(store, cfg.most_count, cfg.server_shards)
-                while ctx.learner and not store.check([BEGUN]):
+                while ctx.learner and not store.check([SERVER_READY]):
                     if not self._stays():
                         return ()
                     time.sleep(LOOK_S)

@@ -296,11 +296,11 @@ def _read(value: bytes, member: int) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise UserError(foreign_value(member))
+        raise UserError(foreign_value_message(member))
     return found
 
 
-def foreign_value(member: int) -> str:
+def foreign_value_message(member: int) -> str:
     """The sentence about a value that no learner has written into the store."""
     return (
         f"what the store holds for rank {member} is not what a learner of Penstock writes; see "

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from penstock.configs.errors import UserError
 from penstock.core.role import Store as Where
-from penstock.learner.group.process_group import INTERFACE_VARIABLES, foreign_value
+from penstock.learner.group.process_group import INTERFACE_VARIABLES, foreign_value_message
 from penstock.transport.addresses import is_local
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def all_servers(store: Store, learners: int, shards: int) -> tuple[str, ...]:
             given = None
         fits = isinstance(given, list) and len(given) == len(own)
         if not fits or not all(isinstance(a, str) and ADDRESS.fullmatch(a) for a in given):
-            raise UserError(foreign_value(rank))
+            raise UserError(foreign_value_message(rank))
         found[rank::learners] = given
     return tuple(found)
 

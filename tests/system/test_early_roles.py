@@ -26,7 +26,7 @@ pytestmark = pytest.mark.system
 
 HERE = Path(__file__).parent
 GONE_WITHIN_S = 5.0
-LEARNER_IMPORTS, ACTOR_IMPORTS = "penstock.learner.ahead", "penstock.actors.role"
+LEARNER_IMPORTS, ACTOR_IMPORTS = "penstock.learner.ahead:import_modules", "penstock.actors.role"
 LEARNER = RoleSpec("learner", 0, "tiny_roles:work", Stage.LEARNER)
 
 
@@ -142,6 +142,20 @@ def test_nothing_starts_for_a_command_without_roles(
     assert not marked()
 
 
+def test_in_a_deleted_folder_a_command_is_refused_by_one_sentence(tmp_path: Path) -> None:
+    deleted = tmp_path / "deleted"
+    command = 'mkdir "$1" && cd "$1" && rmdir "$1" && shift && exec "$@"'
+    words = [sys.executable, "-m", "penstock", "train", "cartpole", *SMALL]
+    run = subprocess.run(
+        ["sh", "-c", command, "sh", str(deleted), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 2, run.stderr
+    assert "Traceback" not in run.stderr
+
+
 def test_a_process_with_another_environment_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
     with early_learner() as early:
         monkeypatch.setenv("OMP_WAIT_POLICY", "active")
@@ -172,3 +186,26 @@ def test_a_request_to_stop_before_the_role_is_obeyed_by_the_role(
         handle.wait(WAIT_S)
         assert "incarnation 0 works" in (tmp_path / "logs" / "role.log").read_text()
         assert handle.reap() == 0
+
+
+def test_the_first_error_of_an_early_import_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second import of such a module fails in another way, as that of numpy does."""
+    (tmp_path / "fails_twice.py").write_text(
+        "import sys\n"
+        "second, sys.once = hasattr(sys, 'once'), True\n"
+        "raise ImportError('cannot load it twice' if second else 'libgfortran.so is absent')\n"
+    )
+    path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    early = ShimProcess(LEARNER.name, 1, signal.SIGTERM, "fails_twice")
+    arguments = role_arguments(tmp_path, tmp_path) | {"run_id": 1, "grace_s": 20.0}
+    (tmp_path / "logs").mkdir()
+    spec = RoleSpec("learner", 0, "fails_twice:work", Stage.LEARNER)
+    handle = LocalHandle(spec, 0, arguments, tmp_path / "logs" / "role.log", (), early)
+    handle.wait(WAIT_S)
+    [error] = [message for message in handle.receive() if message["kind"] == "error"]
+    assert handle.reap() == 1
+    assert error["message"] == "ImportError: cannot load it twice"
+    assert "libgfortran.so is absent" in error["traceback"]

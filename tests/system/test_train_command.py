@@ -165,6 +165,19 @@ def test_an_environment_that_cannot_be_made_is_the_users_mistake(
     assert time.monotonic() - start_s < 20
 
 
+def test_a_config_that_no_message_can_hold_is_the_users_mistake(
+    penstock: Penstock, tmp_path: Path
+) -> None:
+    """Before its roles would wait for it in vain, at every restart until `run.start_timeout_s`."""
+    long = f"env: {{id: CartPole-v1, kwargs: {{a: {'x' * 300_000}}}}}\n"
+    (tmp_path / "long.yaml").write_text(long)
+    code, _, err = penstock("train", "long.yaml", "--json", *SMALL, "run.dir=run").end()
+    assert code == 2, err
+    assert "move the longest values, such as those in env.kwargs, to a file" in err
+    assert "Traceback" not in err
+    assert "will be started again" not in err
+
+
 def test_a_resume_that_is_refused_leaves_the_run_as_it_was(
     penstock: Penstock, tmp_path: Path
 ) -> None:

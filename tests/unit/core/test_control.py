@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from penstock.core.control import Channel
+from penstock.core.control import Channel, encoded
 from penstock.core.role import RoleContext
 from penstock.profiling.status import Phase, StatusPage
 
@@ -39,7 +40,7 @@ def test_the_first_message_brings_descriptors(channels: tuple[Channel, Channel])
     assert ours.send({"kind": "role"}, fds=[write_fd])
     assert ours.send({"kind": "finish"})
     os.close(write_fd)
-    message, [received] = child.first()
+    message, [received] = child.receive_first()
     assert message == {"kind": "role"}
     assert not os.get_inheritable(received)
     os.write(received, b"x")
@@ -48,7 +49,7 @@ def test_the_first_message_brings_descriptors(channels: tuple[Channel, Channel])
     os.close(read_fd)
     assert child.receive() == [{"kind": "finish"}]
     ours.close()
-    assert child.first() == (None, [])
+    assert child.receive_first() == (None, [])
     assert child.closed
 
 
@@ -77,6 +78,30 @@ def test_a_message_beyond_all_bounds_is_refused_not_cut(channels: tuple[Channel,
     ours, child = channels
     assert not child.send({"text": "x" * 10_000_000})
     assert ours.receive() == []
+
+
+@pytest.mark.parametrize("buffer_nbytes", [20_000, 1 << 20])
+def test_the_longest_message_arrives_whole_whatever_the_buffer(buffer_nbytes: int) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_nbytes)
+    sender, receiver = Channel(ours), Channel(theirs)
+    longest = {"text": "x" * (sender.most_nbytes - len(encoded({"text": ""})))}
+    assert not sender.send({"text": longest["text"] + "x"})
+    assert sender.send(longest)
+    assert receiver.receive_first() == (longest, [])
+    sender.close()
+    receiver.close()
+
+
+def test_an_unreadable_first_message_is_not_taken_for_the_end() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    receiver = Channel(theirs)
+    ours.send(b'{"kind": ')
+    with pytest.raises(ValueError, match="the first message, of 9 bytes, is not a JSON object"):
+        receiver.receive_first()
+    assert not receiver.closed
+    ours.close()
+    receiver.close()
 
 
 def test_a_status_page_outlives_its_writer() -> None:
@@ -149,8 +174,8 @@ def test_an_actor_follows_the_last_word_about_its_learner(
 
 
 def test_last_words_are_heard_of_who_had_not_read_everything() -> None:
-    ours, socket = Channel.pair()
-    theirs = Channel(socket)
+    ours, end = Channel.pair()
+    theirs = Channel(end)
     assert ours.send({"kind": "actors", "alive": 1})  # never read
     assert theirs.send({"kind": "error", "message": "the reason"})
     theirs.close()

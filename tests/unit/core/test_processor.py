@@ -23,5 +23,13 @@ def test_model_and_flags(flags: str, has: bool, tmp_path: Path) -> None:
     assert found.has_bf16 is has
 
 
+def test_the_description_is_read_once(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("model name\t: Fast\n")
+    first = processor(cpuinfo)
+    cpuinfo.unlink()
+    assert processor(cpuinfo) == first
+
+
 def test_without_a_description_there_are_no_flags(tmp_path: Path) -> None:
     assert not processor(tmp_path / "absent").has_bf16

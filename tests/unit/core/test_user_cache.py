@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from penstock.core import user_cache
-from penstock.core.user_cache import cache_folder, locked, read_cached, write_cached
+from penstock.core.user_cache import (
+    by_age,
+    cache_folder,
+    delete_oldest,
+    locked,
+    read_cached,
+    write_cached,
+)
 
 
 def test_the_folder_is_that_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,6 +57,20 @@ def test_a_folder_that_cannot_be_made_is_not_locked(tmp_path: Path) -> None:
     assert not write_cached(tmp_path / "file" / "a.json", 1)
     with locked(None) as is_locked:
         assert not is_locked
+
+
+def test_only_the_oldest_own_files_are_deleted(tmp_path: Path) -> None:
+    names = ["a1.json", "a2.json", "a3.json", "notes.json", "a4.json.txt"]
+    for age, name in enumerate(names):
+        (tmp_path / name).write_text("1")
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    (tmp_path / "a5.json").symlink_to(tmp_path / "notes.json")
+    (tmp_path / "a6.json").mkdir()
+    own = re.compile(r"a[0-9]\.json")
+    assert [path.name for path in by_age(tmp_path, own)] == names[:3]
+    delete_oldest(tmp_path, own, 2)
+    assert {path.name for path in tmp_path.iterdir()} == {*names, "a5.json", "a6.json"} - {names[2]}
+    delete_oldest(tmp_path / "absent", own, 2)
 
 
 def test_one_process_holds_the_lock_at_a_time(

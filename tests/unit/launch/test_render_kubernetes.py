@@ -163,7 +163,7 @@ def test_options_reach_the_command_as_they_were_given(engine: Literal["ray", "no
         (
             ("learner.pace=asp",),
             {"learners": 2, "target": "cartpole"},
-            "is for learners of one host",
+            "--engine none does not start; set --engine ray",
         ),
     ],
 )

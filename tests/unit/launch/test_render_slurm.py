@@ -133,7 +133,7 @@ def test_code_of_the_user_is_the_current_folder(
         (("learner.lr=fast",), {}, "learner.lr"),
         ((), {"time": "a day; rm"}, "--time is 'a day; rm'; it must be a time"),
         (("transport.kind=inproc",), {}, "transport.kind inproc is one process"),
-        (("learner.pace=asp",), {}, "is for learners of one host"),
+        (("learner.pace=asp",), {}, "--engine none does not start; set --engine ray"),
         ((), {"gpus": 2}, "starts one learner on each node"),
     ],
 )

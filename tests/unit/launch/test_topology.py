@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -232,6 +233,19 @@ def test_with_one_shard_the_other_machines_have_none() -> None:
 def test_shards_have_ports_of_their_own_where_actors_have_none(bind: str) -> None:
     [address] = one_of(0, bind)["learner-0"].servers
     assert int(address.rpartition(":")[2]) in placement.PORTS
+
+
+def test_shards_get_ports_that_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        port = used.getsockname()[1]
+        monkeypatch.setattr(placement, "PORTS", range(port - 8, port + 9))
+        for _ in range(20):
+            servers = one_of(0, "ipc:///tmp/x", "learner.server_shards=7")["learner-0"].servers
+            ports = [int(address.rpartition(":")[2]) for address in servers]
+            assert len(ports) == 3
+            assert port not in ports
 
 
 def test_ports_of_shards_end_with_those_of_the_machine() -> None:

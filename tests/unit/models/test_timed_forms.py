@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -77,6 +78,21 @@ def test_the_fastest_is_chosen_and_cached(timed: Counter[ComputeForm], cache: Pa
         "nature_cnn of [1, 36, 36], training, 1 thread: bf16, channels_last, 256"
     )
     assert "fp32, channels_last, 256: 3,000" in text
+
+
+@pytest.mark.usefixtures("timed")
+def test_the_cache_is_bounded_and_lists_the_newest_first(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timed_forms, "KEPT", 3)
+    for threads in range(1, 6):
+        time_forms(TASK._replace(threads=threads), FORMS)
+        for path in cache.glob("*.json"):  # older than what comes next, whatever the clock
+            times = path.stat().st_mtime_ns - 10**9
+            os.utime(path, ns=(times, times))
+    assert len(list(cache.glob("*.json"))) == 3
+    found = [text.partition(":")[0] for text in cached_timings().values()]
+    assert found == [TASK._replace(threads=threads).name for threads in (5, 4, 3)]
 
 
 @pytest.mark.parametrize(
