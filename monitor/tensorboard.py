@@ -137,9 +137,9 @@ class _Gifs:
             return
         from imageio_ffmpeg import get_ffmpeg_exe
 
-        command = [get_ffmpeg_exe(), "-v", "quiet", "-nostdin", "-y", "-threads", "1"]
-        command += ["-t", str(GIF_S), "-i", str(video), "-filter_complex", GIF_FILTER]
         with suppress(OSError, RuntimeError):  # without ffmpeg there are no videos
+            command = [get_ffmpeg_exe(), "-v", "quiet", "-nostdin", "-y", "-threads", "1"]
+            command += ["-t", str(GIF_S), "-i", str(video), "-filter_complex", GIF_FILTER]
             self._process = subprocess.Popen(
                 [*command, "-f", "gif", str(self._part)],
                 stdin=subprocess.DEVNULL,

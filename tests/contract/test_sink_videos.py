@@ -122,6 +122,25 @@ def test_a_damaged_video_is_left_out(tmp_path: Path) -> None:
     assert len(list(pictures(tmp_path))) == 1
 
 
+def test_without_ffmpeg_metrics_are_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboardX")
+    library = pytest.importorskip("imageio_ffmpeg")
+    board = Board(tmp_path, {})
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "videos" / "a.mp4").write_bytes(b"film")
+
+    def missing() -> str:
+        raise RuntimeError("No ffmpeg exe could be found.")
+
+    monkeypatch.setattr(library, "get_ffmpeg_exe", missing)
+    for step in range(3):
+        board.metrics({"env_steps": step})
+    board.close()
+    assert list(pictures(tmp_path)) == []
+
+
 def test_wandb_gets_videos_also_that_of_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
