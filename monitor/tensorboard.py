@@ -13,7 +13,7 @@ import struct
 import subprocess
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,15 +73,25 @@ class Board(MetricSink):
                 self._writer.write_event(Event(wall_time=time.time(), summary=summary))
         values = [Summary.Value(tag=tag(n), simple_value=value) for n, value in scalars(metrics)]
         self._step = metrics.get("env_steps", 0)
+        self._write(values)
+        self._write_gif()
+
+    def _write_gif(self) -> None:
+        """Write a video, if one has been converted since the last call."""
+        from tensorboardX.proto.summary_pb2 import Summary
+
         if (gif := self._gifs.turn()) is not None:
             width, height = struct.unpack_from("<HH", gif, 6)
             size = {"width": width, "height": height, "colorspace": 3}
-            values.append(
-                Summary.Value(tag=TAG, image=Summary.Image(encoded_image_string=gif, **size))
-            )
-        self._writer.write_event(
-            Event(wall_time=time.time(), step=self._step, summary=Summary(value=values))
-        )
+            image = Summary.Image(encoded_image_string=gif, **size)
+            self._write([Summary.Value(tag=TAG, image=image)])
+
+    def _write(self, values: Sequence[Any]) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        summary = Summary(value=values)
+        self._writer.write_event(Event(wall_time=time.time(), step=self._step, summary=summary))
         self._writer.flush()
 
     def close(self) -> None:
@@ -89,7 +99,7 @@ class Board(MetricSink):
         ends_s = time.monotonic() + LAST_S
         with suppress(OSError):
             while self._writer is not None and self._gifs.busy and time.monotonic() < ends_s:
-                self.metrics({"env_steps": self._step})
+                self._write_gif()
                 time.sleep(0.05)
         self._gifs.close()
         writer, self._writer = self._writer, None

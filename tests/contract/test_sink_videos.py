@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,8 +58,15 @@ def video(run_dir: Path, name: str, width: int = 64) -> Path:
 
 
 def pictures(run_dir: Path) -> Iterator[tuple[int, bytes]]:
-    """Step and file of each image for TensorBoard. Records are: length u64, its checksum u32, an
-    Event, its checksum u32."""
+    """Step and file of each image for TensorBoard."""
+    for step, value in values(run_dir):
+        if value.tag == "eval/video":
+            yield step, value.image.encoded_image_string
+
+
+def values(run_dir: Path) -> Iterator[tuple[int, Any]]:
+    """Step and value of all that was written for TensorBoard. Records are: length u64, its checksum
+    u32, an Event, its checksum u32."""
     from tensorboardX.proto.event_pb2 import Event
 
     [file] = (run_dir / "tensorboard").iterdir()
@@ -66,9 +74,7 @@ def pictures(run_dir: Path) -> Iterator[tuple[int, bytes]]:
     while data:
         (length,) = struct.unpack_from("<Q", data)
         event = Event.FromString(data[12 : 12 + length])
-        for value in event.summary.value:
-            if value.tag == "eval/video":
-                yield event.step, value.image.encoded_image_string
+        yield from ((event.step, value) for value in event.summary.value)
         data = data[16 + length :]
 
 
@@ -120,6 +126,8 @@ def test_a_damaged_video_is_left_out(tmp_path: Path) -> None:
     video(tmp_path, "good.mp4")
     board.close()
     assert len(list(pictures(tmp_path))) == 1
+    steps = [step for step, value in values(tmp_path) if value.tag == "flow/env_steps"]
+    assert steps == [1], "waiting for a video adds no measurements"
 
 
 def test_without_ffmpeg_metrics_are_written_all_the_same(
