@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.interfaces import Json, MetricSink
+from penstock.core.processes import die_with, python
 from penstock.monitor.metric_groups import scalars, tag
 from penstock.monitor.new_videos import TAG, NewVideos
 
@@ -35,6 +38,7 @@ GIF_PICTURES_PER_S = 10
 GIF_WIDTH = 320
 GIF_NBYTES = 8 << 20  # a larger one is left out
 GIFS_WAITING = 5
+CONVERSION_S = 60.0  # a video takes some seconds at the lowest priority
 LAST_S = 10.0  # at the end of a run, for videos that wait
 GIF_FILTER = (
     f"fps={GIF_PICTURES_PER_S},scale=w='min({GIF_WIDTH},iw)':h=-2,"
@@ -118,6 +122,9 @@ class _Gifs:
         self._part = part
         self._waiting: deque[Path] = deque(maxlen=GIFS_WAITING)
         self._process: subprocess.Popen[bytes] | None = None
+        self._ends_s = 0.0  # of the conversion
+        with suppress(OSError):
+            part.unlink()  # of a run that was killed
 
     @property
     def busy(self) -> bool:
@@ -133,6 +140,8 @@ class _Gifs:
             self._start(self._waiting.popleft())
             return None
         if self._process.poll() is None:
+            if time.monotonic() > self._ends_s:
+                self.close()
             return None
         code, self._process = self._process.returncode, None
         gif = None
@@ -150,22 +159,31 @@ class _Gifs:
         with suppress(OSError, RuntimeError):  # without ffmpeg there are no videos
             command = [get_ffmpeg_exe(), "-v", "quiet", "-nostdin", "-y", "-threads", "1"]
             command += ["-t", str(GIF_S), "-i", str(video), "-filter_complex", GIF_FILTER]
+            command += ["-f", "gif", str(self._part)]
             self._process = subprocess.Popen(
-                [*command, "-f", "gif", str(self._part)],
+                python("penstock.monitor.tensorboard", os.getpid(), *command),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 umask=0o077,
             )
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
+            self._ends_s = time.monotonic() + CONVERSION_S
 
     def close(self) -> None:
-        """End a conversion."""
+        """End a conversion, of which nothing remains."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
             self._part.unlink(missing_ok=True)
+
+
+def main() -> None:
+    """Main function of the process of a conversion: become the command, which ends with the run."""
+    parent_pid, *command = sys.argv[1:]
+    die_with(int(parent_pid), signal.SIGKILL)
+    os.nice(19)
+    os.execv(command[0], command)
 
 
 def options(config: Json, prefix: str = "") -> Iterator[tuple[str, str | bool | float]]:
@@ -176,3 +194,7 @@ def options(config: Json, prefix: str = "") -> Iterator[tuple[str, str | bool | 
         elif value is not None:
             plain = isinstance(value, str | bool | int | float)
             yield f"{prefix}{name}", value if plain else json.dumps(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -15,7 +17,8 @@ import numpy as np
 import pytest
 
 from penstock.configs.load import resolve
-from penstock.monitor import wandb
+from penstock.core.processes import process_facts
+from penstock.monitor import tensorboard, wandb
 from penstock.monitor.new_videos import NewVideos
 from penstock.monitor.tensorboard import Board
 
@@ -147,6 +150,71 @@ def test_without_ffmpeg_metrics_are_written_all_the_same(
         board.metrics({"env_steps": step})
     board.close()
     assert list(pictures(tmp_path)) == []
+
+
+HANGING = """#!/bin/sh
+for part; do :; done
+echo $$ > $part
+exec sleep 90
+"""
+RUN = """
+import os, signal, sys, time
+from pathlib import Path
+import imageio_ffmpeg
+from penstock.monitor.tensorboard import Board
+
+folder = Path(sys.argv[1])
+imageio_ffmpeg.get_ffmpeg_exe = lambda: str(folder / "ffmpeg")
+board, part = Board(folder, {}), folder / "tensorboard" / ".video.gif"
+(folder / "videos").mkdir()
+(folder / "videos" / "a.mp4").touch()
+while not part.exists() or not part.read_text():
+    board.metrics({"env_steps": 1})
+    time.sleep(0.02)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_conversion_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    pytest.importorskip("imageio_ffmpeg")
+    (tmp_path / "ffmpeg").write_text(HANGING)
+    (tmp_path / "ffmpeg").chmod(0o700)
+    subprocess.run([sys.executable, "-c", RUN, str(tmp_path)], check=False, timeout=60)
+    part = tmp_path / "tensorboard" / ".video.gif"
+    pid = int(part.read_text())
+    wait_until(lambda: process_facts(pid)[0] in (None, "ended"))
+    Board(tmp_path, {}).close()
+    assert not part.exists()
+
+
+def test_a_conversion_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboardX")
+    library = pytest.importorskip("imageio_ffmpeg")
+    good, part = library.get_ffmpeg_exe(), tmp_path / "tensorboard" / ".video.gif"
+    (tmp_path / "ffmpeg").write_text(HANGING)
+    (tmp_path / "ffmpeg").chmod(0o700)
+    monkeypatch.setattr(library, "get_ffmpeg_exe", lambda: str(tmp_path / "ffmpeg"))
+    monkeypatch.setattr(tensorboard, "CONVERSION_S", 4.0)
+    board = Board(tmp_path, {})
+    video(tmp_path, "a.mp4")
+    steps, pids = count(), set[int]()
+
+    def is_begun() -> bool:
+        board.metrics({"env_steps": next(steps)})
+        if part.exists() and (text := part.read_text()):
+            pids.add(int(text))
+        return bool(pids)
+
+    wait_until(is_begun)
+    [pid] = pids
+    wait_until(lambda: is_begun() and process_facts(pid)[0] is None)
+    assert not part.exists()
+    monkeypatch.setattr(library, "get_ffmpeg_exe", lambda: good)
+    monkeypatch.setattr(tensorboard, "CONVERSION_S", 60.0)
+    video(tmp_path, "b.mp4")
+    board.close()
+    assert len(list(pictures(tmp_path))) == 1
 
 
 def test_wandb_gets_videos_also_that_of_the_end(
