@@ -101,6 +101,7 @@ class Board(MetricSink):
     def close(self) -> None:
         """Write the videos that wait, for at most `LAST_S`."""
         ends_s = time.monotonic() + LAST_S
+        self._gifs.find_new()
         with suppress(OSError):
             while self._writer is not None and self._gifs.busy and time.monotonic() < ends_s:
                 self._write_gif()
@@ -126,14 +127,18 @@ class _Gifs:
         with suppress(OSError):
             part.unlink()  # of a run that was killed
 
+    def find_new(self) -> None:
+        """Add the new videos to those that wait, of which the oldest may be left out."""
+        self._waiting.extend(self._videos.take())
+
     @property
     def busy(self) -> bool:
         """Whether a video waits, or is being converted."""
-        self._waiting.extend(self._videos.take())
         return self._process is not None or bool(self._waiting)
 
     def turn(self) -> bytes | None:
         """A GIF that is whole; None while there is none. Never blocks."""
+        self.find_new()
         if not self.busy:
             return None
         if self._process is None:
