@@ -93,6 +93,10 @@ def test_videos_are_new_once(tmp_path: Path) -> None:
     assert videos.take() == []
     (tmp_path / "videos" / "b.mp4").write_bytes(b"another")
     assert [path.name for path in videos.take()] == ["b.mp4"]
+    (tmp_path / "videos").rename(tmp_path / "away")
+    assert videos.take() == [], "the folder cannot be read"
+    (tmp_path / "away").rename(tmp_path / "videos")
+    assert videos.take() == []
     assert NewVideos(tmp_path / "none").take() == []
 
 
