@@ -90,7 +90,7 @@ def main() -> None:
     args.add_argument("--links", default=",".join(LINKS))
     args.add_argument("--paces", default=",".join(PACES))
     args.add_argument("--seeds", type=int, default=1, help="runs of each")
-    args.add_argument("--svg", type=Path, help="draw all saved curves into this file")
+    args.add_argument("--svg", type=Path, help="at the end, draw the new and the saved curves")
     options = args.parse_args()
     results = earlier()
     rows = [HEADING]
@@ -125,10 +125,12 @@ def earlier() -> dict[str, Any]:
 
 
 def row(runs: Sequence[dict[str, Any]]) -> list[Any]:
-    """Medians over the seeds; the goal counts where all runs have reached it."""
+    """Medians over the seeds, None where no run has the figure; the goal counts where all runs have
+    reached it."""
     reached = [run["goal_s"] for run in runs]
     keys = ("mean_return", "last_return", "updates", "steps", "lag_mean", "cores")
-    middle = [statistics.median(run[key] for run in runs if run[key] is not None) for key in keys]
+    known = [[run[key] for run in runs if run[key] is not None] for key in keys]
+    middle = [statistics.median(each) if each else None for each in known]
     return [None if None in reached else statistics.median(reached), *middle]
 
 

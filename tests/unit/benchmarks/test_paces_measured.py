@@ -21,6 +21,7 @@ from paces import (
     goal_s,
     mean_over_time,
     overrides,
+    row,
     stalls,
 )
 from penstock.configs.load import resolve
@@ -46,6 +47,12 @@ def test_each_pace_can_train_each_task(task: str, pace: str) -> None:
 def test_figures_of_a_curve() -> None:
     assert [goal_s(CURVE, goal) for goal in (10.0, 11.0, 41.0)] == [2.0, 3.0, None]
     assert mean_over_time(CURVE) == pytest.approx((2 * 10 + 1 * 40 + 2 * 20) / 5)
+
+
+def test_a_figure_that_no_run_has_is_none() -> None:
+    keys = ("goal_s", "mean_return", "last_return", "updates", "steps", "cores")
+    runs = [dict.fromkeys(keys, value) | {"lag_mean": None} for value in (1.0, 3.0)]
+    assert row(runs) == [2.0, 2.0, 2.0, 2.0, 2.0, None, 2.0]
 
 
 def test_the_process_of_a_learner_stands_again_and_again(tmp_path: Path) -> None:
