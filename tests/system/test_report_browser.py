@@ -270,6 +270,14 @@ def test_several_runs_are_compared_in_one_file(browser: Any, tmp_path: Path) -> 
     assert file.problems == []
 
 
+def test_large_constant_figures_have_axes(browser: Any, penstock: Penstock, tmp_path: Path) -> None:
+    """Beside them the distance of two lines of an axis is below that of two numbers."""
+    make_run(tmp_path / "runs/large", [5e14] * 3, "stop.return=null")
+    page = File(browser, address_of(penstock("watch", "runs", "--port", "0", "--json")))
+    page.page.goto(page.address)
+    page.wait_for(".card.wide .js-plotly-plot")
+
+
 def test_the_timeline_of_a_profile_zooms(browser: Any, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [1.0, 2.0])
     profiled(folder)
