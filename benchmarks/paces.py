@@ -16,9 +16,7 @@ and their greedy policies are evaluated after the run, on the same episodes for 
 from __future__ import annotations
 
 import json
-import os
 import resource
-import signal
 import statistics
 import sys
 import tempfile
@@ -92,7 +90,7 @@ def main() -> None:
     args.add_argument("--links", default=",".join(LINKS))
     args.add_argument("--paces", default=",".join(PACES))
     args.add_argument("--seeds", type=int, default=1, help="runs of each")
-    args.add_argument("--svg", type=Path, help="draw all saved curves into this file")
+    args.add_argument("--svg", type=Path, help="at the end, draw the new and the saved curves")
     options = args.parse_args()
     results = earlier()
     rows = [HEADING]
@@ -127,10 +125,12 @@ def earlier() -> dict[str, Any]:
 
 
 def row(runs: Sequence[dict[str, Any]]) -> list[Any]:
-    """Medians over the seeds; the goal counts where all runs have reached it."""
+    """Medians over the seeds, None where no run has the figure; the goal counts where all runs have
+    reached it."""
     reached = [run["goal_s"] for run in runs]
     keys = ("mean_return", "last_return", "updates", "steps", "lag_mean", "cores")
-    middle = [statistics.median(run[key] for run in runs if run[key] is not None) for key in keys]
+    known = [[run[key] for run in runs if run[key] is not None] for key in keys]
+    middle = [statistics.median(each) if each else None for each in known]
     return [None if None in reached else statistics.median(reached), *middle]
 
 
@@ -153,7 +153,7 @@ def overrides(task: str, pace: str, seed: int) -> list[str]:
 
 def one(task: str, link: str, pace: str, seed: int) -> dict[str, Any]:
     """One run: its curve, and where it reached the goal."""
-    plan, options = TASKS[task], overrides(task, pace, seed)
+    plan, options, stalled = TASKS[task], overrides(task, pace, seed), list[int]()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "run"
         folder.mkdir()
@@ -166,7 +166,7 @@ def one(task: str, link: str, pace: str, seed: int) -> dict[str, Any]:
             link=link,
             learners=LEARNERS,
             seconds=plan.seconds + 60,
-            during=partial(stalls, folder),
+            during=partial(stalls, folder, stalled),
         )
         if not summary["trained_steps"]:
             raise SystemExit(f"{task} at {link}, {pace}: the run ended without a trained step")
@@ -182,6 +182,7 @@ def one(task: str, link: str, pace: str, seed: int) -> dict[str, Any]:
         "steps": summary["trained_steps"],
         "lag_mean": statistics.fmean(lags) if lags else None,
         "cores": cores,
+        "stalls": sum(stalled),
         "megabytes": summary["curve"][-1]["megabytes"] if summary["curve"] else None,
         "exit_reason": summary["exit_reason"],
         "options": options,
@@ -246,19 +247,25 @@ def mean_over_time(curve: Sequence[dict[str, Any]]) -> float:
 
 
 @contextmanager
-def stalls(folder: Path, group: Sequence[Popen[bytes]]) -> Iterator[None]:
-    """Stop the process of one learner again and again, once the run has metrics."""
+def stalls(folder: Path, counts: list[int], group: Sequence[Popen[bytes]]) -> Iterator[None]:
+    """Stop the process of one learner again and again, once the run has metrics. Appends to
+    ``counts`` how often, at the end."""
     end = threading.Event()
+    stopped = 0
 
     def run() -> None:
-        pid = 0
+        nonlocal stopped
         while not end.wait(EVERY_S - STALL_S):
-            pid = pid or ((folder / "metrics.jsonl").exists() and learner(group[STALLED].pid)) or 0
-            if pid:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGSTOP)
+            if not (folder / "metrics.jsonl").exists():
+                continue
+            # Found anew each time: a restarted learner has another pid, and that of an ended one
+            # may be another process's.
+            with suppress(psutil.Error):
+                if (process := learner(group[STALLED].pid)) is not None:
+                    process.suspend()
+                    stopped += 1
                     end.wait(STALL_S)
-                    os.kill(pid, signal.SIGCONT)
+                    process.resume()
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -267,16 +274,18 @@ def stalls(folder: Path, group: Sequence[Popen[bytes]]) -> Iterator[None]:
     finally:
         end.set()
         thread.join()
+        counts.append(stopped)
 
 
-def learner(command: int) -> int:
-    """The process of the stalled learner, below that of its command; 0 while there is none."""
+def learner(command: int) -> psutil.Process | None:
+    """The process of the stalled learner, below that of its command; None while there is none.
+    Raises psutil.Error where the command has ended."""
     for process in psutil.Process(command).children(recursive=True):
         with suppress(psutil.Error):
             words = process.cmdline()
             if "penstock.launch.role" in words and "-c" not in words and NAME in words:
-                return int(process.pid)
-    return 0
+                return process
+    return None
 
 
 NAME = f"learner-{STALLED}"

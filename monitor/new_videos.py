@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,13 +21,19 @@ class NewVideos:
         self.take()
 
     def take(self) -> list[Path]:
-        """The mp4 files that are new or were replaced since the last call, oldest first."""
+        """The mp4 files that are new or were replaced since the last call, oldest first; none if
+        the folder cannot be read."""
         found = []
-        with suppress(OSError):
-            for path in self._folder.glob("[!.]*.mp4"):
-                with suppress(OSError):  # deleted just now
-                    about = path.lstat()
-                    found.append((about.st_mtime_ns, about.st_ino, path))
+        try:
+            listed = [Path(entry) for entry in os.scandir(self._folder)]
+        except OSError:  # `_seen` remains, so that the next call does not return all again
+            return []
+        for path in listed:
+            if path.suffix != ".mp4" or path.name.startswith("."):
+                continue
+            with suppress(OSError):  # deleted just now
+                about = path.lstat()
+                found.append((about.st_mtime_ns, about.st_ino, path))
         new = [path for ns, inode, path in sorted(found) if (ns, inode) not in self._seen]
         self._seen = {(ns, inode) for ns, inode, _ in found}
         return new

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
 import subprocess
+import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.interfaces import Json, MetricSink
+from penstock.core.processes import die_with, python
 from penstock.monitor.metric_groups import scalars, tag
 from penstock.monitor.new_videos import TAG, NewVideos
 
@@ -35,6 +38,7 @@ GIF_PICTURES_PER_S = 10
 GIF_WIDTH = 320
 GIF_NBYTES = 8 << 20  # a larger one is left out
 GIFS_WAITING = 5
+CONVERSION_S = 60.0  # a video takes some seconds at the lowest priority
 LAST_S = 10.0  # at the end of a run, for videos that wait
 GIF_FILTER = (
     f"fps={GIF_PICTURES_PER_S},scale=w='min({GIF_WIDTH},iw)':h=-2,"
@@ -73,23 +77,34 @@ class Board(MetricSink):
                 self._writer.write_event(Event(wall_time=time.time(), summary=summary))
         values = [Summary.Value(tag=tag(n), simple_value=value) for n, value in scalars(metrics)]
         self._step = metrics.get("env_steps", 0)
+        self._write(values)
+        self._write_gif()
+
+    def _write_gif(self) -> None:
+        """Write a video, if one has been converted since the last call."""
+        from tensorboardX.proto.summary_pb2 import Summary
+
         if (gif := self._gifs.turn()) is not None:
             width, height = struct.unpack_from("<HH", gif, 6)
             size = {"width": width, "height": height, "colorspace": 3}
-            values.append(
-                Summary.Value(tag=TAG, image=Summary.Image(encoded_image_string=gif, **size))
-            )
-        self._writer.write_event(
-            Event(wall_time=time.time(), step=self._step, summary=Summary(value=values))
-        )
+            image = Summary.Image(encoded_image_string=gif, **size)
+            self._write([Summary.Value(tag=TAG, image=image)])
+
+    def _write(self, values: Sequence[Any]) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        summary = Summary(value=values)
+        self._writer.write_event(Event(wall_time=time.time(), step=self._step, summary=summary))
         self._writer.flush()
 
     def close(self) -> None:
         """Write the videos that wait, for at most `LAST_S`."""
         ends_s = time.monotonic() + LAST_S
+        self._gifs.find_new()
         with suppress(OSError):
             while self._writer is not None and self._gifs.busy and time.monotonic() < ends_s:
-                self.metrics({"env_steps": self._step})
+                self._write_gif()
                 time.sleep(0.05)
         self._gifs.close()
         writer, self._writer = self._writer, None
@@ -108,21 +123,30 @@ class _Gifs:
         self._part = part
         self._waiting: deque[Path] = deque(maxlen=GIFS_WAITING)
         self._process: subprocess.Popen[bytes] | None = None
+        self._ends_s = 0.0  # of the conversion
+        with suppress(OSError):
+            part.unlink()  # of a run that was killed
+
+    def find_new(self) -> None:
+        """Add the new videos to those that wait, of which the oldest may be left out."""
+        self._waiting.extend(self._videos.take())
 
     @property
     def busy(self) -> bool:
         """Whether a video waits, or is being converted."""
-        self._waiting.extend(self._videos.take())
         return self._process is not None or bool(self._waiting)
 
     def turn(self) -> bytes | None:
         """A GIF that is whole; None while there is none. Never blocks."""
+        self.find_new()
         if not self.busy:
             return None
         if self._process is None:
             self._start(self._waiting.popleft())
             return None
         if self._process.poll() is None:
+            if time.monotonic() > self._ends_s:
+                self.close()
             return None
         code, self._process = self._process.returncode, None
         gif = None
@@ -137,25 +161,34 @@ class _Gifs:
             return
         from imageio_ffmpeg import get_ffmpeg_exe
 
-        command = [get_ffmpeg_exe(), "-v", "quiet", "-nostdin", "-y", "-threads", "1"]
-        command += ["-t", str(GIF_S), "-i", str(video), "-filter_complex", GIF_FILTER]
         with suppress(OSError, RuntimeError):  # without ffmpeg there are no videos
+            command = [get_ffmpeg_exe(), "-v", "quiet", "-nostdin", "-y", "-threads", "1"]
+            command += ["-t", str(GIF_S), "-i", str(video), "-filter_complex", GIF_FILTER]
+            command += ["-f", "gif", str(self._part)]
             self._process = subprocess.Popen(
-                [*command, "-f", "gif", str(self._part)],
+                python("penstock.monitor.tensorboard", os.getpid(), *command),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 umask=0o077,
             )
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
+            self._ends_s = time.monotonic() + CONVERSION_S
 
     def close(self) -> None:
-        """End a conversion."""
+        """End a conversion, of which nothing remains."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
             self._part.unlink(missing_ok=True)
+
+
+def main() -> None:
+    """Main function of the process of a conversion: become the command, which ends with the run."""
+    parent_pid, *command = sys.argv[1:]
+    die_with(int(parent_pid), signal.SIGKILL)
+    os.nice(19)
+    os.execv(command[0], command)
 
 
 def options(config: Json, prefix: str = "") -> Iterator[tuple[str, str | bool | float]]:
@@ -166,3 +199,7 @@ def options(config: Json, prefix: str = "") -> Iterator[tuple[str, str | bool | 
         elif value is not None:
             plain = isinstance(value, str | bool | int | float)
             yield f"{prefix}{name}", value if plain else json.dumps(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -36,7 +36,8 @@ class BufferCore:
         self.ended: Exception | None = None  # why adding and sampling are no longer possible
         self._cutter = Evictor(cuts, table)
         # other processes publish slots, or rows become too old while nothing is added
-        self._waits_for_collect = table.store.arena.fd is not None or cuts != EvictionPolicy()
+        is_shared = table.store.arena.fd is not None
+        self._needs_collect_before_draw = is_shared or cuts != EvictionPolicy()
         self._server: StoreServer | None = None
         self._pid = os.getpid()
         self._prefault = Prefault(table.store.arena)
@@ -55,7 +56,7 @@ class BufferCore:
         Rows of writers in this process count as soon as they are written, and their streams collect
         their slots.
         """
-        if self._waits_for_collect or self.flow is not None:
+        if self._needs_collect_before_draw or self.flow is not None:
             self.collect()
         else:
             self.streams.close_ended()

@@ -84,7 +84,8 @@ class _Walk:
         self._find_last()
 
     def step(self) -> Rows:
-        """The rows one step later; NONE where there is none yet, and after that any row."""
+        """The rows one step later; NONE where there is none yet. After NONE the value is
+        meaningless; callers mask it."""
         table, envs = self._table, self._table.spec.envs
         rows = self._rows + envs
         crosses = (self._rows >= self._last).nonzero()[0]

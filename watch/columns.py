@@ -24,7 +24,9 @@ class MetricColumns:
 
     Memory does not grow with the length of a file: with more than `MOST_ROWS` lines only every
     ``stride``-th remains, a power of two, and the newest eighth of the rows without gaps. The same
-    holds beyond `MOST_CELLS`. Beyond `MOST_COLUMNS` further metrics are counted in ``left_out``.
+    holds beyond `MOST_CELLS`. A row stands for the lines since the row before, see
+    `lines_per_row`. Metrics named ``_max`` keep the highest value of these lines, others that of
+    the row's own line. Beyond `MOST_COLUMNS` further metrics are counted in ``left_out``.
     """
 
     def __init__(self) -> None:
@@ -101,6 +103,11 @@ class MetricColumns:
         found = self._columns.get(name)
         return np.full(self.rows, np.nan) if found is None else found[: self.rows]
 
+    def lines_per_row(self) -> NDArray[np.int64]:
+        """How many lines each row stands for, int64 ``[rows]``: itself and those since the row
+        before, which were thinned out. A mean over rows needs it as a weight."""
+        return np.diff(self._numbers[: self.rows], prepend=-1)
+
     def last(self, name: str) -> float | None:
         """The value of the last row; None if it has none."""
         if not self.rows or name not in self._columns:
@@ -143,13 +150,17 @@ class MetricColumns:
     def _reallocate(self, capacity: int, kept: NDArray[np.intp]) -> None:
         """Copy the rows ``kept`` to columns of ``capacity`` rows, one at a time, so that the memory
         of the old one is free again."""
+        before, first = self.rows, np.append(0, kept[:-1] + 1)  # of the rows that become one
         self._capacity, self.rows = capacity, len(kept)
         numbers = np.zeros(capacity, np.int64)
         numbers[: len(kept)] = self._numbers[kept]
         self._numbers = numbers
         for name, column in self._columns.items():
             self._columns[name] = np.full(capacity, np.nan)
-            self._columns[name][: len(kept)] = column[kept]
+            values = column[kept]
+            if name.endswith("_max") and len(kept) < before:
+                values = np.fmax.reduceat(column[:before], first)  # a number rather than NaN
+            self._columns[name][: len(kept)] = values
 
 
 class _ThinnedError(Exception):

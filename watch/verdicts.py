@@ -41,7 +41,8 @@ class MetricWindow:
         self._rows = slice(min(first, max(0, len(times) - 2)), None)
 
         covered = columns.column("interval_s")[self._rows]
-        self._weights = np.where(covered > 0, covered, 0.0)  # comparisons with NaN are false
+        self._lines = columns.lines_per_row()[self._rows]  # a row of a long run is of several lines
+        self._weights = np.where(covered > 0, covered * self._lines, 0.0)  # NaN > 0 is false
 
     def mean(self, name: str) -> float | None:
         """The mean of a metric, each row by the seconds that it is of; None if no row has it."""
@@ -51,7 +52,7 @@ class MetricWindow:
             return None
         weights = self._weights[have]
         if not weights.all():
-            weights = np.ones(len(weights))  # of another release
+            weights = self._lines[have]  # of another release
         return float(np.average(values[have], weights=weights))
 
     def highest(self, name: str) -> float | None:

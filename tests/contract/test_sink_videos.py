@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.configs.load import resolve
-from penstock.monitor import wandb
+from penstock.core.processes import process_facts
+from penstock.monitor import tensorboard, wandb
 from penstock.monitor.new_videos import NewVideos
 from penstock.monitor.tensorboard import Board
 
@@ -57,8 +61,15 @@ def video(run_dir: Path, name: str, width: int = 64) -> Path:
 
 
 def pictures(run_dir: Path) -> Iterator[tuple[int, bytes]]:
-    """Step and file of each image for TensorBoard. Records are: length u64, its checksum u32, an
-    Event, its checksum u32."""
+    """Step and file of each image for TensorBoard."""
+    for step, value in values(run_dir):
+        if value.tag == "eval/video":
+            yield step, value.image.encoded_image_string
+
+
+def values(run_dir: Path) -> Iterator[tuple[int, Any]]:
+    """Step and value of all that was written for TensorBoard. Records are: length u64, its checksum
+    u32, an Event, its checksum u32."""
     from tensorboardX.proto.event_pb2 import Event
 
     [file] = (run_dir / "tensorboard").iterdir()
@@ -66,9 +77,7 @@ def pictures(run_dir: Path) -> Iterator[tuple[int, bytes]]:
     while data:
         (length,) = struct.unpack_from("<Q", data)
         event = Event.FromString(data[12 : 12 + length])
-        for value in event.summary.value:
-            if value.tag == "eval/video":
-                yield event.step, value.image.encoded_image_string
+        yield from ((event.step, value) for value in event.summary.value)
         data = data[16 + length :]
 
 
@@ -84,6 +93,10 @@ def test_videos_are_new_once(tmp_path: Path) -> None:
     assert videos.take() == []
     (tmp_path / "videos" / "b.mp4").write_bytes(b"another")
     assert [path.name for path in videos.take()] == ["b.mp4"]
+    (tmp_path / "videos").rename(tmp_path / "away")
+    assert videos.take() == [], "the folder cannot be read"
+    (tmp_path / "away").rename(tmp_path / "videos")
+    assert videos.take() == []
     assert NewVideos(tmp_path / "none").take() == []
 
 
@@ -118,6 +131,92 @@ def test_a_damaged_video_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "videos").mkdir()
     (tmp_path / "videos" / "bad.mp4").write_bytes(b"no film")
     video(tmp_path, "good.mp4")
+    board.close()
+    assert len(list(pictures(tmp_path))) == 1
+    steps = [step for step, value in values(tmp_path) if value.tag == "flow/env_steps"]
+    assert steps == [1], "waiting for a video adds no measurements"
+
+
+def test_without_ffmpeg_metrics_are_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboardX")
+    library = pytest.importorskip("imageio_ffmpeg")
+    board = Board(tmp_path, {})
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "videos" / "a.mp4").write_bytes(b"film")
+
+    def missing() -> str:
+        raise RuntimeError("No ffmpeg exe could be found.")
+
+    monkeypatch.setattr(library, "get_ffmpeg_exe", missing)
+    for step in range(3):
+        board.metrics({"env_steps": step})
+    board.close()
+    assert list(pictures(tmp_path)) == []
+
+
+HANGING = """#!/bin/sh
+for part; do :; done
+echo $$ > $part
+exec sleep 90
+"""
+RUN = """
+import os, signal, sys, time
+from pathlib import Path
+import imageio_ffmpeg
+from penstock.monitor.tensorboard import Board
+
+folder = Path(sys.argv[1])
+imageio_ffmpeg.get_ffmpeg_exe = lambda: str(folder / "ffmpeg")
+board, part = Board(folder, {}), folder / "tensorboard" / ".video.gif"
+(folder / "videos").mkdir()
+(folder / "videos" / "a.mp4").touch()
+while not part.exists() or not part.read_text():
+    board.metrics({"env_steps": 1})
+    time.sleep(0.02)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_conversion_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    pytest.importorskip("imageio_ffmpeg")
+    (tmp_path / "ffmpeg").write_text(HANGING)
+    (tmp_path / "ffmpeg").chmod(0o700)
+    subprocess.run([sys.executable, "-c", RUN, str(tmp_path)], check=False, timeout=60)
+    part = tmp_path / "tensorboard" / ".video.gif"
+    pid = int(part.read_text())
+    wait_until(lambda: process_facts(pid)[0] in (None, "ended"))
+    Board(tmp_path, {}).close()
+    assert not part.exists()
+
+
+def test_a_conversion_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboardX")
+    library = pytest.importorskip("imageio_ffmpeg")
+    good, part = library.get_ffmpeg_exe(), tmp_path / "tensorboard" / ".video.gif"
+    (tmp_path / "ffmpeg").write_text(HANGING)
+    (tmp_path / "ffmpeg").chmod(0o700)
+    monkeypatch.setattr(library, "get_ffmpeg_exe", lambda: str(tmp_path / "ffmpeg"))
+    monkeypatch.setattr(tensorboard, "CONVERSION_S", 4.0)
+    board = Board(tmp_path, {})
+    video(tmp_path, "a.mp4")
+    steps, pids = count(), set[int]()
+
+    def is_begun() -> bool:
+        board.metrics({"env_steps": next(steps)})
+        if part.exists() and (text := part.read_text()):
+            pids.add(int(text))
+        return bool(pids)
+
+    wait_until(is_begun)
+    [pid] = pids
+    wait_until(lambda: is_begun() and process_facts(pid)[0] is None)
+    assert not part.exists()
+    monkeypatch.setattr(library, "get_ffmpeg_exe", lambda: good)
+    monkeypatch.setattr(tensorboard, "CONVERSION_S", 60.0)
+    video(tmp_path, "b.mp4")
     board.close()
     assert len(list(pictures(tmp_path))) == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from penstock.watch.freeze import write
 from penstock.watch.views import Views
 from run_folders import STEPS, make_run
 from train_command import SMALL, Penstock, address_of, trained
+from watched_runs import LivingRun
 
 pytest.importorskip("starlette")
 pytest.importorskip("plotly")
@@ -268,6 +270,35 @@ def test_several_runs_are_compared_in_one_file(browser: Any, tmp_path: Path) -> 
         assert not file.page.evaluate(f"document.documentElement.scrollWidth > {width}")
     file.context.close()
     assert file.problems == []
+
+
+def test_a_run_in_progress_is_compared_with_all_others(browser: Any, tmp_path: Path) -> None:
+    """The file opens with the run in progress, which need not be the first of the list."""
+    runs = tmp_path / "runs"
+    for name in ("a", "c"):
+        make_run(runs / name, [1.0, 2.0, 3.0])
+    lines = [json.loads(line) for line in (runs / "a/metrics.jsonl").read_text().splitlines()]
+    with LivingRun(runs / "b", runs / "a", {}) as run:
+        run.feed(lines)
+        for name in ("a", "c"):  # the list has the run that was written last first
+            (runs / name / "metrics.jsonl").touch()
+        ends_s = time.monotonic() + 30
+        while RunCatalog(runs).run("b").state != "running":
+            assert time.monotonic() < ends_s
+            time.sleep(0.05)
+        file = opened(browser, write(str(runs)))
+    file.page.goto(file.address)
+    file.wait_for("h1", "b")
+    checked = "[...document.querySelectorAll('#runs input:checked')].length"
+    file.wait_until(f"{checked} === 3")
+
+
+def test_large_constant_figures_have_axes(browser: Any, penstock: Penstock, tmp_path: Path) -> None:
+    """Beside them the distance of two lines of an axis is below that of two numbers."""
+    make_run(tmp_path / "runs/large", [5e14] * 3, "stop.return=null")
+    page = File(browser, address_of(penstock("watch", "runs", "--port", "0", "--json")))
+    page.page.goto(page.address)
+    page.wait_for(".card.wide .js-plotly-plot")
 
 
 def test_the_timeline_of_a_profile_zooms(browser: Any, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ function readAddress() {
   state.run = query.get("run");
   const isProfile = all.length === 1 && frozen.answers[all[0]].views.profile.profile;
   state.view = VIEWS[query.get("view")] ? query.get("view") : isProfile ? "time" : "learning";
-  state.compare = query.has("run") ? query.getAll("with") : all.slice(1); // a file is written to compare its runs
+  state.compare = query.has("run") ? query.getAll("with") : all; // a file is written to compare its runs
 }
 
 function writeAddress() {

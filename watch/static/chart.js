@@ -122,9 +122,10 @@ function label(what, side, place, text) {
 /** Round numbers between two, at most about `most`. */
 function ticks(low, high, most) {
   const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((each) => each * power >= rough), found = [];
-  for (let i = Math.ceil(low / step); i * step <= high; i++) found.push(i * step);
-  return found;
+  const step = power * [1, 2, 5, 10].find((each) => each * power >= rough), first = Math.ceil(low / step);
+  // Counted beforehand: beside a large value `first + 1` can be `first`.
+  const count = Math.min(Math.floor(high / step) - first + 1, 2 * most);
+  return count > 0 ? Array.from({ length: count }, (_, i) => (first + i) * step) : [];
 }
 
 /** 1500000 -> "1.5M", as plotly.js labels axes. */

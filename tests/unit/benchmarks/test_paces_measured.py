@@ -12,7 +12,18 @@ from typing import Any
 import psutil
 import pytest
 
-from paces import EXAMPLES, NAME, PACES, STALLED, TASKS, goal_s, mean_over_time, overrides, stalls
+from paces import (
+    EXAMPLES,
+    NAME,
+    PACES,
+    STALLED,
+    TASKS,
+    goal_s,
+    mean_over_time,
+    overrides,
+    row,
+    stalls,
+)
 from penstock.configs.load import resolve
 
 CURVE: list[dict[str, Any]] = [
@@ -38,18 +49,24 @@ def test_figures_of_a_curve() -> None:
     assert mean_over_time(CURVE) == pytest.approx((2 * 10 + 1 * 40 + 2 * 20) / 5)
 
 
+def test_a_figure_that_no_run_has_is_none() -> None:
+    keys = ("goal_s", "mean_return", "last_return", "updates", "steps", "cores")
+    runs = [dict.fromkeys(keys, value) | {"lag_mean": None} for value in (1.0, 3.0)]
+    assert row(runs) == [2.0, 2.0, 2.0, 2.0, 2.0, None, 2.0]
+
+
 def test_the_process_of_a_learner_stands_again_and_again(tmp_path: Path) -> None:
     script = tmp_path / "role.py"
     script.write_text("import time\nwhile True: time.sleep(0.01)\n")
     (tmp_path / "metrics.jsonl").touch()
     command = f"{sys.executable} {script} penstock.launch.role {NAME} & wait"
     shell = subprocess.Popen(["sh", "-c", command])
-    seen, children = [], []
+    seen, children, counts = [], [], list[int]()
     try:
         while not (children := psutil.Process(shell.pid).children()):
             time.sleep(0.01)
         [role] = children
-        with stalls(tmp_path, [shell] * (STALLED + 1)):
+        with stalls(tmp_path, counts, [shell] * (STALLED + 1)):
             for _ in range(50):
                 seen.append(role.status())
                 time.sleep(0.05)
@@ -61,3 +78,28 @@ def test_the_process_of_a_learner_stands_again_and_again(tmp_path: Path) -> None
     stopped = [state == psutil.STATUS_STOPPED for state in seen]
     assert 10 <= sum(stopped) <= 40
     assert sum(b and not a for a, b in pairwise(stopped)) >= 2
+    assert counts[0] >= 2
+
+
+def test_a_learner_that_was_restarted_is_stalled_too(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    script = tmp_path / "role.py"
+    script.write_text("import time\nwhile True: time.sleep(0.01)\n")
+    command = f"while :; do {sys.executable} {script} penstock.launch.role {NAME}; done"
+    shell = subprocess.Popen(["sh", "-c", command])
+    stopped, ends_s = list[psutil.Process](), time.monotonic() + 30
+    try:
+        with stalls(tmp_path, list[int](), [shell] * (STALLED + 1)):
+            while len(stopped) < 2 and time.monotonic() < ends_s:
+                for role in psutil.Process(shell.pid).children():
+                    if role not in stopped and role.status() == psutil.STATUS_STOPPED:
+                        stopped.append(role)
+                        role.kill()
+                time.sleep(0.01)
+    finally:
+        psutil.Process(shell.pid).suspend()  # so that it starts no further one
+        children = psutil.Process(shell.pid).children()
+        for process in (shell, *children):
+            process.kill()
+        shell.wait()
+    assert len(stopped) == 2

@@ -301,6 +301,31 @@ def test_the_verdict_names_a_learner_that_is_the_limit(tmp_path: Path) -> None:
     assert found["verdict"]["kind"] == "slow_learner"
 
 
+def test_the_mean_of_a_long_run_counts_each_second_once() -> None:
+    """The newest rows have no gaps, the others stand for many lines each."""
+    columns = MetricColumns()
+    for start in range(0, 100_000, 500):
+        columns.extend(
+            [
+                {
+                    "time_s": float(i),
+                    "interval_s": 1.0,
+                    "ledger": {"compute": float(i >= 97_000)},
+                    "queue_fill": float(i >= 97_000),
+                    "policy_lag_max": 50.0 if i == 40_001 else None,
+                }
+                for i in range(start, start + 500)
+            ]
+        )
+    assert columns.stride > 1
+    window = MetricWindow(columns, None)
+    assert window.shares("ledger/")["compute"] == pytest.approx(0.03, abs=0.001)
+    assert window.mean("queue_fill") == pytest.approx(0.03, abs=0.001)
+    assert window.highest("policy_lag_max") == 50.0, "of a line that was thinned out"
+    assert MetricWindow(columns, 20.0).mean("queue_fill") == 1.0
+    assert columns.lines_per_row().sum() == 100_000
+
+
 def test_no_verdict_before_two_lines() -> None:
     columns = MetricColumns()
     assert judge(columns, {}, {}, live=True)["verdict"] is None
