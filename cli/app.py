@@ -37,7 +37,7 @@ from penstock.cli.options import (
 )
 from penstock.cli.render import render_app
 from penstock.configs.errors import UserError
-from penstock.core.imports import gc_paused
+from penstock.core.imports import exit_on_interrupt, gc_paused
 
 EPILOG = (
     "A TARGET is a preset, a YAML file, a gymnasium id, module:EnvId-v0 or module:function; "
@@ -146,7 +146,7 @@ def train(
         sys.exit(group.train(target, overrides or [], seeds, resume, as_json, parallel))
     if parallel is not None:
         raise UserError("--parallel is of several runs; add --seeds N, or leave it out")
-    with gc_paused():
+    with gc_paused(), exit_on_interrupt():
         from penstock.launch import run
 
     place = run.choose_engine(engine, address, working_dir)

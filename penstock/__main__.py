@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from penstock.core.imports import gc_paused
+from penstock.core.imports import exit_on_interrupt, gc_paused
 from penstock.launch.engines import early_roles
 
 
 def main() -> None:
     """Run the command; `train` starts two processes of its run before all else."""
     try:
-        early_roles.start(sys.argv[1:])
-        with gc_paused():
+        with gc_paused(), exit_on_interrupt():
+            early_roles.start(sys.argv[1:])
             from penstock.cli.app import main as run
         run()
     except KeyboardInterrupt:

@@ -110,7 +110,7 @@ def test_they_end_with_the_command(
     run.wait_until(lambda: any("-c" not in process.cmdline() for process in marked()))
     run.process.send_signal(signum)
     code, _, err = run.end()
-    assert code == (130 if signum == signal.SIGINT else -signum)
+    assert code == (130 if signum == signal.SIGINT else -signum), err
     assert "Traceback" not in err
     wait_until(lambda: not marked(), GONE_WITHIN_S)
 
