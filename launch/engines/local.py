@@ -354,6 +354,11 @@ def _not_sent(name: str, nbytes: int, most_nbytes: int) -> Exception:
     """The error where the first message to a role could not be sent."""
     if nbytes <= most_nbytes:
         return BrokenPipeError(errno.EPIPE, "its process ended before it had its role")
+    return too_long(name, nbytes, most_nbytes)
+
+
+def too_long(name: str, nbytes: int, most_nbytes: int) -> UserError:
+    """The error where the first message to a role is longer than its process accepts."""
     return UserError(
         f"the config and arguments of {name} are {nbytes:,} bytes of JSON, and its process accepts "
         f"at most {most_nbytes:,}; move the longest values, such as those in env.kwargs, to a file "

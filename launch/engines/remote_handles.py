@@ -18,15 +18,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.control import Message
+from penstock.core.control import Message, encoded
 from penstock.core.interfaces import Liveness, RoleStatus, RoleUsage, ThreadUsage
 from penstock.core.role_spec import RoleSpec
+from penstock.launch.engines.local import too_long
 from penstock.transport.zmq.keys import read_keys
 
 if TYPE_CHECKING:
     from penstock.profiling.report.readings import Reading, Thread
 
 OF_ACTORS = ("learner.key", "actor.key_secret")
+MOST_NBYTES = 200_000  # of an order; below what the default buffer of a socket on Linux holds
 UNKNOWN = RoleStatus(False, 0, "starting", 0.0, 0.0, 0, 0, 0, 0, 0, 0)
 
 
@@ -110,18 +112,20 @@ class RemoteHandle:
         self._code: int | None = None
         self._tail = ""
         self._stacks = log.with_suffix(".stacks")
-        line.add(self)
         config = arguments["config"]
         curve = config and config["transport"]["curve"]
-        line.order(
-            "start",
-            key=self.key,
-            spec=asdict(spec),
-            incarnation=incarnation,
-            arguments=dict(arguments),
-            log=str(log),
-            keys=_keys(spec, Path(curve)) if curve else {},
-        )
+        order = {
+            "key": self.key,
+            "spec": asdict(spec),
+            "incarnation": incarnation,
+            "arguments": dict(arguments),
+            "log": str(log),
+            "keys": _keys(spec, Path(curve)) if curve else {},
+        }
+        if (nbytes := len(encoded(order))) > MOST_NBYTES:
+            raise too_long(spec.name, nbytes, MOST_NBYTES)
+        line.add(self)
+        line.order("start", **order)
 
     @property
     def shares_memory(self) -> bool:

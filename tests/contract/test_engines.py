@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from agent_engine import AgentEngine
+from penstock.configs.errors import UserError
 from penstock.core.interfaces import (
     Bundle,
     Engine,
@@ -274,6 +275,14 @@ def test_nothing_outlives_its_engine(engine: Engine, folder: Path) -> None:
     assert psutil.pid_exists(pid)
     engine.close()
     wait_until(lambda: not psutil.pid_exists(pid))
+
+
+def test_arguments_that_no_message_can_hold_are_refused(engine: Engine, folder: Path) -> None:
+    spec = RoleSpec("actor", 0, "tiny_roles:work", Stage.ACTORS)
+    long = {"run_id": 1, "grace_s": 1.0, "curve": "x" * 300_000}
+    arguments = role_arguments(folder, folder) | long
+    with pytest.raises(UserError, match=r"of actor-0 are 3..,... bytes of JSON, and its process"):
+        engine.start(spec, 0, arguments, folder / "logs" / "actor-0.log")
 
 
 def test_the_supervisor_knows_no_engine() -> None:
