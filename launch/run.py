@@ -23,7 +23,6 @@ from penstock.configs.secrets import resolve
 from penstock.configs.transports import TRANSPORTS
 from penstock.configs.value_types import either
 from penstock.core.files import write_atomic
-from penstock.core.imports import gc_paused
 from penstock.core.interfaces import Engine, EngineContext, MetricSink, RunEvent
 from penstock.core.machine import record_versions
 from penstock.core.notes import note_logger, notes_to
@@ -111,8 +110,7 @@ def train(
 ) -> int:
     """Learner and actors, started by an engine; ``source`` is the value of ``--resume-from``, and
     ``make_sink`` makes a further sink for the run's folder."""
-    with gc_paused():  # imports what configs name
-        resolved = resolve_resumed(target, overrides, resume, source)
+    resolved = resolve_resumed(target, overrides, resume, source)
     path = _run_dir(resolved)
     sinks = () if make_sink is None else (make_sink(path),)
     return _with_learner(resolved, path, resume, as_json, topology.train, source, place, sinks)

@@ -257,7 +257,7 @@ def more_actors(e: Evidence, otherwise: str) -> str:
         return f"{feed}: actors.count={now + more}; {otherwise}"
     if room:
         return (
-            f"{feed}: {room} on the idle cores of this host (actors.count={now + room}) and "
+            f"{feed}: {room} on this host, which has idle cores (actors.count={now + room}), and "
             f"{more - room} on other hosts (`penstock actor`); {otherwise}"
         )
     return (

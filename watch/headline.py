@@ -134,7 +134,7 @@ def learning(steps: Floats, returns: Floats) -> Row:
         begin = begins[first]
         while begin and abs(returns[begin - 1] - last) <= clear:
             begin -= 1
-        since = f"since {_steps(steps[begin])}" if begin else "since the start"
+        since = f"at least since {_steps(steps[begin])}" if begin else "since the start"
         return {"kind": "flat", "text": f"flat at {number(last)} {since}"}
     kind = "rising" if change > 0 else "falling"
     return {"kind": kind, "text": f"{kind}: {number(halfway)} halfway, {in_the_last}"}

@@ -324,7 +324,7 @@ def test_every_view_of_runs_of_several_kinds(
     screen.wait_for(".runhead .state.died", "died: last report at")
     screen.wait_for(".trouble", "died without ending")
     screen.wait_for(".trouble code", "--resume auto")
-    assert screen.page.locator(".limits").inner_text() == ""
+    screen.wait_for(".limits", "Limit while it ran")
     screen.wait_for(".figures div", "Actors").filter(has_text="died with the run")
     screen.open("crashed", "run")
     screen.wait_for("td", "died without ending")

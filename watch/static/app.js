@@ -191,7 +191,7 @@ function stateOf(run) {
 /** What limits a run, where the view does not show the whole verdict. Of a run that is over only what limited it. */
 function limitOf(run) {
   if (run.stall) return `${run.stall.why}; nothing is trained until that ends.`;
-  if (!run.verdict || run.state === "died" || state.view === "flow" || state.view === "time") return "";
+  if (!run.verdict || state.view === "flow" || state.view === "time") return "";
   return run.state === "running" ? `${run.verdict.finding}. Next: ${run.verdict.next_step}.` : `${run.verdict.finding}.`;
 }
 

@@ -20,7 +20,7 @@ NOISE = np.random.default_rng(0).normal(0, 1, 100)
     [
         (STEPS / 1e4, "rising", "rising: 49.5 halfway, 94.5 in the last tenth of the run"),
         (-STEPS / 1e4, "falling", "falling: -4.5 at 0 steps, -94.5 in the last tenth"),
-        (np.minimum(500.0, STEPS / 1e3), "flat", "flat at 500 since 460,000 steps"),
+        (np.minimum(500.0, STEPS / 1e3), "flat", "flat at 500 at least since 460,000 steps"),
         (np.full(100, 7.0), "flat", "flat at 7 since the start"),
         (20 + 3 * NOISE, "flat", "since the start"),
         (20 + 3 * NOISE + STEPS / 2e4, "rising", "rising"),
