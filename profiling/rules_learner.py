@@ -97,8 +97,8 @@ def cores_are_crowded(e: Evidence) -> Verdict | None:
     return Verdict(
         "crowded",
         f"the cores are crowded: the learner has work for {percent(e.share('compute'))} of the "
-        f"clock, and for {percent(slowed)} of the clock it waits for a core that other programs and "
-        f"processes of this host have ({e.cores:g} cores)",
+        f"clock, and for {percent(slowed)} of the clock it waits for a core that other programs "
+        f"and processes of this host have ({e.cores:g} cores)",
         f"{e.computes}; it keeps {e.learner_cpu:.2f} of {e.cores:g} cores busy, the rest of the "
         f"run {e.busy_cores - e.learner_cpu:.2f}",
         step,

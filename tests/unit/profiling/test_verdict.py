@@ -83,8 +83,8 @@ def test_actors_that_would_feed_the_learner_are_counted() -> None:
         (2, "3 more actors would feed it, but not on this host, where 2.0 of 2 cores are busy"),
         (
             4,
-            "3 more actors would feed it: 2 on this host, which has idle cores (actors.count=4), and "
-            "1 on other hosts",
+            "3 more actors would feed it: 2 on this host, which has idle cores (actors.count=4), "
+            "and 1 on other hosts",
         ),
         (5, "3 more actors would feed it: actors.count=5"),
     ],
