@@ -65,9 +65,11 @@ class RunCatalog:
                 self._loaded.popitem(last=False)[1].unload()
             return found
 
-    def path(self, name: str) -> Path:
-        """The folder of the run with this name, one of `names`, whose files are not read for it."""
-        return self._runs[name].folder
+    def path(self, name: str) -> Path | None:
+        """The folder of the run with this name, whose files are not read for it; None where it has
+        been deleted."""
+        run = self._runs.get(name)
+        return None if run is None else run.folder
 
     def rows(self) -> list[dict[str, Any]]:
         """What the list shows of each run, the newest first."""

@@ -24,9 +24,9 @@ class MetricColumns:
 
     Memory does not grow with the length of a file: with more than `MOST_ROWS` lines only every
     ``stride``-th remains, a power of two, and the newest eighth of the rows without gaps. The same
-    holds beyond `MOST_CELLS`. A row stands for the lines since the row before, see
-    `lines_per_row`. Metrics named ``_max`` keep the highest value of these lines, others that of
-    the row's own line. Beyond `MOST_COLUMNS` further metrics are counted in ``left_out``.
+    holds beyond `MOST_CELLS`. Metrics named ``_max`` keep the highest value of the lines since the
+    row before, others that of the row's own line. Beyond `MOST_COLUMNS` further metrics are counted
+    in ``left_out``.
     """
 
     def __init__(self) -> None:
@@ -102,11 +102,6 @@ class MetricColumns:
         """The values of a metric, float64 ``[rows]``; all NaN for an unknown one."""
         found = self._columns.get(name)
         return np.full(self.rows, np.nan) if found is None else found[: self.rows]
-
-    def lines_per_row(self) -> NDArray[np.int64]:
-        """How many lines each row stands for, int64 ``[rows]``: itself and those since the row
-        before, which were thinned out. A mean over rows needs it as a weight."""
-        return np.diff(self._numbers[: self.rows], prepend=-1)
 
     def last(self, name: str) -> float | None:
         """The value of the last row; None if it has none."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.core.formatting import count, finite, number
 from penstock.monitor.intervals import Floats
+from penstock.monitor.record import FINENESS
 from penstock.watch.files import Row
 
 STALL_S = 30.0  # without a line of metrics, at least
@@ -24,6 +25,7 @@ BINS = 10  # of the measurements, whose means are compared
 FEWEST = 2 * BINS
 CLEAR = 0.1  # a change of the return, as a share of the range of the bins
 FALL = 0.25  # below the best bin
+ROUNDING = 1e-9  # of a mean
 NOISES = 2.0  # a change in standard deviations within a bin
 FLAT = 0.25  # share of the measurements in which the return has to stay
 GOOD = ("runs", "ended", "starts", "not started")
@@ -31,31 +33,34 @@ MOST_NAMED = 3
 MOST_CAUSE = 200  # characters
 
 
-def stall_limit_s(interval_s: Any) -> float:
-    """Seconds without a line of metrics after which a run in progress stands still, for its
-    `run.interval_s`."""
-    return max(STALL_S, STALL_INTERVALS * (finite(interval_s) or 0.0))
+def is_overdue(now_s: float, row: Mapping[str, Any]) -> bool:
+    """Whether two lines of metrics are missing; ``row`` as for `is_silent`."""
+    return now_s - float(row["written"]) > max(OVERDUE_S, 3.0 * _between_s(row))
 
 
-def is_overdue(now_s: float, written_s: float, interval_s: Any) -> bool:
-    """Whether two lines of metrics are missing."""
-    return now_s - written_s > max(OVERDUE_S, 3.0 * (finite(interval_s) or 0.0))
-
-
-def is_silent(now_s: float, written_s: float, began_s: float, interval_s: Any) -> bool:
+def is_silent(now_s: float, began_s: float, row: Mapping[str, Any]) -> bool:
     """Whether a run in progress has written no line of metrics for too long.
 
     Args:
-        written_s: time of the last line; 0 without one.
+        now_s: the present.
         began_s: when the supervisor began, which may have resumed the run.
-        interval_s: `run.interval_s`.
+        row: of the list of runs: ``written``, the time of the last line, 0 without one;
+            ``interval_s``, its `run.interval_s`; and ``seconds``, its time of training.
     """
+    written_s = float(row["written"])
     if written_s <= began_s:
         return now_s - began_s > START_S
-    return now_s - written_s > stall_limit_s(interval_s)
+    return now_s - written_s > max(STALL_S, STALL_INTERVALS * _between_s(row))
 
 
-def stall(processes: Sequence[Mapping[str, Any]], written_s: float, *, silent: bool) -> Row | None:
+def _between_s(row: Mapping[str, Any]) -> float:
+    """Seconds from one line to the next, which are further apart in a long run."""
+    return max(finite(row["interval_s"]) or 0.0, (finite(row["seconds"]) or 0.0) / FINENESS)
+
+
+def stall(
+    processes: Sequence[Mapping[str, Any]], written_s: float, *, silent: bool, host: Any = None
+) -> Row | None:
     """Why a run in progress stands still: ``why``, ``since``, and the ``command`` that continues
     it, if one is known; None if it does not.
 
@@ -65,6 +70,7 @@ def stall(processes: Sequence[Mapping[str, Any]], written_s: float, *, silent: b
         processes: of the status, with ``now``.
         written_s: time of the last line of metrics; 0 without one.
         silent: as `is_silent` returns it.
+        host: of the supervisor; processes of other hosts cannot be continued from there.
     """
     learners = [each for each in processes if str(each.get("name")).startswith("learner")]
     stopped = [each for each in learners if each.get("state") == "stopped"]
@@ -73,7 +79,10 @@ def stall(processes: Sequence[Mapping[str, Any]], written_s: float, *, silent: b
         pids = " ".join(str(each.get("pid")) for each in stopped)
         named = _listed([str(each["name"]) for each in stopped])
         why = f"{named} {'is' if len(stopped) == 1 else 'are'} stopped by a signal"
-        return {"why": why, "since": since, "command": f"kill -CONT {pids}"}
+        away = sorted({str(on) for each in stopped if (on := each.get("host", host)) != host})
+        if away:
+            why = f"{why} on {_listed(away)}"
+        return {"why": why, "since": since, "command": None if away else f"kill -CONT {pids}"}
     if not silent:
         return None
     bad = [f"{each.get('name')}: {found}" for each in processes if (found := wrong(each))]
@@ -98,7 +107,7 @@ def learning(steps: Floats, returns: Floats) -> Row:
     """Whether a run learns, by its mean return in training: ``kind`` is "rising", "flat", "falling"
     or "early", and ``text`` a sentence with the figures.
 
-    The measurements are divided into ten parts of equal number; a part has a mean and a standard
+    The run is divided into ten parts of equally many steps; a part has a mean and a standard
     deviation, and the noise is the median of these deviations. With the range of the ten means, a
     change is clear if it exceeds a tenth of the range and twice the noise. The return
 
@@ -114,12 +123,15 @@ def learning(steps: Floats, returns: Floats) -> Row:
     if len(returns) < FEWEST:
         text = f"too early to tell: {len(returns)} measurements of the return, {FEWEST} are needed"
         return {"kind": "early", "text": text}
+    even = np.linspace(steps[0], steps[-1], len(steps))  # lines of a long run are further apart
+    steps, returns = even, np.interp(even, steps, returns)
     bins = np.array_split(returns, BINS)
     means = np.array([part.mean() for part in bins])
     begins = [len(returns) - sum(map(len, bins[i:])) for i in range(BINS)]
     noise = float(np.median([part.std() for part in bins]))
     spread = float(means.max() - means.min())
-    clear = max(CLEAR * spread, NOISES * noise)
+    rounding = ROUNDING * float(np.abs(means).max())
+    clear = max(CLEAR * spread, NOISES * noise, rounding)
     last, best = float(means[-1]), int(means.argmax())
     halfway = float(means[BINS // 2 - 1 : BINS // 2 + 1].mean())
     in_the_last = f"{number(last)} in the last tenth of the run"

@@ -40,7 +40,8 @@ class LiveStatus:
         if time.monotonic() >= self._next_s and self._asks.acquire(blocking=False):
             try:
                 self._shown = self._checked()
-                self._next_s = time.monotonic() + (EVERY_S if self._shown["live"] else AGAIN_S)
+                replied = self._shown["live"] and not self._shown["why"]
+                self._next_s = time.monotonic() + (EVERY_S if replied else AGAIN_S)
             finally:
                 self._asks.release()
         return self._shown

@@ -287,8 +287,15 @@ class WatchedRun:
             state = self.state
             found = {**self._row, "state": state}
             began_s = stamp(self.folder, SUPERVISOR_FILE)[2] * 1e-9
-            silent = is_silent(time.time(), found["written"], began_s, found["interval_s"])
-            return {**found, "stalled": state == "running" and silent}
+            ending = state == "running" and self._is_ending()
+            silent = state == "running" and is_silent(time.time(), began_s, found)
+            return {**found, "ending": ending, "stalled": silent and not ending}
+
+    def _is_ending(self) -> bool:
+        """Whether the last start or stop among the newest events is a stop."""
+        tail = read_tail(self.folder, "logs", EVENTS, most=TAIL_NBYTES) or ""
+        kinds = [event.get("kind") for event in objects(tail.encode())]
+        return next((kind for kind in reversed(kinds) if kind in ("start", "stop")), "") == "stop"
 
     def _made_row(self) -> Row:
         last = {**_last_object(self.folder, METRICS), **self.summary}

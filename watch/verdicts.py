@@ -41,8 +41,12 @@ class MetricWindow:
         self._rows = slice(min(first, max(0, len(times) - 2)), None)
 
         covered = columns.column("interval_s")[self._rows]
-        self._lines = columns.lines_per_row()[self._rows]  # a row of a long run is of several lines
-        self._weights = np.where(covered > 0, covered * self._lines, 0.0)  # NaN > 0 is false
+        # Lines of a long run are left out, in its file and in its columns: a row stands for the
+        # time since the one before. The first, and one after a resume from an older checkpoint,
+        # stands for its own interval.
+        since = np.diff(times[self._rows], prepend=np.nan)
+        own = np.where(covered > 0, covered, 0.0)  # NaN > 0 is false
+        self._weights = np.where(since > 0, since, own)
 
     def mean(self, name: str) -> float | None:
         """The mean of a metric, each row by the seconds that it is of; None if no row has it."""
@@ -52,7 +56,7 @@ class MetricWindow:
             return None
         weights = self._weights[have]
         if not weights.all():
-            weights = self._lines[have]  # of another release
+            weights = np.ones(len(weights))  # of another release
         return float(np.average(values[have], weights=weights))
 
     def highest(self, name: str) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import struct
 import time
@@ -42,6 +43,7 @@ from penstock.watch.verdicts import (
     process_names,
 )
 
+LIST_S = 1.0  # in which the list asks supervisors, of which some may not reply
 BUDGET_S = 0.1  # to read new lines, per request
 MOST_COMPARED = 24  # runs in one chart
 MOST_METRICS = 60  # per request
@@ -82,10 +84,13 @@ class Views:
     def runs(self) -> Row:
         """The list of runs."""
         rows = self.catalog.rows()
+        ends_s = time.monotonic() + LIST_S
         for row in rows:
-            overdue = is_overdue(time.time(), row["written"], row["interval_s"])
-            if row["state"] == "running" and overdue and not row["stalled"]:
-                folder = self.catalog.path(row["name"])
+            is_asked = row["state"] == "running" and not row["stalled"] and not row["ending"]
+            if not is_asked or not is_overdue(time.time(), row) or time.monotonic() > ends_s:
+                continue
+            folder = self.catalog.path(row["name"])
+            if folder is not None:  # else it was deleted just now
                 processes = self._live(folder).now()["processes"]
                 row["stalled"] = stall(processes, row["written"], silent=False) is not None
         return {"folder": str(self.catalog.folder), "runs": rows}
@@ -102,7 +107,8 @@ class Views:
         stalled = None
         if running and stops is None:
             silent = bool(row["stalled"])
-            stalled = stall(status["processes"], row["written"], silent=silent)
+            on = status.get("host")
+            stalled = stall(status["processes"], row["written"], silent=silent, host=on)
         options = self._load_options(run)
         with run.lock:
             judged = self._verdict(run, options, status, live=running)
@@ -463,7 +469,7 @@ def _troubles(
     bad = [
         (each["name"], text)
         for each in processes
-        if (text := wrong(each)) and str(each["name"]) not in why
+        if (text := wrong(each)) and not re.search(rf"\b{re.escape(str(each['name']))}\b", why)
     ]
     if bad:
         named = "; ".join(f"{name}: {text}" for name, text in bad[:3])

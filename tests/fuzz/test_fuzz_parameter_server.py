@@ -234,6 +234,12 @@ class LocalSocket:
     def poll(self, timeout_ms: int) -> bool:
         return bool(self.coming)
 
+    def get_monitor_socket(self, events: int) -> LocalSocket:
+        return LocalSocket()
+
+    def disable_monitor(self) -> None:
+        """There are no events."""
+
     def close(self, linger: int = 0) -> None:
         """Nothing is open."""
 

@@ -84,10 +84,7 @@ function drawRuns() {
   const wanted = $("filter").value.trim().toLowerCase();
   const matching = runs.filter((run) =>
     !wanted || `${run.title} ${run.env} ${run.algorithm} ${run.state}`.toLowerCase().includes(wanted));
-  const stands = (run) => (now?.name === run.name ? Boolean(now.stall) : run.stalled);
-  const living = runs.filter((run) => run.state === "running"), stalled = living.filter(stands).length;
-  const counts = [[living.length - stalled, "running"], [stalled, "stalled"]].filter(([n]) => n).map(([n, what]) => `, ${n} ${what}`);
-  setText($("runs-title"), `Runs (${runs.length}${counts.join("")})`);
+  countRuns();
   const focused = document.activeElement?.dataset?.key;
   fill($("runs"), matching.map((run) => {
     const current = run.name === state.run;
@@ -100,11 +97,7 @@ function drawRuns() {
     });
     box.checked = current || state.compare.includes(run.name);
     box.disabled = current || (!box.checked && state.compare.length >= 23);
-    // The figures of the chosen run are those of its head, which are read more often.
-    const own = current && now?.name === run.name ? now : null;
-    const returned = own ? own.figures.episode_return_mean : run.return_last, lasted = own ? own.figures.time_s : run.seconds;
-    const figures = [returned === null ? null : `return ${number(returned)}`, lasted === null ? null : clock(lasted)];
-    const shownState = (own ? own.stall : run.stalled) ? "stalled" : (own ?? run).state;
+    const [shownState, figures] = listed(run);
     return h(current ? "li.current" : "li", null, box,
       h("a", {
         href: `#${new URLSearchParams({ run: run.name, view: state.view })}`, "data-key": `run ${run.name}`,
@@ -113,16 +106,35 @@ function drawRuns() {
       },
       h("span.title", null, run.title),
       h("span.about", null, h("span", null, [run.env, run.algorithm].filter(Boolean).join(", ") || "no config")),
-      h("span.about", null, h(`span.state.${shownState}`, null, shownState), h("span.value", { title: "mean return of the last 100 training episodes; time of training in m:ss or h:mm:ss" }, figures.filter(Boolean).join(", ")))));
+      h("span.about", null, h(`span.state.${shownState}`, null, shownState), h("span.value", { title: "mean return of the last 100 training episodes; time of training in m:ss or h:mm:ss" }, figures))));
   }));
   if (focused) $("runs").querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
 }
 
-/** Draw the list again where the figures of the chosen run have changed. */
-drawRuns.fresh = () => {
-  const text = JSON.stringify([now.name, now.state, Boolean(now.stall), now.figures.episode_return_mean, Math.floor(now.figures.time_s ?? 0)]);
-  if (drawRuns.text !== text) { drawRuns.text = text; drawRuns(); }
-};
+function countRuns() {
+  const states = runs.map((run) => listed(run)[0]);
+  const counts = ["running", "stalled"].map((what) => [states.filter((state) => state === what).length, what]);
+  setText($("runs-title"), `Runs (${runs.length}${counts.filter(([n]) => n).map(([n, what]) => `, ${n} ${what}`).join("")})`);
+}
+
+/** State and figures of a run in the list; of the chosen run those of its head, which are read more often. */
+function listed(run) {
+  const own = run.name === state.run && now?.name === run.name ? now : null;
+  const returned = own ? own.figures.episode_return_mean : run.return_last, lasted = own ? own.figures.time_s : run.seconds;
+  const figures = [returned === null ? null : `return ${number(returned)}`, lasted === null ? null : clock(lasted)];
+  return [(own ? own.stall : run.stalled) ? "stalled" : (own ?? run).state, figures.filter(Boolean).join(", ")];
+}
+
+/** Write the state and figures of the chosen run anew. Its entry stays: one that is replaced while it is pressed gets no click. */
+function refreshCurrent() {
+  const item = $("runs").querySelector("li.current"), run = runs.find((each) => each.name === state.run);
+  if (!item || !run) return;
+  const [what, figures] = listed(run), chip = item.querySelector(".state");
+  chip.className = `state ${what}`;
+  setText(chip, what);
+  setText(item.querySelector(".value"), figures);
+  countRuns();
+}
 
 // --- the head of the run
 
@@ -290,7 +302,7 @@ async function turn() {
       if (run === state.run) {
         now = { ...found, name: run };
         drawHead();
-        drawRuns.fresh();
+        refreshCurrent();
         await shown?.update(now);
       }
     } else if (state.compare.length && state.view === "learning" && now) {

@@ -107,7 +107,7 @@ export const means = (now) => (now.state === "running" ? `means of the last ${no
 /** The actors of a run; after its end those that it had. */
 export const actorsOf = (now) => (now.state !== "running" && typeof now.flow.actors.count === "number" ? now.flow.actors.count : now.flow.actors.alive);
 
-/** What costs the run most throughput, and what to do. Of a run that trains no more it is what did. */
+/** What costs the run most throughput, and what to do; of a stalled or dead run only what limited it. */
 export function verdict(now) {
   const found = now.verdict;
   const before = now.stall ? "Before it stalled: " : now.state === "running" ? "" : "While it ran: ";
@@ -116,7 +116,7 @@ export function verdict(now) {
     h("p.finding", null, kept(before ? `${before}${found.finding}` : capital(found.finding))),
     h("p", null, kept(capital(found.reason)), "."),
     now.stall || now.state === "died" ? null : h("p", null, h("strong", null, before ? "For another run: " : "Next: "), kept(found.next_step), "."),
-    now.also.length && !now.stall ? h("ul", null, now.also.map((each) => h("li", null, kept(further(each)), "."))) : null,
+    now.also.length && !now.stall && now.state !== "died" ? h("ul", null, now.also.map((each) => h("li", null, kept(further(each)), "."))) : null,
     h("p.dim", null, `Over ${now.seconds.toFixed(0)}\u00a0s, by the rules of penstock profile, which measures more.`));
 }
 

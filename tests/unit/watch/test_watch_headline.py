@@ -35,22 +35,29 @@ def test_whether_a_run_learns(returns: Any, kind: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("silent_s", "began_ago_s", "interval_s", "silent"),
+    ("silent_s", "began_ago_s", "interval_s", "seconds", "silent"),
     [
-        (20.0, 100.0, 1.0, False),
-        (31.0, 100.0, 1.0, True),
-        (31.0, 100.0, None, True),
-        (90.0, 900.0, 10.0, False),
-        (101.0, 900.0, 10.0, True),
-        (900.0, 200.0, 1.0, False),  # resumed, without a line so far
-        (900.0, 301.0, 1.0, True),
+        (20.0, 100.0, 1.0, 50.0, False),
+        (31.0, 100.0, 1.0, 50.0, True),
+        (31.0, 100.0, None, None, True),
+        (90.0, 900.0, 10.0, 800.0, False),
+        (101.0, 900.0, 10.0, 800.0, True),
+        (121.0, 1e6, 1.0, 604_800.0, False),  # in a week lines are two minutes apart
+        (1211.0, 1e6, 1.0, 604_800.0, True),
+        (900.0, 200.0, 1.0, 50.0, False),  # resumed, without a line so far
+        (900.0, 301.0, 1.0, 50.0, True),
     ],
 )
 def test_a_run_is_silent_after_many_intervals(
-    silent_s: float, began_ago_s: float, interval_s: float | None, silent: bool
+    silent_s: float,
+    began_ago_s: float,
+    interval_s: float | None,
+    seconds: float | None,
+    silent: bool,
 ) -> None:
     now_s = 1e9
-    assert is_silent(now_s, now_s - silent_s, now_s - began_ago_s, interval_s) == silent
+    row = {"written": now_s - silent_s, "interval_s": interval_s, "seconds": seconds}
+    assert is_silent(now_s, now_s - began_ago_s, row) == silent
 
 
 def process(name: str, **more: Any) -> dict[str, Any]:
@@ -65,6 +72,26 @@ def test_a_stopped_learner_stalls_the_run_at_once() -> None:
     assert found == {
         "why": "learner-0 is stopped by a signal", "since": 5.0, "command": "kill -CONT 7",
     }  # fmt: skip
+
+
+def test_a_process_of_another_host_is_not_to_be_continued_from_this_one() -> None:
+    found = stall([process("learner-0", host="b", **STOPPED)], 5.0, silent=False, host="a")
+    assert found is not None
+    assert found["why"] == "learner-0 is stopped by a signal on b"
+    assert found["command"] is None
+
+
+@pytest.mark.parametrize("value", [0.1, -0.7, 200.3, 9.8])
+def test_a_constant_return_is_flat(value: float) -> None:
+    for count in range(20, 200):
+        assert learning(np.arange(float(count)), np.full(count, value))["kind"] == "flat"
+
+
+def test_halfway_is_half_of_the_steps_however_far_apart_lines_are() -> None:
+    steps = np.concatenate([np.arange(0.0, 1e3, 1.0), np.arange(1e3, 1e4, 100.0)])
+    found = learning(steps, steps / 100)
+    assert found["kind"] == "rising"
+    assert found["text"].startswith("rising: 49.5 halfway")
 
 
 def test_one_of_several_learners_stalls_it_only_with_the_others() -> None:
