@@ -1,4 +1,5 @@
-"""Pendulum-v1 whose steps take a given time, as those of a simulator elsewhere do."""
+"""Pendulum-v1 with steps of a given duration, which need no processor: it stands for a simulator on
+another host."""
 
 from __future__ import annotations
 

@@ -15,11 +15,10 @@ from contextlib import contextmanager
 def gc_paused() -> Iterator[None]:
     """Pause the garbage collector in the ``with`` block.
 
-    All objects of the process that exist at the end of the block, not only those that it has made,
-    are exempt from later collections (`gc.freeze`): modules stay until the process ends, and a full
-    collection of torch's takes a tenth of a second. So use it at the start of a process, before
-    there is data in reference cycles, which would never be freed. Nothing happens where the
-    collector is disabled already, as in a block within another.
+    At its end `gc.freeze` exempts all present objects of the process from later collections:
+    modules stay until the process ends, and a full collection of torch's takes 0.1 s. Use it
+    at the start of a process: present data in reference cycles would never be freed. If the
+    collector is disabled already, as in a nested block, nothing happens.
     """
     if not gc.isenabled():
         yield

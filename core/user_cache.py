@@ -57,7 +57,7 @@ def write_cached(path: Path, value: Any) -> bool:
 
 
 def by_age(folder: Path, name: re.Pattern[str]) -> list[Path]:
-    """The regular files of a folder whose whole name matches, the newest first."""
+    """The regular files of ``folder`` with names that ``name`` matches fully, newest first."""
     found: list[tuple[int, Path]] = []
     with suppress(OSError):  # there is no such folder
         for path in folder.iterdir():
@@ -70,8 +70,8 @@ def by_age(folder: Path, name: re.Pattern[str]) -> list[Path]:
 
 
 def delete_oldest(folder: Path, name: re.Pattern[str], kept: int) -> None:
-    """Delete all but the newest ``kept`` of the files whose whole name matches, while the folder is
-    `locked`. Links, folders and files of other names stay."""
+    """Delete the files that `by_age` returns, except the newest ``kept``. The caller holds the lock
+    of the folder (`locked`). Links, folders and files of other names stay."""
     for path in by_age(folder, name)[kept:]:
         with suppress(OSError):
             path.unlink()
