@@ -145,12 +145,12 @@ def test_a_worker_of_another_shard_is_refused(rig: Callable[..., Rig]) -> None:
 def test_a_worker_notices_which_shard_has_ended(tmp_path: Path) -> None:
     cfg = config("tap", 2, server_shards=2)
     addresses = [f"ipc://{tmp_path}/{shard}" for shard in range(2)]
-    servers = [ParameterServer(cfg, at, shard=n) for n, at in enumerate(addresses)]
     client = ServerClient(addresses, 0, optimizer_of(cfg), cfg)
     first = client.unreached()
-    assert first is not None
-    assert not first.was_reached
+    servers = [ParameterServer(cfg, at, shard=n) for n, at in enumerate(addresses)]
     try:
+        assert first is not None
+        assert not first.was_reached
         while client.pull(0.01) is None:
             for server in servers:
                 server.turn(0.01)
