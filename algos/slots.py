@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,35 @@ class Rewards(Protocol):
     def reward_clip(self) -> float | None: ...
     @property
     def reward_scale(self) -> float: ...
+
+
+class Played(NamedTuple):
+    """What the progress of a run counts of unrolls of E environments.
+
+    The thread that gathers a batch reads it from the columns, which are then in its core's cache.
+    """
+
+    versions: npt.NDArray[np.int64]
+    """Policy versions ``[E]``; ``[T, E]`` where an unroll spans two of them."""
+    steps: npt.NDArray[np.integer[Any]]
+    """Agent steps by each of ``versions``."""
+    returns: list[float]
+    """Of the episodes that ended."""
+    lengths: list[int]
+
+    @classmethod
+    def of(cls, columns: Mapping[str, npt.NDArray[Any]]) -> Played:
+        """Of the columns ``[T, E]`` of a slot or of a batch of unrolls, as copies."""
+        alive, versions = columns["alive"], columns["policy_version"]
+        steps: npt.NDArray[np.integer[Any]] = alive.astype(np.int64)
+        if (versions == versions[0]).all():
+            versions, steps = versions[0], np.count_nonzero(alive, axis=0)
+        over = alive & (columns["terminated"] | columns["truncated"])
+        over &= columns["episode_length"] > 0  # 0 at the end of a life whose game continues
+        ended = over.any()
+        returns = columns["episode_return"][over].tolist() if ended else []
+        lengths = columns["episode_length"][over].tolist() if ended else []
+        return cls(versions.astype(np.int64), steps, returns, lengths)
 
 
 def columns(observation_space: Any, action: Column, *recorded: Column) -> tuple[Column, ...]:

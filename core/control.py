@@ -30,6 +30,8 @@ class Channel:
         self._socket = end
         self._writable = select.poll()
         self._writable.register(end, select.POLLOUT)
+        self._readable = select.poll()
+        self._readable.register(end, select.POLLIN)
         self._lock = threading.Lock()
         self.closed = False
 
@@ -74,9 +76,7 @@ class Channel:
 
         None where the other end is gone. Raises ValueError where the message is no JSON object.
         """
-        readable = select.poll()
-        readable.register(self._socket, select.POLLIN)
-        readable.poll()
+        self._readable.poll()
         try:
             data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_NBYTES, MOST_FDS)
         except OSError:
@@ -95,7 +95,8 @@ class Channel:
         ``closed`` is set once the other end is gone.
         """
         messages: list[Message] = []
-        while not self.closed and len(messages) != most:
+        # It is called far more often than messages arrive, and `recv` makes room for the longest.
+        while not self.closed and len(messages) != most and self._readable.poll(0):
             try:
                 data = self._socket.recv(MESSAGE_NBYTES)
             except BlockingIOError:

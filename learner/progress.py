@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.algos.slots import Played
 from penstock.configs.sections import StopConfig
 from penstock.profiling.histogram import Histogram, latencies, spread
 from penstock.profiling.ledger import TimeLedger, fractions, learner_parts
@@ -48,7 +48,8 @@ class Progress:
         self._published_steps = 0
         self.returns: deque[float] = deque(maxlen=EPISODES)
         self.lengths: deque[int] = deque(maxlen=EPISODES)
-        self._recent = (0.0, 0.0, 0.0)  # of all learners: sum of returns, of lengths, number
+        self._own_recent = (0.0, 0.0, 0)  # sum of returns, of lengths, number
+        self._recent = (0.0, 0.0, 0.0)  # the same of all learners
         self._booked = dict.fromkeys(BOOKED, 0)
         self._own = dict.fromkeys(BOOKED, 0)  # the same since the process began
         self.lag: Counter[int] = Counter()
@@ -81,29 +82,23 @@ class Progress:
             self._started_s = max(at_s, self._made_s)
             self._last = (self.time_s, *self._own_steps(), {})
 
-    def played(self, arrays: Mapping[str, npt.NDArray[Any]], steps: int, updates: int = 0) -> None:
+    def played(self, played: Played, steps: int, updates: int = 0) -> None:
         """Count unrolls of ``steps`` agent steps.
 
         They are trained on in ``updates`` optimizer steps now, or later from replay (0).
         """
-        alive, versions = arrays["alive"], arrays["policy_version"]
-        count = int(np.count_nonzero(alive))
-        if updates <= 1 and count and (versions == versions[0, 0]).all():  # as in one slot: one lag
-            self.lag[min(max(self.version - int(versions[0, 0]), 0), MAX_LAG)] += count
-        else:
-            # Update i of the batch took the i-th share of its environments, at version + i.
-            envs = alive.shape[1]
-            at = self.version + np.arange(envs) * updates // envs
-            lags = np.clip(at - versions.astype(np.int64), 0, MAX_LAG)
-            counts = np.bincount(lags[alive])
-            for lag in counts.nonzero()[0].tolist():
-                self.lag[lag] += int(counts[lag])
-        over = alive & (arrays["terminated"] | arrays["truncated"])
-        over &= arrays["episode_length"] > 0  # 0 at the end of a life whose game continues
-        if over.any():
-            self.returns.extend(arrays["episode_return"][over].tolist())
-            self.lengths.extend(arrays["episode_length"][over].tolist())
-            self._booked["episodes"] += int(np.count_nonzero(over))
+        # Update i of the batch took the i-th share of its environments, at version + i.
+        envs = played.versions.shape[-1]
+        at = self.version + np.arange(envs) * updates // envs if updates > 1 else self.version
+        lags = np.clip(at - played.versions, 0, MAX_LAG)
+        counts = np.bincount(lags.ravel(), played.steps.ravel())
+        for lag in counts.nonzero()[0].tolist():
+            self.lag[lag] += int(counts[lag])
+        if played.returns:
+            self.returns.extend(played.returns)
+            self.lengths.extend(played.lengths)
+            self._sum_up()
+            self._booked["episodes"] += len(played.returns)
         self._booked["trained_steps"] += steps
 
     def aged(self, started_s: float, published_s: float, steps: int) -> None:
@@ -118,16 +113,17 @@ class Progress:
 
         `commit` takes the sum over all learners.
         """
-        recent = (sum(self.returns), sum(self.lengths), len(self.returns))
-        return np.array([*(self._booked[name] for name in BOOKED), *recent], np.float64)
+        return np.array([*self._booked.values(), *self._own_recent], np.float64)
 
     def commit(self, own: Floats, growth: Floats) -> None:
         """Add ``growth``, the counts of all learners, of which ``own`` are this learner's."""
-        for name, mine, value in zip(BOOKED, own, growth, strict=False):
-            setattr(self, name, getattr(self, name) + int(value))
-            self._booked[name] -= int(mine)
-            self._own[name] += int(mine)
-        self._recent = (float(growth[-3]), float(growth[-2]), float(growth[-1]))
+        mine, values = own.tolist(), growth.tolist()
+        for name, part, value in zip(BOOKED, mine, values, strict=False):
+            if part or value:
+                setattr(self, name, getattr(self, name) + int(value))
+                self._booked[name] -= int(part)
+                self._own[name] += int(part)
+        self._recent = (values[-3], values[-2], values[-1])
         self._notice_solved()
 
     def rollback(self, growth: Floats) -> None:
@@ -158,6 +154,7 @@ class Progress:
         most = -(-EPISODES // learners)
         self.returns = deque(self.returns, most)
         self.lengths = deque(self.lengths, most)
+        self._sum_up()
 
     def updated(self, updates: int) -> None:
         """Count optimizer steps."""
@@ -298,7 +295,8 @@ class Progress:
         if same_game:
             self.returns.extend(state["returns"])
             self.lengths.extend(state["lengths"])
-        self._recent = (sum(self.returns), sum(self.lengths), len(self.returns))
+        self._sum_up()
+        self._recent = self._own_recent
 
     def join(self, state: dict[str, Any]) -> None:
         """Take the position of another learner of the run, by its `state_dict`.
@@ -312,6 +310,10 @@ class Progress:
         self._published_steps = self.learner_steps
         if self._started_s is None:
             self._trained_before_s = state["time_s"]
+
+    def _sum_up(self) -> None:
+        """Sum up the last episodes, once they have changed."""
+        self._own_recent = (sum(self.returns), sum(self.lengths), len(self.returns))
 
     def _own_steps(self) -> tuple[int, int]:
         """Environment and trained steps of this process so far."""

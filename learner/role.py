@@ -63,6 +63,7 @@ from penstock.transport.shm.weights_board import WeightsBoard
 logger = note_logger(__name__)
 
 WAIT_S = 0.2
+HEAR_S = 0.02  # between two looks for messages, each of which costs what ten short operations do
 ARRIVAL_S = 5.0  # longest time that slots of a dead actor may still be on their way
 RECEIVED = ("slots", "steps", "raw_nbytes", "coded_nbytes")
 REMOTE_ACTORS = 16  # actors with memory from the start, where actors join from elsewhere
@@ -187,7 +188,7 @@ class LearnerProcess(TrainingLoop[Any]):
         self._host = ShmHost(socket, welcome, self._board, self._actor_source.store)
         self._reason: str | None = None  # why this learner would stop
         self._kept: Arrays | None = {}  # state of the group's members, for the last checkpoint
-        self._next_report_s = 0.0
+        self._next_report_s = self._next_hear_s = 0.0
         self._trim_s = time.monotonic() + TRIM_S
         self._turned_away: Counter[str] = Counter()  # connections reported so far
         self._others = StreamTracker(self._accounting)
@@ -289,7 +290,8 @@ class LearnerProcess(TrainingLoop[Any]):
         return batch
 
     def control(self, counts: Floats, stop: bool) -> ControlMessage:
-        self._hear()
+        if time.monotonic() >= self._next_hear_s:
+            self._hear()
         self._progress.arrived(self._accounting)
         self._requests.turn()
         evaluates = self._group.leads and self._requests.due() is not None
@@ -436,6 +438,7 @@ class LearnerProcess(TrainingLoop[Any]):
         )
 
     def _hear(self) -> None:
+        self._next_hear_s = time.monotonic() + HEAR_S
         messages = self._group.messages()
         self._others.hear(messages)
         self._torch_trace.hear(messages)

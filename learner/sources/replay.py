@@ -27,10 +27,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from penstock.algos.registry import algorithm
+from penstock.algos.slots import Played
 from penstock.configs.errors import UserError
 from penstock.configs.policy_lag import batches_ahead
 from penstock.configs.schema import Config
@@ -56,19 +54,13 @@ from penstock.transport.shm.store import Slot
 LOOK_S = 0.1  # between two heartbeats of a run that waits
 SHARE_S = 0.005  # longest poll while a snapshot is being saved, so that it gets the lock
 
-PLAYED = (  # columns that `Progress.played` reads
-    *("alive", "policy_version", "terminated", "truncated"),
-    *("episode_length", "episode_return"),
-)
-
 
 class Arrival(NamedTuple):
-    """Copies of the values of a collected slot that the learner's progress is updated by."""
+    """What the learner's progress is updated by after a slot was collected."""
 
     started_s: float
     steps: int
-    columns: dict[str, npt.NDArray[Any]]
-    """Those of `PLAYED`."""
+    played: Played
 
 
 class ReplayDataSource:
@@ -284,9 +276,8 @@ class ReplayDataSource:
     def _arrived(self, slot: Slot) -> None:
         """Count a collected slot. May be called in any thread, under the replay's lock."""
         self._accounting.arrived(slot.header)
-        columns = {name: np.array(slot.columns[name]) for name in PLAYED}
         started_s, steps = float(slot.header["started_s"]), int(slot.header["steps"])
-        self._arrivals.append(Arrival(started_s, steps, columns))
+        self._arrivals.append(Arrival(started_s, steps, Played.of(slot.columns)))
 
     def _count_arrivals(self) -> None:
         """Count the steps of collected slots as trained. The learner's thread calls it, since no
@@ -297,7 +288,7 @@ class ReplayDataSource:
             arrival = self._arrivals.popleft()
             progress.start(arrival.started_s)
             self._accounting.trained += arrival.steps
-            progress.played(arrival.columns, arrival.steps)
+            progress.played(arrival.played, arrival.steps)
 
     def _rejected(self, slot: Slot, fault: str) -> None:
         self._accounting.arrived(slot.header)

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 
+from penstock.algos.slots import Played
 from penstock.configs.load import resolve
 from penstock.core.params import Stamp
 from penstock.envs import probe
@@ -95,6 +96,7 @@ def unrolls(made: Trainer) -> Any:
         arrays=arrays,
         spans=[],
         steps=arrays["alive"].size,
+        played=Played.of(arrays),
         wait_on_device=lambda: None,
     )
 

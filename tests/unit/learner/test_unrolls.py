@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.algos.slots import FLAGS
 from penstock.bench.ceiling import made_up
 from penstock.configs.load import resolve
 from penstock.core.interfaces import Welcome
@@ -35,7 +36,9 @@ SPEC = SlotSpec(
         Column("obs", "|u1", (5, 4), "unroll+1"),
         Column("big", "<f4", (40,)),
         Column("action", "<i4"),
-        Column("alive", "|b1"),
+        *(Column(flag, "|b1") for flag in FLAGS),
+        Column("episode_return", "<f4"),
+        Column("episode_length", "<i4"),
         Column("policy_version", "<u4"),
         Column("policy_id", "<u2", rows="slot"),
     ),
