@@ -90,7 +90,7 @@ class Progress:
         # Update i of the batch took the i-th share of its environments, at version + i.
         envs = played.versions.shape[-1]
         at = self.version + np.arange(envs) * updates // envs if updates > 1 else self.version
-        lags = np.clip(at - played.versions, 0, MAX_LAG)
+        lags = np.minimum(np.maximum(at - played.versions, 0), MAX_LAG)
         counts = np.bincount(lags.ravel(), played.steps.ravel())
         for lag in counts.nonzero()[0].tolist():
             self.lag[lag] += int(counts[lag])
