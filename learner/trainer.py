@@ -364,6 +364,7 @@ class Trainer:
                 self.sync.prepare_backward(self.optimizer, self._accumulated)
             self._ledger.switch(Part.BACKWARD)
             backward(loss)
+            del loss  # with its activations, before the next pass makes others
             self.device_statistics.add(sums)
 
     def _measured_loss(

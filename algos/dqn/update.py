@@ -99,6 +99,7 @@ class DqnUpdate:
                 self.optimizer.prepare_backward(total)
             self._ledger.switch(Part.BACKWARD)
             backward(total_loss)
+            del total_loss  # with its activations, before the next pass makes others
             parts.append((differences, sums))
         return parts
 

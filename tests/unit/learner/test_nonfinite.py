@@ -71,6 +71,15 @@ NORMALIZED = (
 )
 
 
+def test_a_pass_on_a_cpu_frees_its_activations_with_the_loss_and_not_before() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    loss = (weight * weight).sum()
+    backward(loss)
+    torch.testing.assert_close(weight.grad, torch.full((3,), 2.0))
+    loss.backward()  # raises RuntimeError where they were freed, which takes the interpreter lock
+    torch.testing.assert_close(weight.grad, torch.full((3,), 4.0))
+
+
 @pytest.mark.parametrize(
     ("reward", "options"),
     [
