@@ -49,6 +49,9 @@ SLOW, CLOSE = 2.0, 1.25  # times the fastest: forms that are timed again once, a
 ROUNDS = 2  # further passes of forms that are close; the fastest counts, as others lengthen them
 MOST_ROUNDS = 20  # where passes are so short that all of them take less than `SHORT_S`
 SHORT_S = 0.1
+FEW_ROWS = 4  # observations of a pass that shows how long others are
+LONG = 0.5  # share of the budget: a longer pass is too long to be timed as a whole
+SHARE = 1 / 16  # of the budget, for a pass instead of it
 FEW = 2  # orders and formats that are tried with other numbers of rows
 SHOWN = 3  # other forms in a sentence
 
@@ -110,12 +113,27 @@ def time_forms(task: Task, forms: Sequence[ComputeForm]) -> Timing:
     with locked(folder) as is_locked:  # processes of a run start together: one of them measures
         if (known := _known(folder, about, forms)) is not None:
             return Timing(fastest(known, forms[0]), known, cached=True)
-        seconds = race(forms, passes(task), task.most_rows, clock_of(task))
+        seconds = _race(task, forms)
         if is_locked and folder is not None:
             times = [[*form, s] for form, s in seconds.items()]
             delete_oldest(folder, NAME, KEPT - 1)
             write_cached(_file(folder, about), {"about": about, "seconds": times})
     return Timing(fastest(seconds, forms[0]), seconds, cached=False)
+
+
+def _race(task: Task, forms: Sequence[ComputeForm]) -> Seconds:
+    """`race`; of a network whose passes are long, by passes of few observations, as more forms of
+    these fit the budget than of whole ones."""
+    rows = min(forms[0].rows, task.most_rows)
+    few = task._replace(most_rows=min(rows, FEW_ROWS))
+    time_pass = passes(few)
+    time_pass(forms[0])
+    seconds = time_pass(forms[0])
+    if rows * seconds > LONG * BUDGET_S:
+        forms = [form for form in forms if form.rows == forms[0].rows]
+        most = int(SHARE * BUDGET_S / seconds)
+        task = few._replace(most_rows=max(few.most_rows, most))
+    return race(forms, passes(task), task.most_rows, clock_of(task))
 
 
 def race(

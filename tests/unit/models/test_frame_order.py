@@ -43,6 +43,19 @@ def test_float32_is_trained_in_channels_last(
     assert torch.equal(found, frames.to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("channels", [1, 3, 4, 5, 12])
+@pytest.mark.parametrize("given", [torch.uint8, torch.float32])
+def test_any_number_of_channels_is_put_in_order(
+    given: torch.dtype, channels: int, dtype: torch.dtype
+) -> None:
+    frames = torch.randint(256, (3, 2 * channels, 6, 7), dtype=torch.uint8).to(given)[:, ::2]
+    found = in_order(frames, dtype, "channels_last")
+    assert found.dtype == dtype
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(found, frames.to(dtype))
+
+
 def test_the_order_changes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     net = build_net(CnnShape(4, 84, 84, discrete(6), 1 / 255))

@@ -206,6 +206,32 @@ def test_a_race_ends_in_time_and_has_the_form_by_rule() -> None:
     assert {form.rows for form in found} == {256, 100, 60}
 
 
+def test_of_long_passes_all_formats_are_timed_by_short_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows: Counter[int] = Counter()
+    now = [0.0]
+
+    def made(task: Task) -> Any:
+        def time_pass(form: ComputeForm) -> float:
+            rows[task.most_rows] += 1
+            seconds = 4 * SECONDS[form[:2]]
+            now[0] += task.most_rows * seconds
+            return seconds
+
+        return time_pass
+
+    monkeypatch.setattr(timed_forms, "passes", made)
+    monkeypatch.setattr(timed_forms, "clock_of", lambda task: lambda: now[0])
+    task = TASK._replace(most_rows=512)
+    forms = training_forms(SHAPE, OPEN, UpdateSize(512), has_bf16=True)
+    found = time_forms(task, forms)
+    assert len(found.seconds) > 2
+    assert found.form == ("bf16", "channels_last", 256)
+    assert max(rows) < 16
+    assert now[0] < 1.5 * timed_forms.BUDGET_S
+
+
 def test_a_race_ends_where_other_programs_have_the_processor() -> None:
     def time_pass(form: ComputeForm) -> float:
         time.sleep(0.02)  # no processor time passes
