@@ -32,10 +32,11 @@ class Rewards(Protocol):
     def reward_scale(self) -> float: ...
 
 
-class Played(NamedTuple):
-    """What the progress of a run counts of unrolls of E environments.
+class UnrollSummary(NamedTuple):
+    """Steps by policy version, and finished episodes, of unrolls of E environments.
 
-    The thread that gathers a batch reads it from the columns, which are then in its core's cache.
+    The thread that gathers a batch makes it, which has just touched the columns; for the learner's
+    thread they would have to come from memory.
     """
 
     versions: npt.NDArray[np.int64]
@@ -43,11 +44,12 @@ class Played(NamedTuple):
     steps: npt.NDArray[np.integer[Any]]
     """Agent steps by each of ``versions``."""
     returns: list[float]
-    """Of the episodes that ended."""
+    """Raw returns of the episodes that ended."""
     lengths: list[int]
+    """Agent steps of the same episodes."""
 
     @classmethod
-    def of(cls, columns: Mapping[str, npt.NDArray[Any]]) -> Played:
+    def of(cls, columns: Mapping[str, npt.NDArray[Any]]) -> UnrollSummary:
         """Of the columns ``[T, E]`` of a slot or of a batch of unrolls, as copies."""
         alive, versions = columns["alive"], columns["policy_version"]
         steps: npt.NDArray[np.integer[Any]] = alive.astype(np.int64)

@@ -39,8 +39,9 @@ from penstock.replay import Accounting
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.weights_board import WeightsBoard
-from replay_utilization import AHEAD, CASES, IN_LINE, ONE, Workload
+from replay_utilization import AHEAD, CASES, ONE, Workload
 
+IN_LINE = "0"  # learner.prefetch
 TURN_S = 0.1
 STORED = 2000
 UNBOUND = ("replay.samples_per_insert=null", f"replay.min_size={STORED}", "replay.capacity=4000")
@@ -60,6 +61,7 @@ def main() -> None:
 
 
 def case(workload: Workload, seconds: float) -> dict[str, Any]:
+    """Turns of both modes for about ``seconds``, and their medians."""
     settings = (*ONE, *workload.options, *UNBOUND)
     config = resolve(workload.target, (*settings, "learner.prefetch=0"))
     trainer = make_trainer(config, probe(config.env), TimeLedger())

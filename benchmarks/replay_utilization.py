@@ -1,4 +1,4 @@
-"""How much of its time a learner computes that draws from replay, ahead (`learner.prefetch=2`).
+"""The share of time that a learner with replay and prefetching computes (`learner.prefetch=2`).
 
 `benchmarks/utilization.py` for algorithms that draw from replay. Actors make about 1.3 times what
 the learner needs by `replay.samples_per_insert` (their environments sleep), so that a core is free;
@@ -28,7 +28,7 @@ PLENTY = 1.3
 SLEEP_S = 1e-4  # by which a sleep is longer than asked for, and the rest of a step
 WARM_UP_S = 3.0  # after the first update
 CEILING_S = 3.0
-AHEAD, IN_LINE = "2", "0"  # learner.prefetch
+AHEAD = "2"  # learner.prefetch
 ONE = (
     *("actors.count=1", "learner.threads=1", "learner.device=cpu", "replay.min_size=320"),
     *("stop.return=null", "eval.every_steps=null"),

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from common import finish, median_of, parser
+from penstock.algos.slots import FLAGS
 from penstock.core.interfaces import Welcome
 from penstock.core.params import ParamLayout, Stamp
 from penstock.core.specs import Column, SlotSpec
@@ -136,7 +137,13 @@ def write(path: Path, spec: SlotSpec) -> None:
 def gather_rates() -> dict[str, float]:
     """GB/s of a gather of slots into a batch, by threads, and of one copy; their ratios."""
     frame = Column("obs", "|u1", (84, 84), "unroll+1")
-    spec = SlotSpec(UNROLL, LARGE_ENVS, (frame, Column("alive", "|b1")))
+    counted = (
+        *(Column(flag, "|b1") for flag in FLAGS),
+        Column("policy_version", "<u4"),
+        Column("episode_return", "<f4"),
+        Column("episode_length", "<i4"),
+    )
+    spec = SlotSpec(UNROLL, LARGE_ENVS, (frame, *counted))
     store, device = SlotStore(spec, LARGE_SLOTS, shared=True), torch.device("cpu")
     slots = store.slots
     for slot in slots:

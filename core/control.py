@@ -95,7 +95,7 @@ class Channel:
         ``closed`` is set once the other end is gone.
         """
         messages: list[Message] = []
-        # It is called far more often than messages arrive, and `recv` makes room for the longest.
+        # Messages are few, and `recv` allocates room for the longest before it looks for one.
         while not self.closed and len(messages) != most and self._readable.poll(0):
             try:
                 data = self._socket.recv(MESSAGE_NBYTES)

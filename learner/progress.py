@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.algos.slots import Played
+from penstock.algos.slots import UnrollSummary
 from penstock.configs.sections import StopConfig
 from penstock.profiling.histogram import Histogram, latencies, spread
 from penstock.profiling.ledger import TimeLedger, fractions, learner_parts
@@ -82,23 +82,23 @@ class Progress:
             self._started_s = max(at_s, self._made_s)
             self._last = (self.time_s, *self._own_steps(), {})
 
-    def played(self, played: Played, steps: int, updates: int = 0) -> None:
+    def played(self, unrolls: UnrollSummary, steps: int, updates: int = 0) -> None:
         """Count unrolls of ``steps`` agent steps.
 
         They are trained on in ``updates`` optimizer steps now, or later from replay (0).
         """
         # Update i of the batch took the i-th share of its environments, at version + i.
-        envs = played.versions.shape[-1]
+        envs = unrolls.versions.shape[-1]
         at = self.version + np.arange(envs) * updates // envs if updates > 1 else self.version
-        lags = np.minimum(np.maximum(at - played.versions, 0), MAX_LAG)
-        counts = np.bincount(lags.ravel(), played.steps.ravel())
+        lags = np.minimum(np.maximum(at - unrolls.versions, 0), MAX_LAG)
+        counts = np.bincount(lags.ravel(), unrolls.steps.ravel())
         for lag in counts.nonzero()[0].tolist():
             self.lag[lag] += int(counts[lag])
-        if played.returns:
-            self.returns.extend(played.returns)
-            self.lengths.extend(played.lengths)
-            self._sum_up()
-            self._booked["episodes"] += len(played.returns)
+        if unrolls.returns:
+            self.returns.extend(unrolls.returns)
+            self.lengths.extend(unrolls.lengths)
+            self._update_recent()
+            self._booked["episodes"] += len(unrolls.returns)
         self._booked["trained_steps"] += steps
 
     def aged(self, started_s: float, published_s: float, steps: int) -> None:
@@ -154,7 +154,7 @@ class Progress:
         most = -(-EPISODES // learners)
         self.returns = deque(self.returns, most)
         self.lengths = deque(self.lengths, most)
-        self._sum_up()
+        self._update_recent()
 
     def updated(self, updates: int) -> None:
         """Count optimizer steps."""
@@ -295,7 +295,7 @@ class Progress:
         if same_game:
             self.returns.extend(state["returns"])
             self.lengths.extend(state["lengths"])
-        self._sum_up()
+        self._update_recent()
         self._recent = self._own_recent
 
     def join(self, state: dict[str, Any]) -> None:
@@ -311,7 +311,7 @@ class Progress:
         if self._started_s is None:
             self._trained_before_s = state["time_s"]
 
-    def _sum_up(self) -> None:
+    def _update_recent(self) -> None:
         """Sum up the last episodes, once they have changed."""
         self._own_recent = (sum(self.returns), sum(self.lengths), len(self.returns))
 

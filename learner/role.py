@@ -63,7 +63,7 @@ from penstock.transport.shm.weights_board import WeightsBoard
 logger = note_logger(__name__)
 
 WAIT_S = 0.2
-HEAR_S = 0.02  # between two looks for messages, each of which costs what ten short operations do
+MESSAGES_S = 0.02  # between two reads of the control socket: one costs as much as ten short steps
 ARRIVAL_S = 5.0  # longest time that slots of a dead actor may still be on their way
 RECEIVED = ("slots", "steps", "raw_nbytes", "coded_nbytes")
 REMOTE_ACTORS = 16  # actors with memory from the start, where actors join from elsewhere
@@ -188,7 +188,7 @@ class LearnerProcess(TrainingLoop[Any]):
         self._host = ShmHost(socket, welcome, self._board, self._actor_source.store)
         self._reason: str | None = None  # why this learner would stop
         self._kept: Arrays | None = {}  # state of the group's members, for the last checkpoint
-        self._next_report_s = self._next_hear_s = 0.0
+        self._next_report_s = self._next_messages_s = 0.0
         self._trim_s = time.monotonic() + TRIM_S
         self._turned_away: Counter[str] = Counter()  # connections reported so far
         self._others = StreamTracker(self._accounting)
@@ -290,7 +290,7 @@ class LearnerProcess(TrainingLoop[Any]):
         return batch
 
     def control(self, counts: Floats, stop: bool) -> ControlMessage:
-        if time.monotonic() >= self._next_hear_s:
+        if time.monotonic() >= self._next_messages_s:
             self._hear()
         self._progress.arrived(self._accounting)
         self._requests.turn()
@@ -438,7 +438,7 @@ class LearnerProcess(TrainingLoop[Any]):
         )
 
     def _hear(self) -> None:
-        self._next_hear_s = time.monotonic() + HEAR_S
+        self._next_messages_s = time.monotonic() + MESSAGES_S
         messages = self._group.messages()
         self._others.hear(messages)
         self._torch_trace.hear(messages)

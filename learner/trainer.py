@@ -130,8 +130,8 @@ class Trainer:
             return np.zeros(self.updates)
         updates = self.config.learner.updates_per_batch
         # By steps, the steps of each environment are spread over all updates of an epoch.
-        assert batch.played is not None
-        self.progress.played(batch.played, batch.steps, 1 if self._by_steps else updates)
+        assert batch.summary is not None
+        self.progress.played(batch.summary, batch.steps, 1 if self._by_steps else updates)
         divide = deal_steps if self._by_steps else deal
         self._shares = divide(batch.arrays["alive"], updates, self.updates // updates)
         return np.array([share.steps for share in self._shares], np.float64)

@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.configs.value_types import MemoryFormat
 from penstock.device.choice import runs_behind
 
-FEW_CHANNELS = 4  # that are faster copied one by one
+FEW_CHANNELS = 4  # up to so many are copied one at a time
 
 
 def in_order(frames: Tensor, dtype: torch.dtype, wanted: MemoryFormat = "auto") -> Tensor:

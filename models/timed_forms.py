@@ -40,7 +40,7 @@ from penstock.models.general import GeneralShape
 from penstock.models.summary import layers_in_words
 
 FOLDER = "forms"  # in the cache folder
-FORMAT = 1
+FORMAT = 2
 NAME = re.compile(r"[0-9a-f]{20}\.json")  # of a file: `_digest`
 KEPT = 64  # files; each change of a network, of torch or of Penstock adds some
 BUDGET_S = 1.2  # for all forms; the form by rule is timed whatever it takes
@@ -49,9 +49,9 @@ SLOW, CLOSE = 2.0, 1.25  # times the fastest: forms that are timed again once, a
 ROUNDS = 2  # further passes of forms that are close; the fastest counts, as others lengthen them
 MOST_ROUNDS = 20  # where passes are so short that all of them take less than `SHORT_S`
 SHORT_S = 0.1
-FEW_ROWS = 4  # observations of a pass that shows how long others are
-LONG = 0.5  # share of the budget: a longer pass is too long to be timed as a whole
-SHARE = 1 / 16  # of the budget, for a pass instead of it
+PROBE_ROWS = 4  # observations of the pass that shows how long others are
+LONG_PASS = 0.5  # share of the budget; a longer pass is replaced by a short one
+SHORT_PASS = 1 / 16  # share of the budget
 FEW = 2  # orders and formats that are tried with other numbers of rows
 SHOWN = 3  # other forms in a sentence
 
@@ -113,7 +113,7 @@ def time_forms(task: Task, forms: Sequence[ComputeForm]) -> Timing:
     with locked(folder) as is_locked:  # processes of a run start together: one of them measures
         if (known := _known(folder, about, forms)) is not None:
             return Timing(fastest(known, forms[0]), known, cached=True)
-        seconds = _race(task, forms)
+        seconds = _times_of(task, forms)
         if is_locked and folder is not None:
             times = [[*form, s] for form, s in seconds.items()]
             delete_oldest(folder, NAME, KEPT - 1)
@@ -121,18 +121,19 @@ def time_forms(task: Task, forms: Sequence[ComputeForm]) -> Timing:
     return Timing(fastest(seconds, forms[0]), seconds, cached=False)
 
 
-def _race(task: Task, forms: Sequence[ComputeForm]) -> Seconds:
-    """`race`; of a network whose passes are long, by passes of few observations, as more forms of
-    these fit the budget than of whole ones."""
-    rows = min(forms[0].rows, task.most_rows)
-    few = task._replace(most_rows=min(rows, FEW_ROWS))
-    time_pass = passes(few)
-    time_pass(forms[0])
-    seconds = time_pass(forms[0])
-    if rows * seconds > LONG * BUDGET_S:
-        forms = [form for form in forms if form.rows == forms[0].rows]
-        most = int(SHARE * BUDGET_S / seconds)
-        task = few._replace(most_rows=max(few.most_rows, most))
+def _times_of(task: Task, forms: Sequence[ComputeForm]) -> Seconds:
+    """`race`; of a network of images whose passes are long, by short passes of the forms with as
+    many rows as the first, since more of these fit the budget than of whole ones."""
+    if task.shape.convolutional and task.learns:
+        probe = task._replace(most_rows=PROBE_ROWS)
+        time_pass = passes(probe)
+        time_pass(forms[0])
+        seconds = time_pass(forms[0])
+        del time_pass  # with its network
+        if min(forms[0].rows, task.most_rows) * seconds > LONG_PASS * BUDGET_S:
+            forms = [form for form in forms if form.rows == forms[0].rows]
+            rows = max(PROBE_ROWS, int(SHORT_PASS * BUDGET_S / seconds))
+            task = task._replace(most_rows=min(rows, task.most_rows))
     return race(forms, passes(task), task.most_rows, clock_of(task))
 
 

@@ -15,7 +15,7 @@ import torch
 
 from penstock.algos import samples
 from penstock.algos.samples import network_shape, slot_spec
-from penstock.algos.slots import Played
+from penstock.algos.slots import UnrollSummary
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.configs.sections import StopConfig
@@ -199,7 +199,7 @@ class World:
             progress.start(self._batch.started_s)
             for span in self._batch.spans:
                 progress.aged(*span)
-            progress.played(Played.of(arrays), self._batch.steps, 1)
+            progress.played(UnrollSummary.of(arrays), self._batch.steps, 1)
             self.accounting.trained += self._batch.steps
         progress.arrived(self.accounting)
         growth = progress.growth()

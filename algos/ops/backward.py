@@ -3,11 +3,13 @@
 Without `retain_graph` torch frees each activation as soon as it is used. To free one that a Python
 object stood for takes the interpreter lock, so that on a CPU the pass would wait, again and again,
 for the thread that prepares the next batch. Delete the loss after the pass: that frees them all.
+A graph of `torch.compile` reuses its memory in the pass, and cannot be retained.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 
 import torch
 from torch import Tensor
@@ -20,7 +22,10 @@ def backward(loss: Tensor, *norms: Tensor) -> None:
     is not finite."""
     if not runs_behind(loss):  # asking costs less than computing with it
         sound = all(math.isfinite(value.item()) for value in (loss, *norms))
-        loss.backward(None if sound else torch.full_like(loss, torch.nan), retain_graph=True)
+        may_be_compiled = "torch._dynamo" in sys.modules
+        loss.backward(
+            None if sound else torch.full_like(loss, torch.nan), retain_graph=not may_be_compiled
+        )
         return
     factor = loss.detach() * 0.0 + 1.0  # 1, or NaN
     for norm in norms:

@@ -173,7 +173,7 @@ class SacUpdate:
         self._critic_optimizer.prepare_backward(total)
         self._ledger.switch(Part.BACKWARD)
         backward(loss)
-        return loss, errors, values
+        return loss.detach(), errors, values
 
     def _actor_gradients(
         self, batch: Batch, alpha: Tensor, total: float, critic_norm: Tensor
@@ -184,7 +184,7 @@ class SacUpdate:
         self._actor_optimizer.prepare_backward(total)
         self._ledger.switch(Part.BACKWARD)
         backward(loss, critic_norm)
-        return loss, logp
+        return loss.detach(), logp.detach()
 
     def _temperature_gradient(self, logp: Tensor, total: float, actor_norm: Tensor) -> None:
         self._alpha_optimizer.prepare_backward(total)

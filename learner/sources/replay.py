@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.algos.registry import algorithm
-from penstock.algos.slots import Played
+from penstock.algos.slots import UnrollSummary
 from penstock.configs.errors import UserError
 from penstock.configs.policy_lag import batches_ahead
 from penstock.configs.schema import Config
@@ -60,7 +60,7 @@ class Arrival(NamedTuple):
 
     started_s: float
     steps: int
-    played: Played
+    unrolls: UnrollSummary
 
 
 class ReplayDataSource:
@@ -277,7 +277,7 @@ class ReplayDataSource:
         """Count a collected slot. May be called in any thread, under the replay's lock."""
         self._accounting.arrived(slot.header)
         started_s, steps = float(slot.header["started_s"]), int(slot.header["steps"])
-        self._arrivals.append(Arrival(started_s, steps, Played.of(slot.columns)))
+        self._arrivals.append(Arrival(started_s, steps, UnrollSummary.of(slot.columns)))
 
     def _count_arrivals(self) -> None:
         """Count the steps of collected slots as trained. The learner's thread calls it, since no
@@ -288,7 +288,7 @@ class ReplayDataSource:
             arrival = self._arrivals.popleft()
             progress.start(arrival.started_s)
             self._accounting.trained += arrival.steps
-            progress.played(arrival.played, arrival.steps)
+            progress.played(arrival.unrolls, arrival.steps)
 
     def _rejected(self, slot: Slot, fault: str) -> None:
         self._accounting.arrived(slot.header)

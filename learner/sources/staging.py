@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.algos.slots import Played
+from penstock.algos.slots import UnrollSummary
 from penstock.core.specs import SlotSpec
 from penstock.device.choice import device_of
 from penstock.transport.shm.store import Slot
@@ -70,7 +70,7 @@ class StagingBatch:
         self.steps = 0  # agent steps held; 0 while the batch is free
         self.started_s = 0.0  # when the oldest slot was begun, CLOCK_MONOTONIC of its writer
         self.spans: list[Span] = []
-        self.played: Played | None = None  # None before the first `gather`
+        self.summary: UnrollSummary | None = None  # None before the first `gather`
 
     def gather(self, slots: Sequence[Slot]) -> None:
         """Copy slots into this batch and start the copy to the device."""
@@ -87,8 +87,8 @@ class StagingBatch:
         self.steps = sum(int(slot.header["steps"]) for slot in slots)
         self.spans = [Span(*(slot.header[name].item() for name in Span._fields)) for slot in slots]
         self.started_s = min(span.started_s for span in self.spans)
-        self.played = Played.of(self.arrays)
         self._upload()
+        self.summary = UnrollSummary.of(self.arrays)
 
     @property
     def keys(self) -> npt.NDArray[np.int64]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.algos.slots import Played
+from penstock.algos.slots import UnrollSummary
 from penstock.configs.sections import LearnerConfig, StopConfig
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.parameter_server.client import ServerClient
@@ -82,7 +82,7 @@ class Learner:
             "episode_return": np.full(shape, 7.0, np.float32),
             "episode_length": np.full(shape, 4.0, np.float32),
         }
-        self.progress.played(Played.of(arrays), STEPS, updates)
+        self.progress.played(UnrollSummary.of(arrays), STEPS, updates)
 
 
 Make = Callable[..., Learner]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.algos.slots import Played
+from penstock.algos.slots import UnrollSummary
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.envs import probe
@@ -46,7 +46,7 @@ class Learned:
             "episode_return": np.full((1, episodes), episode_return, np.float32),
             "episode_length": np.full((1, episodes), 7, np.int32),
         }
-        self.progress.played(Played.of(arrays), episodes)
+        self.progress.played(UnrollSummary.of(arrays), episodes)
         self.progress.commit(self.progress.growth(), self.progress.growth())
         self.checkpoints.save()
 

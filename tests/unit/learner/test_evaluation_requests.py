@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.algos.slots import Played
+from penstock.algos.slots import UnrollSummary
 from penstock.configs.load import resolve
 from penstock.core.control import Message
 from penstock.learner.evaluation_requests import (
@@ -53,7 +53,7 @@ class Run:
             "episode_return": np.full((1, 100), mean, np.float32),
             "episode_length": np.full((1, 100), 7, np.int32),
         }
-        self.progress.played(Played.of(arrays), 0)
+        self.progress.played(UnrollSummary.of(arrays), 0)
         self.progress.commit(self.progress.growth(), self.progress.growth())
 
 

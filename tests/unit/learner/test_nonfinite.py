@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,26 @@ NORMALIZED = (
 )
 
 
-def test_a_pass_on_a_cpu_frees_its_activations_with_the_loss_and_not_before() -> None:
+def test_a_pass_on_a_cpu_frees_its_activations_with_the_loss_and_not_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     weight = torch.ones(3, requires_grad=True)
     loss = (weight * weight).sum()
-    backward(loss)
+    with monkeypatch.context() as patched:
+        patched.delitem(sys.modules, "torch._dynamo", raising=False)  # of other tests
+        backward(loss)
     torch.testing.assert_close(weight.grad, torch.full((3,), 2.0))
     loss.backward()  # raises RuntimeError where they were freed, which takes the interpreter lock
     torch.testing.assert_close(weight.grad, torch.full((3,), 4.0))
+
+
+def test_the_graph_of_a_compiled_network_is_not_retained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch._dynamo", sys)
+    weight = torch.ones(3, requires_grad=True)
+    loss = (weight * weight).sum()
+    backward(loss)
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
 
 
 @pytest.mark.parametrize(

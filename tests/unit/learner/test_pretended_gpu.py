@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 
-from penstock.algos.slots import Played
+from penstock.algos.slots import UnrollSummary
 from penstock.configs.load import resolve
 from penstock.core.params import Stamp
 from penstock.envs import probe
@@ -96,7 +96,7 @@ def unrolls(made: Trainer) -> Any:
         arrays=arrays,
         spans=[],
         steps=arrays["alive"].size,
-        played=Played.of(arrays),
+        summary=UnrollSummary.of(arrays),
         wait_on_device=lambda: None,
     )
 

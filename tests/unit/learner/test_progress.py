@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.algos.slots import Played
+from penstock.algos.slots import UnrollSummary
 from penstock.configs.sections import StopConfig
 from penstock.learner.progress import BOOKED, Progress
 from penstock.profiling.ledger import Part, TimeLedger
@@ -35,7 +35,7 @@ def progress(**stop: Any) -> Progress:
 
 def train(run: Progress, batch: dict[str, np.ndarray], steps: int, updates: int) -> None:
     """What a single learner does with a batch."""
-    run.played(Played.of(batch), steps, updates)
+    run.played(UnrollSummary.of(batch), steps, updates)
     run.commit(run.growth(), run.growth())
     run.updated(updates)
 
@@ -134,14 +134,14 @@ def test_the_lag_of_unrolls_by_one_version_is_counted_as_that_of_several() -> No
     run.version = 10
     played = batch([0.0] * 4, version=8)
     played["alive"][:, 0] = False
-    run.played(Played.of(played), 3, 1)
+    run.played(UnrollSummary.of(played), 3, 1)
     assert run.lag == {2: 3}
     played["policy_version"][:, 1] = 10  # two versions from here on
-    run.played(Played.of(played), 3, 1)
+    run.played(UnrollSummary.of(played), 3, 1)
     assert run.lag == {2: 5, 0: 1}
     assert {type(count) for count in run.lag.values()} == {int}  # as JSON takes it
     played["alive"][:] = False
-    run.played(Played.of(played), 0, 1)
+    run.played(UnrollSummary.of(played), 0, 1)
     assert run.lag == {2: 5, 0: 1}
 
 
@@ -214,10 +214,10 @@ def test_the_ceiling_is_the_rate_of_the_time_with_data() -> None:
 
 def test_what_the_others_have_not_heard_of_is_said_again() -> None:
     run = progress()
-    run.played(Played.of(batch([1.0] * 3)), 3)
+    run.played(UnrollSummary.of(batch([1.0] * 3)), 3)
     alone = run.growth()
     run.commit(alone, np.zeros(len(alone)))  # a word of its own, as between two rounds
-    run.played(Played.of(batch([1.0] * 2)), 2)
+    run.played(UnrollSummary.of(batch([1.0] * 2)), 2)
     run.rollback(alone[: len(BOOKED)])
     assert run.growth()[: len(BOOKED)].tolist() == [0, 5, 5]
     assert run.trained_steps == 0
@@ -225,7 +225,7 @@ def test_what_the_others_have_not_heard_of_is_said_again() -> None:
 
 def test_what_they_have_heard_is_not() -> None:
     run = progress()
-    run.played(Played.of(batch([1.0] * 3)), 3)
+    run.played(UnrollSummary.of(batch([1.0] * 3)), 3)
     run.join({**run.state_dict(), "trained_steps": 10})  # of one who has heard of these three
     run.acknowledge()
     assert run.growth()[: len(BOOKED)].tolist() == [0, 0, 0]
