@@ -24,9 +24,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from penstock.configs.value_types import MemoryFormat
+from penstock.device.choice import runs_behind
 from penstock.models.frame_order import in_order
 from penstock.models.layout import CONVS, Activation, flat_features
 from penstock.models.normalizer import FrameNormalizer
+from penstock.models.space_to_depth import divides, kernel_over_depth, space_to_depth
 from penstock.models.torch_heads import PolicyNetwork, orthogonal
 
 
@@ -138,6 +140,7 @@ class CnnTrunk(Trunk):
     ) -> None:
         super().__init__(obs_scale, dtype)
         self._frames, self._memory_format = frames, memory_format
+        self._gains_by_depth = dtype == torch.bfloat16 and memory_format == "channels_last"
         channels = (frames[0], *(filters for filters, _, _ in CONVS))
         self.convs = nn.ModuleList(
             orthogonal(nn.Conv2d(before, filters, kernel, stride), math.sqrt(2))
@@ -146,20 +149,31 @@ class CnnTrunk(Trunk):
         self.linear = orthogonal(nn.Linear(flat_features(*frames[1:]), width), math.sqrt(2))
 
     def weights(self) -> list[Tensor]:
-        return self._prepared(*self.convs.parameters(), *self.linear.parameters())
+        first, *others = (*self.convs.parameters(), *self.linear.parameters())
+        kernel = kernel_over_depth(first) if self._is_over_depth(first) else first
+        return self._prepared(kernel, *others)
 
     def features(self, obs: Tensor, weights: list[Tensor]) -> tuple[Tensor, ...]:
         hidden = obs.reshape(-1, *self._frames)
+        strides = [stride for _, _, stride in CONVS]
         if isinstance(self.normalizer, FrameNormalizer):
             hidden = self.normalizer.frames(hidden, self.dtype, 0, self._memory_format)
+        elif self._is_over_depth(weights[0]):
+            hidden, strides[0] = space_to_depth(hidden, self.dtype), 1
         else:
             hidden = in_order(hidden, self.dtype, self._memory_format)
-        for i, (_, _, stride) in enumerate(CONVS):
+        for i, stride in enumerate(strides):
             hidden = F.conv2d(hidden, weights[2 * i], weights[2 * i + 1], stride).relu_()
         return (F.linear(hidden.flatten(1), weights[6], weights[7]).relu_().float(),)
 
     def numbers(self, obs: Tensor) -> Tensor:
         return obs.reshape(-1, math.prod(self._frames))
+
+    def _is_over_depth(self, weight: Tensor) -> bool:
+        """Whether the first convolution is computed over blocks of pixels."""
+        if not self._gains_by_depth or isinstance(self.normalizer, FrameNormalizer):
+            return False
+        return divides(*self._frames[1:]) and not runs_behind(weight)
 
 
 def climb(hidden: Tensor, weights: list[Tensor], activation: Callable[[Tensor], Tensor]) -> Tensor:
