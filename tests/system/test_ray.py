@@ -78,6 +78,8 @@ def test_the_host_of_the_only_learner_is_replaced_and_its_checkpoint_resumed(
     command.wait_until(lambda: all(ready(run_dir, f"actor-{i}") for i in range(4)))
     command.wait_until(saved.exists)
     if not on_a_worker(nodes, "learner-0"):
+        command.process.send_signal(signal.SIGTERM)
+        command.end()  # before its cluster does
         pytest.skip("the learner is on the head node, with which the cluster ends")
     nodes.add_node(num_cpus=2)
     remove_node(nodes, agents()["learner-0"])
