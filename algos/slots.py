@@ -35,8 +35,8 @@ class Rewards(Protocol):
 class UnrollSummary(NamedTuple):
     """Steps by policy version, and finished episodes, of unrolls of E environments.
 
-    The thread that gathers a batch makes it, which has just touched the columns; for the learner's
-    thread they would have to come from memory.
+    The thread that gathers a batch makes it: the columns are in its core's cache, while the
+    learner's thread would read them from memory.
     """
 
     versions: npt.NDArray[np.int64]
@@ -56,7 +56,7 @@ class UnrollSummary(NamedTuple):
         if (versions == versions[0]).all():
             versions, steps = versions[0], np.count_nonzero(alive, axis=0)
         over = alive & (columns["terminated"] | columns["truncated"])
-        over &= columns["episode_length"] > 0  # 0 at the end of a life whose game continues
+        over &= columns["episode_length"] > 0  # it is 0 where a life ends and the episode goes on
         ended = over.any()
         returns = columns["episode_return"][over].tolist() if ended else []
         lengths = columns["episode_length"][over].tolist() if ended else []

@@ -97,7 +97,7 @@ def case(workload: Workload, seconds: float) -> dict[str, Any]:
 def filled(
     target: str, settings: tuple[str, ...], trainer: AnyTrainer, stack: ExitStack
 ) -> ReplayDataSource:
-    """A source whose replay has `STORED` steps; no actor plays any more."""
+    """A source whose replay has `STORED` steps. Its actor has stopped."""
     config = resolve(target, settings)
     folder = Path(stack.enter_context(TemporaryDirectory()))
     pages = [StatusPage.create() for _ in range(2)]

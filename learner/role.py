@@ -63,7 +63,7 @@ from penstock.transport.shm.weights_board import WeightsBoard
 logger = note_logger(__name__)
 
 WAIT_S = 0.2
-MESSAGES_S = 0.02  # between two reads of the control socket: one costs as much as ten short steps
+MESSAGES_S = 0.02  # seconds between two reads of the control socket; each costs a system call
 ARRIVAL_S = 5.0  # longest time that slots of a dead actor may still be on their way
 RECEIVED = ("slots", "steps", "raw_nbytes", "coded_nbytes")
 REMOTE_ACTORS = 16  # actors with memory from the start, where actors join from elsewhere

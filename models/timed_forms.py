@@ -122,8 +122,11 @@ def time_forms(task: Task, forms: Sequence[ComputeForm]) -> Timing:
 
 
 def _times_of(task: Task, forms: Sequence[ComputeForm]) -> Seconds:
-    """`race`; of a network of images whose passes are long, by short passes of the forms with as
-    many rows as the first, since more of these fit the budget than of whole ones."""
+    """Time ``forms`` by `race`.
+
+    If one whole pass of a network of images takes half of the budget, passes are short, so that
+    each precision and memory format is timed; other numbers of rows than the first form's are not.
+    """
     if task.shape.convolutional and task.learns:
         probe = task._replace(most_rows=PROBE_ROWS)
         time_pass = passes(probe)
