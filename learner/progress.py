@@ -24,6 +24,7 @@ from penstock.replay.accounting import Accounting
 Floats = npt.NDArray[np.float64]
 
 MAX_LAG = 1 << 16  # the histogram's last bin
+UNREAD = 64  # most batches whose lag is counted later: together they take less time
 LEAST_FED = 0.01  # share of the time above which its rate is that of a fed learner
 EPISODES = 100  # returns are the mean of the last hundred episodes
 COUNTERS = ("env_steps", "trained_steps", "learner_steps", "episodes", "version")
@@ -52,7 +53,8 @@ class Progress:
         self._recent = (0.0, 0.0, 0.0)  # the same of all learners
         self._booked = dict.fromkeys(BOOKED, 0)
         self._own = dict.fromkeys(BOOKED, 0)  # the same since the process began
-        self.lag: Counter[int] = Counter()
+        self._lag: Counter[int] = Counter()
+        self._unread: list[tuple[UnrollSummary, int, int]] = []  # not in `_lag`, see `played`
         self.latency: Histogram = {}
         self.reached_at_s: float | None = None
         """Seconds of training when the return in training first reached `stop.return`."""
@@ -87,19 +89,21 @@ class Progress:
 
         They are trained on in ``updates`` optimizer steps now, or later from replay (0).
         """
-        # Update i of the batch took the i-th share of its environments, at version + i.
-        envs = unrolls.versions.shape[-1]
-        at = self.version + np.arange(envs) * updates // envs if updates > 1 else self.version
-        lags = np.minimum(np.maximum(at - unrolls.versions, 0), MAX_LAG)
-        counts = np.bincount(lags.ravel(), unrolls.steps.ravel())
-        for lag in counts.nonzero()[0].tolist():
-            self.lag[lag] += int(counts[lag])
+        self._unread.append((unrolls, self.version, updates))
+        if len(self._unread) == UNREAD:
+            self._count_lag()
         if unrolls.returns:
             self.returns.extend(unrolls.returns)
             self.lengths.extend(unrolls.lengths)
             self._update_recent()
             self._booked["episodes"] += len(unrolls.returns)
         self._booked["trained_steps"] += steps
+
+    @property
+    def lag(self) -> Counter[int]:
+        """Agent steps by policy lag, since the last `interval`."""
+        self._count_lag()
+        return self._lag
 
     def aged(self, started_s: float, published_s: float, steps: int) -> None:
         """Note the age of ``steps`` steps that are about to be trained on, played evenly over that
@@ -237,7 +241,7 @@ class Progress:
         shares = learner_parts(fractions(spent, last_spent))
         trained_per_s = (trained_steps - last_trained) / elapsed_s
         fed = 1.0 - shares["wait_data"] - shares["h2d_exposed"]
-        lag, self.lag = self.lag, Counter()
+        lag, self._lag = self.lag, Counter()
         latency, self.latency = self.latency, {}
         return self.counts() | {
             "time_s": now_s,
@@ -310,6 +314,17 @@ class Progress:
         self._published_steps = self.learner_steps
         if self._started_s is None:
             self._trained_before_s = state["time_s"]
+
+    def _count_lag(self) -> None:
+        for unrolls, version, updates in self._unread:
+            # Update i of a batch took the i-th share of its environments, at version + i.
+            envs = unrolls.versions.shape[-1]
+            at = version + np.arange(envs) * updates // envs if updates > 1 else version
+            lags = np.minimum(np.maximum(at - unrolls.versions, 0), MAX_LAG)
+            counts = np.bincount(lags.ravel(), unrolls.steps.ravel())
+            for lag in counts.nonzero()[0].tolist():
+                self._lag[lag] += int(counts[lag])
+        self._unread.clear()
 
     def _update_recent(self) -> None:
         """Sum up the last episodes, once they have changed."""

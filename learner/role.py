@@ -45,7 +45,6 @@ from penstock.learner.factory import (
 from penstock.learner.group.elastic_group import ElasticGroup
 from penstock.learner.loop import TrainingLoop
 from penstock.learner.nonfinite import DIVERGED, NonFiniteGuard
-from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.publisher import Publisher
 from penstock.learner.sources.replay import ReplayDataSource
 from penstock.learner.sources.source import ActorSource
@@ -63,7 +62,7 @@ from penstock.transport.shm.weights_board import WeightsBoard
 logger = note_logger(__name__)
 
 WAIT_S = 0.2
-MESSAGES_S = 0.02  # seconds between two reads of the control socket; each costs a system call
+MESSAGES_S = 0.05  # seconds between two reads of the control socket; each costs a system call
 ARRIVAL_S = 5.0  # longest time that slots of a dead actor may still be on their way
 RECEIVED = ("slots", "steps", "raw_nbytes", "coded_nbytes")
 REMOTE_ACTORS = 16  # actors with memory from the start, where actors join from elsewhere
@@ -128,9 +127,10 @@ def make_source(
     feeder = status.ledger("feeder") if batches_ahead(config) else None
     match algorithm(config.algo).data(config.algo):
         case Unrolls():
-            return UnrollSource(config, trainer, accounting, first, lanes, ledger, feeder)
+            unrolls = UnrollSource(config, trainer, accounting, first, lanes, ledger, feeder)
+            trainer.before_backward = unrolls.backward_begins
+            return unrolls
         case Transitions() | TransitionSequences():
-            assert isinstance(trainer, OffPolicyTrainer)
             replay = ReplayDataSource(
                 config, trainer, accounting, most, lanes, ledger, feeder=feeder
             )

@@ -103,6 +103,8 @@ class Trainer:
         """Most updates of one batch."""
         self.after_update: Callable[[int], None] | None = None
         """Called after each update of a batch, with the number of those that it has left."""
+        self.before_backward: Callable[[], None] | None = None
+        """Called before each backward pass."""
         self._shares: list[Share] = []  # of the batch that was planned last
         self._updates_done = 0  # of the batch in training
         self.queue = DeviceQueue(self.device, self._ledger)
@@ -362,6 +364,8 @@ class Trainer:
             loss, sums = forward(columns, steps, part)
             if complete and number == len(parts):
                 self.sync.prepare_backward(self.optimizer, self._accumulated)
+            if self.before_backward is not None:
+                self.before_backward()
             self._ledger.switch(Part.BACKWARD)
             backward(loss)
             del loss  # with its activations, before the next pass makes others

@@ -7,6 +7,7 @@ separates the two, as `Part.WAIT` and `Part.GATHER`.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
@@ -21,6 +22,10 @@ from penstock.transport.shm.store import EVENT_FLAGS, drain_event
 
 POLL_S = 0.1
 T = TypeVar("T")
+
+# `os.eventfd_write` releases the interpreter lock: the woken thread takes it, and the caller waits.
+_write_event = ctypes.PyDLL(None).eventfd_write
+_write_event.argtypes = [ctypes.c_int, ctypes.c_uint64]
 
 
 class FeederThread(Generic[T]):
@@ -92,9 +97,12 @@ class FeederThread(Generic[T]):
         return batch
 
     def wake(self) -> None:
-        """Let the thread look again whether there is room."""
+        """Let the thread look again whether there is room.
+
+        It begins when the caller releases the interpreter lock.
+        """
         self._woken_ns = time.perf_counter_ns()
-        os.eventfd_write(self._wake_event, 1)
+        _write_event(self._wake_event, 1)
 
     def stop(self) -> None:
         """End the thread; from then on what it owned belongs to the caller."""

@@ -1,6 +1,7 @@
 """The data source of algorithms that train once on each fresh unroll: a trajectory queue.
 
-A feeder thread takes in filled slots and gathers them into staging batches ahead of the trainer.
+A feeder thread takes in filled slots and gathers them into staging batches ahead of the trainer,
+during its backward pass, which needs no interpreter lock (`UnrollSource.backward_begins`).
 No more slots are lent or filled at a time than `transport.max_policy_lag` allows. Where that is
 below the optimizer steps of a batch, there is no thread: the learner lends the slots of one batch
 at a time, within the training on the batch before it (`learner.role`), or after that.
@@ -118,6 +119,10 @@ class UnrollSource:
         self._accounting.used(batch.steps, result.trained_steps)
         self._feeder.give_back(batch)
 
+    def backward_begins(self) -> None:
+        """Let the feeder thread gather while the learner's thread does not need the interpreter."""
+        self._feeder.go_on()
+
     def restore(self, folder: Path) -> str:
         return ""
 
@@ -180,6 +185,7 @@ class Feeder:
         self._ledger = feeder if prefetch else ledger  # of the thread that gathers
         self._paced = paced
         self._free = deque(batches)
+        self._returned = False  # a batch, since the thread was last woken
         self._thread: FeederThread[StagingBatch] | None = None
         if prefetch:
             self._thread = FeederThread(host, self._gather, host.poll, feeder, ledger)
@@ -206,10 +212,19 @@ class Feeder:
         return batch
 
     def give_back(self, batch: StagingBatch) -> None:
-        """Take back a batch that the learner has used."""
+        """Take back a batch that the learner has used; its memory is used again after `go_on`, or
+        at once where no other batch is ready."""
         batch.let_go()
         self._free.append(batch)
-        if self._thread is not None:
+        self._returned = self._thread is not None
+        if self._thread is not None and not self._thread.ready:
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Let the thread gather into returned batches."""
+        if self._returned:
+            self._returned = False
+            assert self._thread is not None
             self._thread.wake()
 
     def stop(self) -> None:

@@ -87,6 +87,14 @@ def test_what_follows_an_update_is_called_with_the_number_of_those_left() -> Non
     assert left == [(7 - i, i + 1) for i in range(8)]
 
 
+def test_each_backward_pass_is_announced() -> None:
+    made = trainer("learner.updates_per_batch=2")
+    begun: list[int] = []
+    made.before_backward = lambda: begun.append(made.progress.version)
+    made.step(batch(made))
+    assert begun == [0, 1], "before the update is complete"
+
+
 def test_statistics_are_means_and_start_over() -> None:
     made = trainer()
     assert made.statistics() == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from penstock.core.interfaces import Welcome
 from penstock.core.params import ParamLayout, Stamp
 from penstock.core.specs import Column, SlotSpec
 from penstock.envs import probe
+from penstock.learner.sources import feeder_thread
 from penstock.learner.sources.staging import StagingBatch, torch_dtype
 from penstock.learner.sources.unrolls import Feeder, UnrollSource
 from penstock.learner.trainer import Trainer
@@ -242,6 +244,66 @@ def test_prefetch_gathers_ahead_and_no_further(rig: Callable[..., Rig]) -> None:
         r.feeder.give_back(batch)
         assert r.write(1.0)
     assert r.feeder.staged_steps() + r.queue.in_flight_steps() == 6 * (written + 1) - 6
+
+
+def test_memory_of_a_returned_batch_is_filled_during_the_next_backward_pass(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeder_thread, "POLL_S", 60.0)  # nothing but an event wakes the thread
+    r = rig(slots=3, batch_slots=1, prefetch=1)
+    with r.feeder:
+        assert [r.write(1.0) for _ in range(2)] == [True, True]
+        batch = r.feeder.get(5.0)
+        assert batch is not None
+        while r.feeder.staged_steps() < 12:
+            time.sleep(0.01)  # the second one is gathered
+        r.write(1.0)
+        time.sleep(0.2)
+        r.feeder.give_back(batch)
+        time.sleep(0.2)
+        assert r.feeder.staged_steps() == 6, "the thread takes the interpreter lock too early"
+        r.feeder.go_on()
+        ends_s = time.monotonic() + 5
+        while r.feeder.staged_steps() < 12 and time.monotonic() < ends_s:
+            time.sleep(0.01)
+        assert r.feeder.staged_steps() == 12
+
+
+def test_a_batch_is_gathered_at_once_where_none_is_ready(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeder_thread, "POLL_S", 60.0)
+    r = rig(slots=2, batch_slots=1, prefetch=1)
+    with r.feeder:
+        for _ in range(4):
+            assert r.write(1.0)
+            batch = r.feeder.get(5.0)
+            assert batch is not None
+            r.feeder.give_back(batch)
+
+
+def test_a_thread_is_woken_without_giving_up_the_interpreter_lock(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeder_thread, "POLL_S", 60.0)
+    r, looks = rig(slots=2, batch_slots=1, prefetch=1), list[int]()
+    monkeypatch.setattr(r.queue, "collect", lambda: looks.append(1))
+    interval_s = sys.getswitchinterval()
+    with r.feeder:
+        time.sleep(0.2)  # the thread waits
+        before = len(looks)
+        sys.setswitchinterval(10.0)
+        try:
+            assert r.feeder._thread is not None
+            ends_s = time.perf_counter() + 0.2
+            while time.perf_counter() < ends_s:
+                r.feeder._thread.wake()
+            during = len(looks) - before
+        finally:
+            sys.setswitchinterval(interval_s)
+        time.sleep(0.2)
+        assert not during
+        assert len(looks) > before
 
 
 def test_without_prefetch_nothing_is_gathered_before_it_is_asked_for(
