@@ -37,6 +37,7 @@ from penstock.core.run_dir import (
     runtime_folder,
 )
 from penstock.launch import placement, topology
+from penstock.launch.auto_envs import with_envs
 from penstock.launch.callbacks import Hooks, Run
 from penstock.launch.core_split import CoreSplit
 from penstock.launch.engines.registry import ENGINES, LOCAL, make_engine
@@ -300,7 +301,6 @@ def conduct(
     _require_linux()
     config = resolved.config
     check_libraries(config)
-    hooks = Hooks(config.run.callbacks, Run(path, config), callbacks)
     resolve(config.env)  # refuse now what would fail in every role
     check_not_replaced(path)
     new = missing(path)
@@ -317,6 +317,8 @@ def conduct(
     ):
         begun = take_from_store(config, path, resume if folder is None else "no")
         check(path, resume)
+        config, envs_note = with_envs(config, path, resume)
+        hooks = Hooks(config.run.callbacks, Run(path, config), callbacks)
         if folder is not None:
             begun, resume = begin_from(path, folder), "must"
         changed = differences(path, config, resume)
@@ -352,7 +354,7 @@ def conduct(
         if watch is not None:
             watch.attach(supervisor, hosts)
         with notes_to(sinks.note):
-            for text in filter(None, (resolved.note, begun, changed)):
+            for text in filter(None, (resolved.note, begun, changed, envs_note)):
                 logger.info(text)
             outcome, summary = _supervise(supervisor, sinks, shown, record)
             sinks.close()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.configs.load import Resolved, resolve_target
+from penstock.launch.auto_envs import check_not_auto
 
 AUTO = "auto"
 
@@ -42,6 +43,8 @@ def command(
     if learners is not None:
         checked["learner.count"] = str(learners)
     resolved = resolve_target(target, [*overrides, *_pairs(checked)])
+    if learners is not None and learners > 1:
+        check_not_auto(resolved.config, f"learners on {learners} hosts")
     shown = [text for text in overrides if not text.startswith("run.dir=")]
     return Command(resolved, " ".join(map(shlex.quote, [target, *shown, *_pairs(added)])))
 
