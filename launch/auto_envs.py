@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from statistics import median
 from subprocess import TimeoutExpired
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ FORMAT = 1
 LEAST_GAIN = 1.1  # factor by which twice as many environments must make a step cheaper
 PASS_S = 0.01  # an unroll that is timed takes about so long
 MOST_STEPS = 32  # of an unroll that is timed
+LEAST_ROUNDS = 3  # of unrolls, however long they take
+MAKING_S = 10.0  # more environments are not tried where making them is expected to take longer
 BUDGET_S = 0.5  # of each number and the one before it, beside making them
 OF_ACTORS = {"count", "envs", "nice", "unroll"}  # options on which a step does not depend
 
@@ -105,36 +108,39 @@ def measure(config: Mapping[str, Any]) -> list[list[float]]:
     ``config`` is a config as JSON. Called by `alone`, since it imports the environment, and torch
     where the network needs it.
     """
-    from penstock.algos.acting import timed
+    from penstock.algos.acting import make_inference, timed
     from penstock.envs import probe
 
     settings = Config.model_validate(config)
     choices, info = settings.envs_choices, probe(settings.env)
     settings, _ = timed(_with(settings, choices[0]), info)
+    make_inference(settings, info, 0)  # imports its library, which is no part of what follows
     seconds: Seconds = {}
     with ExitStack() as stack:
         before: Callable[[], float] | None = None
         for envs in choices:
+            began_s = time.perf_counter()
             play = stack.enter_context(_unrolls(_with(settings, envs)))
+            making_s = time.perf_counter() - began_s
             if before is None:
                 [seconds[envs]] = race([play])
             else:  # by the ratio, as the machine may be busier than it was
                 fewer_s, own_s = race([before, play])
                 seconds[envs] = seconds[envs // 2] * own_s / fewer_s
-            if enough(seconds) != envs:
+            if enough(seconds) != envs or 2 * making_s > MAKING_S:
                 break
             before = play
     return [[*entry] for entry in seconds.items()]
 
 
 def race(plays: Sequence[Callable[[], float]]) -> list[float]:
-    """The least of what each returns, in seconds, called in turns for `BUDGET_S`: so that other
+    """The median of what each returns, in seconds, called in turns for `BUDGET_S`: so that other
     programs, which lengthen some calls, meet all of them."""
-    best = [math.inf] * len(plays)
+    found = [[play() for play in plays]]
     ends_s = time.perf_counter() + BUDGET_S
-    while math.inf in best or time.perf_counter() < ends_s:
-        best = [min(least, play()) for least, play in zip(best, plays, strict=True)]
-    return best
+    while len(found) < LEAST_ROUNDS or time.perf_counter() < ends_s:
+        found.append([play() for play in plays])
+    return list(map(median, zip(*found, strict=True)))
 
 
 @contextmanager
