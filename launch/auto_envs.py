@@ -133,12 +133,22 @@ def measure(config: Mapping[str, Any]) -> list[list[float]]:
     return [[*entry] for entry in seconds.items()]
 
 
-def race(plays: Sequence[Callable[[], float]]) -> list[float]:
-    """The median of what each returns, in seconds, called in turns for `BUDGET_S`: so that other
-    programs, which lengthen some calls, meet all of them."""
+def own_seconds(call: Callable[[], object]) -> float:
+    """The seconds of a call: by the clock, as it may wait outside this thread, without the time in
+    which other programs had its core."""
+    began_s = time.perf_counter()
+    before_s = coreless_s(os.getpid())
+    call()
+    lost_s = coreless_s(os.getpid()) - before_s
+    return time.perf_counter() - began_s - (0.0 if math.isnan(lost_s) else lost_s)
+
+
+def race(plays: Sequence[Callable[[], float]], rounds: int = LEAST_ROUNDS) -> list[float]:
+    """The median of what each returns, in seconds, called in turns for `BUDGET_S` and at least for
+    ``rounds``: so that other programs, which lengthen some calls, meet all of them."""
     found = [[play() for play in plays]]
     ends_s = time.perf_counter() + BUDGET_S
-    while len(found) < LEAST_ROUNDS or time.perf_counter() < ends_s:
+    while len(found) < rounds or time.perf_counter() < ends_s:
         found.append([play() for play in plays])
     return list(map(median, zip(*found, strict=True)))
 
@@ -166,8 +176,7 @@ def playing(config: Config) -> Iterator[tuple[BatchedEnv, Rollout]]:
 
 @contextmanager
 def _unrolls(config: Config) -> Iterator[Callable[[], float]]:
-    """Plays an unroll, and returns the seconds of an agent step: by the clock, as environments may
-    wait outside this thread, without the time in which other programs had its core."""
+    """Plays an unroll, and returns the seconds of an agent step."""
     from penstock.algos.samples import slot_spec
 
     with playing(config) as (game, rollout):
@@ -178,15 +187,7 @@ def _unrolls(config: Config) -> Iterator[Callable[[], float]]:
             columns = spec.views(spec.zeros())
             rollout.forget_slots()
 
-            def play() -> float:
-                began_s = time.perf_counter()
-                before_s = coreless_s(os.getpid())
-                rollout.fill(columns, 0)
-                lost_s = coreless_s(os.getpid()) - before_s
-                spent_s = time.perf_counter() - began_s - (0.0 if math.isnan(lost_s) else lost_s)
-                return spent_s / (steps * spec.envs)
-
-            return play
+            return lambda: own_seconds(lambda: rollout.fill(columns, 0)) / (steps * spec.envs)
 
         play = unroll(1)
         play()  # the first step also prepares

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from penstock.configs.errors import UserError
 from penstock.core.role import Store
 from penstock.core.run_dir import Resume
-from penstock.launch.auto_envs import check_not_auto
+from penstock.launch import auto_connectors, auto_envs
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
@@ -72,7 +72,8 @@ def find_place(
 def check_place(place: LearnerPlace, config: Config, environ: Mapping[str, str]) -> None:
     """Raise UserError for options that do not work over several machines."""
     if place.world > 1:
-        check_not_auto(config, f"{place.world} learners")
+        auto_envs.check_not_auto(config, f"{place.world} learners")
+        auto_connectors.check_not_auto(config, f"{place.world} learners need the same number")
     if place.torchrun and config.run.dir is None:
         raise UserError(
             "torchrun restarts a learner with the same command, which must find its checkpoint; "

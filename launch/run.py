@@ -37,6 +37,7 @@ from penstock.core.run_dir import (
     runtime_folder,
 )
 from penstock.launch import placement, topology
+from penstock.launch.auto_connectors import with_connectors
 from penstock.launch.auto_envs import with_envs
 from penstock.launch.callbacks import Hooks, Run
 from penstock.launch.core_split import CoreSplit
@@ -156,7 +157,7 @@ def learner(
         if in_folder:
             make_socket_folder(write_to, place.rank if place else 0)
             for spec in specs:
-                if spec.role == "connector" and not spec.index % config.transport.connectors:
+                if spec.role == "connector" and not spec.index % config.transport.first_connectors:
                     text = f"start actors with: penstock actor --connect {spec.address}"
                     if as_lines:
                         write_line(stream, "info", "note", text)
@@ -317,12 +318,13 @@ def conduct(
     ):
         begun = take_from_store(config, path, resume if folder is None else "no")
         check(path, resume)
+        hosts = engine.hosts()
         config, envs_note = with_envs(config, path, resume)
+        config, connectors_note = with_connectors(config, len(hosts))
         hooks = Hooks(config.run.callbacks, Run(path, config), callbacks)
         if folder is not None:
             begun, resume = begin_from(path, folder), "must"
         changed = differences(path, config, resume)
-        hosts = engine.hosts()
         placed = (
             placement.on_hosts(config, hosts, path) if hosts else placement.on_this_host(config)
         )
@@ -354,7 +356,8 @@ def conduct(
         if watch is not None:
             watch.attach(supervisor, hosts)
         with notes_to(sinks.note):
-            for text in filter(None, (resolved.note, begun, changed, envs_note)):
+            notes = resolved.note, begun, changed, envs_note, connectors_note
+            for text in filter(None, notes):
                 logger.info(text)
             outcome, summary = _supervise(supervisor, sinks, shown, record)
             sinks.close()

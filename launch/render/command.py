@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.configs.load import Resolved, resolve_target
-from penstock.launch.auto_envs import check_not_auto
+from penstock.launch import auto_connectors, auto_envs
 
 AUTO = "auto"
 
@@ -44,7 +44,9 @@ def command(
         checked["learner.count"] = str(learners)
     resolved = resolve_target(target, [*overrides, *_pairs(checked)])
     if learners is not None and learners > 1:
-        check_not_auto(resolved.config, f"learners on {learners} hosts")
+        config = resolved.config
+        auto_envs.check_not_auto(config, f"learners on {learners} hosts")
+        auto_connectors.check_not_auto(config, f"{learners} learners need the same number")
     shown = [text for text in overrides if not text.startswith("run.dir=")]
     return Command(resolved, " ".join(map(shlex.quote, [target, *shown, *_pairs(added)])))
 
