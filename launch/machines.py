@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from penstock.configs.errors import UserError
 from penstock.core.role import Store
 from penstock.core.run_dir import Resume
-from penstock.launch import auto_connectors, auto_envs
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
@@ -72,6 +71,8 @@ def find_place(
 def check_place(place: LearnerPlace, config: Config, environ: Mapping[str, str]) -> None:
     """Raise UserError for options that do not work over several machines."""
     if place.world > 1:
+        from penstock.launch import auto_connectors, auto_envs  # which most runs do not need
+
         auto_envs.check_not_auto(config, f"{place.world} learners")
         auto_connectors.check_not_auto(config, f"{place.world} learners need the same number")
     if place.torchrun and config.run.dir is None:

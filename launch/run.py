@@ -37,8 +37,6 @@ from penstock.core.run_dir import (
     runtime_folder,
 )
 from penstock.launch import placement, topology
-from penstock.launch.auto_connectors import with_connectors
-from penstock.launch.auto_envs import with_envs
 from penstock.launch.callbacks import Hooks, Run
 from penstock.launch.core_split import CoreSplit
 from penstock.launch.engines.registry import ENGINES, LOCAL, make_engine
@@ -319,8 +317,7 @@ def conduct(
         begun = take_from_store(config, path, resume if folder is None else "no")
         check(path, resume)
         hosts = engine.hosts()
-        config, envs_note = with_envs(config, path, resume)
-        config, connectors_note = with_connectors(config, len(hosts))
+        config, found = _with_numbers(config, path, resume, len(hosts))
         hooks = Hooks(config.run.callbacks, Run(path, config), callbacks)
         if folder is not None:
             begun, resume = begin_from(path, folder), "must"
@@ -356,14 +353,28 @@ def conduct(
         if watch is not None:
             watch.attach(supervisor, hosts)
         with notes_to(sinks.note):
-            notes = resolved.note, begun, changed, envs_note, connectors_note
-            for text in filter(None, notes):
+            for text in filter(None, (resolved.note, begun, changed, *found)):
                 logger.info(text)
             outcome, summary = _supervise(supervisor, sinks, shown, record)
             sinks.close()
         if not supervisor.began and not summary["accounting"]["produced"]:
             _take_back(attempt, outcome.reason)
         return outcome, summary
+
+
+def _with_numbers(
+    config: Config, path: Path, resume: Resume, hosts: int
+) -> tuple[Config, Sequence[str]]:
+    """``config`` with numbers in place of `auto` where the roles need to know them, and sentences
+    about them."""
+    if "auto" not in (config.actors.envs, config.transport.connectors):
+        return config, ()
+    from penstock.launch.auto_connectors import with_connectors
+    from penstock.launch.auto_envs import with_envs
+
+    config, envs = with_envs(config, path, resume)
+    config, connectors = with_connectors(config, hosts)
+    return config, (envs, connectors)
 
 
 def _place(specs: Sequence[RoleSpec], engine: Engine) -> PlaceSpecs:
