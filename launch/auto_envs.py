@@ -256,10 +256,10 @@ def _envs_of(path: Path) -> int:
     """The number with which the run in ``path`` began."""
     try:
         return load_run(path).actor_envs
-    except UserError as error:
+    except UserError:
         raise UserError(
-            f"{path} holds a checkpoint, and the number of environments that its run began with is "
-            f"not known ({error}); set actors.envs to that number"
+            f"{path} holds a checkpoint and no config.yaml that can be read, so the number of "
+            "environments that its run began with is not known; set actors.envs to that number"
         ) from None
 
 

@@ -169,7 +169,7 @@ def test_a_resumed_run_keeps_its_number(run_dir: Path, requests: list[dict[str, 
 def test_a_resumed_run_of_an_unknown_number_is_refused(
     run_dir: Path, requests: list[dict[str, Any]]
 ) -> None:
-    with pytest.raises(UserError, match=r"its run began with is not known .*; set actors\.envs to"):
+    with pytest.raises(UserError, match=r"its run began with is not known; set actors\.envs to"):
         with_envs(AUTO, run_dir, "auto")
     assert not requests
 
