@@ -36,9 +36,9 @@ def run(ctx: RoleContext) -> None:
     try:
         found = find(ctx)
         ctx.status.begin(Phase.ENVIRONMENT)
-        actors = found.config.actors
-        first = actor_number(actor_id(ctx)) * actors.envs
-        game = make(found.config.env, actors.envs, actors.env_threads, stagger=first)
+        config, envs = found.config, found.config.actor_envs
+        first = actor_number(actor_id(ctx)) * envs
+        game = make(config.env, envs, config.actors.env_threads, stagger=first)
         ctx.status.begin(Phase.STARTING)
         _live(ctx, found, game)
     except LearnerGoneError as error:

@@ -35,11 +35,12 @@ def timed(config: Config, spaces: Spaces) -> tuple[Config, str]:
     """``config`` with the number format and the order of images in which this processor infers
     fastest, where `actors.precision` and `actors.memory_format` leave them open; and a sentence
     about the choice, empty where nothing is open."""
-    actors, shape = config.actors, algorithm(config.algo).network(config, spaces)
+    actors, envs = config.actors, config.actor_envs
+    shape = algorithm(config.algo).network(config, spaces)
     if actors.inference == "numpy":
         return config, ""
-    options = Options(actors.precision, actors.memory_format, actors.envs)
-    forms = acting_forms(shape, options, actors.envs, has_bf16=processor().has_bf16)
+    options = Options(actors.precision, actors.memory_format, envs)
+    forms = acting_forms(shape, options, envs, has_bf16=processor().has_bf16)
     if len(forms) == 1:
         return config, ""
     seen = (tuple(spaces.observation_space.shape), slot_spec(config, spaces).columns[0].dtype)

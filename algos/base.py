@@ -76,7 +76,7 @@ class UnrollAlgorithm(Generic[Cfg]):
     def action_sampler(
         self, config: Config, spaces: Spaces, seed: int, actor: int
     ) -> ActionSampler:
-        envs, rng = config.actors.envs, np.random.default_rng(seed)
+        envs, rng = config.actor_envs, np.random.default_rng(seed)
         match action_spec(config, spaces):
             case Choices(counts=(count,), shape=()):
                 return CategoricalSampler(count, envs, rng)

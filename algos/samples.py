@@ -37,7 +37,7 @@ def slot_spec(config: Config, spaces: Spaces) -> SlotSpec:
         columns = (slots.frames_of_unroll if fresh else slots.newest_frames)(columns, stack)
     if isinstance(shape, GeneralShape) and shape.state_size:
         columns = (*columns, Column("core_state", "<f4", (shape.state_size,), rows="slot"))
-    return SlotSpec(config.actors.unroll, config.actors.envs, columns)
+    return SlotSpec(config.actors.unroll, config.actor_envs, columns)
 
 
 def make_receive(cfg: AlgoConfig, layout: ParamLayout) -> SlotProcessor:

@@ -57,7 +57,7 @@ def rounds(config: Mapping[str, Any], stage: str, seconds: float) -> dict[str, A
     network = BareNetwork.of(settings, on_learner=learns)
     if network is None:
         return {}
-    form = network.fastest(PASS_ROWS if learns else (settings.actors.envs,), learns=learns)
+    form = network.fastest(PASS_ROWS if learns else (settings.actor_envs,), learns=learns)
     steps = form.rows / settings.algo.passes if learns else form.rows
     work = Work(network.work(form, learns=learns), steps, network.settle)
     found = as_json(rounds_of({stage: work}, seconds)[stage])

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.bench.alone import alone
 from penstock.configs.schema import Config
+from penstock.launch.alone import alone
 
 
 def measure(config: Config, seconds: float) -> float:

@@ -71,7 +71,7 @@ class Parts:
         keep_freed_memory()  # as torch actors, connectors and learners do
         self.notes: dict[str, dict[str, Any]] = {}
         self._config, self._stack = config, stack
-        self._game = make(config.env, config.actors.envs, config.actors.env_threads)
+        self._game = make(config.env, config.actor_envs, config.actors.env_threads)
         stack.callback(self._game.close)
         self._spec = slot_spec(config, self._game.info)
         self._steps = self._spec.unroll * self._spec.envs  # of a slot

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.bench import learner_alone, whole
-from penstock.bench.alone import alone
 from penstock.bench.checkout import benchmark
 from penstock.bench.compare import (
     BARE_SHARING,
@@ -33,6 +32,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.core.machine import machine
+from penstock.launch.alone import alone
 
 STEPS = "agent steps/s"
 PARTS = {  # of penstock.bench.parts

@@ -98,7 +98,7 @@ def playing(config: Config, ledger: TimeLedger) -> Callable[[], object]:
     board = WeightsBoard.create(trainer.layout.size, shared=False)
     Publisher(trainer.published(), board).publish(POLICY_ID, Stamp(0, 0))
     link = InprocLink(Welcome(0, 0, trainer.spec, trainer.layout, {}), store, board, want=2)
-    game = make(config.env, config.actors.envs)
+    game = make(config.env, config.actor_envs)
     player = Player(config, link, game, 0, 0, StatusPage.create()[0], ledger)
 
     def play() -> None:

@@ -120,7 +120,7 @@ def filled(
 
     served(join, lambda: source.next(0.01))
     player = Player(
-        config, joined[0], make(config.env, config.actors.envs), 0, 0, pages[1][0], TimeLedger()
+        config, joined[0], make(config.env, config.actor_envs), 0, 0, pages[1][0], TimeLedger()
     )
     stack.callback(player.close)
     while source.figures()["replay_size"] < STORED:

@@ -20,6 +20,7 @@ from penstock.core import cgroup
 from penstock.core.formatting import size
 from penstock.core.machine import version_of
 from penstock.core.processor import processor
+from penstock.launch.auto_envs import cached_choices
 from penstock.models.actions import discrete
 from penstock.models.compute_form import Options, UpdateSize, training_forms
 from penstock.models.layout import CnnShape
@@ -60,6 +61,7 @@ def examine() -> Facts:
             "nature_cnn": None if timing is None else str(timing),
             "cached": _cached(timing),
         },
+        "envs": cached_choices()[:SHOWN],
         "memory": _memory(),
         "limits": {
             "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -89,6 +91,7 @@ def describe(facts: Facts) -> str:
         f"cores     {cores['usable']} usable of {cores['present']}, cgroup quota {quota}, "
         f"load {cores['load']:.1f}, bf16 {_about_bf16(cores)}",
         *_about_forms(facts["forms"]),
+        *(f"envs      {text}" for text in facts["envs"]),
         f"memory    {size(memory['available'])} free of {size(memory['total'])}, cgroup limit "
         f"{limit}, /dev/shm {size(memory['dev_shm'])}",
         f"limits    {limits['nofile']} open files, {size(limits['memlock'])} locked memory",

@@ -15,9 +15,8 @@ from subprocess import TimeoutExpired
 from typing import Any
 
 from penstock.bench import learner_alone
-from penstock.bench.alone import alone
 from penstock.configs.errors import UserError
-from penstock.configs.load import resolve_target
+from penstock.configs.load import load_run, resolve_target
 from penstock.configs.schema import Config
 from penstock.configs.sections import StopConfig
 from penstock.configs.transports import TRANSPORTS
@@ -25,6 +24,7 @@ from penstock.core import cgroup
 from penstock.core.files import without_nan
 from penstock.core.run_dir import default_run_dir
 from penstock.launch import run, topology
+from penstock.launch.alone import alone
 from penstock.launch.profile_watch import Watch
 from penstock.profiling.report import files, kernels, tables
 from penstock.profiling.report.data import GPU, Profile, ProfileWindow, make
@@ -72,6 +72,7 @@ def main(
     )
     if watch.window is None:
         return _nothing(folder, outcome.exit_code, summary, as_json)
+    config = load_run(folder)  # with the number of environments that the run has found
     if watch.learner_host in (None, socket.gethostname()) and not watch.interrupted:
         _say(["measuring the maximal speed of the learner"], as_json)
     kernel_busy = kernels.busy_in(folder / files.KERNELS)

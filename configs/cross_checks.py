@@ -28,15 +28,15 @@ def contradictions(cfg: Sections) -> list[Contradiction]:
 def _batches(cfg: Sections) -> Iterator[Contradiction]:
     if cfg.algo.trains_on != "unrolls":
         return
-    actors, transport, learner = cfg.actors, cfg.transport, cfg.learner
+    envs, transport, learner = cfg.actor_envs, cfg.transport, cfg.learner
     if cfg.algo.by_steps(cfg.model.core != "none"):
         yield from _minibatches_of_steps(cfg)
-    elif actors.envs % learner.updates_per_batch:
-        more = -(-actors.envs // learner.updates_per_batch) * learner.updates_per_batch
-        fewer = max(n for n in range(1, learner.updates_per_batch) if actors.envs % n == 0)
+    elif envs % learner.updates_per_batch:
+        more = -(-envs // learner.updates_per_batch) * learner.updates_per_batch
+        fewer = max(n for n in range(1, learner.updates_per_batch) if envs % n == 0)
         yield Contradiction(
             ("actors.envs", "learner.updates_per_batch"),
-            f"actors.envs {actors.envs} is not divisible by learner.updates_per_batch "
+            f"actors.envs {envs} is not divisible by learner.updates_per_batch "
             f"{learner.updates_per_batch}, and each update takes an equal share of a slot's "
             f"environments; set actors.envs={more} or "
             f"learner.updates_per_batch={fewer}{_or_steps(cfg)}",
@@ -72,7 +72,7 @@ def _first(cfg: Sections) -> str:
 
 def _minibatches_of_steps(cfg: Sections) -> Iterator[Contradiction]:
     updates, actors = cfg.learner.updates_per_batch, cfg.actors
-    steps = actors.envs * actors.unroll * cfg.learner.batch_slots
+    steps = cfg.actor_envs * actors.unroll * cfg.learner.batch_slots
     if updates > steps:
         yield Contradiction(
             ("learner.updates_per_batch", "actors.envs", "actors.unroll"),

@@ -35,7 +35,8 @@ by their section or algorithm. Each later option of `SECTIONS` has its place her
 def for_actors(config: Config) -> dict[str, Any]:
     """The config as JSON for an actor of any release that speaks the same protocol."""
     sent: dict[str, Any] = config.model_dump(mode="json", include=set(SECTIONS))
-    sent["actors"]["count"] = config.first_actors  # `auto` depends on what is not sent
+    # `auto` depends on what is not sent, and is refused by 0.1.0.
+    sent["actors"] |= {"count": config.first_actors, "envs": config.actor_envs}
     for section in SECTIONS:
         _withhold(sent[section], config.algo.name if section == "algo" else section)
     return sent

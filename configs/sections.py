@@ -38,6 +38,12 @@ from penstock.configs.value_types import (
 )
 
 MOST_AT_FIRST = 16  # actors of each learner that `auto` starts at once, whatever a batch needs
+BATCH_STEPS = (
+    512,
+    2048,
+)  # agent steps, as in most presets: bounds of a batch with `actors.envs` auto
+SLOT_STEPS = 32, 512  # the same of a slot with replay, where its size does not change the batch
+MOST_ENVS = 128  # of an actor, with `auto`
 
 EnvKind = Literal["auto", "vector", "continuous", "pixels", "atari"]
 
@@ -75,9 +81,13 @@ class ActorsConfig(Section):
     number starts at 8 and is adapted between 8 and 40; on a Ray cluster the run begins with 8 and
     has up to 40, as hosts come and go. The number is not adapted in one process, and where
     `transport.max_policy_lag` is below the updates of a batch."""
-    envs: Count = 64
+    envs: Count | Literal["auto"] = 64
     """Environments that each actor steps together; one slot holds all of them. More make inference
-    cheaper per step and batches larger, and need more memory."""
+    cheaper per step and batches larger, and need more memory. `auto` times a step of the
+    environment with the policy before the run starts, and takes the smallest number after which a
+    step becomes little cheaper; batches then have 512 to 2,048 agent steps (with replay: slots of
+    32 to 512), as those of most presets. A resumed run keeps the number. In one process it is the
+    smallest of these numbers."""
     unroll: Count = 32
     """Length of an unroll in agent steps (T): consecutive steps of each environment in one slot.
     Actors take new weights between unrolls only, so longer unrolls mean more policy lag, and
@@ -395,6 +405,29 @@ class Sections(Section):
         fresh = self.algo.trains_on == "unrolls"
         each = -(-self.learner.batch_slots // self.transport.slots) if fresh else 1
         return each * self.learner.most_count
+
+    @property
+    def envs_choices(self) -> list[int]:
+        """Rising numbers of environments among which `actors.envs` auto chooses. The first is the
+        one by rule, which is taken where nothing is timed."""
+        fresh, model, learner = self.algo.trains_on == "unrolls", self.model, self.learner
+        least, most = BATCH_STEPS if fresh else SLOT_STEPS
+        each = self.actors.unroll * (learner.batch_slots if fresh else 1)  # steps of one of them
+        divided = fresh and not self.algo.by_steps(model.core != "none")
+        envs = learner.updates_per_batch if divided else 1  # each update has a share of them
+        while envs * each < least and 2 * envs <= MOST_ENVS:
+            envs *= 2
+        choices = [envs]
+        while 2 * choices[-1] * each <= most and 2 * choices[-1] <= MOST_ENVS:
+            choices.append(2 * choices[-1])
+        return choices
+
+    @property
+    def actor_envs(self) -> int:
+        """Environments of each actor. A run replaces `auto` by the number that it has timed; in any
+        other config `auto` is the number by rule."""
+        envs = self.actors.envs
+        return self.envs_choices[0] if envs == "auto" else envs
 
     @property
     def evaluates_by_steps(self) -> bool:

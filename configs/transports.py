@@ -87,10 +87,12 @@ class SharedTransportOptions(Section):
     """Number of frames stacked in each observation along its first axis (4 for Atari). Each frame
     is then written, sent and stored once, and the learner rebuilds the stacks. null: observations
     are sent whole."""
-    connectors: Connectors = 1
+    connectors: Connectors | Literal["auto"] = 1
     """Processes per learner that receive samples over the network, each from a part of the actors.
     Actors join at `bind`, where the first listens and sends some of them on to the others; their
-    ports follow that of `bind`: `bind` + `learner.count` x number + rank."""
+    ports follow that of `bind`: `bind` + `learner.count` x number + rank. `auto` times, before the
+    run starts, what receiving takes and what the learner trains, and takes as many as keep up with
+    it and have a core. It is for the learners of one host."""
     bind: Address | None = None
     """Address at which the learner listens for actors on other hosts; null: only actors on this
     host."""
@@ -99,6 +101,12 @@ class SharedTransportOptions(Section):
     networks only."""
     curve: Text | None = None
     """Folder with the CURVE keys of this run (`penstock keys new`); null: no encryption."""
+
+    @property
+    def first_connectors(self) -> int:
+        """Connectors of each learner. A run replaces `auto` by the number that it has timed; in any
+        other config `auto` is 1."""
+        return 1 if self.connectors == "auto" else self.connectors
 
 
 class TransportRegistry(OptionsRegistry[TransportSpec]):

@@ -1,28 +1,37 @@
 """The cache folder of the user: small JSON files that save time, and that a run can do without.
 
 Nothing fails because of it: a folder that cannot be written leaves every call without a cache. A
-file is data from outside: its reader checks all of it.
+file is data from outside: its reader checks all of it. `timed_once` keeps times that were measured
+on this machine, one file for each description of what was timed.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import penstock
 from penstock.core.files import write_atomic
+from penstock.core.machine import version_of
+from penstock.core.processor import processor
+
+T = TypeVar("T")
 
 LOCK = "lock"
 WAIT_S = 5.0  # for the lock; a holder that is suspended must not delay a run for longer
 POLL_S = 0.02
 MOST_NBYTES = 1 << 16  # of a file that is read
+TIMES_NAME = re.compile(r"[0-9a-f]{20}\.json")  # of a file of `timed_once`: `digest`
+KEPT = 64  # such files of a folder; each change of a task, of torch or of Penstock adds some
 
 
 def cache_folder() -> Path | None:
@@ -75,6 +84,74 @@ def delete_oldest(folder: Path, name: re.Pattern[str], kept: int) -> None:
     for path in by_age(folder, name)[kept:]:
         with suppress(OSError):
             path.unlink()
+
+
+def timed_once(
+    name: str,
+    about: dict[str, Any],
+    read: Callable[[Any], T | None],
+    measure: Callable[[], list[list[Any]]],
+) -> tuple[T, bool]:
+    """The times of a task, and whether they are those of an earlier process on this machine.
+
+    Processes that start together measure once: the others wait for the file.
+
+    Args:
+        name: of a folder in `cache_folder`.
+        about: what the times belong to, as JSON, with a "task" in words; `own_machine` is added.
+        read: the times of a list of entries; None where they are not sound.
+        measure: makes the entries, which are JSON.
+    """
+    about = {**about, **own_machine()}
+    folder = cache_folder()
+    folder = folder and folder / name
+    path = folder and folder / f"{digest(json.dumps(about, sort_keys=True))}.json"
+
+    def known() -> T | None:
+        value = read_cached(path) if path else None
+        if not isinstance(value, dict) or value.get("about") != about:
+            return None
+        return read(value.get("seconds"))
+
+    if (found := known()) is not None:
+        return found, True
+    with locked(folder) as is_locked:
+        if (found := known()) is not None:
+            return found, True
+        entries = measure()
+        if is_locked and folder and path:
+            delete_oldest(folder, TIMES_NAME, KEPT - 1)
+            write_cached(path, {"about": about, "seconds": entries})
+    found = read(entries)
+    assert found is not None, entries
+    return found, False
+
+
+def cached_times(name: str) -> Iterator[tuple[Path, str, Any]]:
+    """The files of `timed_once` in a folder that are of this machine, the newest first: path, task
+    and entries, which may not be sound."""
+    folder = cache_folder()
+    for path in by_age(folder / name, TIMES_NAME) if folder else ():
+        value = read_cached(path)
+        about = value.get("about") if isinstance(value, dict) else None
+        if isinstance(about, dict) and own_machine().items() <= about.items():
+            yield path, str(about.get("task")), value.get("seconds")
+
+
+def own_machine() -> dict[str, Any]:
+    """Processor and versions, on which every time depends."""
+    own = processor()
+    return {
+        "processor": own.model,
+        "flags": digest(" ".join(sorted(own.flags))),
+        "torch": version_of("torch"),
+        "penstock": penstock.__version__,
+    }
+
+
+def digest(text: str) -> str:
+    """A short name for a text: 20 hexadecimal digits."""
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 @contextmanager

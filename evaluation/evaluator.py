@@ -310,7 +310,7 @@ class Evaluator:
             )
             return None, False
         seed = CLOSING_SEED + config.run.seed + self._closings * CLOSING_SEEDS
-        with closing(make(config.env, min(episodes, max(ENVS, config.actors.envs)))) as game:
+        with closing(make(config.env, min(episodes, max(ENVS, config.actor_envs)))) as game:
             further = estimate(returns_of(self._play(self._held, game, way, episodes, seed)))
         if solved := reaches(further, goal):
             text = "stop.return %s is confirmed by evaluation: %s, %s over %d episodes at %s steps"

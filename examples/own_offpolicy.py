@@ -40,7 +40,7 @@ def network(config: Any, spaces: Any) -> Any:
 
 def action_sampler(config: Any, spaces: Any, seed: int, actor: int) -> EpsilonGreedySampler:
     """The greedy action, or with probability epsilon a random one."""
-    epsilon = np.full(config.actors.envs, config.algo.settings.epsilon)
+    epsilon = np.full(config.actor_envs, config.algo.settings.epsilon)
     return EpsilonGreedySampler(int(spaces.action_space.n), epsilon, np.random.default_rng(seed))
 
 

@@ -326,7 +326,7 @@ class LockstepSource:
             self._inner, store = replay, replay.store
             want = config.transport.slots
         self._links = [InprocLink(self._welcome, store, self.board, want) for _ in range(actors)]
-        step, envs = trainer.progress.learner_steps, config.actors.envs
+        step, envs = trainer.progress.learner_steps, config.actor_envs
         self.players = [
             Player(
                 config,

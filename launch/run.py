@@ -155,7 +155,7 @@ def learner(
         if in_folder:
             make_socket_folder(write_to, place.rank if place else 0)
             for spec in specs:
-                if spec.role == "connector" and not spec.index % config.transport.connectors:
+                if spec.role == "connector" and not spec.index % config.transport.first_connectors:
                     text = f"start actors with: penstock actor --connect {spec.address}"
                     if as_lines:
                         write_line(stream, "info", "note", text)
@@ -300,7 +300,6 @@ def conduct(
     _require_linux()
     config = resolved.config
     check_libraries(config)
-    hooks = Hooks(config.run.callbacks, Run(path, config), callbacks)
     resolve(config.env)  # refuse now what would fail in every role
     check_not_replaced(path)
     new = missing(path)
@@ -317,10 +316,12 @@ def conduct(
     ):
         begun = take_from_store(config, path, resume if folder is None else "no")
         check(path, resume)
+        hosts = engine.hosts()
+        config, found = _with_numbers(config, path, resume, len(hosts))
+        hooks = Hooks(config.run.callbacks, Run(path, config), callbacks)
         if folder is not None:
             begun, resume = begin_from(path, folder), "must"
         changed = differences(path, config, resume)
-        hosts = engine.hosts()
         placed = (
             placement.on_hosts(config, hosts, path) if hosts else placement.on_this_host(config)
         )
@@ -352,13 +353,28 @@ def conduct(
         if watch is not None:
             watch.attach(supervisor, hosts)
         with notes_to(sinks.note):
-            for text in filter(None, (resolved.note, begun, changed)):
+            for text in filter(None, (resolved.note, begun, changed, *found)):
                 logger.info(text)
             outcome, summary = _supervise(supervisor, sinks, shown, record)
             sinks.close()
         if not supervisor.began and not summary["accounting"]["produced"]:
             _take_back(attempt, outcome.reason)
         return outcome, summary
+
+
+def _with_numbers(
+    config: Config, path: Path, resume: Resume, hosts: int
+) -> tuple[Config, Sequence[str]]:
+    """``config`` with numbers in place of `auto` where the roles need to know them, and sentences
+    about them."""
+    if "auto" not in (config.actors.envs, config.transport.connectors):
+        return config, ()
+    from penstock.launch.auto_connectors import with_connectors
+    from penstock.launch.auto_envs import with_envs
+
+    config, envs = with_envs(config, path, resume)
+    config, connectors = with_connectors(config, hosts)
+    return config, (envs, connectors)
 
 
 def _place(specs: Sequence[RoleSpec], engine: Engine) -> PlaceSpecs:

@@ -186,7 +186,7 @@ def _connectors(config: Config, bind: str, ranks: Iterable[int]) -> tuple[RoleSp
         RoleSpec("connector", index, main, Stage.CARRIERS, address=address, learner=rank)
         for rank in ranks
         for index, address in enumerate(
-            connector_addresses(config, bind, rank), rank * config.transport.connectors
+            connector_addresses(config, bind, rank), rank * config.transport.first_connectors
         )
     )
 

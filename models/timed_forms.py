@@ -9,31 +9,17 @@ can at worst name a slower form. torch is imported only to time.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import re
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-import penstock
 from penstock.configs.model import ModelConfig
 from penstock.configs.value_types import MemoryFormat
-from penstock.core.machine import version_of
-from penstock.core.processor import processor
-from penstock.core.user_cache import (
-    by_age,
-    cache_folder,
-    delete_oldest,
-    locked,
-    read_cached,
-    write_cached,
-)
+from penstock.core.user_cache import cached_times, digest, timed_once
 from penstock.models.compute_form import ComputeForm, Precision, fastest, in_memory_format
 from penstock.models.fitting import AnyShape
 from penstock.models.general import GeneralShape
@@ -41,8 +27,6 @@ from penstock.models.summary import layers_in_words
 
 FOLDER = "forms"  # in the cache folder
 FORMAT = 2
-NAME = re.compile(r"[0-9a-f]{20}\.json")  # of a file: `_digest`
-KEPT = 64  # files; each change of a network, of torch or of Penstock adds some
 BUDGET_S = 1.2  # for all forms; the form by rule is timed whatever it takes
 LONGEST = 4.0  # times the budget, of real time: on a machine with other work
 SLOW, CLOSE = 2.0, 1.25  # times the fastest: forms that are timed again once, and more often
@@ -105,20 +89,17 @@ class Timing(NamedTuple):
 
 def time_forms(task: Task, forms: Sequence[ComputeForm]) -> Timing:
     """The fastest of ``forms``, of which the first is that by rule."""
-    about = _about(task, forms)
-    folder = cache_folder()
-    folder = folder and folder / FOLDER
-    if (known := _known(folder, about, forms)) is not None:
-        return Timing(fastest(known, forms[0]), known, cached=True)
-    with locked(folder) as is_locked:  # processes of a run start together: one of them measures
-        if (known := _known(folder, about, forms)) is not None:
-            return Timing(fastest(known, forms[0]), known, cached=True)
-        seconds = _times_of(task, forms)
-        if is_locked and folder is not None:
-            times = [[*form, s] for form, s in seconds.items()]
-            delete_oldest(folder, NAME, KEPT - 1)
-            write_cached(_file(folder, about), {"about": about, "seconds": times})
-    return Timing(fastest(seconds, forms[0]), seconds, cached=False)
+
+    def read(entries: Any) -> Seconds | None:
+        times = _times(entries)
+        is_sound = forms[0] in times and times.keys() <= set(forms)
+        return {forms[0]: times[forms[0]]} | times if is_sound else None
+
+    def measure() -> list[list[Any]]:
+        return [[*form, seconds] for form, seconds in _times_of(task, forms).items()]
+
+    seconds, cached = timed_once(FOLDER, _about(task, forms), read, measure)
+    return Timing(fastest(seconds, forms[0]), seconds, cached)
 
 
 def _times_of(task: Task, forms: Sequence[ComputeForm]) -> Seconds:
@@ -239,19 +220,13 @@ def passes(task: Task) -> Callable[[ComputeForm], float]:
 
 
 def cached_timings() -> dict[str, str]:
-    """What is cached of this processor and this torch, by file, the newest first: the network and
-    what was chosen."""
-    folder, own = cache_folder(), processor().model
+    """What is cached of this machine, by file, the newest first: the network and what was
+    chosen."""
     found = {}
-    for path in by_age(folder / FOLDER, NAME) if folder else ():
-        value = read_cached(path)
-        about = value.get("about") if type(value) is dict else None
-        if type(about) is not dict or type(about.get("task")) is not str:
-            continue
-        is_own = about.get("processor") == own and about.get("torch") == version_of("torch")
-        if is_own and (times := _times(value)):
+    for path, task, entries in cached_times(FOLDER):
+        if times := _times(entries):
             form = fastest(times, next(iter(times)))
-            found[str(path)] = f"{about['task']}: {Timing(form, times, cached=True)}"
+            found[str(path)] = f"{task}: {Timing(form, times, cached=True)}"
     return found
 
 
@@ -284,43 +259,18 @@ def _made(shape: AnyShape, dtype: Any) -> Any:
 
 def _about(task: Task, forms: Sequence[ComputeForm]) -> dict[str, Any]:
     """What the times of a file belong to, as plain data; any other value needs new times."""
-    own = processor()
     network = f"{task.shape!r} {task.shape.layout.entries!r} {task.unroll} {task.most_rows}"
     return {
         "format": FORMAT,
         "task": task.name,
-        "network": _digest(network),
+        "network": digest(network),
         "observation": [[*task.observation[0]], task.observation[1]],
-        "processor": own.model,
-        "flags": _digest(" ".join(sorted(own.flags))),
-        "torch": version_of("torch"),
-        "penstock": penstock.__version__,
         "forms": [[*form] for form in forms],
     }
 
 
-def _file(folder: Path, about: dict[str, Any]) -> Path:
-    return folder / f"{_digest(json.dumps(about, sort_keys=True))}.json"
-
-
-def _known(
-    folder: Path | None, about: dict[str, Any], forms: Sequence[ComputeForm]
-) -> Seconds | None:
-    """The cached times of exactly this task; None where there are none that are sound."""
-    if folder is None:
-        return None
-    value = read_cached(_file(folder, about))
-    if type(value) is not dict or value.get("about") != about:
-        return None
-    times = _times(value)
-    if forms[0] not in times or not times.keys() <= set(forms):
-        return None
-    return {forms[0]: times[forms[0]]} | times
-
-
-def _times(value: Any) -> Seconds:
-    """The sound entries of a file's times."""
-    entries = value.get("seconds") if type(value) is dict else None
+def _times(entries: Any) -> Seconds:
+    """The times of a file's entries; empty where one of them is not sound."""
     found: Seconds = {}
     for entry in entries if type(entries) is list else ():
         form = ComputeForm.read(entry[:-1]) if type(entry) is list else None
@@ -329,7 +279,3 @@ def _times(value: Any) -> Seconds:
             return {}
         found[form] = seconds
     return found
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:20]

@@ -49,7 +49,7 @@ CONFIG: Config = resolve("CartPole-v1", ["actors.envs=3", "actors.unroll=4"])
 
 
 def _game() -> tuple[SlotSpec, ParamLayout]:
-    game = make(CONFIG.env, CONFIG.actors.envs)
+    game = make(CONFIG.env, CONFIG.actor_envs)
     game.close()
     return slot_spec(CONFIG, game.info), network_shape(CONFIG, game.info).layout
 

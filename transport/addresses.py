@@ -161,7 +161,7 @@ def connector_addresses(config: Config, bind: str, rank: int) -> tuple[str, ...]
     follow those of all learners' first ones. Raises UserError if one of these ports does not exist,
     or is chosen by the system, so that the first connector could not name it.
     """
-    count = config.transport.connectors
+    count = config.transport.first_connectors
     if count > 1 and re.search(r":(\*|0+)$", bind):
         raise UserError(
             f"transport.connectors is {count}, and {bind} leaves the port to the system; set "
@@ -185,7 +185,7 @@ def server_addresses(config: Config, runtime_dir: Path) -> tuple[str, ...]:
             "the port to the system; set transport.bind to an address with a port, such as "
             "tcp://*:7700"
         )
-    first = config.learner.most_count * config.transport.connectors
+    first = config.learner.most_count * config.transport.first_connectors
     return tuple(bind_of(bind, first + shard) for shard in shards)
 
 
@@ -202,7 +202,7 @@ def own_server_addresses(
     shards = range(rank, config.learner.server_shards, learners)
     found = re.fullmatch(r"tcp://.*:(\d+)", bind)
     if found is not None and int(found[1]):
-        port = int(found[1]) + learners * config.transport.connectors
+        port = int(found[1]) + learners * config.transport.first_connectors
     place = f"[{host}]" if ":" in host else host
     last = port + max(shards, default=0)
     if last > MAX_PORT:

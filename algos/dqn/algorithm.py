@@ -107,7 +107,7 @@ def network(config: Config, spaces: Spaces) -> HeadShape:
 
 def action_sampler(config: Config, spaces: Spaces, seed: int, actor: int) -> EpsilonGreedySampler:
     """Each environment of all actors explores at a rate of its own, as in Ape-X."""
-    cfg, envs = config.algo, config.actors.envs
+    cfg, envs = config.algo, config.actor_envs
     assert isinstance(cfg, DqnConfig), cfg
     total = config.first_actors * envs
     epsilon = ladder(cfg.epsilon, cfg.epsilon_alpha, actor * envs, envs, total)

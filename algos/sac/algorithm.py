@@ -57,7 +57,7 @@ def action_sampler(
     cfg = config.algo
     assert isinstance(cfg, SacConfig), cfg
     bounds, rng = (cfg.log_std_min, cfg.log_std_max), np.random.default_rng(seed)
-    return SquashedGaussianSampler(spaces.action_space.shape, config.actors.envs, bounds, rng)
+    return SquashedGaussianSampler(spaces.action_space.shape, config.actor_envs, bounds, rng)
 
 
 def make_update(cfg: SacConfig, ctx: UpdateContext) -> ReplayUpdate:

@@ -110,7 +110,7 @@ def make_policy(config: Config, spaces: Spaces, shape: AnyShape, sampler: Action
     Imports torch only if needed.
     """
     size = shape.state_size if isinstance(shape, GeneralShape) else 0
-    state = np.zeros((config.actors.envs, size), np.float32)
+    state = np.zeros((config.actor_envs, size), np.float32)
     network = _make_network(config.actors, shape, sampler.outputs, state)
     return Policy(network, sampler, state, mask_of(spaces))
 

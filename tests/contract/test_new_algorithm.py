@@ -104,7 +104,7 @@ def network(config: Config, spaces: Spaces) -> HeadShape:
 def action_sampler(config: Config, spaces: Spaces, seed: int, actor: int) -> EpsilonGreedySampler:
     cfg = config.algo
     assert isinstance(cfg, SarsaConfig), cfg
-    epsilon = np.full(config.actors.envs, cfg.curiosity)
+    epsilon = np.full(config.actor_envs, cfg.curiosity)
     return EpsilonGreedySampler(int(spaces.action_space.n), epsilon, np.random.default_rng(seed))
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.alone import alone
 from penstock.bench.learner_alone import measure
 from penstock.bench.rates import ROUNDS
 from penstock.bench.stages import UNITS
@@ -19,6 +18,7 @@ from penstock.bench.traffic import receiving
 from penstock.bench.whole import train
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
+from penstock.launch.alone import alone
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 

@@ -238,7 +238,7 @@ def test_the_seed_is_what_differs(tmp_path: Path) -> None:
 def test_it_balances_with_batches_of_several_slots(tmp_path: Path) -> None:
     config = resolve("cartpole", [*SMALL, "learner.batch_slots=2"])
     stored = train(tmp_path / "run", 20, "learner.batch_slots=2")
-    per_update = config.actors.envs * config.actors.unroll * 2
+    per_update = config.actor_envs * config.actors.unroll * 2
     progress = stored.meta["progress"]
     assert progress["env_steps"] == progress["trained_steps"]
     assert 0.9 * per_update * 20 < progress["trained_steps"] <= per_update * 20

@@ -139,7 +139,7 @@ def way_of_a_sample(target: str, *overrides: str) -> list[str]:
         )
         source.open(host)
         stack.callback(source.close)
-        game = make(config.env, config.actors.envs)
+        game = make(config.env, config.actor_envs)
         player = Player(config, link, game, 0, 0, page, ledger)
         stack.callback(player.close)
 

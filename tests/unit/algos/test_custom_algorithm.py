@@ -227,13 +227,13 @@ class Choices:
         def __init__(self, epsilon: float = 0.5): self.epsilon = epsilon
     def network(self, config, spaces): return q_shape(config, spaces, duelling=True)
     def action_sampler(self, config, spaces, seed, actor):
-        epsilon = np.full(config.actors.envs, config.algo.settings.epsilon)
+        epsilon = np.full(config.actor_envs, config.algo.settings.epsilon)
         return EpsilonGreedySampler(2, epsilon, np.random.default_rng(seed))
 class Numbers(Choices):
     def network(self, config, spaces): return gaussian_shape(config, spaces)
     def action_sampler(self, config, spaces, seed, actor):
         rng = np.random.default_rng(seed)
-        return SquashedGaussianSampler(spaces.action_space.shape, config.actors.envs, (-1, 1), rng)
+        return SquashedGaussianSampler(spaces.action_space.shape, config.actor_envs, (-1, 1), rng)
 class Own(Choices):
     def columns(self, *game): return dqn.columns(*game)[:-1]
     def check(self, columns, layout): raise ValueError("never sound")

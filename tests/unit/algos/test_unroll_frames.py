@@ -101,7 +101,7 @@ def test_on_a_gpu_too() -> None:
 
 def play(config: Config, slots: int) -> list[dict[str, Array]]:
     """The columns of so many slots of one actor."""
-    game = make(config.env, config.actors.envs, 1)
+    game = make(config.env, config.actor_envs, 1)
     spec = slot_spec(config, game.info)
     actions = int(game.info.action_space.n)  # type: ignore[union-attr]
     rng, logp = np.random.default_rng(3), np.full(game.count, -1, np.float32)
@@ -161,9 +161,9 @@ def test_a_slot_of_pong_is_little_more_than_a_quarter() -> None:
     info = probe(config.env)
     whole = slot_spec(resolve("pong", ["transport.frame_stack=null"]), info)
     frames = slot_spec(config, info)
-    row, rows = 84 * 84 * config.actors.envs, config.actors.unroll + 1
+    row, rows = 84 * 84 * config.actor_envs, config.actors.unroll + 1
     assert whole.payload_nbytes - frames.payload_nbytes + config.actors.unroll * (
-        config.actors.envs  # the column that tells where episodes begin
+        config.actor_envs  # the column that tells where episodes begin
     ) == pytest.approx(row * (rows * 4 - rows - 3), rel=1e-3)
 
 

@@ -21,6 +21,7 @@ GOOD: dict[str, Any] = {
         "bf16_faster": True,
     },
     "forms": {"nature_cnn": None, "cached": []},
+    "envs": [],
     "memory": {"total": 32 << 30, "available": 16 << 30, "cgroup": None, "dev_shm": 64 << 20},
     "limits": {"nofile": 4096, "memlock": -1},
     "packages": dict.fromkeys(doctor.PACKAGES, "1.0"),

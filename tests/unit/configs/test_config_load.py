@@ -180,7 +180,7 @@ def test_pong_learns_from_unclipped_whole_games() -> None:
         "stack_num": 4,
     }
     assert cfg.algo.reward_clip == 1.0
-    slot, slots = cfg.actors.envs * cfg.actors.unroll, cfg.learner.batch_slots
+    slot, slots = cfg.actor_envs * cfg.actors.unroll, cfg.learner.batch_slots
     assert slot * slots // cfg.learner.updates_per_batch == 64
 
 

@@ -350,6 +350,32 @@ def test_auto_starts_as_many_actors_as_fill_a_batch_of_each_learner(
     assert config.first_actors == actors
 
 
+@pytest.mark.parametrize(
+    ("target", "overrides", "choices"),
+    [
+        ("cartpole", [], [16, 32, 64]),
+        ("pong", [], [8, 16, 32]),  # two slots of 32 steps, in eight updates
+        ("cartpole", ["learner.updates_per_batch=6"], [24, 48]),  # each has a share of them
+        ("cartpole", ["actors.unroll=1"], [128]),
+        ("cartpole", ["actors.unroll=4096"], [1]),
+        ("cartpole", ["algo.name=ppo", "algo.minibatches=steps"], [16, 32, 64]),
+        ("cartpole_dqn", [], [2, 4, 8, 16, 32]),  # slots of 16 steps, batches from replay
+    ],
+)
+def test_numbers_of_environments_keep_batches_within_bounds(
+    target: str, overrides: list[str], choices: list[int]
+) -> None:
+    config = resolve(target, [*overrides, "actors.envs=auto"])
+    assert config.envs_choices == choices
+    assert config.actor_envs == choices[0]
+    assert resolve(target, [*overrides, "actors.envs=96"]).actor_envs == 96
+
+
+@pytest.mark.parametrize("target", presets())
+def test_auto_finds_a_number_of_environments_for_every_preset(target: str) -> None:
+    assert len(resolve(target, ["actors.envs=auto"]).envs_choices) >= 2
+
+
 @pytest.mark.parametrize("target", presets())
 def test_auto_starts_two_actors_in_every_preset(target: str) -> None:
     assert resolve(target, ["actors.count=auto"]).first_actors == 2

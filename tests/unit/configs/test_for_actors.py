@@ -67,6 +67,12 @@ def test_an_option_with_an_effect_is_sent() -> None:
     assert for_actors(two)["transport"]["connectors"] == 2
 
 
+def test_auto_is_sent_as_a_number() -> None:
+    config = resolve("cartpole", ["actors.count=auto", "actors.envs=auto"])
+    sent = for_actors(config)["actors"]
+    assert (sent["count"], sent["envs"]) == (config.first_actors, config.actor_envs)
+
+
 def test_a_combination_is_judged_by_the_learner_alone() -> None:
     """A batch of many updates makes this lag possible, and an actor does not know the batch."""
     config = resolve("cartpole_ppo", ["learner.updates_per_batch=32", "transport.max_policy_lag=1"])

@@ -78,8 +78,8 @@ def test_every_default_is_an_option_and_applies(algo: str, kind: str) -> None:
 
 def test_ppo_of_a_mujoco_environment_is_the_published_algorithm() -> None:
     config = resolve("Walker2d-v5", [PPO])
-    learner, actors = config.learner, config.actors
-    batch = actors.envs * actors.unroll * learner.batch_slots
+    learner = config.learner
+    batch = config.actor_envs * config.actors.unroll * learner.batch_slots
     assert (batch, batch // learner.updates_per_batch) == (2048, 64)
     assert learner.lr == LinearSchedule.model_validate({"from": 3e-4, "to": 0})
     algo = config.algo.model_dump()

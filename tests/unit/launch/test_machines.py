@@ -197,6 +197,18 @@ def test_torchrun_needs_a_folder_to_come_back_to() -> None:
     check_place(place, config("run.dir=somewhere"), {})
 
 
+def test_each_learner_would_find_numbers_of_its_own() -> None:
+    with pytest.raises(
+        UserError, match=r"actors\.envs auto .* 2 learners need the same number; set actors\.envs"
+    ):
+        check_place(FAR, config("actors.envs=auto"), {})
+    with pytest.raises(UserError, match=r"transport\.connectors auto .* 2 learners need the same"):
+        check_place(FAR, config("transport.connectors=auto"), {})
+    alone = LearnerPlace(0, 1, Store("127.0.0.1", 29500))
+    options = ["actors.envs=auto", "transport.connectors=auto"]
+    check_place(alone, resolve("CartPole-v1", options), {})
+
+
 def test_each_rank_writes_to_a_folder_of_its_own() -> None:
     run = Path("run")
     first, second = (LearnerPlace(rank, 2, Store("h", 1)) for rank in range(2))

@@ -165,6 +165,11 @@ def test_options_reach_the_command_as_they_were_given(engine: Literal["ray", "no
             {"learners": 2, "target": "cartpole"},
             "--engine none does not start; set --engine ray",
         ),
+        (
+            ("actors.envs=auto",),
+            {"learners": 2},
+            "learners on 2 hosts need the same number; set actors.envs to",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(

@@ -135,6 +135,8 @@ def test_code_of_the_user_is_the_current_folder(
         (("transport.kind=inproc",), {}, "transport.kind inproc is one process"),
         (("learner.pace=asp",), {}, "--engine none does not start; set --engine ray"),
         ((), {"gpus": 2}, "starts one learner on each node"),
+        (("transport.connectors=auto",), {}, "and 2 learners need the same number; set transport"),
+        (("actors.envs=auto",), {}, "learners on 2 hosts need the same number; set actors.envs to"),
     ],
 )
 def test_what_cannot_work_is_refused(

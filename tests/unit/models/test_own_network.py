@@ -247,7 +247,7 @@ def assert_acts(cfg: Config, actions: int, parameters: int) -> None:
     net = build_net(actor_critic_shape(cfg, info))
     weights = torch.cat([p.detach().flatten() for p in net.parameters()])
     assert len(weights) == parameters
-    policy, envs = make_policy(cfg, info, 0), cfg.actors.envs
+    policy, envs = make_policy(cfg, info, 0), cfg.actor_envs
     policy.load(weights.numpy())
     space = info.observation_space
     obs = np.random.default_rng(0).integers(0, 256, (envs, *space.shape)).astype(space.dtype)

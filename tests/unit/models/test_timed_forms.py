@@ -15,6 +15,7 @@ import torch
 
 from penstock.configs.model import ModelConfig
 from penstock.core import processor as processors
+from penstock.core import user_cache
 from penstock.core.processor import Processor
 from penstock.models import timed_forms
 from penstock.models.actions import discrete
@@ -84,7 +85,7 @@ def test_the_fastest_is_chosen_and_cached(timed: Counter[ComputeForm], cache: Pa
 def test_the_cache_is_bounded_and_lists_the_newest_first(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timed_forms, "KEPT", 3)
+    monkeypatch.setattr(user_cache, "KEPT", 3)
     for threads in range(1, 6):
         time_forms(TASK._replace(threads=threads), FORMS)
         for path in cache.glob("*.json"):  # older than what comes next, whatever the clock
@@ -118,7 +119,7 @@ def test_another_processor_is_timed_anew(
     timed: Counter[ComputeForm], own: Processor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time_forms(TASK, FORMS)
-    monkeypatch.setattr(timed_forms, "processor", lambda: own)
+    monkeypatch.setattr(user_cache, "processor", lambda: own)
     assert not time_forms(TASK, FORMS).cached
     assert len(cached_timings()) == 1
 

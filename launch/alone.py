@@ -1,4 +1,4 @@
-"""Call a function in a separate process: ``python -m penstock.bench.alone TARGET``.
+"""Call a function in a separate process: ``python -m penstock.launch.alone TARGET``.
 
 A measurement there has the threads, the allocator and the freed memory of its role, and no state of
 the calling process. Request and result are JSON, on standard input and output.
@@ -30,25 +30,26 @@ def alone(
     request: Mapping[str, Any],
     *,
     seconds: float = 0.0,
+    start_s: float = START_S,
     threads: int = 1,
     variables: Mapping[str, str] | None = None,
 ) -> Any:
     """What ``module:function`` returns for the keyword arguments ``request``, called in a process
     with ``threads`` and the environment ``variables``.
 
-    ``seconds``: how long it is known to measure. Raises UserError as the function does,
-    RuntimeError with the last line of its errors if it fails, subprocess.TimeoutExpired if it
-    hangs.
+    ``seconds``: how long it is known to measure; ``start_s``: that all else may take. Raises
+    UserError as the function does, RuntimeError with the last line of its errors if it fails,
+    subprocess.TimeoutExpired if it hangs.
     """
     own = {**dict.fromkeys(THREAD_VARIABLES, str(threads)), **(variables or {})}
     # Its temporary files lie in a folder of ours: interrupted, we kill it, and it cleans no more.
-    with tempfile.TemporaryDirectory(prefix="bench-penstock-") as folder:
+    with tempfile.TemporaryDirectory(prefix="penstock-alone-") as folder:
         done = subprocess.run(
-            python("penstock.bench.alone", target),
+            python("penstock.launch.alone", target),
             input=json.dumps({"parent_pid": os.getpid(), "request": dict(request)}),
             capture_output=True,
             text=True,
-            timeout=START_S + 4 * seconds,
+            timeout=start_s + 4 * seconds,
             env={**os.environ, **own, "TMPDIR": folder},
             check=False,
         )

@@ -1,0 +1,176 @@
+"""`transport.connectors=auto`: the number of connectors of a learner, found before the roles start.
+
+A process of its own plays an unroll of the run's environment, times what a connector does with it
+(decompress, check, process) and an update of the learner, and the times are cached by
+`core.user_cache`. As many connectors are started as keep up with the learner. They are not adapted
+later: an actor's id decides which of them receives from it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from subprocess import TimeoutExpired
+from typing import Any, NamedTuple
+
+from penstock.configs.errors import UserError
+from penstock.configs.schema import Config
+from penstock.configs.transports import MAX_CONNECTORS, TRANSPORTS
+from penstock.core.cores import usable_cores
+from penstock.core.machine import gpu_models
+from penstock.core.user_cache import digest, timed_once
+from penstock.launch.alone import alone
+from penstock.launch.auto_envs import own_seconds, playing, race
+
+FOLDER = "connectors"  # in the cache folder
+FORMAT = 1
+MESSAGE_S = 60e-6  # of a connector for each slot, beside what is timed (docs/scaling.md)
+BUSY = 0.7  # share of its time that a connector may receive
+MEASURING_S = 10.0
+
+
+class Costs(NamedTuple):
+    """Seconds of an agent step."""
+
+    receive: float
+    """In a connector."""
+    train: float
+    """In a learner that never waits for data."""
+
+    @property
+    def busy(self) -> float:
+        """Connectors that a learner keeps busy."""
+        return self.receive / self.train
+
+
+def with_connectors(config: Config, hosts: int) -> tuple[Config, str]:
+    """``config`` with a number in place of `transport.connectors` auto, and a sentence about it.
+
+    Unchanged, with an empty sentence, where the option is a number. ``hosts`` are those of an
+    engine that places the roles. Raises UserError where that is a cluster.
+    """
+    if config.transport.connectors != "auto":
+        return config, ""
+    if hosts:
+        check_not_auto(config, "those of a cluster may be others")
+    number, why = _found(config)
+    transport = config.transport.model_copy(update={"connectors": number})
+    note = f"transport.connectors: {number} for each learner, {why}" if why else ""
+    return config.model_copy(update={"transport": transport}), note
+
+
+def check_not_auto(config: Config, why: str) -> None:
+    """Raise UserError for `transport.connectors` auto where learners are on several hosts; ``why``
+    completes the sentence."""
+    if config.transport.connectors == "auto":
+        raise UserError(
+            f"transport.connectors auto is timed on the learner's host, and {why}; set "
+            "transport.connectors to a number, such as transport.connectors=1"
+        )
+
+
+def needed(costs: Costs, cores: float) -> int:
+    """Connectors that keep up with a learner, at most one for each of ``cores``."""
+    return max(1, min(math.ceil(costs.busy / BUSY), int(cores), MAX_CONNECTORS))
+
+
+def measure(config: Mapping[str, Any]) -> list[list[float]]:
+    """Time `Costs`, which are the only entry of the list.
+
+    ``config`` is a config as JSON. Called by `alone`, since it imports the environment and torch.
+    """
+    import numpy as np
+
+    from penstock.algos.samples import make_receive, network_shape, slot_spec
+    from penstock.core.specs import HEADER
+    from penstock.device.choice import device_of
+    from penstock.learner.factory import make_trainer, timed
+    from penstock.learner.sources.staging import StagingBatch
+    from penstock.learner.trainer import Trainer
+    from penstock.transport.shm.store import Slot
+    from penstock.transport.wire import SlotDecoder, SlotEncoder, decode
+
+    settings = Config.model_validate(config)
+    plain = settings.learner.model_copy(update={"compile": False})  # that would take minutes
+    settings = settings.model_copy(update={"learner": plain})
+    with playing(settings) as (game, rollout):
+        info, spec = game.info, slot_spec(settings, game.info)
+        payload, header = spec.zeros(), np.zeros((), HEADER)
+        steps = header["steps"] = header["produced_steps"] = rollout.fill(spec.views(payload), 0)
+    encoder, decoder = SlotEncoder(spec, settings.transport.codec), SlotDecoder(spec)
+    parts = [bytes(part) for part in encoder.encode(header, payload, 1)]
+    receive = make_receive(settings.algo, network_shape(settings, info).layout)
+    columns = spec.views(payload)
+
+    def take() -> None:
+        decoder.decode(decode(parts), payload)
+        receive(columns)
+
+    [slot_s] = race([lambda: own_seconds(take)])
+    trainer = make_trainer(timed(settings, info)[0], info)
+    assert isinstance(trainer, Trainer)
+    slots = settings.learner.batch_slots
+    batch = StagingBatch(spec, slots, trainer.device)
+    batch.gather([Slot(0, header, tuple(payload), columns)] * slots)
+
+    def train() -> None:
+        trainer.step(batch)
+        device_of(trainer.device).synchronize()
+
+    train()  # the first update also prepares
+    [batch_s] = race([lambda: own_seconds(train)], rounds=1)
+    return [[(slot_s + MESSAGE_S) / steps, batch_s / batch.steps]]
+
+
+def _found(config: Config) -> tuple[int, str]:
+    """The number, and why; no reason where the run has no connectors."""
+    transport, learner = config.transport, config.learner
+    is_local = not TRANSPORTS.here(transport.kind).reaches_other_hosts
+    if transport.bind is None and is_local:
+        return 1, ""
+    cores = usable_cores() / learner.most_count - learner.first_threads
+    if re.search(r":(\*|0+)$", transport.bind or ""):
+        return 1, "as transport.bind leaves the port to the system"
+    if config.algo.trains_on != "unrolls":
+        return 1, "as a learner with replay trains fewer steps than one receives"
+    if cores < 2:
+        return 1, f"as there are {usable_cores():g} cores"
+    sections = config.model_dump(mode="json", include={"env", "algo", "model", "actors", "learner"})
+    about = {
+        "format": FORMAT,
+        "task": f"connectors of {config.env.id}, {config.algo.name}",
+        "options": digest(
+            json.dumps([sections, transport.frame_stack, transport.codec], sort_keys=True)
+        ),
+        "gpus": gpu_models(),
+    }
+
+    def time_now() -> list[list[Any]]:
+        found: list[list[Any]] = alone(
+            f"{__name__}:measure",
+            {"config": config.model_dump(mode="json")},
+            seconds=MEASURING_S,
+            start_s=config.run.start_timeout_s,
+            threads=learner.first_threads,
+        )
+        return found
+
+    try:
+        costs, cached = timed_once(FOLDER, about, _costs, time_now)
+    except (UserError, RuntimeError, TimeoutExpired) as error:
+        return 1, f"as receiving could not be timed ({error})"
+    return needed(costs, cores), (
+        f"as receiving a step takes {1e6 * costs.receive:.3g} µs and the learner trains "
+        f"{1 / costs.train:,.0f} steps/s, which keeps {costs.busy:.2g} of them busy, timed "
+        f"{'by an earlier run' if cached else 'now'}"
+    )
+
+
+def _costs(entries: Any) -> Costs | None:
+    """The costs of a file's entries; None where they are not sound."""
+    match entries:
+        case [[float(receive), float(train)]] if receive > 0 and 0 < train < math.inf:
+            return Costs(receive, train)
+    return None

@@ -1,0 +1,201 @@
+"""The number of environments of an actor is timed once, cached, and kept by a resumed run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import dump, resolve
+from penstock.launch import auto_envs
+from penstock.launch.auto_envs import cached_choices, enough, measure, with_envs
+
+AUTO = resolve("cartpole", ["actors.envs=auto"])
+CHEAPER = [[16, 4e-6], [32, 2e-6], [64, 1.9e-6]]
+
+ENVS = """
+import time
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+
+class OneWait(VectorEnv):
+    "A step waits once for all environments."
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+    def __init__(self, num_envs):
+        self.num_envs = num_envs
+        self.single_observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+        self.single_action_space = gymnasium.spaces.Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((self.num_envs, 2), np.float32), {}
+
+    def step(self, actions):
+        time.sleep(0.002)
+        nothing = np.zeros(self.num_envs, bool)
+        return self.reset()[0], nothing.astype(np.float64), nothing, nothing, {}
+
+
+class Waits(gymnasium.Wrapper):
+    def step(self, action):
+        time.sleep(0.002)
+        return self.env.step(action)
+
+
+def each_waits():
+    return Waits(gymnasium.make("CartPole-v1"))
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "penstock" / "envs"
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What another process was asked to time; it finds `CHEAPER`."""
+    made: list[dict[str, Any]] = []
+
+    def alone(target: str, request: dict[str, Any], **_: Any) -> Any:
+        assert target == "penstock.launch.auto_envs:measure"
+        made.append(request)
+        return CHEAPER
+
+    monkeypatch.setattr(auto_envs, "alone", alone)
+    return made
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    path = tmp_path / "run"
+    (path / "checkpoints" / "last").mkdir(parents=True)
+    (path / "checkpoints" / "last" / "checkpoint.safetensors").touch()
+    return path
+
+
+def test_the_smallest_number_after_which_little_is_gained() -> None:
+    assert enough({8: 1.0, 16: 0.95}) == 8
+    assert enough({8: 1.0, 16: 0.8, 32: 0.79}) == 16
+    assert enough({8: 1.0, 16: 0.8, 32: 0.7}) == 32
+    assert enough({8: 1.0, 16: 1.2}) == 8
+    assert enough({8: 1.0}) == 8
+
+
+def test_a_number_stays(tmp_path: Path, requests: list[dict[str, Any]]) -> None:
+    config = resolve("cartpole")
+    assert with_envs(config, tmp_path, "no") == (config, "")
+    assert not requests
+
+
+def test_the_number_is_timed_once(
+    tmp_path: Path, requests: list[dict[str, Any]], cache: Path
+) -> None:
+    config, note = with_envs(AUTO, tmp_path, "no")
+    assert config.actors.envs == 32
+    assert note == (
+        "actors.envs: 32 environments for each actor, 2 µs a step (others, in µs: 16: 4; 64: 1.9), "
+        "timed now; a batch has 1,024 agent steps"
+    )
+    again, note = with_envs(AUTO, tmp_path, "no")
+    assert again == config
+    assert "timed by an earlier run" in note
+    assert len(requests) == 1
+    assert cached_choices() == [
+        "environments of CartPole-v1, impala: 32, 2 µs a step (others, in µs: 16: 4; 64: 1.9)"
+    ]
+    with_envs(resolve("cartpole", ["actors.envs=auto", "model.hidden=[8]"]), tmp_path, "no")
+    assert len(requests) == 2
+    more_actors = resolve("cartpole", ["actors.envs=auto", "actors.count=7", "learner.lr=1e-3"])
+    with_envs(more_actors, tmp_path, "no")
+    assert len(requests) == 2, "a step is the same with them"
+    assert len(list(cache.glob("*.json"))) == 2
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [None, [], [[16]], [[16, -1.0]], [[16, 1]], [["16", 1e-6]], [[17, 1e-6]], [[32, 1e-6]], {}],
+)
+def test_a_file_that_is_not_sound_is_replaced(
+    entries: Any, tmp_path: Path, requests: list[dict[str, Any]], cache: Path
+) -> None:
+    with_envs(AUTO, tmp_path, "no")
+    [path] = cache.glob("*.json")
+    whole = path.read_text()
+    path.write_text(json.dumps(json.loads(whole) | {"seconds": entries}))
+    cached_choices()
+    assert with_envs(AUTO, tmp_path, "no")[0].actors.envs == 32
+    assert len(requests) == 2
+    assert path.read_text() == whole
+
+
+def test_in_one_process_and_of_one_number_nothing_is_timed(
+    tmp_path: Path, requests: list[dict[str, Any]]
+) -> None:
+    lockstep = resolve("cartpole", ["actors.envs=auto", "transport.kind=inproc"])
+    config, note = with_envs(lockstep, tmp_path, "no")
+    assert config.actors.envs == 16
+    assert note == (
+        "actors.envs: 16 environments for each actor, by rule; a batch has 512 agent steps"
+    )
+    long = resolve("cartpole", ["actors.envs=auto", "actors.unroll=4096"])
+    assert with_envs(long, tmp_path, "no")[0].actors.envs == 1
+    assert not requests
+
+
+def test_a_resumed_run_keeps_its_number(run_dir: Path, requests: list[dict[str, Any]]) -> None:
+    (run_dir / "config.yaml").write_text(dump(resolve("cartpole", ["actors.envs=24"])))
+    config, note = with_envs(AUTO, run_dir, "auto")
+    assert config.actors.envs == 24
+    assert "24 environments for each actor, as the run began" in note
+    assert not requests
+    changed = resolve("cartpole", ["actors.envs=auto", "learner.updates_per_batch=16"])
+    with pytest.raises(UserError, match=r"actors\.envs 24 is not divisible by"):
+        with_envs(changed, run_dir, "must")
+
+
+def test_a_resumed_run_of_an_unknown_number_is_refused(
+    run_dir: Path, requests: list[dict[str, Any]]
+) -> None:
+    with pytest.raises(UserError, match=r"its run began with is not known; set actors\.envs to"):
+        with_envs(AUTO, run_dir, "auto")
+    assert not requests
+
+
+def test_an_environment_that_cannot_be_timed_leaves_the_number_by_rule(
+    tmp_path: Path, cache: Path
+) -> None:
+    config, note = with_envs(resolve("x:nothing", ["actors.envs=auto"]), tmp_path, "no")
+    assert config.actors.envs == config.envs_choices[0]
+    assert "by rule, as a step could not be timed (environment x:nothing: " in note
+    assert not list(cache.glob("*.json"))
+
+
+@pytest.mark.parametrize(("env", "expected"), [("OneWait", [16, 32, 64]), ("each_waits", [16, 32])])
+def test_real_steps_are_timed_until_twice_as_many_gain_little(
+    env: str, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "waiting_envs.py").write_text(ENVS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(auto_envs, "BUDGET_S", 0.05)
+    config = resolve(f"waiting_envs:{env}", ["actors.envs=auto", "actors.unroll=32"])
+    try:
+        found = measure(config.model_dump(mode="json"))
+    finally:
+        sys.modules.pop("waiting_envs", None)
+    assert [envs for envs, _ in found] == expected
+    first_s, last_s = found[0][1], found[-1][1]
+    assert first_s >= (2e-3 / 16 if env == "OneWait" else 2e-3)
+    assert last_s < 0.5 * first_s if env == "OneWait" else last_s > first_s / 1.1
