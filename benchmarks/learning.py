@@ -33,6 +33,7 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,7 @@ def main() -> None:
     args.add_argument("--peer-steps", type=int, help="of stable-baselines3; default: --steps")
     args.add_argument("override", nargs="*", help="options of both")
     options = args.parse_intermixed_args()
+    sys.path.append("")  # environments in the current folder, as in the command
     settings = {"": options.override}
     if options.versus:
         settings["versus"] = [*options.override, *options.versus]
