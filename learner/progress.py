@@ -24,7 +24,7 @@ from penstock.replay.accounting import Accounting
 Floats = npt.NDArray[np.float64]
 
 MAX_LAG = 1 << 16  # the histogram's last bin
-UNREAD = 64  # most batches whose lag is counted later: together they take less time
+UNCOUNTED = 64  # most batches of which lag is counted together, with warm caches
 LEAST_FED = 0.01  # share of the time above which its rate is that of a fed learner
 EPISODES = 100  # returns are the mean of the last hundred episodes
 COUNTERS = ("env_steps", "trained_steps", "learner_steps", "episodes", "version")
@@ -54,7 +54,7 @@ class Progress:
         self._booked = dict.fromkeys(BOOKED, 0)
         self._own = dict.fromkeys(BOOKED, 0)  # the same since the process began
         self._lag: Counter[int] = Counter()
-        self._unread: list[tuple[UnrollSummary, int, int]] = []  # not in `_lag`, see `played`
+        self._uncounted: list[tuple[UnrollSummary, int, int]] = []  # each with version and updates
         self.latency: Histogram = {}
         self.reached_at_s: float | None = None
         """Seconds of training when the return in training first reached `stop.return`."""
@@ -89,8 +89,8 @@ class Progress:
 
         They are trained on in ``updates`` optimizer steps now, or later from replay (0).
         """
-        self._unread.append((unrolls, self.version, updates))
-        if len(self._unread) == UNREAD:
+        self._uncounted.append((unrolls, self.version, updates))
+        if len(self._uncounted) == UNCOUNTED:
             self._count_lag()
         if unrolls.returns:
             self.returns.extend(unrolls.returns)
@@ -316,7 +316,7 @@ class Progress:
             self._trained_before_s = state["time_s"]
 
     def _count_lag(self) -> None:
-        for unrolls, version, updates in self._unread:
+        for unrolls, version, updates in self._uncounted:
             # Update i of a batch took the i-th share of its environments, at version + i.
             envs = unrolls.versions.shape[-1]
             at = version + np.arange(envs) * updates // envs if updates > 1 else version
@@ -324,7 +324,7 @@ class Progress:
             counts = np.bincount(lags.ravel(), unrolls.steps.ravel())
             for lag in counts.nonzero()[0].tolist():
                 self._lag[lag] += int(counts[lag])
-        self._unread.clear()
+        self._uncounted.clear()
 
     def _update_recent(self) -> None:
         """Sum up the last episodes, once they have changed."""

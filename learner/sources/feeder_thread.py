@@ -24,6 +24,7 @@ POLL_S = 0.1
 T = TypeVar("T")
 
 # `os.eventfd_write` releases the interpreter lock: the woken thread takes it, and the caller waits.
+# The result tells nothing: it fails where 2^64 - 1 wakes are pending, and the thread polls anyway.
 _write_event = ctypes.PyDLL(None).eventfd_write
 _write_event.argtypes = [ctypes.c_int, ctypes.c_uint64]
 

@@ -1,7 +1,8 @@
 """The data source of algorithms that train once on each fresh unroll: a trajectory queue.
 
 A feeder thread takes in filled slots and gathers them into staging batches ahead of the trainer,
-during its backward pass, which needs no interpreter lock (`UnrollSource.backward_begins`).
+as soon as a slot arrives, and at the latest during its backward pass, which needs no interpreter
+lock (`UnrollSource.backward_begins`).
 No more slots are lent or filled at a time than `transport.max_policy_lag` allows. Where that is
 below the optimizer steps of a batch, there is no thread: the learner lends the slots of one batch
 at a time, within the training on the batch before it (`learner.role`), or after that.
@@ -212,8 +213,8 @@ class Feeder:
         return batch
 
     def give_back(self, batch: StagingBatch) -> None:
-        """Take back a batch that the learner has used; its memory is used again after `go_on`, or
-        at once where no other batch is ready."""
+        """Take back a batch that the learner has used. The thread is woken by `go_on`, or at once
+        where no other batch is ready."""
         batch.let_go()
         self._free.append(batch)
         self._returned = self._thread is not None
@@ -221,7 +222,7 @@ class Feeder:
             self.go_on()
 
     def go_on(self) -> None:
-        """Let the thread gather into returned batches."""
+        """Wake the thread if a batch was returned, so that it looks for slots to gather."""
         if self._returned:
             self._returned = False
             assert self._thread is not None

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.algos.slots import UnrollSummary
 from penstock.configs.sections import StopConfig
-from penstock.learner.progress import BOOKED, Progress
+from penstock.learner.progress import BOOKED, UNCOUNTED, Progress
 from penstock.profiling.ledger import Part, TimeLedger
 
 
@@ -127,6 +127,15 @@ def test_lag_is_by_step_at_the_version_that_trains() -> None:
     assert metrics["policy_lag_histogram"] == {"0": 1, "2": 2, "3": 2}
     assert metrics["policy_lag_mean"] == pytest.approx((2 * 2 + 2 * 3) / 5)
     assert metrics["policy_lag_max"] == 3
+
+
+def test_lag_is_counted_by_the_version_at_which_a_batch_was_trained() -> None:
+    run = progress()
+    for number in range(3 * UNCOUNTED // 2):
+        run.version = number
+        run.played(UnrollSummary.of(batch([0.0] * 2, version=0)), 2, 1)
+    assert len(run._uncounted) < UNCOUNTED, "they would take memory"
+    assert run.lag == dict.fromkeys(range(3 * UNCOUNTED // 2), 2)
 
 
 def test_the_lag_of_unrolls_by_one_version_is_counted_as_that_of_several() -> None:
