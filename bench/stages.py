@@ -148,7 +148,8 @@ def measure(plan: StagePlan, say: Say) -> Result:
         "achieved_steps_per_s": None,
     }
     if WHOLE in plan.stages:
-        rates = whole.rates(plan.target, plan.seconds * WHOLE_SHARE, ROUNDS)
+        envs = f"actors.envs={config.actor_envs}"  # of the stages, where the option is auto
+        rates = whole.rates(plan.target, plan.seconds * WHOLE_SHARE, ROUNDS, envs)
         result |= {"achieved_steps_per_s": whole.median_rate(rates), "achieved_rates": rates}
     _say_whole(result, say)
     if plan.peers is not None:

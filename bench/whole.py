@@ -62,13 +62,14 @@ def rate_between(begin: tuple[float, int], end: tuple[float, int]) -> float:
     return float((end[1] - begin[1]) / max(end[0] - begin[0], 1e-9))
 
 
-def rates(target: str, seconds: float, rounds: int) -> list[float]:
+def rates(target: str, seconds: float, rounds: int, *overrides: str) -> list[float]:
     """Trained agent steps per second in each of ``rounds`` parts of a run of ``seconds``, after a
     quarter of it in which everything gets warm."""
     points = trained(
         train(
             target,
             *FOREVER,
+            *overrides,
             f"stop.minutes={seconds / 60}",
             f"run.interval_s={max(seconds / INTERVALS, 0.05)}",
         )

@@ -19,7 +19,7 @@ LEAST_CONFIRMING = 10  # episodes that a confidence interval needs
 
 def contradictions(cfg: Sections) -> list[Contradiction]:
     """All invalid combinations in a config whose fields are each valid."""
-    ends = (_lent_by_batch, _schedule, _stop, _evaluation, _addresses, _keys, _sinks)
+    ends = (_lent_by_batch, _schedule, _stop, _evaluation, _store, _addresses, _keys, _sinks)
     of_learner = (_batches, _rewards, _replay, _gathering, _algo, _compile)
     checks = (*of_learner, _inference, *ends, network, group)
     return [found for check in checks for found in check(cfg)]
@@ -276,6 +276,16 @@ def _evaluation(cfg: Sections) -> Iterator[Contradiction]:
             f"eval.every_s {cfg.eval.every_s:g} evaluates checkpoints, and with transport.kind "
             f"{cfg.transport.kind} these are written by steps only; set "
             "checkpoint.every_steps=1000 or eval.every_s=null",
+        )
+
+
+def _store(cfg: Sections) -> Iterator[Contradiction]:
+    if cfg.actors.envs == "auto" and cfg.checkpoint.store is not None:
+        yield Contradiction(
+            ("actors.envs", "checkpoint.store"),
+            "actors.envs auto is kept in the run folder, and a run that resumes from "
+            "checkpoint.store in another folder needs the same number; set actors.envs to a "
+            f"number, such as actors.envs={cfg.actor_envs}, or checkpoint.store=null",
         )
 
 

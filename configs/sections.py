@@ -38,10 +38,8 @@ from penstock.configs.value_types import (
 )
 
 MOST_AT_FIRST = 16  # actors of each learner that `auto` starts at once, whatever a batch needs
-BATCH_STEPS = (
-    512,
-    2048,
-)  # agent steps, as in most presets: bounds of a batch with `actors.envs` auto
+# Agent steps, as in most presets: bounds of a batch with `actors.envs` auto.
+BATCH_STEPS = 512, 2048
 SLOT_STEPS = 32, 512  # the same of a slot with replay, where its size does not change the batch
 MOST_ENVS = 128  # of an actor, with `auto`
 

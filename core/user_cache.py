@@ -94,7 +94,8 @@ def timed_once(
 ) -> tuple[T, bool]:
     """The times of a task, and whether they are those of an earlier process on this machine.
 
-    Processes that start together measure once: the others wait for the file.
+    Processes that start together measure once: the others wait for the file. One that has waited
+    for `WAIT_S` measures too.
 
     Args:
         name: of a folder in `cache_folder`.
@@ -130,11 +131,11 @@ def timed_once(
 def cached_times(name: str) -> Iterator[tuple[Path, str, Any]]:
     """The files of `timed_once` in a folder that are of this machine, the newest first: path, task
     and entries, which may not be sound."""
-    folder = cache_folder()
+    folder, own = cache_folder(), own_machine().items()
     for path in by_age(folder / name, TIMES_NAME) if folder else ():
         value = read_cached(path)
         about = value.get("about") if isinstance(value, dict) else None
-        if isinstance(about, dict) and own_machine().items() <= about.items():
+        if isinstance(about, dict) and own <= about.items():
             yield path, str(about.get("task")), value.get("seconds")
 
 

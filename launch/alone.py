@@ -49,6 +49,7 @@ def alone(
             input=json.dumps({"parent_pid": os.getpid(), "request": dict(request)}),
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=start_s + 4 * seconds,
             env={**os.environ, **own, "TMPDIR": folder},
             check=False,
@@ -65,6 +66,8 @@ def main() -> None:
     """Call the function that the command line names, with the request of standard input."""
     asked = json.load(sys.stdin)
     die_with(asked["parent_pid"], signal.SIGKILL)
+    answer = os.dup(1)  # of its own, as C code writes to descriptor 1
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     module, _, function = sys.argv[1].partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # where a role looks for a user's game
@@ -74,7 +77,8 @@ def main() -> None:
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(USERS_MISTAKE)
-    print(json.dumps(result))
+    with open(answer, "w") as file:
+        json.dump(result, file)
 
 
 if __name__ == "__main__":

@@ -20,15 +20,18 @@ from penstock.configs.schema import Config
 from penstock.configs.transports import MAX_CONNECTORS, TRANSPORTS
 from penstock.core.cores import usable_cores
 from penstock.core.machine import gpu_models
+from penstock.core.notes import note_logger
 from penstock.core.user_cache import digest, timed_once
 from penstock.launch.alone import alone
-from penstock.launch.auto_envs import own_seconds, playing, race
+from penstock.launch.auto_envs import code_of, own_seconds, playing, race, reason
 
 FOLDER = "connectors"  # in the cache folder
 FORMAT = 1
 MESSAGE_S = 60e-6  # of a connector for each slot, beside what is timed (docs/scaling.md)
 BUSY = 0.7  # share of its time that a connector may receive
 MEASURING_S = 10.0
+
+logger = note_logger(__name__)
 
 
 class Costs(NamedTuple):
@@ -45,16 +48,13 @@ class Costs(NamedTuple):
         return self.receive / self.train
 
 
-def with_connectors(config: Config, hosts: int) -> tuple[Config, str]:
+def with_connectors(config: Config) -> tuple[Config, str]:
     """``config`` with a number in place of `transport.connectors` auto, and a sentence about it.
 
-    Unchanged, with an empty sentence, where the option is a number. ``hosts`` are those of an
-    engine that places the roles. Raises UserError where that is a cluster.
+    Unchanged, with an empty sentence, where the option is a number.
     """
     if config.transport.connectors != "auto":
         return config, ""
-    if hosts:
-        check_not_auto(config, "those of a cluster may be others")
     number, why = _found(config)
     transport = config.transport.model_copy(update={"connectors": number})
     note = f"transport.connectors: {number} for each learner, {why}" if why else ""
@@ -62,18 +62,18 @@ def with_connectors(config: Config, hosts: int) -> tuple[Config, str]:
 
 
 def check_not_auto(config: Config, why: str) -> None:
-    """Raise UserError for `transport.connectors` auto where learners are on several hosts; ``why``
-    completes the sentence."""
+    """Raise UserError for `transport.connectors` auto of several runs, or of learners on several
+    hosts; ``why`` completes the sentence."""
     if config.transport.connectors == "auto":
         raise UserError(
-            f"transport.connectors auto is timed on the learner's host, and {why}; set "
-            "transport.connectors to a number, such as transport.connectors=1"
+            f"transport.connectors auto is found at the start of one run on one host, and {why}; "
+            "set transport.connectors to a number, such as transport.connectors=1"
         )
 
 
 def needed(costs: Costs, cores: float) -> int:
     """Connectors that keep up with a learner, at most one for each of ``cores``."""
-    return max(1, min(math.ceil(costs.busy / BUSY), int(cores), MAX_CONNECTORS))
+    return max(1, math.ceil(min(costs.busy / BUSY, int(cores), MAX_CONNECTORS)))
 
 
 def measure(config: Mapping[str, Any]) -> list[list[float]]:
@@ -134,9 +134,9 @@ def _found(config: Config) -> tuple[int, str]:
     if re.search(r":(\*|0+)$", transport.bind or ""):
         return 1, "as transport.bind leaves the port to the system"
     if config.algo.trains_on != "unrolls":
-        return 1, "as a learner with replay trains fewer steps than one receives"
+        return 1, "as nothing is timed with replay; set a number for more"
     if cores < 2:
-        return 1, f"as there are {usable_cores():g} cores"
+        return 1, "as fewer than 2 cores are left for the connectors of a learner"
     sections = config.model_dump(mode="json", include={"env", "algo", "model", "actors", "learner"})
     about = {
         "format": FORMAT,
@@ -144,10 +144,15 @@ def _found(config: Config) -> tuple[int, str]:
         "options": digest(
             json.dumps([sections, transport.frame_stack, transport.codec], sort_keys=True)
         ),
+        "code": code_of(config.env.id),
         "gpus": gpu_models(),
     }
 
     def time_now() -> list[list[Any]]:
+        logger.info(
+            f"timing slots of {config.env.id} and an update for transport.connectors=auto, which "
+            "takes seconds"
+        )
         found: list[list[Any]] = alone(
             f"{__name__}:measure",
             {"config": config.model_dump(mode="json")},
@@ -160,7 +165,7 @@ def _found(config: Config) -> tuple[int, str]:
     try:
         costs, cached = timed_once(FOLDER, about, _costs, time_now)
     except (UserError, RuntimeError, TimeoutExpired) as error:
-        return 1, f"as receiving could not be timed ({error})"
+        return 1, f"as receiving could not be timed ({reason(error)})"
     return needed(costs, cores), (
         f"as receiving a step takes {1e6 * costs.receive:.3g} µs and the learner trains "
         f"{1 / costs.train:,.0f} steps/s, which keeps {costs.busy:.2g} of them busy, timed "
@@ -171,6 +176,6 @@ def _found(config: Config) -> tuple[int, str]:
 def _costs(entries: Any) -> Costs | None:
     """The costs of a file's entries; None where they are not sound."""
     match entries:
-        case [[float(receive), float(train)]] if receive > 0 and 0 < train < math.inf:
+        case [[float(receive), float(train)]] if 0 < receive < math.inf and 0 < train < math.inf:
             return Costs(receive, train)
     return None

@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from subprocess import TimeoutExpired
@@ -27,6 +28,7 @@ from penstock.configs.load import load_run
 from penstock.configs.schema import Config
 from penstock.configs.transports import TRANSPORTS
 from penstock.core.machine import version_of
+from penstock.core.notes import note_logger
 from penstock.core.processes import coreless_s
 from penstock.core.run_dir import Resume, has_checkpoint
 from penstock.core.user_cache import cached_times, digest, timed_once
@@ -44,8 +46,10 @@ MOST_STEPS = 32  # of an unroll that is timed
 LEAST_ROUNDS = 3  # of unrolls, however long they take
 MAKING_S = 10.0  # more environments are not tried where making them is expected to take longer
 BUDGET_S = 0.5  # of each number and the one before it, beside making them
+SMALLEST = "the smallest allowed number"
 OF_ACTORS = {"count", "envs", "nice", "unroll"}  # options on which a step does not depend
 
+logger = note_logger(__name__)
 Seconds = dict[int, float]
 """Of one agent step of one actor, by its number of environments."""
 
@@ -61,7 +65,7 @@ def with_envs(config: Config, path: Path, resume: Resume) -> tuple[Config, str]:
     if resume != "no" and has_checkpoint(path):
         envs, why = _envs_of(path), "as the run began"
     elif TRANSPORTS.one_process(config.transport.kind) or len(config.envs_choices) == 1:
-        envs, why = config.actor_envs, "by rule"
+        envs, why = config.actor_envs, SMALLEST
     else:
         envs, why = _timed(config)
     changed = _with(config, envs)
@@ -116,20 +120,23 @@ def measure(config: Mapping[str, Any]) -> list[list[float]]:
     settings, _ = timed(_with(settings, choices[0]), info)
     make_inference(settings, info, 0)  # imports its library, which is no part of what follows
     seconds: Seconds = {}
-    with ExitStack() as stack:
+    with ExitStack() as kept:  # the environments of the number before
         before: Callable[[], float] | None = None
         for envs in choices:
-            began_s = time.perf_counter()
-            play = stack.enter_context(_unrolls(_with(settings, envs)))
-            making_s = time.perf_counter() - began_s
-            if before is None:
-                [seconds[envs]] = race([play])
-            else:  # by the ratio, as the machine may be busier than it was
-                fewer_s, own_s = race([before, play])
-                seconds[envs] = seconds[envs // 2] * own_s / fewer_s
-            if enough(seconds) != envs or 2 * making_s > MAKING_S:
-                break
-            before = play
+            with ExitStack() as stack:
+                began_s = time.perf_counter()
+                play = stack.enter_context(_unrolls(_with(settings, envs)))
+                making_s = time.perf_counter() - began_s
+                if before is None:
+                    [seconds[envs]] = race([play])
+                else:  # by the ratio, as the machine may be busier than it was
+                    fewer_s, own_s = race([before, play])
+                    seconds[envs] = seconds[envs // 2] * own_s / fewer_s
+                if enough(seconds) != envs or 2 * making_s > MAKING_S:
+                    break
+                kept.close()
+                before = play
+                kept.enter_context(stack.pop_all())
     return [[*entry] for entry in seconds.items()]
 
 
@@ -144,8 +151,11 @@ def own_seconds(call: Callable[[], object]) -> float:
 
 
 def race(plays: Sequence[Callable[[], float]], rounds: int = LEAST_ROUNDS) -> list[float]:
-    """The median of what each returns, in seconds, called in turns for `BUDGET_S` and at least for
-    ``rounds``: so that other programs, which lengthen some calls, meet all of them."""
+    """The median of the seconds that each of ``plays`` returns.
+
+    They are called in turns, at least ``rounds`` times and for at least `BUDGET_S`, so that other
+    programs on the machine slow all of them alike.
+    """
     found = [[play() for play in plays]]
     ends_s = time.perf_counter() + BUDGET_S
     while len(found) < rounds or time.perf_counter() < ends_s:
@@ -195,8 +205,25 @@ def _unrolls(config: Config) -> Iterator[Callable[[], float]]:
         yield unroll(max(1, min(steps, config.actors.unroll, MOST_STEPS)))
 
 
+def code_of(env: str) -> list[int]:
+    """Size and time of change of the file of an environment `module:name`; empty for others."""
+    path = f"{env.partition(':')[0].replace('.', os.sep)}.py"
+    for folder in (*sys.path, "") if ":" in env else ():
+        with suppress(OSError):
+            found = os.stat(os.path.join(folder, path))
+            return [found.st_size, found.st_mtime_ns]
+    return []
+
+
+def reason(error: Exception) -> str:
+    """Why a measurement in another process failed, as a part of a note."""
+    if isinstance(error, TimeoutExpired):
+        return f"it took longer than {error.timeout:g} s; raise run.start_timeout_s"
+    return str(error)
+
+
 def _timed(config: Config) -> tuple[int, str]:
-    """The number, and why; that by rule where the environment cannot be timed, as it will fail in
+    """The number, and why; the smallest where the environment cannot be timed, as it will fail in
     the roles as well, or is on other hosts only."""
     given = config.model_dump(mode="json", include={"env", "algo", "model"})
     given["actors"] = config.actors.model_dump(mode="json", exclude=OF_ACTORS)
@@ -205,6 +232,7 @@ def _timed(config: Config) -> tuple[int, str]:
         "task": f"environments of {config.env.id}, {config.algo.name}",
         "options": digest(json.dumps([given, config.transport.frame_stack], sort_keys=True)),
         "choices": config.envs_choices,
+        "code": code_of(config.env.id),
         "gymnasium": version_of("gymnasium"),
     }
 
@@ -214,6 +242,7 @@ def _timed(config: Config) -> tuple[int, str]:
         return times if is_sound else None
 
     def time_now() -> list[list[Any]]:
+        logger.info(f"timing steps of {config.env.id} for actors.envs=auto, which takes seconds")
         request = {"config": config.model_dump(mode="json")}
         found: list[list[Any]] = alone(
             f"{__name__}:measure",
@@ -227,7 +256,7 @@ def _timed(config: Config) -> tuple[int, str]:
     try:
         times, cached = timed_once(FOLDER, about, read, time_now)
     except (UserError, RuntimeError, TimeoutExpired) as error:
-        return config.actor_envs, f"by rule, as a step could not be timed ({error})"
+        return config.actor_envs, f"{SMALLEST}, as a step could not be timed ({reason(error)})"
     when = "by an earlier run" if cached else "now"
     return enough(times), f"{_shown(times)}, timed {when}"
 

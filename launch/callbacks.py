@@ -100,7 +100,7 @@ class Hooks(MetricSink):
     def __init__(self, paths: Sequence[str], run: Run, made: Sequence[object] = ()) -> None:
         """``paths`` are ``module:Class``, ``made`` are objects. Raises UserError if an object
         cannot be made, or has none of the methods."""
-        self._run = run
+        self.run = run
         self._summary: Json | None = None
         self._made: list[tuple[str, Any]] = [(path, _make(path)) for path in paths]
         self._made += [(type(hook).__name__, hook) for hook in made]
@@ -132,7 +132,7 @@ class Hooks(MetricSink):
             if method is None:
                 continue
             try:
-                said.append(method(self._run, about))
+                said.append(method(self.run, about))
             except (Exception, SystemExit) as error:
                 self._failed(f"callback {path}.{name}", error)
         return said
@@ -140,7 +140,7 @@ class Hooks(MetricSink):
     def _failed(self, name: str, error: BaseException) -> None:
         text = " ".join(str(error).split())
         logger.warning(f"{name} failed with {type(error).__name__}: {text}; the run continues")
-        path = self._run.folder / "logs" / LOG
+        path = self.run.folder / "logs" / LOG
         with suppress(OSError), open(path, "a", opener=open_private) as log:
             traceback.print_exception(error, file=log)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, Resolved, dump
@@ -157,14 +157,11 @@ def learner(
             for spec in specs:
                 if spec.role == "connector" and not spec.index % config.transport.first_connectors:
                     text = f"start actors with: penstock actor --connect {spec.address}"
-                    if as_lines:
-                        write_line(stream, "info", "note", text)
-                    else:
-                        print(text, file=stream)
+                    _show_note(stream, log, text)
         return specs
 
     stream = sys.stderr if as_json else sys.stdout
-    as_lines = resolved.config.run.log == "json"
+    log = resolved.config.run.log
     return _with_learner(resolved, write_to, resume, as_json, make_specs, source)
 
 
@@ -273,6 +270,7 @@ def with_learner(
         source=source,
         place=place,
         more_sinks=sinks,
+        early_note=partial(_show_note, stream, log),
     )
     _explain(outcome, log)
     if "env_steps" in summary and path.is_dir() and log == "text":
@@ -292,10 +290,11 @@ def conduct(
     source: str | None = None,
     place: EngineChoice = HERE,
     more_sinks: Sequence[MetricSink] = (),
+    early_note: Callable[[str], object] = lambda text: None,
 ) -> tuple[Outcome, dict[str, Any]]:
-    """`with_learner` without final messages; everything is shown by the ``view`` of a title.
-    ``callbacks`` are called in addition to those of the config; ``source`` is the value of
-    ``--resume-from``; ``place`` is the engine.
+    """`with_learner` without final messages; everything is shown by the ``view`` of a title, and
+    notes before it exists by ``early_note``. ``callbacks`` are called in addition to those of the
+    config; ``source`` is the value of ``--resume-from``; ``place`` is the engine.
     """
     _require_linux()
     config = resolved.config
@@ -317,8 +316,10 @@ def conduct(
         begun = take_from_store(config, path, resume if folder is None else "no")
         check(path, resume)
         hosts = engine.hosts()
-        config, found = _with_numbers(config, path, resume, len(hosts))
         hooks = Hooks(config.run.callbacks, Run(path, config), callbacks)
+        with notes_to(early_note):
+            config, found = _with_numbers(config, path, resume, on_cluster=bool(hosts))
+        hooks.run = Run(path, config)
         if folder is not None:
             begun, resume = begin_from(path, folder), "must"
         changed = differences(path, config, resume)
@@ -363,17 +364,19 @@ def conduct(
 
 
 def _with_numbers(
-    config: Config, path: Path, resume: Resume, hosts: int
+    config: Config, path: Path, resume: Resume, *, on_cluster: bool
 ) -> tuple[Config, Sequence[str]]:
     """``config`` with numbers in place of `auto` where the roles need to know them, and sentences
-    about them."""
+    about them. Raises UserError."""
     if "auto" not in (config.actors.envs, config.transport.connectors):
         return config, ()
-    from penstock.launch.auto_connectors import with_connectors
+    from penstock.launch.auto_connectors import check_not_auto, with_connectors
     from penstock.launch.auto_envs import with_envs
 
+    if on_cluster:
+        check_not_auto(config, "on a cluster learners may run on other hosts")
     config, envs = with_envs(config, path, resume)
-    config, connectors = with_connectors(config, hosts)
+    config, connectors = with_connectors(config)
     return config, (envs, connectors)
 
 
@@ -448,6 +451,15 @@ def _explain(outcome: Outcome, log: Log) -> None:
         write_line(sys.stderr, "error", "failure", str(outcome.error), {"traceback": lines})
     else:
         _say(*lines, f"penstock: {outcome.error}")
+
+
+def _show_note(stream: TextIO, log: Log, text: str) -> None:
+    """Show a note where the run has no view."""
+    if log == "json":
+        write_line(stream, "info", "note", text)
+    else:
+        with suppress(OSError):
+            print(text, file=stream, flush=True)
 
 
 def _say(*lines: str) -> None:

@@ -79,7 +79,8 @@ def make_sweep(
     _check_number(found, number, scheduler)
     cores = max(map(cores_of, found.configs))
     at_once = parallel or max(1, int(usable_cores() // cores))
-    check_shared(config, at_once)
+    for each in found.configs:
+        check_shared(each, at_once)
     path = Path(folder) if folder else default_run_dir(f"tune-{resolved.name}")
     if config.run.dir is not None:
         raise UserError("run.dir is of one run; name the folder of all trials with --dir")

@@ -13,13 +13,14 @@ import pytest
 import torch
 
 import penstock
-from penstock.bench import checkout
+from penstock.bench import checkout, whole
 from penstock.bench.checkout import benchmark
 from penstock.bench.compare import RateChange, compare, elsewhere, ideal, spread
 from penstock.bench.rates import ROUNDS, Work, one_round, rounds_of
-from penstock.bench.stages import NAMES, UNITS, WHOLE, StagePlan, make_plan, predict
+from penstock.bench.stages import NAMES, UNITS, WHOLE, StagePlan, make_plan, measure, predict
 from penstock.bench.whole import rate_between, split
 from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
 from penstock.core.machine import CHECKOUT, PACKAGES, commit_of, machine
 
 
@@ -55,6 +56,24 @@ def test_the_ideal_of_stages_as_they_stand_in_a_result() -> None:
     assert predict(stages, 4) == pytest.approx(4000)
     stages["learner"]["on_gpu"] = True
     assert predict(stages, 4) == 7.0
+
+
+def test_the_whole_has_as_many_environments_as_the_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[tuple[str, ...]] = []
+
+    def train(target: str, *overrides: str) -> dict[str, Any]:
+        runs.append(overrides)
+        return {"intervals": [{"time_s": s, "trained_steps": 100 * s} for s in range(9)]}
+
+    monkeypatch.setattr(whole, "train", train)
+    (tmp_path / "auto.yaml").write_text("env: {id: CartPole-v1}\nactors: {envs: auto}\n")
+    target = str(tmp_path / "auto.yaml")
+    found = measure(StagePlan(target, 0.2, (WHOLE,), None, None), lambda text: None)
+    assert found["achieved_steps_per_s"] == 100
+    [overrides] = runs
+    assert f"actors.envs={resolve(target, []).actor_envs}" in overrides
 
 
 # ------------------------------------------------------------------------------------ comparison

@@ -128,6 +128,14 @@ def test_this_machine_can_be_examined(tmp_path: Path, monkeypatch: pytest.Monkey
     assert doctor.describe(facts).startswith("system    Linux")
 
 
+def test_numbers_of_environments_have_a_line_each() -> None:
+    facts = GOOD | {"envs": ["a: 32, 2 µs a step", "b: 8"], "warnings": []}
+    assert [line for line in doctor.describe(facts).splitlines() if line[:4] == "envs"] == [
+        "envs      a: 32, 2 µs a step",
+        "envs      b: 8",
+    ]
+
+
 @pytest.mark.parametrize(
     ("cores", "said"),
     [

@@ -264,6 +264,13 @@ CASES = {
         "by steps only; set checkpoint.every_steps=1000 or eval.every_s=null",
         ["checkpoint.every_steps=1000"],
     ),
+    "a number that a store does not keep": (
+        ["actors.envs=auto", "checkpoint.store=s3://bucket/run"],
+        "actors.envs auto is kept in the run folder, and a run that resumes from checkpoint.store "
+        "in another folder needs the same number; set actors.envs to a number, such as "
+        "actors.envs=16, or checkpoint.store=null",
+        ["actors.envs=16"],
+    ),
     "hold without return": (
         ["stop.hold_s=30"],
         "stop.hold_s 30 counts from the moment when stop.return is reached, and stop.return is "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.configs.load import dump, resolve
-from penstock.launch import auto_envs
-from penstock.launch.auto_envs import cached_choices, enough, measure, with_envs
+from penstock.configs.load import dump, resolve, resolve_target
+from penstock.launch import auto_envs, run, topology
+from penstock.launch.auto_envs import cached_choices, code_of, enough, measure, with_envs
+from penstock.monitor.sinks import FanOut
 
 AUTO = resolve("cartpole", ["actors.envs=auto"])
 CHEAPER = [[16, 4e-6], [32, 2e-6], [64, 1.9e-6]]
@@ -30,8 +32,11 @@ class OneWait(VectorEnv):
     "A step waits once for all environments."
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    open = most_open = 0
 
     def __init__(self, num_envs):
+        OneWait.open += 1
+        OneWait.most_open = max(OneWait.open, OneWait.most_open)
         self.num_envs = num_envs
         self.single_observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
         self.single_action_space = gymnasium.spaces.Discrete(2)
@@ -40,6 +45,9 @@ class OneWait(VectorEnv):
 
     def reset(self, *, seed=None, options=None):
         return np.zeros((self.num_envs, 2), np.float32), {}
+
+    def close_extras(self, **kwargs):
+        OneWait.open -= 1
 
     def step(self, actions):
         time.sleep(0.002)
@@ -141,6 +149,52 @@ def test_a_file_that_is_not_sound_is_replaced(
     assert path.read_text() == whole
 
 
+def test_a_changed_file_of_the_environment_needs_new_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requests: list[dict[str, Any]]
+) -> None:
+    file = tmp_path / "own_games" / "maze.py"
+    file.parent.mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    config = resolve("cartpole", ["actors.envs=auto", "env.id=own_games.maze:make"])
+    for text in ("first", "second one", "second one"):
+        file.write_text(text)
+        os.utime(file, (1, 1))
+        with_envs(config, tmp_path, "no")
+    assert len(requests) == 2
+    os.utime(file, (2, 2))
+    with_envs(config, tmp_path, "no")
+    assert len(requests) == 3
+    assert code_of("CartPole-v1") == code_of("no_such_module:Maze-v0") == []
+
+
+def test_the_user_is_shown_that_a_run_times_its_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class EndedError(Exception):
+        pass
+
+    def alone(*_: Any, **__: Any) -> Any:
+        raise EndedError
+
+    monkeypatch.setattr(auto_envs, "alone", alone)
+    shown: list[str] = []
+    resolved, path = resolve_target("cartpole", ["actors.envs=auto"]), tmp_path / "run"
+    with pytest.raises(EndedError):
+        run.conduct(
+            resolved, path, "no", topology.train, lambda _: FanOut([]), early_note=shown.append
+        )
+    assert shown == ["timing steps of CartPole-v1 for actors.envs=auto, which takes seconds"]
+
+
+def test_callbacks_are_refused_before_anything_is_timed(
+    tmp_path: Path, requests: list[dict[str, Any]]
+) -> None:
+    resolved = resolve_target("cartpole", ["actors.envs=auto", "run.callbacks=[no_module:Hook]"])
+    with pytest.raises(UserError, match=r"callback no_module:Hook: there is no module no_module"):
+        run.conduct(resolved, tmp_path / "run", "no", topology.train, lambda _: FanOut([]))
+    assert not requests
+
+
 def test_in_one_process_and_of_one_number_nothing_is_timed(
     tmp_path: Path, requests: list[dict[str, Any]]
 ) -> None:
@@ -148,7 +202,8 @@ def test_in_one_process_and_of_one_number_nothing_is_timed(
     config, note = with_envs(lockstep, tmp_path, "no")
     assert config.actors.envs == 16
     assert note == (
-        "actors.envs: 16 environments for each actor, by rule; a batch has 512 agent steps"
+        "actors.envs: 16 environments for each actor, the smallest allowed number; a batch has 512 "
+        "agent steps"
     )
     long = resolve("cartpole", ["actors.envs=auto", "actors.unroll=4096"])
     assert with_envs(long, tmp_path, "no")[0].actors.envs == 1
@@ -174,12 +229,12 @@ def test_a_resumed_run_of_an_unknown_number_is_refused(
     assert not requests
 
 
-def test_an_environment_that_cannot_be_timed_leaves_the_number_by_rule(
+def test_an_environment_that_cannot_be_timed_leaves_the_smallest_number(
     tmp_path: Path, cache: Path
 ) -> None:
     config, note = with_envs(resolve("x:nothing", ["actors.envs=auto"]), tmp_path, "no")
     assert config.actors.envs == config.envs_choices[0]
-    assert "by rule, as a step could not be timed (environment x:nothing: " in note
+    assert "the smallest allowed number, as a step could not be timed (environment x:n" in note
     assert not list(cache.glob("*.json"))
 
 
@@ -194,8 +249,10 @@ def test_real_steps_are_timed_until_twice_as_many_gain_little(
     try:
         found = measure(config.model_dump(mode="json"))
     finally:
-        sys.modules.pop("waiting_envs", None)
-    assert [envs for envs, _ in found] == expected
+        envs = sys.modules.pop("waiting_envs", None)
+    assert [number for number, _ in found] == expected
+    assert envs is not None
+    assert (envs.OneWait.open, envs.OneWait.most_open) == ((0, 2) if env == "OneWait" else (0, 0))
     first_s, last_s = found[0][1], found[-1][1]
     assert first_s >= (2e-3 / 16 if env == "OneWait" else 2e-3)
     assert last_s < 0.5 * first_s if env == "OneWait" else last_s > first_s / 1.1

@@ -51,9 +51,12 @@ def test_a_folder_that_cannot_be_used_is_told_of_before_the_first_run(
     assert [path.name for path in tmp_path.iterdir()] == [f"seed-{taken}"]
 
 
-def test_seeds_do_not_each_find_a_number_of_environments(tmp_path: Path) -> None:
+def test_seeds_do_not_each_find_numbers_of_their_own(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the runs of this command need the same number; set act"):
         train("cartpole", [f"run.dir={tmp_path}", "actors.envs=auto"], 3, "no", as_json=True)
+    options = [f"run.dir={tmp_path}", "transport.connectors=auto"]
+    with pytest.raises(UserError, match=r"auto .*, and this command starts several runs; set tran"):
+        train("cartpole", options, 3, "no", as_json=True)
     assert not list(tmp_path.iterdir())
 
 

@@ -69,6 +69,12 @@ def test_a_trial_has_the_cores_of_its_largest_config(
         ([STEPS], {"interval": 200_000}, "--interval 200000 is more than stop.env_steps=100000"),
         ([STEPS, "eval.every_steps=null"], {}, "trials are compared by their evaluations, and"),
         ([STEPS, "actors.envs=auto"], {}, "actors.envs auto is found at the start of one run on"),
+        ([STEPS], {"text": "actors.envs: [auto, 64]"}, "actors.envs auto is found at the start of"),
+        (
+            [STEPS],
+            {"text": "transport.connectors: [1, auto]"},
+            "transport.connectors auto is found",
+        ),
         ([STEPS, "run.dir=a"], {}, "run.dir is of one run; name the folder of all trials with"),
         ([STEPS], {"number": None, "scheduler": "pbt"}, "--pbt needs the size of the population"),
         ([STEPS], {"number": 1, "scheduler": "asha"}, "--trials is 1; --asha needs at least 2"),

@@ -1,0 +1,32 @@
+"""A function that is called in another process: its result and its errors arrive whole."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+import pytest
+
+from penstock.configs.errors import UserError
+from penstock.launch.alone import alone
+
+
+def prints(text: str) -> str:
+    """Prints as C code does, to both descriptors."""
+    os.write(1, b"\xff banner\n")
+    os.write(2, b"\xff banner\n")
+    ctypes.CDLL(None).printf(b"banner\n")  # is written as the process ends
+    print("banner")
+    return text
+
+
+def prints_and_fails() -> None:
+    prints("")
+    raise UserError("the reason")
+
+
+def test_what_c_code_prints_is_no_part_of_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__), prepend=os.pathsep)
+    assert alone("test_alone:prints", {"text": "the result"}) == "the result"
+    with pytest.raises(UserError, match=r"^the reason$"):
+        alone("test_alone:prints_and_fails", {})
