@@ -9,6 +9,7 @@ import pytest
 
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
+from penstock.core import user_cache
 from penstock.core.processor import BF16_FLAGS, Processor
 from penstock.envs import EnvInfo, probe
 from penstock.learner import factory
@@ -27,7 +28,7 @@ def processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One with bf16, on which a pass takes as long as `TIMES` says, and small passes are fast."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     own = Processor("fast", BF16_FLAGS)
-    for module in (factory, checkpoint_manager, timed_forms):
+    for module in (factory, checkpoint_manager, user_cache):
         monkeypatch.setattr(module, "processor", lambda: own)
 
     def time_pass(form: ComputeForm) -> float:
