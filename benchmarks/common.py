@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 import penstock
 from penstock.core.machine import machine as of_package
-from penstock.launch.engines.shim_process import THREAD_VARIABLES
+from penstock.core.processes import THREAD_VARIABLES
 
 RESULTS = Path(__file__).parent / "results"
 ONE_THREAD = dict.fromkeys(THREAD_VARIABLES, "1")

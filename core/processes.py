@@ -18,6 +18,7 @@ from pathlib import Path
 import penstock
 
 PR_SET_PDEATHSIG = 1
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 STATES = {"R": "running", "S": "sleeping", "D": "in the kernel", "T": "stopped", "Z": "ended"}
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 STATE, UTIME, STIME, STARTTIME = 0, 11, 12, 19  # of `_stat`

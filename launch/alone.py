@@ -18,8 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.configs.errors import UserError
-from penstock.core.processes import die_with, python
-from penstock.launch.engines.shim_process import THREAD_VARIABLES
+from penstock.core.processes import THREAD_VARIABLES, die_with, python
 
 USERS_MISTAKE = 2
 START_S = 300.0

@@ -20,7 +20,7 @@ from typing import Any
 from hosts import INTERFACE, Hosts
 from penstock.core.control import Channel, Message
 from penstock.core.processes import python
-from penstock.launch.engines.shim_process import THREAD_VARIABLES
+from penstock.core.processes import THREAD_VARIABLES
 
 BENCHMARKS = Path(__file__).parents[1]
 LOOPBACK = "lo"

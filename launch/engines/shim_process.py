@@ -14,13 +14,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from penstock.core.control import Channel
-from penstock.core.processes import began_ticks, python
+from penstock.core.processes import THREAD_VARIABLES, began_ticks, python
 from penstock.profiling.status import LOG_AT, ROLE_AT, TAIL_AT, TAIL_NBYTES, StatusPage
 
 OPENMP_WAIT = {"OMP_WAIT_POLICY": "passive"}
 """Threads of torch that wait for each other sleep instead of spinning, which would keep the thread
 that they wait for from its core."""
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 MARK = "PENSTOCK_ROLE"  # in the environment of a role and of what it starts
 END_S = 5.0  # that a shim may take after its role was killed
 BOOT = "import sys; sys.path.append(sys.argv.pop(1)); import shim; shim.main()"
