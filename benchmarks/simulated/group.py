@@ -19,8 +19,7 @@ from typing import Any
 
 from hosts import INTERFACE, Hosts
 from penstock.core.control import Channel, Message
-from penstock.core.processes import python
-from penstock.core.processes import THREAD_VARIABLES
+from penstock.core.processes import THREAD_VARIABLES, python
 
 BENCHMARKS = Path(__file__).parents[1]
 LOOPBACK = "lo"
