@@ -406,8 +406,8 @@ class Sections(Section):
 
     @property
     def envs_choices(self) -> list[int]:
-        """Rising numbers of environments among which `actors.envs` auto chooses. The first is the
-        one by rule, which is taken where nothing is timed."""
+        """Rising numbers of environments among which `actors.envs` auto chooses. The first, the
+        smallest, is taken where nothing is timed."""
         fresh, model, learner = self.algo.trains_on == "unrolls", self.model, self.learner
         least, most = BATCH_STEPS if fresh else SLOT_STEPS
         each = self.actors.unroll * (learner.batch_slots if fresh else 1)  # steps of one of them
@@ -422,8 +422,8 @@ class Sections(Section):
 
     @property
     def actor_envs(self) -> int:
-        """Environments of each actor. A run replaces `auto` by the number that it has timed; in any
-        other config `auto` is the number by rule."""
+        """Environments of each actor. With `auto` this is the smallest allowed number; a run's
+        config has the timed number instead of `auto`."""
         envs = self.actors.envs
         return self.envs_choices[0] if envs == "auto" else envs
 

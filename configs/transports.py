@@ -104,8 +104,8 @@ class SharedTransportOptions(Section):
 
     @property
     def first_connectors(self) -> int:
-        """Connectors of each learner. A run replaces `auto` by the number that it has timed; in any
-        other config `auto` is 1."""
+        """Connectors of each learner. With `auto` this is 1; a run's config has the timed number
+        instead of `auto`."""
         return 1 if self.connectors == "auto" else self.connectors
 
 
