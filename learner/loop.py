@@ -59,7 +59,7 @@ class TrainingLoop(ABC, Generic[B]):
             self.diverged = self._nonfinite.act(tell=self.leads)
             self._publish()
         (batch, counts), self._held = self._held, None
-        if control.counts.any():
+        if any(control.counts.tolist()):  # for few numbers quicker than `ndarray.any`
             self._train(batch, control.counts)
         elif batch is not None and not counts.any():  # else the run stops, and it is in flight
             self._source.release(batch, StepResult(0))

@@ -67,7 +67,7 @@ class OffPolicyTrainer:
         self._optimizers: dict[str, FlatOptimizer] = {}
         algo = algorithm(config.algo)
         assert isinstance(algo, ReplayAlgorithm), config.algo
-        self._columns = algo.batch_columns
+        self._columns = (*NAMES, *MORE, *algo.batch_columns)
         shape = in_memory_format(algo.network(config, info), config.learner.memory_format)
         self.layout = shape.layout
         self.form = form_of(config, self.device, shape)
@@ -134,16 +134,17 @@ class OffPolicyTrainer:
         if self.sync.world > 1 and self._prioritized:
             self._weigh(batch)
         if batch is None:
-            self.update(None, float(totals[0]))
+            self._take(None, 0, float(totals[0]))
             return StepResult(0, self.publish_due)
         data = batch.data
         if "frames" in data:
             self._ledger.switch(Part.H2D)
             frames = self.to_device({"frames": data["frames"]})["frames"]
             data["obs"], data["next_obs"] = unstack(frames, self._stack)
-        errors = self.update(data, float(totals[0]))
+        samples = samples_of(data)
+        errors = self._take(batch.tensors or self.tensors_of(data), samples, float(totals[0]))
         known = ToHost(errors) if self._prioritized else None
-        return StepResult(samples_of(data), self.publish_due, known)
+        return StepResult(samples, self.publish_due, known)
 
     def interrupted(self, batch: ReplayBatch) -> StepResult:
         """Its one update was not taken."""
@@ -174,9 +175,23 @@ class OffPolicyTrainer:
         a GPU need not be waited for; a difference that is not finite is 0 in it, and its update is
         skipped.
         """
-        tensors = None if batch is None else self._tensors(batch)
         samples = 0 if batch is None else samples_of(batch)
-        total = samples if total is None else total
+        tensors = None if batch is None else self.tensors_of(batch)
+        return self._take(tensors, samples, samples if total is None else total)
+
+    def tensors_of(self, batch: Mapping[str, npt.NDArray[Any] | Tensor]) -> dict[str, Tensor]:
+        """What an update takes of ``batch``, as tensors on the trainer's device, for the calling
+        thread's stream; on a CPU they share its memory, and any thread may call it."""
+        if self._runs_behind:
+            self._ledger.switch(Part.H2D)
+        wanted = {name: batch[name] for name in self._columns if name in batch}
+        tensors = self.to_device(wanted)
+        if "weights" not in tensors:
+            tensors["weights"] = tensors["reward"].new_ones(tensors["reward"].shape[-1:])
+        return tensors
+
+    def _take(self, tensors: Mapping[str, Tensor] | None, samples: int, total: float) -> Tensor:
+        """`update` by what `tensors_of` returned, of ``samples`` samples."""
         number = self.progress.learner_steps + 1
         self._ledger.switch(Part.OPTIMIZE if tensors is None else Part.FORWARD)
         before = self._observe(tensors)
@@ -271,15 +286,6 @@ class OffPolicyTrainer:
         self._update.loaded()
         for name, optimizer in self._optimizers.items():
             optimizer.load_state_dict(under(f"optimizer/{name}/", state))
-
-    def _tensors(self, batch: Mapping[str, npt.NDArray[Any] | Tensor]) -> dict[str, Tensor]:
-        if self._runs_behind:
-            self._ledger.switch(Part.H2D)
-        wanted = {name: batch[name] for name in (*NAMES, *MORE, *self._columns) if name in batch}
-        tensors = self.to_device(wanted)
-        if "weights" not in tensors:
-            tensors["weights"] = tensors["reward"].new_ones(tensors["reward"].shape[-1:])
-        return tensors
 
 
 def check_result(step: object, batch: Mapping[str, Tensor] | None) -> None:

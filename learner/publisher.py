@@ -34,7 +34,6 @@ class Publisher:
         self._stream = device.make_stream()
         self._arrived = device.make_event()
 
-    @torch.no_grad()
     def publish(self, policy_id: int, stamp: Stamp) -> None:
         """Take a copy now; on a GPU the first `flush` after its arrival publishes it."""
         if not self._device.runs_behind:
@@ -43,8 +42,9 @@ class Publisher:
             return
         self._arrived.synchronize()  # also for a dropped copy, which still writes to the memory
         self.flush()
-        for part, tensor in zip(self._parts, self._tensors, strict=True):
-            part.view(tensor.shape).copy_(tensor)
+        with torch.no_grad():
+            for part, tensor in zip(self._parts, self._tensors, strict=True):
+                part.view(tensor.shape).copy_(tensor)
         self._stream.wait_stream(self._device.current_stream())
         with self._device.on(self._stream):
             self._device.copy(self._host, self._flat)

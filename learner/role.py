@@ -45,6 +45,7 @@ from penstock.learner.factory import (
 from penstock.learner.group.elastic_group import ElasticGroup
 from penstock.learner.loop import TrainingLoop
 from penstock.learner.nonfinite import DIVERGED, NonFiniteGuard
+from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.publisher import Publisher
 from penstock.learner.sources.replay import ReplayDataSource
 from penstock.learner.sources.source import ActorSource
@@ -131,6 +132,7 @@ def make_source(
             trainer.before_backward = unrolls.backward_begins
             return unrolls
         case Transitions() | TransitionSequences():
+            assert isinstance(trainer, OffPolicyTrainer)
             replay = ReplayDataSource(
                 config, trainer, accounting, most, lanes, ledger, feeder=feeder
             )

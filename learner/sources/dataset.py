@@ -11,6 +11,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Dataset, StepResult
 from penstock.learner.sources.drawing import (
+    BatchConsumer,
     BatchSampler,
     ReplayBatch,
     make_sampler,
@@ -18,7 +19,6 @@ from penstock.learner.sources.drawing import (
     seed_of,
     sequences_of,
 )
-from penstock.learner.sources.source import Consumer
 from penstock.profiling.ledger import TimeLedger
 from penstock.replay import Replay
 from penstock.replay.columns import Leaf
@@ -32,7 +32,7 @@ class DatasetSource:
     produced or trained on: `stop.learner_steps` or `stop.minutes` ends the run.
     """
 
-    def __init__(self, config: Config, consumer: Consumer, ledger: TimeLedger) -> None:
+    def __init__(self, config: Config, consumer: BatchConsumer, ledger: TimeLedger) -> None:
         """``ledger`` is that of the training thread.
 
         Raises UserError where the data does not fit.

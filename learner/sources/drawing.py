@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from penstock.configs.schema import Config
 from penstock.configs.sections import ReplayConfig
@@ -28,6 +30,9 @@ class ReplayBatch(NamedTuple):
     """Smallest sampling probability of its rows; 1 without priorities."""
     beta: float = 0.0
     """Exponent of the importance weights."""
+    tensors: Mapping[str, Tensor] | None = None
+    """What the learner takes of ``data``, as tensors of the same memory, where it computes on the
+    CPU: so its thread need not make them."""
 
     @property
     def keys(self) -> npt.NDArray[np.int64]:
@@ -44,6 +49,13 @@ class ReplayBatch(NamedTuple):
         reward = self.data.reward
         versions: npt.NDArray[np.integer[Any]] | None = self.data.get("policy_version")
         return np.zeros(reward.shape, np.uint32) if versions is None else versions
+
+
+class BatchConsumer(Consumer, Protocol):
+    """The part of an off-policy trainer that a source uses."""
+
+    def tensors_of(self, batch: Batch) -> Mapping[str, Tensor]:
+        """What it takes of a batch, as tensors; on a CPU any thread may call it."""
 
 
 class KnownValues(NamedTuple):
@@ -64,12 +76,13 @@ class BatchSampler:
         sampler: Sampler,
         draws: SampleSpec,
         config: Config,
-        consumer: Consumer,
+        consumer: BatchConsumer,
         ledger: TimeLedger,
     ) -> None:
         """``ledger`` is that of the thread that draws."""
         self._replay, self._sampler, self._ledger = replay, sampler, ledger
         self._batch_size = config.replay.batch_size
+        self._consumer = consumer
         starts = replay.sampler
         self._starts = starts if isinstance(starts, SequenceSampler) else None
         self._relabel = draws.relabel if isinstance(draws, Transitions) else None
@@ -77,6 +90,9 @@ class BatchSampler:
         # TD errors that a GPU may still be computing, by the keys of their rows; read one batch
         # later, they cause no wait.
         self._errors: deque[tuple[npt.NDArray[np.int64], HostValues]] = deque()
+        # Batches that were trained on, kept until `set_priorities`: freeing one takes a while, and
+        # then the thread that draws does so.
+        self._used: list[ReplayBatch] = []
         behind = device_of(consumer.device).runs_behind
         self._behind = int(behind)
         plain = self._starts is None and self._relabel is None
@@ -99,7 +115,9 @@ class BatchSampler:
         if self._relabel is not None:
             self._relabel(data, partial(replay.future, data.keys, rng=self._rng), self._rng)
         least = sampler.probabilities.min() if isinstance(sampler, Prioritized) else 1.0
-        return ReplayBatch(data, float(least), beta)
+        if self._behind:  # the learner copies the arrays to the GPU
+            return ReplayBatch(data, float(least), beta)
+        return ReplayBatch(data, float(least), beta, self._consumer.tensors_of(data))
 
     def release(self, batch: ReplayBatch, result: StepResult) -> None:
         """Set the priorities of those rows of a batch that are still stored, at once."""
@@ -110,9 +128,11 @@ class BatchSampler:
         """Take what the priorities of a batch follow from, for `set_priorities`; in any thread."""
         if result.errors is not None:
             self._errors.append((batch.keys, result.errors))
+        self._used.append(batch)
 
     def set_priorities(self) -> None:
         """Set priorities by what `take_errors` was given, without waiting for a GPU."""
+        self._used.clear()
         while len(self._errors) > self._behind:
             keys, known = self._errors.popleft()
             values = known.get()  # computed before the current batch
@@ -134,6 +154,7 @@ class BatchSampler:
     def close(self) -> None:
         """Stop updating priorities, also for batches that are still out."""
         self._errors.clear()
+        self._used.clear()
 
 
 def n_step_of(draws: SampleSpec) -> int:

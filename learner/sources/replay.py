@@ -36,6 +36,7 @@ from penstock.configs.sections import ReplayConfig
 from penstock.core.interfaces import SampleSpec, StepResult, TransitionSequences
 from penstock.device.choice import device_of
 from penstock.learner.sources.drawing import (
+    BatchConsumer,
     BatchSampler,
     ReplayBatch,
     make_sampler,
@@ -44,7 +45,6 @@ from penstock.learner.sources.drawing import (
     sequences_of,
 )
 from penstock.learner.sources.feeder_thread import FeederThread
-from penstock.learner.sources.source import Consumer
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay import Accounting, RateLimiter, Replay, ReplayError
 from penstock.replay.snapshot_files import MANIFEST, discard
@@ -69,7 +69,7 @@ class ReplayDataSource:
     def __init__(
         self,
         config: Config,
-        consumer: Consumer,
+        consumer: BatchConsumer,
         accounting: Accounting,
         actors: int,
         lanes: int,

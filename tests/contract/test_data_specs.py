@@ -184,13 +184,14 @@ def test_what_relabels_gets_later_steps_of_the_episode_and_the_update_what_it_ma
 ) -> None:
     train_on(Transitions(relabel=to_goal))
     seen: list[Any] = []
-    update = OffPolicyTrainer.update
+    step = OffPolicyTrainer.step
 
-    def note(self: OffPolicyTrainer, batch: Any, total: float | None = None) -> Any:
-        seen.append(batch)
-        return update(self, batch, total)
+    def note(self: OffPolicyTrainer, batch: Any, totals: Any = None) -> Any:
+        seen.append(batch.data)
+        np.testing.assert_array_equal(batch.tensors["reward"], batch.data["reward"])
+        return step(self, batch, totals)
 
-    monkeypatch.setattr(OffPolicyTrainer, "update", note)
+    monkeypatch.setattr(OffPolicyTrainer, "step", note)
     run_lockstep(tmp_path, LOCKSTEP)
     assert len(seen) == 40
     reward = np.concatenate([batch["reward"] for batch in seen])

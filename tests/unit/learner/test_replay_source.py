@@ -97,6 +97,22 @@ def test_nothing_is_drawn_before_min_size(world: World) -> None:
     assert len(batch.data["keys"]) == 8
 
 
+def test_a_batch_has_tensors_of_its_own_memory_and_they_are_trained_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    while world.published < 2:
+        assert world.publish()
+        world.source.next(0.0)
+    batch = world.source.next(0.0)
+    assert batch is not None
+    assert batch.tensors is not None
+    assert {"obs", "action", "reward", "next_obs", "discount"} <= set(batch.tensors)
+    for name in set(batch.tensors) & set(batch.data):
+        assert batch.tensors[name].data_ptr() == batch.data[name].ctypes.data, name
+    monkeypatch.delattr(OffPolicyTrainer, "tensors_of")  # needed no more
+    world.train(batch)
+
+
 def test_a_step_is_trained_once_however_often_it_is_drawn(world: World) -> None:
     while world.published < 4:
         world.publish()
