@@ -39,6 +39,7 @@ from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.factory import AnyTrainer, make_trainer, network_of
 from penstock.learner.loop import TrainingLoop
 from penstock.learner.nonfinite import DIVERGED, NonFiniteGuard
+from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.publisher import Publisher
 from penstock.learner.sources.dataset import DatasetSource
 from penstock.learner.sources.replay import ReplayDataSource
@@ -310,14 +311,15 @@ class LockstepSource:
         """Make the inner source, and environments seeded by the learner's step count."""
         config, trainer, actors = self._config, self._trainer, self._config.first_actors
         self.accounting = Accounting()
-        if isinstance(self._data, Dataset):
-            self._inner = DatasetSource(config, trainer, self._ctx.ledger)
-            return
         if isinstance(self._data, Unrolls):
             unrolls = FreshUnrolls(config, trainer, self.accounting)
             self._inner, store = unrolls, unrolls.store
             want = len(store.slots) // actors
         else:
+            assert isinstance(trainer, OffPolicyTrainer)
+            if isinstance(self._data, Dataset):
+                self._inner = DatasetSource(config, trainer, self._ctx.ledger)
+                return
             replay = ReplayDataSource(
                 config, trainer, self.accounting, actors, actors, self._ctx.ledger, shared=False
             )

@@ -27,6 +27,7 @@ from penstock.core.interfaces import (
 from penstock.envs import probe
 from penstock.launch.lockstep import FreshUnrolls
 from penstock.learner.factory import AnyTrainer, make_trainer
+from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.sources.replay import ReplayDataSource
 from penstock.learner.sources.source import ActorSource
 from penstock.learner.sources.staging import StagingBatch
@@ -58,6 +59,7 @@ def unrolls(config: Config, trainer: AnyTrainer, counts: Accounting) -> ActorSou
 
 
 def replay(config: Config, trainer: AnyTrainer, counts: Accounting) -> ActorSource[Any]:
+    assert isinstance(trainer, OffPolicyTrainer)
     return ReplayDataSource(config, trainer, counts, 1, 1, TimeLedger())
 
 
