@@ -91,7 +91,7 @@ def test_a_game_with_presets_takes_the_one_of_the_algorithm(target: str) -> None
         ("ALE/Freeway-v5", "dqn", 0.99, 1.0, 1.0),
         ("lunarlander", "impala", 0.999, None, 0.1),
         ("LunarLander-v3", "dqn", 0.999, None, 0.1),
-        ("CartPole-v1", "sac", 0.99, None, 0.1),
+        ("CartPole-v1", "sac", 0.99, None, 0.02),
         ("Acrobot-v1", "dqn", 0.99, None, 1.0),
     ],
 )
