@@ -56,7 +56,10 @@ CATCH_STEPS = 120_000
 TASKS = {
     "cartpole": Task(
         "cartpole",
-        ("stop.return=475", "stop.confirm_episodes=0", "stop.env_steps=6000000"),
+        (
+            *("stop.return=475", "stop.confirm_episodes=0", "stop.env_steps=6000000"),
+            "algo.reward_scale=0.1",  # with which the learning rates were chosen
+        ),
         (),
         ("learner.lr=0.03",),
         {

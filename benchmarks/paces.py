@@ -67,7 +67,7 @@ class PacedTask(NamedTuple):
 
 
 TASKS = {
-    "cartpole": PacedTask("cartpole", (), 15.0, 475.0),
+    "cartpole": PacedTask("cartpole", ("algo.reward_scale=0.1",), 15.0, 475.0),
     "catch": PacedTask("catch.yaml", ("learner.lr=1e-4",), 24.0, 0.9),
     "minatar": PacedTask(
         "minatar_breakout",

@@ -149,7 +149,8 @@ def test_two_learners_solve_cartpole_by_one_bit_of_each_gradient(
     options = (
         "learner.count=2",
         "learner.optimizer=sgd",
-        "learner.lr=0.03",
+        "learner.lr=0.03",  # chosen with this scale of rewards
+        "algo.reward_scale=0.1",
         "learner.lr_scaling=sqrt",
         "learner.reduce.codec=onebit",
         "learner.reduce.onebit_block=64",  # a layer of 64 units has a size of its own
@@ -169,7 +170,8 @@ def test_two_learners_solve_cartpole_by_one_bit_of_lambs_momentum(
     options = (
         "learner.count=2",
         "learner.optimizer=lamb",
-        "learner.lr=0.02",
+        "learner.lr=0.02",  # chosen with this scale of rewards
+        "algo.reward_scale=0.1",
         "learner.reduce.codec=onebit_lamb",
         "learner.reduce.onebit_block=64",
         f"learner.reduce.warmup_updates={warmup}",
