@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -111,6 +112,18 @@ def test_a_batch_has_tensors_of_its_own_memory_and_they_are_trained_on(
         assert batch.tensors[name].data_ptr() == batch.data[name].ctypes.data, name
     monkeypatch.delattr(OffPolicyTrainer, "tensors_of")  # needed no more
     world.train(batch)
+
+
+def test_a_batch_that_was_trained_on_is_freed(world: World) -> None:
+    while world.published < 2:
+        assert world.publish()
+        world.source.next(0.0)
+    batch = world.source.next(0.0)
+    assert batch is not None
+    observations = weakref.ref(batch.data["obs"])
+    world.train(batch)
+    del batch
+    assert observations() is None
 
 
 def test_a_step_is_trained_once_however_often_it_is_drawn(world: World) -> None:
