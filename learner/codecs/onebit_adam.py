@@ -11,7 +11,8 @@ from torch import Tensor
 from penstock.core.interfaces import AdamState, Bucket, Collective
 from penstock.learner.codecs.buckets import VALUE_NBYTES, buckets_of
 from penstock.learner.codecs.onebit import OneBit
-from penstock.learner.codecs.registry import CODECS
+from penstock.learner.codecs.registry import CODECS, OneBitAdamOptions
+from penstock.learner.codecs.variance import RenewedVariance
 from penstock.learner.optimizers.rules import BETAS, adam_denominator
 
 CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_
@@ -25,9 +26,10 @@ class OneBitAdam(OneBit):
     In updates for which the spec's `reduces_gradients` is true, gradients are summed in float32,
     and the optimizer (`FrozenVarianceAdam` or `FrozenVarianceLamb`) computes momentum m and
     variance v from them. 1-bit Adam and 1-bit LAMB do so in their warm-up, 0/1 Adam on a schedule
-    without end. In the other updates the variance is constant, and ranks send their momentum. g is
-    a rank's share of the mean gradient, so m is that of the mean over all samples. m is equal on
-    all ranks and belongs to the optimizer, so this codec keeps only residuals.
+    without end. In the other updates ranks send their momentum. The variance is then constant, or,
+    in 1-bit Adam unless ``learner.reduce.variance_interval`` is null, a `RenewedVariance`. g is a
+    rank's share of the mean gradient, so m is that of the mean over all samples. m is equal on all
+    ranks and belongs to the optimizer, so this codec keeps only residuals.
 
     Differences from the papers:
 
@@ -53,10 +55,30 @@ class OneBitAdam(OneBit):
         self.buckets = buckets_of(context.parts, context.size * VALUE_NBYTES)
         self._reduces_gradients = CODECS.specs[context.cfg.codec].reduces_gradients
         self._adam = context.adam or _make_state(context.size, context.device)
+        self._variance: RenewedVariance | None = None
+        if context.cfg.codec == "onebit_adam":
+            self._variance = self._make_variance()
+
+    def _make_variance(self) -> RenewedVariance | None:
+        context = self._context
+        interval = OneBitAdamOptions.of(context.cfg).variance_interval
+        if interval is None:
+            return None
+        change = torch.zeros(context.size, device=context.device)
+        self._residuals["variance"] = change
+        # In a measurement its sums are sent and serve nothing.
+        state = context.adam or _make_state(context.size, context.device)
+        return RenewedVariance(state, change, self._world, interval)
 
     def _is_plain(self, update: int) -> bool:
         assert self._reduces_gradients is not None
         return self._reduces_gradients(self._context.cfg, update)
+
+    def _bucket_nbytes(self, bucket: Bucket, update: int) -> int:
+        momentum = super()._bucket_nbytes(bucket, update)
+        if self._variance is None or self._is_plain(update):
+            return momentum
+        return momentum + self._variance.nbytes(update)
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
         if self._is_plain(self._update):
@@ -65,18 +87,25 @@ class OneBitAdam(OneBit):
             self._clip(grads, 1.0)
             return
         self._clip(grads, self._world**-0.5)
+        before = {kind: residual.clone() for kind, residual in self._residuals.items()}
+        if self._variance:
+            self._variance.begin(self._update, grads, ring)
         grads.mul_(1 - BETAS[0]).add_(self._adam.exp_avg, alpha=BETAS[0] / self._world)
-        if self._world == 1:
-            return
+        if self._world > 1:
+            self._reduce_momentum(bucket, grads, ring)
+        finite = grads.isfinite().all()  # the same on all ranks: all of them skip the step
+        if self._variance:
+            self._variance.end(grads, finite)
+        for kind, residual in self._residuals.items():
+            torch.where(finite, residual, before[kind], out=residual)
+
+    def _reduce_momentum(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
+        """Replace the ranks' shares of the momentum by their sum, coded."""
         out = self._memory("denominator", (len(grads),), torch.float32)
         denominator = adam_denominator(self._adam, out)
         bound = LARGEST_STEP / self._world
         grads.div_(denominator).clamp_(-bound, bound)
-        before = {kind: residual.clone() for kind, residual in self._residuals.items()}
         super()._reduce(bucket, grads, ring)
-        finite = grads.isfinite().all()  # the same on all ranks: all of them skip the step
-        for kind, residual in self._residuals.items():
-            torch.where(finite, residual, before[kind], out=residual)
         grads.mul_(denominator)
 
     def _clip(self, grads: Tensor, share: float) -> None:

@@ -32,8 +32,9 @@ class WarmupOptions(ExtraOptions):
     warmup_updates: Natural = 100
     """Optimizer steps in fp32 before `onebit`, `onebit_adam`, `onebit_lamb` and `powersgd` begin;
     for `dgc`, optimizer steps of each stage in which its density decreases. Larger values delay the
-    saving of bytes, and make the start more stable. `onebit_adam` and `onebit_lamb` divide by the
-    variance of these steps only; their authors use 15 to 20 % of a run."""
+    saving of bytes, and make the start more stable. `onebit_lamb` divides by the variance of these
+    steps only, as does `onebit_adam` without `learner.reduce.variance_interval`; their authors use
+    15 to 20 % of a run."""
 
 
 class BlockOptions(ExtraOptions):
@@ -44,20 +45,32 @@ class BlockOptions(ExtraOptions):
     `onebit_lamb` and `zeroone_adam`. Smaller blocks are more precise and send more bytes."""
 
 
+class VarianceOptions(ExtraOptions):
+    """Of the codecs of Adam."""
+
+    variance_interval: Count | None = 512
+    """Most optimizer steps between two updates of a value's variance: in `zeroone_adam` by a step
+    in fp32, and after the warm-up of `onebit_adam` by the squares of each learner's own gradients,
+    of which a part is summed in every step. A smaller value follows changing gradients sooner and
+    sends more bytes. null: as in the papers, the intervals of `zeroone_adam` double without end,
+    and the variance of `onebit_adam` is constant."""
+
+
 class OneBitOptions(BlockOptions, WarmupOptions):
     """Of `onebit`, `onebit_adam` and `onebit_lamb`."""
 
 
-class ZeroOneAdamOptions(BlockOptions):
+class OneBitAdamOptions(OneBitOptions, VarianceOptions):
+    """Of `onebit_adam`."""
+
+
+class ZeroOneAdamOptions(BlockOptions, VarianceOptions):
     """Of `zeroone_adam`."""
 
     variance_doubling: Count = 16
     """Number of variance updates after which `zeroone_adam` doubles the interval between them,
     which begins at 1. Each is an optimizer step in fp32. Larger values delay the saving of bytes,
     and make the start more stable."""
-    variance_interval: Count = 512
-    """Most optimizer steps between two variance updates of `zeroone_adam`. A smaller value follows
-    changing gradients sooner and sends more bytes."""
 
 
 class TernGradOptions(ExtraOptions):
@@ -120,7 +133,7 @@ def is_variance_update(cfg: ReduceConfig, update: int) -> bool:
     """
     options = ZeroOneAdamOptions.of(cfg)
     start, interval = 0, 1
-    while interval < options.variance_interval:
+    while options.variance_interval is None or interval < options.variance_interval:
         stop = start + options.variance_doubling * interval
         if update < stop:
             return (update - start) % interval == 0
@@ -188,7 +201,7 @@ for _spec in (
         unfit=_NEEDS_ADAM,
         own_momentum=True,
         reduces_gradients=is_adam_warmup,
-        options=OneBitOptions,
+        options=OneBitAdamOptions,
     ),
     CodecSpec(
         "zeroone_adam",

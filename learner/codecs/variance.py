@@ -1,0 +1,72 @@
+"""Adam's variance from the squares of each rank's own gradients, summed a part at a time.
+
+The gradients of reinforcement learning grow and shrink as the policy changes, and the constant
+variance of 1-bit Adam no longer fits them. In Local AdaAlter (Xie et al. 2019, arXiv 1911.09030)
+each rank adds its own squares to its denominator, and denominators are averaged at intervals. Here
+the denominators of all ranks stay equal: own squares are held back until they are summed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.core.interfaces import AdamState, Collective
+from penstock.learner.codecs.buckets import VALUE_NBYTES
+from penstock.learner.codecs.collective import all_reduce_nbytes
+from penstock.learner.optimizers.rules import BETAS, correction
+
+
+class RenewedVariance:
+    """Keeps ``state.exp_avg_sq`` near what Adam's would be, where only the momentum is reduced.
+
+    g_r is rank r's share of the mean gradient, W the number of ranks, v the variance and v̂ the same
+    corrected for its start at zero. If ranks differ by noise alone, the square of their sum is on
+    average ``sum of g_r^2 + (1 - 1/W) mean^2``, and the momentum m stands for the mean. Each rank
+    keeps its part of the difference to v,
+
+        change_r = b2 change_r + (1 - b2) (g_r^2 + m^2 (1 - 1/W) / W - v̂ / W)
+
+    and in each update an ``interval``-th of all values has its changes summed in float32, added to
+    v, and set to zero. With one rank and an interval of 1 it is Adam's variance, an update late.
+    """
+
+    def __init__(self, state: AdamState, change: Tensor, world: int, interval: int) -> None:
+        """``change``, float32 like the variance and zero at the start, is held by the codec."""
+        self._state, self._change, self._world = state, change, world
+        self._interval = interval
+        self._squares = torch.empty_like(change)
+        self._part = slice(0, 0)
+        self._before = change[self._part]
+
+    def nbytes(self, update: int) -> int:
+        """Bytes that each rank sends for it in ``update``."""
+        part = self._part_of(update)
+        return all_reduce_nbytes((part.stop - part.start) * VALUE_NBYTES, self._world)
+
+    def begin(self, update: int, grads: Tensor, ring: Collective) -> None:
+        """Renew the part whose turn it is, and take in this rank's clipped ``grads``."""
+        self._part = part = self._part_of(update)
+        variance, change = self._state.exp_avg_sq[part], self._change[part]
+        self._before = variance.clone()
+        if self._world > 1 and len(change):
+            ring.all_reduce(change)
+        variance.add_(change).clamp_(min=0.0)  # less than zero by rounding only
+        change.zero_()
+        torch.mul(grads, grads, out=self._squares)
+
+    def end(self, momentum: Tensor, finite: Tensor) -> None:
+        """Complete the update with the new ``momentum``; undo it where that is not ``finite``.
+
+        Changes are the caller's to undo, with its residuals.
+        """
+        state, world = self._state, self._world
+        self._squares.addcmul_(momentum, momentum, value=(1 - 1 / world) / world)
+        expected = state.exp_avg_sq / (correction(BETAS[1], state.steps) * world)
+        self._change.lerp_(self._squares.sub_(expected), 1 - BETAS[1])
+        variance = state.exp_avg_sq[self._part]
+        torch.where(finite, variance, self._before, out=variance)
+
+    def _part_of(self, update: int) -> slice:
+        turn, size = update % self._interval, len(self._change)
+        return slice(turn * size // self._interval, (turn + 1) * size // self._interval)
