@@ -51,7 +51,7 @@ class VarianceOptions(ExtraOptions):
     variance_interval: Count | None = 512
     """Most optimizer steps between two updates of a value's variance: in `zeroone_adam` by a step
     in fp32, and after the warm-up of `onebit_adam` by the squares of each learner's own gradients,
-    of which a part is summed in every step. A smaller value follows changing gradients sooner and
+    a part of them in every 16th step. A smaller value follows changing gradients sooner and
     sends more bytes. null: as in the papers, the intervals of `zeroone_adam` double without end,
     and the variance of `onebit_adam` is constant."""
 

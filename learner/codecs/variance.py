@@ -16,6 +16,9 @@ from penstock.learner.codecs.buckets import VALUE_NBYTES
 from penstock.learner.codecs.collective import all_reduce_nbytes
 from penstock.learner.optimizers.rules import BETAS, correction
 
+EVERY = 16
+"""Updates from one sum to the next: more would only make parts smaller, and each has a latency."""
+
 
 class RenewedVariance:
     """Keeps ``state.exp_avg_sq`` near what Adam's would be, where only the momentum is reduced.
@@ -27,14 +30,16 @@ class RenewedVariance:
 
         change_r = b2 change_r + (1 - b2) (g_r^2 + m^2 (1 - 1/W) / W - v̂ / W)
 
-    and in each update an ``interval``-th of all values has its changes summed in float32, added to
-    v, and set to zero. With one rank and an interval of 1 it is Adam's variance, an update late.
+    and in every 16th update the changes of a part of the values are summed in float32, added to v,
+    and set to zero, so that each value has its turn within ``interval`` updates. A smaller interval
+    is that of the sums too: with one rank and an interval of 1, v is Adam's, an update late.
     """
 
     def __init__(self, state: AdamState, change: Tensor, world: int, interval: int) -> None:
         """``change``, float32 like the variance and zero at the start, is held by the codec."""
         self._state, self._change, self._world = state, change, world
-        self._interval = interval
+        self._every = min(EVERY, interval)
+        self._parts = interval // self._every
         self._squares = torch.empty_like(change)
         self._part = slice(0, 0)
         self._before = change[self._part]
@@ -68,5 +73,8 @@ class RenewedVariance:
         torch.where(finite, variance, self._before, out=variance)
 
     def _part_of(self, update: int) -> slice:
-        turn, size = update % self._interval, len(self._change)
-        return slice(turn * size // self._interval, (turn + 1) * size // self._interval)
+        turn, others = divmod(update, self._every)
+        if others:
+            return slice(0, 0)
+        turn, size = turn % self._parts, len(self._change)
+        return slice(turn * size // self._parts, (turn + 1) * size // self._parts)

@@ -24,7 +24,7 @@ ONEBIT: dict[str, Any] = {
     "warmup_updates": 8,
     "variance_interval": None,
 }
-RENEWED: dict[str, Any] = ONEBIT | {"variance_interval": 4}
+RENEWED: dict[str, Any] = ONEBIT | {"variance_interval": 37}  # two parts, in turns of 16 updates
 ZEROONE: dict[str, Any] = {"codec": "zeroone_adam", "variance_doubling": 2, "variance_interval": 8}
 each = pytest.mark.parametrize(
     "options", [ONEBIT, RENEWED, ZEROONE], ids=["constant", "renewed", "0/1"]
@@ -83,12 +83,12 @@ def clipped(grads: Any, bound: float | None) -> Any:
 
 
 def reference(
-    grads: Floats, sums: list[bool], clip: float | None, interval: int | None = None
+    grads: Floats, sums: list[bool], clip: float | None, every: int | None = None
 ) -> Floats:
     """Values after each update, all ranks at once. ``sums``: where the variance is updated.
 
-    With an ``interval`` each rank has a variance of its own in the other updates, and v is that of
-    their sums.
+    With ``every`` each rank has a variance of its own in the other updates, and in turns after so
+    many updates one half of v is the sum of theirs.
     """
     updates, world, size = grads.shape
     x, m, v = np.zeros((3, size))
@@ -103,13 +103,12 @@ def reference(
             v = (0.999 * (1 - 0.999 ** (t - 1)) * v + 0.001 * g * g) / (1 - 0.999**t)
             root = np.sqrt(v) + EPS
         else:
-            if interval:
-                weight = 1 - 0.999 ** (t - 1)
-                own_v = np.tile(v * weight / world, (world, 1)) if own_v is None else own_v
-                turn = (t - 1) % interval
-                part = slice(turn * size // interval, (turn + 1) * size // interval)
-                v[part] = own_v[:, part].sum(0) / weight
-                own_v[:, part] = own_v[:, part].mean(0)
+            if every and own_v is None:
+                own_v = np.tile(v * (1 - 0.999 ** (t - 1)) / world, (world, 1))
+            if every and (t - 1) % every == 0:
+                half = (slice(0, size // 2), slice(size // 2, size))[(t - 1) // every % 2]
+                v[half] = own_v[:, half].sum(0) / (1 - 0.999 ** (t - 1))
+                own_v[:, half] = own_v[:, half].mean(0)
                 root = np.sqrt(v) + EPS
             total = np.zeros(size)
             for rank in range(world):
@@ -118,7 +117,7 @@ def reference(
                 bound = 0.1 / np.sqrt(0.001) / world
                 total += coded(np.clip(local, -bound, bound), error[rank], width)
             m = coded(total, server_error, width) * root
-            for rank in range(world if interval else 0):
+            for rank in range(world if every else 0):
                 own = clipped(grads[t - 1, rank].astype(np.float64), clip and clip / np.sqrt(world))
                 square = own**2 + m**2 * (world - 1) / world**2
                 own_v[rank] = 0.999 * own_v[rank] + 0.001 * square
@@ -139,10 +138,10 @@ def coded(values: Any, error: Any, width: int) -> Any:
 @each
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("world", [2, 4])
-def test_sixty_steps_equal_the_algorithm(
+def test_ninety_steps_equal_the_algorithm(
     options: dict[str, Any], world: int, clip: float | None
 ) -> None:
-    grads = shares(world, 60)
+    grads = shares(world, 90)
 
     def work(ring: Collective) -> Floats:
         rank = make_rank(world, ring.rank, options, clip)
@@ -152,8 +151,8 @@ def test_sixty_steps_equal_the_algorithm(
     for other in others:
         assert np.array_equal(first.view(np.int32), other.view(np.int32))
     cfg = ReduceConfig(**options)
-    sums = [is_variance_update(cfg, t) if options is ZEROONE else t < 8 for t in range(60)]
-    wanted = reference(grads, sums, clip, 4 if options is RENEWED else None)
+    sums = [is_variance_update(cfg, t) if options is ZEROONE else t < 8 for t in range(90)]
+    wanted = reference(grads, sums, clip, 16 if options is RENEWED else None)
     np.testing.assert_allclose(first, wanted, rtol=1e-3, atol=2e-5)
 
 
