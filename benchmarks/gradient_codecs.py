@@ -18,11 +18,11 @@ from torch import nn
 from common import finish, parser
 from penstock.configs.reduce import ReduceConfig
 from penstock.core.interfaces import Codec, CodecContext
+from penstock.learner.codecs.auto import AFTER_WARMUP
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.collective import SoloCollective
 from penstock.learner.codecs.registry import CODECS, make_codec
 
-LATE = 10**9  # an update behind every warm-up
 CASES: dict[str, dict[str, Any]] = {name: {"codec": name} for name in CODECS.specs} | {
     "terngrad, ternary again": {"codec": "terngrad", "reternarize": True}
 }
@@ -49,7 +49,7 @@ def main() -> None:
         codec = make_codec(
             CodecContext(cfg, parts, size, gradient.device, options.learners, rank=0)
         )
-        nbytes = codec.nbytes(LATE)
+        nbytes = codec.nbytes(AFTER_WARMUP)
         fp32 = fp32 or nbytes
         code_ms = least_ms(codec, gradient, ring, options.times)
         codecs[name] = {"bytes": nbytes, "bytes_ratio": fp32 / nbytes, "code_ms": code_ms}
@@ -82,7 +82,7 @@ def least_ms(codec: Codec, gradient: torch.Tensor, ring: SoloCollective, times: 
     for _ in range(times):
         work.copy_(gradient)
         began_s = time.thread_time()
-        codec.begin(LATE)
+        codec.begin(AFTER_WARMUP)
         for bucket in codec.buckets:
             codec.reduce(bucket, work[bucket.start : bucket.stop], ring)
         taken_s.append(time.thread_time() - began_s)

@@ -12,10 +12,11 @@ import torch
 
 from gpu_stages.finding import Finding, Options
 from gpu_stages.updates import runs_ahead, waits_in
-from gradient_codecs import CASES, LATE, nature
+from gradient_codecs import CASES, nature
 from penstock.configs.reduce import ReduceConfig
 from penstock.core.interfaces import Codec, CodecContext
 from penstock.device.choice import device_of
+from penstock.learner.codecs.auto import AFTER_WARMUP
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.collective import SoloCollective
 from penstock.learner.codecs.registry import make_codec
@@ -41,7 +42,7 @@ def run(options: Options) -> Iterator[Finding]:
 
         def update(codec: Codec = codec) -> None:
             work.copy_(gradient)
-            codec.begin(LATE)
+            codec.begin(AFTER_WARMUP)
             for bucket in codec.buckets:
                 codec.reduce(bucket, work[bucket.start : bucket.stop], ring)
 
@@ -54,7 +55,7 @@ def run(options: Options) -> Iterator[Finding]:
             update()
         device.synchronize()
         yield Finding(f"{name}: ms", 1e3 * (time.perf_counter() - began_s) / calls)
-        yield Finding(f"{name}: bytes", codec.nbytes(LATE))
+        yield Finding(f"{name}: bytes", codec.nbytes(AFTER_WARMUP))
         places = waits_in(update)
         yield Finding(f"{name}: synchronisations", len(places), ", ".join(sorted(set(places))))
         if not options.small and name not in WAITING:

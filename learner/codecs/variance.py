@@ -40,7 +40,6 @@ class RenewedVariance:
         self._state, self._change, self._world = state, change, world
         self._every = min(EVERY, interval)
         self._parts = interval // self._every
-        self._squares = torch.empty_like(change)
         self._part = slice(0, 0)
         self._before = change[self._part]
 
@@ -58,7 +57,7 @@ class RenewedVariance:
             ring.all_reduce(change)
         variance.add_(change).clamp_(min=0.0)  # less than zero by rounding only
         change.zero_()
-        torch.mul(grads, grads, out=self._squares)
+        self._change.mul_(BETAS[1]).addcmul_(grads, grads, value=1 - BETAS[1])
 
     def end(self, momentum: Tensor, finite: Tensor) -> None:
         """Complete the update with the new ``momentum``; undo it where that is not ``finite``.
@@ -66,9 +65,10 @@ class RenewedVariance:
         Changes are the caller's to undo, with its residuals.
         """
         state, world = self._state, self._world
-        self._squares.addcmul_(momentum, momentum, value=(1 - 1 / world) / world)
-        expected = state.exp_avg_sq / (correction(BETAS[1], state.steps) * world)
-        self._change.lerp_(self._squares.sub_(expected), 1 - BETAS[1])
+        of_mean = (1 - BETAS[1]) * (1 - 1 / world) / world
+        own = (1 / (correction(BETAS[1], state.steps) * world)).float()
+        self._change.addcmul_(momentum, momentum, value=of_mean)
+        self._change.addcmul_(state.exp_avg_sq, own, value=BETAS[1] - 1)
         variance = state.exp_avg_sq[self._part]
         torch.where(finite, variance, self._before, out=variance)
 
