@@ -31,8 +31,8 @@ class RenewedVariance:
         change_r = b2 change_r + (1 - b2) (g_r^2 + m^2 (1 - 1/W) / W - v̂ / W)
 
     and in every 16th update the changes of a part of the values are summed in float32, added to v,
-    and set to zero, so that each value has its turn within ``interval`` updates. A smaller interval
-    is that of the sums too: with one rank and an interval of 1, v is Adam's, an update late.
+    and set to zero, so that each value is renewed once in ``interval`` updates. An interval below 16
+    is also that of the sums: with one rank and an interval of 1, v is Adam's, an update late.
     """
 
     def __init__(self, state: AdamState, change: Tensor, world: int, interval: int) -> None:
@@ -49,7 +49,8 @@ class RenewedVariance:
         return all_reduce_nbytes((part.stop - part.start) * VALUE_NBYTES, self._world)
 
     def begin(self, update: int, grads: Tensor, ring: Collective) -> None:
-        """Renew the part whose turn it is, and take in this rank's clipped ``grads``."""
+        """Sum the changes of this update's part into v, and add the squares of ``grads``, this
+        rank's clipped gradient, to its own changes."""
         self._part = part = self._part_of(update)
         variance, change = self._state.exp_avg_sq[part], self._change[part]
         self._before = variance.clone()
