@@ -31,8 +31,8 @@ class RenewedVariance:
         change_r = b2 change_r + (1 - b2) (g_r^2 + m^2 (1 - 1/W) / W - v̂ / W)
 
     and in every 16th update the changes of a part of the values are summed in float32, added to v,
-    and set to zero, so that each value is renewed once in ``interval`` updates. An interval below 16
-    is also that of the sums: with one rank and an interval of 1, v is Adam's, an update late.
+    and set to zero, so that each value is renewed once in ``interval`` updates. An interval
+    below 16 is also that of the sums: with one rank and an interval of 1, v is Adam's, an update late.
     """
 
     def __init__(self, state: AdamState, change: Tensor, world: int, interval: int) -> None:
