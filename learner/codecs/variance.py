@@ -32,7 +32,8 @@ class RenewedVariance:
 
     and in every 16th update the changes of a part of the values are summed in float32, added to v,
     and set to zero, so that each value is renewed once in ``interval`` updates. An interval
-    below 16 is also that of the sums: with one rank and an interval of 1, v is Adam's, an update late.
+    below 16 is also that of the sums: with one rank and an interval of 1, v is Adam's, an update
+    late.
     """
 
     def __init__(self, state: AdamState, change: Tensor, world: int, interval: int) -> None:
