@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     class _ReduceWithCodecs(
         _Reduce,
         _codecs.Int8Options,
-        _codecs.OneBitOptions,
+        _codecs.OneBitAdamOptions,
+        _codecs.ZeroOneAdamOptions,
         _codecs.TernGradOptions,
         _codecs.DroppingOptions,
         _codecs.DgcOptions,

@@ -73,7 +73,8 @@ class Collective(Protocol):
 class AdamState(NamedTuple):
     """The state of an Adam optimizer, for a codec that sends its momentum.
 
-    The optimizer changes the tensors in place, after each reduction, equally on all ranks.
+    The tensors are equal on all ranks and change in place: the optimizer steps after each
+    reduction, and `learner.codecs.variance` renews the variance in a reduction.
     """
 
     exp_avg: Tensor
@@ -137,7 +138,8 @@ class Codec(Protocol):
     def begin(self, update: int) -> None:
         """Called before the buckets of a step.
 
-        ``update`` counts the optimizer steps of the run so far.
+        ``update`` counts the optimizer steps of the run so far. A number below the last one means
+        that the run has returned to an earlier state (`learner.nonfinite`): residuals become zero.
         """
 
     def reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:

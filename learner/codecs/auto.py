@@ -35,7 +35,7 @@ ROUNDED_GAIN = 1.05
 CLOSE = 2.0  # predictions may be off by this factor
 PROBE_VALUES = 250_000  # 1 MB
 PROBES = 4  # the shortest counts: other load only makes them longer
-AFTER_WARMUP = 10**9 + 1  # no codec is still warming up, or sends more than in most updates
+AFTER_WARMUP = 10**9 + 1  # every warm-up is over; with default intervals no variance is sent
 
 
 class Cost(NamedTuple):

@@ -42,6 +42,8 @@ class BaseCodec(ABC):
         """Prepare further state of a subclass."""
 
     def begin(self, update: int) -> None:
+        if update < self._update:  # after a rollback residuals are of gradients that are undone
+            self.reset()
         self._update = update
 
     def reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:

@@ -20,16 +20,16 @@ LARGEST_STEP = (1 - BETAS[0]) / (1 - BETAS[1]) ** 0.5
 """Bound on |m| / sqrt(v) in Adam (Kingma & Ba 2015, section 2.1)."""
 
 
-class OneBitAdam(OneBit):
+class OneBitMomentum(OneBit):
     """m = sum over ranks of C(b1 m / world + (1 - b1) g), with `OneBit`'s code C and its residuals.
 
     In updates for which the spec's `reduces_gradients` is true, gradients are summed in float32,
     and the optimizer (`FrozenVarianceAdam` or `FrozenVarianceLamb`) computes momentum m and
     variance v from them. 1-bit Adam and 1-bit LAMB do so in their warm-up, 0/1 Adam on a schedule
-    without end. In the other updates ranks send their momentum. The variance is then constant, or,
-    in 1-bit Adam unless ``learner.reduce.variance_interval`` is null, a `RenewedVariance`. g is a
-    rank's share of the mean gradient, so m is that of the mean over all samples. m is equal on all
-    ranks and belongs to the optimizer, so this codec keeps only residuals.
+    without end. In the other updates ranks send their momentum, and the variance stays the same
+    (`OneBitAdam` renews it). g is a rank's share of the mean gradient, so m is that of the mean
+    over all samples. m is equal on all ranks and belongs to the optimizer; this codec keeps only
+    residuals.
 
     Differences from the papers:
 
@@ -56,19 +56,8 @@ class OneBitAdam(OneBit):
         self._reduces_gradients = CODECS.specs[context.cfg.codec].reduces_gradients
         self._adam = context.adam or _make_state(context.size, context.device)
         self._variance: RenewedVariance | None = None
-        if context.cfg.codec == "onebit_adam":
-            self._variance = self._make_variance()
-
-    def _make_variance(self) -> RenewedVariance | None:
-        context = self._context
-        interval = OneBitAdamOptions.of(context.cfg).variance_interval
-        if interval is None:
-            return None
-        change = torch.zeros(context.size, device=context.device)
-        self._residuals["variance"] = change
-        # In a measurement its sums are sent and serve nothing.
-        state = context.adam or _make_state(context.size, context.device)
-        return RenewedVariance(state, change, self._world, interval)
+        if self._world == 1:  # nothing is coded
+            self._residuals.clear()
 
     def _is_plain(self, update: int) -> bool:
         assert self._reduces_gradients is not None
@@ -87,17 +76,22 @@ class OneBitAdam(OneBit):
             self._clip(grads, 1.0)
             return
         self._clip(grads, self._world**-0.5)
-        before = {kind: residual.clone() for kind, residual in self._residuals.items()}
+        before = {kind: self._copy(kind, values) for kind, values in self._residuals.items()}
         if self._variance:
             self._variance.begin(self._update, grads, ring)
         grads.mul_(1 - BETAS[0]).add_(self._adam.exp_avg, alpha=BETAS[0] / self._world)
         if self._world > 1:
             self._reduce_momentum(bucket, grads, ring)
+        if not self._residuals:
+            return
         finite = grads.isfinite().all()  # the same on all ranks: all of them skip the step
         if self._variance:
             self._variance.end(grads, finite)
         for kind, residual in self._residuals.items():
             torch.where(finite, residual, before[kind], out=residual)
+
+    def _copy(self, kind: str, residual: Tensor) -> Tensor:
+        return self._memory(f"{kind} before", residual.shape, residual.dtype).copy_(residual)
 
     def _reduce_momentum(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
         """Replace the ranks' shares of the momentum by their sum, coded."""
@@ -115,6 +109,23 @@ class OneBitAdam(OneBit):
         if self._context.grad_clip is not None:
             factor = (self._context.grad_clip * share / (norm + CLIP_MARGIN)).clamp_(max=1.0)
         grads.mul_(torch.where(norm.isfinite(), factor, torch.nan))
+
+
+class OneBitAdam(OneBitMomentum):
+    """1-bit Adam, with a `RenewedVariance` unless ``learner.reduce.variance_interval`` is null."""
+
+    def _set_up(self) -> None:
+        super()._set_up()
+        context = self._context
+        interval = OneBitAdamOptions.of(context.cfg).variance_interval
+        if interval is None:
+            return
+        change = torch.zeros(context.size, device=context.device)
+        self._residuals["variance"] = change
+        # Without an optimizer another state than `_adam`, whose variance must stay zero, so that
+        # nothing is divided.
+        state = context.adam or _make_state(context.size, context.device)
+        self._variance = RenewedVariance(state, change, self._world, interval)
 
 
 def _make_state(size: int, device: torch.device) -> AdamState:

@@ -51,9 +51,10 @@ class VarianceOptions(ExtraOptions):
     variance_interval: Count | None = 512
     """Most optimizer steps between two updates of a value's variance: in `zeroone_adam` by a step
     in fp32, and after the warm-up of `onebit_adam` by the squares of each learner's own gradients,
-    a part of them in every 16th step. A smaller value follows changing gradients sooner and
-    sends more bytes. null: as in the papers, the intervals of `zeroone_adam` double without end,
-    and the variance of `onebit_adam` is constant."""
+    a part of them in every 16th step (or all of them after each interval, if that is shorter). A
+    smaller value follows changing gradients sooner and sends more bytes; 1 sends more than fp32.
+    null: as in the papers, the intervals of `zeroone_adam` double without end, and the variance of
+    `onebit_adam` is constant."""
 
 
 class OneBitOptions(BlockOptions, WarmupOptions):
@@ -206,7 +207,7 @@ for _spec in (
     CodecSpec(
         "zeroone_adam",
         "as signs of Adam's momentum with error feedback",
-        f"{_ROOM}.onebit_adam:OneBitAdam",
+        f"{_ROOM}.onebit_adam:OneBitMomentum",
         long_name="0/1 Adam",
         unfit=_NEEDS_ADAM,
         own_momentum=True,
@@ -216,7 +217,7 @@ for _spec in (
     CodecSpec(
         "onebit_lamb",
         "as signs of LAMB's momentum with error feedback",
-        f"{_ROOM}.onebit_adam:OneBitAdam",
+        f"{_ROOM}.onebit_adam:OneBitMomentum",
         long_name="1-bit LAMB",
         unfit=_needs("LAMB", "lamb", ("adam", "onebit_adam")),
         own_momentum=True,

@@ -24,20 +24,24 @@ class RenewedVariance:
     """Keeps ``state.exp_avg_sq`` near what Adam's would be, where only the momentum is reduced.
 
     g_r is rank r's share of the mean gradient, W the number of ranks, v the variance and v̂ the same
-    corrected for its start at zero. If ranks differ by noise alone, the square of their sum is on
-    average ``sum of g_r^2 + (1 - 1/W) mean^2``, and the momentum m stands for the mean. Each rank
-    keeps its part of the difference to v,
+    corrected for its start at zero. Where ranks have equal numbers of samples and differ by noise
+    alone, the square of their sum is on average ``sum of g_r^2 + (1 - 1/W) mean^2``. The momentum m
+    stands for the mean. If all samples are one rank's, its square is already that of the sum, and v
+    becomes too large by ``(1 - 1/W) mean^2``: steps are shorter then, never longer. Each rank keeps
+    its part of the difference to v,
 
         change_r = b2 change_r + (1 - b2) (g_r^2 + m^2 (1 - 1/W) / W - v̂ / W)
 
     and in every 16th update the changes of a part of the values are summed in float32, added to v,
-    and set to zero, so that each value is renewed once in ``interval`` updates. An interval
-    below 16 is also that of the sums: with one rank and an interval of 1, v is Adam's, an update
-    late.
+    and set to zero, so that each value is renewed once in ``interval`` updates. With an interval
+    below 16 all values are summed after each interval: with one rank and an interval of 1, v is
+    Adam's, an update late.
     """
 
     def __init__(self, state: AdamState, change: Tensor, world: int, interval: int) -> None:
-        """``change``, float32 like the variance and zero at the start, is held by the codec."""
+        """``change``, float32 ``[size]`` and zero at the start, is a residual of the codec: it is
+        saved and restored with the others. ``interval`` is in updates.
+        """
         self._state, self._change, self._world = state, change, world
         self._every = min(EVERY, interval)
         self._parts = interval // self._every
@@ -50,8 +54,9 @@ class RenewedVariance:
         return all_reduce_nbytes((part.stop - part.start) * VALUE_NBYTES, self._world)
 
     def begin(self, update: int, grads: Tensor, ring: Collective) -> None:
-        """Sum the changes of this update's part into v, and add the squares of ``grads``, this
-        rank's clipped gradient, to its own changes."""
+        """Sum the changes of this update's part into v, and add the squares of ``grads`` (float32
+        ``[size]``, this rank's clipped gradient) to its own changes.
+        """
         self._part = part = self._part_of(update)
         variance, change = self._state.exp_avg_sq[part], self._change[part]
         self._before = variance.clone()
@@ -62,9 +67,10 @@ class RenewedVariance:
         self._change.mul_(BETAS[1]).addcmul_(grads, grads, value=1 - BETAS[1])
 
     def end(self, momentum: Tensor, finite: Tensor) -> None:
-        """Complete the update with the new ``momentum``; undo it where that is not ``finite``.
+        """Complete the update; where ``finite`` (bool ``[]``) is false, restore v.
 
-        Changes are the caller's to undo, with its residuals.
+        ``momentum`` is the new one, float32 ``[size]``, equal on all ranks. The codec restores the
+        changes, with its other residuals.
         """
         state, world = self._state, self._world
         of_mean = (1 - BETAS[1]) * (1 - 1 / world) / world

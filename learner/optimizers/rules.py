@@ -89,9 +89,9 @@ class FrozenVarianceAdam(Adam):
     After 1-bit Adam (Tang et al. 2021, arXiv 2102.02888) and 0/1 Adam (Lu et al. 2022, arXiv
     2202.06009). Where ``reduces_gradients`` is true for the update, a step is Adam's. In the others
     ``grads`` are the new momentum, already clipped, and the variance corrected for its start at
-    zero stays the same: ``exp_avg_sq`` is multiplied by ``(1 - b2^t) / (1 - b2^(t-1))``, so that
-    the state is one of Adam at any time. The momentum is corrected as in Adam, which the papers
-    leave out; their warm-ups take thousands of steps.
+    zero stays as the codec left it: ``exp_avg_sq`` is multiplied by
+    ``(1 - b2^t) / (1 - b2^(t-1))``, so that the state is one of Adam at any time. The momentum is
+    corrected as in Adam, which the papers leave out; their warm-ups take thousands of steps.
     """
 
     def __init__(

@@ -12,9 +12,10 @@ from torch import nn
 import reduce_reference as naive
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.sections import LearnerConfig
-from penstock.core.interfaces import Codec, CodecContext, Collective
+from penstock.core.interfaces import AdamState, Codec, CodecContext, Collective
 from penstock.learner.codecs.collective import SoloCollective, all_reduce_nbytes
 from penstock.learner.codecs.registry import is_variance_update, make_codec
+from penstock.learner.codecs.variance import RenewedVariance
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from reduce_ring import CPU, Floats, codec_for, run_ranks
 
@@ -83,12 +84,16 @@ def clipped(grads: Any, bound: float | None) -> Any:
 
 
 def reference(
-    grads: Floats, sums: list[bool], clip: float | None, every: int | None = None
+    grads: Floats,
+    sums: list[bool],
+    clip: float | None,
+    every: int | None = None,
+    parts: int = 2,
 ) -> Floats:
     """Values after each update, all ranks at once. ``sums``: where the variance is updated.
 
     With ``every`` each rank has a variance of its own in the other updates, and in turns after so
-    many updates one half of v is the sum of theirs.
+    many updates one of the ``parts`` of v is the sum of theirs.
     """
     updates, world, size = grads.shape
     x, m, v = np.zeros((3, size))
@@ -106,9 +111,10 @@ def reference(
             if every and own_v is None:
                 own_v = np.tile(v * (1 - 0.999 ** (t - 1)) / world, (world, 1))
             if every and (t - 1) % every == 0:
-                half = (slice(0, size // 2), slice(size // 2, size))[(t - 1) // every % 2]
-                v[half] = own_v[:, half].sum(0) / (1 - 0.999 ** (t - 1))
-                own_v[:, half] = own_v[:, half].mean(0)
+                turn = (t - 1) // every % parts
+                part = slice(turn * size // parts, (turn + 1) * size // parts)
+                v[part] = own_v[:, part].sum(0) / (1 - 0.999 ** (t - 1))
+                own_v[:, part] = own_v[:, part].mean(0)
                 root = np.sqrt(v) + EPS
             total = np.zeros(size)
             for rank in range(world):
@@ -156,6 +162,20 @@ def test_ninety_steps_equal_the_algorithm(
     np.testing.assert_allclose(first, wanted, rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.parametrize(("interval", "every", "parts"), [(5, 5, 1), (16 * 2 * SIZE, 16, 2 * SIZE)])
+def test_short_intervals_renew_all_values_and_long_ones_single_values(
+    interval: int, every: int, parts: int
+) -> None:
+    grads = shares(2, 60)
+
+    def work(ring: Collective) -> Floats:
+        rank = make_rank(2, ring.rank, ONEBIT | {"variance_interval": interval})
+        return np.stack([rank.step(g, ring) for g in grads[:, ring.rank]])
+
+    wanted = reference(grads, [t < 8 for t in range(60)], None, every, parts)
+    np.testing.assert_allclose(run_ranks(2, work)[0], wanted, rtol=1e-3, atol=2e-5)
+
+
 def test_the_interval_of_the_variance_doubles_up_to_its_bound() -> None:
     cfg = ReduceConfig(**ZEROONE)
     found = [t for t in range(40) if is_variance_update(cfg, t)]
@@ -167,7 +187,7 @@ def test_the_interval_of_the_variance_doubles_up_to_its_bound() -> None:
 
 @each
 def test_a_skipped_update_changes_nothing(options: dict[str, Any]) -> None:
-    grads = shares(2, 12)
+    grads = shares(2, 16)  # the next update has a sum of variances
 
     def work(ring: Collective) -> None:
         rank = make_rank(2, ring.rank, options)
@@ -187,20 +207,46 @@ def test_a_skipped_update_changes_nothing(options: dict[str, Any]) -> None:
 
 @each
 def test_a_restored_state_continues_as_the_first_would(options: dict[str, Any]) -> None:
-    grads = shares(2, 30)
+    grads = shares(2, 40)
 
     def work(ring: Collective) -> None:
         one, two = (make_rank(2, ring.rank, options) for _ in range(2))
         for g in grads[:17, ring.rank]:
             one.step(g, ring)
-        two.optimizer.values.copy_(one.optimizer.values)
-        two.optimizer.load_state_dict(one.optimizer.state_dict())
+        return_to(two, one.optimizer.values.clone(), one.optimizer.state_dict())
         for kind, values in two.codec.residuals().items():
             values.copy_(one.codec.residuals()[kind])
         for g in grads[17:, ring.rank]:
             assert np.array_equal(one.step(g, ring), two.step(g, ring))
 
     run_ranks(2, work)
+
+
+@each
+def test_after_a_rollback_nothing_is_left_of_undone_gradients(options: dict[str, Any]) -> None:
+    grads = shares(2, 70)
+    grads[20:30] *= 1e3
+
+    def work(ring: Collective) -> None:
+        one, two = (make_rank(2, ring.rank, options) for _ in range(2))
+        for g in grads[:20, ring.rank]:
+            one.step(g, ring)
+        values = one.optimizer.values.clone()
+        kept = {name: array.copy() for name, array in one.optimizer.state_dict().items()}
+        for g in grads[20:30, ring.rank]:
+            one.step(g, ring)
+        for rank in (one, two):
+            return_to(rank, values, kept)
+        for g in grads[30:, ring.rank]:
+            assert np.array_equal(one.step(g, ring), two.step(g, ring))
+
+    run_ranks(2, work)
+
+
+def return_to(rank: Rank, values: torch.Tensor, state: dict[str, Any]) -> None:
+    """As the learner restores a state: without the residuals of the codec."""
+    rank.optimizer.values.copy_(values)
+    rank.optimizer.load_state_dict(state)
 
 
 @each
@@ -229,6 +275,13 @@ def test_a_renewed_variance_of_one_rank_is_torch_adams_an_update_late() -> None:
         if t > 8:
             found = rank.optimizer.moments["exp_avg_sq"] / (1 - 0.999 ** (t + 1))
             torch.testing.assert_close(found, before / (1 - 0.999**t), rtol=1e-4, atol=0)
+
+
+def test_a_renewed_variance_is_never_negative() -> None:
+    state = AdamState(torch.ones(4), torch.ones(4), torch.tensor(1e6), EPS)
+    change = torch.tensor([-1.0, -1.0 - 1e-6, -0.5, 0.5])  # rounded: no sum of squares is below 0
+    RenewedVariance(state, change, 1, 1).begin(0, torch.zeros(4), SoloCollective(0, 1))
+    assert state.exp_avg_sq.tolist() == [0.0, 0.0, 0.5, 1.5]
 
 
 def test_a_renewed_variance_follows_gradients_that_grow() -> None:

@@ -1,0 +1,33 @@
+"""The fields that type checkers see on config sections whose options are registered."""
+
+from __future__ import annotations
+
+import ast
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.configs.reduce import CODECS
+from penstock.configs.run import SINKS
+
+TREE = ast.parse(Path(str(penstock.__file__)).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("section", "home", "registry"),
+    [
+        ("_ReduceWithCodecs", "penstock.learner.codecs.registry", CODECS),
+        ("_RunWithSinks", "penstock.monitor.registry", SINKS),
+    ],
+)
+def test_type_checkers_know_every_registered_option(section: str, home: str, registry: Any) -> None:
+    module = import_module(home)
+    (found,) = [n for n in ast.walk(TREE) if isinstance(n, ast.ClassDef) and n.name == section]
+    bases = [getattr(module, b.attr) for b in found.bases if isinstance(b, ast.Attribute)]
+    known = {name for base in bases for name in base.model_fields}
+    for spec in registry.specs.values():
+        if spec.options is not None:
+            assert set(spec.options.model_fields) <= known, spec
