@@ -84,6 +84,9 @@ class Waits(TorchDispatchMode):
         found = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.convolution.default:
             self.convolved.append(args[0])
+        if func is torch.ops.aten.index_put_.default and not args[2].dim() and not self.allowed:
+            # With CUDA a number is a tensor of the host here, and `index_put_` copies it.
+            raise HostWaitsError("an assignment of a number to places of the device waits")
         if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
             source = args[1] if func is torch.ops.aten.copy_.default else args[0]
             waits = not ((kwargs or {}).get("non_blocking") or (len(args) > 2 and args[2]))

@@ -22,9 +22,12 @@ def run(options: Options) -> Iterator[Finding]:
     last = (done.stdout.strip().splitlines() or [""])[-1]
     counts = {kind: int(count) for count, kind in re.findall(r"(\d+) (\w+)", last)}
     failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    left_out = re.findall(r"ERROR collecting (\S+)", done.stdout)
+    errors = counts.get("error", 0) + counts.get("errors", 0) - len(left_out)
     print(done.stdout[-20_000:])
     yield Finding("passed", counts.get("passed", 0))
     yield Finding("skipped", counts.get("skipped", 0))
-    yield Finding("failed", counts.get("failed", 0), data=failed)
-    if done.returncode:
+    yield Finding("failed", counts.get("failed", 0) + errors, data=failed)
+    yield Finding("files without tests", len(left_out), ", ".join(left_out))
+    if done.returncode and (failed or errors or not left_out):
         raise RuntimeError(f"pytest ended with {done.returncode}: {last}")

@@ -80,6 +80,7 @@ def make(name: str, place: str, *more: str) -> tuple[AnyTrainer, Update]:
     batch = staged(trainer, info)
     reward = np.random.default_rng(1).normal(size=batch.arrays["reward"].shape)
     batch.arrays["reward"][...] = reward
+    batch.wait_on_device()  # else the upload may follow the copy
     batch.tensors["reward"].copy_(torch.from_numpy(batch.arrays["reward"]))
     return trainer, lambda: trainer.step(batch)
 

@@ -49,6 +49,6 @@ class Dgc(Sparse):
         error += momentum
         places = self._largest(error, self.count(bucket, self._update))
         values = error[places]
-        error[places] = 0.0
-        momentum[places] = 0.0
+        error.index_fill_(0, places, 0.0)  # an assignment would copy the number to a GPU, and wait
+        momentum.index_fill_(0, places, 0.0)
         return places, values

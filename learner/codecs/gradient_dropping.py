@@ -29,5 +29,5 @@ class Dropping(Sparse):
         error += grads
         places = self._largest(error, self.count(bucket, self._update))
         values = error[places]
-        error[places] = 0.0
+        error.index_fill_(0, places, 0.0)  # an assignment would copy the number to a GPU, and wait
         return places, values
