@@ -1,13 +1,20 @@
-"""Penstock on a GPU, in ten stages, the most informative first, so that ten minutes are enough.
+"""Penstock on a GPU, in ten stages, the most informative first.
 
 Each stage runs in a process of its own: one that crashes or hangs loses no other. Every figure is
 printed and recorded as soon as it is measured, beside the one that is expected of an H100 with 16
 cores (`gpu_stages/expected.py` has the reasons). The exit code is 1 if a stage failed; a figure
 that misses what is expected is no failure.
 
+All stages should take 11 minutes, and 8 with `--seconds 4` (added up from their parts, not
+measured). Where less time is lent, run `--only set-up correctness synchronisations utilization
+codecs group tests` first, then `--only copies ceilings pong`, each with an `--out` of its own.
+
 It needs torch 2.11 to 2.13 (with CUDA), Python 3.11 to 3.13, and for the stages `pong` and `tests`
-the extras `atari` and `dev`. On a CPU every stage runs in its smallest form, which shows that the
-benchmark works; its figures say nothing.
+the extras `atari` and `dev`; files of tests whose packages are missing are left out. A machine with
+torch that reaches no package index takes wheels downloaded elsewhere (`pip download` with its
+Python version and platform): `pip install --no-index --no-deps --target FOLDER WHEELS`, with FOLDER
+and the project's folder in PYTHONPATH. On a CPU every stage runs in its smallest form, which shows
+that the benchmark works; its figures say nothing.
 
     python benchmarks/gpu.py [--only STAGE ...] [--seconds 8] [--minutes 10] [--train]
                              [--device cpu] [--out FILE] [--json] [--save]

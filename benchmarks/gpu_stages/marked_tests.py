@@ -19,15 +19,22 @@ def run(options: Options) -> Iterator[Finding]:
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rf", "-p", "no:cacheprovider",
                "--continue-on-collection-errors", FEW if options.small else "tests"]  # fmt: skip
     done = run_command(command, cwd=ROOT)
-    last = (done.stdout.strip().splitlines() or [""])[-1]
-    counts = {kind: int(count) for count, kind in re.findall(r"(\d+) (\w+)", last)}
-    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
-    left_out = re.findall(r"ERROR collecting (\S+)", done.stdout)
-    errors = counts.get("error", 0) + counts.get("errors", 0) - len(left_out)
     print(done.stdout[-20_000:])
+    yield from read(done.stdout, done.returncode)
+
+
+def read(output: str, returncode: int) -> Iterator[Finding]:
+    """What pytest's ``output`` says. Raises RuntimeError unless every test that could be collected
+    has passed or was skipped.
+    """
+    last = (output.strip().splitlines() or [""])[-1]
+    counts = {kind: int(count) for count, kind in re.findall(r"(\d+) (\w+)", last)}
+    failed = [line for line in output.splitlines() if line.startswith("FAILED")]
+    left_out = re.findall(r"ERROR collecting (\S+)", output)
+    errors = counts.get("error", 0) + counts.get("errors", 0) - len(left_out)
     yield Finding("passed", counts.get("passed", 0))
     yield Finding("skipped", counts.get("skipped", 0))
     yield Finding("failed", counts.get("failed", 0) + errors, data=failed)
-    yield Finding("files without tests", len(left_out), ", ".join(left_out))
-    if done.returncode and (failed or errors or not left_out):
-        raise RuntimeError(f"pytest ended with {done.returncode}: {last}")
+    yield Finding("files left out", len(left_out), ", ".join(left_out))
+    if returncode and (failed or errors or not left_out):
+        raise RuntimeError(f"pytest ended with {returncode}: {last}")

@@ -23,8 +23,6 @@ SPIN = 20_000_000  # cycles of a GPU, some milliseconds
 def run(options: Options) -> Iterator[Finding]:
     yield Finding("torch", torch.__version__)
     yield Finding("cores", len(os.sched_getaffinity(0)))
-    if not options.small:
-        yield from _gpu()
     device = device_of(torch.device(options.place))
     device.enter_thread()
     for name, check in CHECKS.items():
@@ -32,6 +30,8 @@ def run(options: Options) -> Iterator[Finding]:
             yield Finding(name, check(device))
         except Exception as error:  # go on with the other checks
             yield Finding(name, False, f"{type(error).__name__}: {error}")
+    if not options.small:
+        yield from _gpu()  # last, as the driver's program may fail
 
 
 def _gpu() -> Iterator[Finding]:
@@ -53,7 +53,7 @@ def _driver() -> str:
         return "nvidia-smi is not installed"
     asked = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=False)
-    return (done.stdout or done.stderr).strip().splitlines()[0]
+    return (done.stdout or done.stderr).strip().partition("\n")[0]
 
 
 def busy(device: Device) -> None:

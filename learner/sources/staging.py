@@ -65,6 +65,7 @@ class StagingBatch:
         self._host = host
         self.tensors = {name: self._device.memory_for(tensor) for name, tensor in host.items()}
         self._stream = self._device.make_stream()
+        self._stream.wait_stream(self._device.current_stream())  # it may use this memory until now
         self._copied = self._device.make_event()
         self.weights = np.ones(slots * spec.envs, np.float32)
         self.steps = 0  # agent steps held; 0 while the batch is free

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
 import pytest
 
-from gpu_stages import set_up
+from gpu_stages import marked_tests, set_up
 from gpu_stages.expected import compared, line
 from gpu_stages.finding import Finding, Options
 from gpu_stages.updates import MESSAGE, waits_in
@@ -92,3 +94,39 @@ def test_each_place_that_waits_is_found() -> None:
 def test_the_page_of_results_names_the_gpu_of_its_record() -> None:
     record = json.loads((CHECKOUT / "benchmarks/results/gpu.json").read_text())
     assert record["gpu"] in (CHECKOUT / "docs/results/README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("code", "failed", "is_an_error"),
+    [
+        ("def test_it(): pass", 0, False),
+        ("def test_it(): assert False", 1, True),
+        ("import pytest\n@pytest.fixture\ndef it(): 1 / 0\ndef test_it(it): pass", 1, True),
+    ],
+)
+def test_a_file_that_lacks_a_package_is_left_out_and_other_errors_count(
+    tmp_path: Path, code: str, failed: int, is_an_error: bool
+) -> None:
+    (tmp_path / "test_missing.py").write_text("import a_package_that_is_not_installed")
+    (tmp_path / "test_it.py").write_text(code)
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "--continue-on-collection-errors", "--rootdir", ".", "."],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = {}
+
+    def read() -> None:
+        for finding in marked_tests.read(done.stdout, done.returncode):
+            found[finding.name] = finding
+
+    if is_an_error:
+        with pytest.raises(RuntimeError, match="pytest ended with 1"):
+            read()
+    else:
+        read()
+    assert (found["failed"].value, found["files left out"].value) == (failed, 1)
+    assert found["files left out"].note == "test_missing.py"
