@@ -58,6 +58,8 @@ DIFFERENCES = {
     "difference_share": "means",
     "difference_share_iqm": "interquartile means",
     "difference_share_course": "means of all evaluations",
+    "difference_share_greedy": "means, greedy",
+    "difference_share_sampled": "means, sampled",
 }
 
 
@@ -291,16 +293,22 @@ def against(
 
     Returns the mean return of random actions, and 95 % intervals of differences as shares of the
     second's gain over random actions: of the means over seeds, of the interquartile means, which a
-    few runs that collapsed do not decide, and of the means of all of a run's evaluations.
+    few runs that collapsed do not decide, of the means of all of a run's evaluations, and of the
+    means of each way of playing.
     """
     by_chance = random_return(resolve(options.target, options.override))
-    final = [np.array([run["return"] for run in runs]) for runs in (first, second)]
+    final, greedy, sampled = (
+        [np.array([run[key] for run in runs]) for runs in (first, second)]
+        for key in ("return", "greedy", "sampled")
+    )
     course = [np.array([course_mean(run) for run in runs]) for runs in (first, second)]
     return {
         "random": by_chance,
         "difference_share": difference_share(final, by_chance, mean),
         "difference_share_iqm": difference_share(final, by_chance, iqm),
         "difference_share_course": difference_share(course, by_chance, mean),
+        "difference_share_greedy": difference_share(greedy, by_chance, mean),
+        "difference_share_sampled": difference_share(sampled, by_chance, mean),
     }
 
 

@@ -79,8 +79,8 @@ TASKS = {
 }
 POINTS = 15  # of a curve
 HEADING: list[Any] = [
-    "task", "link", "pace", "goal after (s)", "mean return", "last return", "updates", "steps",
-    "lag mean", "cores",
+    "task", "link", "pace", "goal reached, after (s)", "mean return", "least", "greatest",
+    "last return", "updates", "steps", "lag mean", "cores",
 ]  # fmt: skip
 
 
@@ -92,18 +92,19 @@ def main() -> None:
     args.add_argument("--seeds", type=int, default=1, help="runs of each")
     args.add_argument("--svg", type=Path, help="at the end, draw the new and the saved curves")
     options = args.parse_args()
-    results = earlier()
+    results, paces = earlier(), options.paces.split(",")
     rows = [HEADING]
     for task in TASKS if options.task == "all" else [options.task]:
         for link in options.links.split(","):
-            title = f"{task} at {link}"
-            runs = results.setdefault(title, {"runs": {}})["runs"]
-            results[title] |= {"machine": machine()}
-            for pace in options.paces.split(","):
-                runs[pace] = [one(task, link, pace, seed) for seed in range(options.seeds)]
-                rows.append([task, link, pace, *row(runs[pace])])
-                done = SETTINGS | {"tasks": results}
-                finish("paces", done, rows, options)  # each time, as a pass takes long
+            runs: dict[str, list[dict[str, Any]]] = {pace: [] for pace in paces}
+            for seed in range(options.seeds):
+                for pace in paces:  # in turns, as the machine's speed changes
+                    runs[pace].append(one(task, link, pace, seed))
+            saved = results.setdefault(f"{task} at {link}", {"runs": {}})
+            saved["runs"] |= runs
+            saved["machine"] = machine()
+            rows += [[task, link, pace, *row(runs[pace])] for pace in paces]
+            finish("paces", SETTINGS | {"tasks": results}, rows, options)  # a pass takes long
     if options.svg:
         draw(results, options.svg)
 
@@ -125,13 +126,17 @@ def earlier() -> dict[str, Any]:
 
 
 def row(runs: Sequence[dict[str, Any]]) -> list[Any]:
-    """Medians over the seeds, None where no run has the figure; the goal counts where all runs have
-    reached it."""
-    reached = [run["goal_s"] for run in runs]
-    keys = ("mean_return", "last_return", "updates", "steps", "lag_mean", "cores")
+    """Medians over the seeds, None where no run has the figure, and the least and greatest mean
+    return; how many runs reached the goal, and after how long, at the median of these."""
+    reached = [run["goal_s"] for run in runs if run["goal_s"] is not None]
+    goal = f"{len(reached)} of {len(runs)}"
+    if reached:
+        goal += f", {statistics.median(reached):.1f}"
+    means = [run["mean_return"] for run in runs]
+    keys = ("last_return", "updates", "steps", "lag_mean", "cores")
     known = [[run[key] for run in runs if run[key] is not None] for key in keys]
     middle = [statistics.median(each) if each else None for each in known]
-    return [None if None in reached else statistics.median(reached), *middle]
+    return [goal, statistics.median(means), min(means), max(means), *middle]
 
 
 def overrides(task: str, pace: str, seed: int) -> list[str]:

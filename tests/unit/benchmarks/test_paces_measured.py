@@ -49,10 +49,13 @@ def test_figures_of_a_curve() -> None:
     assert mean_over_time(CURVE) == pytest.approx((2 * 10 + 1 * 40 + 2 * 20) / 5)
 
 
-def test_a_figure_that_no_run_has_is_none() -> None:
+def test_a_row_has_medians_over_seeds_and_counts_those_that_reached_the_goal() -> None:
     keys = ("goal_s", "mean_return", "last_return", "updates", "steps", "cores")
-    runs = [dict.fromkeys(keys, value) | {"lag_mean": None} for value in (1.0, 3.0)]
-    assert row(runs) == [2.0, 2.0, 2.0, 2.0, 2.0, None, 2.0]
+    runs = [dict.fromkeys(keys, value) | {"lag_mean": None} for value in (1.0, 3.0, 5.0)]
+    assert row(runs) == ["3 of 3, 3.0", 3.0, 1.0, 5.0, 3.0, 3.0, 3.0, None, 3.0]
+    runs[1]["goal_s"] = None
+    assert row(runs)[0] == "2 of 3, 3.0"
+    assert row([run | {"goal_s": None} for run in runs])[0] == "0 of 3"
 
 
 def test_the_process_of_a_learner_stands_again_and_again(tmp_path: Path) -> None:
