@@ -57,11 +57,12 @@ def train_on_hosts(
             learner = ["learner", target, *options, *where, bind, "--json"]
             group.append(_start(stack, made, rank, learner, cwd, folder / f"learner-{rank}.out"))
             join = f"--connect=tcp://127.0.0.1:{BIND_PORT + rank}"
-            # without keys an actor runs only code that it is allowed: that of the example
+            # without keys an actor runs only the environments that it is allowed
             actor = [
                 "actor",
                 join,
                 "--allow=catch:*",
+                "--allow=penstock/MinAtar-v0",
                 f"--dir={folder / f'actor-{rank}'}",
                 "--json",
             ]
