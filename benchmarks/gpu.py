@@ -10,11 +10,11 @@ measured). Where less time is lent, run `--only set-up correctness synchronisati
 codecs group tests` first, then `--only copies ceilings pong`, each with an `--out` of its own.
 
 It needs torch 2.11 to 2.13 (with CUDA), Python 3.11 to 3.13, and for the stages `pong` and `tests`
-the extras `atari` and `dev`; files of tests whose packages are missing are left out. A machine with
-torch that reaches no package index takes wheels downloaded elsewhere (`pip download` with its
-Python version and platform): `pip install --no-index --no-deps --target FOLDER WHEELS`, with FOLDER
-and the project's folder in PYTHONPATH. On a CPU every stage runs in its smallest form, which shows
-that the benchmark works; its figures say nothing.
+the extras `atari` and `dev`; test files that import a missing package are reported and not run. A
+machine without a package index needs wheels that were downloaded on another one (`pip download`
+with the Python version and platform of the first). Install them with `pip install --no-index
+--no-deps --target FOLDER WHEELS`, and put FOLDER and the project's folder into PYTHONPATH. On a CPU
+every stage runs in its smallest form, which shows that the benchmark works; its figures say nothing.
 
     python benchmarks/gpu.py [--only STAGE ...] [--seconds 8] [--minutes 10] [--train]
                              [--device cpu] [--out FILE] [--json] [--save]

@@ -20,6 +20,7 @@ from common import point
 from hosts import INTERFACE, Hosts, hosts
 
 BIND_PORT, STORE_PORT = 7700, 29500
+ALLOWED = ("catch:*", "penstock/*", "CartPole-v1")  # environments that actors may make
 POLL_S = 0.5
 END_S = 30.0
 START_S = 120.0
@@ -61,8 +62,7 @@ def train_on_hosts(
             actor = [
                 "actor",
                 join,
-                "--allow=catch:*",
-                "--allow=penstock/MinAtar-v0",
+                *(f"--allow={env_id}" for env_id in ALLOWED),
                 f"--dir={folder / f'actor-{rank}'}",
                 "--json",
             ]

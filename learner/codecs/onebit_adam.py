@@ -122,8 +122,7 @@ class OneBitAdam(OneBitMomentum):
             return
         change = torch.zeros(context.size, device=context.device)
         self._residuals["variance"] = change
-        # Without an optimizer another state than `_adam`, whose variance must stay zero, so that
-        # nothing is divided.
+        # Without an optimizer this state is not `_adam`, since the variance of that one stays zero.
         state = context.adam or _make_state(context.size, context.device)
         self._variance = RenewedVariance(state, change, self._world, interval)
 

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from linked import ALLOWED
 from paces import (
     EXAMPLES,
     NAME,
@@ -24,6 +25,7 @@ from paces import (
     row,
     stalls,
 )
+from penstock.configs.code_references import check
 from penstock.configs.load import resolve
 
 CURVE: list[dict[str, Any]] = [
@@ -40,6 +42,7 @@ def test_each_pace_can_train_each_task(task: str, pace: str) -> None:
     target = str(EXAMPLES / target) if target.endswith(".yaml") else target
     bind = ("learner.count=4", "transport.bind=tcp://127.0.0.1:7700")
     config = resolve(target, [*bind, *overrides(task, pace, 3)])
+    check(config, ALLOWED, trusted=False, source="the learner")  # as actors do
     assert config.learner.pace == pace
     assert (config.run.seed, config.stop.env_steps, config.has_evaluator) == (3, None, False)
 

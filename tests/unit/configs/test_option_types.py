@@ -1,4 +1,4 @@
-"""The fields that type checkers see on config sections whose options are registered."""
+"""Type checkers know the options that codecs and sinks add to a config section."""
 
 from __future__ import annotations
 
