@@ -14,7 +14,8 @@ the extras `atari` and `dev`; test files that import a missing package are repor
 machine without a package index needs wheels that were downloaded on another one (`pip download`
 with the Python version and platform of the first). Install them with `pip install --no-index
 --no-deps --target FOLDER WHEELS`, and put FOLDER and the project's folder into PYTHONPATH. On a CPU
-every stage runs in its smallest form, which shows that the benchmark works; its figures say nothing.
+every stage runs in its smallest form, which shows that the benchmark works; its figures mean
+nothing.
 
     python benchmarks/gpu.py [--only STAGE ...] [--seconds 8] [--minutes 10] [--train]
                              [--device cpu] [--out FILE] [--json] [--save]
