@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 import psutil
 
 from penstock.core.run_dir import sweep
-from train_command import SMALL, Command
+from train_command import SMALL, Command, json_lines
 
 WAIT_S = 20.0
 MARKER = "PENSTOCK_TEST"  # in the environment of all that a test starts, as `conftest` sets it
@@ -66,14 +65,12 @@ def train(folder: Path, address: str, *more: str) -> Command:
 
 
 def events(run_dir: Path) -> list[dict[str, Any]]:
-    lines = (run_dir / "logs" / "events.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return json_lines(run_dir / "logs" / "events.jsonl")
 
 
 def ready(run_dir: Path, role: str) -> list[int]:
     """The incarnations of a role that were ready."""
-    found = events(run_dir) if (run_dir / "logs" / "events.jsonl").exists() else []
-    return [e["incarnation"] for e in found if e["kind"] == "ready" and e["role"] == role]
+    return [e["incarnation"] for e in events(run_dir) if e["kind"] == "ready" and e["role"] == role]
 
 
 def agents() -> dict[str, psutil.Process]:

@@ -70,10 +70,14 @@ def pid_of(supervisor: int, name: str) -> int:
     return 0
 
 
-def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    path = run_dir / "metrics.jsonl"
-    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""  # not one being written
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file that a run may be writing; none while there is no file."""
+    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
     return [json.loads(line) for line in whole.splitlines()]
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    return json_lines(run_dir / "metrics.jsonl")
 
 
 def updates(run_dir: Path) -> int:

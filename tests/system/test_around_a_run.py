@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.learner.checkpoints import checkpoint_format
-from train_command import SMALL, Penstock, assert_balanced, metrics, trained
+from train_command import SMALL, Penstock, assert_balanced, json_lines, metrics, trained
 
 pytestmark = pytest.mark.system
 
@@ -60,8 +59,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evaluations(run_dir: Path) -> list[dict[str, Any]]:
-    path = run_dir / "evaluations.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return json_lines(run_dir / "evaluations.jsonl")
 
 
 def test_a_run_is_evaluated_as_it_goes_and_its_hooks_end_it(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from train_command import Command, metrics
+from train_command import Command, json_lines, metrics
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 needs_tune = pytest.mark.skipif(
@@ -41,8 +41,7 @@ def end(command: Command) -> tuple[int, dict[str, Any], str]:
 
 
 def starts(folder: Path, number: int) -> list[dict[str, Any]]:
-    path = folder / "sweep" / f"trial-{number}" / "starts.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return json_lines(folder / "sweep" / f"trial-{number}" / "starts.jsonl")
 
 
 def check(answer: dict[str, Any], folder: Path, rates: list[float]) -> None:
