@@ -78,9 +78,10 @@ class Pace(ABC):
         """Clock of the slowest living worker; 0 where there is none."""
         return min((worker.clock for worker in self.workers.values()), default=0)
 
-    def join(self, worker: int) -> None:
-        """Add a worker; identities are not reused."""
-        self.workers[worker] = WorkerClock(self.slowest)
+    def join(self, worker: int, clock: int | None = None) -> None:
+        """Add a worker, at the ``clock`` of the slowest where none is given; identities are not
+        reused."""
+        self.workers[worker] = WorkerClock(self.slowest if clock is None else clock)
 
     def leave(self, worker: int) -> None:
         """Remove a worker that has died or left."""
