@@ -249,6 +249,40 @@ def test_what_is_saved_is_what_the_server_has(make: Make) -> None:
     assert float(one.optimizer.state_dict()["steps"]) == 2
 
 
+def test_what_is_saved_is_counted_as_far_as_the_server_has_come(make: Make) -> None:
+    one, other = make(0), make(1)
+    both([one, other], lambda learner: learner.turn(has_data=False))
+    one.turn()
+    other.turn()
+    other.turn(has_data=False)  # hears that the update of both is made
+    one.sync.state_dict(saves=True)
+    steps = float(one.optimizer.state_dict()["steps"])
+    assert one.progress.learner_steps == one.progress.version == steps == 2
+    assert one.progress.trained_steps == 2 * STEPS
+    one.turn(has_data=False)
+    assert one.progress.trained_steps == 2 * STEPS
+
+
+def test_the_state_at_the_end_of_a_run_is_the_servers_and_not_what_bf16_makes_of_it(
+    tmp_path: Path,
+) -> None:
+    for make in makes(tmp_path, staleness=0, reduce={"codec": "bf16"}):
+        one, other = make(0), make(1)
+        both([one, other], lambda learner: learner.turn(has_data=False))
+        both([one, other], lambda learner: [learner.turn() for _ in range(3)])
+        one.turn(has_data=False, stop=True)
+        one.sync.state_dict(saves=True)
+        other.turn()
+        one.turn(0, has_data=False)  # as `LearnerProcess.finish`
+        saved = one.optimizer.values.clone()
+        state = one.client.fetch(5.0)
+        assert state is not None
+        assert torch.equal(saved, torch.from_numpy(state.values))
+        assert not torch.equal(saved, saved.bfloat16().float())
+        assert one.progress.learner_steps == state.version
+        assert one.progress.trained_steps == 7 * STEPS
+
+
 def test_a_state_that_takes_long_is_waited_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = make(0), make(1)
     both([one, other], lambda learner: learner.turn())
