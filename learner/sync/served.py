@@ -101,8 +101,8 @@ class Served:
         norm = self._client.push(int(total), self._tally)
         self._clear_sent()
         self._left -= 1
-        if self._left:
-            self._renew()
+        if self._left and (reply := self._renew()) is not None:
+            self._progress.version = reply.version
         return torch.zeros(()) if norm is None else norm
 
     def all_reduce(self, values: Tensor) -> None:

@@ -58,11 +58,13 @@ class Learner:
     def turn(self, updates: int = 1, *, has_data: bool = True, **said: bool) -> ControlMessage:
         counts = np.zeros(updates)
         if has_data:
-            self._play(updates)
+            self._play()
             counts[:] = STEPS / updates
         word = ControlMessage(counts, self.progress.growth(), **said)
         heard = self.sync.sync_control(word)
         self.progress.commit(word.growth, heard.growth)
+        if heard.counts.any():
+            self.progress.lagged(self.unrolls, updates)
         for count in heard.counts[heard.counts > 0]:
             self.sync.prepare_backward(self.optimizer, count)
             self.optimizer.grads.copy_((self.optimizer.values - OPTIMUM) * count)
@@ -70,7 +72,7 @@ class Learner:
             self.progress.updated(1)
         return heard
 
-    def _play(self, updates: int) -> None:
+    def _play(self) -> None:
         shape = (UNROLL, ENVS)
         terminated = np.zeros(shape, bool)
         terminated[-1, 0] = True
@@ -82,7 +84,8 @@ class Learner:
             "episode_return": np.full(shape, 7.0, np.float32),
             "episode_length": np.full(shape, 4.0, np.float32),
         }
-        self.progress.played(UnrollSummary.of(arrays), STEPS, updates)
+        self.unrolls = UnrollSummary.of(arrays)
+        self.progress.played(self.unrolls, STEPS)
 
 
 Make = Callable[..., Learner]
@@ -163,6 +166,19 @@ def test_what_is_pulled_early_or_seldom_is_counted_the_same_in_the_end(
             assert learner.ledger.snapshot()["pull"] > 0
         left = float(((learners[0].optimizer.values - OPTIMUM) / OPTIMUM).abs().max())
         assert left < 0.1  # of 1, after 40 steps that take off a tenth of what they know
+
+
+def test_the_policy_lag_counts_the_updates_of_the_others(make: Make) -> None:
+    """The unrolls are by version 0, and each turn makes an update."""
+    one, other = make(0), make(1)
+    both([one, other], lambda learner: learner.turn(has_data=False))
+    for _ in range(3):
+        one.turn()
+        other.turn()
+    assert one.progress.lag == {0: STEPS, 2: STEPS, 4: STEPS}
+    assert other.progress.lag == {1: STEPS, 3: STEPS, 5: STEPS}
+    assert other.progress.version == 5  # of the weights here, which lack its own last update
+    assert other.progress.learner_steps == 6
 
 
 def test_a_turn_with_kept_parameters_asks_for_nothing(tmp_path: Path) -> None:
