@@ -388,7 +388,8 @@ class ServerClient:
                 samples=shard.answer.samples,
                 tally=shard.answer.tally,
             )
-            values = self._optimizer.values[shard.part].cpu().numpy()
+            held = self._copy.shared if self._copy else self._optimizer.values
+            values = held[shard.part].cpu().numpy()
             shard.send(offer, pack_state(values, arrays))
 
     def _join_again(self) -> None:
@@ -503,7 +504,8 @@ class LocalCopy:
     def __init__(self, optimizer: FlatOptimizer, significance: float) -> None:
         self._optimizer = optimizer
         self._significance = significance
-        self._shared = optimizer.values.clone()
+        self.shared = optimizer.values.clone()
+        """The shared values, as last pulled."""
         self._unsent = torch.zeros_like(optimizer.values)
 
     @torch.no_grad()
@@ -528,7 +530,7 @@ class LocalCopy:
     @torch.no_grad()
     def pulled(self, where: slice | Tensor, values: Tensor) -> None:
         """Take in the shared values of a range, or those at some indices."""
-        device = self._shared.device
+        device = self.shared.device
         where = where.to(device) if isinstance(where, Tensor) else where
-        self._shared[where] = values.to(device)
-        torch.add(self._shared, self._unsent, out=self._optimizer.values)
+        self.shared[where] = values.to(device)
+        torch.add(self.shared, self._unsent, out=self._optimizer.values)
