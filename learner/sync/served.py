@@ -54,6 +54,7 @@ class Served:
         self._tally: Tally = NOTHING  # for the next push
         self._known: Floats = np.array(progress.totals())
         self._left = 0  # updates left of this batch
+        self._is_cut = False  # the run stops before the rest of this batch had parameters
         self._stopped = False
 
     def sync_control(self, mine: ControlMessage) -> ControlMessage:
@@ -77,6 +78,7 @@ class Served:
             self._push_counts(mine)  # else its last counts would be missing in the run's
             return _stopping(mine)
         self._ledger.switch(Part.REDUCE)
+        self._is_cut = False
         self._left = int(np.count_nonzero(mine.counts))
         if mine.stop or mine.nan or mine.checkpoint or not self._left:
             self._push_counts(mine)
@@ -98,11 +100,12 @@ class Served:
         self._client.ask_ahead()
 
     def step(self, optimizer: FlatOptimizer, total: float, env_steps: int) -> Tensor:
-        norm = self._client.push(int(total), self._tally)
+        norm = self._client.push(0 if self._is_cut else int(total), self._tally)
         self._clear_sent()
         self._left -= 1
-        if self._left and (reply := self._renew()) is not None:
-            self._progress.version = reply.version
+        if self._left and not self._is_cut:
+            self._is_cut = self._renew() is None
+            self._progress.version = self._client.last.version
         return torch.zeros(()) if norm is None else norm
 
     def all_reduce(self, values: Tensor) -> None:

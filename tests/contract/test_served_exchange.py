@@ -237,6 +237,25 @@ def test_who_is_told_to_end_waits_for_nobody(make: Make) -> None:
     assert fast.progress.learner_steps == 1
 
 
+def test_a_learner_that_is_stopped_within_a_batch_sends_no_gradient_that_is_refused(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast, slow = make(0), make(1)
+    both([fast, slow], lambda learner: learner.turn(has_data=False))
+    sent: list[int] = []
+    push = fast.client.push
+
+    def counted(samples: int, *tally: Any, **said: Any) -> Any:
+        sent.append(samples)
+        return push(samples, *tally, **said)
+
+    monkeypatch.setattr(fast.client, "push", counted)
+    fast.patience = 0
+    fast.turn(updates=4)  # the pace gives no parameters for the second update
+    assert sent == [STEPS // 4, 0, 0, 0]
+    assert fast.waits == 1
+
+
 def test_a_learner_that_is_stopped_while_its_early_pull_waits_sends_its_last_counts(
     tmp_path: Path,
 ) -> None:
