@@ -44,6 +44,7 @@ class Progress:
         self.episodes = 0
         self.version = 0
         self.generation = 0
+        self._follows = False
         self.lr_factor = 1.0  # factor of the learning rate after rollbacks
         self.rollbacks = 0  # since the process began
         self._published_steps = 0
@@ -84,20 +85,23 @@ class Progress:
             self._started_s = max(at_s, self._made_s)
             self._last = (self.time_s, *self._own_steps(), {})
 
-    def played(self, unrolls: UnrollSummary, steps: int, updates: int = 0) -> None:
-        """Count unrolls of ``steps`` agent steps.
-
-        They are trained on in ``updates`` optimizer steps now, or later from replay (0).
-        """
-        self._uncounted.append((unrolls, self.version, updates))
-        if len(self._uncounted) == UNCOUNTED:
-            self._count_lag()
+    def played(self, unrolls: UnrollSummary, steps: int) -> None:
+        """Count unrolls of ``steps`` agent steps, which are trained on now or later from replay."""
         if unrolls.returns:
             self.returns.extend(unrolls.returns)
             self.lengths.extend(unrolls.lengths)
             self._update_recent()
             self._booked["episodes"] += len(unrolls.returns)
         self._booked["trained_steps"] += steps
+
+    def lagged(self, unrolls: UnrollSummary, updates: int = 0) -> None:
+        """Note the policy lag of unrolls that are about to be trained on.
+
+        In ``updates`` optimizer steps, or 0 where they are only stored in a replay.
+        """
+        self._uncounted.append((unrolls, self.version, updates))
+        if len(self._uncounted) == UNCOUNTED:
+            self._count_lag()
 
     @property
     def lag(self) -> Counter[int]:
@@ -150,8 +154,13 @@ class Progress:
         return [*(float(getattr(self, name)) for name in BOOKED), *self._recent]
 
     def follow(self, version: int) -> None:
-        """Set the number of optimizer steps that all learners together have taken."""
+        """Set the number of optimizer steps that all learners together have taken.
+
+        Parameters of that ``version`` are here. From now on `updated` does not change it: the next
+        ones have to be fetched.
+        """
         self.learner_steps = self.version = version
+        self._follows = True
 
     def share_window(self, learners: int) -> None:
         """Make the last hundred episodes this learner's share of them among ``learners``."""
@@ -163,7 +172,7 @@ class Progress:
     def updated(self, updates: int) -> None:
         """Count optimizer steps."""
         self.learner_steps += updates
-        self.version += updates
+        self.version += 0 if self._follows else updates
 
     def publish_due(self, every: int) -> bool:
         """Whether a multiple of ``every`` optimizer steps was reached since this last returned

@@ -369,6 +369,7 @@ class LearnerProcess(TrainingLoop[Any]):
     def _save(self) -> None:
         """Save the run, if its state is complete. Raises UserError where it cannot be written."""
         self._checkpoints.epoch = self._group.epoch
+        self._checkpoints.is_named = self._group.is_named
         if self._kept is not None:
             self._checkpoints.save(self._kept)
             if self._requests.due() is not None:

@@ -131,9 +131,8 @@ class Trainer:
         if batch is None:
             return np.zeros(self.updates)
         updates = self.config.learner.updates_per_batch
-        # By steps, the steps of each environment are spread over all updates of an epoch.
         assert batch.summary is not None
-        self.progress.played(batch.summary, batch.steps, 1 if self._by_steps else updates)
+        self.progress.played(batch.summary, batch.steps)
         divide = deal_steps if self._by_steps else deal
         self._shares = divide(batch.arrays["alive"], updates, self.updates // updates)
         return np.array([share.steps for share in self._shares], np.float64)
@@ -153,6 +152,10 @@ class Trainer:
         if batch is not None:
             for span in batch.spans:
                 self.progress.aged(*span)
+            assert batch.summary is not None
+            # By steps, the steps of each environment are spread over all updates of an epoch.
+            updates = 1 if self._by_steps else self.config.learner.updates_per_batch
+            self.progress.lagged(batch.summary, updates)
             if self._runs_behind:
                 self._ledger.switch(Part.H2D)  # the stream, not the host, may wait for the copy
             batch.wait_on_device()

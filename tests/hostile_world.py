@@ -199,7 +199,8 @@ class World:
             progress.start(self._batch.started_s)
             for span in self._batch.spans:
                 progress.aged(*span)
-            progress.played(UnrollSummary.of(arrays), self._batch.steps, 1)
+            progress.played(UnrollSummary.of(arrays), self._batch.steps)
+            progress.lagged(UnrollSummary.of(arrays), 1)
             self.accounting.trained += self._batch.steps
         progress.arrived(self.accounting)
         growth = progress.growth()

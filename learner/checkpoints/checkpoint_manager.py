@@ -99,6 +99,9 @@ class CheckpointManager:
         self._ordered = False  # by `penstock save`
         self.epoch = 0
         """Of the group of learners; a checkpoint of a later one is never replaced."""
+        self.is_named = False
+        """Whether the supervisor has named this learner to save the run at its end: then it
+        replaces what a learner wrote that was restarted more often, and has ended."""
         url = self._config.store
         self._store = None if url is None else CheckpointStore(url)
         self._uploader: Uploader | None = None
@@ -306,6 +309,10 @@ class CheckpointManager:
         with suppress(UserError, LookupError):  # there is none, or a damaged one
             meta = checkpoint_format.read_meta(self._last, self._trainer.layout)
             other = CheckpointWriter(meta["progress"]["generation"], meta.get(EPOCH, 0))
+        if other > own and self.is_named:
+            progress, self.epoch = self._trainer.progress, other.epoch
+            progress.generation = other.generation
+            return other
         if other > own:
             raise ReplacedError(self._last, own, other)
         return own

@@ -119,8 +119,13 @@ class ElasticGroup:
         any more.
         """
         if self._saver is not None:
-            return self._ctx.learner == self._saver
+            return self.is_named
         return self._ctx.learner == 0 if self._group is None else self._group.rank == 0
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the supervisor has named this learner to save the run at its end."""
+        return self._ctx.learner == self._saver
 
     def messages(self) -> list[Message]:
         """The supervisor's messages, without those about the group."""

@@ -57,7 +57,8 @@ class FlatOptimizer:
         self.momentum = 0.0 if replaced else cfg.momentum
         self.grad_clip = None if replaced else cfg.grad_clip
         self.learners = cfg.most_count
-        """Learners that step together: fewer than ``cfg.most_count`` while one of them is away."""
+        """Learners whose gradients are in a step: fewer than ``cfg.most_count`` while one of them
+        is away or left out (`learner.spare`)."""
         self.lr_factor = 1.0
         """Factor of the learning rate after rollbacks (`learner.nonfinite`)."""
         self.lr: float | None = None

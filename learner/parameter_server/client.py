@@ -143,9 +143,13 @@ class ServerClient:
                 entries=part.stop - part.start,
                 rules=rules(cfg, number),
             )
-            shard = _Shard(dealer(self._context, address, keys), part, join)
+            begun = ServerHeader(
+                ServerMessageKind.VALUES, version=version, samples=samples, tally=tally
+            )
+            shard = _Shard(dealer(self._context, address, keys), part, join, begun)
             self._poller.register(shard.socket, zmq.POLLIN)
             self._shards.append(shard)
+        self._shards[0].clock = 0
 
     def push(
         self,
@@ -224,7 +228,7 @@ class ServerClient:
         self._asked = ServerMessageKind.PULL
         for shard in self._shards:
             shard.ask(ServerMessageKind.PULL, Flag.AHEAD)
-            shard.say(self.last.version)
+            shard.say()
 
     @property
     def has_asked(self) -> bool:
@@ -326,7 +330,7 @@ class ServerClient:
             now_s = time.monotonic()
             for shard in waiting:
                 if now_s >= shard.again_s:
-                    shard.say(self.last.version)
+                    shard.say()
             next_s = min(shard.again_s for shard in waiting)
             ready = dict(self._poller.poll(round(1000 * max(0.0, min(ends_s, next_s) - now_s))))
             for shard in self._shards:
@@ -349,7 +353,8 @@ class ServerClient:
         if head.kind == ServerMessageKind.WELCOME:
             self._welcome(shard, head)
         elif head.kind == ServerMessageKind.WHO and head.session == shard.session:
-            shard.session, shard.again_s = 0, 0.0
+            shard.session = 0
+            self._join_again()
         elif head.kind == ServerMessageKind.BUSY:
             self.said = protocol.text(message)
         elif head.kind == ServerMessageKind.REFUSE:
@@ -365,19 +370,36 @@ class ServerClient:
         if head.session == shard.session:
             return
         self.said = "the others are behind, or have not begun"
+        is_next = shard.session != 0
         shard.session, shard.again_s, shard.have = head.session, 0.0, -1
         shard.flags = Flag.NONE  # this session has not seen the step that a pull was ahead of
+        if is_next:
+            self._join_again()
+            return
+        if shard is self._shards[0]:
+            for other in self._shards[1:]:
+                other.clock, other.again_s = head.number, 0.0
         if head.flags & Flag.WANTED:
             state = {} if self._copy else self._optimizer.state_dict()
             arrays = {name: a[shard.part] if a.ndim else a for name, a in state.items()}
             offer = ServerHeader(
                 ServerMessageKind.STATE,
-                version=self.last.version,
-                samples=self.last.samples,
-                tally=self.last.tally,
+                version=shard.answer.version,
+                samples=shard.answer.samples,
+                tally=shard.answer.tally,
             )
-            values = self._optimizer.values[shard.part].cpu().numpy()
+            held = self._copy.shared if self._copy else self._optimizer.values
+            values = held[shard.part].cpu().numpy()
             shard.send(offer, pack_state(values, arrays))
+
+    def _join_again(self) -> None:
+        """Join all shards again, so that they count this worker's turns from the same clock."""
+        for shard in self._shards:
+            shard.send(ServerHeader(ServerMessageKind.BYE))
+            shard.session = 0
+            shard.clock = 0 if shard is self._shards[0] else None
+            if self._asked is not None:
+                shard.ask(self._asked)
 
     def _pulled(self, shard: _Shard, message: ServerMessage) -> None:
         where: slice | Tensor = shard.part
@@ -397,15 +419,19 @@ class ServerClient:
 class _Shard:
     """A worker's connection to one shard of the server, which holds the parameters of ``part``."""
 
-    def __init__(self, socket: zmq.Socket[bytes], part: slice, join: ServerHeader) -> None:
+    def __init__(
+        self, socket: zmq.Socket[bytes], part: slice, join: ServerHeader, begun: ServerHeader
+    ) -> None:
+        """``begun``: the history of the parameters so far, as of an answer."""
         self.socket, self.part = socket, part
         self.size = part.stop - part.start
         self.session = 0
+        self.clock: int | None = None  # to join at; the first shard gives it
         self.number = 0
         self.have = -1  # the version of the session that is here
         self.asked: ServerMessageKind | None = None
         self.again_s = 0.0
-        self.answer = ServerHeader(ServerMessageKind.VALUES)  # to the last pull
+        self.answer = begun  # to the last pull
         self.state: ServerState | None = None
         self._join = join
         self.flags = Flag.NONE  # of the request
@@ -433,10 +459,11 @@ class _Shard:
         self.asked, self.again_s, self.flags = kind, 0.0, flags
         self.number += 1
 
-    def say(self, version: int) -> None:
-        """Send JOIN, with the ``version`` of the worker's parameters, or the request."""
+    def say(self) -> None:
+        """Send JOIN, with the version of the worker's parameters, or the request."""
         if not self.session:
-            self.send(self._join._replace(version=version))
+            if self.clock is not None:
+                self.send(self._join._replace(version=self.answer.version, number=self.clock))
             self.again_s = time.monotonic() + JOIN_S
             return
         assert self.asked is not None
@@ -477,7 +504,8 @@ class LocalCopy:
     def __init__(self, optimizer: FlatOptimizer, significance: float) -> None:
         self._optimizer = optimizer
         self._significance = significance
-        self._shared = optimizer.values.clone()
+        self.shared = optimizer.values.clone()
+        """The shared values, as last pulled."""
         self._unsent = torch.zeros_like(optimizer.values)
 
     @torch.no_grad()
@@ -502,7 +530,7 @@ class LocalCopy:
     @torch.no_grad()
     def pulled(self, where: slice | Tensor, values: Tensor) -> None:
         """Take in the shared values of a range, or those at some indices."""
-        device = self._shared.device
+        device = self.shared.device
         where = where.to(device) if isinstance(where, Tensor) else where
-        self._shared[where] = values.to(device)
-        torch.add(self._shared, self._unsent, out=self._optimizer.values)
+        self.shared[where] = values.to(device)
+        torch.add(self.shared, self._unsent, out=self._optimizer.values)

@@ -78,9 +78,10 @@ class Pace(ABC):
         """Clock of the slowest living worker; 0 where there is none."""
         return min((worker.clock for worker in self.workers.values()), default=0)
 
-    def join(self, worker: int) -> None:
-        """Add a worker; identities are not reused."""
-        self.workers[worker] = WorkerClock(self.slowest)
+    def join(self, worker: int, clock: int | None = None) -> None:
+        """Add a worker, at the ``clock`` of the slowest where none is given; identities are not
+        reused."""
+        self.workers[worker] = WorkerClock(self.slowest if clock is None else clock)
 
     def leave(self, worker: int) -> None:
         """Remove a worker that has died or left."""
@@ -116,7 +117,7 @@ class Pace(ABC):
         state.working = False
         state.clock += 1
         lag = self.version - state.pulled
-        counts = self._counts(worker)
+        counts = self._counts(worker, samples)
         if state.ahead is not None:
             self._begin(state, *state.ahead)
         if samples:
@@ -149,8 +150,8 @@ class Pace(ABC):
         """Whether the gradients taken since the last step must be applied now, as one update."""
 
     @abstractmethod
-    def _counts(self, worker: int) -> bool:
-        """Whether the newest push is taken."""
+    def _counts(self, worker: int, samples: int) -> bool:
+        """Whether the newest push, over ``samples``, is taken."""
 
     @abstractmethod
     def _stepped(self) -> None: ...
@@ -197,7 +198,7 @@ class Bounded(Pace):
     def due(self) -> bool:
         return self._taken
 
-    def _counts(self, worker: int) -> bool:
+    def _counts(self, worker: int, samples: int) -> bool:
         self._taken = True
         return True
 
@@ -206,10 +207,10 @@ class Bounded(Pace):
 
 
 class Backup(Pace):
-    """A step is the first ``wanted`` pushes of workers that went at that step.
+    """A step is the first ``wanted`` gradients of workers that went at that step.
 
-    Fewer where fewer live. Later pushes are discarded, and their workers proceed with the current
-    step.
+    Fewer where fewer live, or some have pushed no samples. Later pushes are discarded, and their
+    workers proceed with the current step.
     """
 
     single_push = False
@@ -220,6 +221,7 @@ class Backup(Pace):
         self._step = 0
         self._began: dict[int, int] = {}  # the step at which a worker went
         self._arrived: set[int] = set()
+        self._empty: set[int] = set()  # pushed no samples in this step
 
     def leave(self, worker: int) -> None:
         super().leave(worker)
@@ -230,21 +232,23 @@ class Backup(Pace):
         self._began[worker] = self._step
 
     def may_go(self, worker: int) -> bool:
-        return worker not in self._arrived
+        return worker not in self._arrived | self._empty
 
     def due(self) -> bool:
-        could_come = len(self.workers.keys() | self._arrived)
-        return bool(self._arrived) and len(self._arrived) >= min(self._wanted, could_come)
+        could_come = len(self.workers.keys() - self._empty | self._arrived)
+        is_begun = bool(self._arrived or self._empty)
+        return is_begun and len(self._arrived) >= min(self._wanted, could_come)
 
-    def _counts(self, worker: int) -> bool:
+    def _counts(self, worker: int, samples: int) -> bool:
         if self._began[worker] != self._step:
             return False
-        self._arrived.add(worker)
+        (self._arrived if samples else self._empty).add(worker)
         return True
 
     def _stepped(self) -> None:
         self._step += 1
         self._arrived.clear()
+        self._empty.clear()
 
 
 def make_pace(cfg: LearnerConfig, version: int = 0) -> Pace:

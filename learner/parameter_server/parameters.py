@@ -106,6 +106,7 @@ class Summed(Parameters):
         self.values = self._optimizer.values.numpy()
         self._grads = self._optimizer.grads.numpy()
         self._count = self._pushes = self._seen = 0
+        self._in_step = 0  # gradients added since the last update
 
     def read(self, message: ServerMessage) -> Change:
         gradient = dense(message, self.size)
@@ -117,11 +118,13 @@ class Summed(Parameters):
         self._count += samples
         self._seen += samples
         self._pushes += 1
+        self._in_step += 1
 
     def update(self, *, alone: bool, steps: int) -> bool:
         if not self._count:
             return False
         count = self._seen / self._pushes if alone else self._count
+        self._optimizer.learners, self._in_step = self._in_step, 0
         self._optimizer.step(count, steps)
         self._optimizer.zero_grad()
         self.samples = min(MAX_TOTAL, self.samples + self._count)
@@ -134,7 +137,7 @@ class Summed(Parameters):
     def load(self, state: ServerState) -> None:
         self._optimizer.load_state_dict(state.arrays)
         self._optimizer.zero_grad()
-        self._count = 0
+        self._count = self._in_step = 0
         self.values[:] = state.values
         self.samples = state.samples
 

@@ -8,10 +8,12 @@ back. The head is `HEAD`, little-endian; fields that a kind does not name are 0.
     text      ``entries`` bytes of UTF-8
 
     kind       from    content
-    JOIN       worker  rank; session = the worker's own random token; version = updates that its
-                       parameters have seen; entries = number of parameters; rules = checksum of
-                       the settings on which all must agree
-    WELCOME    server  session to name from now on; flag WANTED: send your parameters
+    JOIN       worker  rank; number = its clock by the first shard, 0 to that one; session = the
+                       worker's own random token; version = updates that its parameters have seen;
+                       entries = number of parameters; rules = checksum of the settings on which
+                       all must agree
+    WELCOME    server  number = the worker's clock; session to name from now on; flag WANTED: send
+                       your parameters
     STATE      worker  version, samples, tally of the run; dense: parameters, then the optimizer's
                        arrays by name; the server takes them if it has none, or older ones
     PUSH       worker  samples; tally since the previous push. dense: the gradient, summed over its
@@ -62,7 +64,7 @@ from penstock.learner.progress import BOOKED, GROWTH
 from penstock.transport.checksum import crc32
 from penstock.transport.wire import WireError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAGIC = b"PNPS"
 MAX_COUNT = 1 << 62  # most of any count in a message
 MAX_TOTAL = 1 << 56  # most of a worker's counts since the run began, and of the server's
@@ -212,7 +214,7 @@ def decode(frames: Sequence[Payload]) -> ServerMessage:
 def check_counts(head: ServerHeader) -> None:
     """Refuse counts that no run reaches, so that the server's sums fit a head."""
     limit = MAX_GROWTH if head.kind == ServerMessageKind.PUSH else MAX_TOTAL
-    if max(head.samples, head.version, *head.tally[: len(BOOKED)]) > limit:
+    if max(head.number, head.samples, head.version, *head.tally[: len(BOOKED)]) > limit:
         raise WireError("counts", f"above {limit}")
 
 

@@ -14,9 +14,11 @@ ended by its supervisor.
 
 *Shards.* With `learner.server_shards` there are several servers. Each has a range of the parameters
 (`parameters.part_of`) and a pace of its own. A worker sends each message to all of them, so that
-all count the same pushes, and it goes when all let it go. Pushes of two workers may reach two
-shards in another order. A pull may then find a gradient in one part of the parameters and not yet
-in another, which the paces allow: they bound how old it is.
+all count the same pushes, and it goes when all let it go. It joins all at the clock that the first
+one gives it, and if one of them does not know it any more, all again: with clocks that differ by
+shard, two workers could each wait for the other in another shard. Pushes of two workers may reach
+two shards in another order. A pull may then find a gradient in one part of the parameters and not
+yet in another, which the paces allow: they bound how old it is.
 
 *Initial parameters.* The server begins with none and takes the first worker's, and later those of a
 worker that joins with more updates than its own have (a resumed run, or a restarted server); then a
@@ -152,6 +154,7 @@ class ParameterServer:
         self._cfg = cfg
         self._ledger = ledger or TimeLedger()
         self._rules = rules(cfg, shard)
+        self._gives_clocks = shard == 0
         self._session = secrets.randbits(63) | 1
         self._members: dict[bytes, Member] = {}
         self._numbers = 0
@@ -252,10 +255,14 @@ class ParameterServer:
             self._make_room(name, head)
             self._numbers += 1
             self._members[name] = Member(self._numbers, head.rank, head.session, head.entries)
-            self.pace.join(self._numbers)
+            self.pace.join(self._numbers, None if self._gives_clocks else head.number)
+        clock = self.pace.workers[self._members[name].number].clock
         is_wanted = self._parameters is None or head.version > self.pace.version
         flags = Flag.WANTED if is_wanted else Flag.NONE
-        self._send(name, ServerHeader(ServerMessageKind.WELCOME, flags, session=self._session))
+        welcome = ServerHeader(
+            ServerMessageKind.WELCOME, flags, number=clock, session=self._session
+        )
+        self._send(name, welcome)
         self._settle()
 
     def _make_room(self, name: bytes, head: ServerHeader) -> None:

@@ -289,6 +289,7 @@ class ReplayDataSource:
             progress.start(arrival.started_s)
             self._accounting.trained += arrival.steps
             progress.played(arrival.unrolls, arrival.steps)
+            progress.lagged(arrival.unrolls)
 
     def _rejected(self, slot: Slot, fault: str) -> None:
         self._accounting.arrived(slot.header)

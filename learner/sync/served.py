@@ -16,8 +16,9 @@ from torch import Tensor
 from penstock.core.params import Arrays, Floats
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.parameter_server.client import Reply, ServerClient
+from penstock.learner.parameter_server.parameters import ServerState
 from penstock.learner.parameter_server.protocol import NOTHING, Tally
-from penstock.learner.progress import BOOKED, Progress
+from penstock.learner.progress import BOOKED, GROWTH, Progress
 from penstock.learner.sync.gradient_sync import ControlMessage
 from penstock.profiling.ledger import Part, TimeLedger
 
@@ -53,17 +54,31 @@ class Served:
         self._tally: Tally = NOTHING  # for the next push
         self._known: Floats = np.array(progress.totals())
         self._left = 0  # updates left of this batch
+        self._is_cut = False  # the run stops before the rest of this batch had parameters
+        self._stopped = False
 
     def sync_control(self, mine: ControlMessage) -> ControlMessage:
         """Pull the newest parameters, as soon as the pace allows and if it needs them.
 
-        ``counts`` are this learner's own. Without a pull, those of the others remain unknown.
+        ``counts`` are this learner's own. Without a pull, those of the others remain unknown. Once
+        the run has stopped, the whole state is fetched: a checkpoint of it follows.
         """
         self._tally = tuple(mine.growth.tolist())
+        if self._stopped:
+            self._push_counts(mine)
+            state = self._fetch()
+            growth = np.zeros_like(mine.growth) if state is None else self._follow(state)
+            return ControlMessage(mine.counts, growth, stop=True)
+        said = self._exchange(mine)
+        self._stopped = said.stop
+        return said
+
+    def _exchange(self, mine: ControlMessage) -> ControlMessage:
         if self._client.has_asked and self._pull() is None:
             self._push_counts(mine)  # else its last counts would be missing in the run's
             return _stopping(mine)
         self._ledger.switch(Part.REDUCE)
+        self._is_cut = False
         self._left = int(np.count_nonzero(mine.counts))
         if mine.stop or mine.nan or mine.checkpoint or not self._left:
             self._push_counts(mine)
@@ -72,14 +87,9 @@ class Served:
             reply = self._renew()
         if reply is None:
             return _stopping(mine)
-        totals = np.array(reply.tally)
-        growth = totals.copy()
-        growth[: len(BOOKED)] -= self._known[: len(BOOKED)]
-        self._known = totals
-        self._progress.follow(reply.version)
         return ControlMessage(
             mine.counts,
-            growth,
+            self._follow(reply),
             stop=reply.stop,
             nan=reply.nan,
             checkpoint=mine.checkpoint,
@@ -90,11 +100,12 @@ class Served:
         self._client.ask_ahead()
 
     def step(self, optimizer: FlatOptimizer, total: float, env_steps: int) -> Tensor:
-        norm = self._client.push(int(total), self._tally)
+        norm = self._client.push(0 if self._is_cut else int(total), self._tally)
         self._clear_sent()
         self._left -= 1
-        if self._left:
-            self._renew()
+        if self._left and not self._is_cut:
+            self._is_cut = self._renew() is None
+            self._progress.version = self._client.last.version
         return torch.zeros(()) if norm is None else norm
 
     def all_reduce(self, values: Tensor) -> None:
@@ -110,13 +121,10 @@ class Served:
         """
         if not saves:
             return {}
-        ends_s = time.monotonic() + STOPPING_S
-        while self._client.fetch(FETCH_S) is None:
-            away = self._client.unreached()
-            if self._waiting():
-                ends_s = time.monotonic() + STOPPING_S
-            elif time.monotonic() > ends_s or (away and away.seconds > LOST_S):
-                return None
+        state = self._fetch()
+        if state is None:
+            return None
+        self._progress.commit(np.zeros(GROWTH), self._follow(state))
         return {}
 
     def load_state_dict(self, state: Arrays) -> None:
@@ -124,6 +132,26 @@ class Served:
 
     def close(self) -> None:
         self._client.close()
+
+    def _fetch(self) -> ServerState | None:
+        """The server's state, put into the optimizer; None if it did not arrive before the end."""
+        ends_s = time.monotonic() + STOPPING_S
+        while (state := self._client.fetch(FETCH_S)) is None:
+            away = self._client.unreached()
+            if self._waiting():
+                ends_s = time.monotonic() + STOPPING_S
+            elif time.monotonic() > ends_s or (away and away.seconds > LOST_S):
+                return None
+        return state
+
+    def _follow(self, found: Reply | ServerState) -> Floats:
+        """Take the run's version; returns the growth of its counts since the last call."""
+        totals = np.array(found.tally)
+        growth = totals.copy()
+        growth[: len(BOOKED)] -= self._known[: len(BOOKED)]
+        self._known = totals
+        self._progress.follow(found.version)
+        return growth
 
     def _push_counts(self, mine: ControlMessage) -> None:
         """Push the counts and flags, without a gradient."""

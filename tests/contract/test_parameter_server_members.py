@@ -106,6 +106,20 @@ def test_a_new_server_takes_what_the_workers_have(rig: Callable[..., Rig]) -> No
     assert again.server.figures()["version"] == 2
 
 
+def test_a_new_server_does_not_take_changes_that_are_sent_later(rig: Callable[..., Rig]) -> None:
+    cfg = config("asp", 2, significance=0.5)
+    made = rig(cfg)
+    client = made.client(0, values=OPTIMUM + 10)
+    pulled(client)
+    push(client, torch.ones(SIZE))  # takes off 0.3, which is not significant
+    pulled(client)
+    torch.testing.assert_close(values(client), OPTIMUM + 9.7)
+    made.stop()
+    rig(cfg)
+    pulled(client)
+    torch.testing.assert_close(values(client), OPTIMUM + 9.7)
+
+
 # ---------------------------------------------------------------------------------- bad input
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from penstock.learner.parameter_server import protocol
 from penstock.learner.parameter_server.client import ServerClient
 from penstock.learner.parameter_server.parameters import part_of
+from penstock.learner.parameter_server.protocol import ServerHeader, ServerMessageKind
 from penstock.learner.parameter_server.server import ParameterServer
 from server_rig import SIZE, Rig, config, optimizer_of, pulled, push, rigs, until, values
 
@@ -132,6 +136,123 @@ def test_a_checkpoint_is_resumed_with_another_number_of_shards(
         expected.append(values(client).clone())
         client.close()
     torch.testing.assert_close(expected[1], expected[0])
+
+
+class Shards:
+    """Two shards and three workers, in one thread."""
+
+    def __init__(self, folder: Path, staleness: int) -> None:
+        self.cfg = cfg = config("ssp", 3, staleness=staleness, server_shards=2)
+        addresses = [f"ipc://{folder}/{shard}" for shard in range(2)]
+        self.servers = [ParameterServer(cfg, at, shard=n) for n, at in enumerate(addresses)]
+        self.workers = [ServerClient(addresses, n, optimizer_of(cfg), cfg) for n in range(3)]
+
+    def pull(self, *ranks: int, within_s: float = 5.0) -> set[int]:
+        """Let workers pull; returns those that got parameters."""
+        waiting, ends_s = set(ranks), time.monotonic() + within_s
+        while waiting and time.monotonic() < ends_s:
+            waiting = {rank for rank in waiting if self.workers[rank].pull(0.0) is None}
+            self.turn()
+        return set(ranks) - waiting
+
+    def turn(self) -> None:
+        for server in self.servers:
+            while server.turn(0.01):
+                pass
+
+    def step(self, *ranks: int) -> None:
+        """Let workers push, and pull where the pace allows that at once."""
+        for rank in ranks:
+            push(self.workers[rank], torch.ones(SIZE))
+        self.turn()
+        self.pull(*ranks, within_s=0.1)
+
+    def cut(self, shard: int, rank: int) -> None:
+        """The connection of a worker to a shard ends, as it does when packets are lost for long."""
+        server = self.servers[shard]
+        for name, member in list(server._members.items()):
+            if member.rank == rank:
+                server._forget(name)
+
+    @property
+    def clocks(self) -> list[dict[str, int]]:
+        return [server.figures()["clocks"] for server in self.servers]
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        for server in self.servers:
+            server.close()
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Iterator[Callable[[int], Shards]]:
+    made: list[Shards] = []
+
+    def make(staleness: int) -> Shards:
+        made.append(Shards(tmp_path, staleness))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_workers_that_lose_connections_to_different_shards_do_not_block_each_other(
+    shards: Callable[[int], Shards],
+) -> None:
+    """Both are ahead and wait. If each began again in one shard only, as the slowest there, each
+    would wait for the other in the other shard, and the slowest for both."""
+    made = shards(1)
+    assert made.pull(0, 1, 2) == {0, 1, 2}
+    for _ in range(2):
+        made.step(1, 2)
+    assert made.pull(1, 2, within_s=0.2) == set()
+    made.cut(shard=1, rank=1)
+    made.cut(shard=0, rank=2)
+    made.pull(1, 2, within_s=1.5)  # a request that is repeated finds out
+    for _ in range(4):
+        made.step(0)
+        assert made.pull(0) == {0}
+        made.step(*made.pull(1, 2, within_s=1.5))
+    assert made.clocks[0] == made.clocks[1]
+
+
+def test_a_worker_that_joins_between_the_parts_of_a_push_has_one_clock(
+    shards: Callable[[int], Shards],
+) -> None:
+    """Else both would take turns from then on instead of working at the same time."""
+    made = shards(0)
+    first = made.workers[0]
+    assert made.pull(0) == {0}
+    head = ServerHeader(ServerMessageKind.PUSH, samples=1)
+    part = protocol.pack_dense(np.ones(SIZE // 2, np.float32))
+    first._shards[0].send(head, part)
+    made.turn()
+    made.pull(1, within_s=0.5)
+    first._shards[1].send(head, part)
+    made.turn()
+    assert made.clocks[0] == made.clocks[1]
+    assert made.pull(0, 1) == {0, 1}
+
+
+def test_a_shard_that_has_missed_a_push_does_not_take_a_workers_state(
+    shards: Callable[[int], Shards],
+) -> None:
+    """A worker's moments are those that it began with: the version of one shard says nothing about
+    another one."""
+    made = shards(1)
+    assert made.pull(0) == {0}
+    head = ServerHeader(ServerMessageKind.PUSH, samples=1)
+    made.workers[0]._shards[0].send(head, protocol.pack_dense(np.ones(SIZE // 2, np.float32)))
+    made.turn()
+    assert made.pull(0) == {0}
+    assert [server.pace.version for server in made.servers] == [1, 0]
+    session = made.servers[1]._session
+    made.cut(shard=1, rank=0)
+    made.step(0)
+    made.pull(0)
+    assert made.servers[1]._session == session
 
 
 def test_a_worker_of_another_shard_is_refused(rig: Callable[..., Rig]) -> None:

@@ -58,11 +58,13 @@ class Learner:
     def turn(self, updates: int = 1, *, has_data: bool = True, **said: bool) -> ControlMessage:
         counts = np.zeros(updates)
         if has_data:
-            self._play(updates)
+            self._play()
             counts[:] = STEPS / updates
         word = ControlMessage(counts, self.progress.growth(), **said)
         heard = self.sync.sync_control(word)
         self.progress.commit(word.growth, heard.growth)
+        if heard.counts.any():
+            self.progress.lagged(self.unrolls, updates)
         for count in heard.counts[heard.counts > 0]:
             self.sync.prepare_backward(self.optimizer, count)
             self.optimizer.grads.copy_((self.optimizer.values - OPTIMUM) * count)
@@ -70,7 +72,7 @@ class Learner:
             self.progress.updated(1)
         return heard
 
-    def _play(self, updates: int) -> None:
+    def _play(self) -> None:
         shape = (UNROLL, ENVS)
         terminated = np.zeros(shape, bool)
         terminated[-1, 0] = True
@@ -82,7 +84,8 @@ class Learner:
             "episode_return": np.full(shape, 7.0, np.float32),
             "episode_length": np.full(shape, 4.0, np.float32),
         }
-        self.progress.played(UnrollSummary.of(arrays), STEPS, updates)
+        self.unrolls = UnrollSummary.of(arrays)
+        self.progress.played(self.unrolls, STEPS)
 
 
 Make = Callable[..., Learner]
@@ -165,6 +168,19 @@ def test_what_is_pulled_early_or_seldom_is_counted_the_same_in_the_end(
         assert left < 0.1  # of 1, after 40 steps that take off a tenth of what they know
 
 
+def test_the_policy_lag_counts_the_updates_of_the_others(make: Make) -> None:
+    """The unrolls are by version 0, and each turn makes an update."""
+    one, other = make(0), make(1)
+    both([one, other], lambda learner: learner.turn(has_data=False))
+    for _ in range(3):
+        one.turn()
+        other.turn()
+    assert one.progress.lag == {0: STEPS, 2: STEPS, 4: STEPS}
+    assert other.progress.lag == {1: STEPS, 3: STEPS, 5: STEPS}
+    assert other.progress.version == 5  # of the weights here, which lack its own last update
+    assert other.progress.learner_steps == 6
+
+
 def test_a_turn_with_kept_parameters_asks_for_nothing(tmp_path: Path) -> None:
     for make in makes(tmp_path, staleness=3, pull="cached"):
         one, other = make(0), make(1)
@@ -221,6 +237,25 @@ def test_who_is_told_to_end_waits_for_nobody(make: Make) -> None:
     assert fast.progress.learner_steps == 1
 
 
+def test_a_learner_that_is_stopped_within_a_batch_sends_no_gradient_that_is_refused(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast, slow = make(0), make(1)
+    both([fast, slow], lambda learner: learner.turn(has_data=False))
+    sent: list[int] = []
+    push = fast.client.push
+
+    def counted(samples: int, *tally: Any, **said: Any) -> Any:
+        sent.append(samples)
+        return push(samples, *tally, **said)
+
+    monkeypatch.setattr(fast.client, "push", counted)
+    fast.patience = 0
+    fast.turn(updates=4)  # the pace gives no parameters for the second update
+    assert sent == [STEPS // 4, 0, 0, 0]
+    assert fast.waits == 1
+
+
 def test_a_learner_that_is_stopped_while_its_early_pull_waits_sends_its_last_counts(
     tmp_path: Path,
 ) -> None:
@@ -247,6 +282,40 @@ def test_what_is_saved_is_what_the_server_has(make: Make) -> None:
     one.sync.state_dict(saves=True)
     torch.testing.assert_close(one.optimizer.values, 0.19 * OPTIMUM)
     assert float(one.optimizer.state_dict()["steps"]) == 2
+
+
+def test_what_is_saved_is_counted_as_far_as_the_server_has_come(make: Make) -> None:
+    one, other = make(0), make(1)
+    both([one, other], lambda learner: learner.turn(has_data=False))
+    one.turn()
+    other.turn()
+    other.turn(has_data=False)  # hears that the update of both is made
+    one.sync.state_dict(saves=True)
+    steps = float(one.optimizer.state_dict()["steps"])
+    assert one.progress.learner_steps == one.progress.version == steps == 2
+    assert one.progress.trained_steps == 2 * STEPS
+    one.turn(has_data=False)
+    assert one.progress.trained_steps == 2 * STEPS
+
+
+def test_the_state_at_the_end_of_a_run_is_the_servers_and_not_what_bf16_makes_of_it(
+    tmp_path: Path,
+) -> None:
+    for make in makes(tmp_path, staleness=0, reduce={"codec": "bf16"}):
+        one, other = make(0), make(1)
+        both([one, other], lambda learner: learner.turn(has_data=False))
+        both([one, other], lambda learner: [learner.turn() for _ in range(3)])
+        one.turn(has_data=False, stop=True)
+        one.sync.state_dict(saves=True)
+        other.turn()
+        one.turn(0, has_data=False)  # as `LearnerProcess.finish`
+        saved = one.optimizer.values.clone()
+        state = one.client.fetch(5.0)
+        assert state is not None
+        assert torch.equal(saved, torch.from_numpy(state.values))
+        assert not torch.equal(saved, saved.bfloat16().float())
+        assert one.progress.learner_steps == state.version
+        assert one.progress.trained_steps == 7 * STEPS
 
 
 def test_a_state_that_takes_long_is_waited_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -300,6 +300,25 @@ def test_a_learner_of_an_earlier_group_does_not_replace_a_later_one(tmp_path: Pa
     assert steps_in(last) == 40
 
 
+def test_a_learner_that_is_named_to_save_replaces_one_that_was_restarted(tmp_path: Path) -> None:
+    """With a parameter server a learner that is restarted resumes alone, so the others are of an
+    earlier generation."""
+    first, other = Run(tmp_path), Run(tmp_path)
+    first.checkpoints.save()
+    restarted = Run(tmp_path)
+    assert restarted.checkpoints.resume("auto")
+    restarted.checkpoints.save()
+    other.trainer.progress.learner_steps = 7
+    with pytest.raises(UserError):
+        other.checkpoints.save()
+    other.checkpoints.is_named = True
+    other.checkpoints.save()
+    last = Run(tmp_path)
+    assert last.checkpoints.resume("auto")
+    assert last.trainer.progress.learner_steps == 7
+    assert last.trainer.progress.generation == 2
+
+
 def test_an_order_to_save_is_due_once_and_its_failure_is_reported(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert not run.checkpoints.due()

@@ -200,6 +200,21 @@ def test_backup_keeps_what_came_from_one_who_died_since() -> None:
     assert pace.version == 1
 
 
+def test_a_worker_without_samples_takes_no_gradients_place_in_a_step_of_backup() -> None:
+    pace = joined(Backup(1), A, B)
+    for _ in range(3):
+        push(pace, B, samples=0)
+        assert not pace.may_go(B)
+        assert push(pace, A) == 0
+        assert pace.may_go(B)
+        pace.go(A)
+        pace.go(B)
+    assert (pace.version, pace.late.total()) == (3, 0)
+    push(pace, B, samples=0)
+    pace.leave(A)
+    assert pace.due()  # there is no other one to wait for
+
+
 def test_a_step_of_backup_without_any_samples_ends_without_an_update() -> None:
     pace = joined(Backup(2), A, B)
     push(pace, A, samples=0)

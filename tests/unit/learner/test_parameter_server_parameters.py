@@ -55,6 +55,17 @@ def changes(**at: float) -> ServerMessage:
     return message(protocol.pack_sparse(indices, np.array(list(at.values()), np.float32)))
 
 
+@pytest.mark.parametrize("gradients", [1, 3])
+def test_the_rate_is_scaled_by_the_gradients_of_a_step(gradients: int) -> None:
+    """Those that `backup` does not wait for are not in it, nor are those of dead learners."""
+    parameters = begun(config(pace="backup", count=4, lr_scaling="linear"), [1.0])
+    for _ in range(2):
+        for _ in range(gradients):
+            parameters.add(parameters.read(gradient(2.0)), 2, 1)
+        assert parameters.update(alone=False, steps=0)
+    np.testing.assert_allclose(parameters.values, [1.0 - 2 * 0.1 * gradients], rtol=1e-6)
+
+
 def test_gradients_of_one_step_weigh_by_their_samples() -> None:
     parameters = begun(config(pace="backup"), [1.0, 1.0])
     parameters.add(parameters.read(gradient(20.0, 0.0)), 10, 1)  # mean 2 over 10 samples

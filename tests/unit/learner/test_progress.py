@@ -35,7 +35,8 @@ def progress(**stop: Any) -> Progress:
 
 def train(run: Progress, batch: dict[str, np.ndarray], steps: int, updates: int) -> None:
     """What a single learner does with a batch."""
-    run.played(UnrollSummary.of(batch), steps, updates)
+    run.played(UnrollSummary.of(batch), steps)
+    run.lagged(UnrollSummary.of(batch), updates)
     run.commit(run.growth(), run.growth())
     run.updated(updates)
 
@@ -133,7 +134,8 @@ def test_lag_is_counted_by_the_version_at_which_a_batch_was_trained() -> None:
     run = progress()
     for number in range(3 * UNCOUNTED // 2):
         run.version = number
-        run.played(UnrollSummary.of(batch([0.0] * 2, version=0)), 2, 1)
+        run.played(UnrollSummary.of(batch([0.0] * 2, version=0)), 2)
+        run.lagged(UnrollSummary.of(batch([0.0] * 2, version=0)), 1)
     assert len(run._uncounted) < UNCOUNTED, "they would take memory"
     assert run.lag == dict.fromkeys(range(3 * UNCOUNTED // 2), 2)
 
@@ -143,14 +145,17 @@ def test_the_lag_of_unrolls_by_one_version_is_counted_as_that_of_several() -> No
     run.version = 10
     played = batch([0.0] * 4, version=8)
     played["alive"][:, 0] = False
-    run.played(UnrollSummary.of(played), 3, 1)
+    run.played(UnrollSummary.of(played), 3)
+    run.lagged(UnrollSummary.of(played), 1)
     assert run.lag == {2: 3}
     played["policy_version"][:, 1] = 10  # two versions from here on
-    run.played(UnrollSummary.of(played), 3, 1)
+    run.played(UnrollSummary.of(played), 3)
+    run.lagged(UnrollSummary.of(played), 1)
     assert run.lag == {2: 5, 0: 1}
     assert {type(count) for count in run.lag.values()} == {int}  # as JSON takes it
     played["alive"][:] = False
-    run.played(UnrollSummary.of(played), 0, 1)
+    run.played(UnrollSummary.of(played), 0)
+    run.lagged(UnrollSummary.of(played), 1)
     assert run.lag == {2: 5, 0: 1}
 
 

@@ -73,6 +73,17 @@ def test_updates_of_a_batch_take_each_environment_once() -> None:
     assert sum(staged.alive(slice(i, i + 2)) for i in range(0, 8, 2)) == staged.steps
 
 
+def test_the_policy_lag_is_that_of_the_parameters_that_were_pulled_for_a_batch() -> None:
+    made = trainer("learner.updates_per_batch=1")
+    staged = batch(made)
+    totals = made.plan_updates(staged)
+    made.progress.follow(7)  # updates of other learners, which a parameter server counts
+    made.step(staged, totals)
+    assert dict(made.progress.lag) == {7: staged.steps}
+    assert made.progress.version == 7  # its own gradient is not in the weights here
+    assert made.progress.learner_steps == 8
+
+
 def test_weights_are_due_every_so_many_updates() -> None:
     made = trainer("learner.publish_every=3")
     assert [made.step(batch(made)).publish_due for _ in range(6)] == [False, False, True] * 2
