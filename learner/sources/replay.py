@@ -324,7 +324,7 @@ class KeptReplay:
         self.restored: dict[str, Any] = {}
         """What ``more`` returned when the restored snapshot was taken."""
         self._thread: threading.Thread | None = None
-        self._error: ReplayError | None = None
+        self._error: Exception | None = None
 
     @property
     def saving(self) -> bool:
@@ -334,7 +334,8 @@ class KeptReplay:
     def begin(self, folder: Path) -> None:
         """Write a snapshot to ``folder`` in the background, unless one is still being written.
 
-        Raises ReplayError where the previous one could not be written.
+        Raises ReplayError where the previous one could not be written, and any other fault of its
+        thread.
         """
         if not self._wanted:
             discard(folder)  # belongs to another moment than its checkpoint
@@ -347,7 +348,7 @@ class KeptReplay:
             self._thread.start()
 
     def finish(self, folder: Path, beat: Callable[[], None]) -> None:
-        """Write a snapshot now, and wait for it. Raises ReplayError where that fails."""
+        """Write a snapshot now, and wait for it. Raises as `begin`, also for this one."""
         self._wait(beat)
         self.begin(folder)
         self._wait(beat)
@@ -373,7 +374,7 @@ class KeptReplay:
     def _save(self, folder: Path) -> None:
         try:
             self._replay.save(folder, more=self._more)
-        except ReplayError as error:
+        except Exception as error:
             self._error = error
 
     def _wait(self, beat: Callable[[], None]) -> None:
