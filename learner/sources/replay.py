@@ -263,7 +263,8 @@ class ReplayDataSource:
         store, table = self.store, self._table
         # Until a sequence is complete there is nothing to draw, which is no lag of the learner.
         ahead = not self._limiter.may_insert(table.rows_per_slot) and self._batches.ready
-        store.held_back = store.lanes if ahead else set()
+        # Those of actors that attach meanwhile, too.
+        store.held_back = set(range(store.geometry.lanes)) if ahead else set()
         if self._host is not None:
             with self._replay.lock:  # a snapshot reads the owners of slots
                 self._host.poll(min(timeout_s, SHARE_S) if self._kept.saving else timeout_s)
