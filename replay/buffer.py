@@ -682,7 +682,8 @@ class ReplaySource:
             replay.collect()
         if isinstance(replay.sampler, SequenceSampler):
             with replay.lock:
-                return "" if len(replay.sampler) else "no sequence is complete; is anything added?"
-        if min(self._count, replay.capacity) > len(replay):
+                if not len(replay.sampler):
+                    return "no sequence is complete; is anything added?"
+        elif min(self._count, replay.capacity) > len(replay):
             return f"{len(replay)} of {self._count} rows are stored; is anything added?"
         return replay.flow.missing(self._count) if replay.flow else ""

@@ -169,6 +169,7 @@ class TrajectoryQueue:
         self._arrived = threading.Condition(self._lock)
         self._here = threading.local()  # .lane: that of the calling thread
         self._lanes: dict[threading.Thread, int] = {}
+        self._taken: set[int] = set()
         self._streams = 0
         self._failures: list[BaseException] = []
         self._server: StoreServer | None = None
@@ -209,11 +210,22 @@ class TrajectoryQueue:
                     break
                 self._arrived.wait(left_s)
             self._accounting.trained += sum(int(slot.header["steps"]) for slot in taken)
+            self._taken.update(slot.index for slot in taken)
             return taken
 
     def release(self, slots: list[Slot]) -> None:
-        """Free taken slots, once they are used or copied: they will be overwritten."""
+        """Free taken slots, once they are used or copied: they will be overwritten.
+
+        Raises ReplayError, and frees none, where one is not taken: freed twice, it would be lent to
+        two writers.
+        """
+        indices = {slot.index for slot in slots}
         with self._lock:
+            if len(indices) < len(slots) or not indices <= self._taken:
+                raise ReplayError(
+                    "release() was given a slot that is not taken; release each slot of take() once"
+                )
+            self._taken -= indices
             self._queue.release(slots)
 
     def serve(self, path: str | Path | None = None) -> str:

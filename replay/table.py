@@ -285,9 +285,9 @@ class Table:
         marked = "alive" in (rows.dtype.names or ())
         counts = rows["alive"][: length or None] if marked else rows
         self.refuse(int(np.count_nonzero(counts)) if marked else counts.size, "invalid")
-        self.store.release(slot.index)
         if self.rejected is not None:
             self.rejected(slot, fault)
+        self.store.release(slot.index)  # lends it to a writer, which may be another process
 
     def _link(self, slot: Slot, ages: Array | None) -> Before:
         """Link a foreign slot to the previous one of its stream; returns how that one ended.

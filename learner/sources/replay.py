@@ -263,7 +263,8 @@ class ReplayDataSource:
         store, table = self.store, self._table
         # Until a sequence is complete there is nothing to draw, which is no lag of the learner.
         ahead = not self._limiter.may_insert(table.rows_per_slot) and self._batches.ready
-        store.held_back = store.lanes if ahead else set()
+        # Those of actors that attach meanwhile, too.
+        store.held_back = set(range(store.geometry.lanes)) if ahead else set()
         if self._host is not None:
             with self._replay.lock:  # a snapshot reads the owners of slots
                 self._host.poll(min(timeout_s, SHARE_S) if self._kept.saving else timeout_s)
@@ -325,7 +326,7 @@ class KeptReplay:
         self.restored: dict[str, Any] = {}
         """What ``more`` returned when the restored snapshot was taken."""
         self._thread: threading.Thread | None = None
-        self._error: ReplayError | None = None
+        self._error: Exception | None = None
 
     @property
     def saving(self) -> bool:
@@ -335,7 +336,8 @@ class KeptReplay:
     def begin(self, folder: Path) -> None:
         """Write a snapshot to ``folder`` in the background, unless one is still being written.
 
-        Raises ReplayError where the previous one could not be written.
+        Raises ReplayError where the previous one could not be written, and any other fault of its
+        thread.
         """
         if not self._wanted:
             discard(folder)  # belongs to another moment than its checkpoint
@@ -348,7 +350,7 @@ class KeptReplay:
             self._thread.start()
 
     def finish(self, folder: Path, beat: Callable[[], None]) -> None:
-        """Write a snapshot now, and wait for it. Raises ReplayError where that fails."""
+        """Write a snapshot now, and wait for it. Raises as `begin`, also for this one."""
         self._wait(beat)
         self.begin(folder)
         self._wait(beat)
@@ -374,7 +376,7 @@ class KeptReplay:
     def _save(self, folder: Path) -> None:
         try:
             self._replay.save(folder, more=self._more)
-        except ReplayError as error:
+        except Exception as error:
             self._error = error
 
     def _wait(self, beat: Callable[[], None]) -> None:

@@ -383,6 +383,27 @@ def test_slots_lent_to_remote_actors_that_left_go_to_others(tmp_path: Path) -> N
         assert side.take().header["sequence"] == 0
 
 
+def test_slots_within_a_bound_of_lag_are_not_kept_for_remote_actors_that_left(
+    tmp_path: Path,
+) -> None:
+    wire = f"ipc://{tmp_path}/wire"
+    with ExitStack() as opened:
+        side = opened.enter_context(learner(tmp_path))
+        side.store.quota = 2  # as `transport.max_policy_lag` allows
+        opened.enter_context(connector(side, wire))
+        side.publish(10)
+        remote = ZmqLink(context(tmp_path), wire, SPEC, 2, actor=7)
+        with pytest.raises(ZeroDivisionError):
+            send_and_fail(remote)  # both slots are lent for it
+        remote.close()
+        local = ShmLink(side.path, SPEC, 1)
+        opened.callback(local.close)
+        with local.slot(5) as slot:
+            assert slot is not None
+            fill(slot, 0)
+        assert side.take().header["sequence"] == 0
+
+
 # What a transport from elsewhere must keep as well: test_new_transport, test_extending.
 CONTRACT = {
     name: case

@@ -88,7 +88,8 @@ class AttachServer:
     def poll(self, timeout_s: float | None) -> None:
         """Handle events, waiting up to ``timeout_s`` seconds (None: without limit) for one."""
         for key, _ in self._selector.select(timeout_s):
-            if key.fileobj in self._selector.get_map():  # not removed by a callback before this one
+            # A callback before this one may have removed it, and its number may be another's now.
+            if self._selector.get_map().get(key.fileobj) is key:
                 key.data()
         self._drop_silent(MAX_SILENT)
 

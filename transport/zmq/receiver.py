@@ -96,7 +96,7 @@ class Receiver:
         ``tree``: of the relays; None for one with the usual limits.
         ``share``: the actors whose slots are received here; None for all.
         ``by_batch``: slots are lent for one batch at a time. A grant is then for the newest
-        weights, and slots that no actor wants return to the learner, which would wait for them.
+        weights.
         """
         assert link.writer is not None
         spec = link.spec
@@ -384,11 +384,13 @@ class Receiver:
         self.listener.look(now_s)
         if self._writer.want != self.grants.want:
             self._writer.want = self.grants.want
-        if self._by_batch and self._lending:
+        if self._lending:
             self._return_unwanted()
 
     def _return_unwanted(self) -> None:
-        """Return slots beyond those that present actors want to hold."""
+        """Return slots beyond those that present actors want to hold: of a bounded number others
+        would lack them.
+        """
         while self._writer.available > max(self.grants.want, self.grants.outstanding):
             slot = self._writer.acquire(0)
             assert slot is not None

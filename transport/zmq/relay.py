@@ -7,7 +7,9 @@ and reading weights costs an actor no message.
 Nothing is queued. A request names the version that the relay has; the connector's
 `WeightsResponder` replies when another version exists: at once, or as soon as the learner publishes
 (long poll). A slow relay skips versions, and a late one starts with the newest. Waiting requests
-are examined again when there is another version, not in every turn.
+are examined again when there is another version, not in every turn. A peer repeats its request
+every second, also while a copy is on its way: on a slow link more copies would queue up behind it,
+each older on arrival than the one before.
 
 With many relays the connector sends a part of them to other relays for a version
 (`transport.zmq.relay_tree`), which they fetch as `transport.zmq.relay_peers` describes.
@@ -34,6 +36,7 @@ from penstock.transport.zmq.relay_tree import RelayTree
 
 TICK_S = 0.05
 MAX_WAITING = 1 << 14  # peers that wait for another version; most of them may have left
+ARRIVAL_S = 30.0  # after which a copy that was sent is no longer expected to arrive
 
 
 class WeightsResponder:
@@ -58,6 +61,7 @@ class WeightsResponder:
         self._dtype = dtype
         self._asks: dict[bytes, Stamp | None] = {}  # not examined yet
         self._content: set[bytes] = set()  # peers that had the newest version at the last check
+        self._sent: dict[bytes, tuple[Stamp, float]] = {}  # copies on their way, and since when
         self._newest: Stamp | None = None  # at the last check
         self._stamp: Stamp | None = None
         self._parts: wire.Parts = []
@@ -72,6 +76,8 @@ class WeightsResponder:
         if len(self._content) >= MAX_WAITING:
             self._content.pop()  # the peer asks again
         self._content.discard(peer)
+        if peer in self._sent and self._sent[peer][0] == have:
+            del self._sent[peer]  # it has arrived
         self._asks[peer] = have
         return waiting
 
@@ -93,20 +99,28 @@ class WeightsResponder:
             return
         asks, self._asks = self._asks, {}
         self._content.update(peer for peer, have in asks.items() if have == newest)
-        peers = [peer for peer, have in asks.items() if have != newest]
+        wanting = [peer for peer, have in asks.items() if have != newest]
+        peers = [peer for peer in wanting if not self._awaits(peer, now_s)]
         if peers and newest != self._stamp:
             self._encode()
         for peer in self.tree.ordered(peers):
             yield peer, self._answer(peer, now_s)
+
+    def _awaits(self, peer: bytes, now_s: float) -> bool:
+        """Whether a copy is on its way to a peer, which asks again after its arrival."""
+        return peer in self._sent and now_s < self._sent[peer][1] + ARRIVAL_S
 
     def _answer(self, peer: bytes, now_s: float) -> wire.Parts:
         run_id, policy_id = self._welcome.run_id, self._board.policy_id
         if self.tree.must_listen(peer):
             return wire.encode_weights_at(None, run_id, policy_id)
         parent = self.tree.place(peer, now_s)
-        if parent is None:
-            return self._parts
         assert self._stamp is not None
+        if parent is None:
+            if len(self._sent) >= MAX_WAITING:
+                del self._sent[next(iter(self._sent))]
+            self._sent[peer] = self._stamp, now_s
+            return self._parts
         weights = memoryview(self._parts[2])
         self._sha256 = self._sha256 or hashlib.sha256(weights).hexdigest()
         depth = min(parent.depth, wire.MAX_DEPTH)

@@ -78,6 +78,18 @@ def test_what_went_wrong_beside_the_training_is_raised_at_the_next_call(tmp_path
     kept.finish(tmp_path / "free", lambda: None)
 
 
+def test_any_fault_beside_the_training_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Any, name: str, array: Any) -> None:
+        raise MemoryError("no room for a piece")
+
+    monkeypatch.setattr(FolderWriter, "append", broken)
+    kept = KeptReplay(made(), wanted=True)
+    with pytest.raises(MemoryError, match="no room for a piece"):
+        kept.finish(tmp_path, lambda: None)
+
+
 def test_a_resumed_one_goes_on_with_what_was_stored(tmp_path: Path) -> None:
     replay = made()
     KeptReplay(replay, wanted=True).finish(tmp_path, lambda: None)

@@ -158,6 +158,20 @@ def test_the_learner_waits_for_samples_and_the_actors_for_the_learner(world: Wor
     )
 
 
+def test_an_actor_that_joins_waits_for_the_learner_too(world: World) -> None:
+    while world.publish():
+        world.source.next(0.0)
+    store = world.source.store
+    assert store.free
+    store.open_lane(1)
+    assert store.loans()["lent"] == [[], []]
+    while (batch := world.source.next(0.0)) is not None:
+        world.train(batch)
+    world.source.next(0.0)
+    store.lend()  # as `ShmHost.poll` does
+    assert [len(lent) for lent in store.loans()["lent"]] == [1, 1]
+
+
 def test_drawing_is_separate_from_waiting_for_the_rate_limit(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
+from penstock.replay.limiter import RateLimiter
 from penstock.replay.samplers import Prioritized
 from penstock.replay.sequences import Sequences
 
@@ -128,6 +129,17 @@ def test_sequences_are_waited_for_too() -> None:
         next(replay.batches(4, timeout_s=0.2))
     add(replay, 9)
     assert next(replay.batches(4)).action.shape == (10, 4)
+
+
+def test_sequences_wait_for_the_limiter_no_longer_than_they_may() -> None:
+    """The thread, too: the generator ends with it."""
+    limiter = RateLimiter(samples_per_insert=1.0, min_size=20, batch=4)
+    replay = made(20, sequences=Sequences(5), limiter=limiter, timeout_s=5.0)
+    batches = replay.batches(4, prefetch=1, timeout_s=0.2)
+    began_s = time.monotonic()
+    with pytest.raises(ReplayError, match=r"no batch could be drawn for 0\.2 s: sampling 4 waits"):
+        list(batches)
+    assert time.monotonic() - began_s < 2.0
 
 
 def test_errors_of_the_thread_are_raised_here() -> None:

@@ -190,3 +190,26 @@ def test_frames_may_lie_by_environment() -> None:
             table.store.slots[slot].columns["obs"][t, env] = 100 * slot + 10 * t + env
             row = slot * lie.slots + t * lie.steps + env * lie.envs
             assert table.frames["obs"][row].tolist() == [100 * slot + 10 * t + env] * 3
+
+
+def test_a_rejected_slot_is_counted_before_another_writer_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = table_of(*ALIVE, slots=2)
+    foreign, release = Foreign(table), table.store.release
+
+    def lent_at_once(slot: int) -> None:
+        release(slot)
+        table.store.slots[slot].header["steps"] = 0  # by a process that was waiting for it
+
+    monkeypatch.setattr(table.store, "release", lent_at_once)
+    counted: list[int] = []
+    table.rejected = lambda slot, fault: counted.append(int(slot.header["steps"]))
+    slot = foreign.writer.acquire(0)
+    assert slot is not None
+    slot.header["steps"], slot.header["sequence"] = 8, 0
+    slot.columns["terminated"].view(np.uint8)[...] = 7
+    foreign.writer.publish(slot)
+    table.collect()
+    assert counted == [8]
+    assert balanced(table)

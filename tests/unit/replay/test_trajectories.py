@@ -209,3 +209,21 @@ def test_two_queues_at_one_path(tmp_path: Path) -> None:
         first.serve(tmp_path / "q")
         with pytest.raises(ReplayError, match="another process may be using it"):
             second.serve(tmp_path / "q")
+
+
+def test_a_slot_is_released_once() -> None:
+    """Released twice, it would be lent to two writers."""
+    with TrajectoryQueue([Column("obs", "<f4", (2,))], unroll=2, slots=3) as queue:
+        for _ in range(2):
+            with queue.slot():
+                pass
+        taken = queue.take(2)
+        for twice in (taken[:1] * 2, [*taken, taken[0]]):
+            with pytest.raises(ReplayError, match="given a slot that is not taken"):
+                queue.release(twice)
+        queue.release(taken)
+        with pytest.raises(ReplayError, match="given a slot that is not taken"):
+            queue.release(taken)
+        with queue.slot():
+            pass
+        assert len(queue.take(1)) == 1

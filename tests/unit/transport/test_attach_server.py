@@ -6,12 +6,15 @@ import fcntl
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import msgpack
@@ -101,6 +104,64 @@ def test_a_closed_connection_alone_gives_no_lane_back(house: House, tmp_path: Pa
     entry._socket.close()
     time.sleep(0.1)
     assert house.left == []
+
+
+CLIENT = """
+import sys
+from pathlib import Path
+from penstock.transport.shm.attach import AttachClient
+entry = AttachClient(Path(sys.argv[1]), {"name": "friend"})
+print(entry.reply["lane"], flush=True)
+sys.stdin.readline()
+entry.leave()
+print("left", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_the_end_of_a_process_that_left_takes_no_lane_of_another(tmp_path: Path) -> None:
+    """Its pidfd is closed at its BYE, and the next client may get a pidfd of the same number."""
+    left: list[int] = []
+    lanes = iter((1, 2))
+
+    def give(request: dict[str, Any]) -> Attached:
+        lane = next(lanes)
+        return Attached(lane, [], {"lane": lane})
+
+    path = tmp_path / "door"
+    door = AttachServer(path, give, left.append)
+    command = [sys.executable, "-c", CLIENT, str(path)]
+    with ExitStack() as opened:
+        opened.callback(door.close)
+        first = opened.enter_context(
+            subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, bufsize=1)
+        )
+        assert first.stdin is not None
+        assert first.stdout is not None
+        lower = os.dup(0)
+        while not door._silent:
+            door.poll(0.05)
+        os.close(lower)  # the number of its pidfd, and of the next one after its end
+        while not door._peers:
+            door.poll(0.05)
+        pidfd, (peer, _) = next(iter(door._peers.items()))
+        second = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        second.connect(str(path))
+        door.poll(0)  # accepts it
+        assert first.stdout.readline() == "1\n"
+        first.stdin.write("\n")
+        assert first.stdout.readline() == "left\n"
+        second.send(msgpack.packb({"attach": attach.ATTACH_VERSION, "name": "friend"}))
+        first.stdin.write("\n")
+        first.wait(10)
+        events = door._selector.select(0)  # in any order
+        order = {peer: 0, pidfd: 2}
+        events.sort(key=lambda event: order.get(event[0].fileobj, 1))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(door._selector, "select", lambda timeout_s: events)
+            door.poll(0)
+        assert msgpack.unpackb(second.recv(attach.MESSAGE_NBYTES)) == {"lane": 2}
+        assert left == [1]
 
 
 def test_an_owner_that_never_answers_is_given_up(tmp_path: Path) -> None:

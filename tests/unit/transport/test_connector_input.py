@@ -192,6 +192,7 @@ def answers(
     tree = RelayTree(LAYOUT.size * 2, fanout=1, min_relays=2, min_nbytes=0)
     receiver._responders[0].tree = tree
     receiver._responders[0]._newest = None
+    receiver._responders[0]._sent.clear()
     head = Header(MessageKind.WEIGHTS_GET, run_id=RUN_ID)
     for number, (offer, host) in enumerate(relays):
         meta = {"have": None} | (offer.to_meta() if isinstance(offer, RelayOffer) else offer)

@@ -12,7 +12,7 @@ from penstock.core.params import ParamLayout, Stamp
 from penstock.core.specs import Column, SlotSpec
 from penstock.transport import wire
 from penstock.transport.shm.weights_board import WeightsBoard
-from penstock.transport.zmq.relay import WeightsResponder
+from penstock.transport.zmq.relay import ARRIVAL_S, WeightsResponder
 
 LAYOUT = ParamLayout((("w", (3,)),))
 WELCOME = Welcome(1, 0, SlotSpec(2, 1, (Column("obs", "|u1"),)), LAYOUT, {})
@@ -31,10 +31,10 @@ def publish(board: WeightsBoard, version: int) -> Stamp:
     return stamp
 
 
-def given(desk: WeightsResponder) -> dict[bytes, int]:
+def given(desk: WeightsResponder, now_s: float = 0.0) -> dict[bytes, int]:
     """Versions by peer, which the weights themselves confirm."""
     versions: dict[bytes, int] = {}
-    for peer, parts in desk.due(0.0):
+    for peer, parts in desk.due(now_s):
         message = wire.decode(parts)
         assert peer not in versions
         versions[peer] = message.head.version
@@ -68,8 +68,22 @@ def test_one_that_waits_and_asks_again_is_answered_once(board: WeightsBoard) -> 
     assert desk.ask(b"peer", first)  # still waits, after it was looked at
     publish(board, 2)
     assert given(desk) == {b"peer": 2}
-    assert not desk.ask(b"peer", first)  # it never came: asked for again, it is there at once
-    assert given(desk) == {b"peer": 2}
+    assert not desk.ask(b"peer", first)  # it never came
+    assert given(desk, ARRIVAL_S) == {b"peer": 2}
+
+
+def test_a_slow_link_gets_one_copy_at_a_time(board: WeightsBoard) -> None:
+    desk = WeightsResponder(board, WELCOME, "fp32")
+    first = publish(board, 1)
+    desk.ask(b"slow", None)
+    assert given(desk, 0.0) == {b"slow": 1}
+    for second in range(1, 9):  # it takes that long to arrive
+        publish(board, 1 + second)
+        desk.ask(b"slow", None)
+        desk.ask(b"fast", Stamp(0, second))
+        assert given(desk, float(second)) == {b"fast": 1 + second}
+    desk.ask(b"slow", first)
+    assert given(desk, 9.0) == {b"slow": 9}
 
 
 def test_statistics_of_observations_arrive_exactly(board: WeightsBoard) -> None:
