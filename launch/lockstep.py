@@ -140,6 +140,9 @@ class FreshUnrolls:
     def stop(self) -> None:
         """Nothing to stop: there is no thread."""
 
+    def serve(self, timeout_s: float) -> None:
+        """Nothing to serve: no other process writes."""
+
     def state_dict(self) -> list[Any]:
         """The unrolls that are not trained on yet, as lists of arrays."""
         state = []

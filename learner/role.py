@@ -242,7 +242,7 @@ class LearnerProcess(TrainingLoop[Any]):
         self._actor_source.stop()
         while not self._ctx.stopping():
             self._ctx.status.beat()
-            self._host.poll(WAIT_S)
+            self._actor_source.serve(WAIT_S)
         in_flight = self._actor_source.in_flight_steps()
         self._hear()
         self._others.close_streams(everything_arrived=True)

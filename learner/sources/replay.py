@@ -196,6 +196,9 @@ class ReplayDataSource:
             self._feeder.stop()
             self._batches.set_priorities()
 
+    def serve(self, timeout_s: float) -> None:
+        self._poll(timeout_s)
+
     def in_flight_steps(self) -> int:
         self._collect()
         self._count_arrivals()

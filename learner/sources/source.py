@@ -36,6 +36,9 @@ class ActorSource(DataSource[B], Protocol[B]):
     def stop(self) -> None:
         """Stop taking in slots, except those counted as in flight."""
 
+    def serve(self, timeout_s: float) -> None:
+        """Serve writers that end, for up to ``timeout_s`` seconds; called after `stop`."""
+
     def in_flight_steps(self) -> int:
         """Agent steps that arrived and were not trained on; called after `stop`."""
 

@@ -91,6 +91,7 @@ class UnrollSource:
         )
 
     def open(self, host: ShmHost) -> None:
+        self._host = host
         learner, consumer = self._learner, self._consumer
         self._copier = Copier(gather_threads(learner.gather_threads, consumer.device))
         batches = [
@@ -132,6 +133,9 @@ class UnrollSource:
 
     def stop(self) -> None:
         self._feeder.stop()
+
+    def serve(self, timeout_s: float) -> None:
+        self._host.poll(timeout_s)
 
     def in_flight_steps(self) -> int:
         return self._queue.in_flight_steps() + self._feeder.staged_steps()

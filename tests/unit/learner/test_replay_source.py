@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -198,6 +200,17 @@ def test_drawing_is_separate_from_waiting_for_the_rate_limit(
     spent = world.ledger.snapshot()
     assert 0 <= spent["gather"] - 0.05 * drawn < 0.3
     assert 0 <= spent["wait"] - 0.3 < 0.05 * drawn
+
+
+def test_at_the_end_writers_are_served_while_no_snapshot_is_taken(world: World) -> None:
+    polled = threading.Event()
+    world.source._host = SimpleNamespace(poll=lambda _: polled.set())  # type: ignore[assignment]
+    serve = threading.Thread(target=world.source.serve, args=(0.0,))
+    with world.source._replay.lock:  # a snapshot's, in its thread
+        serve.start()
+        assert not polled.wait(0.05)
+    serve.join()
+    assert polled.is_set()
 
 
 def test_the_oldest_leave_when_it_is_full() -> None:
