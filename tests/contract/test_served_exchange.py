@@ -174,6 +174,7 @@ def test_the_policy_lag_counts_the_updates_of_the_others(make: Make) -> None:
     both([one, other], lambda learner: learner.turn(has_data=False))
     for _ in range(3):
         one.turn()
+        assert one.client.fetch(10.0) is not None  # so its push has arrived
         other.turn()
     assert one.progress.lag == {0: STEPS, 2: STEPS, 4: STEPS}
     assert other.progress.lag == {1: STEPS, 3: STEPS, 5: STEPS}
