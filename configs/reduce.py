@@ -68,7 +68,9 @@ class ReduceOptions(Section):
     """Seconds that a learner waits for samples before it joins the reduction with weight 0, so that
     the others step without it."""
     timeout_s: Positive = 30.0
-    """Seconds after which a reduction counts as stuck; the learners then form a new group."""
+    """Seconds after which a reduction counts as stuck; the learners then form a new group. It
+    has to exceed a step of the slowest learner, or `local_steps` of them under `local_sgd`, since
+    the others wait for it."""
     check_every: Count = 1000
     """Optimizer steps between two checks that all learners hold the same parameters."""
     interface: Text | None = None

@@ -106,17 +106,25 @@ class FeederThread(Generic[T]):
         _write_event(self._wake_event, 1)
 
     def stop(self) -> None:
-        """End the thread; from then on what it owned belongs to the caller."""
+        """End the thread; from then on what it owned belongs to the caller.
+
+        Raises what the thread has failed with.
+        """
+        self._end()
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        self._end()
+        os.close(self._ready_event)
+        self._host.unwatch(self._wake_event)
+        os.close(self._wake_event)
+
+    def _end(self) -> None:
         self._stop = True
         if self._thread.is_alive():
             self.wake()
             self._thread.join()
-
-    def close(self) -> None:
-        self.stop()
-        os.close(self._ready_event)
-        self._host.unwatch(self._wake_event)
-        os.close(self._wake_event)
 
     def _wait_until_ready(self, deadline_s: float) -> None:
         """Wait until a batch is ready or the thread has failed.

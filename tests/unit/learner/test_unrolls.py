@@ -356,6 +356,8 @@ def test_a_fault_in_the_thread_is_raised_where_the_learner_waits(
         r.write()
         with pytest.raises(RuntimeError, match="gather failed"):
             r.feeder.get(5.0)
+        with pytest.raises(RuntimeError, match="gather failed"):
+            r.feeder.stop()  # also where nobody waits for a batch any more
 
 
 @pytest.mark.parametrize("dtype", ["|u1", "|b1", "<f4", "<f8", "<i4", "<u2", "<u4", "<u8"])
