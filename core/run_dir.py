@@ -29,6 +29,7 @@ RUNTIME_PREFIX = "penstock-run-"
 RUNTIME_RANDOM_NBYTES = 10
 RUNTIME_NAME = re.compile(f"{RUNTIME_PREFIX}[0-9a-f]{{{2 * RUNTIME_RANDOM_NBYTES}}}")
 RUNTIME_PATH_NBYTES = 80  # a Unix socket's path has 107; its name comes on top
+CHECKPOINT = "checkpoint.safetensors"  # in a folder of each checkpoint
 REPLACED = ("config.yaml", "summary.json", "versions.json")  # files that a run replaces
 MARKER = ".penstock-runtime-folder"
 MARKER_TEXT = (
@@ -224,9 +225,10 @@ def check_not_replaced(path: Path) -> None:
 
 
 def has_checkpoint(path: Path) -> bool:
-    """Whether a run has saved a checkpoint to resume from, damaged or not."""
+    """Whether a run has saved a checkpoint to resume from, damaged or not. A folder alone is none:
+    it is made before the file, which a crash or a full disk may prevent."""
     folder = path / "checkpoints"
-    return (folder / "last").exists() or any(folder.glob("step-*"))
+    return any(any(folder.glob(f"{name}/{CHECKPOINT}")) for name in ("last", "step-*"))
 
 
 def _holds_a_run(path: Path) -> bool:

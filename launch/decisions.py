@@ -208,11 +208,15 @@ class Decisions:
 
     def join(self, name: str) -> list[Effect]:
         """The learner ``name`` is ready to enter a group."""
-        return self._group.join(self._workers[name].spec.learner)
+        worker = self._workers[name]
+        return [] if worker.superseded else self._group.join(worker.spec.learner)
 
     def entered(self, name: str) -> list[Effect]:
-        """The learner ``name`` has entered a group and received its state."""
-        self._group.entered(self._workers[name].spec.learner)
+        """The learner ``name`` has entered a group and received its state. One that was killed as
+        the state is lost may have sent that before: it keeps none."""
+        worker = self._workers[name]
+        if not worker.superseded:
+            self._group.entered(worker.spec.learner)
         return []
 
     def checkpoint_exists(self) -> None:

@@ -220,6 +220,16 @@ def collected(signals: list[int]) -> Iterator[None]:
             signal.signal(signum, old)
 
 
+def exit_code(ended: Mapping[int, Ended], asked: int) -> int:
+    """The exit code of a group of so many runs: that of an interrupted run, otherwise 2 after a
+    mistake of the user, otherwise 1 if a run failed, otherwise 0.
+
+    130 if a signal came between two runs, so that it interrupted none and kept the others away.
+    """
+    code = max((found.code for found in ended.values()), default=0)
+    return code if len(ended) == asked or code > 1 else SIGNALLED[0]
+
+
 def say_line(text: str, stream: TextIO) -> None:
     """Print a line with one write, since threads may print at the same time."""
     with suppress(OSError):

@@ -25,12 +25,12 @@ from penstock.core.formatting import clock, count, number
 from penstock.core.run_dir import Resume, check, default_run_dir
 from penstock.launch.resumed import check_folder_named
 from penstock.launch.run_group import (
-    SIGNALLED,
     Ended,
     Summary,
     check_shared,
     command,
     cores_of,
+    exit_code,
     run_commands,
     runs_at_once,
     say_line,
@@ -49,8 +49,7 @@ def train(
     parallel: int | None = None,
 ) -> int:
     """Train ``seeds`` times, with run.seed, run.seed + 1, ...; ``parallel`` runs at a time, None:
-    as many as the cores allow. Returns the exit code: that of an interrupted run, otherwise 2 after
-    a mistake of the user, otherwise 1 if a run failed, otherwise 0."""
+    as many as the cores allow. Returns the exit code."""
     resolved = resolve_target(target, overrides)
     config = resolved.config
     check_folder_named(config, resume)
@@ -75,7 +74,7 @@ def train(
         }
         ended = run_commands(commands, at_once, partial(say_line, stream=stream))
     summaries = {seed: found.summary for seed, found in ended.items()}
-    code = max((found.code for found in ended.values()), default=SIGNALLED[0])  # before any began
+    code = exit_code(ended, seeds)
     result = together(summaries, config.stop.return_)
     plot = _plot(folder)
     with suppress(OSError):

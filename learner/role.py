@@ -343,8 +343,7 @@ class LearnerProcess(TrainingLoop[Any]):
                 self._source.save(self._shard)
                 self._checkpoints.answer()
             except UserError as error:  # a disk that is full now may have room later
-                self._checkpoints.answer(error)
-                self._checkpoints.put_off()
+                self._checkpoints.put_off(str(error))
                 logger.info("this checkpoint could not be saved, and the run continues: %s", error)
         self._nonfinite.keep()
 
@@ -375,8 +374,9 @@ class LearnerProcess(TrainingLoop[Any]):
             if self._requests.due() is not None:
                 self._save_for_evaluation(self._kept)
             return
-        self._checkpoints.put_off()
-        logger.info("the parameter server did not send its state: checkpoints/last is not replaced")
+        why = "the parameter server did not send its state: checkpoints/last is not replaced"
+        self._checkpoints.put_off(why)
+        logger.info(why)
 
     def _regroup(self, why: str) -> bool:
         """Join the other learners again; False where the run ends."""

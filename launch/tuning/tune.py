@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from penstock.configs.errors import UserError
 from penstock.core.cores import usable_cores
 from penstock.core.files import write_atomic
-from penstock.launch.run_group import SIGNALLED, command, run_commands, say_line
+from penstock.launch.run_group import SIGNALLED, command, exit_code, run_commands, say_line
 from penstock.launch.tuning import trials
 from penstock.launch.tuning.space import overrides_of, with_fixed_cores
 from penstock.launch.tuning.sweep import Scheduler, Sweep
@@ -90,4 +90,4 @@ def _run_plain(sweep: Sweep, say: Callable[[str], None]) -> tuple[int, dict[int,
         add_start(folder_of(sweep.folder, n), options, 0, None)
     ended = run_commands(commands, sweep.at_once, say, name="trial")
     errors = {n: found.summary["error"] for n, found in ended.items() if found.summary["error"]}
-    return max((found.code for found in ended.values()), default=SIGNALLED[0]), errors
+    return exit_code(ended, len(commands)), errors

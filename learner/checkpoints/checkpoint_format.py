@@ -28,9 +28,10 @@ from safetensors.numpy import save as to_bytes
 from penstock.configs.errors import UserError
 from penstock.core.files import open_private
 from penstock.core.params import MAX_POLICY_ID, POLICY_ID, Float32, ParamLayout
+from penstock.core.run_dir import CHECKPOINT
 from penstock.transport.checksum import crc32
 
-FILE = "checkpoint.safetensors"
+FILE = CHECKPOINT
 TEMPORARY = f".{FILE}.tmp"
 FORMAT = 2
 WITHOUT_CHECKSUMS = 1  # the format of earlier versions

@@ -224,10 +224,8 @@ class CheckpointManager:
         """Take the order to save among the supervisor's messages."""
         self._ordered |= any(message["kind"] == "save" for message in messages)
 
-    def answer(self, error: UserError | None = None) -> None:
-        """The order to save, if any, was carried out by some learner, or has failed."""
-        if self._ordered and error is not None and self._tell is not None:
-            self._tell("save_failed", error=str(error))
+    def answer(self) -> None:
+        """The order to save, if any, was carried out by some learner."""
         self._ordered = False
 
     def due(self, *, by_time: bool = True) -> bool:
@@ -240,8 +238,12 @@ class CheckpointManager:
         due = by_time and time.monotonic() - self._saved_s >= self._every_s
         return due or (every is not None and steps // every > self._saved_steps // every)
 
-    def put_off(self) -> None:
-        """Note that a save has failed: the next is due as if it had not."""
+    def put_off(self, error: str) -> None:
+        """Note that a save has failed, and report that where it was ordered: the next is due as if
+        it had not."""
+        if self._ordered and self._tell is not None:
+            self._tell("save_failed", error=error)
+        self._ordered = False
         self._saved_s = time.monotonic()
         self._saved_steps = self._trainer.progress.learner_steps
         if self.requests is not None:
@@ -260,7 +262,8 @@ class CheckpointManager:
         progress = self._trainer.progress
         mean = progress.return_mean
         if progress.trained_steps == self._resumed_elsewhere:
-            self.put_off()  # nothing was trained on: `last` stays that of the other game
+            # `last` stays that of the other game.
+            self.put_off("nothing was trained on yet in the environment (env.*) of the resumed run")
             return
         best_return = self._find_best()
         is_best = (

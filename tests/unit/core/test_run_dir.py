@@ -89,7 +89,12 @@ def test_must_resume_needs_a_checkpoint(tmp_path: Path) -> None:
         run_folder(tmp_path, "must"),
     ):
         pass
-    (tmp_path / "checkpoints" / "last").mkdir(parents=True)
+    last = tmp_path / "checkpoints" / "last"
+    last.mkdir(parents=True)
+    (last / ".checkpoint.safetensors.tmp").touch()  # a crash within the first save
+    with pytest.raises(UserError, match="has no checkpoint"), run_folder(tmp_path, "must"):
+        pass
+    (last / "checkpoint.safetensors").touch()
     with run_folder(tmp_path, "must"):
         pass
 

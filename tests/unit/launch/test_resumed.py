@@ -26,6 +26,7 @@ from penstock.learner.checkpoints.checkpoint_format import FILE, Checkpoint
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "checkpoints" / "last").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "last" / FILE).touch()
     options = ("learner.lr=1e-3", "env.kwargs={sutton_barto_reward: true}")
     (tmp_path / "config.yaml").write_text(dump(resolve("cartpole", options)))
     return tmp_path
@@ -60,7 +61,7 @@ def test_another_algorithm_cannot_go_on(folder: Path) -> None:
         UserError, match=r"trained with impala, .*; set algo\.name=impala, or run\.d"
     ):
         differences(folder, config, "auto")
-    (folder / "checkpoints" / "last").rmdir()
+    (folder / "checkpoints" / "last" / FILE).unlink()
     assert differences(folder, config, "auto") == ""  # it begins anew
 
 
@@ -119,6 +120,13 @@ def test_another_checkpoint_is_a_folder_a_file_or_a_run(tmp_path: Path) -> None:
         checkpoint_format.load(new / "checkpoints" / "last").meta["progress"]["learner_steps"] == 3
     )
     assert find_source(str(run_dir), new, "auto") == (None, "auto"), "its own comes first"
+
+
+def test_a_copy_that_a_crash_cut_short_is_made_again(tmp_path: Path) -> None:
+    source, new = tmp_path / "first" / "checkpoints" / "last", tmp_path / "second"
+    saved(source, 7)
+    (new / "checkpoints" / "last").mkdir(parents=True)  # as far as `begin_from` came
+    assert find_source(str(source), new, "auto") == (source, "auto")
 
 
 def test_two_checkpoints_to_resume_from_contradict_each_other(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.run_dir import Resume
-from penstock.launch.run_group import cores_of, run_commands, runs_at_once
+from penstock.launch.run_group import Ended, cores_of, run_commands, runs_at_once
 from penstock.launch.seeds import together, train
 
 
@@ -78,6 +78,17 @@ def test_a_later_seed_that_is_refused_does_not_cost_the_table(
     assert [run["seed"] for run in found["runs"]] == [0, 1]
     assert found["return"]["mean"] == 400.0
     assert "seed-1 is in use" in found["runs"][1]["error"]
+
+
+def test_runs_that_a_signal_kept_away_are_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came when the first runs had reached their limits, and had not been reaped."""
+    ended = {seed: Ended(0, summary("env_steps", None, 400.0)) for seed in range(2)}
+    monkeypatch.setattr("penstock.launch.seeds.run_commands", lambda *_, **__: ended)
+    options = [f"run.dir={tmp_path}"]
+    assert train("cartpole", options, 3, "no", as_json=True, parallel=2) == 130
+    assert train("cartpole", options, 2, "no", as_json=True, parallel=2) == 0
 
 
 def test_of_no_run_nothing_is_known() -> None:

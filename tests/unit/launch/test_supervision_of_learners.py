@@ -164,6 +164,22 @@ def test_with_a_checkpoint_all_learners_start_from_it_when_none_holds_the_state(
     assert sent(scene.decisions.join("learner-1"), "group").keys() == {"learner-0", "learner-1"}
 
 
+def test_what_a_learner_sent_before_it_was_killed_is_no_state_of_the_run() -> None:
+    """Else learner-0 would be told that others have the state, and would not resume it."""
+    scene = Scene(learners=2)
+    scene.decisions.checkpoint_exists()
+    scene.ends("learner-0")
+    scene.starts_again("learner-0")
+    scene.ends("learner-1")
+    assert scene.decisions.join("learner-0") == []
+    scene.decisions.entered("learner-0")  # it had the state, and is killed
+    scene.ends("learner-0")
+    assert not scene.decisions.group_begun
+    scene.tick(1)
+    assert scene.decisions.join("learner-1") == []
+    assert sent(scene.decisions.join("learner-0"), "group").keys() == {"learner-0", "learner-1"}
+
+
 def test_a_dead_parameter_server_takes_its_learners_to_the_checkpoint() -> None:
     scene = Scene(SERVER, learners=2)
     scene.decisions.checkpoint_exists()

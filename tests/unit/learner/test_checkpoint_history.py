@@ -329,9 +329,9 @@ def test_an_order_to_save_is_due_once_and_its_failure_is_reported(tmp_path: Path
     run.save(10)
     run.checkpoints.answer()
     assert not run.checkpoints.due()
-    run.checkpoints.answer(UserError("full"))  # of a checkpoint that was not ordered
+    run.checkpoints.put_off("full")  # of a checkpoint that was not ordered
     assert run.told == ["checkpoint"]
     run.checkpoints.hear([{"kind": "save"}])
-    run.checkpoints.answer(UserError("full"))
+    run.checkpoints.put_off("full")
     assert run.told == ["checkpoint", "save_failed"]
     assert not run.checkpoints.due()
