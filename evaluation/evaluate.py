@@ -219,6 +219,11 @@ def play(
             begin(first)
         first = resetting  # the step after an episode's end only resets
         reward, terminated, truncated = game.step_into(choose(obs), obs)
+        if not np.isfinite(reward).all():  # no mean is above NaN: such a best would stay
+            raise UserError(
+                f"the environment gave a reward of {reward[~np.isfinite(reward)][0]}; correct what "
+                "the environment returns"
+            )
         resetting = terminated | truncated
         ends = resetting if game.life_lost is None else resetting & ~game.life_lost
         tally.step(reward, ~first, ends)

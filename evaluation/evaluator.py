@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = "checkpoints"
 HELD = ".evaluated"
+TEMPORARY = f".{FILE}.evaluated.tmp"  # the learner may save `checkpoints/best` at the same time
 SEED = 1_100_000  # apart from the games of `penstock eval`, by default
 CLOSING_SEED = 2_100_000  # apart from both
 VIDEO_SEED = 3_100_000  # apart from all of these
@@ -416,7 +417,7 @@ class Evaluator:
         meta[EVALUATION] = {**self._how, "mean": estimated.mean, "se": estimated.se}
         meta.pop(REQUEST, None)
         try:
-            checkpoint_format.save(self._best, replace(found, meta=meta))
+            checkpoint_format.save(self._best, replace(found, meta=meta), TEMPORARY)
         except UserError as error:  # a disk that is full now need not be so for ever
             logger.info("%s stays as it was: %s", self._best, error)
             return False

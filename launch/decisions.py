@@ -204,6 +204,9 @@ class Decisions:
         if worker.spec.stage is not Stage.LEARNER:
             return self._notify_actors_alive()
         effects = self._move(self._seats.enter(worker.spec.learner)) + self._notify_actors_alive()
+        for other in self._workers.values():
+            if other.spec.expendable and other.life is Life.GONE:
+                effects += self._notify_gone(other, worker.spec.learner)
         return effects + (self.set_threads(self._threads) if self._threads > 1 else [])
 
     def join(self, name: str) -> list[Effect]:
@@ -441,7 +444,7 @@ class Decisions:
         if last_straw is not None:
             if worker.spec.expendable:
                 text = f"{failure.name}: {failure.told}; the run continues without it"
-                return [Note(text), *self._inform({"kind": "gone", "role": worker.spec.role})]
+                return [Note(text), *self._notify_gone(worker)]
             if failure.user and self._can_leave_out(worker):
                 return self._leave_out(worker, failure, now_s)
             return self._fail(last_straw, now_s)
@@ -573,6 +576,10 @@ class Decisions:
 
     def _notify_actors_alive(self) -> list[Effect]:
         return self._inform({"kind": "actors", "alive": self.actors_alive})
+
+    def _notify_gone(self, worker: SupervisedRole, rank: int | None = None) -> list[Effect]:
+        """Notify learner ``rank``, or all, that the run continues without an expendable role."""
+        return self._inform({"kind": "gone", "role": worker.spec.role}, rank)
 
     def _inform(self, message: dict[str, Any], rank: int | None = None) -> list[Effect]:
         """Send ``message`` to the informed roles of learner ``rank``, or of all learners."""

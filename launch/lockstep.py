@@ -25,6 +25,7 @@ import numpy as np
 
 from penstock.actors.role import Player
 from penstock.algos.registry import algorithm
+from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Dataset, StepResult, Unrolls, Welcome
 from penstock.core.notes import note_logger
@@ -418,8 +419,14 @@ class Lockstep(TrainingLoop[Any]):
 
     def keep(self, *, save: bool) -> None:
         """Write a checkpoint if it is due."""
-        if self._save_due:
+        if not self._save_due:
+            return
+        try:
             self.save()
+        except UserError as error:  # a disk that is full now may have room later
+            self._checkpoints.put_off(str(error))
+            logger.info("this checkpoint could not be saved, and the run continues: %s", error)
+        self._nonfinite.keep()
 
     def stopped(self) -> None:
         reason = DIVERGED if self.diverged else self._progress.stop_reason()
@@ -430,7 +437,6 @@ class Lockstep(TrainingLoop[Any]):
         """Write a checkpoint, complete before this returns."""
         self._checkpoints.save({STATE: to_bytes(self._lockstep.state())})
         self._checkpoints.answer()
-        self._nonfinite.keep()
         self._source.save(self._checkpoints.shard(), self._ctx.status.beat)
 
     def in_flight_steps(self) -> int:

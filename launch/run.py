@@ -330,7 +330,7 @@ def conduct(
         specs = place_specs()
         optional = make_sinks(config, path)
         record = Record(path, config.env)
-        write_atomic(path / CONFIG_FILE, dump(config))
+        _write_config(path / CONFIG_FILE, config)
         with suppress(OSError):  # only checkpoints need the disk
             record_versions(path)
         title = _title(path, specs)
@@ -361,6 +361,16 @@ def conduct(
         if not supervisor.began and not summary["accounting"]["produced"]:
             _take_back(attempt, outcome.reason)
         return outcome, summary
+
+
+def _write_config(path: Path, config: Config) -> None:
+    try:
+        write_atomic(path, dump(config))
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be written: {error.strerror}; free some space or set run.dir to "
+            "another disk"
+        ) from error
 
 
 def _with_numbers(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
+from penstock.core.files import open_private
 from penstock.core.machine import VERSIONS
 from penstock.monitor.record import EVALUATIONS, METRICS, RESERVED, SUMMARY
 
@@ -47,7 +48,8 @@ class Attempt:
         with suppress(OSError):  # the failure of the run is reported, not this
             for name, text in self._texts.items():
                 temporary = self._path / f"{name}.tmp"
-                temporary.write_bytes(text)
+                with open(temporary, "wb", opener=open_private) as file:
+                    file.write(text)
                 temporary.replace(self._path / name)
             for name, size in self._sizes.items():
                 if (self._path / name).stat().st_size > size:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from penstock.core.formatting import clock, count, number, percent, reasons
+from penstock.core.run_dir import has_checkpoint
 from penstock.monitor.figures import Metrics, evaluated, frames_per_s
 from penstock.monitor.runs import Best, best
 
@@ -67,7 +68,7 @@ def accounting(a: Mapping[str, Any]) -> dict[str, str]:
 
 def _next(exit_reason: str, run_dir: Path) -> Rows:
     """Commands that are useful next."""
-    if not (run_dir / "checkpoints" / "last").is_dir():
+    if not has_checkpoint(run_dir):
         return []
     commands = [f"penstock {name} {run_dir}" for name in ("eval", "record", "plot")]
     if exit_reason in INTERRUPTED:

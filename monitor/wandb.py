@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.control import Channel
-from penstock.core.files import open_private
+from penstock.core.files import open_private, write_atomic
 from penstock.core.interfaces import Json, MetricSink
 from penstock.core.processes import die_with, python
 from penstock.monitor.metric_groups import scalars, tag
@@ -139,10 +139,13 @@ def _messages(channel: Channel) -> Iterator[dict[str, Any]]:
 def _id(run_dir: Path) -> str:
     """The id of the run at W&B, unchanged after a resume."""
     path = run_dir / ID_FILE
-    if not path.exists():
-        with open(path, "w", opener=open_private) as file:
-            file.write(secrets.token_hex(6))
-    return path.read_text()
+    with contextlib.suppress(OSError):
+        if found := path.read_text():
+            return found
+    made = secrets.token_hex(6)
+    with contextlib.suppress(OSError):  # a full disk ends no run
+        write_atomic(path, made)
+    return made
 
 
 if __name__ == "__main__":

@@ -410,7 +410,7 @@ class Log:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._fd = os.open(path, flags, 0o600)
             self._nbytes = os.fstat(self._fd).st_size
-        if data and self._nbytes + len(data) > LOG_NBYTES:
+        if data and self._nbytes and self._nbytes + len(data) > LOG_NBYTES:
             os.replace(path, path + b".1")
             os.close(self._fd)
             self._fd = None

@@ -74,8 +74,14 @@ def exists(folder: Path) -> bool:
     return (folder / FILE).is_file()
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> None:
+def save(folder: Path, checkpoint: Checkpoint, temporary: str = TEMPORARY) -> None:
     """Replace the folder's checkpoint.
+
+    Args:
+        folder: made if there is none.
+        checkpoint: its new content.
+        temporary: name of the file until it is complete; of two processes that save into one folder
+            each has another.
 
     On failure raises UserError and leaves the old one complete.
     """
@@ -94,7 +100,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     text = json.dumps(about)
     data = to_bytes(contiguous, {ABOUT: text, CHECKSUM: str(crc32(text.encode()))})
     try:
-        _write(folder, data)
+        _write(folder, data, temporary)
     except OSError as error:
         raise UserError(
             f"checkpoint {folder / FILE} of {len(data)} bytes could not be written "
@@ -200,18 +206,18 @@ def _verify(tensors: Mapping[str, npt.NDArray[Any]], checksums: Mapping[str, int
             raise ValueError(f"the checksum of {name} is wrong")
 
 
-def _write(folder: Path, data: bytes) -> None:
+def _write(folder: Path, data: bytes, temporary: str) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = folder / TEMPORARY
+    path = folder / temporary
     try:
-        with open(temporary, "wb", opener=open_private) as file:
+        with open(path, "wb", opener=open_private) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(folder / FILE)
+        path.replace(folder / FILE)
     except BaseException:
         with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         raise
     sync_folder(folder)
 

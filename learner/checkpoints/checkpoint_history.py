@@ -134,10 +134,16 @@ def begin_from(last: Path, source: Path) -> Checkpoint:
     """Make a copy of the checkpoint in ``source`` the newest of a run.
 
     Newer ones of the run are kept as ``step-N-before-1``. Raises UserError for a damaged source,
-    and where the copy cannot be written.
+    for one that no run has written, and where the copy cannot be written.
     """
     found = checkpoint_format.load(source)
-    steps = int(found.meta.get("progress", {}).get("learner_steps", 0))
+    progress = found.meta.get("progress", {})
+    steps = progress.get("learner_steps", 0) if isinstance(progress, dict) else None
+    if type(steps) is not int:
+        raise UserError(
+            f"{source} holds weights, but not the state of a run; resume from a checkpoint that a "
+            "run has written"
+        )
     if source.resolve() == last.resolve():
         return found
     try:

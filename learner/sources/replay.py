@@ -353,8 +353,10 @@ class KeptReplay:
             self._thread.start()
 
     def finish(self, folder: Path, beat: Callable[[], None]) -> None:
-        """Write a snapshot now, and wait for it. Raises as `begin`, also for this one."""
+        """Write a snapshot now, and wait for it. Raises what went wrong with this one, which takes
+        the place of the previous."""
         self._wait(beat)
+        self._error = None
         self.begin(folder)
         self._wait(beat)
         self._raise()

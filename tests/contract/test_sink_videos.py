@@ -230,6 +230,7 @@ def test_wandb_gets_videos_also_that_of_the_end(
     (libraries / "wandb.py").write_text(LIBRARY)
     paths = [str(libraries), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    (run_dir / "wandb-id").touch()  # a full disk had no room for the id
     options = [f"run.dir={run_dir}", "run.wandb=games", "run.grace_s=60"]
     sink = wandb.make(resolve("cartpole", options), run_dir)
     sent = run_dir / "sent.jsonl"
@@ -245,6 +246,7 @@ def test_wandb_gets_videos_also_that_of_the_end(
         {"flow/env_steps": 640, "eval/video": [4, "mp4"]},
         {"flow/env_steps": 640, "eval/video": [6, "mp4"]},
     ]
+    assert len((run_dir / "wandb-id").read_text()) == 12
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

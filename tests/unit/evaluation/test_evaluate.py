@@ -36,17 +36,18 @@ SEEDS = ("seed-2", "seed-10")
 
 
 class Scripted:
-    """Environment i's episodes last ``lengths[i]`` steps and pay 1 a step; a reset is a step."""
+    """Environment i's episodes last ``lengths[i]`` steps that pay ``pay``; a reset is a step."""
 
     life_lost = None
 
-    def __init__(self, lengths: list[int], bad_after: int = -1) -> None:
+    def __init__(self, lengths: list[int], bad_after: int = -1, pay: float = 1.0) -> None:
         self.count = len(lengths)
         space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
         self.info = SimpleNamespace(observation_space=space, parts=(), counts=(4,))
         self._lengths = np.array(lengths)
         self._at = np.zeros(self.count, np.int64)
         self._bad_after = bad_after
+        self._pay = pay
         self.seeds: list[int] = []
 
     def reset_into(self, seed: int, out: npt.NDArray[Any]) -> None:
@@ -61,7 +62,7 @@ class Scripted:
         ended = self._at == self._lengths
         self._bad_after -= 1
         out[:] = np.nan if self._bad_after == 0 else 0
-        return np.where(reset, 0.0, 1.0), ended, np.zeros(self.count, np.bool_)
+        return np.where(reset, 0.0, self._pay), ended, np.zeros(self.count, np.bool_)
 
 
 def run_play(game: Scripted, episodes: int, max_steps: int = 100) -> list[Episode]:
@@ -124,6 +125,12 @@ def test_a_policy_is_told_where_games_begin_anew() -> None:
 def test_a_bad_observation_is_named() -> None:
     with pytest.raises(UserError, match=r"nan at .* of environment 0's observation"):
         run_play(Scripted([5, 5], bad_after=2), 4)
+
+
+@pytest.mark.parametrize("pay", [np.nan, np.inf])
+def test_a_reward_that_is_not_finite_is_named(pay: float) -> None:
+    with pytest.raises(UserError, match=f"the environment gave a reward of {pay}; correct what"):
+        run_play(Scripted([5, 5], pay=pay), 2)
 
 
 def make_cartpole_run(folder: Path) -> Path:

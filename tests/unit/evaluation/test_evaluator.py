@@ -16,7 +16,7 @@ from penstock.algos.samples import network_shape
 from penstock.configs.load import resolve
 from penstock.envs import probe
 from penstock.evaluation import evaluator
-from penstock.evaluation.evaluator import Evaluator
+from penstock.evaluation.evaluator import TEMPORARY, Evaluator
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import FILE, Checkpoint
 from penstock.profiling.status import Phase
@@ -167,13 +167,30 @@ def test_a_full_disk_leaves_the_best_whole_and_the_next_better_one_becomes_it(
 ) -> None:
     run = Run(tmp_path)
     run.evaluate(1)
-    in_the_way = run.best / f".{FILE}.tmp"
+    in_the_way = run.best / TEMPORARY
     in_the_way.mkdir()
     line = run.evaluate(3)
     assert (line["best"], line["best_return_mean"], run.best_action()) == (False, 3.0, 1)
     assert "stays as it was" in notes[0]
     in_the_way.rmdir()
     assert run.evaluate(2)["best"]
+    assert run.best_action() == 2
+
+
+@pytest.mark.usefixtures("game")
+def test_a_best_that_the_learner_saves_meanwhile_does_not_mix_with_the_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, fsync = Run(tmp_path), os.fsync
+
+    def meanwhile(descriptor: int) -> None:
+        fsync(descriptor)
+        monkeypatch.setattr(os, "fsync", fsync)
+        run.save("best", 1)
+
+    run.save("last", 2)
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    assert run.work()["best"]
     assert run.best_action() == 2
 
 

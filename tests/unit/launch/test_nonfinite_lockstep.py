@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lockstep_run import of_kind, train_in_lockstep
+from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.learner.checkpoints import checkpoint_format
 
@@ -44,6 +45,25 @@ def test_many_in_a_row_send_the_learner_back(tmp_path: Path) -> None:
     assert "policy_loss" not in back[0]["data"]["loss"], "its parts are finite, the sum is not"
     saved = checkpoint_format.load(tmp_path / "checkpoints" / "last").meta["progress"]
     assert (saved["lr_factor"], saved["learner_steps"]) == (0.25, 40)
+
+
+def test_a_checkpoint_that_cannot_be_saved_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
+    write, full = checkpoint_format.save, [True, True]
+
+    def save(*about: Any) -> None:
+        if full:
+            full.pop()
+            raise UserError("the disk is full")
+        write(*about)
+
+    monkeypatch.setattr(checkpoint_format, "save", save)
+    heard = train(tmp_path, "checkpoint.every_steps=10")
+    assert of_kind(heard, "stop")[0]["reason"] == "learner_steps"
+    assert len([note for note in notes if note.endswith("run continues: the disk is full")]) == 2
+    saved = checkpoint_format.load(tmp_path / "checkpoints" / "last").meta["progress"]
+    assert saved["learner_steps"] == 40
 
 
 def test_a_loss_that_stays_so_ends_the_run(tmp_path: Path) -> None:

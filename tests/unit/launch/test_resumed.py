@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +79,19 @@ def test_what_is_resumed_must_be_named(resume: Resume, tmp_path: Path) -> None:
         run.train("cartpole", [], resume, as_json=True)
     check_folder_named(resolve("cartpole"), "no")
     check_folder_named(resolve("cartpole", [f"run.dir={tmp_path}"]), resume)
+
+
+def test_a_disk_that_is_full_at_the_start_is_the_users_to_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run, "write_atomic", full)
+    options = [f"run.dir={tmp_path / 'run'}"]
+    with pytest.raises(UserError, match=r"config\.yaml cannot be written: No space left on dev"):
+        run.train("cartpole", options, "no", as_json=True)
+    assert not list(tmp_path.iterdir())
 
 
 def saved(folder: Path, steps: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.core.run_dir import run_folder
-from penstock.launch.run_attempt import Attempt, missing, undone_where_refused
+from penstock.launch.run_attempt import REPLACED, Attempt, missing, undone_where_refused
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -42,6 +42,7 @@ def test_a_run_gets_its_files_back(tmp_path: Path, how: str) -> None:
     try_again(run)
     getattr(attempt, how)()
     assert contents(run) == before
+    assert {(run / name).stat().st_mode & 0o777 for name in REPLACED} == {0o600}
 
 
 def test_a_new_folder_goes_with_those_around_it_that_hold_nothing_else(tmp_path: Path) -> None:

@@ -41,12 +41,17 @@ def test_what_runs_of_a_group_have_in_common() -> None:
     assert found["solved_at_s"] == {"mean": 3.0, "half": pytest.approx(12.706)}
 
 
-@pytest.mark.parametrize(("resume", "taken"), [("no", 2), ("must", 0)])
+@pytest.mark.parametrize(
+    ("resume", "taken", "refused"),
+    [("no", 2, "seed-2 already holds a run"), ("must", 0, "seed-1 has no checkpoint")],
+)
 def test_a_folder_that_cannot_be_used_is_told_of_before_the_first_run(
-    tmp_path: Path, resume: Resume, taken: int
+    tmp_path: Path, resume: Resume, taken: int, refused: str
 ) -> None:
-    (tmp_path / f"seed-{taken}" / "checkpoints" / "last").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"seed-\d (already holds a run|has no checkpoint)"):
+    last = tmp_path / f"seed-{taken}" / "checkpoints" / "last"
+    last.mkdir(parents=True)
+    (last / "checkpoint.safetensors").touch()
+    with pytest.raises(UserError, match=refused):
         train("cartpole", [f"run.dir={tmp_path}"], 3, resume, as_json=True)
     assert [path.name for path in tmp_path.iterdir()] == [f"seed-{taken}"]
 

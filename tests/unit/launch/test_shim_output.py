@@ -143,3 +143,15 @@ def test_output_before_the_log_is_named_is_in_it_too(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path / "learner-0.log")
     log.write(b"late\n")
     assert (tmp_path / "learner-0.log").read_text() == "early\nlate\n"
+
+
+def test_early_output_that_fills_a_log_is_written_with_what_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shim, "LOG_NBYTES", 100)
+    path = b""
+    log = Log(lambda: path, lossless)
+    log.write(b"x" * 100)
+    path = os.fsencode(tmp_path / "learner-0.log")
+    log.write(b"late\n")
+    assert (tmp_path / "learner-0.log").read_text() == "x" * 100 + "late\n"

@@ -188,6 +188,17 @@ def test_a_crash_loop_of_an_expendable_role_is_told_and_the_run_goes_on() -> Non
     assert not run.decisions.stopping
 
 
+def test_a_learner_that_starts_later_is_told_what_the_run_goes_on_without() -> None:
+    """Else it would wait for an evaluation to confirm `stop.return`."""
+    scene = Scene((LEARNER, EVALUATOR))
+    scene.decisions.checkpoint_exists()
+    scene.decisions.failed(Failure("evaluator-0", "no such file", user=True), scene.now_s)
+    assert GONE in scene.ends("evaluator-0", 2)
+    scene.ends("learner-0", -9)
+    assert scene.tick(1) == [Start("learner-0", 1)]
+    assert GONE in scene.decisions.ready("learner-0", scene.now_s)
+
+
 def test_what_only_an_expendable_role_stumbles_over_is_told_and_not_tried_again() -> None:
     run = evaluated_scene()
     failure = Failure("evaluator-0", "there is a NaN", user=True)

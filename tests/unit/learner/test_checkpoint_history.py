@@ -182,6 +182,18 @@ def test_another_run_begins_from_a_copy(last: Path, tmp_path: Path) -> None:
     assert not (other / FILE).samefile(last / FILE)
 
 
+@pytest.mark.parametrize("progress", [[], {"learner_steps": "7"}, {"learner_steps": float("inf")}])
+def test_a_run_begins_from_no_file_with_another_state(
+    last: Path, tmp_path: Path, progress: Any
+) -> None:
+    save(last, 5)
+    other = Checkpoint(LAYOUT, np.zeros(4, np.float32), {}, {"progress": progress})
+    checkpoint_format.save(tmp_path / "other", other)
+    with pytest.raises(UserError, match="holds weights, but not the state of a run; resume from"):
+        history.begin_from(last, tmp_path / "other")
+    assert (steps_in(last), names(last)) == (5, ["last"])
+
+
 def test_copies_and_what_is_set_aside_are_for_this_user_alone(last: Path, tmp_path: Path) -> None:
     save(last, 1)
     save(last, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,23 @@ def test_what_went_wrong_beside_the_training_is_raised_at_the_next_call(tmp_path
     (tmp_path / "file").write_text("in the way")
     kept = KeptReplay(made(), wanted=True)
     kept.begin(tmp_path / "file")
+    while kept.saving:
+        time.sleep(0.01)
     with pytest.raises(ReplayError, match="could not be written"):
-        kept.finish(tmp_path / "file", lambda: None)
-    kept.finish(tmp_path / "free", lambda: None)
+        kept.begin(tmp_path / "file")
+
+
+def test_the_last_one_is_written_though_the_one_before_could_not_be(tmp_path: Path) -> None:
+    (tmp_path / "last").write_text("in the way")
+    kept = KeptReplay(made(), wanted=True)
+    with pytest.raises(ReplayError, match="could not be written"):
+        kept.finish(tmp_path / "last", lambda: None)
+    kept.begin(tmp_path / "last")
+    while kept.saving:
+        time.sleep(0.01)
+    (tmp_path / "last").unlink()
+    kept.finish(tmp_path / "last", lambda: None)
+    assert Replay.load(tmp_path / "last").stats()["inserted"] == 30
 
 
 def test_any_fault_beside_the_training_is_raised(

@@ -89,8 +89,12 @@ def test_what_does_not_balance_is_said() -> None:
 def test_a_run_that_saved_can_be_looked_at_and_one_that_was_interrupted_resumed(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "checkpoints" / "last").mkdir(parents=True)
-    found = rows(SUMMARY | {"exit_reason": "interrupted", "solved_at_s": None}, tmp_path)
+    last = tmp_path / "checkpoints" / "last"
+    last.mkdir(parents=True)
+    summary = SUMMARY | {"exit_reason": "interrupted", "solved_at_s": None}
+    assert "next" not in dict(rows(summary, tmp_path)), "the disk was full at the first save"
+    (last / "checkpoint.safetensors").touch()
+    found = rows(summary, tmp_path)
     commands = [text for label, text in found[-4:]]
     assert commands == [
         f"penstock eval {tmp_path}",
@@ -103,6 +107,7 @@ def test_a_run_that_saved_can_be_looked_at_and_one_that_was_interrupted_resumed(
 
 def test_a_run_of_nothing_has_last_words_and_nothing_to_look_at(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "last").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "last" / "checkpoint.safetensors").touch()
     nothing = {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0}
     found = dict(rows({"exit_reason": "fault", "accounting": nothing}, tmp_path))
     assert "next" not in found
