@@ -350,7 +350,12 @@ class Replay:
             try:
                 writer = self._streams.here.writer
             except AttributeError:
-                writer = self._streams.begin()
+                try:
+                    writer = self._streams.begin()
+                except ReplayError:
+                    if self.flow is not None:
+                        self.flow.note(counted=self.table.spec.envs)
+                    raise
             if self.flow is None:
                 writer.add(*given)
             else:
@@ -408,6 +413,8 @@ class Replay:
         flow = self.flow
         if flow is None:
             return self._draw(count, stacked)
+        if not 0 < count <= self.capacity:  # the limiter's band would grow with it for good
+            raise cannot_sample(count, self.table.stored, self.capacity)
         if not flow.limiter.may_sample(count):
             with self.lock:
                 self.collect()
