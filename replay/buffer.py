@@ -59,6 +59,7 @@ from penstock.replay.table import ROW_OF_KEY
 COUNTERS = ("stale_updates",)  # restored from a snapshot
 # options that the stored rows depend on
 SIZE = ("capacity", "frame_stack", "autoreset", "writers", "in_hand")
+DRAWN_BY = ("sequences", "max_times_sampled")  # options that a sampler's state depends on
 RETRY_S = 0.01  # between two attempts to draw
 
 
@@ -583,6 +584,13 @@ class Replay:
                     f"{reader.folder} has the state of another sampler: "
                     f"{theirs or 'one of your own'}; give the sampler that the replay was made with"
                 )
+            saved, options = others["options"], self._options()
+            for name in DRAWN_BY:
+                if saved[name] != options[name]:
+                    raise ReplayError(
+                        f"{reader.folder} was saved with {name}={saved[name]} and the replay has "
+                        f"{options[name]}; give the same, or take its rows with Replay.load_rows"
+                    )
             self.sampler.load_state_dict(others["state"])
             if self.flow is not None:
                 self.flow.load_state_dict(others.get("limiter"))
