@@ -684,11 +684,16 @@ class ReplaySource:
     def draw(self, timeout_s: float) -> Batch | None:
         """Draw a batch; None if that was not possible within ``timeout_s``."""
         ends_s = time.monotonic() + timeout_s
-        while self.missing():
+        while True:
+            if not self.missing():
+                try:
+                    return self._replay.sample(self._count, stacked=self._stacked)
+                except ReplayError:
+                    if not self.missing():  # else another thread has taken what was there
+                        raise
             if time.monotonic() >= ends_s:
                 return None
             time.sleep(RETRY_S)
-        return self._replay.sample(self._count, stacked=self._stacked)
 
     def missing(self) -> str:
         """Why no batch can be drawn yet; empty when one can."""
