@@ -59,6 +59,7 @@ from penstock.replay.table import ROW_OF_KEY
 COUNTERS = ("stale_updates",)  # restored from a snapshot
 # options that the stored rows depend on
 SIZE = ("capacity", "frame_stack", "autoreset", "writers", "in_hand")
+DRAWN_BY = ("sequences", "max_times_sampled")  # options that a sampler's state depends on
 RETRY_S = 0.01  # between two attempts to draw
 
 
@@ -350,7 +351,12 @@ class Replay:
             try:
                 writer = self._streams.here.writer
             except AttributeError:
-                writer = self._streams.begin()
+                try:
+                    writer = self._streams.begin()
+                except ReplayError:
+                    if self.flow is not None:
+                        self.flow.note(counted=self.table.spec.envs)
+                    raise
             if self.flow is None:
                 writer.add(*given)
             else:
@@ -408,6 +414,8 @@ class Replay:
         flow = self.flow
         if flow is None:
             return self._draw(count, stacked)
+        if not 0 < count <= self.capacity:  # the limiter's band would grow with it for good
+            raise cannot_sample(count, self.table.stored, self.capacity)
         if not flow.limiter.may_sample(count):
             with self.lock:
                 self.collect()
@@ -576,6 +584,13 @@ class Replay:
                     f"{reader.folder} has the state of another sampler: "
                     f"{theirs or 'one of your own'}; give the sampler that the replay was made with"
                 )
+            saved, options = others["options"], self._options()
+            for name in DRAWN_BY:
+                if saved[name] != options[name]:
+                    raise ReplayError(
+                        f"{reader.folder} was saved with {name}={saved[name]} and the replay has "
+                        f"{options[name]}; give the same, or take its rows with Replay.load_rows"
+                    )
             self.sampler.load_state_dict(others["state"])
             if self.flow is not None:
                 self.flow.load_state_dict(others.get("limiter"))
@@ -669,11 +684,16 @@ class ReplaySource:
     def draw(self, timeout_s: float) -> Batch | None:
         """Draw a batch; None if that was not possible within ``timeout_s``."""
         ends_s = time.monotonic() + timeout_s
-        while self.missing():
+        while True:
+            if not self.missing():
+                try:
+                    return self._replay.sample(self._count, stacked=self._stacked)
+                except ReplayError:
+                    if not self.missing():  # else another thread has taken what was there
+                        raise
             if time.monotonic() >= ends_s:
                 return None
             time.sleep(RETRY_S)
-        return self._replay.sample(self._count, stacked=self._stacked)
 
     def missing(self) -> str:
         """Why no batch can be drawn yet; empty when one can."""

@@ -17,7 +17,9 @@ class RateLimitedTable:
     """Connects one ``table`` to its ``limiter``; ``timeout_s`` bounds every wait."""
 
     def __init__(self, limiter: RateLimiter, table: Table, capacity: int, timeout_s: float) -> None:
-        limiter.expect(insert=table.spec.envs, capacity=capacity)
+        by_slot = table.store.arena.fd is not None  # what other processes add arrives in slots
+        insert = table.rows_per_slot if by_slot else table.spec.envs
+        limiter.expect(insert=insert, capacity=capacity)
         self.limiter = limiter
         self._table = table
         self._timeout_s = timeout_s

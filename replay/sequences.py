@@ -137,9 +137,12 @@ class SequenceSampler:
     def remove(self, start: int, stop: int) -> None:
         self._search()
         for slot in range(start // self._slot_rows, -(-stop // self._slot_rows)):
-            after = self._after[slot]
+            before, after = int(self._before[slot]), int(self._after[slot])
             if after != NONE:
                 self._before[after] = NONE
+            if before != NONE:  # of an older policy than the slot before it
+                self._after[before] = NONE
+                self._forget_last(before)
             self._before[slot] = self._after[slot] = self._searched[slot] = NONE
         self._forget(start + np.flatnonzero(self._number[start:stop]))
 
@@ -193,6 +196,9 @@ class SequenceSampler:
             low = NONE if name in ("before", "after", "searched") else 0
             if len(values) and not low <= values.min() <= values.max() < stop:
                 raise ReplayError(f"the snapshot's {name} of sequences are damaged; load another")
+        before = state["before"]
+        if ((before != NONE) & (before != self._table.prev)).any():
+            raise ReplayError("the snapshot's sequences have slots that do not follow each other")
         self._used, self._freed_count = len(state["rows"]), len(state["freed"])
         self._row[: self._used] = state["rows"]
         self._freed[: self._freed_count] = state["freed"]
@@ -307,6 +313,17 @@ class SequenceSampler:
         self._taken[numbers] = True
         for start, stop in _runs(numbers):
             self.sampler.insert(start, stop, None)
+
+    def _forget_last(self, slot: int) -> None:
+        """Remove the starts whose sequences may continue behind ``slot``."""
+        steps = self.sequences.length - 1
+        while steps > 0 and slot != NONE:
+            first, stop = slot * self._slot_rows, int(self._searched[slot])
+            begin = max(0, stop - steps)
+            rows = np.arange(first + begin * self._envs, first + stop * self._envs)
+            self._forget(rows[self._number[rows] > 0])
+            steps -= stop - begin
+            slot = int(self._before[slot])
 
     def _forget(self, rows: Rows) -> None:
         if not len(rows):

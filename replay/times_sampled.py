@@ -31,6 +31,7 @@ class SampleCountLimit:
         self._table = table
 
     def bind(self, valid: Valid, rng: np.random.Generator) -> None:
+        self._valid = valid
         self._used: npt.NDArray[np.int32] = np.zeros(len(valid), np.int32)
         self.sampler.bind(valid, rng)
 
@@ -69,7 +70,15 @@ class SampleCountLimit:
         return {"used": self._used.copy(), "sampler": self.sampler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._used[...] = state["used"]
+        used = state["used"]
+        if used.shape != self._used.shape or not (used >= 0).all():
+            raise ReplayError("the snapshot's counts of draws are damaged; load another")
+        if not (used[self._valid] < self.most).all():  # else `sample` would search without end
+            raise ReplayError(
+                f"the snapshot has rows that were sampled {self.most} times or more, and "
+                "max_times_sampled removes them; load another"
+            )
+        self._used[...] = used
         self.sampler.load_state_dict(state["sampler"])
 
     def _within_limit(self, rows: Rows) -> npt.NDArray[np.int64]:

@@ -129,12 +129,12 @@ class LaneTable:
     It takes the place of the owner's `Table` under the same `StepWriter`. Rows are committed into
     the slot itself, which carries everything that the owner needs: `alive` marks the rows that
     count, the header's `rows` is the number of rows written. ``timeout_s`` bounds the wait for a
-    slot; set it before each step.
+    slot, and ``version`` is that of the acting policy; set both before each step.
     """
 
     def __init__(self, lane: Lane) -> None:
         spec = lane.spec
-        self.spec, self.timeout_s = spec, 0.0
+        self.spec, self.timeout_s, self.version = spec, 0.0, 0
         self.rows_per_slot = spec.unroll * spec.envs
         self.records, self.columns, self.frames, self.sides = place_columns(spec, lane.blocks)
         self.frame_rows = frame_rows(spec)
@@ -159,7 +159,7 @@ class LaneTable:
 
     def acquire(self, writer: LaneTable) -> Slot:
         """Wait for a lent slot. Raises TimeoutError, ConnectionError."""
-        return self._lane.acquire(self.timeout_s)
+        return self._lane.acquire(self.timeout_s, self.version)
 
     def open(self, slot: int, follows: int = NONE) -> None:
         self.generation[slot] += 1
@@ -220,10 +220,12 @@ class Writer(Adds):
     """Writes to a buffer that another process of this host owns; one thread at a time.
 
     The buffer sees the steps of a slot together, when the slot is full or at `flush`. ``spec`` is
-    the layout of a slot. Ends with `close` or a ``with`` block.
+    the layout of a slot. Set ``version`` to that of the acting policy where the buffer limits the
+    policy lag: `add` stamps it on the slots that it begins. Ends with `close` or a ``with`` block.
     """
 
     def __init__(self, entry: AttachClient) -> None:
+        self.version = 0
         with ExitStack() as opening:
             opening.callback(entry.leave)
             self.spec = SlotSpec.from_dict(entry.reply["spec"])
@@ -278,6 +280,7 @@ class Writer(Adds):
         if self._steps is None:
             self._steps = Steps(self._lane, self._about)
         self._steps.table.timeout_s = PATIENCE_S if timeout_s is None else timeout_s
+        self._steps.table.version = self.version
         self._steps.writer.add(*given)
 
     def flush(self) -> None:

@@ -56,7 +56,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Array]]:
         for index, child in enumerate(value):
             yield from leaves(child, f"{name}.{index}")
     else:
-        yield name, value
+        yield name, np.asarray(value)  # `burn_in` is a number
 
 
 @lru_cache(maxsize=64)
@@ -74,12 +74,15 @@ def _placed(described: tuple[tuple[str, str, tuple[int, ...]], ...]) -> Shape:
 def pack(batch: Batch, count: int = 1) -> tuple[Shape, Array]:
     """Pack ``count`` batches, dealt out from the rows of one, as uint8 ``[count, nbytes]``."""
     found = list(leaves(batch))
-    described = tuple((n, a.dtype.str, (len(a) // count, *a.shape[1:])) for n, a in found)
+    described = tuple(
+        (n, a.dtype.str, a.shape and (len(a) // count, *a.shape[1:])) for n, a in found
+    )
     shape = _placed(described)
     frames = np.empty((count, shape.nbytes), np.uint8)
     for field, (_, array) in zip(shape.fields, found, strict=True):
         out = frames[:, field.start : field.start + field.nbytes].view(field.dtype)
-        rows = array.reshape(field.shape[0], count, *field.shape[1:]).swapaxes(0, 1)
+        first = field.shape[0] if field.shape else 1
+        rows = array.reshape(first, count, *field.shape[1:]).swapaxes(0, 1)
         np.copyto(out.reshape(rows.shape), rows)
     return shape, frames
 
@@ -106,6 +109,7 @@ def unpack(shape: Shape, frame: Any) -> Batch:
         f.name: raw[f.start : f.start + f.nbytes].view(f.dtype).reshape(f.shape)
         for f in shape.fields
     }
+    arrays |= {f.name: arrays[f.name].item() for f in shape.fields if not f.shape}
     return Batch({root: unflatten(nest, arrays) for root, nest in _nests(shape)})
 
 

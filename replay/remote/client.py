@@ -45,7 +45,8 @@ class ReplayClient(Adds):
 
     The server sees the steps of a slot together, when the slot is full or at `flush`. ``spec`` is
     the layout of a slot. ``lost`` counts rows that the server had and lost, because it was
-    restarted from an older snapshot, or from none.
+    restarted from an older snapshot, or from none. Set ``version`` to that of the acting policy
+    where the buffer limits the policy lag: `add` stamps it on the slots that it begins.
 
     Args:
         address: of the server, ``tcp://HOST:PORT`` or ``ipc://PATH``.
@@ -79,7 +80,7 @@ class ReplayClient(Adds):
         self._token = ""  # identifies this client to a server that knew it before
         self._read = 0  # answers since the server last sent its count
         self._said_read = 0
-        self.lost = 0
+        self.lost = self.version = 0
         self._reason = "it has not replied"
         self._refused: str | None = None
         self._stats: dict[str, Any] | None = None
@@ -99,6 +100,7 @@ class ReplayClient(Adds):
     def _take(self, given: Given, timeout_s: float | None) -> None:
         outbox = self._joined()
         outbox.steps.table.timeout_s = PATIENCE_S if timeout_s is None else timeout_s
+        outbox.steps.table.version = self.version
         outbox.steps.writer.add(*given)
         if outbox.has_news:
             self._pump(0)

@@ -49,3 +49,9 @@ def test_a_batch_is_printed_as_dtypes_and_shapes() -> None:
         "Batch(obs={image: uint8[32, 84, 84], pair: (float64[32, 2], None)}, "
         "reward=float32[32], weights=None)"
     )
+
+
+def test_a_number_is_sent_beside_the_arrays() -> None:
+    shape, frames = pack(Batch(reward=np.zeros((5, 2)), burn_in=3))
+    read = unpack(read_shape(shape.meta), frames[0].tobytes())
+    assert (read.burn_in, read.reward.shape) == (3, (5, 2))

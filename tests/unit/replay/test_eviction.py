@@ -114,6 +114,20 @@ def test_what_comes_too_late_is_cut_as_it_comes() -> None:
     replay.close()
 
 
+def test_steps_of_a_writer_elsewhere_have_its_version() -> None:
+    replay = made(max_policy_lag=1, shared=True, writers=2)
+    replay.version = 7
+    with Writer.attach(replay.serve()) as writer:
+        for writer.version in (5, 6, 7):
+            add(writer, writer.version, UNROLL)
+        deadline_s = time.monotonic() + 10
+        while replay.stats()["inserted"] < 3 * UNROLL and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert stored(replay) == {6, 7}
+        assert balanced(replay) == {"lag": UNROLL}
+    replay.close()
+
+
 def test_keys_of_what_was_cut_are_stale() -> None:
     replay = made(max_policy_lag=0)
     add(replay, 0, UNROLL)

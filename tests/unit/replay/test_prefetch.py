@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.replay.buffer import Replay
+from penstock.replay.buffer import Replay, ReplaySource
 from penstock.replay.errors import ReplayError
 from penstock.replay.limiter import RateLimiter
 from penstock.replay.samplers import Prioritized
@@ -213,3 +213,20 @@ print(len(next(replay.batches(1)).action), heavy & {*sys.modules})
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "1 set()\n"
+
+
+def test_rows_that_another_thread_takes_first_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the question whether a batch can be drawn and the draw itself."""
+    replay, missing = made(10, max_times_sampled=1), ReplaySource.missing
+
+    def taken_then(source: ReplaySource) -> str:
+        text = missing(source)
+        if len(replay) == 10:
+            replay.sample(8)
+        return text
+
+    monkeypatch.setattr(ReplaySource, "missing", taken_then)
+    with pytest.raises(ReplayError, match=r"for 0\.05 s: 2 of 8 rows are stored"):
+        next(replay.batches(8, prefetch=0, timeout_s=0.05))

@@ -115,3 +115,43 @@ def test_a_writer_elsewhere_is_lent_nothing_while_it_is_ahead() -> None:
             time.sleep(0.01)
         assert replay.stats()["inserted"] > before
     replay.close()
+
+
+def test_what_others_add_counts_in_slots_so_that_neither_side_waits_for_ever() -> None:
+    """A slot that exceeds the band alone would never be lent."""
+    with pytest.raises(ReplayError, match="too narrow for samples of 1 and inserts of 16 at 4"):
+        make(RateLimiter(4.0, min_size=8, band=30.0), shared=True, unroll=16)
+    replay = make(RateLimiter(4.0, min_size=8), shared=True, unroll=16, timeout_s=1.0)
+
+    def learn() -> None:
+        with suppress(ReplayError):  # nothing is added any more
+            while True:
+                replay.sample(8)
+
+    thread = threading.Thread(target=learn, daemon=True)
+    thread.start()
+    with Writer.attach(replay.serve()) as writer:
+        for i in range(160):
+            writer.add(**step(i), timeout_s=1.0)
+    thread.join()
+    assert replay.stats()["inserted"] == 160
+    replay.close()
+
+
+def test_a_batch_that_can_never_be_drawn_does_not_widen_the_band() -> None:
+    limiter = RateLimiter(1.0, min_size=1)
+    replay = make(limiter)
+    for count in (0, -3, 101):
+        with pytest.raises(ReplayError, match=r"at least 1|larger than the capacity of 100"):
+            replay.sample(count)
+    assert limiter.rule.band == 2
+
+
+def test_a_step_for_which_there_is_no_stream_is_not_counted() -> None:
+    limiter = RateLimiter(min_size=1)
+    replay = make(limiter)
+    for _ in range(16):
+        replay.writer()
+    with pytest.raises(ReplayError, match="16 streams are open"):
+        replay.add(**step())
+    assert limiter.counts.inserted == 0

@@ -18,6 +18,7 @@ from penstock.replay.remote import ReplayClient, ReplayServer, service
 from penstock.replay.remote.server import Snapshots
 from penstock.replay.remote.service import ServiceLimits
 from penstock.replay.samplers import Prioritized, Uniform
+from penstock.replay.sequences import Sequences
 from penstock.replay.snapshot_files import MANIFEST
 from penstock.transport import wire
 from penstock.transport.wire import Header, MessageKind
@@ -470,3 +471,19 @@ def test_another_buffer_at_the_address_is_named(rig: Callable[..., Rig]) -> None
         rig(bind=first.server.address, unroll=4)
         with pytest.raises(ReplayError, match="another buffer listens at"):
             client.sample(2, timeout_s=15.0)
+
+
+def test_sequences_are_drawn_over_the_wire(rig: Callable[..., Rig]) -> None:
+    r = rig(sequences=Sequences(4, overlap=2, burn_in=1, pad=True))
+    with ReplayClient(r.server.address) as client:
+        for count in range(40):
+            client.add(**step(count))
+        client.flush()
+        batch = client.sample(8)
+        rows, mask = batch["action"][0] + ENVS * np.arange(4)[:, None], batch.mask
+        assert mask[0].all()
+        np.testing.assert_array_equal(batch["action"][mask], rows[mask])
+        np.testing.assert_array_equal(batch["obs"]["arm"][mask][:, 0], rows[mask])
+        assert batch.burn_in == 1
+        client.update_priorities(batch.keys, np.ones(8))
+        assert client.stats()["server"]["rejected"] == {}

@@ -272,3 +272,19 @@ def test_what_does_not_go_with_sequences() -> None:
     with pytest.raises(ReplayError, match="priorities come with single steps"):
         replay.add(obs=obs, next_obs=obs, priority=1.0, **step)
     assert len(replay) == 0
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_a_sequence_leaves_with_a_slot_that_is_evicted_before_its_first(pad: bool) -> None:
+    """The second slot of the stream is of an older policy than the first."""
+    declared = {"obs": (np.float32, (1,)), "action": (np.int64, ())}
+    drawn = Sequences(6, overlap=5, pad=pad)
+    replay = Replay(declared, 100, unroll=8, sequences=drawn, max_policy_lag=5, seed=0)
+    for i in range(24):
+        replay.version = 0 if 8 <= i < 16 else 100
+        obs = np.full(1, i, np.float32)
+        replay.add(obs=obs, next_obs=obs + 1, action=i, reward=0, terminated=False, truncated=False)
+    assert replay.stats()["evicted"] == {"lag": 8}
+    actions = replay.sample(100).action
+    assert set(actions[0]) == {0, 1, 2, 16, 17, 18}
+    assert (np.diff(actions, axis=0) == 1).all()

@@ -10,12 +10,14 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.replay.buffer import Replay
-from penstock.replay.errors import ReplayError
+from penstock.replay.errors import DamagedSnapshotError, ReplayError
 from penstock.replay.samplers import Prioritized, Uniform
+from penstock.replay.sequences import Sequences
 from penstock.replay.snapshot_files import MANIFEST, MARKER
 from snapshot_rows import assert_equal, files, made
 
@@ -87,6 +89,21 @@ def test_another_spec_or_sampler_is_named(tmp_path: Path) -> None:
         smaller.restore(tmp_path)
     with pytest.raises(ReplayError, match="state of another sampler"):
         Replay.load(tmp_path, sampler=Prioritized())
+
+
+def test_other_sequences_or_another_limit_of_draws_are_named(tmp_path: Path) -> None:
+    """The sampler's state would name sequences that are not complete, or rows never removed."""
+    saved: list[dict[str, Any]] = [
+        {"sequences": Sequences(3)}, {"max_times_sampled": 9}, {"n_step": 2},
+    ]  # fmt: skip
+    others: list[dict[str, Any]] = [
+        {"sequences": Sequences(5)}, {"max_times_sampled": 2}, {"sequences": Sequences(3)},
+    ]  # fmt: skip
+    for options, other in zip(saved, others, strict=True):
+        made(**options)[0].save(tmp_path)
+        with pytest.raises(ReplayError, match=f"was saved with {next(iter(other))}=") as error:
+            made(0, **other)[0].restore(tmp_path)
+        assert not isinstance(error.value, DamagedSnapshotError)
 
 
 def test_a_schedule_of_ones_own_has_to_be_given(tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def test_a_snapshot_that_contradicts_itself_is_refused(
         set_at("others.state.rows", 0, -1), set_at("others.state.rows", 0, 1 << 40),
         set_at("others.state.before", 0, 99), set_at("others.state.after", 0, -2),
         set_at("others.state.searched", 0, 99), set_at("others.state.position", 0, -5),
+        set_at("others.state.before", slice(None), 3),
     ],
 )  # fmt: skip
 def test_a_state_of_sequences_that_cannot_be(
@@ -112,6 +113,24 @@ def test_a_state_of_sequences_that_cannot_be(
     replay, _ = made(150, capacity=60, sampler=Uniform(), sequences=Sequences(4, pad=True))
     for _ in range(3):  # so that rows are drawn ahead
         replay.sample(2)
+    replay.save(tmp_path)
+    replay.close()
+    seal(tmp_path, change)
+    with pytest.raises(ReplayError):
+        Replay.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        set_at("others.state.used", slice(None), 5), set_at("others.state.used", 0, -1),
+        set_at("others.state.used", None, np.zeros(1, np.int32)),
+    ],
+)  # fmt: skip
+def test_counts_of_draws_that_cannot_be(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    replay, _ = made(20, capacity=60, max_times_sampled=5)
     replay.save(tmp_path)
     replay.close()
     seal(tmp_path, change)
