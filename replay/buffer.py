@@ -586,9 +586,9 @@ class Replay:
                 )
             saved, options = others["options"], self._options()
             for name in DRAWN_BY:
-                if saved[name] != options[name]:
+                if saved.get(name) != options[name]:
                     raise ReplayError(
-                        f"{reader.folder} was saved with {name}={saved[name]} and the replay has "
+                        f"{reader.folder} was saved with {name}={saved.get(name)} and the replay has "
                         f"{options[name]}; give the same, or take its rows with Replay.load_rows"
                     )
             self.sampler.load_state_dict(others["state"])
