@@ -419,8 +419,11 @@ class Replay:
             return self._draw(count, stacked)
         if not 0 < count <= self.capacity:  # the limiter's band would grow with it for good
             raise cannot_sample(count, self.table.stored, self.capacity)
-        with self.lock:  # the limiter has to know which rows have left
-            self.collect()
+        with self.lock:
+            flow.note()  # the last draw may have removed rows
+        if not flow.limiter.may_sample(count):
+            with self.lock:
+                self.collect()
         flow.before_sample(count)
         try:
             return self._draw(count, stacked)
