@@ -64,7 +64,10 @@ RETRY_S = 0.01  # between two attempts to draw
 
 
 class Replay:
-    """A replay buffer that keeps at least the ``capacity`` newest rows.
+    """A replay buffer that keeps at least the ``capacity`` newest rows in full slots.
+
+    Steps that only reset, and the rest of a slot that ends early (`StreamWriter.close`, `flush` of
+    a writer elsewhere), take up room too.
 
     A row is one step of one environment. Any thread may add and sample; with ``shared``, other
     processes of this host may add too (`serve`). Use it in a ``with`` block, or call `close`.
@@ -416,6 +419,8 @@ class Replay:
             return self._draw(count, stacked)
         if not 0 < count <= self.capacity:  # the limiter's band would grow with it for good
             raise cannot_sample(count, self.table.stored, self.capacity)
+        with self.lock:
+            flow.note()  # the last draw may have removed rows
         if not flow.limiter.may_sample(count):
             with self.lock:
                 self.collect()

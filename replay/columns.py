@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 Nest = str | dict[str, "Nest"] | tuple["Nest", ...]  # leaves are names of columns
 
 GIVEN = ("reward", "terminated", "truncated", "next_obs", "alive", "age", "pad", "side", "priority")
-RESULTS = ("weights", "keys", "discount", "frames", "mask", "info")
+RESULTS = ("weights", "keys", "discount", "frames", "mask", "burn_in", "info")
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,10 @@ def _leaves(name: str, declared: Any) -> list[Leaf]:
         raise ReplayError(
             f"column {name} is declared as {declared!r}; give a gymnasium space or (dtype, shape)"
         ) from None
-    if leaf.dtype.hasobject or not leaf.nbytes:
-        raise ReplayError(f"column {name} cannot be {leaf}: it has no fixed number of bytes")
+    if leaf.dtype.hasobject or leaf.dtype.kind in "mM" or not leaf.nbytes:
+        raise ReplayError(
+            f"column {name} cannot be {leaf}: give numbers, flags or bytes, of a fixed size"
+        )
     return [leaf]
 
 

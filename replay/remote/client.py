@@ -24,6 +24,7 @@ import zmq
 from penstock.configs.errors import printable
 from penstock.replay.adding import PATIENCE_S, Adds, Given
 from penstock.replay.batch import Batch
+from penstock.replay.checks import check_priorities
 from penstock.replay.errors import ReplayError
 from penstock.replay.remote.batch_codec import read_shape, unpack
 from penstock.replay.remote.outbox import Outbox, read_spec
@@ -148,12 +149,7 @@ class ReplayClient(Adds):
 
         Not confirmed, lost if the connection breaks.
         """
-        names = np.ascontiguousarray(keys, np.int64).reshape(-1)
-        values = np.ascontiguousarray(priorities, np.float64).reshape(-1)
-        if names.shape != values.shape:
-            raise ReplayError(f"{len(values)} priorities came for {len(names)} keys; give one each")
-        if not (np.isfinite(values) & (values >= 0)).all():
-            raise ReplayError("priorities must be finite and not negative; pass the absolute error")
+        names, values = check_priorities(np.ascontiguousarray(keys), priorities)
         for start in range(0, len(names), UPDATE_ROWS):
             part = slice(start, start + UPDATE_ROWS)
             frames: wire.Parts = [names[part].data.cast("B"), values[part].data.cast("B")]

@@ -56,6 +56,8 @@ def test_names_alone_say_the_structure() -> None:
         ),
         ({"obs": (np.float32, (0,)), "action": (int, ())}, ["column obs", "[0]"]),
         ({"obs": (object, (3,)), "action": (int, ())}, ["column obs", "object"]),
+        ({"obs": ("M8[s]", (3,)), "action": (int, ())}, ["column obs", "datetime64", "numbers"]),
+        ({"obs": (int, ()), "action": (int, ()), "burn_in": (int, ())}, ["column burn_in"]),
         ({"obs": {"a.b": (int, ())}, "action": (int, ())}, ["column obs", "'a.b'", "joined"]),
         ({"obs": (int, ()), "action": (int, ()), "reward": (int, ())}, ["column reward", "itself"]),
         ({"obs": (int, ()), "action": (int, ()), "keys": (int, ())}, ["column keys", "itself"]),

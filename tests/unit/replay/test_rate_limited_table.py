@@ -155,3 +155,13 @@ def test_a_step_for_which_there_is_no_stream_is_not_counted() -> None:
     with pytest.raises(ReplayError, match="16 streams are open"):
         replay.add(**step())
     assert limiter.counts.inserted == 0
+
+
+def test_rows_that_left_since_the_last_step_do_not_count_for_min_size() -> None:
+    replay = make(RateLimiter(min_size=5), max_times_sampled=1)
+    for i in range(9):
+        replay.add(**step(i))
+    replay.sample(5)
+    with pytest.raises(ReplayError, match="4 items are stored and min_size is 5"):
+        replay.sample(1)
+    assert len(replay) == 4

@@ -244,7 +244,7 @@ def test_what_cannot_be_asked_is_refused_in_words(rig: Callable[..., Rig]) -> No
             client.sample(101, timeout_s=5.0)
         with pytest.raises(ReplayError, match="2 priorities came for 1 keys"):
             client.update_priorities([1], [1.0, 2.0])
-        with pytest.raises(ReplayError, match="finite and not negative"):
+        with pytest.raises(ReplayError, match="priority nan at position 0 must be finite"):
             client.update_priorities([1], [float("nan")])
         wrong = step(0)
         wrong["obs"]["arm"] = np.zeros((ENVS, 4), np.float32)
@@ -487,3 +487,14 @@ def test_sequences_are_drawn_over_the_wire(rig: Callable[..., Rig]) -> None:
         assert batch.burn_in == 1
         client.update_priorities(batch.keys, np.ones(8))
         assert client.stats()["server"]["rejected"] == {}
+
+
+def test_the_sign_of_a_priority_does_not_matter_here_either(rig: Callable[..., Rig]) -> None:
+    r = rig(prioritized=True)
+    with ReplayClient(r.server.address) as client:
+        client.add(**step(0))
+        client.flush()
+        keys = client.sample(2).keys
+        client.update_priorities(keys[::2], [-7.0])
+        assert client.stats()["server"]["rejected"] == {}
+        assert r.replay.sampler.state_dict()["highest"] == 7.0

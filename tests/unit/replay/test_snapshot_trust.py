@@ -81,6 +81,20 @@ TAMPERED = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"sampler": Prioritized(fast=False)}, {"sequences": Sequences(4)}, {"max_times_sampled": 5}],
+)
+def test_a_snapshot_that_was_sealed_without_a_change_is_loaded(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """So the tests below are refused because of their changes."""
+    replay, _ = made(150, capacity=60, **options)
+    replay.save(tmp_path)
+    seal(tmp_path, lambda state: None)
+    assert_equal(Replay.load(tmp_path).sample(8), replay.sample(8))
+
+
 @pytest.mark.parametrize("change", TAMPERED)
 def test_a_snapshot_that_contradicts_itself_is_refused(
     tmp_path: Path, change: Callable[[dict[str, Any]], None]
