@@ -593,8 +593,9 @@ class Replay:
             for name in DRAWN_BY:
                 if saved.get(name) != options[name]:
                     raise ReplayError(
-                        f"{reader.folder} was saved with {name}={saved.get(name)} and the replay has "
-                        f"{options[name]}; give the same, or take its rows with Replay.load_rows"
+                        f"{reader.folder} was saved with {name}={saved.get(name)} and the replay "
+                        f"has {options[name]}; give the same, or take its rows with "
+                        "Replay.load_rows"
                     )
             self.sampler.load_state_dict(others["state"])
             if self.flow is not None:
