@@ -100,8 +100,8 @@ class CheckpointManager:
         self.epoch = 0
         """Of the group of learners; a checkpoint of a later one is never replaced."""
         self.is_named = False
-        """Whether the supervisor has named this learner to save the run at its end: then it
-        replaces what a learner wrote that was restarted more often, and has ended."""
+        """Whether the supervisor has named this learner to save the run at its end. It then also
+        replaces the checkpoint of a learner with a later generation, which has ended."""
         url = self._config.store
         self._store = None if url is None else CheckpointStore(url)
         self._uploader: Uploader | None = None
@@ -239,8 +239,8 @@ class CheckpointManager:
         return due or (every is not None and steps // every > self._saved_steps // every)
 
     def put_off(self, error: str) -> None:
-        """Note that a save has failed, and report that where it was ordered: the next is due as if
-        it had not."""
+        """Note that a save has failed, and report that if it was ordered. The next one is due when
+        it would be after a success."""
         if self._ordered and self._tell is not None:
             self._tell("save_failed", error=error)
         self._ordered = False

@@ -57,8 +57,8 @@ class FlatOptimizer:
         self.momentum = 0.0 if replaced else cfg.momentum
         self.grad_clip = None if replaced else cfg.grad_clip
         self.learners = cfg.most_count
-        """Learners whose gradients are in a step: fewer than ``cfg.most_count`` while one of them
-        is away or left out (`learner.spare`)."""
+        """Number of learners whose gradients are in a step. It is below ``cfg.most_count`` while a
+        learner is dead, or its gradient is discarded (`learner.spare`)."""
         self.lr_factor = 1.0
         """Factor of the learning rate after rollbacks (`learner.nonfinite`)."""
         self.lr: float | None = None

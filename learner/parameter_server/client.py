@@ -143,10 +143,10 @@ class ServerClient:
                 entries=part.stop - part.start,
                 rules=rules(cfg, number),
             )
-            begun = ServerHeader(
+            resumed = ServerHeader(
                 ServerMessageKind.VALUES, version=version, samples=samples, tally=tally
             )
-            shard = _Shard(dealer(self._context, address, keys), part, join, begun)
+            shard = _Shard(dealer(self._context, address, keys), part, join, resumed)
             self._poller.register(shard.socket, zmq.POLLIN)
             self._shards.append(shard)
         self._shards[0].clock = 0
@@ -370,10 +370,10 @@ class ServerClient:
         if head.session == shard.session:
             return
         self.said = "the others are behind, or have not begun"
-        is_next = shard.session != 0
+        was_joined = shard.session != 0
         shard.session, shard.again_s, shard.have = head.session, 0.0, -1
         shard.flags = Flag.NONE  # this session has not seen the step that a pull was ahead of
-        if is_next:
+        if was_joined:
             self._join_again()
             return
         if shard is self._shards[0]:
@@ -420,18 +420,18 @@ class _Shard:
     """A worker's connection to one shard of the server, which holds the parameters of ``part``."""
 
     def __init__(
-        self, socket: zmq.Socket[bytes], part: slice, join: ServerHeader, begun: ServerHeader
+        self, socket: zmq.Socket[bytes], part: slice, join: ServerHeader, resumed: ServerHeader
     ) -> None:
-        """``begun``: the history of the parameters so far, as of an answer."""
+        """``resumed``: version, samples and tally of the parameters that the run begins with."""
         self.socket, self.part = socket, part
         self.size = part.stop - part.start
         self.session = 0
-        self.clock: int | None = None  # to join at; the first shard gives it
+        self.clock: int | None = None  # to join with; unknown until the first shard has sent it
         self.number = 0
         self.have = -1  # the version of the session that is here
         self.asked: ServerMessageKind | None = None
         self.again_s = 0.0
-        self.answer = begun  # to the last pull
+        self.answer = resumed  # later the head of the answer to the last pull
         self.state: ServerState | None = None
         self._join = join
         self.flags = Flag.NONE  # of the request

@@ -209,8 +209,8 @@ class Bounded(Pace):
 class Backup(Pace):
     """A step is the first ``wanted`` gradients of workers that went at that step.
 
-    Fewer where fewer live, or some have pushed no samples. Later pushes are discarded, and their
-    workers proceed with the current step.
+    It has fewer gradients where fewer workers live or have samples. Later pushes are discarded, and
+    their workers proceed with the current step.
     """
 
     single_push = False
@@ -236,8 +236,8 @@ class Backup(Pace):
 
     def due(self) -> bool:
         could_come = len(self.workers.keys() - self._empty | self._arrived)
-        is_begun = bool(self._arrived or self._empty)
-        return is_begun and len(self._arrived) >= min(self._wanted, could_come)
+        has_pushes = bool(self._arrived or self._empty)
+        return has_pushes and len(self._arrived) >= min(self._wanted, could_come)
 
     def _counts(self, worker: int, samples: int) -> bool:
         if self._began[worker] != self._step:
