@@ -100,11 +100,13 @@ def main() -> None:
             for seed in range(options.seeds):
                 for pace in paces:  # in turns, as the machine's speed changes
                     runs[pace].append(one(task, link, pace, seed))
-            saved = results.setdefault(f"{task} at {link}", {"runs": {}})
-            saved["runs"] |= runs
-            saved["machine"] = machine()
-            rows += [[task, link, pace, *row(runs[pace])] for pace in paces]
-            finish("paces", SETTINGS | {"tasks": results}, rows, options)  # a pass takes long
+                saved = results.setdefault(f"{task} at {link}", {"runs": {}})
+                saved["runs"] |= runs
+                saved["machine"] = machine()
+                new = [[task, link, pace, *row(runs[pace])] for pace in paces]
+                result = SETTINGS | {"tasks": results}
+                finish("paces", result, [*rows, *new], options)  # a round takes long
+            rows += new
     if options.svg:
         draw(results, options.svg)
 
