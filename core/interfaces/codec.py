@@ -127,8 +127,8 @@ class Codec(Protocol):
     part with zeros, and so sends the residuals of earlier steps.
 
     A gradient that is not finite (or whose norm is not, in float32) results in values that are not
-    finite on all ranks, and leaves the residuals unchanged: the optimizer skips the step, and the
-    next one is not affected.
+    finite on all ranks, and leaves the residuals of all unchanged: the optimizer skips the step,
+    and the next one is not affected.
     """
 
     @property

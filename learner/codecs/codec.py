@@ -1,4 +1,4 @@
-"""The base class of Penstock's codecs: residuals, scratch memory, groups of one."""
+"""The base class of Penstock's codecs: residuals, skipped steps, scratch memory, groups of one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.interfaces import Bucket, CodecContext, Collective
+from penstock.device.choice import runs_behind
 from penstock.learner.codecs.buckets import bucket_nbytes, buckets_of
 
 
@@ -30,6 +31,7 @@ class BaseCodec(ABC):
         self._world = context.world
         self._rank = context.rank
         self._update = 0
+        self._finite = torch.tensor(True)  # the sums of the step's buckets so far
         self._scratch: dict[str, Tensor] = {}
         self._views: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         self._residuals = {
@@ -47,8 +49,14 @@ class BaseCodec(ABC):
         self._update = update
 
     def reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
-        if self._world > 1 or self.works_alone:
-            self._reduce(bucket, grads, ring)
+        if self._world == 1 and not self.works_alone:
+            return
+        span = slice(bucket.start, bucket.stop)
+        for kind, residual in self._residuals.items():
+            self._before(kind)[span] = residual[span]
+        self._reduce(bucket, grads, ring)
+        if self._residuals:
+            self._restore_if_skipped(bucket, torch.linalg.vector_norm(grads).isfinite())
 
     def nbytes(self, update: int) -> int:
         if self._world == 1:
@@ -61,6 +69,22 @@ class BaseCodec(ABC):
     def reset(self) -> None:
         for residual in self._residuals.values():
             residual.zero_()
+
+    def _before(self, kind: str) -> Tensor:
+        """Memory for a residual as it was before the step."""
+        return self._memory(f"{kind} before", (self._context.size,), torch.float32)
+
+    def _restore_if_skipped(self, bucket: Bucket, finite: Tensor) -> None:
+        """After the last bucket restore all residuals where a sum of the step was not finite.
+
+        The sums are equal on all ranks, so that all restore theirs: also a rank with a finite
+        gradient, whose values were sent in vain, and in buckets with a finite sum.
+        """
+        self._finite = finite if bucket == self.buckets[0] else self._finite & finite
+        if bucket != self.buckets[-1] or (not runs_behind(finite) and self._finite):
+            return
+        for kind, residual in self._residuals.items():
+            torch.where(self._finite, residual, self._before(kind), out=residual)
 
     @abstractmethod
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None: ...

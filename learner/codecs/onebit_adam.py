@@ -76,22 +76,13 @@ class OneBitMomentum(OneBit):
             self._clip(grads, 1.0)
             return
         self._clip(grads, self._world**-0.5)
-        before = {kind: self._copy(kind, values) for kind, values in self._residuals.items()}
         if self._variance:
             self._variance.begin(self._update, grads, ring)
         grads.mul_(1 - BETAS[0]).add_(self._adam.exp_avg, alpha=BETAS[0] / self._world)
         if self._world > 1:
             self._reduce_momentum(bucket, grads, ring)
-        if not self._residuals:
-            return
-        finite = grads.isfinite().all()  # the same on all ranks: all of them skip the step
         if self._variance:
-            self._variance.end(grads, finite)
-        for kind, residual in self._residuals.items():
-            torch.where(finite, residual, before[kind], out=residual)
-
-    def _copy(self, kind: str, residual: Tensor) -> Tensor:
-        return self._memory(f"{kind} before", residual.shape, residual.dtype).copy_(residual)
+            self._variance.end(grads, torch.linalg.vector_norm(grads).isfinite())
 
     def _reduce_momentum(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
         """Replace the ranks' shares of the momentum by their sum, coded."""

@@ -83,6 +83,9 @@ class PowerSgd(BaseCodec):
             state.q_memory_dict[index] = first.to(self._device)
             state.p_memory_dict[index] = torch.empty(rows, device=self._device)
         error = self._residuals["error"][bucket.start : bucket.stop]
+        norm = torch.linalg.vector_norm(grads + error) * self._world
+        if not norm.square().isfinite():  # P would be divided by infinity, and the layer stay zero
+            grads.fill_(torch.nan)
         group = state.process_group = _HookGroup(ring)
         state.error_dict[index] = error
         hook: Any = torchs.powerSGD_hook

@@ -46,12 +46,8 @@ class Sparse(BaseCodec):
             else:
                 self._sum_nan(bucket, grads, ring)
             return
-        # To ask whether it is sound would be to wait: residuals are taken back where it is not.
-        own = [residual[bucket.start : bucket.stop] for residual in self._residuals.values()]
-        before = [residual.clone() for residual in own]
+        # To ask whether it is sound would be to wait.
         places, values = self._take(bucket, torch.where(sound, grads, 0.0), norm)
-        for residual, kept in zip(own, before, strict=True):
-            torch.where(sound, residual, kept, out=residual)
         self._sum(bucket, grads, places, torch.where(sound, values, torch.nan), ring)
 
     def count(self, bucket: Bucket, update: int) -> int:

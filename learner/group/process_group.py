@@ -48,7 +48,9 @@ SHOWN = 200  # characters of another learner's option
 WATCHED = timedelta(seconds=0.5)  # of a wait, between two looks at whether a member is lost
 CONNECT_S = 5.0  # for members that were there a moment ago
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-OWN = ("device", "nice", "threads", "env_threads")  # options in which learners may differ
+# options in which learners may differ, as they are of a machine
+OWN = ("device", "nice", "threads", "env_threads")
+OWN_OF_PARTS = {"reduce": {"interface"}}
 
 
 class Guarded(GroupCollective):
@@ -283,7 +285,8 @@ def hello_of(config: Config, device: torch.device) -> dict[str, Any]:
         "the kind of learner.device": device.type,
     }
     for section in ("env", "algo", "model", "actors", "learner"):
-        for name, value in getattr(config, section).model_dump(mode="json").items():
+        options = getattr(config, section).model_dump(mode="json", exclude=OWN_OF_PARTS)
+        for name, value in options.items():
             if name not in OWN:
                 found[f"{section}.{name}"] = value
     return found

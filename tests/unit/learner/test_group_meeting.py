@@ -9,10 +9,12 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from penstock.configs.errors import UserError
-from penstock.learner.group.process_group import LearnerGroup, meet
+from penstock.configs.load import resolve
+from penstock.learner.group.process_group import LearnerGroup, hello_of, meet
 from penstock.learner.sync.gradient_sync import GroupLostError
 
 VERSION = "the version of penstock"
@@ -59,6 +61,15 @@ def test_each_says_what_differs(tmp_path: Path, name: str, value: Any) -> None:
     assert said[1] == (
         f"learners disagree on {name}: it is {value} on rank 1 and {HELLO[name]} on rank 0{last}"
     )
+
+
+def test_learners_on_machines_with_other_interfaces_are_alike() -> None:
+    first, second = (
+        hello_of(resolve("cartpole", ["learner.count=2", option]), torch.device("cpu"))
+        for option in ("learner.reduce.interface=eth0", "learner.reduce.interface=ens5")
+    )
+    assert first == second
+    assert first["learner.reduce"]["codec"] == "none"
 
 
 def test_a_difference_is_told_before_all_have_come(tmp_path: Path) -> None:
