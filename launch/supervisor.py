@@ -200,6 +200,11 @@ class Supervisor:
         """Whether the run is about to end."""
         return self._decisions.stopping
 
+    @property
+    def learner_threads(self) -> int | None:
+        """Threads of each learner now; None where they do not change during the run."""
+        return None if self._core_split is None else self._core_split.now.threads
+
     def stop(self, reason: str) -> None:
         """End the run as if the learner had reached a limit, with this ``reason``."""
         self._do(self._decisions.stop(reason, time.monotonic()))
