@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_stages import marked_tests, set_up
+from gpu_stages import ceilings, marked_tests, set_up
+from gpu_stages.batches import PASSES
 from gpu_stages.expected import compared, line
 from gpu_stages.finding import Finding, Options
 from gpu_stages.updates import MESSAGE, waits_in
@@ -89,6 +90,23 @@ def test_each_place_that_waits_is_found() -> None:
     first = update.__code__.co_firstlineno
     name = Path(__file__).relative_to(CHECKOUT)
     assert waits_in(update) == [f"{name}:{first + 1}", f"{name}:{first + 3}"]
+
+
+def test_without_a_compiler_a_learner_has_a_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    def learner(network: str, options: Options, *further: str) -> float:
+        if further:
+            raise RuntimeError
+        return 8.0
+
+    monkeypatch.setattr(ceilings, "learner", learner)
+    monkeypatch.setattr(ceilings, "one_pass", lambda *_: None)
+    monkeypatch.setattr(ceilings, "rate", lambda *_: 10.0)
+    monkeypatch.setattr(ceilings, "FORMS", {"eager": lambda made: made})
+    found = {finding.name: finding for finding in ceilings.run(GPU)}
+    for network in PASSES:
+        assert found[f"{network}: learner / plain torch"].value == 0.8
+        compiled = found[f"{network}: learner, compiled, rows/s"]
+        assert (compiled.value, compiled.note) == (None, "RuntimeError: ")
 
 
 def test_the_page_of_results_names_the_gpu_of_its_record() -> None:
