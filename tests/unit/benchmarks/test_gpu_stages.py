@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 from gpu_stages import ceilings, marked_tests, set_up
 from gpu_stages.batches import PASSES
 from gpu_stages.expected import compared, line
 from gpu_stages.finding import Finding, Options
-from gpu_stages.updates import MESSAGE, waits_in
+from gpu_stages.updates import MESSAGE, difference, waits_in
 from simulated_device import HazardError, simulated
 
 CHECKOUT = Path(__file__).parents[3]
@@ -33,6 +35,8 @@ GPU = Options("cuda", 8.0)
         ("tests", Finding("failed", 2), None, False),
         ("group", Finding("two learners trained", False), None, False),
         ("set-up", Finding("torch", "2.13.0"), None, None),
+        ("group", Finding("seconds", math.nan), None, None),
+        ("group", Finding("seconds", math.inf), None, None),
     ],
 )
 def test_figures_stand_beside_what_is_expected(
@@ -42,6 +46,16 @@ def test_figures_stand_beside_what_is_expected(
     assert (found["ratio"], found["met"]) == (ratio, met)
     assert finding.name in line(found)
     assert ("MISSED" in line(found)) == (met is False)
+
+
+def test_a_gradient_of_nan_is_not_as_expected() -> None:
+    bad, good = torch.tensor([math.nan, 1.0]), torch.ones(2)
+    found = difference({"actor": good, "critics": bad}, {"actor": good, "critics": good})
+    assert math.isnan(found)
+    finding = Finding("sac: gradient against the CPU's, relative difference", found)
+    compare = compared("correctness", finding, GPU)
+    assert compare["met"] is False
+    assert "MISSED" in line(compare)
 
 
 def test_figures_of_a_cpu_are_not_compared_and_answers_are() -> None:
