@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
+from penstock.configs.reduce import ReduceConfig
 from penstock.learner.group.process_group import LearnerGroup, hello_of, meet
 from penstock.learner.sync.gradient_sync import GroupLostError
 
@@ -129,3 +131,15 @@ def test_nccl_connects_only_learners_with_a_gpu_each(
     group._device = SimpleNamespace(runs_behind=runs_behind, identity=lambda: "GPU-a")
     group.gather = lambda own: [own, [crc32(gpus[1].encode())]]
     assert group._backend() == backend
+
+
+def test_the_watchdog_of_nccl_neither_ends_the_process_nor_delays_the_next_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default it ends the process, or sleeps for a minute where torch joins its thread."""
+    names = ("ASYNC_ERROR_HANDLING", "DUMP_ON_TIMEOUT", "WAIT_TIMEOUT_DUMP_MILSEC")
+    for name in names:
+        monkeypatch.delenv(f"TORCH_NCCL_{name}", raising=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    LearnerGroup(store(tmp_path, 1), 0, [0], 0, torch.device("cpu"), ReduceConfig()).close()
+    assert [os.environ[f"TORCH_NCCL_{name}"] for name in names] == ["0", "0", "0"]
