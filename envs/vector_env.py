@@ -363,7 +363,8 @@ def check_mask(name: str, parts: tuple[ObservationPart, ...], action: Actions) -
 def _check_autoreset(name: str, vector: VectorEnv) -> None:
     mode = vector.metadata.get("autoreset_mode")
     if mode is not AutoresetMode.NEXT_STEP:
-        stated = f"autoreset mode is {mode.name}" if mode else "metadata has no autoreset_mode"
+        named = getattr(mode, "name", repr(mode))
+        stated = f"autoreset mode is {named}" if mode else "metadata has no autoreset_mode"
         raise UserError(
             f"environment {name} is a vector environment whose {stated}, and it must be NEXT_STEP, "
             "where an episode's final observation is not lost; give it that mode, or set env.id to "
