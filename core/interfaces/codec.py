@@ -155,9 +155,9 @@ class Codec(Protocol):
     def residuals(self) -> Mapping[str, Tensor]:
         """The values held back on this rank for later steps, by name, float32 ``[size]``.
 
-        They are the codec's own memory. They go into checkpoints, and are written in place when one
-        is loaded: with the same residuals and updates, another codec of this kind continues as this
-        one would.
+        They are the codec's own memory, which the next step may exchange for other. They go into
+        checkpoints, and are written in place when one is loaded: with the same residuals and
+        updates, another codec of this kind continues as this one would.
         """
 
     def reset(self) -> None:

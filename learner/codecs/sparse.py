@@ -34,7 +34,7 @@ class Sparse(BaseCodec):
 
     @abstractmethod
     def _take(self, bucket: Bucket, grads: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in gradients of a finite norm ``[]``, and take out what is sent of the residuals:
+        """Add gradients of a finite norm ``[]`` to the residuals, and take out what is sent:
         indices (int64) and values (float32), both ``[count]``."""
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:

@@ -157,8 +157,7 @@ class TwoPhase(BaseCodec):
         if kind not in self._residuals:
             return
         read = self._decode("read", out, made.width)
-        residual = self._residuals[kind][where]
-        torch.sub(values.view(-1)[:size], read.view(-1)[:size], out=residual)
+        torch.sub(values.view(-1)[:size], read.view(-1)[:size], out=self._new[kind][where])
 
     def _read(self, messages: Tensor, made: BucketShares, first: int, grads: Tensor) -> None:
         """Decode blocks from ``first`` on into ``grads``."""
