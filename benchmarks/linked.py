@@ -24,6 +24,7 @@ ALLOWED = ("catch:*", "penstock/*", "CartPole-v1")  # environments that actors m
 POLL_S = 0.5
 END_S = 30.0
 START_S = 120.0
+SHOWN_LINES = 15  # of each output of a run that failed
 
 
 def train_on_hosts(
@@ -72,6 +73,8 @@ def train_on_hosts(
         for process in group:
             _end(process)
     out = (folder / "learner-0.out").read_text().splitlines()
+    if not out:
+        raise SystemExit(_ends_of_outputs(folder))
     summary: dict[str, Any] = json.loads(out[-1])
     return summary | {"curve": curve}
 
@@ -109,6 +112,14 @@ def _watch(
             most = max(now - before for now, before in zip(sent, first, strict=True))
             curve.append(point(last, most / 1e6))
     return curve
+
+
+def _ends_of_outputs(folder: Path) -> str:
+    """What the commands of a run without a summary said last."""
+    text = "learner 0 ended without a summary; the ends of all outputs:"
+    for path in sorted(folder.glob("*-*.err")):
+        text += f"\n{path.stem}:\n" + "\n".join(path.read_text().splitlines()[-SHOWN_LINES:])
+    return text
 
 
 def _last(path: Path) -> dict[str, Any] | None:
