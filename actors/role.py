@@ -135,6 +135,7 @@ class Player:
         self._rollout = Rollout(game, self._inference, int(seeds[1]), ledger, discount, link.beat)
         self._weights = np.empty(link.welcome.layout.size, np.float32)
         self._stamp: Stamp | None = None
+        self._began = False  # also where the first unroll reached no learner
         self.sequence = 0
         self.produced_steps = 0
 
@@ -146,7 +147,7 @@ class Player:
         self._stamp = None  # the version may be the same with other weights
         self._rollout.forget_slots()
         # A stream that does not begin with sequence 0 begins in the middle of episodes.
-        self.sequence = min(self.sequence, 1)
+        self.sequence = int(self._began)
         self.produced_steps = 0
 
     def play(self, timeout_s: float) -> bool:
@@ -165,6 +166,7 @@ class Player:
             self._status.phase = Phase.ENVIRONMENT
             self._status.beat()
             began_s = time.monotonic()
+            self._began = True
             steps = self._rollout.fill(slot.columns, slot.index)
             if self._link.fills_store:
                 self._ledger.switch(Part.PROCESS)

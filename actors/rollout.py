@@ -66,7 +66,8 @@ class Rollout:
             seed: of the first reset.
             ledger: the time ledger of the calling thread.
             discount: gamma of the discounted returns, where they are recorded.
-            beat: called about every `BEAT_NS` while an unroll is played.
+            beat: called about every `BEAT_NS` while an unroll is played, between steps; after an
+                exception that it raises, the next unroll continues from that step.
             group: the number of this group in the inference.
         """
         space = game.info.observation_space
@@ -175,6 +176,7 @@ class Rollout:
         stacks = self._last_obs
         np.copyto(frames[0], stacks[:, -1])
         self._pad[:] = padding(stacks, self._begun, self._pad)
+        self._begun = np.zeros_like(self._begun)
         for t, (row, recorded) in enumerate(rows):
             pad[t] = self._pad
             reset = ~self._alive
@@ -184,9 +186,14 @@ class Rollout:
             np.copyto(frames[t + 1], stacks[:, -1])
             if reset.any():
                 self._pad[:] = padding(stacks, reset, self._pad)
-        self._begun = np.zeros_like(self._begun)
 
     def _begin(self, obs: npt.NDArray[Any]) -> None:
+        if self._ledger.since > self._beat_at:
+            self._beat_at = self._ledger.since + BEAT_NS
+            # Between two steps: where the learner is lost it raises, and the next unroll, for
+            # another one, continues from here.
+            np.copyto(self._last_obs, obs)
+            self.beat()
         self._ledger.switch(Part.INFER)
         self._inference.begin(self._group, obs)
 
@@ -207,9 +214,6 @@ class Rollout:
         self._ledger.switch(Part.STEP)
         rewards, terminations, truncations = self._game.step_into(actions, next_obs)
         self._ledger.switch(Part.WRITE)
-        if self._ledger.since > self._beat_at:
-            self._beat_at = self._ledger.since + BEAT_NS
-            self.beat()
         if self._resets and rewards[~self._alive].any():
             raise UserError(
                 "the environment gave a reward in the step after an episode's end, which only "

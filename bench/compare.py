@@ -31,7 +31,7 @@ class RateChange(NamedTuple):
 
 def ideal(
     core_s: Mapping[str, float],
-    cores: int,
+    cores: float,
     learner_rate: float,
     *,
     on_gpu: bool,

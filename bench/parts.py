@@ -60,7 +60,7 @@ def rounds(config: Mapping[str, Any], stages: Sequence[str], seconds: float) -> 
     with contextlib.ExitStack() as stack:
         parts = Parts(Config.model_validate(config), stack)
         works = {stage: getattr(parts, stage)() for stage in stages}
-        found = rounds_of(works, seconds * len(stages))
+        found = rounds_of(works, seconds)
         return {stage: as_json(found[stage]) | parts.notes.get(stage, {}) for stage in stages}
 
 

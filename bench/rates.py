@@ -29,8 +29,8 @@ class Round(NamedTuple):
 
 
 def rounds_of(works: Mapping[str, Work], seconds: float) -> dict[str, list[Round]]:
-    """`ROUNDS` of each work, about ``seconds`` together; works take turns, so that what else runs
-    on the machine meets all of them."""
+    """`ROUNDS` of each work, about ``seconds`` for each work; works take turns, so that what else
+    runs on the machine meets all of them."""
     found: dict[str, list[Round]] = {name: [] for name in works}
     for work in works.values():
         work.call()

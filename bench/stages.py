@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes.util
 import json
-import os
 import signal
 import statistics
 import sys
@@ -31,6 +30,7 @@ from penstock.bench.rates import ROUNDS
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
+from penstock.core.cores import usable_cores
 from penstock.core.machine import machine
 from penstock.launch.alone import alone
 
@@ -136,7 +136,7 @@ def measure(plan: StagePlan, say: Say) -> Result:
     for name, figures in _measured(config, plan):
         stages[name] = {"rate": statistics.median(figures["rates"]), "unit": UNITS[name], **figures}
         say(_line(name, stages[name]))
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     result: Result = {
         "machine": machine(),
         "target": plan.target,
@@ -170,7 +170,7 @@ def _compared(old: Result, new: Result, say: Say) -> Result:
 
 
 def predict(
-    stages: Mapping[str, Any], cores: int, sharing: Sequence[str] = SHARING
+    stages: Mapping[str, Any], cores: float, sharing: Sequence[str] = SHARING
 ) -> float | None:
     """The ideal, from the stages as they stand in a result. The last of ``sharing`` is learning."""
     core_s = {name: s["core_ms"] / 1e3 for name, s in stages.items() if "core_ms" in s}
@@ -261,7 +261,7 @@ def _say_whole(result: Result, say: Say) -> None:
     best, achieved = result["ideal_steps_per_s"], result["achieved_steps_per_s"]
     bare = result["bare_steps_per_s"]
     if best:
-        say(f"ideal         {best:>16,.0f} {STEPS}: {result['cores']} cores, none ever idle")
+        say(f"ideal         {best:>16,.0f} {STEPS}: {result['cores']:g} cores, none ever idle")
     if bare:
         say(f"bare parts    {bare:>16,.0f} {STEPS}: environment and network in plain torch alone")
     if achieved:

@@ -10,7 +10,9 @@ training plays them. Other systems stand beside it in `penstock bench --target c
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from common import dropped_fraction, finish, parser
@@ -34,7 +36,7 @@ def main() -> None:
     result = {
         "runs": runs,
         "trained_steps_per_s": statistics.median(run["steps_per_s"] for run in runs),
-        "solved_at_s": statistics.median(solved) if solved else None,
+        "solved_at_s": median_s(runs),
         "within_3_s": sum(at_s <= 3 for at_s in solved),
         "still_solved": sum(run["return"] >= 475 for run in runs),
         "asked": {"steps_per_s": 200_000, "within_3_s": "9 of 10", "aim_s": 0.8},
@@ -49,6 +51,14 @@ def main() -> None:
     ]
     rows.append(["median", result["solved_at_s"], result["trained_steps_per_s"], "", ""])
     finish("cartpole", result, rows, options)
+
+
+def median_s(runs: Sequence[dict[str, Any]]) -> float | None:
+    """Median seconds to 475 of all runs; None where half of them or more did not reach it."""
+    found = statistics.median(
+        math.inf if run["solved_at_s"] is None else run["solved_at_s"] for run in runs
+    )
+    return found if found < math.inf else None
 
 
 def one(seed: int, *overrides: str) -> dict[str, Any]:

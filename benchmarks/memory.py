@@ -36,6 +36,8 @@ def main() -> None:
             [*command, f"run.dir={folder}/run", *limits], stdout=subprocess.DEVNULL
         )
         samples = watch(run)
+    if run.returncode:
+        sys.exit(f"the run failed with {run.returncode}, so its memory says nothing")
     times, sizes = (np.array(column) for column in zip(*samples, strict=True))
     settled = times >= SETTLED_S
     slope = float(np.polyfit(times[settled] / 60, sizes[settled], 1)[0])

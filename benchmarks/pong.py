@@ -10,7 +10,6 @@ each), each trained once. `penstock bench --target pong_impala --peers` compares
 
 from __future__ import annotations
 
-import os
 from statistics import fmean
 from typing import Any
 
@@ -19,6 +18,7 @@ from penstock.bench.compare import SHARING
 from penstock.bench.stages import in_place, learner
 from penstock.bench.whole import train, trained_rate
 from penstock.configs.load import resolve
+from penstock.core.cores import usable_cores
 
 TARGET = "pong_impala"
 SECONDS = 4.0  # of each stage
@@ -33,7 +33,7 @@ def main() -> None:
     args.add_argument("override", nargs="*", help="options of the config")
     options = args.parse_args()
     config = resolve(TARGET, options.override)
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     measured = in_place(config, SHARING[:-1], SECONDS) | {"learner": learner(config, SECONDS)}
     parts = {name: stage["core_ms"] for name, stage in measured.items()}
     ideal = cores / (sum(parts.values()) / 1000)
@@ -50,7 +50,7 @@ def main() -> None:
     }
     rows: list[list[Any]] = [["what", "steps/s", "of the ideal", "dropped", "policy lag"]]
     rows += [[f"{part} alone, one core", 1000 / ms, "", "", ""] for part, ms in parts.items()]
-    rows.append([f"ideal on {cores} cores", ideal, 1.0, "", ""])
+    rows.append([f"ideal on {cores:g} cores", ideal, 1.0, "", ""])
     for kind, run in runs.items():
         rate = run["steps_per_s"]
         rows.append([f"training over {kind}", rate, rate / ideal, run["dropped"], run["lag"]])

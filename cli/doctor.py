@@ -122,10 +122,10 @@ def _about_cores(facts: Facts) -> Iterator[str]:
         )
     if allowed < 2:
         yield "fewer than two cores are available, so actors and learner share one; use more cores"
-    if cores["load"] > allowed:
+    if cores["load"] > cores["present"]:  # the kernel's load is that of all cores
         yield (
-            f"the load is {cores['load']:.1f} on {allowed:g} cores, so other programs slow a run "
-            "down; end them, or wait"
+            f"the load is {cores['load']:.1f} on {cores['present']} cores, so other programs slow "
+            "a run down; end them, or wait"
         )
 
 

@@ -97,6 +97,15 @@ def prepared(config: Config, seconds: float) -> Config:
     return config.model_copy(update={"stop": StopConfig(), "run": timing})
 
 
+def as_trained(config: Config, threads: int | None) -> Config:
+    """The config whose ceiling is that of a run: with the ``threads`` that its learners had, where
+    `learner.threads` auto left them to the run. None: it changed nothing."""
+    if threads is None or config.learner.threads != "auto":
+        return config
+    learner = config.learner.model_copy(update={"threads": threads})
+    return config.model_copy(update={"learner": learner})
+
+
 def facts(config: Mapping[str, Any]) -> dict[str, Any]:
     """Properties of a config, computed in a separate process: the bytes of a slot and of the
     parameters, the learner's device, and whether the network has convolutions."""
@@ -125,7 +134,7 @@ def _profile(
         missing = "the window was cut short, so the learner's ceiling was not measured"
     elif not here:
         missing = "the first learner is on another host, so its ceiling was not measured"
-    known, notes = _measured(config, missing)
+    known, notes = _measured(as_trained(config, watch.learner_threads), missing)
     if not here:
         on_gpu = any(GPU in reading.lanes for reading in window.end.values())
         known["device"] = "cuda" if on_gpu else "cpu"

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import MultiDiscrete
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from penstock.configs.errors import UserError
 from penstock.envs import atari, envpool, rendering
@@ -40,7 +40,7 @@ from penstock.envs.loading import (
 )
 from penstock.envs.single import SingleEnv
 from penstock.envs.threads import ThreadedVectorEnv
-from penstock.envs.vector_env import BatchedEnv, EnvInfo
+from penstock.envs.vector_env import BatchedEnv, EnvInfo, SinglesVectorEnv
 
 if TYPE_CHECKING:
     from penstock.configs.sections import EnvConfig
@@ -125,12 +125,12 @@ def make(
 
 def _singles(
     each: Sequence[Callable[[], gymnasium.Env[Any, Any]]], threads: int
-) -> tuple[SyncVectorEnv, str]:
+) -> tuple[SinglesVectorEnv, str]:
     """A vector of single environments, and a sentence on how it steps them."""
     if threads > 1:
         how = f"side by side, by up to {threads} threads"
         return ThreadedVectorEnv(each, threads), how
-    vector = SyncVectorEnv(each, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+    vector = SinglesVectorEnv(each, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
     return vector, "one by one, by gymnasium's SyncVectorEnv"
 
 

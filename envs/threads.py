@@ -16,14 +16,16 @@ from functools import partial
 from typing import Any
 
 import gymnasium
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
+
+from penstock.envs.vector_env import SinglesVectorEnv
 
 Single = gymnasium.Env[Any, Any]
 Call = Callable[[], Any]
 
 
-class ThreadedVectorEnv(SyncVectorEnv):
+class ThreadedVectorEnv(SinglesVectorEnv):
     """An environment of each of `makes`, on `threads` threads, at most one each.
 
     Autoreset NEXT_STEP.

@@ -41,6 +41,7 @@ Flags = npt.NDArray[np.bool_]
 Actions = Discrete | MultiDiscrete | Box
 
 FINAL_KEYS = ("final_obs", "final_observation", "terminal_observation")  # in `info`
+READ = frozenset((SHORTENED, *FINAL_KEYS))
 _ABOUT_ACTIONS = re.compile(r"\b(action|move|legal|illegal|invalid)s?\b", re.IGNORECASE)
 SEEDS = 2**30  # ale-py takes int32, and gives environment i of a vector seed + i
 
@@ -69,6 +70,20 @@ class EnvInfo:
     def counts(self) -> tuple[int, ...]:
         """The number of choices of each component of an action; empty for a Box."""
         return counts_of(self.action_space)
+
+
+class SinglesVectorEnv(SyncVectorEnv):
+    """Steps single environments one by one, and keeps of their infos only which entries of `READ`
+    there are.
+
+    gymnasium makes an array of each entry, over all environments, and raises where two do not fit
+    into one: None and a number, or arrays of different lengths.
+    """
+
+    def _add_info(
+        self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
+    ) -> dict[str, Any]:
+        return super()._add_info(vector_infos, dict.fromkeys(READ & env_info.keys(), True), env_num)
 
 
 class BatchedEnv:
@@ -348,7 +363,8 @@ def check_mask(name: str, parts: tuple[ObservationPart, ...], action: Actions) -
 def _check_autoreset(name: str, vector: VectorEnv) -> None:
     mode = vector.metadata.get("autoreset_mode")
     if mode is not AutoresetMode.NEXT_STEP:
-        stated = f"autoreset mode is {mode.name}" if mode else "metadata has no autoreset_mode"
+        named = getattr(mode, "name", repr(mode))
+        stated = f"autoreset mode is {named}" if mode else "metadata has no autoreset_mode"
         raise UserError(
             f"environment {name} is a vector environment whose {stated}, and it must be NEXT_STEP, "
             "where an episode's final observation is not lost; give it that mode, or set env.id to "

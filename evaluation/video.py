@@ -108,7 +108,7 @@ class Actor:
             if cut and episodes:
                 seed += 1
                 game.reset_into(seed, obs)
-                begins = np.ones(1, np.bool_)
+                begins, over = np.ones(1, np.bool_), np.zeros(1, np.bool_)
                 yield self._first(obs)
 
     def _first(self, obs: npt.NDArray[Any]) -> Shot:

@@ -11,7 +11,7 @@ between nothing changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ RESERVE = 0.15  # share of its time that an actor may wait
 ROOM = 0.7  # cores that must be idle for one more thread of each learner
 GAIN = 0.25  # of what one more thread gives at best, with which a learner keeps it
 COLLAPSE = 0.8  # of the rate with one thread less: the threads wait for each other
+SAVED = 0.1  # share of saving from which on an interval shows neither rates nor waiting
 
 Shares = Mapping[str, float]
 
@@ -42,7 +43,8 @@ class Load(NamedTuple):
     """Cores that one actor keeps busy."""
     idle_cores: float
     ceiling: float
-    """Agent steps that the learners would train per second if they never waited for data."""
+    """Agent steps that a learner would train per second if it never waited for data. Of one, as
+    their number changes where one of several fails."""
 
 
 class Split(NamedTuple):
@@ -90,7 +92,7 @@ class CoreSplit:
         self,
         ledgers: Mapping[str, Shares],
         cores: Shares,
-        ceiling: float | None,
+        ceilings: Sequence[float | None],
         alive: int,
         now_s: float,
     ) -> Split | None:
@@ -99,14 +101,16 @@ class CoreSplit:
         Args:
             ledgers: time shares of the parts of each process, by name.
             cores: cores that each process keeps busy.
-            ceiling: as of `Load`; None where it is not known.
+            ceilings: as of `Load`, of each learner that reports; None where it is not known.
             alive: actors that play.
             now_s: of the monotonic clock.
         """
         last_s, self._last_s = self._last_s, now_s
-        load = load_of(ledgers, cores, ceiling, self._idle.since_last())
+        load = load_of(ledgers, cores, ceilings, self._idle.since_last())
         if load is None or last_s is None or alive != self.now.actors:
             self._window.clear()  # it is still changing
+            return None
+        if any(found.get("save", 0.0) > SAVED for found in ledgers.values()):
             return None
         self._window.append((now_s - last_s, load))
         if sum(seconds for seconds, _ in self._window) < WINDOW_S:
@@ -163,26 +167,32 @@ class CoreSplit:
         if load.ceiling >= needed:
             return None
         self._most_threads = less
-        text = f"learners train {load.ceiling:,.0f} steps/s with {less + 1} threads, and "
+        text = f"a learner trains {load.ceiling:,.0f} steps/s with {less + 1} threads, and "
         text += f"{self._ceilings.pop():,.0f} with {less}"
         return self.now._replace(threads=less, reason=text)
 
 
 def load_of(
-    ledgers: Mapping[str, Shares], cores: Shares, ceiling: float | None, idle_cores: float | None
+    ledgers: Mapping[str, Shares],
+    cores: Shares,
+    ceilings: Sequence[float | None],
+    idle_cores: float | None,
 ) -> Load | None:
     """The load of one interval; None where a process has not been measured for all of it."""
-    learners = [found for name, found in ledgers.items() if name.startswith("learner-")]
+    learners = {name: found for name, found in ledgers.items() if name.startswith("learner-")}
     actors = {name: found for name, found in ledgers.items() if name.startswith("actor-")}
-    measured = bool(learners) and bool(actors) and actors.keys() <= cores.keys()
-    if not measured or ceiling is None or idle_cores is None:
+    known = [ceiling for ceiling in ceilings if ceiling is not None]
+    # A learner that was restarted has no processor time yet, and later no ceiling: its ledger is
+    # that of its start, in which it waits for nothing, while all actors wait for it.
+    measured = bool(learners) and bool(actors) and learners.keys() | actors.keys() <= cores.keys()
+    if not measured or len(known) != len(learners) or idle_cores is None:
         return None
     return Load(
-        fmean(found.get("wait", 0.0) for found in learners),
+        fmean(found.get("wait", 0.0) for found in learners.values()),
         fmean(found.get("wait", 0.0) for found in actors.values()),
         fmean(cores[name] for name in actors),
         min(idle_cores, max(0.0, usable_cores() - sum(cores.values()))),
-        ceiling,
+        fmean(known),
     )
 
 

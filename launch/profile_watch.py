@@ -78,6 +78,8 @@ class Watch(MetricSink):
         """Those of all hosts of the engine's cluster; None without one."""
         self.learner_host: str | None = None
         """Where the first learner ran in the window."""
+        self.learner_threads: int | None = None
+        """As `Supervisor.learner_threads` at the end of the window."""
         self.without_spans: list[str] = []
         """Processes of other hosts whose spans did not arrive."""
         self.interrupted = False
@@ -176,6 +178,7 @@ class Watch(MetricSink):
         self.threads.append(Thread(SUPERVISOR.name, os.getpid(), MAIN, 0, own))
         learner = _first_learner(supervisor)
         self.learner_host = None if learner is None else learner.host
+        self.learner_threads = supervisor.learner_threads
         self._state = WatchState.SPANS
         self._awaited = dict(supervisor.handles)
         now_s = time.monotonic()

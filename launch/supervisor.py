@@ -200,6 +200,11 @@ class Supervisor:
         """Whether the run is about to end."""
         return self._decisions.stopping
 
+    @property
+    def learner_threads(self) -> int | None:
+        """Threads of each learner now; None where they do not change during the run."""
+        return None if self._core_split is None else self._core_split.now.threads
+
     def stop(self, reason: str) -> None:
         """End the run as if the learner had reached a limit, with this ``reason``."""
         self._do(self._decisions.stop(reason, time.monotonic()))
@@ -495,18 +500,19 @@ class Supervisor:
         if not final:
             shares = self._ledgers.interval(self._handles)
             counts |= shares
-            self._split_cores(shares, message.get("learner_ceiling_steps_per_s"))
+            learners = message.get("ranks", [message])  # each, where there may be several
+            self._split_cores(shares, [own.get("learner_ceiling_steps_per_s") for own in learners])
         self._log_counts(message)
         self._counts = {key: message[key] for key in ("dropped", "lost") if key in message}
         self._final = self._final or final
         self._sinks.metrics(counts | message, final=final)
 
-    def _split_cores(self, shares: Mapping[str, Any], ceiling: float | None) -> None:
+    def _split_cores(self, shares: Mapping[str, Any], ceilings: Sequence[float | None]) -> None:
         """Change the number of actors, or of the learners' threads, where another one fits."""
         if self._core_split is None or self.stopping:
             return
         before, now_s, alive = self._core_split.now, time.monotonic(), self._decisions.actors_alive
-        now = self._core_split.interval(shares["ledgers"], shares["cpu"], ceiling, alive, now_s)
+        now = self._core_split.interval(shares["ledgers"], shares["cpu"], ceilings, alive, now_s)
         if now is None:
             return
         if now.actors != before.actors:

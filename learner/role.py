@@ -134,7 +134,7 @@ def make_source(
         case Transitions() | TransitionSequences():
             assert isinstance(trainer, OffPolicyTrainer)
             replay = ReplayDataSource(
-                config, trainer, accounting, most, lanes, ledger, feeder=feeder
+                config, trainer, accounting, most, lanes, ledger, first=first, feeder=feeder
             )
             trainer.before_backward = replay.backward_begins
             return replay

@@ -201,7 +201,7 @@ class GeneralCritics(nn.Module):
     def forward(self, obs: Tensor, action: Tensor) -> Tensor:
         """Q-values ``[2, B]`` of observations ``[B, ...]`` and actions ``[B, ...]``, -1 to 1."""
         arrays = arrays_of(self._shape, obs, self.normalizer, self._dtype)
-        actions = action.flatten(1)
+        actions = action.reshape(len(action), -1)
         return torch.stack([critic(arrays, actions) for critic in self.critics])
 
     def of_action(self, obs: Tensor, action: Tensor) -> Tensor:

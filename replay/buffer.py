@@ -414,6 +414,11 @@ class Replay:
             ReplayError: fewer than ``count`` rows are stored, no sequence is complete, or the
                 limiter allowed no sample in time.
         """
+        return self._sample_within(None, count, stacked=stacked)
+
+    def _sample_within(self, timeout_s: float | None, count: int, *, stacked: bool) -> Batch:
+        """`sample`, which waits for the limiter for up to ``timeout_s`` seconds; None: as long as
+        the replay's option says."""
         flow = self.flow
         if flow is None:
             return self._draw(count, stacked)
@@ -424,7 +429,7 @@ class Replay:
         if not flow.limiter.may_sample(count):
             with self.lock:
                 self.collect()
-        flow.before_sample(count)
+        flow.before_sample(count, timeout_s)
         try:
             return self._draw(count, stacked)
         except BaseException:
@@ -692,8 +697,9 @@ class ReplaySource:
         ends_s = time.monotonic() + timeout_s
         while True:
             if not self.missing():
+                left_s = max(0.0, ends_s - time.monotonic())
                 try:
-                    return self._replay.sample(self._count, stacked=self._stacked)
+                    return self._replay._sample_within(left_s, self._count, stacked=self._stacked)
                 except ReplayError:
                     if not self.missing():  # else another thread has taken what was there
                         raise

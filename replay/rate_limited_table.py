@@ -33,12 +33,13 @@ class RateLimitedTable:
             why = why_not_insert(limiter.rule, limiter.counts, rows)
             raise ReplayError(f"{why or 'nothing'}; it timed out after {patience_s:g} s")
 
-    def before_sample(self, rows: int) -> None:
+    def before_sample(self, rows: int, timeout_s: float | None = None) -> None:
         """Wait until ``rows`` may be drawn, and count them. Raises ReplayError on timeout."""
         limiter = self.limiter
-        if not limiter.await_sample(rows, self._timeout_s):
+        patience_s = self._timeout_s if timeout_s is None else timeout_s
+        if not limiter.await_sample(rows, patience_s):
             why = why_not_sample(limiter.rule, limiter.counts, rows)
-            raise ReplayError(f"{why or 'nothing'}; it timed out after {self._timeout_s:g} s")
+            raise ReplayError(f"{why or 'nothing'}; it timed out after {patience_s:g} s")
 
     def not_sampled(self, rows: int) -> None:
         """Take back the count of `before_sample`: nothing was drawn."""

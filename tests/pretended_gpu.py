@@ -8,6 +8,10 @@ even fake tensors of CUDA with a gradient. Under `pretended`
 - so does what makes the host wait for the device: to read a value (`.item()`, `bool`), to use one
   as a shape (`nonzero`, a boolean mask), and a copy between the two without ``non_blocking``, which
   `torch.tensor(..., device=...)` makes, too.
+
+Where there is a GPU, tests that import this are skipped: the registered device takes the place of
+CUDA in the whole process. `Tensor.is_pinned` would be false for all memory there, and a backward
+pass would not keep to the stream of its forward pass.
 """
 
 from __future__ import annotations
@@ -31,6 +35,9 @@ from torch.utils.backend_registration import (
 from penstock.device import choice
 from penstock.device.host import HostDevice
 from penstock.learner import offpolicy, trainer
+
+if torch.cuda.is_available():
+    pytest.skip("a GPU is there, and cannot be beside a pretended one", allow_module_level=True)
 
 
 class _Module(_DummyBackendModule):

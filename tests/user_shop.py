@@ -55,6 +55,11 @@ def silent(num_envs):
     vector.metadata = {}
     return vector
 
+def named(num_envs):
+    vector = SyncVectorEnv([Shop] * num_envs)
+    vector.metadata = {"autoreset_mode": "next_step"}
+    return vector
+
 def misfit(num_envs, shape, dtype):
     vector = SyncVectorEnv([Shop] * num_envs)
     vector.single_observation_space = Box(0, 1, shape, dtype)

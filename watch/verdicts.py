@@ -8,7 +8,6 @@ learner's ceiling is not measured.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, resolve
 from penstock.configs.policy_lag import batches_ahead, lag_of, lent_by_batch
+from penstock.core.cores import usable_cores
 from penstock.core.formatting import finite
 from penstock.profiling.ledger import learner_parts
 from penstock.profiling.verdict import findings
@@ -183,7 +183,7 @@ def make_profile(
     produced = window.rate("env_steps")
     return {
         "seconds": window.seconds,
-        "cores": float(len(os.sched_getaffinity(0))),
+        "cores": usable_cores(),
         "device": "cuda" if str(_at(options, "learner", "device")).startswith("cuda") else "cpu",
         "learner": learners,
         "actors": _actors(names, window, produced or 0.0),

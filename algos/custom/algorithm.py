@@ -36,6 +36,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gymnasium.spaces import Discrete
 from pydantic import ValidationError
 
 from penstock.algos import slots
@@ -199,7 +200,7 @@ def _on_transitions(own: Any, purpose: str) -> ReplayAlgorithm[CustomConfig]:
 
 
 def _columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
-    columns = dqn.columns if action_space.shape == () else sac.columns
+    columns = dqn.columns if isinstance(action_space, Discrete) else sac.columns
     return columns(observation_space, action_space)
 
 

@@ -36,10 +36,15 @@ def run(options: Options) -> Iterator[Finding]:
         torch.cuda.empty_cache()
         yield Finding(f"{network}: learner, rows/s", own)
         if not options.small:
-            faster = learner(network, options, "learner.compile=true")
+            name = f"{network}: learner, compiled, rows/s"
+            try:
+                faster = learner(network, options, "learner.compile=true")
+            except Exception as error:  # a machine may lack a compiler
+                yield Finding(name, None, reason(error))
+            else:
+                yield Finding(name, faster)
+                own = max(own, faster)
             torch.cuda.empty_cache()
-            yield Finding(f"{network}: learner, compiled, rows/s", faster)
-            own = max(own, faster)
         plain: dict[str, float] = {}
         for name, make in FORMS.items():
             if options.small and name != "eager":
@@ -47,13 +52,17 @@ def run(options: Options) -> Iterator[Finding]:
             try:
                 plain[name] = rate(make(one_pass(network, options)), options, network)
             except Exception as error:  # go on with the other forms
-                reason = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-                yield Finding(f"{network}: plain torch, {name}, rows/s", None, reason)
+                yield Finding(f"{network}: plain torch, {name}, rows/s", None, reason(error))
             else:
                 yield Finding(f"{network}: plain torch, {name}, rows/s", plain[name])
             torch.cuda.empty_cache()
         if plain:
             yield Finding(f"{network}: learner / plain torch", own / max(plain.values()))
+
+
+def reason(error: Exception) -> str:
+    """In one line."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
 
 
 def learner(network: str, options: Options, *further: str) -> float:

@@ -5,6 +5,7 @@ A question (a finding that is true or false) is expected to be answered with yes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -119,6 +120,6 @@ def text(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int | float):
+    if isinstance(value, int | float) and math.isfinite(value):
         return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
     return str(value)

@@ -127,8 +127,8 @@ class Codec(Protocol):
     part with zeros, and so sends the residuals of earlier steps.
 
     A gradient that is not finite (or whose norm is not, in float32) results in values that are not
-    finite on all ranks, and leaves the residuals unchanged: the optimizer skips the step, and the
-    next one is not affected.
+    finite on all ranks, and leaves the residuals of all unchanged: the optimizer skips the step,
+    and the next one is not affected.
     """
 
     @property
@@ -155,9 +155,9 @@ class Codec(Protocol):
     def residuals(self) -> Mapping[str, Tensor]:
         """The values held back on this rank for later steps, by name, float32 ``[size]``.
 
-        They are the codec's own memory. They go into checkpoints, and are written in place when one
-        is loaded: with the same residuals and updates, another codec of this kind continues as this
-        one would.
+        They are the codec's own memory, which the next step may exchange for other. They go into
+        checkpoints, and are written in place when one is loaded: with the same residuals and
+        updates, another codec of this kind continues as this one would.
         """
 
     def reset(self) -> None:

@@ -191,7 +191,8 @@ def _check_mode(found: Checker, vector: VectorEnv) -> bool:
     mode = vector.metadata.get("autoreset_mode")
     if mode is AutoresetMode.NEXT_STEP:
         return True
-    stated = f"says autoreset mode {mode.name}" if mode else "has no autoreset_mode in its metadata"
+    named = getattr(mode, "name", repr(mode))
+    stated = f"says autoreset mode {named}" if mode else "has no autoreset_mode in its metadata"
     found.add(
         "autoreset",
         f"the vector {stated}; an episode's final observation must not be lost, so reset in the "

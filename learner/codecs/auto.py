@@ -18,10 +18,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
 
+from penstock.configs.errors import UserError
 from penstock.configs.group import codec_contradictions
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.sections import LearnerConfig
@@ -68,7 +70,10 @@ def choose(
 ) -> Choice:
     """Measure and decide; every rank calls it at the same time and gets the same choice."""
     trial = _Trial(cfg.reduce, parts, size, device, ring)
-    costs = {name: trial.cost(name) for name in candidates(cfg)}
+    costs = {}
+    for name in candidates(cfg):
+        with suppress(UserError):  # a codec that does not sum over so many ranks
+            costs[name] = trial.cost(name)
     small_s, large_s = trial.mean_over_ranks([trial.exchange_s(n) for n in (1, PROBE_VALUES)])
     sent = all_reduce_nbytes(PROBE_VALUES * 4, ring.world)
     network = NetworkCost(sent / max(large_s - small_s, 1e-6), small_s)

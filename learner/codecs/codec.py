@@ -1,4 +1,4 @@
-"""The base class of Penstock's codecs: residuals, scratch memory, groups of one."""
+"""The base class of Penstock's codecs: residuals, skipped steps, scratch memory, groups of one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ import torch
 from torch import Tensor
 
 from penstock.core.interfaces import Bucket, CodecContext, Collective
+from penstock.device.choice import runs_behind
 from penstock.learner.codecs.buckets import bucket_nbytes, buckets_of
 
 
 class BaseCodec(ABC):
-    """A `core.interfaces.Codec`; subclasses implement `_reduce` and `_bucket_nbytes`."""
+    """A `core.interfaces.Codec`; subclasses implement `_reduce` and `_bucket_nbytes`.
+
+    `_reduce` reads a bucket's slice of ``_residuals`` and writes all of the same slice of ``_new``.
+    After the last bucket of a step, `_commit` makes these the residuals if all sums are finite.
+    """
 
     kinds: ClassVar[tuple[str, ...]] = ()
     """Names of the residuals: one float32 per value each."""
@@ -30,16 +35,21 @@ class BaseCodec(ABC):
         self._world = context.world
         self._rank = context.rank
         self._update = 0
+        self._finite = torch.tensor(True)  # the sums of the step's buckets so far
         self._scratch: dict[str, Tensor] = {}
         self._views: dict[tuple[str, tuple[int, ...]], Tensor] = {}
-        self._residuals = {
-            kind: torch.zeros(context.size, dtype=torch.float32, device=context.device)
-            for kind in self.kinds
-        }
+        self._residuals: dict[str, Tensor] = {}
+        self._new: dict[str, Tensor] = {}
+        for kind in self.kinds:
+            self._add_residual(kind)
         self._set_up()
 
     def _set_up(self) -> None:  # noqa: B027 (most need nothing)
         """Prepare further state of a subclass."""
+
+    def _add_residual(self, kind: str) -> None:
+        for values in (self._residuals, self._new):
+            values[kind] = torch.zeros(self._context.size, device=self._device)
 
     def begin(self, update: int) -> None:
         if update < self._update:  # after a rollback residuals are of gradients that are undone
@@ -47,8 +57,11 @@ class BaseCodec(ABC):
         self._update = update
 
     def reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
-        if self._world > 1 or self.works_alone:
-            self._reduce(bucket, grads, ring)
+        if self._world == 1 and not self.works_alone:
+            return
+        self._reduce(bucket, grads, ring)
+        if self._residuals:
+            self._commit(bucket, grads)
 
     def nbytes(self, update: int) -> int:
         if self._world == 1:
@@ -59,8 +72,25 @@ class BaseCodec(ABC):
         return self._residuals
 
     def reset(self) -> None:
-        for residual in self._residuals.values():
-            residual.zero_()
+        for values in (*self._residuals.values(), *self._new.values()):
+            values.zero_()
+
+    def _commit(self, bucket: Bucket, sums: Tensor) -> None:
+        """After the last bucket replace all residuals, unless a sum of the step was not finite.
+
+        The sums are equal on all ranks, so that all keep theirs: also a rank with a finite
+        gradient, whose values were sent in vain, and in buckets with a finite sum.
+        """
+        finite = torch.linalg.vector_norm(sums).isfinite()
+        self._finite = finite if bucket == self.buckets[0] else self._finite & finite
+        if bucket != self.buckets[-1]:
+            return
+        for kind, residual in self._residuals.items():
+            new = self._new[kind]
+            if runs_behind(residual):  # to ask would be to wait
+                torch.where(self._finite, new, residual, out=residual)
+            elif self._finite:
+                self._residuals[kind], self._new[kind] = new, residual
 
     @abstractmethod
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from penstock.core.interfaces import Bucket
@@ -44,9 +45,11 @@ class Dgc(Sparse):
         if self._clip is not None:
             bound = self._clip * self._world**-0.5
             grads *= (bound / (norm + CLIP_MARGIN)).clamp_(max=1.0)
-        momentum, error = (self._residuals[kind][bucket.start : bucket.stop] for kind in self.kinds)
-        momentum.mul_(self._context.momentum).add_(grads)
-        error += momentum
+        span = slice(bucket.start, bucket.stop)
+        momentum, error = (self._new[kind][span] for kind in self.kinds)
+        torch.mul(self._residuals["momentum"][span], self._context.momentum, out=momentum)
+        momentum += grads
+        torch.add(self._residuals["error"][span], momentum, out=error)
         places = self._largest(error, self.count(bucket, self._update))
         values = error[places]
         error.index_fill_(0, places, 0.0)  # an assignment would copy the number to a GPU, and wait

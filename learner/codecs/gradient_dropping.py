@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from penstock.core.interfaces import Bucket
@@ -25,8 +26,8 @@ class Dropping(Sparse):
         return self._density
 
     def _take(self, bucket: Bucket, grads: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
-        error = self._residuals["error"][bucket.start : bucket.stop]
-        error += grads
+        span = slice(bucket.start, bucket.stop)
+        error = torch.add(self._residuals["error"][span], grads, out=self._new["error"][span])
         places = self._largest(error, self.count(bucket, self._update))
         values = error[places]
         error.index_fill_(0, places, 0.0)  # an assignment would copy the number to a GPU, and wait

@@ -50,6 +50,10 @@ class OneBit(TwoPhase):
         else:
             super()._reduce(bucket, grads, ring)
 
+    def _commit(self, bucket: Bucket, sums: Tensor) -> None:
+        if not self._is_plain(self._update):
+            super()._commit(bucket, sums)
+
     def encode(self, values: Tensor, pads: Tensor, heads: Tensor, codes: Tensor) -> None:
         work = self._memory("work", values.shape, torch.float32)
         signs = self._memory("signs", values.shape, torch.int8)

@@ -58,6 +58,7 @@ class OneBitMomentum(OneBit):
         self._variance: RenewedVariance | None = None
         if self._world == 1:  # nothing is coded
             self._residuals.clear()
+            self._new.clear()
 
     def _is_plain(self, update: int) -> bool:
         assert self._reduces_gradients is not None
@@ -76,22 +77,14 @@ class OneBitMomentum(OneBit):
             self._clip(grads, 1.0)
             return
         self._clip(grads, self._world**-0.5)
-        before = {kind: self._copy(kind, values) for kind, values in self._residuals.items()}
         if self._variance:
-            self._variance.begin(self._update, grads, ring)
+            change, new = self._residuals["variance"], self._new["variance"]
+            self._variance.begin(self._update, grads, change, new, ring)
         grads.mul_(1 - BETAS[0]).add_(self._adam.exp_avg, alpha=BETAS[0] / self._world)
         if self._world > 1:
             self._reduce_momentum(bucket, grads, ring)
-        if not self._residuals:
-            return
-        finite = grads.isfinite().all()  # the same on all ranks: all of them skip the step
         if self._variance:
-            self._variance.end(grads, finite)
-        for kind, residual in self._residuals.items():
-            torch.where(finite, residual, before[kind], out=residual)
-
-    def _copy(self, kind: str, residual: Tensor) -> Tensor:
-        return self._memory(f"{kind} before", residual.shape, residual.dtype).copy_(residual)
+            self._variance.end(grads, torch.linalg.vector_norm(grads).isfinite())
 
     def _reduce_momentum(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
         """Replace the ranks' shares of the momentum by their sum, coded."""
@@ -120,11 +113,10 @@ class OneBitAdam(OneBitMomentum):
         interval = OneBitAdamOptions.of(context.cfg).variance_interval
         if interval is None:
             return
-        change = torch.zeros(context.size, device=context.device)
-        self._residuals["variance"] = change
+        self._add_residual("variance")
         # Without an optimizer this state is not `_adam`, since the variance of that one stays zero.
         state = context.adam or _make_state(context.size, context.device)
-        self._variance = RenewedVariance(state, change, self._world, interval)
+        self._variance = RenewedVariance(state, self._world, interval)
 
 
 def _make_state(size: int, device: torch.device) -> AdamState:

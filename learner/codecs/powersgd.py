@@ -69,7 +69,10 @@ class PowerSgd(BaseCodec):
         return rows * rank, columns * rank
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
+        span = slice(bucket.start, bucket.stop)
+        error, new = (values["error"][span] for values in (self._residuals, self._new))
         if not self._is_coded(bucket, self._update):
+            new.copy_(error)
             ring.all_reduce(grads)
             return
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torchs
@@ -82,7 +85,9 @@ class PowerSgd(BaseCodec):
             first = torch.randn(columns, generator=torch.Generator().manual_seed(index))
             state.q_memory_dict[index] = first.to(self._device)
             state.p_memory_dict[index] = torch.empty(rows, device=self._device)
-        error = self._residuals["error"][bucket.start : bucket.stop]
+        norm = torch.linalg.vector_norm(grads + error) * self._world
+        if not norm.square().isfinite():  # P would be divided by infinity, and the layer stay zero
+            grads.fill_(torch.nan)
         group = state.process_group = _HookGroup(ring)
         state.error_dict[index] = error
         hook: Any = torchs.powerSGD_hook
@@ -92,7 +97,7 @@ class PowerSgd(BaseCodec):
         except Exception as hooks:
             raise group.error or hooks from None
         if grads.isfinite().all():
-            error.copy_(state.error_dict[index])
+            new.copy_(state.error_dict[index])
         else:  # the same on all ranks: a warm start from these would never end
             del state.p_memory_dict[index], state.q_memory_dict[index]
         grads *= self._world  # torch averages

@@ -34,7 +34,7 @@ class Sparse(BaseCodec):
 
     @abstractmethod
     def _take(self, bucket: Bucket, grads: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in gradients of a finite norm ``[]``, and take out what is sent of the residuals:
+        """Add gradients of a finite norm ``[]`` to the residuals, and take out what is sent:
         indices (int64) and values (float32), both ``[count]``."""
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
@@ -46,12 +46,8 @@ class Sparse(BaseCodec):
             else:
                 self._sum_nan(bucket, grads, ring)
             return
-        # To ask whether it is sound would be to wait: residuals are taken back where it is not.
-        own = [residual[bucket.start : bucket.stop] for residual in self._residuals.values()]
-        before = [residual.clone() for residual in own]
+        # To ask whether it is sound would be to wait.
         places, values = self._take(bucket, torch.where(sound, grads, 0.0), norm)
-        for residual, kept in zip(own, before, strict=True):
-            torch.where(sound, residual, kept, out=residual)
         self._sum(bucket, grads, places, torch.where(sound, values, torch.nan), ring)
 
     def count(self, bucket: Bucket, update: int) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.interfaces import Bucket, Collective
-from penstock.device.choice import device_of, runs_behind
+from penstock.device.choice import device_of
 from penstock.learner.codecs.buckets import VALUE_NBYTES
 from penstock.learner.codecs.codec import BaseCodec
 from penstock.learner.codecs.collective import all_gather_nbytes, all_to_all_nbytes
@@ -156,14 +156,8 @@ class TwoPhase(BaseCodec):
         self.encode(values, self._pads(made)[first : first + len(out)], heads, codes)
         if kind not in self._residuals:
             return
-        finite, residual = heads.isfinite().all(), self._residuals[kind][where]
-        if runs_behind(finite):  # to ask would be to wait
-            read = self._decode("read", out, made.width)
-            values -= read
-            torch.where(finite, values.view(-1)[:size], residual, out=residual)
-        elif finite:
-            read = self._decode("read", out, made.width)
-            torch.sub(values.view(-1)[:size], read.view(-1)[:size], out=residual)
+        read = self._decode("read", out, made.width)
+        torch.sub(values.view(-1)[:size], read.view(-1)[:size], out=self._new[kind][where])
 
     def _read(self, messages: Tensor, made: BucketShares, first: int, grads: Tensor) -> None:
         """Decode blocks from ``first`` on into ``grads``."""

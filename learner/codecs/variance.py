@@ -38,45 +38,50 @@ class RenewedVariance:
     Adam's, an update late.
     """
 
-    def __init__(self, state: AdamState, change: Tensor, world: int, interval: int) -> None:
-        """``change``, float32 ``[size]`` and zero at the start, is a residual of the codec: it is
-        saved and restored with the others. ``interval`` is in updates.
-        """
-        self._state, self._change, self._world = state, change, world
+    def __init__(self, state: AdamState, world: int, interval: int) -> None:
+        """``interval`` is in updates."""
+        self._state, self._world = state, world
         self._every = min(EVERY, interval)
         self._parts = interval // self._every
         self._part = slice(0, 0)
-        self._before = change[self._part]
+        self._before = self._new = state.exp_avg_sq[self._part]
 
     def nbytes(self, update: int) -> int:
         """Bytes that each rank sends for it in ``update``."""
         part = self._part_of(update)
         return all_reduce_nbytes((part.stop - part.start) * VALUE_NBYTES, self._world)
 
-    def begin(self, update: int, grads: Tensor, ring: Collective) -> None:
-        """Sum the changes of this update's part into v, and add the squares of ``grads`` (float32
-        ``[size]``, this rank's clipped gradient) to its own changes.
+    def begin(
+        self, update: int, grads: Tensor, change: Tensor, new: Tensor, ring: Collective
+    ) -> None:
+        """Sum the changes of this update's part into v, and add the squares of ``grads``, this
+        rank's clipped gradient, to its own changes.
+
+        ``change`` is a residual of the codec, and its next values are written to ``new``, which
+        `end` completes. All are float32 ``[size]``.
         """
+        self._new = new
         self._part = part = self._part_of(update)
-        variance, change = self._state.exp_avg_sq[part], self._change[part]
+        variance, summed = self._state.exp_avg_sq[part], change[part].clone()
         self._before = variance.clone()
-        if self._world > 1 and len(change):
-            ring.all_reduce(change)
-        variance.add_(change).clamp_(min=0.0)  # less than zero by rounding only
-        change.zero_()
-        self._change.mul_(BETAS[1]).addcmul_(grads, grads, value=1 - BETAS[1])
+        if self._world > 1 and len(summed):
+            ring.all_reduce(summed)
+        variance.add_(summed).clamp_(min=0.0)  # less than zero by rounding only
+        torch.mul(change, BETAS[1], out=new)
+        new[part].zero_()
+        new.addcmul_(grads, grads, value=1 - BETAS[1])
 
     def end(self, momentum: Tensor, finite: Tensor) -> None:
         """Complete the update; where ``finite`` (bool ``[]``) is false, restore v.
 
-        ``momentum`` is the new one, float32 ``[size]``, equal on all ranks. The codec restores the
-        changes, with its other residuals.
+        ``momentum`` is the new one, float32 ``[size]``, equal on all ranks. The codec drops the
+        new changes then, with its other residuals.
         """
         state, world = self._state, self._world
         of_mean = (1 - BETAS[1]) * (1 - 1 / world) / world
         own = (1 / (correction(BETAS[1], state.steps) * world)).float()
-        self._change.addcmul_(momentum, momentum, value=of_mean)
-        self._change.addcmul_(state.exp_avg_sq, own, value=BETAS[1] - 1)
+        self._new.addcmul_(momentum, momentum, value=of_mean)
+        self._new.addcmul_(state.exp_avg_sq, own, value=BETAS[1] - 1)
         variance = state.exp_avg_sq[self._part]
         torch.where(finite, variance, self._before, out=variance)
 
@@ -84,5 +89,5 @@ class RenewedVariance:
         turn, others = divmod(update, self._every)
         if others:
             return slice(0, 0)
-        turn, size = turn % self._parts, len(self._change)
+        turn, size = turn % self._parts, len(self._state.exp_avg_sq)
         return slice(turn * size // self._parts, (turn + 1) * size // self._parts)

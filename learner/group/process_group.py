@@ -48,7 +48,16 @@ SHOWN = 200  # characters of another learner's option
 WATCHED = timedelta(seconds=0.5)  # of a wait, between two looks at whether a member is lost
 CONNECT_S = 5.0  # for members that were there a moment ago
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-OWN = ("device", "nice", "threads", "env_threads")  # options in which learners may differ
+NCCL_VARIABLES = {
+    # NCCL's own watchdog would end the process: `DeviceQueue` notices, and `close` aborts.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    # After a failure it would first write a dump, and sleep for a minute; `close` joins its thread.
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+}
+# options in which learners may differ, as they are of a machine
+OWN = ("device", "nice", "threads", "env_threads")
+OWN_OF_PARTS = {"reduce": {"interface"}}
 
 
 class Guarded(GroupCollective):
@@ -152,8 +161,8 @@ class LearnerGroup:
         self.control = Guarded(dist.group.WORLD, is_lost)
         backend = self._backend()
         with lost("connecting"):
-            # NCCL's own watchdog would end the process: `DeviceQueue` notices, and `close` aborts.
-            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+            for name, value in NCCL_VARIABLES.items():
+                os.environ.setdefault(name, value)
             gradients = dist.new_group(timeout=soon, backend=backend)
         for group in (dist.group.WORLD, gradients):
             _set_pg_timeout(timeout, group)
@@ -283,7 +292,8 @@ def hello_of(config: Config, device: torch.device) -> dict[str, Any]:
         "the kind of learner.device": device.type,
     }
     for section in ("env", "algo", "model", "actors", "learner"):
-        for name, value in getattr(config, section).model_dump(mode="json").items():
+        options = getattr(config, section).model_dump(mode="json", exclude=OWN_OF_PARTS)
+        for name, value in options.items():
             if name not in OWN:
                 found[f"{section}.{name}"] = value
     return found

@@ -75,6 +75,7 @@ class ReplayDataSource:
         lanes: int,
         ledger: TimeLedger,
         *,
+        first: int | None = None,
         feeder: TimeLedger | None = None,
         shared: bool = True,
     ) -> None:
@@ -84,7 +85,9 @@ class ReplayDataSource:
             config: of the run.
             consumer: the trainer.
             accounting: counts arrived and trained steps.
-            actors: actors that play at the same time.
+            actors: most actors that play at the same time.
+            first: number of actors at the start; None: all. The band of the rate limiter has room
+                for their slots alone, as the others may never play.
             lanes: writers, which may join and leave.
             ledger: of the learner's thread.
             feeder: ledger of the thread that draws ahead, with `learner.prefetch`.
@@ -99,7 +102,7 @@ class ReplayDataSource:
         assert isinstance(draws, SampleSpec), draws
         self._steps = draws.length if isinstance(draws, TransitionSequences) else 1
         in_hand = actors * config.transport.slots
-        insert = spec.unroll * spec.envs * in_hand
+        insert = spec.unroll * spec.envs * (first or actors) * config.transport.slots
         self._limiter = make_limiter(replay, insert, self._steps)
         sampler = make_sampler(replay, consumer.progress)
         self._replay = Replay(

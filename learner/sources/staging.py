@@ -8,7 +8,6 @@ the store.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from penstock.algos.slots import UnrollSummary
+from penstock.core.cores import usable_cores
 from penstock.core.specs import SlotSpec
 from penstock.device.choice import device_of
 from penstock.transport.shm.store import Slot
@@ -176,8 +176,7 @@ def gather_threads(wanted: int | None, device: torch.device) -> int:
         return wanted
     if not device_of(device).runs_behind:
         return 1
-    cores = len(os.sched_getaffinity(0))
-    return max(1, min(MOST_THREADS, cores // CORES_PER_THREAD))
+    return max(1, min(MOST_THREADS, int(usable_cores()) // CORES_PER_THREAD))
 
 
 def _copy(copies: Copies) -> None:

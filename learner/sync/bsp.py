@@ -26,6 +26,8 @@ from penstock.learner.progress import BOOKED
 from penstock.learner.sync.gradient_sync import ControlMessage
 from penstock.profiling.ledger import Part, TimeLedger
 
+CODEC = "codec"  # name of an array in a checkpoint: the name of the codec whose residuals it has
+
 
 class Bsp:
     """Learners that step together. ``optimizers`` by name, the same on every rank."""
@@ -122,11 +124,16 @@ class Bsp:
             for name, optimizer in self._optimizers.items()
             for kind, values in self._reducers[id(optimizer)].codec.residuals().items()
         }
+        own[CODEC] = np.frombuffer(self._cfg.reduce.codec.encode(), np.uint8)
         return self._group.collect_states(own)
 
     def load_state_dict(self, state: Arrays) -> None:
         """Restore the residuals; those of another codec are ignored."""
         own = self._group.restore_own(state)
+        # Codecs name their residuals alike, and mean other units by them: gradients, velocities or
+        # Adam's steps. Checkpoints of earlier versions do not name the codec.
+        if CODEC in own and own[CODEC].tobytes() != self._cfg.reduce.codec.encode():
+            return
         for name, optimizer in self._optimizers.items():
             for kind, values in self._reducers[id(optimizer)].codec.residuals().items():
                 if f"{name}/{kind}" in own:

@@ -82,6 +82,8 @@ def make(
     in the memory of this host, ``kernel_busy`` the share of the time in which the first learner's
     GPU ran kernels; None where that is not known.
     """
+    if config.algo.trains_on == "transitions" and config.replay.samples_per_insert is None:
+        ceiling = None  # how many steps arrive says nothing of those that are drawn
     changes = [
         *(ProcessChange(reading, window) for reading in window.end.values()),
         *(ProcessChange(reading, window, ended=True) for reading in window.ended),

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from penstock.configs.policy_lag import lent_by_batch
 from penstock.configs.schema import Config
 from penstock.configs.transports import TRANSPORTS
 
@@ -80,10 +81,16 @@ def _batches(config: Config, seen: Seen, stored: Rate) -> Rate:
 
 
 def _versions(config: Config, updates: float | None) -> float | None:
-    """Weights that a learner publishes: every so many updates, and once a batch at most."""
+    """Weights that a learner publishes: every so many updates, and once a batch at most. Where
+    slots are lent by batch: after each one, and before, when it lends those of the next."""
     learner = config.learner
     of_batch = learner.updates_per_batch * config.algo.passes / learner.accumulate
-    return None if updates is None else updates / max(learner.publish_every, of_batch)
+    if updates is None:
+        return None
+    if not lent_by_batch(config):
+        return updates / max(learner.publish_every, of_batch)
+    within = updates / of_batch if config.transport.max_policy_lag else 0.0
+    return within + updates / max(1, of_batch)
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

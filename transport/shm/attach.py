@@ -36,6 +36,7 @@ from penstock.configs.errors import UserError
 
 ATTACH_VERSION = 1
 ATTACH_TIMEOUT_S = 10.0  # for a request after connecting, and for its answer
+SHORT_OF_DESCRIPTORS_S = 0.01  # rest after a connection that could not be accepted
 MESSAGE_NBYTES = 1 << 17
 MAX_FDS = 4
 MAX_SILENT = 64  # connections without a request; the oldest is closed for another one
@@ -123,6 +124,7 @@ class AttachServer:
         try:
             peer, _ = self._listener.accept()
         except OSError:  # the client left, or descriptors are short: clients retry
+            time.sleep(SHORT_OF_DESCRIPTORS_S)  # the listener stays readable meanwhile
             return
         peer.setblocking(False)
         if peer_of(peer).uid != os.geteuid():

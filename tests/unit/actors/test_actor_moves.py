@@ -20,17 +20,18 @@ from penstock.algos.samples import network_shape, slot_spec
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.core.control import Channel
-from penstock.core.interfaces import Welcome
-from penstock.core.params import Stamp
+from penstock.core.interfaces import LearnerGoneError, Welcome
+from penstock.core.params import Float32, Stamp
 from penstock.core.role import RoleContext, learner_socket
-from penstock.core.specs import SlotSpec
+from penstock.core.specs import HEADER, SlotSpec
 from penstock.envs import BatchedEnv, make, probe
+from penstock.profiling.ledger import TimeLedger
 from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting
 from penstock.transport.shm import link as shm_link
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
-from penstock.transport.shm.store import SlotStore
+from penstock.transport.shm.store import Slot, SlotStore
 from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.zmq import relay
 from transport_world import RUN_ID, Learner, Taken, connector, context, wait_until
@@ -277,3 +278,51 @@ def test_the_next_process_of_the_only_learner_is_joined_in_the_same_environments
         own = [taken for taken in take_all(second) if taken.header["incarnation"] == 1]
         assert_accounted(own, 1)  # in the middle of episodes
     assert one.exit_code is None
+
+
+class LosesOne:
+    """A link whose first filled slot reaches no learner."""
+
+    fills_store = False
+
+    def __init__(self, config: Config, game: BatchedEnv) -> None:
+        spec, layout = slot_spec(config, game.info), network_shape(config, game.info).layout
+        self.welcome = Welcome(RUN_ID, 0, spec, layout, {})
+        self.sent: list[int] = []
+        self._lost = False
+
+    @contextmanager
+    def slot(self, timeout_s: float) -> Iterator[Slot]:
+        spec = self.welcome.spec
+        payload, header = spec.zeros(), np.zeros((), HEADER)
+        yield Slot(0, header, tuple(payload), spec.views(payload))
+        if not self._lost:
+            self._lost = True
+            raise LearnerGoneError("left before the last slot could be sent")
+        self.sent.append(int(header["sequence"]))
+
+    def beat(self) -> None:
+        pass
+
+    def read_weights(self, out: Float32, newer_than: Stamp | None, policy_id: int = 0) -> Stamp:
+        out[:] = 0
+        return Stamp(0, 0)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_stream_after_a_first_slot_that_was_lost_begins_in_the_middle_of_episodes(
+    config: Config,
+) -> None:
+    game = make(config.env, config.actor_envs)
+    link = LosesOne(config, game)
+    page, descriptor = StatusPage.create()
+    os.close(descriptor)
+    player = actor_main.Player(config, link, game, ACTOR, 0, page, TimeLedger())
+    with pytest.raises(LearnerGoneError):
+        player.play(1.0)
+    player.join(link, 1)
+    assert player.play(1.0)
+    player.close()
+    assert link.sent == [1]

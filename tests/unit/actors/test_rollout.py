@@ -18,6 +18,7 @@ from penstock.algos.acting import make_policy
 from penstock.algos.samples import network_shape, slot_spec
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
+from penstock.core.interfaces import LearnerGoneError
 from penstock.core.params import Array, Stamp
 from penstock.envs import BatchedEnv, make, probe
 from penstock.profiling.ledger import TimeLedger
@@ -197,6 +198,33 @@ def test_it_says_that_it_lives_between_the_steps(monkeypatch: pytest.MonkeyPatch
     rollout._beat_at = 0
     rollout.fill(spec.views(spec.zeros()), 1)
     assert len(beats) == 1 + UNROLL
+    game.close()
+
+
+@pytest.mark.parametrize("row", range(0, UNROLL, 3))
+def test_an_unroll_that_was_given_up_is_continued_by_the_next(
+    row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its learner was lost at ``row``; the same environments play on for another one."""
+    (whole,) = unrolls(1)
+    config = resolve("cartpole", [f"actors.envs={ENVS}", f"actors.unroll={UNROLL}"])
+    game = make(config.env, ENVS)
+    spec = slot_spec(config, game.info)
+    monkeypatch.setattr("penstock.actors.rollout.BEAT_NS", 0)
+    calls: list[int] = []
+
+    def beat() -> None:
+        calls.append(1)
+        if len(calls) == row + 1:
+            raise LearnerGoneError("the learner ended")
+
+    rollout = Rollout(game, script(), SEED, TimeLedger(), beat=beat)
+    with pytest.raises(LearnerGoneError):
+        rollout.fill(spec.views(spec.zeros()), 0)
+    columns = spec.views(spec.zeros())
+    rollout.fill(columns, 1)
+    for name in ("obs", "reward", "terminated", "truncated", "alive", "episode_return"):
+        np.testing.assert_array_equal(columns[name][: UNROLL - row], whole[name][row:UNROLL], name)
     game.close()
 
 

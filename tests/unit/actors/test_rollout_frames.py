@@ -13,6 +13,7 @@ from penstock.actors.rollout import Rollout
 from penstock.algos.samples import slot_spec
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
+from penstock.core.interfaces import LearnerGoneError
 from penstock.envs import make
 from penstock.profiling.ledger import TimeLedger
 from penstock.replay import Replay
@@ -91,6 +92,31 @@ def test_stacks_come_back_from_frames(options: tuple[str, ...], slots: int, ends
         np.testing.assert_array_equal(batch.next_obs[i], known["obs"][t + 1, env])
     assert len(set(rows)) > 30
     replay.close()
+
+
+def test_a_first_unroll_that_was_given_up_is_continued_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = resolve("pong_apex", list(OPTIONS))
+    (whole,) = play(config, None, 1)
+    game = make(config.env, ENVS, 1)
+    spec = slot_spec(config, game.info)
+    monkeypatch.setattr("penstock.actors.rollout.BEAT_NS", 0)
+    calls: list[int] = []
+
+    def beat() -> None:
+        calls.append(1)
+        if len(calls) == 4:
+            raise LearnerGoneError("the learner ended")
+
+    rollout = Rollout(game, chance(), 5, TimeLedger(), beat=beat)
+    with pytest.raises(LearnerGoneError):
+        rollout.fill(spec.views(spec.zeros()), 0)
+    columns = spec.views(spec.zeros())
+    rollout.fill(columns, 1)  # its first stacks are of different frames
+    game.close()
+    for name in ("obs", "alive", "pad"):
+        np.testing.assert_array_equal(columns[name][: UNROLL - 3], whole[name][3:UNROLL], name)
 
 
 def test_returns_and_lengths_are_those_of_games_where_lives_are_episodes() -> None:

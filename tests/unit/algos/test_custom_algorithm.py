@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +351,8 @@ def test_one_on_replay_has_the_columns_that_fit_the_actions(off_policy: str) -> 
     columns["action"][...] = 3
     with pytest.raises(ValueError, match=r"an action of 3\.0"):
         make_receive(numbers.algo, network_shape(numbers, NUMBERS).layout)(columns)
+    one = replace(NUMBERS, action_space=spaces.Box(-1, 1, (), np.float32))
+    assert "priority" not in [column.name for column in slot_spec(numbers, one).columns]
 
 
 def test_one_on_replay_may_have_columns_of_its_own(off_policy: str) -> None:

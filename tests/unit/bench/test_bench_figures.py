@@ -13,14 +13,15 @@ import pytest
 import torch
 
 import penstock
-from penstock.bench import checkout, whole
+from penstock.bench import checkout, parts, rates, stages, whole
 from penstock.bench.checkout import benchmark
-from penstock.bench.compare import RateChange, compare, elsewhere, ideal, spread
-from penstock.bench.rates import ROUNDS, Work, one_round, rounds_of
+from penstock.bench.compare import SHARING, RateChange, compare, elsewhere, ideal, spread
+from penstock.bench.rates import ROUNDS, Round, Work, one_round, rounds_of
 from penstock.bench.stages import NAMES, UNITS, WHOLE, StagePlan, make_plan, measure, predict
 from penstock.bench.whole import rate_between, split
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
+from penstock.core import cgroup
 from penstock.core.machine import CHECKOUT, PACKAGES, commit_of, machine
 
 
@@ -74,6 +75,18 @@ def test_the_whole_has_as_many_environments_as_the_stages(
     assert found["achieved_steps_per_s"] == 100
     [overrides] = runs
     assert f"actors.envs={resolve(target, []).actor_envs}" in overrides
+
+
+def test_a_quota_is_the_cores_of_the_ideal(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = {"rates": [7.0], "core_ms": 0.25, "on_gpu": False}
+    measured = [(name, stage) for name in SHARING]
+    monkeypatch.setattr(stages, "_measured", lambda config, plan: measured)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(cgroup, "cores", lambda: 1.5)
+    said: list[str] = []
+    found = measure(StagePlan("cartpole", 0.2, SHARING, None, None), said.append)
+    assert (found["cores"], found["ideal_steps_per_s"]) == (1.5, 1500.0)
+    assert "1.5 cores, none ever idle" in said[-1]
 
 
 # ------------------------------------------------------------------------------------ comparison
@@ -170,6 +183,19 @@ def test_works_take_turns_and_each_is_called_once_before() -> None:
     found = rounds_of(works, 0.0)
     assert "".join(calls) == "ab" + "ab" * ROUNDS
     assert {name: len(rounds) for name, rounds in found.items()} == {"a": ROUNDS, "b": ROUNDS}
+
+
+def test_each_stage_takes_the_seconds_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent_s: list[float] = []
+
+    def one_round(work: Work, seconds: float) -> Round:
+        spent_s.append(seconds)
+        return Round(1.0, 1.0)
+
+    monkeypatch.setattr(rates, "one_round", one_round)
+    config = resolve("cartpole", ["actors.envs=2"]).model_dump(mode="json")
+    found = parts.rounds(config, ["memory", "publish", "write"], 2.0)
+    assert sum(spent_s) == pytest.approx(2.0 * len(found))
 
 
 def test_a_run_is_split_into_parts_after_it_got_warm() -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
-from gpu_stages import marked_tests, set_up
+from gpu_stages import ceilings, marked_tests, set_up
+from gpu_stages.batches import PASSES
 from gpu_stages.expected import compared, line
 from gpu_stages.finding import Finding, Options
-from gpu_stages.updates import MESSAGE, waits_in
+from gpu_stages.updates import MESSAGE, difference, waits_in
 from simulated_device import HazardError, simulated
 
 CHECKOUT = Path(__file__).parents[3]
@@ -32,6 +35,8 @@ GPU = Options("cuda", 8.0)
         ("tests", Finding("failed", 2), None, False),
         ("group", Finding("two learners trained", False), None, False),
         ("set-up", Finding("torch", "2.13.0"), None, None),
+        ("group", Finding("seconds", math.nan), None, None),
+        ("group", Finding("seconds", math.inf), None, None),
     ],
 )
 def test_figures_stand_beside_what_is_expected(
@@ -41,6 +46,16 @@ def test_figures_stand_beside_what_is_expected(
     assert (found["ratio"], found["met"]) == (ratio, met)
     assert finding.name in line(found)
     assert ("MISSED" in line(found)) == (met is False)
+
+
+def test_a_gradient_of_nan_is_not_as_expected() -> None:
+    bad, good = torch.tensor([math.nan, 1.0]), torch.ones(2)
+    found = difference({"actor": good, "critics": bad}, {"actor": good, "critics": good})
+    assert math.isnan(found)
+    finding = Finding("sac: gradient against the CPU's, relative difference", found)
+    compare = compared("correctness", finding, GPU)
+    assert compare["met"] is False
+    assert "MISSED" in line(compare)
 
 
 def test_figures_of_a_cpu_are_not_compared_and_answers_are() -> None:
@@ -89,6 +104,23 @@ def test_each_place_that_waits_is_found() -> None:
     first = update.__code__.co_firstlineno
     name = Path(__file__).relative_to(CHECKOUT)
     assert waits_in(update) == [f"{name}:{first + 1}", f"{name}:{first + 3}"]
+
+
+def test_without_a_compiler_a_learner_has_a_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    def learner(network: str, options: Options, *further: str) -> float:
+        if further:
+            raise RuntimeError
+        return 8.0
+
+    monkeypatch.setattr(ceilings, "learner", learner)
+    monkeypatch.setattr(ceilings, "one_pass", lambda *_: None)
+    monkeypatch.setattr(ceilings, "rate", lambda *_: 10.0)
+    monkeypatch.setattr(ceilings, "FORMS", {"eager": lambda made: made})
+    found = {finding.name: finding for finding in ceilings.run(GPU)}
+    for network in PASSES:
+        assert found[f"{network}: learner / plain torch"].value == 0.8
+        compiled = found[f"{network}: learner, compiled, rows/s"]
+        assert (compiled.value, compiled.note) == (None, "RuntimeError: ")
 
 
 def test_the_page_of_results_names_the_gpu_of_its_record() -> None:

@@ -102,7 +102,7 @@ def test_a_good_machine_has_no_warning() -> None:
         ({"system": {"machine": "aarch64"}}, "this is aarch64: Penstock is tested on x86-64 only"),
         ({"cores": {"cgroup": 2.5}}, "the control group limits this process to 2.5 of 4 cores"),
         ({"cores": {"usable": 1}}, "fewer than two cores are available"),
-        ({"cores": {"load": 5.2}}, "the load is 5.2 on 4 cores"),
+        ({"cores": {"load": 9.2}}, "the load is 9.2 on 8 cores"),
         ({"memory": {"available": 1 << 30}}, "less than 4 GiB of memory is free"),
         ({"memory": {"cgroup": 1 << 30}}, "less than 4 GiB of memory is free"),
         ({"limits": {"nofile": 256}}, "256 open files are few"),
@@ -115,6 +115,12 @@ def test_a_good_machine_has_no_warning() -> None:
 def test_what_hurts_is_one_sentence(changes: dict[str, Any], start: str) -> None:
     [sentence] = warnings(**changes)
     assert sentence.startswith(start)
+
+
+def test_the_load_of_a_host_is_none_of_a_container_with_a_part_of_its_cores() -> None:
+    cores = {"present": 64, "usable": 64, "cgroup": 2.5, "load": 9.0}  # most cores are idle
+    [sentence] = warnings(cores=cores)
+    assert sentence.startswith("the control group limits this process to 2.5 of 64 cores")
 
 
 def test_this_machine_can_be_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

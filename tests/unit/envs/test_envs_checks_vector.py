@@ -84,11 +84,11 @@ class Leaks(Sound):
 
 
 class Loses(gymnasium.vector.VectorWrapper):
-    """Loses the metadata."""
+    """Loses the metadata, or has others."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, **metadata: Any) -> None:
         super().__init__(vectors()(count))
-        self.metadata = {}
+        self.metadata = metadata
 
 
 class Changes(gymnasium.vector.VectorWrapper):
@@ -113,6 +113,11 @@ BROKEN_VECTORS: dict[str, tuple[Any, str, str]] = {
         r"says autoreset mode SAME_STEP; .*must not be lost",
     ),
     "no metadata": (Loses, "autoreset", r"has no autoreset_mode in its metadata"),
+    "a string": (
+        lambda count: Loses(count, autoreset_mode="next_step"),
+        "autoreset",
+        r"says autoreset mode 'next_step'; .*must not be lost",
+    ),
     "lies": (Lies, "autoreset", r"it gave a reward or an end there"),
     "lies quietly": (LiesQuietly, "autoreset", r"what followed depended on the action"),
     "chance": (vectors(GlobalChance), "determinism", r"differ in their first observations"),

@@ -67,6 +67,7 @@ ERRORS = [
         config("shopping:same_step"),
         r"autoreset mode is SAME_STEP, and it must be NEXT_STEP.*single",
     ),
+    (config("shopping:named"), r"autoreset mode is 'next_step', and it must be NEXT_STEP"),
     (config("shopping:silent"), r"metadata has no autoreset_mode, and it must be NEXT_STEP"),
     (config("shopping:shops", "shopping:Doubled"), r"comes as a vector environment only"),
     (

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -171,6 +172,33 @@ def test_seeds_give_the_same_and_other_episodes(env_id: str) -> None:
     assert firsts(3) == firsts(3)
     assert firsts(3) != firsts(3 + 8)
     assert firsts(2**63) == firsts(2**63)
+
+
+class Informs(gymnasium.Env[Any, Any]):
+    """Says who won, which is None before the end, and which moves are legal, which vary."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        legal = np.arange(self.np_random.integers(1, 5))
+        over = bool(self.np_random.random() < 0.3)
+        info = {"winner": 1 if over else None, "legal": legal}
+        return np.zeros(2, np.float32), 0.0, over, False, info
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_infos_need_not_fit_those_of_other_environments(threads: int) -> None:
+    game = make(config(f"{__name__}:Informs"), 4, threads)
+    out = np.zeros((4, 2), np.float32)
+    game.reset_into(0, out)
+    ends = sum(int(game.step_into(np.zeros(4, np.int32), out)[1].sum()) for _ in range(40))
+    assert ends > 20
+    game.close()
 
 
 def test_importing_the_room_imports_no_torch() -> None:

@@ -13,7 +13,9 @@ import pytest
 from penstock.algos.acting import make_policy
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
-from penstock.envs import make
+from penstock.envs import BatchedEnv, make
+from penstock.envs.games.synthetic import SyntheticVectorEnv
+from penstock.envs.lives import LIFE_LOST
 from penstock.evaluation import video
 
 
@@ -76,6 +78,29 @@ def test_every_first_observation_and_every_step_is_shown_of_cut_episodes_too(
     assert [each[1:] for each in played] == [episode] * 2
     about = [(each["length"], each["cut"]) for each in actor.about(played)["episodes"]]
     assert about == [episode] * 2
+
+
+class LosesALife(SyntheticVectorEnv):
+    """Of its first game, in step 4."""
+
+    def step(self, actions: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(actions)
+        lost = np.array([self._calls == 4])
+        return obs, reward, terminated | lost, truncated, info | {LIFE_LOST: lost}
+
+
+def test_an_episode_that_was_cut_where_a_life_ended_is_followed_by_a_whole_one() -> None:
+    vector = LosesALife(1, obs_shape=(4, 24, 32), obs_dtype="uint8", episode_steps=9)
+    game = BatchedEnv("synthetic", vector, 1, "")
+    policy = make_policy(resolve("synthetic", ["actors.envs=1"]), game.info, 0)
+
+    def first(obs: Any) -> Any:
+        return np.zeros(1, np.int64)
+
+    actor = video.Actor("synthetic", game, policy, first, "last", 4, False)
+    shots = list(actor.shots(2, 0))
+    assert [shot.plays for shot in shots] == [False, *[True] * 4] * 2
+    assert [shot.episode[1:] for shot in shots if shot.episode] == [(4, True)] * 2
 
 
 class Game:

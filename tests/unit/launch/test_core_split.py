@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.configs.load import resolve
@@ -77,7 +79,7 @@ def test_a_thread_is_kept_if_it_gives_a_quarter_of_what_is_possible() -> None:
     found = chosen.decide(idle._replace(ceiling=1400.0))
     assert numbers(found) == (2, 2)
     assert found is not None
-    assert found.reason == "learners train 1,400 steps/s with 3 threads, and 1,260 with 2"
+    assert found.reason == "a learner trains 1,400 steps/s with 3 threads, and 1,260 with 2"
     assert chosen.decide(idle._replace(ceiling=1260.0)) is None  # it is not tried again
 
 
@@ -96,29 +98,82 @@ def test_a_thread_needs_a_core_for_each_learner_and_a_fed_one() -> None:
     assert split(most_threads=1).decide(LOAD._replace(idle_cores=2.0)) is None
 
 
-def test_decisions_are_of_five_seconds_in_which_all_actors_play(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four cores of eight are idle."""
+
     class Idle:
         def since_last(self) -> float:
             return 4.0
 
     monkeypatch.setattr(core_split, "IdleCores", Idle)
     monkeypatch.setattr(core_split, "usable_cores", lambda: 8.0)
+
+
+@pytest.mark.usefixtures("idle")
+def test_decisions_are_of_five_seconds_in_which_all_actors_play() -> None:
     chosen = split()
     ledgers = {"learner-0": {"wait": 0.9}, "actor-0": {"step": 1.0}, "actor-1": {"step": 1.0}}
     used = {"learner-0": 0.1, "actor-0": 0.5, "actor-1": 0.5}
 
     def intervals(begin_s: int, end_s: int, alive: int = 2) -> list[tuple[int, int] | None]:
         times = range(begin_s, end_s)
-        return [numbers(chosen.interval(ledgers, used, 5e3, alive, float(s))) for s in times]
+        return [numbers(chosen.interval(ledgers, used, [5e3], alive, float(s))) for s in times]
 
     assert intervals(0, 5) == [None] * 5  # of the first interval the beginning is not known
     assert intervals(5, 6, alive=1) == [None]  # one has crashed
     assert intervals(6, 11) == [None, None, None, None, (4, 1)]
     assert intervals(11, 13, alive=2) == [None, None]  # the new ones are not there yet
-    assert chosen.interval(ledgers, {"actor-0": 0.5}, 5e3, 4, 13.0) is None  # not measured
-    assert chosen.interval(ledgers, used, None, 4, 14.0) is None
+    assert chosen.interval(ledgers, {"actor-0": 0.5}, [5e3], 4, 13.0) is None  # not measured
+    assert chosen.interval(ledgers, used, [None], 4, 14.0) is None
+
+
+PLAYING = {f"actor-{i}": {"step": 0.9, "wait": 0.1} for i in range(8)}
+WAITING = {f"actor-{i}": {"wait": 1.0} for i in range(8)}
+ACTORS_USED = dict.fromkeys(PLAYING, 0.4)
+
+
+@pytest.mark.usefixtures("idle")
+def test_the_start_of_a_learner_that_was_restarted_is_no_measurement() -> None:
+    chosen = split(actors=8, most=8, most_threads=1)
+    chosen.interval({"learner-0": {"forward": 1.0}, **PLAYING}, ACTORS_USED, [5e3], 8, 0.0)
+    # Its first report, after 20 s: it has waited for nothing, and all actors for it.
+    started = {"learner-0": {"other": 0.99, "forward": 0.01}, **WAITING}
+    assert chosen.interval(started, ACTORS_USED, [5e3], 8, 20.0) is None
+    steady = {"learner-0": {"forward": 1.0}, **PLAYING}
+    used = {**ACTORS_USED, "learner-0": 1.0}
+    found = [chosen.interval(steady, used, [5e3], 8, 20.0 + s) for s in range(1, 7)]
+    assert found == [None] * 6
+
+
+@pytest.mark.usefixtures("idle")
+def test_a_learner_without_the_other_keeps_its_threads() -> None:
+    chosen = split(actors=8, most=8, most_threads=2, learners=2)
+    both = {f"learner-{i}": {"forward": 1.0} for i in range(2)} | PLAYING
+    used = {**ACTORS_USED, "learner-0": 1.0, "learner-1": 1.0}
+
+    def decided(times: range, ledgers: dict[str, dict[str, float]], *each: float) -> list[Any]:
+        found = [chosen.interval(ledgers, used, each, 8, float(second)) for second in times]
+        return [numbers(each) for each in found if each is not None]
+
+    assert decided(range(6), both, 1000.0, 1000.0) == [(8, 2)]
+    assert decided(range(6, 17), both, 1400.0, 1400.0) == []  # the threads are kept
+    alone = {name: found for name, found in both.items() if name != "learner-1"}
+    assert decided(range(17, 28), alone, 1400.0) == []
+    # It is started again: it has a ledger, and no rate yet.
+    assert decided(range(28, 39), both, 1400.0) == []
+    assert chosen.now.threads == 2
+
+
+@pytest.mark.usefixtures("idle")
+def test_what_is_saved_meanwhile_is_no_reason_for_fewer_actors_or_threads() -> None:
+    chosen = split(actors=8, most=8, most_threads=1)
+    used = {**ACTORS_USED, "learner-0": 1.0}
+    trains = {"learner-0": {"forward": 1.0}, **PLAYING}
+    saves = {"learner-0": {"save": 1.0}, **WAITING}
+    for second in range(20):  # three of each five seconds
+        now = saves if second % 5 > 1 else trains
+        assert chosen.interval(now, used, [5e3], 8, float(second)) is None
 
 
 def test_the_numbers_are_fixed_unless_they_are_auto() -> None:

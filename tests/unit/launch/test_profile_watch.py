@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.profile import as_trained
+from penstock.configs.load import resolve
 from penstock.core.interfaces import EngineContext
 from penstock.core.notes import notes_to
+from penstock.launch.core_split import CoreSplit, Split
 from penstock.launch.engines.local import LocalEngine
 from penstock.launch.profile_watch import PATIENCE_S, WARM_UP_S, WORD_S, Watch
 from penstock.launch.supervisor import Supervisor
@@ -40,7 +43,8 @@ class Scene:
         view = DeferredView(lambda: LineView(self._screen, "x", None))
         self.sinks = FanOut([view, self.watch])
         engine = LocalEngine(EngineContext(folder))
-        with_nobody = Supervisor([], RestartLimits(), {}, folder, self.sinks, engine)
+        self.split = CoreSplit(2, least=1, most=4, most_threads=4)
+        with_nobody = Supervisor([], RestartLimits(), {}, folder, self.sinks, engine, self.split)
         self.watch.attach(with_nobody)
 
     def profiled_at(self, seconds: float) -> bool:
@@ -101,3 +105,15 @@ def test_training_that_begins_late_is_warmed_up_too(scene: Scene) -> None:
     scene.hear(learner_steps=1)
     assert not scene.profiled_at(PATIENCE_S)
     assert scene.profiled_at(PATIENCE_S + WARM_UP_S)
+
+
+def test_the_ceiling_is_that_of_a_learner_with_the_threads_of_the_run(scene: Scene) -> None:
+    scene.split.now = Split(2, 3, "cores are idle")
+    scene.hear(learner_steps=1)
+    scene.profiled_at(0.0)
+    assert scene.profiled_at(WARM_UP_S)
+    threads = scene.watch.learner_threads
+    assert as_trained(resolve("pong", []), threads).learner.first_threads == 3
+    fixed = resolve("pong", ["learner.threads=2", "actors.count=auto"])
+    assert as_trained(fixed, threads).learner.first_threads == 2
+    assert as_trained(resolve("pong", []), None).learner.first_threads == 1

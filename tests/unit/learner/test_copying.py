@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.core import cgroup
 from penstock.learner.sources.staging import Copier, gather_threads
 
 CPU = torch.device("cpu")
@@ -48,3 +49,5 @@ def test_a_gpu_gets_a_quarter_of_the_cores_and_a_cpu_one_thread(
         assert gather_threads(None, gpu) == threads
         assert gather_threads(None, CPU) == 1
         assert gather_threads(3, CPU) == gather_threads(3, gpu) == 3
+    monkeypatch.setattr(cgroup, "cores", lambda: 9.5)  # a container's quota
+    assert gather_threads(None, gpu) == 2

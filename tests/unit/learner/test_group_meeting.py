@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,10 +10,13 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from penstock.configs.errors import UserError
-from penstock.learner.group.process_group import LearnerGroup, meet
+from penstock.configs.load import resolve
+from penstock.configs.reduce import ReduceConfig
+from penstock.learner.group.process_group import LearnerGroup, hello_of, meet
 from penstock.learner.sync.gradient_sync import GroupLostError
 
 VERSION = "the version of penstock"
@@ -59,6 +63,15 @@ def test_each_says_what_differs(tmp_path: Path, name: str, value: Any) -> None:
     assert said[1] == (
         f"learners disagree on {name}: it is {value} on rank 1 and {HELLO[name]} on rank 0{last}"
     )
+
+
+def test_learners_on_machines_with_other_interfaces_are_alike() -> None:
+    first, second = (
+        hello_of(resolve("cartpole", ["learner.count=2", option]), torch.device("cpu"))
+        for option in ("learner.reduce.interface=eth0", "learner.reduce.interface=ens5")
+    )
+    assert first == second
+    assert first["learner.reduce"]["codec"] == "none"
 
 
 def test_a_difference_is_told_before_all_have_come(tmp_path: Path) -> None:
@@ -118,3 +131,15 @@ def test_nccl_connects_only_learners_with_a_gpu_each(
     group._device = SimpleNamespace(runs_behind=runs_behind, identity=lambda: "GPU-a")
     group.gather = lambda own: [own, [crc32(gpus[1].encode())]]
     assert group._backend() == backend
+
+
+def test_the_watchdog_of_nccl_neither_ends_the_process_nor_delays_the_next_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default it ends the process, or sleeps for a minute where torch joins its thread."""
+    names = ("ASYNC_ERROR_HANDLING", "DUMP_ON_TIMEOUT", "WAIT_TIMEOUT_DUMP_MILSEC")
+    for name in names:
+        monkeypatch.delenv(f"TORCH_NCCL_{name}", raising=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    LearnerGroup(store(tmp_path, 1), 0, [0], 0, torch.device("cpu"), ReduceConfig()).close()
+    assert [os.environ[f"TORCH_NCCL_{name}"] for name in names] == ["0", "0", "0"]

@@ -280,7 +280,8 @@ def test_a_renewed_variance_of_one_rank_is_torch_adams_an_update_late() -> None:
 def test_a_renewed_variance_is_never_negative() -> None:
     state = AdamState(torch.ones(4), torch.ones(4), torch.tensor(1e6), EPS)
     change = torch.tensor([-1.0, -1.0 - 1e-6, -0.5, 0.5])  # rounded: no sum of squares is below 0
-    RenewedVariance(state, change, 1, 1).begin(0, torch.zeros(4), SoloCollective(0, 1))
+    grads, new, ring = torch.zeros(4), torch.empty(4), SoloCollective(0, 1)
+    RenewedVariance(state, 1, 1).begin(0, grads, change, new, ring)
     assert state.exp_avg_sq.tolist() == [0.0, 0.0, 0.5, 1.5]
 
 

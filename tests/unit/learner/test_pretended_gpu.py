@@ -5,6 +5,7 @@ See `pretended_gpu`. What waits, and why it may, is in `WAITING_CODECS` and the 
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 
+import pretended_gpu
 from penstock.algos.slots import UnrollSummary
 from penstock.configs.load import resolve
 from penstock.core.params import Stamp
@@ -217,3 +219,9 @@ def test_what_waits_or_mixes_devices_is_found(
     there, here = torch.empty(3, device=GPU), torch.empty(3)
     with pytest.raises((RuntimeError, HostWaitsError)):
         call(there, here)
+
+
+def test_it_is_never_beside_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(pytest.skip.Exception, match="cannot be beside"):
+        runpy.run_path(pretended_gpu.__file__)

@@ -147,3 +147,11 @@ def test_on_a_slow_wire_few_bytes_win(one_thread: None) -> None:
 
 def test_between_ranks_that_share_memory_nothing_is_coded(one_thread: None) -> None:
     assert chosen(SoloCollective(0, 4)).codec == "none"
+
+
+def test_a_codec_that_cannot_sum_over_so_many_ranks_is_left_out() -> None:
+    cfg = LearnerConfig(count=128, optimizer="sgd")
+    parts = parts_of([("w", torch.empty(4, 4))])
+    choice = choose(cfg, parts, 16, torch.device("cpu"), SoloCollective(0, 128))
+    assert "onebit" in choice.text
+    assert "terngrad" not in choice.text

@@ -86,6 +86,27 @@ def test_nothing_is_lost_but_only_held_back(name: str, world: int) -> None:
     np.testing.assert_allclose(total, grads.sum((0, 1), dtype=np.float64), atol=1e-4)
 
 
+@pytest.mark.parametrize("value", [np.inf, np.nan, 1e30])  # the last has no norm in float32
+@pytest.mark.parametrize("name", ["onebit", "dropping", "dgc", "powersgd", "onebit_adam"])
+def test_a_skipped_step_leaves_the_residuals_of_all_ranks(name: str, value: float) -> None:
+    grads = gradients(2, 4)
+    grads[3, 1, 0] = value  # in one bucket of one rank
+    options: dict[str, Any] = {"codec": name, "warmup_updates": 1, "onebit_block": 64}
+
+    def work(ring: GroupCollective) -> None:
+        codec = codec_for(2, ring.rank, **options)
+        for t in range(3):
+            reduce_all(codec, ring, t, grads[t, ring.rank])
+        before = {kind: values.clone() for kind, values in codec.residuals().items()}
+        sums = torch.from_numpy(reduce_all(codec, ring, 3, grads[3, ring.rank]))
+        assert not torch.linalg.vector_norm(sums).isfinite()
+        assert before["error"].any()
+        for kind, values in codec.residuals().items():
+            assert torch.equal(values, before[kind])
+
+    run_ranks(2, work)
+
+
 @pytest.mark.parametrize("name", ["bf16", "int8", "onebit"])
 def test_results_do_not_depend_on_how_much_is_done_at_a_time(
     name: str, monkeypatch: pytest.MonkeyPatch

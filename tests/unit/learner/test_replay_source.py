@@ -70,11 +70,11 @@ class World:
         header["produced_steps"] = (self.published + 1) * 8
 
 
-def make_world(*options: str) -> World:
+def make_world(*options: str, most: int = 1) -> World:
     config = resolve("cartpole_dqn", [*OPTIONS, *options])
     trainer = OffPolicyTrainer(config, probe(config.env))
     accounting, ledger = Accounting(), TimeLedger(part=Part.WAIT)
-    source = ReplayDataSource(config, trainer, accounting, 1, 1, ledger, shared=False)
+    source = ReplayDataSource(config, trainer, accounting, most, 1, ledger, first=1, shared=False)
     store = source.store
     lane = store.open_lane(1)
     event = store.lane_event(lane)
@@ -158,6 +158,20 @@ def test_the_learner_waits_for_samples_and_the_actors_for_the_learner(world: Wor
     assert figures["samples_per_insert"] * world.accounting.trained == pytest.approx(
         2 * inserted, abs=2 * (8 + 2 * 8)
     )
+
+
+def test_actors_that_may_join_later_leave_the_others_no_further_ahead() -> None:
+    """As with `actors.count` auto on many cores: 256 may play, and one does."""
+    ahead = []
+    for most in (1, 256):
+        world = make_world("replay.samples_per_insert=2", "replay.capacity=4000", most=most)
+        while world.published < 400 and world.publish():
+            world.source.serve(0.0)
+            assert world.source.in_flight_steps() == 0
+        ahead.append(world.published)
+        world.source.close()
+        world.source.store.close()
+    assert ahead[0] == ahead[1] < 400
 
 
 def test_an_actor_that_joins_waits_for_the_learner_too(world: World) -> None:

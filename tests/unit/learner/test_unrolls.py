@@ -19,6 +19,7 @@ from penstock.configs.load import resolve
 from penstock.core.interfaces import Welcome
 from penstock.core.params import ParamLayout, Stamp
 from penstock.core.specs import Column, SlotSpec
+from penstock.device.choice import pick_device
 from penstock.envs import probe
 from penstock.learner.sources import feeder_thread
 from penstock.learner.sources.staging import StagingBatch, torch_dtype
@@ -372,8 +373,7 @@ def test_a_gpu_gets_what_was_gathered_while_the_next_batch_is_filled(
     rig: Callable[..., Rig],
 ) -> None:
     r = rig(slots=2, batch_slots=1, prefetch=0)
-    device = torch.device("cuda")
-    batches = [StagingBatch(SPEC, 1, device) for _ in range(2)]
+    batches = [StagingBatch(SPEC, 1, pick_device("cuda")) for _ in range(2)]
     assert all(t.is_pinned() for t in batches[0]._host.values())
     for sequence in range(20):
         assert r.write()

@@ -237,6 +237,17 @@ def test_critics_of_several_arrays_by_numpy(arrays: dict[str, Any], normalized: 
         assert_near(found[i].detach().numpy(), expected)
 
 
+@pytest.mark.parametrize("actions", [(), (1,), (2, 3)])
+@pytest.mark.parametrize("space", [NUMBERS, spaces.Box(-1, 1, (4,), np.float32)])
+def test_critics_take_actions_of_any_shape(space: Any, actions: tuple[int, ...]) -> None:
+    made = game("sac", space)
+    made.action_space = spaces.Box(-1, 1, actions, np.float32)
+    shape: Any = network_shape(config("sac"), made)
+    critics = build_critics(shape, None)
+    obs, action = torch.from_numpy(observations(made, 4)), torch.rand(4, *actions)
+    torch.testing.assert_close(critics(obs, action), critics(obs, action.view(4, -1)))
+
+
 @pytest.mark.parametrize("space", [PARTS, spaces.Box(-1, 1, (4,), np.float32)])
 @pytest.mark.parametrize("entry", [None, "mine:Features"])
 def test_only_the_action_gets_a_gradient_where_the_actor_is_trained(space: Any, entry: Any) -> None:

@@ -121,6 +121,24 @@ def test_a_learner_and_an_actor_over_ten_seconds() -> None:
     assert (found["seconds"], found["cores"], found["device"]) == (10.0, 2.0, "cpu")
 
 
+@pytest.mark.parametrize(("samples_per_insert", "share"), [("8", 0.5), ("null", None)])
+def test_a_replay_that_is_drawn_from_at_will_has_no_ceiling(
+    samples_per_insert: str, share: float | None
+) -> None:
+    """Steps that arrive are not those that are drawn, of which the ceiling is."""
+    lanes = {"main": {"forward": 10.0}}
+    found = profile(
+        [reading(LEARNER, 100, {"main": {}})],
+        [reading(LEARNER, 110, lanes, trained=2000)],
+        [],
+        *("algo.name=dqn", f"replay.samples_per_insert={samples_per_insert}"),
+        ceiling=400.0,
+    )
+    [learner] = found["learner"]
+    assert learner["achieved_over_ceiling"] == share
+    assert (learner["ceiling_steps_per_s"] is None) == (share is None)
+
+
 def test_what_no_part_has_of_the_clock_is_told_by_thread() -> None:
     """Of 10 s the main thread's parts have 9 and the feeder's 10.5, and both had begun before; the
     thread that reduces has begun in the window, so that its clock is not known."""

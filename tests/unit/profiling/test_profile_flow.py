@@ -11,6 +11,7 @@ from penstock.profiling.report.flow import Rate, Seen, stages
 
 HERE = Rate(1000.0, 50_000.0)
 RECEIVED = {"slots": 1.0, "steps": 200.0, "raw_nbytes": 10_000.0, "coded_nbytes": 2_000.0}
+EPOCHS = ("algo={name: ppo, epochs: 5}", "learner.updates_per_batch=1")
 REPLAY = ("algo={name: dqn}", "learner.prefetch=1", "replay.batch_size=64")
 
 
@@ -62,11 +63,18 @@ def test_from_replay_a_step_counts_as_often_as_it_is_drawn() -> None:
     ("overrides", "versions"),
     [
         (("learner.publish_every=4",), 2.5),
-        (("algo={name: ppo, epochs: 5}", "learner.updates_per_batch=1"), 2.0),  # once a batch
+        (EPOCHS, 2.0),  # once a batch
         (("learner.accumulate=2",), 10.0),  # not more often than there are updates
+        ((*EPOCHS, "transport.max_policy_lag=0"), 2.0),
+        # The synchronous mode publishes after each batch, whatever `publish_every` is.
+        (("transport.max_policy_lag=0", "learner.publish_every=4"), 10.0),
+        # The next batch is lent with two updates left, by weights of its own.
+        ((*EPOCHS, "transport.max_policy_lag=2"), 4.0),
     ],
 )
-def test_weights_go_out_once_a_batch_at_most(overrides: tuple[str, ...], versions: float) -> None:
+def test_weights_go_out_once_a_batch_or_when_slots_are_lent(
+    overrides: tuple[str, ...], versions: float
+) -> None:
     assert found(*overrides)["weights"] == (None, versions * 4000, versions)
 
 

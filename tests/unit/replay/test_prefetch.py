@@ -230,3 +230,28 @@ def test_rows_that_another_thread_takes_first_are_waited_for(
     monkeypatch.setattr(ReplaySource, "missing", taken_then)
     with pytest.raises(ReplayError, match=r"for 0\.05 s: 2 of 8 rows are stored"):
         next(replay.batches(8, prefetch=0, timeout_s=0.05))
+
+
+def test_what_another_thread_took_first_by_the_limiter_delays_no_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread waits for the limiter no longer than for a batch, so that it sees the end."""
+    limiter = RateLimiter(samples_per_insert=1.0, min_size=10, batch=4)
+    replay, missing = made(10, limiter=limiter, timeout_s=5.0), ReplaySource.missing
+    taken = threading.Event()
+
+    def taken_then(source: ReplaySource) -> str:
+        text = missing(source)
+        while not text and not missing(source):
+            replay.sample(4)
+            taken.set()
+        return text
+
+    monkeypatch.setattr(ReplaySource, "missing", taken_then)
+    batches = replay.batches(4, prefetch=1, timeout_s=0.2)
+    began_s = time.monotonic()
+    with pytest.raises(ReplayError, match=r"for 0\.2 s: sampling 4 waits"):
+        next(batches)
+    assert taken.is_set()
+    assert time.monotonic() - began_s < 2.0
+    assert not threads()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -208,6 +209,30 @@ def test_what_has_replaced_the_socket_stays(tmp_path: Path) -> None:
     (tmp_path / "door").write_text("mine")
     house.close()
     assert (tmp_path / "door").read_text() == "mine"
+
+
+def test_an_owner_without_descriptors_waits_for_them(tmp_path: Path) -> None:
+    """The listener stays readable; the client is accepted as soon as a descriptor is free."""
+    door = AttachServer(tmp_path / "door", lambda _: Attached(1, [], {}), lambda _: None)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.connect(str(tmp_path / "door"))
+        lowest = os.dup(0)
+        os.close(lowest)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+            turns, ends_s = 0, time.monotonic() + 0.2
+            while time.monotonic() < ends_s:
+                door.poll(0.1)
+                turns += 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert turns <= 25
+        client.send(msgpack.packb({"attach": attach.ATTACH_VERSION}))
+        door.poll(0.1)  # accepts
+        door.poll(0.1)  # answers
+        assert msgpack.unpackb(client.recv(100)) == {}
+    door.close()
 
 
 def test_an_owner_that_ends_is_noticed(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""Runs that failed, or did not reach the goal, are no better than those that did."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import cartpole
+import memory
+
+
+@pytest.mark.parametrize(
+    ("times", "median_s"),
+    [
+        ([1.0, 2.0, 3.0], 2.0),
+        ([1.0, None, 3.0], 3.0),  # the one that did not is slower than all others
+        ([1.0, None, None], None),
+        ([None], None),
+    ],
+)
+def test_a_seed_that_did_not_solve_the_game_counts(
+    times: list[float | None], median_s: float | None
+) -> None:
+    assert cartpole.median_s([{"solved_at_s": at_s} for at_s in times]) == median_s
+
+
+def test_the_memory_of_a_run_that_failed_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failed(command: Any, **options: Any) -> subprocess.Popen[bytes]:
+        return made([sys.executable, "-c", "import sys; sys.exit(3)"])
+
+    def watch(run: subprocess.Popen[bytes]) -> list[tuple[float, float]]:
+        run.wait()
+        return [(60.0 * i, 100.0) for i in range(9)]
+
+    made = subprocess.Popen
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")  # else it starts itself anew
+    monkeypatch.setattr(sys, "argv", ["memory.py"])
+    monkeypatch.setattr(subprocess, "Popen", failed)
+    monkeypatch.setattr(memory, "watch", watch)
+    with pytest.raises(SystemExit, match="the run failed with 3"):
+        memory.main()

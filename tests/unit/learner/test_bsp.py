@@ -1,0 +1,68 @@
+"""The bulk-synchronous pace: the residuals of a rank in a checkpoint."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from penstock.configs.reduce import ReduceConfig
+from penstock.configs.sections import LearnerConfig
+from penstock.core.params import Arrays
+from penstock.learner.codecs.collective import SoloCollective
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
+from penstock.learner.sync.bsp import Bsp
+from penstock.profiling.ledger import TimeLedger
+
+SIZE = 8
+
+
+def bsp(codec: str, optimizer: Any) -> Bsp:
+    """The sync of one rank of two, whose group keeps the state of that rank alone."""
+    cfg = LearnerConfig(count=2, optimizer=optimizer, reduce=ReduceConfig(codec=codec))
+    group: Any = SimpleNamespace(
+        world=2,
+        rank=0,
+        gradients=SoloCollective(0, 2),
+        collect_states=lambda own: own,
+        restore_own=lambda state: state,
+    )
+    flat = FlatOptimizer([("w", nn.Parameter(torch.zeros(SIZE)))], cfg)
+    return Bsp(group, {"model": flat}, cfg, TimeLedger())
+
+
+def saved(codec: str, optimizer: str) -> Arrays:
+    """A state in which all residuals are 1."""
+    state = bsp(codec, optimizer).state_dict(saves=True)
+    return state | {kind: np.ones_like(a) for kind, a in state.items() if a.dtype == np.float32}
+
+
+def restored(state: Arrays, codec: str, optimizer: str) -> float:
+    """A value of the residual in a sync of this codec that has loaded ``state``."""
+    sync = bsp(codec, optimizer)
+    sync.load_state_dict(state)
+    return float(sync.state_dict(saves=True)["model/error"][0])
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "optimizer", "expected"),
+    [
+        ("powersgd", "powersgd", "adam", 1.0),
+        ("onebit_adam", "powersgd", "adam", 0.0),  # a step of Adam is no gradient
+        ("dgc", "dropping", "sgd", 0.0),  # a velocity would get momentum once more
+    ],
+)
+def test_residuals_are_restored_for_the_codec_that_left_them(
+    before: str, now: str, optimizer: str, expected: float
+) -> None:
+    assert restored(saved(before, optimizer), now, optimizer) == expected
+
+
+def test_residuals_of_a_checkpoint_that_does_not_name_the_codec_are_restored() -> None:
+    state = saved("onebit", "sgd")
+    del state["codec"]
+    assert restored(state, "onebit", "sgd") == 1.0
