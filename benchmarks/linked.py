@@ -115,7 +115,7 @@ def _watch(
 
 
 def _ends_of_outputs(folder: Path) -> str:
-    """What the commands of a run without a summary said last."""
+    """The last lines of the commands of a run without a summary."""
     text = "learner 0 ended without a summary; the ends of all outputs:"
     for path in sorted(folder.glob("*-*.err")):
         text += f"\n{path.stem}:\n" + "\n".join(path.read_text().splitlines()[-SHOWN_LINES:])
