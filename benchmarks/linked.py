@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +70,16 @@ def train_on_hosts(
             _start(stack, made, rank, actor, cwd, folder / f"actor-{rank}.out")
         with during(group):
             curve = _watch(group, folder, seconds)
+        if any(process.poll() is not None for process in group):
+            _await_end(group)  # a signal in the last moment would kill one before its summary
         for process in group:
             _end(process)
     out = (folder / "learner-0.out").read_text().splitlines()
     if not out:
-        raise SystemExit(_ends_of_outputs(folder))
+        raise SystemExit(
+            f"learner 0 ended with {group[0].returncode} and without a summary"
+            + _ends_of_outputs(folder)
+        )
     summary: dict[str, Any] = json.loads(out[-1])
     return summary | {"curve": curve}
 
@@ -115,8 +120,7 @@ def _watch(
 
 
 def _ends_of_outputs(folder: Path) -> str:
-    """The last lines of the commands of a run without a summary."""
-    text = "learner 0 ended without a summary; the ends of all outputs:"
+    text = "; the ends of all outputs:"
     for path in sorted(folder.glob("*-*.err")):
         text += f"\n{path.stem}:\n" + "\n".join(path.read_text().splitlines()[-SHOWN_LINES:])
     return text
@@ -141,6 +145,14 @@ def _sent_nbytes(pid: int) -> int:
         if name.strip() == INTERFACE:
             return int(counters.split()[8])
     return 0
+
+
+def _await_end(group: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait for all, for `END_S` at most."""
+    ends_s = time.monotonic() + END_S
+    with suppress(subprocess.TimeoutExpired):
+        for process in group:
+            process.wait(max(0.0, ends_s - time.monotonic()))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
