@@ -106,10 +106,10 @@ def on_a_worker(made: Any, role: str) -> bool:
     return agent is not None and agent.ppid() not in heads
 
 
-def drain(address: str, node: str) -> None:
-    """Announce the end of a node, as a cloud does whose machines are lent until another wants
-    them."""
+def drain(address: str, node: str, seconds: int = 60) -> None:
+    """Announce the end of a node in so many ``seconds``, as a cloud does whose machines are lent
+    until another wants them."""
     options = ["--node-id", node, "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
-    options += ["--reason-message", "test", "--deadline-remaining-seconds", "60"]
+    options += ["--reason-message", "test", "--deadline-remaining-seconds", str(seconds)]
     command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", address]
     subprocess.run([*command, *options], check=True, timeout=60)

@@ -98,7 +98,7 @@ def test_a_learner_stays_on_a_node_that_drains_until_it_ends(tmp_path: Path) -> 
         node = made.add_node(num_cpus=2)
         engine.reserve([Bundle("learners", (spec.name,), 2)])
         handle = engine.start(spec, 0, arguments, tmp_path / "learner-0.log")
-        drain(made.address, node.node_id)
+        drain(made.address, node.node_id, 4 * round(WAIT_S))  # longer than all waits here
         made.add_node(num_cpus=2)
         wait_until(engine, lambda away: "is about to end" in away.get(spec.name, ""))
         wait_until(engine, lambda _: handle.liveness() is Liveness.DEAD)
