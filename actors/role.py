@@ -206,6 +206,7 @@ class Player:
         self._rollout.load_state_dict(state["rollout"])
         self._inference.load_state_dict(state["inference"])
         self._incarnation, self.sequence, self.produced_steps = map(int, state["stream"])
+        self._began = self.sequence > 0
 
     def close(self) -> None:
         """Close inference and environments; the caller closes the link."""

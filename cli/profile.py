@@ -98,8 +98,8 @@ def prepared(config: Config, seconds: float) -> Config:
 
 
 def as_trained(config: Config, threads: int | None) -> Config:
-    """The config whose ceiling is that of a run: with the ``threads`` that its learners had, where
-    `learner.threads` auto left them to the run. None: it changed nothing."""
+    """The config with which to measure the ceiling of a run: `learner.threads` auto replaced by the
+    ``threads`` that each learner had at its end. None: the run did not change them."""
     if threads is None or config.learner.threads != "auto":
         return config
     learner = config.learner.model_copy(update={"threads": threads})

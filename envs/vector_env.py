@@ -73,8 +73,8 @@ class EnvInfo:
 
 
 class SinglesVectorEnv(SyncVectorEnv):
-    """Steps single environments one by one, and keeps of their infos only which entries of `READ`
-    there are.
+    """Steps single environments one by one. Of their infos only the keys in `READ` are kept, each
+    with the value True.
 
     gymnasium makes an array of each entry, over all environments, and raises where two do not fit
     into one: None and a number, or arrays of different lengths.

@@ -107,8 +107,8 @@ def on_a_worker(made: Any, role: str) -> bool:
 
 
 def drain(address: str, node: str, seconds: int = 60) -> None:
-    """Announce the end of a node in so many ``seconds``, as a cloud does whose machines are lent
-    until another wants them."""
+    """Announce that a node ends in ``seconds``, as a cloud does before it takes back a preemptible
+    machine."""
     options = ["--node-id", node, "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
     options += ["--reason-message", "test", "--deadline-remaining-seconds", str(seconds)]
     command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", address]

@@ -78,8 +78,9 @@ class BaseCodec(ABC):
     def _commit(self, bucket: Bucket, sums: Tensor) -> None:
         """After the last bucket replace all residuals, unless a sum of the step was not finite.
 
-        The sums are equal on all ranks, so that all keep theirs: also a rank with a finite
-        gradient, whose values were sent in vain, and in buckets with a finite sum.
+        The sums are equal on all ranks, so all ranks decide alike. No optimizer step uses the sums
+        of a skipped step, so the values that were sent for it must stay in the residuals: on every
+        rank, and in buckets with a finite sum too.
         """
         finite = torch.linalg.vector_norm(sums).isfinite()
         self._finite = finite if bucket == self.buckets[0] else self._finite & finite

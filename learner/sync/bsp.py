@@ -26,7 +26,7 @@ from penstock.learner.progress import BOOKED
 from penstock.learner.sync.gradient_sync import ControlMessage
 from penstock.profiling.ledger import Part, TimeLedger
 
-CODEC = "codec"  # name of an array in a checkpoint: the name of the codec whose residuals it has
+CODEC = "codec"  # key in a checkpoint: the codec that made the residuals
 
 
 class Bsp:

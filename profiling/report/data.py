@@ -83,7 +83,7 @@ def make(
     GPU ran kernels; None where that is not known.
     """
     if config.algo.trains_on == "transitions" and config.replay.samples_per_insert is None:
-        ceiling = None  # how many steps arrive says nothing of those that are drawn
+        ceiling = None  # it counts drawn transitions, and the run's rate counts inserted steps
     changes = [
         *(ProcessChange(reading, window) for reading in window.end.values()),
         *(ProcessChange(reading, window, ended=True) for reading in window.ended),

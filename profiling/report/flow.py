@@ -81,8 +81,9 @@ def _batches(config: Config, seen: Seen, stored: Rate) -> Rate:
 
 
 def _versions(config: Config, updates: float | None) -> float | None:
-    """Weights that a learner publishes: every so many updates, and once a batch at most. Where
-    slots are lent by batch: after each one, and before, when it lends those of the next."""
+    """Versions of the weights per second: one every `learner.publish_every` updates, and one per
+    batch at most. Where slots are lent by batch: one after each batch, and with a policy lag one
+    more within it, when the slots of the next batch are lent."""
     learner = config.learner
     of_batch = learner.updates_per_batch * config.algo.passes / learner.accumulate
     if updates is None:

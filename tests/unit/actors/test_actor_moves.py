@@ -324,5 +324,9 @@ def test_a_stream_after_a_first_slot_that_was_lost_begins_in_the_middle_of_episo
         player.play(1.0)
     player.join(link, 1)
     assert player.play(1.0)
-    player.close()
     assert link.sent == [1]
+    restored = actor_main.Player(config, link, game, ACTOR, 0, page, TimeLedger())
+    restored.load_state_dict(player.state_dict())
+    restored.join(link, 3)
+    assert restored.sequence == 1
+    restored.close()
