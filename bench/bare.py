@@ -2,13 +2,16 @@
 
 These stages run this package's code, so an ideal made of them does not show what that code loses.
 Here the same layers are modules of `torch.nn`, in the fastest of the number formats, memory layouts
-and pass sizes that are tried on this machine. Learning is the forward and backward pass alone:
-without loss, optimizer and the normaliser of observations.
+and pass sizes that are tried on this machine. Small passes on a GPU are bound by kernel launches,
+so there a pass is a whole update or the largest part of it that fits, and the fastest is also tried
+with `torch.compile`, as a CUDA graph, and with both. Learning is the forward and backward pass
+alone: without loss, optimizer and the normaliser of observations.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.algos.samples import network_shape
-from penstock.bench.rates import Work, as_json, rounds_of
+from penstock.bench.rates import Work, as_json, one_behind, rounds_of
 from penstock.configs.schema import Config
 from penstock.core.processor import processor
 from penstock.device.choice import device_of, pick_device
@@ -29,8 +32,10 @@ from penstock.models.layout import CONVS, FEATURES, CnnShape, MlpShape, flat_fea
 from penstock.models.torch_encoders import IMPALA_CHANNELS, IMPALA_FEATURES, ConvSection
 from penstock.models.torch_setup import set_up_torch
 
-PASS_ROWS = (64, 160, 256, 512)  # observations in one pass of the learner that are tried
+PASS_ROWS = (64, 160, 256, 512)  # observations in one pass of a learner on a CPU that are tried
+PARTS = (1, 2, 4)  # of an update, that are tried on a GPU
 TRIALS = 4  # timed calls of each form; the fastest counts, as other work only lengthens times
+WARM_UPS = 3  # before a graph is captured, as nothing may be set up meanwhile
 
 
 class Form(NamedTuple):
@@ -40,10 +45,15 @@ class Form(NamedTuple):
     channels_last: bool
     rows: int
     """Observations in one pass."""
+    compiled: bool = False
+    graph: bool = False
+    """Whether a captured CUDA graph is replayed."""
 
     def __str__(self) -> str:
-        layout = ", channels_last" if self.channels_last else ""
-        return f"{'bf16' if self.bf16 else 'fp32'}{layout}, {self.rows} rows"
+        named = {"channels_last": self.channels_last, "compiled": self.compiled,
+                 "graph": self.graph}  # fmt: skip
+        more = "".join(f", {name}" for name, has in named.items() if has)
+        return f"{'bf16' if self.bf16 else 'fp32'}{more}, {self.rows} rows"
 
 
 def rounds(config: Mapping[str, Any], stage: str, seconds: float) -> dict[str, Any]:
@@ -57,11 +67,21 @@ def rounds(config: Mapping[str, Any], stage: str, seconds: float) -> dict[str, A
     network = BareNetwork.of(settings, on_learner=learns)
     if network is None:
         return {}
-    form = network.fastest(PASS_ROWS if learns else (settings.actor_envs,), learns=learns)
+    rows = pass_rows(settings, network) if learns else (settings.actor_envs,)
+    form = network.fastest(rows, learns=learns)
     steps = form.rows / settings.algo.passes if learns else form.rows
     work = Work(network.work(form, learns=learns), steps, network.settle)
     found = as_json(rounds_of({stage: work}, seconds)[stage])
     return found | {"note": str(form), "on_gpu": network.on_gpu}
+
+
+def pass_rows(config: Config, network: BareNetwork) -> tuple[int, ...]:
+    """Observations in one pass of the learner that are tried."""
+    if not network.on_gpu:
+        return PASS_ROWS
+    learner = config.learner
+    batch = config.actor_envs * config.actors.unroll * learner.batch_slots
+    return tuple(max(1, batch // learner.updates_per_batch // part) for part in PARTS)
 
 
 class BareNetwork:
@@ -102,6 +122,11 @@ class BareNetwork:
         formats = (False, True) if has_bf16 else (False,)
         layouts = (False, True) if len(self._shape) == 3 else (False,)
         forms = [Form(*each) for each in itertools.product(formats, layouts, rows)]
+        best = min(forms, key=lambda form: self._seconds_per_row(form, learns))
+        if not self.on_gpu:
+            return best
+        ways = itertools.product((False, True), repeat=2)
+        forms = [best._replace(compiled=compiled, graph=graph) for compiled, graph in ways]
         return min(forms, key=lambda form: self._seconds_per_row(form, learns))
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -114,9 +139,13 @@ class BareNetwork:
         ``obs``: uint8 ``[rows, *shape]``; by default random ones.
         """
         obs = self._made_up(form) if obs is None else obs
-        rows = obs.to(torch.bfloat16 if form.bf16 else torch.float32)
-        if form.channels_last:
-            rows = rows.contiguous(memory_format=torch.channels_last)
+        dtype = torch.bfloat16 if form.bf16 else torch.float32
+        if form.channels_last and self.on_gpu:
+            rows = obs.to(dtype, memory_format=torch.channels_last)
+        elif form.channels_last:  # on a CPU one call for both is slower
+            rows = obs.to(dtype).contiguous(memory_format=torch.channels_last)
+        else:
+            rows = obs.to(dtype)
         with self._format(form):
             out: Tensor = self._net(rows * self._scale)
         return out
@@ -128,15 +157,23 @@ class BareNetwork:
             order = torch.channels_last if form.channels_last else torch.contiguous_format
             self._net.to(memory_format=order)  # type: ignore[call-overload] # torch's stub lacks it
 
+        def loss() -> Tensor:
+            return self.forward(form, obs).float().square().mean()
+
+        forward: Callable[[], Tensor] = torch.compile(loss) if form.compiled else loss
+
         def learn() -> None:
-            self.forward(form, obs).float().square().mean().backward()
+            forward().backward()
             self._net.zero_grad(set_to_none=False)
 
         def decide() -> None:
             with torch.inference_mode():
                 self.forward(form, obs)
 
-        return learn if learns else decide
+        if not learns:
+            return decide
+        call = captured(learn) if form.graph else learn
+        return one_behind(call, device_of(self._device)) if self.on_gpu else call
 
     def _made_up(self, form: Form) -> Tensor:
         size = (form.rows, *self._shape)
@@ -146,6 +183,16 @@ class BareNetwork:
         return torch.autocast(self._device.type, torch.bfloat16) if form.bf16 else nullcontext()
 
     def _seconds_per_row(self, form: Form, learns: bool) -> float:
+        """Infinite for a form that a GPU has no memory for, or cannot compile or capture."""
+        try:
+            return self._measured(form, learns)
+        except Exception as error:
+            optional = form.compiled or form.graph or isinstance(error, torch.OutOfMemoryError)
+            if not (self.on_gpu and optional):
+                raise
+            return math.inf
+
+    def _measured(self, form: Form, learns: bool) -> float:
         call = self.work(form, learns=learns)
         call()
         self.settle()
@@ -156,6 +203,28 @@ class BareNetwork:
             self.settle()
             times.append(time.perf_counter() - began_s)
         return min(times) / form.rows
+
+
+def captured(step: Callable[[], object]) -> Callable[[], object]:
+    """``step``, without arguments and of a fixed shape, as a CUDA graph that is replayed.
+
+    No other thread may use the GPU meanwhile.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UPS):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+
+    def replay() -> object:
+        graph.replay()
+        return step  # keeps the tensors of the captured graph alive
+
+    return replay
 
 
 class _SideBySide(nn.Module):

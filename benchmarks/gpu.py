@@ -54,7 +54,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("set-up", "gpu_stages.set_up:run", 90),
     Stage("correctness", "gpu_stages.updates:correctness", 120),
     Stage("copies", "gpu_stages.copies:run", 90),
-    Stage("ceilings", "gpu_stages.ceilings:run", 300),
+    Stage("ceilings", "gpu_stages.ceilings:run", 400),
     Stage("synchronisations", "gpu_stages.updates:synchronisations", 120),
     Stage("utilization", "gpu_stages.utilization:run", 400),
     Stage("codecs", "gpu_stages.codecs:run", 90),
@@ -152,7 +152,9 @@ class Report:
     def _write(self) -> None:
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_text(json.dumps(self.result, indent=2) + "\n")
+            written = self._path.with_name(f".{self._path.name}")  # a cut run leaves a whole file
+            written.write_text(json.dumps(self.result, indent=2) + "\n")
+            written.replace(self._path)
 
 
 def _name_of(device: str) -> str:

@@ -7,7 +7,8 @@ even fake tensors of CUDA with a gradient. Under `pretended`
 - a call with tensors of two devices fails, and
 - so does what makes the host wait for the device: to read a value (`.item()`, `bool`), to use one
   as a shape (`nonzero`, a boolean mask), and a copy between the two without ``non_blocking``, which
-  `torch.tensor(..., device=...)` makes, too.
+  `torch.tensor(..., device=...)` makes, too, and
+- so does a product or convolution of two dtypes, as on a GPU. `torch.autocast` casts as on CUDA.
 
 Where there is a GPU, tests that import this are skipped: the registered device takes the place of
 CUDA in the whole process. `Tensor.is_pinned` would be false for all memory there, and a backward
@@ -17,7 +18,7 @@ pass would not keep to the stream of its forward pass.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -49,9 +50,50 @@ _setup_privateuseone_for_python_backend("pretended", backend_module=_Module())
 GPU = torch.device("pretended", 0)
 FREE_NBYTES = 1 << 30
 
+aten = torch.ops.aten
+PRODUCTS = {
+    aten.convolution, aten.convolution_backward, aten.mm, aten.addmm, aten.bmm, aten.baddbmm,
+    aten.mv, aten.addmv, aten.dot,
+}  # fmt: skip
+# `torch.autocast` is a dispatch key, for which CUDA has kernels and a registered device has none.
+# These are of ATen/autocast_mode.h: what computes in the lower precision, and what in float32.
+LOWER = ("conv1d", "conv2d", "linear", "matmul", "mm", "mv", "addmm", "addmv", "bmm", "baddbmm")
+FLOAT32 = ("layer_norm", "softmax.int", "log_softmax.int", "exp", "log", "mse_loss")
+_KEY = torch._C._parse_dispatch_key("AutocastPrivateUse1")
+assert _KEY is not None
+_LIBRARY = torch.library.Library("aten", "IMPL")
+
+
+def _autocast(name: str, dtype: torch.dtype) -> None:
+    """Make an operation compute in ``dtype`` within `torch.autocast` of the device."""
+    name, _, overload = name.partition(".")
+    call = getattr(getattr(aten, name), overload or "default")
+
+    def cast(value: Any) -> Any:
+        eligible = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(dtype) if eligible and value.dtype != torch.float64 else value
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY)):
+            return call(*map(cast, args), **kwargs)
+
+    _LIBRARY.impl(call._schema.name + (f".{overload}" if overload else ""), kernel, _KEY.name)
+
+
+_OTHERS = torch.library.Library("_", "IMPL")
+_OTHERS.fallback(torch.library.fallthrough_kernel, _KEY.name)
+for _name in LOWER:
+    _autocast(_name, torch.bfloat16)
+for _name in FLOAT32:
+    _autocast(_name, torch.float32)
+
 
 class HostWaitsError(AssertionError):
     """A call makes the host wait for the device."""
+
+
+class MixedDtypesError(AssertionError):
+    """A product or convolution of two dtypes, which a GPU refuses."""
 
 
 class PretendedDevice(HostDevice):
@@ -79,16 +121,25 @@ class PretendedDevice(HostDevice):
 class Waits(TorchDispatchMode):
     """Finds copies between host and device that wait. ``allowed``: they are right here.
 
-    ``convolved`` are the inputs of convolutions.
+    ``convolved`` are the inputs of convolutions, ``products`` the dtypes of products and
+    convolutions, in their order.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.allowed = False
         self.convolved: list[Tensor] = []
+        self.products: list[torch.dtype] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
+        if func.overloadpacket in PRODUCTS:
+            factors = [value for value in args if isinstance(value, Tensor)]
+            dtypes = {value.dtype for value in factors}
+            if len(dtypes) > 1:
+                raise MixedDtypesError(f"{func} of {', '.join(map(str, dtypes))}")
+            if factors[0].device == GPU:
+                self.products.append(factors[0].dtype)
         if func is torch.ops.aten.convolution.default:
             self.convolved.append(args[0])
         if func is torch.ops.aten.index_put_.default and not args[2].dim() and not self.allowed:
@@ -110,7 +161,6 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[Waits]:
     monkeypatch.setattr(trainer, "pick_device", lambda _: GPU)
     monkeypatch.setattr(offpolicy, "pick_device", lambda _: GPU)
     monkeypatch.setattr(nn.Module, "to", _to)
-    monkeypatch.setattr(torch, "autocast", lambda *_: nullcontext())  # has no such device
     monkeypatch.setattr(Tensor, "numpy", _numpy(Tensor.numpy))
     with FakeTensorMode(allow_non_fake_inputs=True), Waits() as waits:
         yield waits

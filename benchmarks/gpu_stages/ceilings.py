@@ -1,9 +1,9 @@
 """The learner's update on a batch that lies on the device, beside plain torch.
 
 Both compute in bf16, forward, backward and Adam. The learner's network is eager and compiled. Plain
-torch has a batch of stacked frames in one pass, in channels_last: eager, compiled, and replayed as
-a CUDA graph. The fastest of each counts. Rates are those of rows through the network: an unroll of
-20 agent steps has 21.
+torch has a batch of stacked frames in one pass, in channels_last: eager, replayed as a CUDA graph,
+compiled, and both. The fastest of each counts. Rates are those of rows through the network: an
+unroll of 20 agent steps has 21.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch.nn import functional as F
 from gpu_stages.batches import PASSES, settings
 from gpu_stages.finding import Finding, Options
 from penstock.bench import ceiling
-from penstock.bench.rates import rounds_of
+from penstock.bench.bare import captured
+from penstock.bench.rates import one_behind, rounds_of
 from penstock.configs.load import resolve
 from penstock.device.choice import device_of
 
@@ -110,35 +111,25 @@ def compiled(made: tuple[Form, torch.optim.Optimizer]) -> Form:
 
 
 def graph(made: tuple[Form, torch.optim.Optimizer]) -> Form:
-    step = eager(made)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # nothing may be set up while a graph is captured
-        for _ in range(WARM_UPS):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        step()
+    return captured(eager(made))
 
-    def replay() -> Form:
-        captured.replay()
-        return step  # keeps the tensors of the captured graph alive
 
-    return replay
+def compiled_graph(made: tuple[Form, torch.optim.Optimizer]) -> Form:
+    return captured(compiled(made))
 
 
 def rate(step: Form, options: Options, network: str) -> float:
     """Rows per second."""
-    settle = device_of(torch.device(options.place)).synchronize
+    device = device_of(torch.device(options.place))
+    paced = one_behind(step, device)
     for _ in range(WARM_UPS):
-        step()
-    settle()
+        paced()
+    device.synchronize()
     steps, began_s = 0, time.perf_counter()
     while steps == 0 or time.perf_counter() < began_s + options.seconds / 2:
-        step()
-        settle()
+        paced()
         steps += 1
+    device.synchronize()
     return steps * rows(network, options) / (time.perf_counter() - began_s)
 
 
@@ -180,4 +171,4 @@ def impala_cnn() -> nn.Module:
 
 
 NETWORKS = {"nature_cnn": nature_cnn, "impala_cnn": impala_cnn}
-FORMS = {"eager": eager, "compiled": compiled, "graph": graph}
+FORMS = {"eager": eager, "graph": graph, "compiled": compiled, "compiled graph": compiled_graph}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from penstock.algos.samples import network_shape
-from penstock.bench.bare import BareNetwork, Form, rounds
+from penstock.bench.bare import PASS_ROWS, BareNetwork, Form, pass_rows, rounds
 from penstock.bench.compare import BARE_SHARING, ideal
-from penstock.bench.rates import ROUNDS
+from penstock.bench.rates import ROUNDS, one_behind
 from penstock.configs.load import resolve
 from penstock.envs import probe
 
@@ -43,6 +45,67 @@ def test_rounds_name_the_form_that_was_fastest(stage: str) -> None:
     assert len(found["rates"]) == ROUNDS
     assert min(found["rates"]) > 0
     assert found["note"].startswith(("fp32", "bf16"))
+
+
+def seconds_of(form: Form) -> float:
+    """Of an observation in a form on a pretended GPU."""
+    if form.rows == 640:
+        raise torch.OutOfMemoryError
+    if form.compiled and form.graph:
+        raise RuntimeError("the compiler was not found")
+    return 1.0 - 0.1 * sum((form.bf16, form.channels_last, form.compiled, 2 * form.graph))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_passes_on_a_gpu_are_whole_updates_and_the_fastest_is_compiled_and_captured_too(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    options = ["actors.envs=32", "actors.unroll=20", "learner.batch_slots=2"]
+    config = resolve("pong_impala", [*options, "learner.updates_per_batch=2"])
+    network = BareNetwork.of(config, on_learner=True)
+    assert network is not None
+    assert pass_rows(config, network) == PASS_ROWS
+    network.on_gpu = True
+    assert pass_rows(config, network) == (640, 320, 160)
+    tried = []
+
+    def measured(form: Form, learns: bool) -> float:
+        tried.append(form)
+        if fails and form.rows == 160:
+            raise RuntimeError("not for lack of memory")
+        return seconds_of(form)
+
+    monkeypatch.setattr(network, "_measured", measured)
+    if fails:
+        with pytest.raises(RuntimeError, match="not for lack"):
+            network.fastest((640, 320, 160), learns=True)
+        return
+    form = network.fastest((640, 320, 160), learns=True)
+    assert (form.channels_last, form.rows, form.compiled, form.graph) == (True, 320, False, True)
+    assert {each.rows for each in tried} == {640, 320, 160}
+    assert {(each.compiled, each.graph) for each in tried if each.rows == 320} == {
+        (False, False), (False, True), (True, False), (True, True),
+    }  # fmt: skip
+    assert "channels_last, graph, 320 rows" in str(form)
+
+
+def test_no_more_than_two_calls_are_queued() -> None:
+    told: list[str] = []
+
+    class Event:
+        def __init__(self) -> None:
+            self.number = 0
+
+        def record(self) -> None:
+            self.number = len(told)
+
+        def synchronize(self) -> None:
+            told.append(f"until {self.number}")
+
+    paced = one_behind(lambda: told.append("call"), SimpleNamespace(make_event=Event))
+    for _ in range(3):
+        paced()
+    assert told == ["call", "until 0", "call", "until 1", "call", "until 3"]
 
 
 def test_a_network_with_memory_has_no_plain_form() -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from gpu_stages import ceilings, marked_tests, set_up
+from gpu_stages import ceilings, marked_tests, pong, set_up
 from gpu_stages.batches import PASSES
 from gpu_stages.expected import compared, line
 from gpu_stages.finding import Finding, Options
 from gpu_stages.updates import MESSAGE, difference, waits_in
+from penstock.configs.load import resolve
+from penstock.configs.policy_lag import lag_of, updates_of_batch
 from simulated_device import HazardError, simulated
 
 CHECKOUT = Path(__file__).parents[3]
@@ -141,18 +143,12 @@ def test_a_file_that_lacks_a_package_is_left_out_and_other_errors_count(
 ) -> None:
     (tmp_path / "test_missing.py").write_text("import a_package_that_is_not_installed")
     (tmp_path / "test_it.py").write_text(code)
-    command = [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, "--continue-on-collection-errors", "--rootdir", ".", "."],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "pytest", "-v", "-rf", "-p", "no:cacheprovider"]
+    command += ["--continue-on-collection-errors", "--rootdir", ".", "."]
     found = {}
 
     def read() -> None:
-        for finding in marked_tests.read(done.stdout, done.returncode):
+        for finding in marked_tests.outcomes(command, tmp_path):
             found[finding.name] = finding
 
     if is_an_error:
@@ -160,5 +156,39 @@ def test_a_file_that_lacks_a_package_is_left_out_and_other_errors_count(
             read()
     else:
         read()
+    assert next(iter(found)) == "test_it.py::test_it", "a run that is cut keeps its answers"
+    assert found["test_it.py::test_it"].value is not is_an_error
     assert (found["failed"].value, found["files left out"].value) == (failed, 1)
+    assert (found["failed"].data is None) is not is_an_error
     assert found["files left out"].note == "test_missing.py"
+
+
+def test_all_marked_tests_are_found_by_their_files() -> None:
+    files = marked_tests.marked()
+    assert "tests/system/test_profile.py" in files
+    assert marked_tests.FEW in files
+
+
+@pytest.mark.parametrize("cores", [2, 16, 64])
+def test_pong_on_many_cores_has_large_minibatches_and_little_lag(cores: int) -> None:
+    config = resolve("pong", [*pong.on_cores(cores), "learner.device=cpu"])
+    assert config.first_actors == max(2, cores - 1)
+    lag = lag_of(config, config.first_actors * config.transport.slots)
+    assert lag == 2 * updates_of_batch(config) == 16
+    steps = config.actor_envs * config.actors.unroll * config.learner.batch_slots
+    assert steps // config.learner.updates_per_batch == 64 * config.first_actors
+
+
+def test_pong_is_trained_by_two_actors_and_within_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, ...]] = []
+
+    def train(*options: str) -> dict[str, Any]:
+        calls.append(options)
+        intervals = [{"time_s": float(s), "trained_steps": 20_000 * s} for s in range(23)]
+        return {"intervals": intervals, "return_reached_at_s": 180.0, "trained_steps": 1,
+                "episode_return_mean": 18.1}  # fmt: skip
+
+    monkeypatch.setattr(pong, "train", train)
+    found = {finding.name: finding.value for finding in pong.run(Options("cuda", 4.0, True))}
+    assert found == {"trained agent steps/s": 20_000.0, "minutes to 18": 3.0}
+    assert {"actors.count=2", "stop.minutes=8.0"} <= {*calls[1]}

@@ -49,8 +49,8 @@ UNROLLS = {
     "rmsprop": ("cartpole", "algo.name=impala", "learner.optimizer=rmsprop"),
     "frames by ppo": ("pong", "learner.precision=bf16"),
     "frames by impala": ("pong_impala", "learner.precision=bf16"),
-    "residual network": ("pong_impala", "model.kind=impala_cnn", "learner.precision=fp32"),
-    "memory": ("memory",),
+    "residual network": ("pong_impala", "model.kind=impala_cnn", "learner.precision=bf16"),
+    "memory": ("memory", "learner.precision=bf16"),
     "normalised rewards, continuous": ("halfcheetah", "algo.normalize_rewards=true"),
     "frames, continuous": ("car_racing", "algo.target_kl=null"),  # which waits
 }
