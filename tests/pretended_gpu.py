@@ -59,8 +59,9 @@ PRODUCTS = {
 # These are of ATen/autocast_mode.h: what computes in the lower precision, and what in float32.
 LOWER = ("conv1d", "conv2d", "linear", "matmul", "mm", "mv", "addmm", "addmv", "bmm", "baddbmm")
 FLOAT32 = ("layer_norm", "softmax.int", "log_softmax.int", "exp", "log", "mse_loss")
-_KEY = torch._C._parse_dispatch_key("AutocastPrivateUse1")
-assert _KEY is not None
+_parsed = torch._C._parse_dispatch_key("AutocastPrivateUse1")
+assert _parsed is not None
+_KEY: torch._C.DispatchKey = _parsed
 _LIBRARY = torch.library.Library("aten", "IMPL")
 
 

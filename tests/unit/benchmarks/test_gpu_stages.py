@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
@@ -16,7 +17,7 @@ from gpu_stages import ceilings, marked_tests, pong, set_up
 from gpu_stages.batches import PASSES
 from gpu_stages.expected import compared, line
 from gpu_stages.finding import Finding, Options
-from gpu_stages.updates import MESSAGE, difference, waits_in
+from gpu_stages.updates import CASES, EPOCHS, LONG, MESSAGE, difference, waits_in
 from penstock.configs.load import resolve
 from penstock.configs.policy_lag import lag_of, updates_of_batch
 from simulated_device import HazardError, simulated
@@ -106,6 +107,34 @@ def test_each_place_that_waits_is_found() -> None:
     first = update.__code__.co_firstlineno
     name = Path(__file__).relative_to(CHECKOUT)
     assert waits_in(update) == [f"{name}:{first + 1}", f"{name}:{first + 3}"]
+
+
+def test_the_long_update_has_one_pass_so_that_its_launches_fit_the_drivers_queue() -> None:
+    target, *options = CASES["ppo"]
+    config = resolve(target, [*options, *EPOCHS, *LONG])
+    batch = config.actor_envs * config.actors.unroll * config.learner.batch_slots
+    assert config.learner.micro_batch is not None
+    assert batch // config.learner.updates_per_batch <= config.learner.micro_batch
+
+
+def test_a_result_is_never_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(CHECKOUT / "benchmarks")
+    from gpu import Report
+
+    path = tmp_path / "gpu.json"
+    report = Report("a GPU", path, io.StringIO())
+    report._write()
+    before = path.read_text()
+
+    def cut(written: Path, text: str) -> int:
+        with written.open("w") as file:
+            file.write(text[: len(text) // 2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", cut)
+    with pytest.raises(KeyboardInterrupt):
+        report._write()
+    assert path.read_text() == before
 
 
 def test_without_a_compiler_a_learner_has_a_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:

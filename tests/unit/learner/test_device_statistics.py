@@ -129,12 +129,18 @@ def test_more_updates_than_are_sent_at_once() -> None:
 def test_a_gpu_is_not_waited_for_and_nothing_is_lost() -> None:
     made = DeviceStatistics(("loss",), torch.device("cuda"))
     values = torch.ones(4096, 4096, device="cuda")
-    for loss in (1.0, 2.0, 3.0):
-        for _ in range(50):
+
+    def update(values: torch.Tensor, loss: float, products: int) -> None:
+        for _ in range(products):
             values = values @ values / 4096
         made.add(values[0, :1] * loss)
         made.count(1)
         made.updated(values[0, 0])
+
+    update(values, 1.0, 1)  # loads the kernels and pins memory, which may wait for the GPU
+    assert made.take(wait=True)["loss"] == pytest.approx(1.0)
+    for loss in (1.0, 2.0, 3.0):
+        update(values, loss, 50)
     assert made.take() == {}  # it still computes
     found = made.take(wait=True)
     assert found == {"loss": pytest.approx(2.0), "grad_norm": pytest.approx(1.0)}

@@ -64,6 +64,8 @@ def test_without_being_asked_it_does_nothing(path: Path) -> None:
 @pytest.mark.gpu
 def test_what_a_gpu_does_is_seen_without_the_host(path: Path) -> None:
     values = torch.ones(2048, 2048, device="cuda")
+    values = values @ values / 2048  # loads the kernels, for which the GPU would be idle
+    torch.cuda.synchronize()
     trace = TorchTrace()
     trace.hear(ask(path, turns=3, seconds=60.0, host=False))
     for _ in range(3):
