@@ -41,6 +41,7 @@ from reduce_ring import codec_for
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 
 SMALL = ("actors.unroll=6", "actors.envs=8")
+SHORT = ("algo.epochs=2", "learner.updates_per_batch=4", "learner.publish_every=8")
 UNROLLS = {
     "ppo": ("cartpole", "algo.name=ppo", "learner.updates_per_batch=2"),
     "ppo, value clip": ("cartpole", "algo.name=ppo", "algo.value_clip=0.2"),
@@ -51,7 +52,7 @@ UNROLLS = {
     "frames by impala": ("pong_impala", "learner.precision=bf16"),
     "residual network": ("pong_impala", "model.kind=impala_cnn", "learner.precision=bf16"),
     "memory": ("memory", "learner.precision=bf16"),
-    "normalised rewards, continuous": ("halfcheetah", "algo.normalize_rewards=true"),
+    "normalised rewards, continuous": ("halfcheetah", "algo.normalize_rewards=true", *SHORT),
     "frames, continuous": ("car_racing", "algo.target_kl=null"),  # which waits
 }
 DRAWN = {
