@@ -88,6 +88,7 @@ def _run_plain(sweep: Sweep, say: Callable[[str], None]) -> tuple[int, dict[int,
         commands[n] = command(sweep.target, given, path, "no")
     for n, options in enumerate(drawn):
         add_start(folder_of(sweep.folder, n), options, 0, None)
-    ended = run_commands(commands, sweep.at_once, say, name="trial")
+    ended = run_commands(commands, sweep.at_once, say, name="trial", independent=True)
     errors = {n: found.summary["error"] for n, found in ended.items() if found.summary["error"]}
-    return exit_code(ended, len(commands)), errors
+    code = exit_code(ended, len(commands))
+    return code if code in SIGNALLED else min(code, 1), errors
