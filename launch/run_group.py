@@ -199,10 +199,10 @@ class _Member:
         code = self.process.returncode
         by_signal = -code in SIGNALS  # before the run handled it
         code = 128 - code if by_signal else 1 if code < 0 else code
-        try:
-            return Ended(code, json.loads(self._output[-1]))
-        except (ValueError, IndexError):
-            pass
+        with suppress(ValueError, IndexError):
+            found = json.loads(self._output[-1])
+            if isinstance(found, dict) and "exit_reason" in found:  # an environment may print, too
+                return Ended(code, found)
         summary: dict[str, Any] = {"error": None, "exit_reason": "fault", "solved_at_s": None}
         if code in SIGNALLED:
             summary["exit_reason"] = INTERRUPTED[code != 128 + signal.SIGINT]

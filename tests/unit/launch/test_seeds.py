@@ -160,7 +160,7 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on() -> None:
     commands = {
         0: program("print('cannot', file=sys.stderr); sys.exit(1)"),
         1: program(answer(exit_reason="fault", error="learner-0: broke") + "sys.exit(1)"),
-        2: program("os.kill(os.getpid(), signal.SIGKILL)"),
+        2: program("print(1.5, flush=True); os.kill(os.getpid(), signal.SIGKILL)"),
         3: program(answer()),
     }
     ended = run_commands(commands, 1, lines.append)
