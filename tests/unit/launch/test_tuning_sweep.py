@@ -101,6 +101,13 @@ def test_mistakes_are_refused_before_a_trial_starts(
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.parametrize("folder", ["file/sweep", "long" * 100])
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"^--dir .* cannot be made: .*; name a folder elsewhere"):
+        tune.tune(make(tmp_path, STEPS, folder=str(tmp_path / folder)), False, as_json=False)
+
+
 @pytest.mark.parametrize(
     ("missing", "with_ray", "message"),
     [
