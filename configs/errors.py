@@ -1,10 +1,24 @@
 """The error for mistakes that the user can correct, and received text in its messages."""
 
+import operator
+from typing import Any
+
 PRINTABLE = 2000  # characters of a received text
 
 
 class UserError(Exception):
     """A user's mistake: a sentence with the value, the rule and the next step. Exit code 2."""
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """An argument of the Python API as an int, also if it is one of numpy's. Raises UserError."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = least - 1
+    if found < least:
+        raise UserError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+    return found
 
 
 def printable(text: str) -> str:

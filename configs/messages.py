@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from pydantic import ValidationError
@@ -11,6 +12,7 @@ from pydantic_core import ErrorDetails
 from penstock.configs.keys import nearest, options
 from penstock.configs.layers import Layers
 from penstock.configs.section import Contradiction
+from penstock.configs.value_types import MOST
 from penstock.configs.yaml_text import KeyPath
 
 _LONGEST = 80
@@ -56,6 +58,9 @@ def _wrong_value(path: KeyPath, layers: Layers) -> str:
     if option is None:
         return f"{name} is {show(value)}; it must be a map of options, such as {_example(name)}"
     rule = option.words.replace("`", "'")
+    is_number = rule.startswith(("a number", "a finite number"))  # and not a whole one
+    if is_number and isinstance(value, int | float) and MOST < abs(value) < math.inf:
+        rule += f", of at most {MOST:g} in absolute value"
     text = f"{name} is {show(value)}; it must be {rule}"
     return text if option.required else f"{text}; the default is {show(option.default)}"
 

@@ -68,11 +68,13 @@ Seed = Annotated[
     _Whole, Field(ge=0, le=2**32 - 1), ValueDescription("a whole number from 0 to 4294967295")
 ]
 
+MOST = 1e30  # larger numbers, or their products, are beyond float32
 Number = Annotated[
     float,
     BeforeValidator(_number),
     Strict(),
     AllowInfNan(False),
+    Field(ge=-MOST, le=MOST),
     ValueDescription("a finite number"),
 ]
 Positive = Annotated[Number, Field(gt=0), ValueDescription("a number above 0")]

@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from penstock.algos.acting import make_policy
 from penstock.algos.samples import network_shape
-from penstock.configs.errors import UserError
+from penstock.configs.errors import UserError, whole_number
 from penstock.configs.load import load_run
 from penstock.configs.schema import Config
 from penstock.core.params import Float32
@@ -62,7 +62,8 @@ class LoadedPolicy:
         self.sample = way_of(play) == "sampled" if sample is None else sample
         """Whether actions are sampled as in training, instead of the most probable ones."""
         self._weights, self._info = weights, info
-        self._play, self._seed = play, seed
+        self._play, self._seed = play, whole_number("seed", seed, 0)
+        self._made = 0  # policies so far, each with random numbers of its own
         self._packer = Packer(config.env.id, self.observation_space)
         self._to_game = action_map(self.action_space)
         self._by_size: dict[int, Policy] = {}
@@ -139,7 +140,10 @@ class LoadedPolicy:
                 self._by_size.pop(next(iter(self._by_size)))
             actors = self.config.actors.model_copy(update={"envs": count})
             config = self.config.model_copy(update={"actors": actors})
-            policy = self._by_size[count] = make_policy(config, self._info, self._seed)
+            seed = np.random.SeedSequence(self._seed, spawn_key=(self._made,))
+            self._made += 1
+            number = int(seed.generate_state(1)[0])
+            policy = self._by_size[count] = make_policy(config, self._info, number)
             policy.load(self._weights)
         return self._by_size[count]
 
@@ -207,12 +211,17 @@ def _leads(
             except (KeyError, IndexError, TypeError):
                 yield f" without {'.'.join(map(str, (*keys, key)))}"
         return
-    shape, own = np.shape(found), space.shape or ()
+    place = f", in {'.'.join(map(str, keys))}," if keys else ""
+    own = space.shape or ()
+    try:
+        shape = np.shape(found)
+    except ValueError:
+        yield f"{place} of rows that differ in length"
+        return
     lead = shape[: len(shape) - len(own)]
     if len(lead) <= 1 and shape[len(lead) :] == own and 0 not in lead:
         yield lead
     else:
-        place = f", in {'.'.join(map(str, keys))}," if keys else ""
         yield f"{place} of shape {[*shape]} where {[*own]} belongs"
 
 

@@ -8,7 +8,6 @@ is not copied. An environment is therefore named by ``module:function`` instead 
 from __future__ import annotations
 
 import json
-import operator
 import os
 import statistics
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from penstock.configs import load
-from penstock.configs.errors import UserError
+from penstock.configs.errors import UserError, whole_number
 from penstock.configs.schema import Config
 from penstock.core.interfaces import MetricSink
 from penstock.core.run_dir import Resume, default_run_dir
@@ -202,10 +201,10 @@ def evaluate(
     """
     from penstock.evaluation.evaluate import evaluate as play
 
-    count, first = _whole("episodes", episodes, 1), _whole("seed", seed, 0)
+    count, first = whole_number("episodes", episodes, 1), whole_number("seed", seed, 0)
     most = max_episode_steps
     if most is not None:
-        most = _whole("max_episode_steps", most, 1)
+        most = whole_number("max_episode_steps", most, 1)
     found = play(os.fspath(run_dir), count, checkpoint, sample, first, most)
     returns, lengths = tuple(found["returns"]), tuple(found["lengths"])
     return Evaluation(found["checkpoint"], returns, lengths, found["cut"], found["sample"])
@@ -246,17 +245,6 @@ def _check_callbacks(callbacks: object) -> None:
                 f"callbacks contains the class {hook.__name__} instead of an object; "
                 f"give {hook.__name__}()"
             )
-
-
-def _whole(name: str, value: int, least: int) -> int:
-    """The value as an int, also if it is one of numpy's."""
-    try:
-        found = operator.index(value)
-    except TypeError:
-        found = least - 1
-    if found < least:
-        raise UserError(f"{name} is {value!r}; it must be a whole number of at least {least}")
-    return found
 
 
 def _override(name: str, value: Any) -> str:

@@ -92,9 +92,13 @@ def train_one(
             resolved, path, resume, as_json, topology.train, source=source
         )
     except UserError as error:  # the earlier runs are still shown
-        about = {"error": str(error), "exit_reason": "user_error", "solved_at_s": None}
-        return Ended(2, about)
+        return Ended(2, _refused(error))
     return Ended(outcome.exit_code, summary)
+
+
+def _refused(error: UserError) -> Summary:
+    """The summary of a run that a mistake of the user has kept from its start."""
+    return {"error": str(error), "exit_reason": "user_error", "solved_at_s": None}
 
 
 def command(
@@ -117,19 +121,23 @@ def run_commands(
     at_once: int,
     say: Callable[[str], None],
     name: str = "seed",
+    *,
+    independent: bool = False,
 ) -> dict[int, Ended]:
     """Run the command of each number in a process of its own, ``at_once`` at a time.
 
     The last line of its output is the summary of a run as JSON. Lines of its standard error are
     passed to ``say``, with the ``name`` of the number. A signal to this process is passed on to all
-    of them, and no further one is started.
+    of them, and no further one is started; unless they are ``independent``, nor is it after the end
+    of one that `Ended.ends_group` says.
     """
     waiting, running = dict(commands), dict[int, _Member]()
     ended: dict[int, Ended] = {}
     signals: list[int] = []
     with collected(signals):
         while running or waiting:
-            if signals or any(found.ends_group for found in ended.values()):
+            ends = not independent and any(found.ends_group for found in ended.values())
+            if signals or ends:
                 waiting.clear()
             while waiting and len(running) < at_once:
                 number = next(iter(waiting))
@@ -191,10 +199,10 @@ class _Member:
         code = self.process.returncode
         by_signal = -code in SIGNALS  # before the run handled it
         code = 128 - code if by_signal else 1 if code < 0 else code
-        try:
-            return Ended(code, json.loads(self._output[-1]))
-        except (ValueError, IndexError):
-            pass
+        with suppress(ValueError, IndexError):
+            found = json.loads(self._output[-1])
+            if isinstance(found, dict) and "exit_reason" in found:  # an environment may print, too
+                return Ended(code, found)
         summary: dict[str, Any] = {"error": None, "exit_reason": "fault", "solved_at_s": None}
         if code in SIGNALLED:
             summary["exit_reason"] = INTERRUPTED[code != 128 + signal.SIGINT]
@@ -248,6 +256,7 @@ def main() -> int:
         ended = train_one(resolved, Path(path), begins, as_json=True, source=source or None)
     except UserError as error:
         print(f"penstock: {error}", file=sys.stderr)
+        print(json.dumps(_refused(error)))
         return 2
     except KeyboardInterrupt:  # before the run handles signals
         return 128 + signal.SIGINT

@@ -112,6 +112,7 @@ def make_source(
     most: int,
     ledger: TimeLedger,
     status: StatusPage,
+    rank: int = 0,
 ) -> ActorSource[Any]:
     """Make the source of batches for ``trainer``.
 
@@ -123,6 +124,7 @@ def make_source(
         most: actors later. Memory for unrolls grows with them, that of a replay is all made now.
         ledger: of the calling thread.
         status: where the thread that prepares batches ahead keeps its ledger.
+        rank: of the learner.
     """
     lanes = most + SPARE_LANES
     feeder = status.ledger("feeder") if batches_ahead(config) else None
@@ -134,7 +136,15 @@ def make_source(
         case Transitions() | TransitionSequences():
             assert isinstance(trainer, OffPolicyTrainer)
             replay = ReplayDataSource(
-                config, trainer, accounting, most, lanes, ledger, first=first, feeder=feeder
+                config,
+                trainer,
+                accounting,
+                most,
+                lanes,
+                ledger,
+                first=first,
+                feeder=feeder,
+                rank=rank,
             )
             trainer.before_backward = replay.backward_begins
             return replay
@@ -164,7 +174,9 @@ class LearnerProcess(TrainingLoop[Any]):
         self._accounting = Accounting(trainer.spec.unroll * trainer.spec.envs)
         first = max(config.first_actors, REMOTE_ACTORS if config.transport.bind else 0)
         most = max(first, most_actors(config))
-        source = make_source(config, trainer, self._accounting, first, most, ctx.ledger, ctx.status)
+        source = make_source(
+            config, trainer, self._accounting, first, most, ctx.ledger, ctx.status, ctx.learner
+        )
         self._shard = checkpoints.shard(ctx.learner)
         resumes = trainer.progress.generation and checkpoints.goes_on_in_its_game()
         if resumes and (note := source.restore(self._shard)):

@@ -160,8 +160,11 @@ class SacUpdate:
             "log_alpha": self._alpha_optimizer.values,
         }
 
+    @torch.no_grad()
     def loaded(self) -> None:
-        """Everything is used as it is."""
+        """A temperature that is not tuned is that of the config, which may have changed since."""
+        if not self._algo.tune_alpha:
+            self._alpha_optimizer.values.fill_(math.log(self._algo.alpha))
 
     def _critic_gradients(
         self, batch: Batch, alpha: Tensor, total: float

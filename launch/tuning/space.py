@@ -25,6 +25,7 @@ from penstock.configs.load import resolve
 from penstock.configs.messages import show
 from penstock.configs.schema import Config
 from penstock.configs.yaml_text import parse
+from penstock.core.formatting import finite
 
 Options = dict[str, Any]
 
@@ -64,12 +65,13 @@ class NumberRange:
     """Whether it takes whole numbers only."""
 
     def sample(self, rng: random.Random) -> float:
-        """A number of the range."""
+        """A number of the range; whole numbers as Tune draws them, all of an interval of 1."""
+        high = self.high + 1 if self.whole else self.high
         if self.log:
-            value = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
+            value = math.exp(rng.uniform(math.log(self.low), math.log(high)))
         else:
-            value = rng.uniform(self.low, self.high)
-        return self.clipped(value)
+            value = rng.uniform(self.low, high)
+        return self.clipped(math.floor(value) if self.whole else value)
 
     def clipped(self, value: float) -> float:
         """The nearest number of the range."""
@@ -160,7 +162,8 @@ def read_space(path: Path, target: str, overrides: Sequence[str]) -> Space:
 def check_keeps_weights(space: Space) -> None:
     """Raise UserError where trials of the space cannot take over each other's weights."""
     for name in space.parameters:
-        if any(name == fixed or name.startswith(f"{fixed}.") for fixed in OF_WEIGHTS):
+        own, fixed = f"{name}.", [f"{option}." for option in OF_WEIGHTS]
+        if any(own.startswith(each) or each.startswith(own) for each in fixed):
             raise UserError(
                 f"--pbt copies weights between trials, and {name} changes what they fit; take it "
                 "out of the space, or leave out --pbt"
@@ -174,8 +177,14 @@ def overrides_of(found: Mapping[str, Any]) -> list[str]:
 
 def with_fixed_cores(target: str, overrides: Sequence[str]) -> list[str]:
     """The overrides of a trial, with the numbers of actors and threads that it starts with in place
-    of ``auto``: trials run at the same time, so none may take the cores of another."""
-    config = resolve(target, overrides)
+    of ``auto``: trials run at the same time, so none may take the cores of another.
+
+    Unchanged where they contradict each other, which the process of the trial reports.
+    """
+    try:
+        config = resolve(target, overrides)
+    except UserError:
+        return [*overrides]
     fixed = []
     if config.actors.count == "auto":
         fixed.append(f"actors.count={config.first_actors}")
@@ -201,8 +210,7 @@ def _parameter(name: str, value: Any, base: Config) -> Parameter:
     if not isinstance(value, dict) or not {"low", "high"} <= value.keys() <= {"low", "high", "log"}:
         raise UserError(f"{name} is {show(value)}; it must be {FORM}")
     low, high, log = value["low"], value["high"], value.get("log", False)
-    numbers = [end for end in (low, high) if type(end) in (int, float) and math.isfinite(end)]
-    if len(numbers) < 2 or not isinstance(log, bool):
+    if finite(low) is None or finite(high) is None or not isinstance(log, bool):
         raise UserError(f"{name} is {show(value)}; it must be {FORM}")
     if low >= high:
         raise UserError(f"{name} has low {low} and high {high}; low must be below high")

@@ -84,7 +84,11 @@ def make_sweep(
     path = Path(folder) if folder else default_run_dir(f"tune-{resolved.name}")
     if config.run.dir is not None:
         raise UserError("run.dir is of one run; name the folder of all trials with --dir")
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    try:
+        is_taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    except OSError as error:
+        raise _unusable(path, error) from error
+    if is_taken:
         raise UserError(f"--dir {path} is not empty; name a folder that does not exist yet")
     is_file = target not in presets() and Path(target).is_file()
     return Sweep(
@@ -101,6 +105,18 @@ def make_sweep(
         config.run.seed,
         path,
     )
+
+
+def make_folder(sweep: Sweep) -> None:
+    """Make the folder of a sweep. Raises UserError."""
+    try:
+        sweep.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(sweep.folder, error) from error
+
+
+def _unusable(path: Path, error: OSError) -> UserError:
+    return UserError(f"--dir {path} cannot be made: {error.strerror}; name a folder elsewhere")
 
 
 def _check_ends(config: Config, scheduler: Scheduler, interval: int | None) -> None:

@@ -20,7 +20,7 @@ from penstock.core.files import write_atomic
 from penstock.launch.run_group import SIGNALLED, command, exit_code, run_commands, say_line
 from penstock.launch.tuning import trials
 from penstock.launch.tuning.space import overrides_of, with_fixed_cores
-from penstock.launch.tuning.sweep import Scheduler, Sweep
+from penstock.launch.tuning.sweep import Scheduler, Sweep, make_folder
 from penstock.launch.tuning.trials import add_start, folder_of
 
 RESULTS = "results.json"
@@ -50,7 +50,7 @@ def tune(sweep: Sweep, with_ray: bool, as_json: bool) -> int:
     )
     if with_ray and not by_tune:
         say_line("without Ray Tune, which pip install 'penstock[tune]' installs", stream)
-    sweep.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(sweep)
     say = partial(say_line, stream=stream)
     if by_tune:
         from penstock.launch.tuning import ray_tune
@@ -88,6 +88,7 @@ def _run_plain(sweep: Sweep, say: Callable[[str], None]) -> tuple[int, dict[int,
         commands[n] = command(sweep.target, given, path, "no")
     for n, options in enumerate(drawn):
         add_start(folder_of(sweep.folder, n), options, 0, None)
-    ended = run_commands(commands, sweep.at_once, say, name="trial")
+    ended = run_commands(commands, sweep.at_once, say, name="trial", independent=True)
     errors = {n: found.summary["error"] for n, found in ended.items() if found.summary["error"]}
-    return exit_code(ended, len(commands)), errors
+    code = exit_code(ended, len(commands))
+    return code if code in SIGNALLED else min(code, 1), errors

@@ -78,15 +78,16 @@ class BatchSampler:
         config: Config,
         consumer: BatchConsumer,
         ledger: TimeLedger,
+        rank: int = 0,
     ) -> None:
-        """``ledger`` is that of the thread that draws."""
+        """``ledger`` is that of the thread that draws, ``rank`` that of the learner."""
         self._replay, self._sampler, self._ledger = replay, sampler, ledger
         self._batch_size = config.replay.batch_size
         self._consumer = consumer
         starts = replay.sampler
         self._starts = starts if isinstance(starts, SequenceSampler) else None
         self._relabel = draws.relabel if isinstance(draws, Transitions) else None
-        self._rng = np.random.default_rng(seed_of(config, consumer.progress, 1))
+        self._rng = np.random.default_rng(seed_of(config, consumer.progress, rank, 1))
         # TD errors that a GPU may still be computing, by the keys of their rows; read one batch
         # later, they cause no wait.
         self._errors: deque[tuple[npt.NDArray[np.int64], HostValues]] = deque()
@@ -169,9 +170,13 @@ def sequences_of(draws: SampleSpec) -> Sequences | None:
     return Sequences(draws.length, draws.overlap, draws.burn_in, draws.pad)
 
 
-def seed_of(config: Config, progress: Progress, number: int = 0) -> int:
-    """A seed of the run at its present optimizer step; those of other numbers are independent."""
-    seed = np.random.SeedSequence([config.run.seed, progress.learner_steps])
+def seed_of(config: Config, progress: Progress, rank: int = 0, number: int = 0) -> int:
+    """A seed of a learner's draws at the run's present optimizer step.
+
+    Those of other ranks and numbers are independent of it, and so are those of actors: without a
+    key a sequence of two words equals one of four that ends in zeros, as that of an actor does.
+    """
+    seed = np.random.SeedSequence([config.run.seed, progress.learner_steps], spawn_key=(rank,))
     return int(seed.generate_state(number + 1)[number])
 
 

@@ -78,6 +78,7 @@ class ReplayDataSource:
         first: int | None = None,
         feeder: TimeLedger | None = None,
         shared: bool = True,
+        rank: int = 0,
     ) -> None:
         """Allocate the replay.
 
@@ -92,6 +93,7 @@ class ReplayDataSource:
             ledger: of the learner's thread.
             feeder: ledger of the thread that draws ahead, with `learner.prefetch`.
             shared: False where all are in one process.
+            rank: of the learner. Each draws by random numbers of its own.
         """
         replay, spec = config.replay, consumer.spec
         self._consumer = consumer
@@ -117,12 +119,14 @@ class ReplayDataSource:
             shared=shared,
             sequences=sequences_of(draws),
             limiter=self._limiter,
-            seed=seed_of(config, consumer.progress),
+            seed=seed_of(config, consumer.progress, rank),
         )
         self._prefetch = batches_ahead(config) if shared else 0
         self._learner = ledger
         self._ledger = feeder or TimeLedger() if self._prefetch else ledger  # of what draws
-        self._batches = BatchSampler(self._replay, sampler, draws, config, consumer, self._ledger)
+        self._batches = BatchSampler(
+            self._replay, sampler, draws, config, consumer, self._ledger, rank
+        )
         self._table = self._replay.table
         self._table.arrived, self._table.rejected = self._arrived, self._rejected
         self.store = self._table.store

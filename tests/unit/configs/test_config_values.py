@@ -12,7 +12,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.keys import algorithms, options
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
-from penstock.configs.value_types import Seed, words
+from penstock.configs.value_types import MOST, Seed, words
 
 
 def value_of(key: str, text: str) -> Any:
@@ -122,7 +122,18 @@ def test_every_whole_number_is_exact(number: int) -> None:
     assert value_of("stop.env_steps", str(number)) == number
 
 
-@given(st.floats(min_value=1e-300, allow_nan=False, allow_infinity=False))
+@pytest.mark.parametrize(
+    ("key", "value"), [("algo.value_cost", "1.1e30"), ("learner.eps", "1e300")]
+)
+def test_a_number_is_one_that_float32_has_room_for(key: str, value: str) -> None:
+    assert value_of(key, "1e30") == 1e30
+    with pytest.raises(
+        UserError, match=r"number .*0, of at most 1e\+30 in absolute value; the def"
+    ):
+        value_of(key, value)
+
+
+@given(st.floats(min_value=1e-300, max_value=MOST))
 def test_every_number_is_exact(number: float) -> None:
     assert value_of("learner.lr", repr(number)) == number
     assert value_of("stop.return", repr(-number)) == -number

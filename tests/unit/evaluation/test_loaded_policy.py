@@ -209,6 +209,20 @@ def test_sampling_repeats_with_its_seed(tmp_path: Path) -> None:
     assert len(set(first)) == 2
 
 
+def test_batches_of_other_sizes_have_other_random_numbers(tmp_path: Path) -> None:
+    policy = penstock.load_policy(a_run(tmp_path, "cartpole", []), sample=True)
+    at_rest = np.zeros((80, 4), np.float32)
+    turns = [[policy(at_rest[:n])[0].tolist() for n in range(60, 72)] for _ in range(3)]
+    assert len({str(actions[:60]) for turn in turns for actions in turn}) == 36
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "1"])
+def test_a_seed_is_a_whole_number(tmp_path: Path, seed: Any) -> None:
+    a_run(tmp_path, "cartpole", [])
+    with pytest.raises(UserError, match=r"seed is .*; it must be a whole number of at least 0"):
+        penstock.load_policy(tmp_path, seed=seed)
+
+
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_memory_goes_in_and_out(tmp_path: Path, kind: str) -> None:
     policy = loaded(tmp_path, "bounded", "algo.name=ppo", f"model.kind={kind}")
@@ -239,6 +253,8 @@ def test_what_is_no_observation_is_refused(cartpole: LoadedPolicy) -> None:
     for shape in [(3,), (2, 3), (2, 2, 4), (0, 4), ()]:
         with pytest.raises(UserError, match=r"trained on CartPole-v1, which shows Box"):
             cartpole(np.zeros(shape, np.float32))
+    with pytest.raises(UserError, match="the observation is of rows that differ in length: this"):
+        cartpole([[0, 1, 2, 3], [0]])
     with pytest.raises(UserError, match="nan at"):
         cartpole(np.array([0, np.nan, 0, 0], np.float32))
     with pytest.raises(UserError, match="without memory"):

@@ -14,7 +14,7 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.run_dir import Resume
-from penstock.launch.run_group import Ended, cores_of, run_commands, runs_at_once
+from penstock.launch.run_group import Ended, command, cores_of, run_commands, runs_at_once
 from penstock.launch.seeds import together, train
 
 
@@ -160,7 +160,7 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on() -> None:
     commands = {
         0: program("print('cannot', file=sys.stderr); sys.exit(1)"),
         1: program(answer(exit_reason="fault", error="learner-0: broke") + "sys.exit(1)"),
-        2: program("os.kill(os.getpid(), signal.SIGKILL)"),
+        2: program("print(1.5, flush=True); os.kill(os.getpid(), signal.SIGKILL)"),
         3: program(answer()),
     }
     ended = run_commands(commands, 1, lines.append)
@@ -179,6 +179,19 @@ def test_after_a_mistake_of_the_user_no_further_run_starts() -> None:
     ended = run_commands(commands, 2, lambda _: None)
     assert {found.summary["exit_reason"] for found in ended.values()} == {"user_error"}
     assert 1 <= len(ended) <= 2
+
+
+def test_independent_runs_go_on_after_a_mistake_in_one() -> None:
+    commands = {0: program("sys.exit(2)"), 1: program(answer())}
+    ended = run_commands(commands, 1, lambda _: None, independent=True)
+    assert [found.code for found in ended.values()] == [2, 0]
+
+
+def test_a_config_that_is_refused_is_told_in_the_summary(tmp_path: Path) -> None:
+    refused = command("cartpole", ["learner.lr=-1"], tmp_path / "run", "no")
+    [found] = run_commands({0: refused}, 1, lambda _: None).values()
+    assert found.code == 2
+    assert "learner.lr is -1; it must be" in found.summary["error"]
 
 
 def test_ctrl_c_ends_all_runs_once_and_starts_no_other(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,16 @@ def test_whole_numbers_are_whole_however_they_are_written(tmp_path: Path) -> Non
         assert isinstance(options["env.kwargs.level"], int)
 
 
+@pytest.mark.parametrize("log", [False, True])
+def test_whole_numbers_are_drawn_as_by_tune(log: bool) -> None:
+    """Both ends too: rounded, each would be drawn half as often as a number between them."""
+    rng = random.Random(0)
+    drawn = [NumberRange(1, 4, log=log, whole=True).sample(rng) for _ in range(4000)]
+    shares = [math.log((n + 1) / n) / math.log(5) if log else 1 / 4 for n in (1, 2, 3, 4)]
+    for n, share in enumerate(shares, start=1):
+        assert abs(drawn.count(n) / 4000 - share) < 0.03
+
+
 def test_the_grid_is_all_combinations(tmp_path: Path) -> None:
     found = read(tmp_path, "learner.lr: [1e-3, 3e-3]\nrun.seed: [0, 1, 2]\n")
     assert found.is_grid
@@ -85,6 +96,7 @@ def test_the_grid_is_all_combinations(tmp_path: Path) -> None:
         ("learner.lr: {low: 1, high: 2, step: 1}", r":1: learner.lr is .*; it must be a list"),
         ("learner.lr: {low: a, high: 2}", r":1: learner.lr is .*; it must be a list of choices"),
         ("learner.lr: {low: true, high: 2}", r":1: learner.lr is .*; it must be a list"),
+        (f"learner.lr: {{low: 1, high: 1{400 * '0'}}}", r":1: learner.lr is .*; it must be a list"),
         ("learner.lr: {low: 2, high: 1}", r":1: learner.lr has low 2 and high 1; low must be"),
         ("algo.entropy_cost: {low: 0, high: 1, log: true}", r":1: algo.entropy_cost has low 0 on"),
         ("stop.env_steps: [1, 2]", r":1: stop.env_steps must be equal in all trials"),
@@ -111,7 +123,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_space(tmp_path / "no.yaml", "cartpole", [])
 
 
-@pytest.mark.parametrize("name", ["model.hidden", "env.kwargs.size", "learner.optimizer"])
+@pytest.mark.parametrize(
+    "name", ["model.hidden", "env.kwargs.size", "learner.optimizer", "algo", "learner"]
+)
 def test_weights_are_not_copied_between_networks(name: str) -> None:
     with pytest.raises(UserError, match=f"^--pbt copies weights between trials, and {name}"):
         check_keeps_weights(Space({name: ChoiceList((1, 2))}, []))

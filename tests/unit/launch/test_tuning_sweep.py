@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
+from penstock.launch.run_group import command
 from penstock.launch.tuning import sweep, trials, tune
 from penstock.launch.tuning.sweep import Sweep, make_sweep
 from penstock.launch.tuning.trial_run import OUTPUT, last_output
@@ -20,6 +22,7 @@ from penstock.launch.tuning.trials import ProgressReader, add_start, folder_of, 
 STEPS = "stop.env_steps=1e5"
 LISTS = "learner.lr: [1e-3, 3e-3]\n"
 RANGE = "learner.lr: {low: 1e-3, high: 3e-3}\n"
+ENDS_WELL = """print('{"exit_reason": "env_steps", "error": null}')"""
 
 
 def make(tmp_path: Path, *overrides: str, text: str = LISTS, **options: Any) -> Sweep:
@@ -98,6 +101,13 @@ def test_mistakes_are_refused_before_a_trial_starts(
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.parametrize("folder", ["file/sweep", "long" * 100])
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"^--dir .* cannot be made: .*; name a folder elsewhere"):
+        tune.tune(make(tmp_path, STEPS, folder=str(tmp_path / folder)), False, as_json=False)
+
+
 @pytest.mark.parametrize(
     ("missing", "with_ray", "message"),
     [
@@ -112,6 +122,25 @@ def test_schedulers_need_ray_tune(
     with pytest.raises(UserError) as error:
         tune.uses_tune("pbt", with_ray)
     assert str(error.value).startswith(message)
+
+
+def test_a_trial_whose_options_contradict_each_other_costs_only_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A space is checked option by option, and its first combination is refused."""
+    text = "actors.envs: [4, 64]\nlearner.updates_per_batch: [8, 4]\n"
+
+    def some_command(target: str, overrides: list[str], *about: Any) -> list[str]:
+        refused = {"actors.envs=4", "learner.updates_per_batch=8"} <= set(overrides)
+        return command(target, overrides, *about) if refused else [sys.executable, "-c", ENDS_WELL]
+
+    monkeypatch.setattr(tune, "command", some_command)
+    found = make(tmp_path, STEPS, text=text, number=None, parallel=1)
+    assert tune.tune(found, with_ray=False, as_json=True) == 1
+    answer = json.loads(capsys.readouterr().out)
+    errors = {row["trial"]: row["error"] for row in answer["trials"]}
+    assert "actors.envs 4 is not divisible" in errors.pop(0)
+    assert errors == {1: None, 2: None, 3: None}
 
 
 def write(path: Path, *lines: dict[str, Any]) -> None:

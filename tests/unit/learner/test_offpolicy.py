@@ -199,6 +199,18 @@ def test_a_resumed_trainer_goes_on_bit_for_bit(algo: str, optimizer: str, tmp_pa
     assert resumed.progress.learner_steps == 10
 
 
+@pytest.mark.parametrize("tuned", [False, True])
+def test_a_resumed_trainer_has_the_temperature_of_its_config_unless_it_is_tuned(
+    tuned: bool,
+) -> None:
+    tune = f"algo.tune_alpha={str(tuned).lower()}"
+    before = trainer("sac", "algo.alpha=0.5", tune)
+    after = trainer("sac", "algo.alpha=0.1", tune)
+    after.load_state_dict(before.state_dict())
+    after.update(random_batch("sac"))
+    assert after.statistics()["alpha"] == pytest.approx(0.5 if tuned else 0.1)
+
+
 def test_a_state_of_another_kind_is_refused() -> None:
     with pytest.raises(ValueError, match=r"state of .*exp_avg.* but this run needs .*square_avg"):
         trainer("dqn", "learner.optimizer=rmsprop").load_state_dict(trainer("dqn").state_dict())

@@ -20,7 +20,7 @@ from penstock.configs.load import resolve
 from penstock.device.choice import device_of
 from penstock.envs import probe
 from penstock.learner.offpolicy import OffPolicyTrainer
-from penstock.learner.sources.drawing import ReplayBatch, make_sampler
+from penstock.learner.sources.drawing import ReplayBatch, make_sampler, seed_of
 from penstock.learner.sources.replay import ReplayDataSource
 from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
@@ -70,11 +70,13 @@ class World:
         header["produced_steps"] = (self.published + 1) * 8
 
 
-def make_world(*options: str, most: int = 1) -> World:
+def make_world(*options: str, most: int = 1, rank: int = 0) -> World:
     config = resolve("cartpole_dqn", [*OPTIONS, *options])
     trainer = OffPolicyTrainer(config, probe(config.env))
     accounting, ledger = Accounting(), TimeLedger(part=Part.WAIT)
-    source = ReplayDataSource(config, trainer, accounting, most, 1, ledger, first=1, shared=False)
+    source = ReplayDataSource(
+        config, trainer, accounting, most, 1, ledger, first=1, shared=False, rank=rank
+    )
     store = source.store
     lane = store.open_lane(1)
     event = store.lane_event(lane)
@@ -98,6 +100,29 @@ def test_nothing_is_drawn_before_min_size(world: World) -> None:
     assert batch is not None
     assert batch.data.reward.shape == (8,)
     assert len(batch.data["keys"]) == 8
+
+
+def test_learners_draw_by_random_numbers_of_their_own() -> None:
+    drawn = []
+    for rank in (0, 0, 1):
+        world = make_world(rank=rank)
+        while world.published < 2:
+            assert world.publish()
+            world.source.next(0.0)
+        batch = world.source.next(0.0)
+        assert batch is not None
+        drawn.append(batch.keys.tolist())
+        world.source.close()
+        world.source.store.close()
+    assert drawn[0] == drawn[1]
+    assert drawn[1] != drawn[2]
+
+
+def test_no_draw_has_the_seed_of_an_actor(world: World) -> None:
+    config, progress = resolve("cartpole_dqn"), world.trainer.progress
+    of_actor = np.random.SeedSequence([config.run.seed, 0, 0, 0]).generate_state(2).tolist()
+    of_draws = [seed_of(config, progress, rank, n) for rank in (0, 1) for n in (0, 1)]
+    assert len({*of_actor, *of_draws}) == 6
 
 
 def test_a_batch_has_tensors_of_its_own_memory_and_they_are_trained_on(
