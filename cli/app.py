@@ -60,11 +60,6 @@ keys_app = typer.Typer(
     help="Make keys for encrypted connections.", no_args_is_help=True, rich_markup_mode=None
 )
 replay_app = typer.Typer(help="Serve replay buffers.", no_args_is_help=True, rich_markup_mode=None)
-runs.register(app)
-bench.register(app)
-env.register(app)
-watch.register(app)
-tune_command.register(app)
 app.add_typer(config_app, name="config", rich_help_panel=PREPARE)
 app.add_typer(keys_app, name="keys", rich_help_panel=PREPARE)
 app.add_typer(render_app, name="render", rich_help_panel=PREPARE)
@@ -380,7 +375,10 @@ def config_schema(as_json: Json = False) -> None:
 @keys_app.command("new")
 def keys_new(
     folder: Annotated[
-        str, typer.Argument(help="Folder to create for the keys; it must not hold keys.")
+        str,
+        typer.Argument(
+            metavar="FOLDER", help="Folder to create for the keys; it must not hold keys."
+        ),
     ] = "keys",
     as_json: Json = False,
 ) -> None:
@@ -490,3 +488,10 @@ def replay_serve(
         bind, Path(spec), capacity, sampler, alpha, beta, keys, insecure, folder, snapshot_every,
         limits, as_json,
     )  # fmt: skip
+
+
+runs.register(app)
+bench.register(app)
+env.register(app)
+watch.register(app)
+tune_command.register(app)

@@ -23,6 +23,7 @@ Resume = Literal["no", "auto", "must"]
 Target = Annotated[
     str,
     typer.Argument(
+        metavar="TARGET",
         help="A preset, a YAML file, a gymnasium id, module:EnvId-v0 or module:function.",
         autocompletion=completion.targets,
     ),

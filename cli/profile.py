@@ -74,7 +74,7 @@ def main(
         return _nothing(folder, outcome.exit_code, summary, as_json)
     config = load_run(folder)  # with the number of environments that the run has found
     if watch.learner_host in (None, socket.gethostname()) and not watch.interrupted:
-        _say(["measuring the maximal speed of the learner"], as_json)
+        _say(["measuring the learner's ceiling, its rate on data in place"], as_json)
     kernel_busy = kernels.busy_in(folder / files.KERNELS)
     profile = _profile(resolved.name, config, watch, watch.window, kernel_busy)
     notes = profile.pop("notes")

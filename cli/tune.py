@@ -77,7 +77,8 @@ def tune(
     folder: Annotated[
         str | None,
         typer.Option(
-            "--dir", help="New folder for the runs of all trials; by default runs/tune-<time>."
+            "--dir",
+            help="New folder for the runs of all trials; by default runs/tune-<target>-<time>.",
         ),
     ] = None,
     no_ray: Annotated[

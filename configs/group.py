@@ -72,6 +72,38 @@ def _updates(learner: LearnerConfig) -> Iterator[Contradiction]:
 def _pace(cfg: Sections) -> Iterator[Contradiction]:
     learner = cfg.learner
     pace = learner.pace
+    yield from _parameter_server(learner)
+    yield from _pull(learner)
+    if pace in ("ssp", "asp", "tap") and learner.lr_scaling != "none":
+        yield Contradiction(
+            ("learner.lr_scaling", "learner.pace"),
+            f"learner.lr_scaling {learner.lr_scaling} is for steps that all learners take "
+            f"together, and with learner.pace {pace} each takes its own; set "
+            "learner.lr_scaling=none",
+        )
+    yield from _accumulate(cfg)
+    if pace != "bsp" and cfg.algo.trains_on != "unrolls":
+        yield Contradiction(
+            ("learner.pace", "algo.name"),
+            f"learner.pace {pace} is for algorithms without replay, and algo.name is "
+            f"{cfg.algo.name}; set learner.pace=bsp",
+        )
+    if pace != "bsp" and learner.most_count == 1:
+        yield Contradiction(
+            ("learner.pace", "learner.count"),
+            f"learner.pace {pace} is for several learners, and learner.count is 1; set "
+            "learner.count=2 or more, or learner.pace=bsp",
+        )
+    if pace == "backup" and learner.spare >= learner.most_count > 1:
+        yield Contradiction(
+            ("learner.spare", "learner.count"),
+            f"learner.spare {learner.spare} is not below learner.count {learner.count}, so no "
+            f"gradient would be used; set learner.spare={learner.most_count - 1} or less",
+        )
+
+
+def _parameter_server(learner: LearnerConfig) -> Iterator[Contradiction]:
+    pace = learner.pace
     if pace in SERVED and learner.optimizer in ("lars", "lamb"):
         yield Contradiction(
             ("learner.pace", "learner.optimizer"),
@@ -99,14 +131,11 @@ def _pace(cfg: Sections) -> Iterator[Contradiction]:
             f"learner.server_shards {shards} divides a parameter server, and learner.pace {pace} "
             "has none; set learner.server_shards=1 or learner.pace=ssp",
         )
-    yield from _pull(learner)
-    if pace in ("ssp", "asp", "tap") and learner.lr_scaling != "none":
-        yield Contradiction(
-            ("learner.lr_scaling", "learner.pace"),
-            f"learner.lr_scaling {learner.lr_scaling} is for steps that all learners take "
-            f"together, and with learner.pace {pace} each takes its own; set "
-            "learner.lr_scaling=none",
-        )
+
+
+def _accumulate(cfg: Sections) -> Iterator[Contradiction]:
+    learner = cfg.learner
+    pace = learner.pace
     if pace in SERVED and learner.accumulate > 1:
         yield Contradiction(
             ("learner.accumulate", "learner.pace"),
@@ -114,8 +143,7 @@ def _pace(cfg: Sections) -> Iterator[Contradiction]:
             f"and learner.pace {pace} trains each batch on the newest ones of its server; set "
             "learner.accumulate=1 or learner.pace=bsp",
         )
-    fresh = cfg.algo.trains_on == "unrolls"
-    if learner.accumulate > 1 and not fresh:
+    if learner.accumulate > 1 and cfg.algo.trains_on != "unrolls":
         yield Contradiction(
             ("learner.accumulate", "algo.name"),
             f"learner.accumulate {learner.accumulate} is for algorithms without replay, and "
@@ -127,24 +155,6 @@ def _pace(cfg: Sections) -> Iterator[Contradiction]:
             ("learner.accumulate", "algo.epochs"),
             f"learner.accumulate {learner.accumulate} makes one update from several batches, and "
             f"algo.epochs {cfg.algo.passes} several updates from one; set one of them to 1",
-        )
-    if pace != "bsp" and not fresh:
-        yield Contradiction(
-            ("learner.pace", "algo.name"),
-            f"learner.pace {pace} is for algorithms without replay, and algo.name is "
-            f"{cfg.algo.name}; set learner.pace=bsp",
-        )
-    if pace != "bsp" and learner.most_count == 1:
-        yield Contradiction(
-            ("learner.pace", "learner.count"),
-            f"learner.pace {pace} is for several learners, and learner.count is 1; set "
-            "learner.count=2 or more, or learner.pace=bsp",
-        )
-    if pace == "backup" and learner.spare >= learner.most_count > 1:
-        yield Contradiction(
-            ("learner.spare", "learner.count"),
-            f"learner.spare {learner.spare} is not below learner.count {learner.count}, so no "
-            f"gradient would be used; set learner.spare={learner.most_count - 1} or less",
         )
 
 

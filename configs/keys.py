@@ -129,7 +129,7 @@ def nearest(unknown: str, algo: str = DEFAULT) -> str:
         return f"it is an option of algo.name {either(others)}, {algo} has {', '.join(own)}"
     if close := get_close_matches(key, own, n=1):
         return f"the nearest option is {section}.{close[0]}"
-    elsewhere = [name for name in known if name.partition(".")[2] == key]
+    elsewhere = [name for name in known if name.rpartition(".")[2] == key]
     if elsewhere or (not own and (elsewhere := get_close_matches(unknown, known))):
         best = max(elsewhere, key=lambda name: SequenceMatcher(None, name, unknown).ratio())
         return f"the nearest option is {best}"

@@ -214,7 +214,7 @@ def _lay_game(layers: Layers, env_id: str, algo: str | None, kind: str | None) -
         kept = ("env", "algo") if kind is None else ("env",)
         layers.values = {key: layers.values[key] for key in kept}
         layers.places = {path: at for path, at in layers.places.items() if path[0] in layers.values}
-    return own_name, f"the defaults, for {env_id}"
+    return own_name, "no preset"
 
 
 def _lay_kind(layers: Layers) -> str:

@@ -314,11 +314,14 @@ class Evaluator:
         with closing(make(config.env, min(episodes, max(ENVS, config.actor_envs)))) as game:
             further = estimate(returns_of(self._play(self._held, game, way, episodes, seed)))
         if solved := reaches(further, goal):
-            text = "stop.return %s is confirmed by evaluation: %s, %s over %d episodes at %s steps"
+            text = (
+                "stop.return %s is confirmed by evaluation: %s, %s (95 %%) over %d episodes at %s "
+                "steps"
+            )
         else:
             text = (
                 "stop.return %s was reached in training, but evaluation does not confirm it: %s, "
-                "%s over %d episodes at %s steps; training continues"
+                "%s (95 %%) over %d episodes at %s steps; training continues"
             )
         about = number(goal), way, describe(further), further.episodes, count(steps)
         logger.info(text, *about)

@@ -118,6 +118,16 @@ class Decisions:
         """Whether ``name`` is to run until the run ends."""
         return self._workers[name].needed
 
+    def listed(self) -> list[str]:
+        """The roles of a status report: all but spare actors that are not needed now."""
+        return [
+            name
+            for name, worker in self._workers.items()
+            if worker.runs
+            or worker.needed
+            or not (worker.spec.spare and worker.spec.stage is Stage.ACTORS)
+        ]
+
     def resize(self, actors: int, now_s: float) -> list[Effect]:
         """From now on the ``actors`` with the lowest indices play; the others end, after their
         unroll."""

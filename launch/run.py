@@ -296,11 +296,8 @@ def conduct(
     notes before it exists by ``early_note``. ``callbacks`` are called in addition to those of the
     config; ``source`` is the value of ``--resume-from``; ``place`` is the engine.
     """
-    _require_linux()
     config = resolved.config
-    check_libraries(config)
-    resolve(config.env)  # refuse now what would fail in every role
-    check_not_replaced(path)
+    _preflight(config, path)
     new = missing(path)
     stored = config.checkpoint.store is not None
     folder = None
@@ -330,9 +327,7 @@ def conduct(
         specs = place_specs()
         optional = make_sinks(config, path)
         record = Record(path, config.env)
-        _write_config(path / CONFIG_FILE, config)
-        with suppress(OSError):  # only checkpoints need the disk
-            record_versions(path)
+        _record_start(path, config)
         title = _title(path, specs)
         shown = make_deferred(lambda: view(title), config.run.log)
         watching = [*more_sinks] if watch is None else [*more_sinks, watch]
@@ -363,7 +358,16 @@ def conduct(
         return outcome, summary
 
 
-def _write_config(path: Path, config: Config) -> None:
+def _preflight(config: Config, path: Path) -> None:
+    """Refuse now what would fail in every role. Raises UserError."""
+    _require_linux()
+    check_libraries(config)
+    resolve(config.env)
+    check_not_replaced(path)
+
+
+def _record_start(run_dir: Path, config: Config) -> None:
+    path = run_dir / CONFIG_FILE
     try:
         write_atomic(path, dump(config))
     except OSError as error:
@@ -371,6 +375,8 @@ def _write_config(path: Path, config: Config) -> None:
             f"{path} cannot be written: {error.strerror}; free some space or set run.dir to "
             "another disk"
         ) from error
+    with suppress(OSError):  # only checkpoints need the disk
+        record_versions(run_dir)
 
 
 def _with_numbers(

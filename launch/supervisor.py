@@ -178,7 +178,7 @@ class Supervisor:
                     self._turn()
                     for order in self._order_server.orders():
                         self._obey(order)
-                    status_server.turn(self._specs, self._handles)
+                    status_server.turn(self._decisions.listed(), self._handles)
                 return outcome
             except HeldUpError as error:
                 reason = "interrupted" if error.signum == signal.SIGINT else "terminated"

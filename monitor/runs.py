@@ -52,7 +52,7 @@ def row(run_dir: Path) -> Row:
     found = best(run_dir)
     return {
         "run_dir": str(run_dir),
-        "game": _at(config, "env", "id"),
+        "env": _at(config, "env", "id"),
         "algorithm": _at(config, "algo", "name"),
         "state": state(run_dir),
         "env_steps": finite(last.get("env_steps")),
@@ -69,7 +69,7 @@ def show(rows: list[Row]) -> None:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("run", "game", "algorithm", "state"):
+    for name in ("run", "environment", "algorithm", "state"):
         table.add_column(name, no_wrap=True)
     for name in ("steps", "return", "best", "duration", "started"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -81,7 +81,7 @@ def show(rows: list[Row]) -> None:
 
 def _cells(found: Row) -> list[str]:
     began = time.strftime("%Y-%m-%d %H:%M", time.localtime(found["started"]))
-    texts = [found[name] or "-" for name in ("run_dir", "game", "algorithm", "state")]
+    texts = [found[name] or "-" for name in ("run_dir", "env", "algorithm", "state")]
     returns = [number(found[name]) for name in ("return_last", "return_best")]
     return [*texts, count(found["env_steps"]), *returns, clock(found["seconds"]), began]
 

@@ -91,7 +91,9 @@ def make_table(
     kept = capacity + layout.history * spec.envs
     slots = max(2, math.ceil(kept / (spec.unroll * spec.envs))) + in_hand
     if slots * spec.unroll * spec.envs > MOST_ROWS:
-        raise ReplayError(f"capacity {capacity} is above the {MOST_ROWS} rows that keys name")
+        raise ReplayError(
+            f"capacity {capacity} is too large, as keys can identify {MOST_ROWS} rows; lower it"
+        )
     refuse_what_cannot_fit(spec, slots, shared=shared, capacity=capacity)
     return Table(spec, slots, sampler, shared=shared, history=layout.history, writers=writers)
 

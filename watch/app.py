@@ -31,38 +31,7 @@ Query = Mapping[str, list[str]]
 def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> GuardedApp:
     """The application that serves ``views`` behind ``guard``."""
     give = (orders or Orders()).give
-    read: dict[str, Callable[[Query], Any]] = {
-        "session": lambda q: {
-            "version": penstock.__version__,
-            "header": ORDER_HEADER,
-            "token": guard.order_token,
-        },
-        "runs": lambda q: views.runs(),
-        "now": lambda q: views.now(_text(q, "run")),
-        "curves": lambda q: views.curves(
-            _texts(q, "run", MOST_COMPARED + 1),
-            _texts(q, "metric", MOST_METRICS + 1),
-            _text(q, "x", "env_steps"),
-            _whole(q, "smooth", 1),
-            _whole(q, "points", 600),
-            _number(q, "low"),
-            _number(q, "high"),
-            _text(q, "known", ""),
-            by_seed=_text(q, "seeds", "apart") != "together",
-        ),
-        "metrics": lambda q: views.metrics(_texts(q, "run", MOST_COMPARED)),
-        "ledgers": lambda q: views.ledgers(_text(q, "run")),
-        "events": lambda q: views.events(
-            _text(q, "run"), *(_text(q, name, "") for name in ("kind", "role", "text"))
-        ),
-        "log": lambda q: views.log(_text(q, "run"), _text(q, "role")),
-        "about": lambda q: views.about(_text(q, "run")),
-        "agent": lambda q: views.agent(_text(q, "run")),
-        "decisions": lambda q: views.decisions(_text(q, "run"), _text(q, "file")),
-        "profile": lambda q: views.profile(_text(q, "run")),
-        "recorded": lambda q: views.recorded(_text(q, "run")),
-        "timeline": lambda q: views.timeline(_text(q, "run")),
-    }
+    read = _readers(views, guard)
 
     async def api(request: Request) -> Response:
         made = read.get(request.path_params["view"])
@@ -71,21 +40,9 @@ def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> Guarde
         return await _answer(lambda: made(_query(request)))
 
     async def order(request: Request) -> Response:
-        body = b""
-        try:
-            async with asyncio.timeout(BODY_S):
-                async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > BODY_NBYTES:
-                        return JSONResponse({"error": "the order is too long"}, 413)
-        except TimeoutError:
-            return JSONResponse({"error": f"the order did not arrive within {BODY_S} s"}, 408)
-        try:
-            name = json.loads(body)["run"]
-        except (ValueError, LookupError, TypeError, RecursionError):
-            return JSONResponse({"error": 'an order is {"run": NAME}'}, 400)
-        if not isinstance(name, str):
-            return JSONResponse({"error": 'an order is {"run": NAME}'}, 400)
+        name = await _ordered_run(request)
+        if isinstance(name, Response):
+            return name
         kind = request.path_params["order"]
         return await _answer(lambda: give(kind, views.catalog.run(name).folder))
 
@@ -124,6 +81,62 @@ def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> Guarde
         ]
     )
     return GuardedApp(app, guard)
+
+
+def _readers(views: Views, guard: Guard) -> dict[str, Callable[[Query], Any]]:
+    """What GET /api/NAME returns, by name."""
+    return {
+        "session": lambda q: {
+            "version": penstock.__version__,
+            "header": ORDER_HEADER,
+            "token": guard.order_token,
+        },
+        "runs": lambda q: views.runs(),
+        "now": lambda q: views.now(_text(q, "run")),
+        "curves": lambda q: views.curves(
+            _texts(q, "run", MOST_COMPARED + 1),
+            _texts(q, "metric", MOST_METRICS + 1),
+            _text(q, "x", "env_steps"),
+            _whole(q, "smooth", 1),
+            _whole(q, "points", 600),
+            _number(q, "low"),
+            _number(q, "high"),
+            _text(q, "known", ""),
+            by_seed=_text(q, "seeds", "apart") != "together",
+        ),
+        "metrics": lambda q: views.metrics(_texts(q, "run", MOST_COMPARED)),
+        "ledgers": lambda q: views.ledgers(_text(q, "run")),
+        "events": lambda q: views.events(
+            _text(q, "run"), *(_text(q, name, "") for name in ("kind", "role", "text"))
+        ),
+        "log": lambda q: views.log(_text(q, "run"), _text(q, "role")),
+        "about": lambda q: views.about(_text(q, "run")),
+        "agent": lambda q: views.agent(_text(q, "run")),
+        "decisions": lambda q: views.decisions(_text(q, "run"), _text(q, "file")),
+        "profile": lambda q: views.profile(_text(q, "run")),
+        "recorded": lambda q: views.recorded(_text(q, "run")),
+        "timeline": lambda q: views.timeline(_text(q, "run")),
+    }
+
+
+async def _ordered_run(request: Request) -> str | Response:
+    """The name of the run in an order, or the refusal of the request."""
+    body = b""
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > BODY_NBYTES:
+                    return JSONResponse({"error": "the order is too long"}, 413)
+    except TimeoutError:
+        return JSONResponse({"error": f"the order did not arrive within {BODY_S} s"}, 408)
+    try:
+        name = json.loads(body)["run"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        name = None
+    return (
+        name if isinstance(name, str) else JSONResponse({"error": 'an order is {"run": NAME}'}, 400)
+    )
 
 
 async def _answer(made: Callable[[], Any]) -> Response:

@@ -169,28 +169,9 @@ def _ray_job(name: str, arguments: str, pods: Pods, grace_s: int) -> Object:
 
 def _plain(name: str, arguments: str, pods: Pods, grace_s: int, actors: int) -> list[Object]:
     """Service, learners, actors and disruption budget."""
-    learner, host = f"{name}-learner", f"{name}-learner-0.{name}-learner"
-    place = ""
-    if pods.learners > 1:
-        store = f"--world {pods.learners} --store {host}:{STORE_PORT} --trusted-network"
-        place = f' --rank "$JOB_COMPLETION_INDEX" {store}'
-    own = (
-        f'run={RUNS}/{name}; [ "$JOB_COMPLETION_INDEX" = 0 ] || run=$run/rank-$JOB_COMPLETION_INDEX'
-    )
-    learn = (
-        f"exec penstock learner {arguments} run.dir={RUNS}/{name} transport.curve={KEYS}"
-        f" --bind tcp://0.0.0.0:{PORT} --resume auto{place}"
-    )
-    play = (
-        f"rank=$((${{HOSTNAME##*-}} % {pods.learners})); exec penstock actor --curve {KEYS}"
-        f" --connect tcp://{name}-learner-$rank.{learner}:$(({PORT} + rank))"
-        f" --count {actors} --dir /tmp/actors"
-    )
-    probe = f"{own}; exec penstock status $run --probe"
-    learners = _container("learner", pods, pods.gpus, ["sh", "-c", learn], probe)
-    players = _container(
-        "actors", pods, 0, ["sh", "-c", play], "exec penstock status /tmp/actors --probe"
-    )
+    learner = f"{name}-learner"
+    trains = _learner_container(name, arguments, pods)
+    plays = _actors_container(name, pods, actors)
     return [
         {
             "apiVersion": "v1",
@@ -213,7 +194,7 @@ def _plain(name: str, arguments: str, pods: Pods, grace_s: int, actors: int) -> 
                 "parallelism": pods.learners,
                 "backoffLimit": RETRIES,
                 "template": _template(
-                    name, "learner", _pod(pods, [learners], grace_s, name, OF_LEARNERS, learner)
+                    name, "learner", _pod(pods, [trains], grace_s, name, OF_LEARNERS, learner)
                 ),
             },
         },
@@ -227,7 +208,7 @@ def _plain(name: str, arguments: str, pods: Pods, grace_s: int, actors: int) -> 
                 "podManagementPolicy": "Parallel",
                 "selector": {"matchLabels": _labels(name) | {"role": "actors"}},
                 "template": _template(
-                    name, "actors", _pod(pods, [players], grace_s, name, OF_ACTORS, None)
+                    name, "actors", _pod(pods, [plays], grace_s, name, OF_ACTORS, None)
                 ),
             },
         },
@@ -241,6 +222,34 @@ def _plain(name: str, arguments: str, pods: Pods, grace_s: int, actors: int) -> 
             },
         },
     ]
+
+
+def _learner_container(name: str, arguments: str, pods: Pods) -> Object:
+    place = ""
+    if pods.learners > 1:
+        host = f"{name}-learner-0.{name}-learner"
+        store = f"--world {pods.learners} --store {host}:{STORE_PORT} --trusted-network"
+        place = f' --rank "$JOB_COMPLETION_INDEX" {store}'
+    own = (
+        f'run={RUNS}/{name}; [ "$JOB_COMPLETION_INDEX" = 0 ] || run=$run/rank-$JOB_COMPLETION_INDEX'
+    )
+    learn = (
+        f"exec penstock learner {arguments} run.dir={RUNS}/{name} transport.curve={KEYS}"
+        f" --bind tcp://0.0.0.0:{PORT} --resume auto{place}"
+    )
+    probe = f"{own}; exec penstock status $run --probe"
+    return _container("learner", pods, pods.gpus, ["sh", "-c", learn], probe)
+
+
+def _actors_container(name: str, pods: Pods, actors: int) -> Object:
+    learner = f"{name}-learner"
+    play = (
+        f"rank=$((${{HOSTNAME##*-}} % {pods.learners})); exec penstock actor --curve {KEYS}"
+        f" --connect tcp://{learner}-$rank.{learner}:$(({PORT} + rank))"
+        f" --count {actors} --dir /tmp/actors"
+    )
+    probe = "exec penstock status /tmp/actors --probe"
+    return _container("actors", pods, 0, ["sh", "-c", play], probe)
 
 
 def _labels(name: str) -> Object:

@@ -54,7 +54,7 @@ class Snapshots:
         self, replay: Replay, folder: Path, every_s: float, log: Callable[[str], None]
     ) -> None:
         if not every_s > 0:
-            raise ReplayError(f"snapshot-every {every_s:g} must be above 0 seconds")
+            raise ReplayError(f"--snapshot-every {every_s:g} must be above 0 seconds")
         self._replay, self._folder, self._every_s, self._log = replay, folder, every_s, log
         self._due_s = time.monotonic() + every_s
         self._thread: threading.Thread | None = None
@@ -134,13 +134,15 @@ class ReplayServer:
             log: takes a line for the first rejection of each kind.
 
         Raises:
-            UserError: the address is taken, or other hosts reach it without keys.
+            UserError: the address is invalid or taken, or other hosts reach it without keys.
         """
+        if not bind.startswith(("tcp://", "ipc://")):
+            raise ReplayError(f"{bind} is not an address; give tcp://HOST:PORT or ipc://PATH")
         if not (curve or insecure or is_local(bind)):
             raise ReplayError(
                 f"{bind} can be reached from other hosts, where anyone could change the buffer; "
-                "make keys with `penstock keys new` and give their folder as curve, or pass "
-                "insecure=True"
+                "make keys with `penstock keys new` and give their folder as curve (--curve), or "
+                "pass insecure=True (--insecure)"
             )
         self._snapshots, self._log = snapshots, log
         self._was_full = False

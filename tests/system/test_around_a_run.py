@@ -222,7 +222,7 @@ def test_runs_are_listed_while_they_live_and_after(penstock: Penstock, tmp_path:
     run.wait_until(lambda: trained(tmp_path / "runs" / "a"))
     (found,) = penstock("runs", "--json").end()[1]["runs"]
     assert (found["run_dir"], found["state"]) == ("runs/a", "running")
-    assert (found["game"], found["algorithm"]) == ("CartPole-v1", "impala")
+    assert (found["env"], found["algorithm"]) == ("CartPole-v1", "impala")
     assert penstock("plot", "runs/a", "--json").end()[1] == {"file": "runs/a/plot.png"}
     run.process.send_signal(signal.SIGINT)
     code, summary, _ = run.end()

@@ -11,11 +11,13 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from idle_peers import connecting, processor_s
+from pages import blocks, code
 from penstock.replay.errors import ReplayError
 from penstock.replay.remote import ReplayClient
 
@@ -82,6 +84,17 @@ def test_it_serves_until_told_to_stop(spec: Path, signum: signal.Signals) -> Non
     assert process.returncode == 0
     answer = json.loads(out.splitlines()[-1])
     assert (answer["inserted"], answer["stored"], answer["address"]) == (20, 20, address)
+
+
+def test_the_code_of_the_page_adds_and_samples(spec: Path) -> None:
+    names: dict[str, Any] = {"td_error": np.ones(256)}
+    exec(code("replay.md", "python", 0), names)
+    names["obs"] = names["obs"].copy()  # the loop ends with obs = next_obs, which `add` refuses
+    spec.write_text(code("replay.md", "yaml", 0))
+    client = next(b for b in blocks("replay.md", "python") if "ReplayClient" in b)
+    with served("--spec", str(spec), "--capacity", "1000") as (_, address):
+        exec(client.replace("tcp://127.0.0.1:7800", address), names)
+    assert names["batch"].obs.shape == (8, 4)
 
 
 def test_it_accepts_no_more_clients_than_its_limit(spec: Path) -> None:

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -169,6 +170,17 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     named = set(re.findall(r"`((?:\w+/)+[\w.]+\.py)`", text_of(page)))
     ours = {name for name in named if name.partition("/")[0] in {*PACKAGES, "tests", "benchmarks"}}
     assert [name for name in sorted(ours) if not (ROOT / name).is_file()] == []
+
+
+def test_the_import_rule_of_the_pages_is_the_one_that_is_checked() -> None:
+    settings = tomllib.loads(text_of(ROOT / "pyproject.toml"))["tool"]["importlinter"]
+    layers = [re.findall(r"penstock\.(\w+)", row) for row in settings["contracts"][0]["layers"]]
+    block = re.search(r"\n    cli\n(    .*\n)*", text_of(ROOT / "CONTRIBUTING.md"))
+    chain = re.search(r"^    cli → .*$", text_of(ROOT / "docs" / "architecture.md"), re.M)
+    assert block
+    assert chain
+    assert [re.findall(r"\w+", row) for row in block[0].strip().splitlines()] == layers
+    assert re.findall(r"\w+", chain[0]) == [folder for row in layers for folder in row]
 
 
 def test_figures_of_the_readme_are_those_of_the_results() -> None:

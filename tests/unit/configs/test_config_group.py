@@ -220,6 +220,6 @@ def test_learners_that_step_together_normalise_together() -> None:
 
 @pytest.mark.parametrize("codec", ["none", "fp16", "bf16", "int8", "powersgd", "auto"])
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "sgd", "lars", "lamb"])
-def test_codecs_that_keep_every_value_go_with_every_optimizer(codec: str, optimizer: str) -> None:
+def test_codecs_of_plain_gradients_suit_every_optimizer(codec: str, optimizer: str) -> None:
     choice = [f"learner.reduce.codec={codec}", f"learner.optimizer={optimizer}"]
     resolve("Acrobot-v1", [*FOUR, *choice])

@@ -28,16 +28,16 @@ ROOT = Path(__file__).parents[3]
         ("pong", "pong", "preset pong", "ALE/Pong-v5"),
         ("CartPole-v1", "cartpole", "preset cartpole, which trains CartPole-v1", "CartPole-v1"),
         ("ALE/Pong-v5", "pong", "preset pong, which trains ALE/Pong-v5", "ALE/Pong-v5"),
-        ("Acrobot-v1", "Acrobot-v1", "the defaults, for Acrobot-v1", "Acrobot-v1"),
+        ("Acrobot-v1", "Acrobot-v1", "no preset", "Acrobot-v1"),
         (
             "ALE/Freeway-v5",
             "ALE-Freeway-v5",
             "preset breakout, with ALE/Freeway-v5",
             "ALE/Freeway-v5",
         ),
-        ("my.games:Maze-v0", "my.games-Maze-v0", "the defaults, for my.games:Maze-v0", None),
-        ("games:NS/Maze-v0", "games-NS-Maze-v0", "the defaults, for games:NS/Maze-v0", None),
-        ("games:make_maze", "games-make_maze", "the defaults, for games:make_maze", None),
+        ("my.games:Maze-v0", "my.games-Maze-v0", "no preset", None),
+        ("games:NS/Maze-v0", "games-NS-Maze-v0", "no preset", None),
+        ("games:make_maze", "games-make_maze", "no preset", None),
     ],
 )
 def test_a_target_is_a_preset_or_a_game(

@@ -36,6 +36,7 @@ def refusal_of_file(text: str, *overrides: str) -> str:
         ("lr", "learner.lr"),
         ("seed", "run.seed"),
         ("algo.lr", "learner.lr"),
+        ("learner.codec", "learner.reduce.codec"),
         ("actor.count", "actors.count"),
         ("actor.threads", "actors.threads"),
         ("enviroment.idd", "env.id"),

@@ -99,7 +99,7 @@ def test_weights_are_published_after_every_batch(kind: str) -> None:
 
 def test_the_base_of_a_run_names_the_kind_and_the_source() -> None:
     found = resolve_target("Walker2d-v5", [PPO])
-    assert (found.name, found.origin) == ("Walker2d-v5", "the defaults, for Walker2d-v5")
+    assert (found.name, found.origin) == ("Walker2d-v5", "no preset")
     assert found.config.env.kind == "continuous"
     assert found.defaults.startswith(
         "defaults of algo.name ppo for env.kind continuous: CleanRL, ppo_continuous_action.py"

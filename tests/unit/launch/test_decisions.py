@@ -368,7 +368,9 @@ def spares(count: int) -> tuple[RoleSpec, ...]:
 def test_spare_actors_start_when_more_are_needed() -> None:
     scene = Scene((LEARNER, *ACTORS, *spares(3)), ready=False)
     assert scene.incarnations.keys() == {"learner-0", "actor-0", "actor-1"}
+    assert scene.decisions.listed() == ["learner-0", "actor-0", "actor-1"]
     assert scene.decisions.resize(4, scene.now_s) == []
+    assert scene.decisions.listed()[3:] == ["actor-2", "actor-3"]
     assert scene.tick(0.1) == [Start("actor-2", 1), Start("actor-3", 1)]
     scene.decisions.ready("actor-2", scene.now_s)
     assert scene.decisions.actors_alive == 1

@@ -84,7 +84,7 @@ def test_a_row_says_how_far_a_run_came(tmp_path: Path) -> None:
     assert found.pop("started") == pytest.approx(os.stat(folder / "config.yaml").st_mtime)
     assert found == {
         "run_dir": str(folder),
-        "game": "Maze-v0",
+        "env": "Maze-v0",
         "algorithm": "dqn",
         "state": "ended",
         "env_steps": 90,
@@ -109,7 +109,7 @@ def test_runs_and_groups_are_found_the_oldest_first(
     assert names == ["old", "seed-0", "seed-1"]
     runs.show(found)
     header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split()[:4] == ["run", "game", "algorithm", "state"]
+    assert header.split()[:4] == ["run", "environment", "algorithm", "state"]
     assert lines[0].split()[1:8] == ["Maze-v0", "dqn", "died", "90", "-", "-", "1:15"]
 
 
@@ -125,7 +125,7 @@ def test_a_config_that_cannot_be_read_spoils_its_own_row_only(tmp_path: Path) ->
     for text in (b"env: [", b"env: {id: 3}", b"env: {id: \xff}", b"3"):
         bad.write_bytes(text)
         found = runs.find(str(tmp_path))
-        games = {Path(row["run_dir"]).name: row["game"] for row in found}
+        games = {Path(row["run_dir"]).name: row["env"] for row in found}
         assert games == {"good": "Maze-v0", "bad": None}
         runs.show(found)
 

@@ -282,6 +282,14 @@ def test_an_open_address_needs_keys_or_a_word(binds: str) -> None:
     replay.close()
 
 
+@pytest.mark.parametrize("insecure", [False, True])
+def test_a_bind_that_is_no_address_is_refused(insecure: bool) -> None:
+    replay = Replay(COLUMNS, 100, envs=ENVS, shared=True)
+    with pytest.raises(ReplayError, match="7800 is not an address; give tcp"):
+        ReplayServer(replay, "7800", insecure=insecure)
+    replay.close()
+
+
 def test_a_private_replay_is_refused() -> None:
     replay = Replay(COLUMNS, 100, envs=ENVS)
     with pytest.raises(ReplayError, match="make it with shared=True"):
