@@ -33,7 +33,16 @@ from penstock.watch.headline import end, is_overdue, learning, restart, stall, w
 from penstock.watch.live import LiveStatus
 from penstock.watch.profiles import profile_of, recorded_of, timeline_of
 from penstock.watch.run_files import WatchedRun, shown_event
-from penstock.watch.series import Points, as_json, clipped, means, reduced, smooth, spread
+from penstock.watch.series import (
+    Points,
+    as_json,
+    clipped,
+    means,
+    reduced,
+    rising,
+    smooth,
+    spread,
+)
 from penstock.watch.verdicts import (
     LEDGERS,
     WINDOW_S,
@@ -217,8 +226,9 @@ class Views:
             shown = names[:MOST_LEDGERS]
             prefixes = {"learner, by part": "ledger/", **{n: f"{LEDGERS}{n}/" for n in shown}}
             window = MetricWindow(run.columns, WINDOW_S if live else None)
+            learners = [each for each in window.ledgers() if each.startswith("learner-")]
             found = [
-                {"name": title, **bars, **_at_work(window, title, prefix)}
+                {"name": title, **bars, **_at_work(window, title, prefix, learners)}
                 for title, prefix in prefixes.items()
                 if (bars := _bars(run, prefix)) is not None
             ]
@@ -404,16 +414,18 @@ def _by_folder(names: Sequence[str]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _at_work(window: MetricWindow, title: str, prefix: str) -> Row:
-    """The share in which a learner computes, or another process does not wait."""
+def _at_work(window: MetricWindow, title: str, prefix: str, learners: Sequence[str]) -> Row:
+    """The share in which a learner computes, or another process does not wait; nothing of one that
+    was not there in the window. ``learners``: those that were."""
+    shares = window.shares(prefix)
+    if not shares:
+        return {}
     if not title.startswith("learner"):
-        shares = window.shares(prefix)
-        idle = shares.get("wait", 0.0) + shares.get("other", 0.0)
-        return {"works": max(0.0, 1.0 - idle)} if shares else {}
+        return {"works": max(0.0, 1.0 - shares.get("wait", 0.0) - shares.get("other", 0.0))}
     # The learner's own ledger, which the other views show too, not the supervisor's of it: their
     # intervals differ a little.
-    own = f"ranks/{title.removeprefix('learner-')}/ledger/compute"
-    computes = window.mean(own)
+    place = learners.index(title) if title in learners else None
+    computes = None if place is None else window.mean(f"ranks/{place}/ledger/compute")
     return {"computes": window.mean("ledger/compute") if computes is None else computes}
 
 
@@ -533,7 +545,8 @@ def _preset(options: Mapping[str, Any]) -> Row:
 
 
 def _bars(run: WatchedRun, prefix: str) -> Row | None:
-    """The shares below a prefix over time, in buckets; None if no line has them."""
+    """The shares below a prefix over time, in buckets; None if no line has them. What a resume
+    repeats replaces what was before."""
     columns = run.columns
     names = columns.below(prefix)
     if not names:
@@ -543,6 +556,7 @@ def _bars(run: WatchedRun, prefix: str) -> Row | None:
     have = ~np.isnan(times) & ~np.all([np.isnan(values) for values in parts.values()], axis=0)
     if not have.any():
         return None
+    have[have] = rising(times[have])
     bars: dict[str, list[float]] = {}
     ends: Any = None
     for part, values in parts.items():
