@@ -151,7 +151,12 @@ def _number(name: str) -> int:
 
 
 def judge(
-    columns: MetricColumns, options: Mapping[str, Any], status: Mapping[str, Any], *, live: bool
+    columns: MetricColumns,
+    options: Mapping[str, Any],
+    status: Mapping[str, Any],
+    *,
+    live: bool,
+    cores: float | None = None,
 ) -> dict[str, Any]:
     """The verdict, further findings, and the length of the window in seconds.
 
@@ -161,9 +166,10 @@ def judge(
     Args:
         options: the config, as `load_options` returns it.
         status: the answer of the supervisor, of which the threads of the learners are used.
+        cores: those that the run may use; None for those of this host.
     """
     window = MetricWindow(columns, WINDOW_S if live else None)
-    profile = make_profile(columns, window, options, status)
+    profile = make_profile(columns, window, options, status, cores)
     if profile is None:
         return {"verdict": None, "also": [], "seconds": 0.0}
     verdict, *also = map(asdict, findings(profile))
@@ -175,6 +181,7 @@ def make_profile(
     window: MetricWindow,
     options: Mapping[str, Any],
     status: Mapping[str, Any],
+    cores: float | None = None,
 ) -> dict[str, Any] | None:
     """A profile as far as metrics have it; None before there are two lines with a ledger."""
     if window.seconds <= 0 or not window.shares("ledger/"):
@@ -212,7 +219,7 @@ def make_profile(
     produced = window.rate("env_steps")
     return {
         "seconds": window.seconds,
-        "cores": usable_cores(),
+        "cores": usable_cores() if cores is None else cores,
         "device": "cuda" if str(_at(options, "learner", "device")).startswith("cuda") else "cpu",
         "learner": learners,
         "actors": _actors(ledgers, window, options, produced or 0.0),
@@ -225,6 +232,11 @@ def make_profile(
             }
             for name, ledger in ledgers.items()
             if name.startswith("connector-")
+        ],
+        "others": [
+            {"name": name, "cpu": window.mean(f"cpu/{name}")}
+            for name in ledgers
+            if not name.startswith(("learner-", "actor-", "connector-"))
         ],
         "flow": {
             "produced_steps_per_s": produced,

@@ -353,11 +353,12 @@ class Views:
         return known[1]
 
     def _verdict(self, run: WatchedRun, options: dict[str, Any], status: Row, *, live: bool) -> Row:
-        key = (run.columns.lines, live)
+        key = (run.columns.lines, live, status["live"])
         known = self._verdicts.get(run.folder)
         if known is None or known[0] != key:
             try:
-                found = judge(run.columns, options, status, live=live)
+                cores = None if status["live"] else _recorded_cores(run.folder)
+                found = judge(run.columns, options, status, live=live, cores=cores)
             except (LookupError, TypeError, ValueError, ArithmeticError):  # options of any kind
                 found = {"verdict": None, "also": [], "seconds": 0.0}
             known = self._verdicts[run.folder] = key, found
@@ -638,6 +639,14 @@ def _starts(folder: Path) -> list[Row]:
             shown = {**known, **{str(k)[:80]: _shown(v)[:80] for k, v in about}}
             found.append({"time": finite(start.get("time")), "shown": shown})
     return found[::-1]
+
+
+def _recorded_cores(folder: Path) -> float | None:
+    """The cores of the host on which a run was started last, which may be another; None if that is
+    not recorded."""
+    starts = read_json(folder, VERSIONS).get("starts")
+    last = starts[-1] if isinstance(starts, list) and starts else None
+    return (finite(last.get("cores")) or None) if isinstance(last, Mapping) else None
 
 
 def _evaluation(line: Mapping[str, Any]) -> Row:

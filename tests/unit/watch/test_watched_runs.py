@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from penstock.core import cgroup
 from penstock.monitor import runs
 from penstock.watch import files, run_files, views
 from penstock.watch.catalog import RunCatalog
@@ -375,6 +376,34 @@ def most_memory(more_nbytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def test_the_verdict_is_on_the_cores_that_the_run_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same: dict[str, Any] = {
+        "interval_s": 1.0,
+        "ledger": {"compute": 0.95, "wait_data": 0.02},
+        "ledgers": {"learner-0": {"forward": 0.95}, "actor-0": {"step": 0.1, "wait": 0.9}}
+        | {"evaluator-0": {"step": 1.0}},
+        "cpu": {"learner-0": 0.2, "actor-0": 0.1, "evaluator-0": 0.5},
+    }
+    counters = ("time_s", "env_steps", "trained_steps", "learner_steps")
+    lines = [{**dict.fromkeys(counters, float(i)), **same} for i in range(60)]
+    columns = MetricColumns()
+    columns.extend(lines)
+    monkeypatch.setattr(cgroup, "cores", lambda: 0.8)  # the quota of a container
+    found = judge(columns, {}, {}, live=True)["verdict"]
+    assert found["kind"] == "crowded"
+    assert "(0.8 cores)" in found["finding"]
+    assert found["next_step"].startswith("move actors to other hosts"), "the evaluator counts, too"
+    assert "the rest of the run 0.60" in found["reason"]
+
+    folder = make_run(tmp_path / "run", [1.0])  # that another machine has trained
+    start = {"starts": [{"time": 1.0, "cores": 64}]}
+    (folder / "versions.json").write_text(json.dumps(start))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "(64 cores)" in Views(RunCatalog(folder)).now(".")["verdict"]["finding"]
 
 
 def test_the_list_has_the_figures_of_a_run_of_many_processes(tmp_path: Path) -> None:
