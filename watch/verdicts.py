@@ -197,9 +197,9 @@ def make_profile(
     }
     learners = []
     ranks = [name for name in ledgers if name.startswith("learner-")] or ["learner-0"]
-    for i, name in enumerate(ranks):  # in metrics `ranks` are those that live, by their numbers
-        parts = ledgers.get(name, {})
-        own = f"ranks/{i}/" if f"ranks/{i}/trained_steps_per_s" in columns.names else ""
+    for name in ranks:
+        parts, own = ledgers.get(name, {}), f"ranks/{_number(name)}/"
+        own = own if f"{own}trained_steps_per_s" in columns.names else ""
         ledger = window.shares(f"{own}ledger/") or learner_parts(parts)
         cpu = window.mean(f"cpu/{name}")
         learners.append(

@@ -226,9 +226,8 @@ class Views:
             shown = names[:MOST_LEDGERS]
             prefixes = {"learner, by part": "ledger/", **{n: f"{LEDGERS}{n}/" for n in shown}}
             window = MetricWindow(run.columns, WINDOW_S if live else None)
-            learners = [each for each in window.ledgers() if each.startswith("learner-")]
             found = [
-                {"name": title, **bars, **_at_work(window, title, prefix, learners)}
+                {"name": title, **bars, **_at_work(window, title, prefix)}
                 for title, prefix in prefixes.items()
                 if (bars := _bars(run, prefix)) is not None
             ]
@@ -353,7 +352,8 @@ class Views:
         return known[1]
 
     def _verdict(self, run: WatchedRun, options: dict[str, Any], status: Row, *, live: bool) -> Row:
-        key = (run.columns.lines, live, status["live"])
+        # The first answer of a supervisor has no shares of its threads.
+        key = (run.columns.lines, live, status["live"], bool(status.get("window_s")))
         known = self._verdicts.get(run.folder)
         if known is None or known[0] != key:
             try:
@@ -415,9 +415,9 @@ def _by_folder(names: Sequence[str]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _at_work(window: MetricWindow, title: str, prefix: str, learners: Sequence[str]) -> Row:
+def _at_work(window: MetricWindow, title: str, prefix: str) -> Row:
     """The share in which a learner computes, or another process does not wait; nothing of one that
-    was not there in the window. ``learners``: those that were."""
+    was not there in the window."""
     shares = window.shares(prefix)
     if not shares:
         return {}
@@ -425,8 +425,7 @@ def _at_work(window: MetricWindow, title: str, prefix: str, learners: Sequence[s
         return {"works": max(0.0, 1.0 - shares.get("wait", 0.0) - shares.get("other", 0.0))}
     # The learner's own ledger, which the other views show too, not the supervisor's of it: their
     # intervals differ a little.
-    place = learners.index(title) if title in learners else None
-    computes = None if place is None else window.mean(f"ranks/{place}/ledger/compute")
+    computes = window.mean(f"ranks/{title.removeprefix('learner-')}/ledger/compute")
     return {"computes": window.mean("ledger/compute") if computes is None else computes}
 
 

@@ -406,6 +406,27 @@ def test_the_verdict_is_on_the_cores_that_the_run_may_use(
     assert "(64 cores)" in Views(RunCatalog(folder)).now(".")["verdict"]["finding"]
 
 
+def test_the_verdict_of_a_line_counts_the_threads_as_soon_as_they_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines of a long run are minutes apart."""
+    folder = make_run(tmp_path / "run", [1.0], ends=False)
+    ledgers = {"learner-0": {"wait": 0.7, "forward": 0.3}, "actor-0": {"step": 0.9}}
+    counters = ("time_s", "env_steps", "trained_steps", "learner_steps")
+    same = {"interval_s": 1.0, "ledger": {"compute": 0.3, "wait_data": 0.7}, "ledgers": ledgers}
+    lines = [{**dict.fromkeys(counters, i), **same} for i in range(30)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    views, kinds = Views(RunCatalog(folder)), []
+    monkeypatch.setattr(WatchedRun, "state", "running")
+    for window_s, gather in ((0.0, 0.0), (1.0, 0.95)):
+        thread = {"name": "feeder", "ledger": {"gather": gather}}
+        learner = {"name": "learner-0", "pid": 7, "threads": [thread]}
+        status = {"live": True, "why": None, "processes": [learner], "window_s": window_s}
+        monkeypatch.setattr(LiveStatus, "now", lambda self, status=status: status)
+        kinds.append(views.now(".")["verdict"]["kind"])
+    assert kinds == ["slow_environment", "slow_gather"]
+
+
 def test_the_list_has_the_figures_of_a_run_of_many_processes(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [1.0], ends=False)
     parts = dict.fromkeys(("other", "wait", "step", "infer", "write", "process"), 1 / 6)
