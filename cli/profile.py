@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from penstock.configs.load import load_run, resolve_target
 from penstock.configs.schema import Config
 from penstock.configs.sections import StopConfig
 from penstock.configs.transports import TRANSPORTS
-from penstock.core import cgroup
+from penstock.core.cores import usable_cores
 from penstock.core.files import without_nan
 from penstock.core.run_dir import default_run_dir
 from penstock.launch import run, topology
@@ -141,7 +140,7 @@ def _profile(
     known["kernel_busy"] = kernel_busy
     if known["device"] == "cuda" and kernel_busy is None and here:
         notes.append("torch's profiler (CUPTI) reported no kernel, so gpu_kernel_busy is unknown")
-    cores = _cores() if watch.cores is None else watch.cores
+    cores = usable_cores() if watch.cores is None else watch.cores
     profile: Profile = without_nan(make(name, config, window, cores=cores, **known))
     verdict, *also = map(asdict, findings(profile))
     return {**profile, "verdict": verdict, "also": also, "notes": [*notes, *_remarks(profile)]}
@@ -206,9 +205,3 @@ def _nothing(folder: Path, exit_code: int, summary: Mapping[str, Any], as_json: 
     if as_json:
         print(json.dumps({"run_dir": str(folder), "exit_code": exit_code, **summary}))
     return exit_code
-
-
-def _cores() -> float:
-    """Number of cores that this process may use."""
-    present = len(os.sched_getaffinity(0))
-    return min(float(present), cgroup.cores() or present)

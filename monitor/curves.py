@@ -23,7 +23,7 @@ from penstock.configs.sections import EnvConfig
 from penstock.configs.yaml_text import parse
 from penstock.core.formatting import finite
 from penstock.monitor.intervals import STATISTICS, Floats, bootstrap
-from penstock.monitor.metric_groups import scalars
+from penstock.monitor.metric_groups import by_rank, scalars
 from penstock.monitor.record import EVALUATIONS, METRICS, Lines, evaluation_figures, lines
 from penstock.monitor.runs import state
 
@@ -336,8 +336,8 @@ def _at(line: Mapping[str, Any], path: str) -> Any:
         return line[path]
     found: Any = line
     for name in path.split("/"):
-        if isinstance(found, list) and name.isdigit() and int(name) < len(found):
-            found = found[int(name)]
+        if isinstance(found, list):
+            found = by_rank(found).get(name)
         elif isinstance(found, Mapping):
             found = found.get(name)
         else:

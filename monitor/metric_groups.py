@@ -7,7 +7,7 @@ selects the group. Nested figures belong to the group of their outermost name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -65,13 +65,22 @@ def tag(path: str) -> str:
     return next(f"{name}/{path}" for name, groups in SECTIONS.items() if found in groups)
 
 
+def by_rank(entries: Sequence[Any]) -> dict[str, Any]:
+    """The entries of a list by their names: those of learners by their rank, as one that has ended
+    is left out and the others move up; other entries by their places."""
+    ranks = [entry.get("rank") if isinstance(entry, Mapping) else None for entry in entries]
+    known = all(type(rank) is int for rank in ranks) and len({*ranks}) == len(ranks)
+    return dict(zip(map(str, ranks if known else range(len(entries))), entries, strict=True))
+
+
 def scalars(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Path and value of every number: `ledger/compute`, `ledgers/actor-0/step`, `ranks/1/...`.
+    """Path and value of every number: `ledger/compute`, `ledgers/actor-0/step`, `ranks/1/...`
+    (`by_rank`).
     Histograms, texts and unknown values are left out."""
     for name, value in metrics.items():
         path = f"{prefix}{name}"
         if isinstance(value, list):
-            value = {str(i): entry for i, entry in enumerate(value)}
+            value = by_rank(value)
         if isinstance(value, Mapping) and not name.endswith(HISTOGRAM):
             yield from scalars(value, f"{path}/")
         elif (known := finite(value)) is not None:

@@ -30,6 +30,7 @@ from penstock.configs.errors import UserError
 from penstock.core.formatting import finite
 from penstock.core.interfaces import Json, MetricSink, RunEvent
 from penstock.core.notes import note_logger
+from penstock.monitor import ranks
 from penstock.monitor.events import KINDS
 from penstock.monitor.figures import role_mean
 from penstock.monitor.metric_groups import FALLBACK, group
@@ -100,6 +101,7 @@ MOMENTS = {
 ROLES = ("actor", "learner")  # whose processes are counted
 STATISTICS = ("loss", "policy", "value", "optim", FALLBACK)  # groups of an algorithm's statistics
 OWN = {figure.key for figure in (*COUNTERS, *REASONS, *GAUGES)}
+RESTORED = (*ranks.COUNTERS, "time_s")  # by a checkpoint
 LATENCY_BINS = tuple(range(12, 84, 4))  # of `profiling.histogram`: from 0.8 ms doubled up to 105 s
 LAST_BIN = bin_of(MOST_S)
 NATURAL = re.compile("[0-9]{1,15}")
@@ -172,9 +174,18 @@ class RunState:
     ready: bool = False
     """Whether the learner has taken a step."""
 
+    def keep(self, metrics: Json) -> None:
+        """Keep the newest figures. A learner that is restarted from a checkpoint sets the counters
+        of the run back; Prometheus would take them for new ones, which have counted from 0 again.
+        So they stand still until they exceed their former values."""
+        before = {name: known for name in RESTORED if (known := finite(self.last.get(name)))}
+        self.last |= metrics
+        for name, known in before.items():
+            self.last[name] = max(known, finite(self.last.get(name)) or 0)
+
     def add(self, metrics: Json) -> None:
         """Add an interval."""
-        self.last |= metrics
+        self.keep(metrics)
         self.metrics_s = time.time()
         computed = finite(_object(metrics.get("ledger")).get("compute"))
         self.ready |= bool(computed and finite(metrics.get("learner_steps")))
@@ -222,7 +233,7 @@ class PrometheusSink(MetricSink):
         with self._lock:
             self._changes += 1
             if final:
-                self._state.last |= metrics
+                self._state.keep(metrics)
             else:
                 self._state.add(metrics)
 

@@ -8,8 +8,9 @@ import socket
 import struct
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
@@ -23,9 +24,11 @@ STATES = {
     "callback": "ended", "stopped": "ended", "profiled": "ended",
     "interrupted": "stopped", "terminated": "stopped",
 }  # fmt: skip
-TAIL_NBYTES = 1 << 16
+TAILS_NBYTES = (1 << 16, 1 << 21)  # of the second if no line fits the first: of many processes
 CONNECT_S = 1.0
 HEADER_MOST_NBYTES = 1 << 24
+BEST = ("checkpoints", "best", "checkpoint.safetensors")
+FORM_ERRORS = (ArithmeticError, LookupError, TypeError, ValueError)
 
 Row = dict[str, Any]
 
@@ -88,11 +91,15 @@ def _cells(found: Row) -> list[str]:
 
 def state(run_dir: Path) -> str:
     """State of a run: running, ended (by one of its limits), stopped (by the user) or died."""
-    living = _json(run_dir / SUPERVISOR_FILE)
+    return state_by(_json(run_dir / SUPERVISOR_FILE), _json(run_dir / "summary.json"))
+
+
+def state_by(living: Row, summary: Row) -> str:
+    """The same by what is in `supervisor.json` and `summary.json`; empty without such a file."""
     if living:
         here = living.get("host") in (None, socket.gethostname())
         return "running" if not here or _answers(str(living.get("socket"))) else "died"
-    return STATES.get(str(_json(run_dir / "summary.json").get("exit_reason")), "died")
+    return STATES.get(str(summary.get("exit_reason")), "died")
 
 
 def _answers(path: str) -> bool:
@@ -119,13 +126,12 @@ def _json(path: Path) -> Row:
 
 def _last_line(path: Path) -> Row:
     """The last valid line of a file of JSON objects; empty if there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_NBYTES))
-            found = objects(file.read())
-    except OSError:
-        return {}
-    return found[-1] if found else {}
+    with suppress(OSError), path.open("rb") as file:
+        for nbytes in TAILS_NBYTES:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - nbytes))
+            if found := objects(file.read()):
+                return found[-1]
+    return {}
 
 
 class Best(NamedTuple):
@@ -140,19 +146,23 @@ class Best(NamedTuple):
 
 def best(run_dir: Path) -> Best | None:
     """The best checkpoint's return, read from the header of its file; None if there is none."""
+    with suppress(OSError), run_dir.joinpath(*BEST).open("rb") as file:
+        return best_in(file)
+    return None
+
+
+def best_in(file: BinaryIO) -> Best | None:
+    """The same of the file `BEST` of a run."""
     try:
-        with (run_dir / "checkpoints" / "best" / "checkpoint.safetensors").open("rb") as file:
-            (nbytes,) = struct.unpack("<Q", file.read(8))
-            head = json.loads(file.read(min(nbytes, HEADER_MOST_NBYTES)))
+        (nbytes,) = struct.unpack("<Q", file.read(8))
+        head = json.loads(file.read(min(nbytes, HEADER_MOST_NBYTES)))
         meta = json.loads(head["__metadata__"]["penstock"])["meta"]
         if "evaluation" not in meta or "play" not in meta:
             return Best(finite(meta["best_return"]))
         play = meta["play"]
         about = str(play["way"]), int(play["episodes"]), int(play["trained_steps"])
         return Best(finite(meta["evaluation"]["mean"]), *about)
-    except (OSError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError):
-        return None
-    except struct.error:
+    except (*FORM_ERRORS, OSError, RecursionError, struct.error):
         return None
 
 

@@ -13,7 +13,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ CLIENT_S = 5.0  # from the accepted connection to the last byte of the answer
 REQUEST_NBYTES = 8192  # of the request line and all headers
 CHUNK_NBYTES = 4096
 JOIN_S = 1.0
+RETRY_S = 0.1
 
 
 class Page(NamedTuple):
@@ -95,9 +95,11 @@ class ScrapeServer:
         if self._woken.fileno() in ready:
             return False
         if self._listener.fileno() in ready:
-            with suppress(OSError):
+            try:
                 client = _Client(self._listener.accept()[0])
                 self._clients[client.connection.fileno()] = client
+            except OSError:  # this process has no descriptor left, and the connection waits
+                time.sleep(RETRY_S)
         now_s = time.monotonic()
         for fd, client in [*self._clients.items()]:
             if now_s >= client.ends_s or (fd in ready and not client.turn(self._page)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.core.files import open_private
 from penstock.core.interfaces import Json, MetricSink
 from penstock.core.processes import die_with, python
 from penstock.monitor.metric_groups import scalars, tag
@@ -65,16 +67,13 @@ class Board(MetricSink):
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
         """Write at once, in this thread. The library's own thread would hide a full disk, and its
         full queue would block the caller. Raises OSError."""
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
         from tensorboardX.summary import hparams
 
         if self._writer is None:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            self._writer = EventsWriter(str(self._folder / "events"))
-            for summary in hparams(dict(options(self._config)), COMPARED)[:2]:  # not the end
-                self._writer.write_event(Event(wall_time=time.time(), summary=summary))
+            about = hparams(dict(options(self._config)), COMPARED)[:2]  # not the end
+            self._writer = _EventsFile(self._folder, about)
         values = [Summary.Value(tag=tag(n), simple_value=value) for n, value in scalars(metrics)]
         self._step = metrics.get("env_steps", 0)
         self._write(values)
@@ -95,8 +94,7 @@ class Board(MetricSink):
         from tensorboardX.proto.summary_pb2 import Summary
 
         summary = Summary(value=values)
-        self._writer.write_event(Event(wall_time=time.time(), step=self._step, summary=summary))
-        self._writer.flush()
+        self._writer.write(Event(wall_time=time.time(), step=self._step, summary=summary))
 
     def close(self) -> None:
         """Write the videos that wait, for at most `LAST_S`."""
@@ -111,6 +109,47 @@ class Board(MetricSink):
         if writer is not None:
             with suppress(OSError):
                 writer.close()
+
+
+class _EventsFile:
+    """A file of records, each of them whole: TensorBoard reads nothing behind a damaged one, and
+    the library's own writer leaves such a record on a full disk."""
+
+    def __init__(self, folder: Path, summaries: Sequence[Any]) -> None:
+        """``summaries`` are at the beginning of the file."""
+        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"
+        self._fd = open_private(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._summaries = summaries
+
+    def write(self, event: Any) -> None:
+        """Append an event, or raise OSError and leave the file as it was."""
+        from tensorboardX.proto.event_pb2 import Event
+
+        events, size = [event], os.fstat(self._fd).st_size
+        if not size:
+            first = Event(wall_time=time.time(), file_version="brain.Event:2")
+            about = [Event(wall_time=time.time(), summary=each) for each in self._summaries]
+            events = [first, *about, event]
+        data = b"".join(_record(each.SerializeToString()) for each in events)
+        try:
+            while data:  # a disk with little room takes a part of it
+                data = data[os.write(self._fd, data) :]
+        except OSError:
+            os.ftruncate(self._fd, size)
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+def _record(data: bytes) -> bytes:
+    """A record of an events file: its length, its content, and a checksum of either."""
+    from tensorboardX.record_writer import masked_crc32c
+
+    length = struct.pack("<Q", len(data))
+    sums = (struct.pack("<I", masked_crc32c(part)) for part in (length, data))
+    return b"".join((length, next(sums), data, next(sums)))
 
 
 class _Gifs:

@@ -32,7 +32,8 @@ class Evidence:
         self.device = str(profile.get("device") or "cpu")
         self.flow: Mapping[str, Any] = profile.get("flow") or {}
         self._config: Mapping[str, Any] = profile.get("config") or {}
-        self._everybody = [*profile["learner"], *profile["actors"], *profile["connectors"]]
+        kinds = ("learner", "actors", "connectors", "others")
+        self._everybody = [role for kind in kinds for role in profile.get(kind) or ()]
         self.all_actors = _living(profile["actors"])
         self.actors = self._own(self.all_actors)
         self.connectors = self._own(_living(profile["connectors"]))

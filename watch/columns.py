@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from penstock.core.formatting import MOST, finite
 from penstock.monitor.intervals import Floats
-from penstock.monitor.metric_groups import HISTOGRAM
+from penstock.monitor.metric_groups import HISTOGRAM, by_rank
 
 MOST_COLUMNS = 8000  # 300 processes have some 3,000
 MOST_ROWS = 1 << 13  # ten times the points of a chart, so that its parts can be enlarged
@@ -163,9 +163,9 @@ class _ThinnedError(Exception):
 
 
 def _parts(cell: Any) -> Mapping[Any, Any] | None:
-    """Nested figures by their names, or by their places in a list; None for anything else."""
+    """Nested figures by their names, those in a list as `by_rank`; None for anything else."""
     kind = type(cell)
-    return cell if kind is dict else dict(enumerate(cell)) if kind is list else None
+    return cell if kind is dict else by_rank(cell) if kind is list else None
 
 
 def _numbers(cells: Sequence[Any], kinds: set[type]) -> Floats | None:

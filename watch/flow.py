@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.core.formatting import finite
 from penstock.watch.columns import MetricColumns
-from penstock.watch.verdicts import LEDGERS, WINDOW_S, MetricWindow, process_names
+from penstock.watch.verdicts import WINDOW_S, MetricWindow
 
 LIMITS = {  # the stage that a verdict names; "host": none of them, but the cores that they share
     "slow_environment": "environments", "turns": "environments",
@@ -32,11 +32,7 @@ def flow(
     window of the verdict: the last seconds, or all of an ended run. A figure that the metrics lack
     is null."""
     window = MetricWindow(columns, WINDOW_S if live else None)
-    ledgers = [
-        window.shares(f"{LEDGERS}{name}/")
-        for name in process_names(columns)
-        if name.startswith("actor-")
-    ]
+    ledgers = [found for name, found in window.ledgers().items() if name.startswith("actor-")]
     share = {
         part: sum(ledger.get(part, 0.0) for ledger in ledgers) / len(ledgers) if ledgers else None
         for part in ("step", "infer", "wait", "write", "process", "compress", "send")

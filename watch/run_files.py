@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from penstock.watch.columns import MetricColumns
 from penstock.watch.files import (
     JsonLines,
     Row,
+    open_in,
     read_json,
     read_sample,
     read_tail,
@@ -275,7 +277,8 @@ class WatchedRun:
             living = stamp(self.folder, SUPERVISOR_FILE) != (0, 0, 0)
             asked = living and time.monotonic() > self._state_until_s
             if self._changed("state", SUPERVISOR_FILE, SUMMARY) or asked:
-                self._state = runs.state(self.folder)
+                files = (read_json(self.folder, name) for name in (SUPERVISOR_FILE, SUMMARY))
+                self._state = runs.state_by(*files)
                 self._state_until_s = time.monotonic() + STATE_EVERY_S
             return self._state
 
@@ -299,7 +302,7 @@ class WatchedRun:
 
     def _made_row(self) -> Row:
         last = {**_last_object(self.folder, METRICS), **self.summary}
-        found = runs.best(self.folder)
+        found = _best(self.folder)
         named = _named_options(read_text(self.folder, CONFIG_FILE) or "")
         return {
             "env": named.get("env.id"),
@@ -335,11 +338,19 @@ def shown_event(event: Mapping[str, Any]) -> Row:
 
 def _last_object(folder: Path, name: str) -> Row:
     """The object of the last complete line of a file; empty without one."""
-    tail = read_tail(folder, name, most=TAIL_NBYTES) or ""
-    for line in reversed(tail.encode().split(b"\n")):
-        if found := objects(line + b"\n"):
-            return found[-1]
+    for nbytes in runs.TAILS_NBYTES:
+        tail = read_tail(folder, name, most=nbytes) or ""
+        for line in reversed(tail.encode().split(b"\n")):
+            if found := objects(line + b"\n"):
+                return found[-1]
     return {}
+
+
+def _best(folder: Path) -> runs.Best | None:
+    """The best checkpoint's return; None if there is none that may be opened."""
+    with suppress(OSError), open(open_in(folder, *runs.BEST), "rb") as file:
+        return runs.best_in(file)
+    return None
 
 
 def _named_options(text: str) -> dict[str, str]:

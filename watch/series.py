@@ -87,16 +87,6 @@ def spread(curves: Sequence[Points], most: int) -> tuple[Points, Points, Points]
     return (places, values.mean(0)), (places, values.min(0)), (places, values.max(0))
 
 
-def rates(xs: Floats, totals: Floats) -> Points:
-    """Growth per unit of ``xs`` of a counter; a counter that began anew has counted from 0."""
-    xs, totals = known(xs, totals)
-    if len(xs) < 2:
-        return xs[:0], totals[:0]
-    grown = np.diff(totals)
-    grown = np.where(grown < 0, totals[1:], grown)
-    return xs[1:], grown / np.diff(xs)
-
-
 def as_json(points: Points) -> dict[str, Any]:
     """Lists for JSON, with seven significant digits."""
     xs, ys = points

@@ -20,24 +20,31 @@ from penstock.configs.load import CONFIG_FILE, resolve
 from penstock.configs.policy_lag import batches_ahead, lag_of, lent_by_batch
 from penstock.core.cores import usable_cores
 from penstock.core.formatting import finite
+from penstock.monitor.intervals import Floats
+from penstock.monitor.ranks import COUNTERS
 from penstock.profiling.ledger import learner_parts
 from penstock.profiling.verdict import findings
 from penstock.watch.columns import MetricColumns
+from penstock.watch.files import TEXT_NBYTES, read_text, stamp
 
 WINDOW_S = 20.0
 LEDGERS = "ledgers/"
 
 
 class MetricWindow:
-    """The last rows of the metrics of a run, that cover about ``seconds``; all rows for None."""
+    """The last rows of the metrics of a run, that cover about ``seconds``; all rows for None.
+
+    A resume from an older checkpoint sets the clock and the counters of the run back. The time and
+    the steps that it repeats count again, as they passed.
+    """
 
     def __init__(self, columns: MetricColumns, seconds: float | None) -> None:
         times = columns.column("time_s")
         self._columns = columns
         first = 0
-        if seconds is not None and len(times) and not np.isnan(times[-1]):
-            late = np.nonzero(times >= times[-1] - seconds)[0]
-            first = int(late[0]) if len(late) else 0
+        if seconds is not None:
+            left_s = np.cumsum(_passed(times)[::-1])  # up to the last row, from the one before on
+            first = len(left_s) - int(np.count_nonzero(left_s <= seconds))
         self._rows = slice(min(first, max(0, len(times) - 2)), None)
 
         covered = columns.column("interval_s")[self._rows]
@@ -65,12 +72,14 @@ class MetricWindow:
         return float(values.max()) if len(values) else None
 
     def growth(self, name: str) -> float:
-        """By how much a counter grew. One that began anew has counted from 0."""
+        """By how much a counter grew. One that began anew has counted from 0; one of the run went
+        back to a checkpoint, and what it counted since then is unknown."""
         values = self._known(name)
         if len(values) < 2:
             return 0.0
         grown = np.diff(values)
-        return float(np.where(grown < 0, values[1:], grown).sum())
+        anew = 0.0 if name in COUNTERS else values[1:]
+        return float(np.where(grown < 0, anew, grown).sum())
 
     def rate(self, name: str) -> float | None:
         """`growth` per second; None if the window has fewer than two rows."""
@@ -79,21 +88,29 @@ class MetricWindow:
     @property
     def seconds(self) -> float:
         """Length of the window."""
-        times = self._known("time_s")
-        return float(times[-1] - times[0]) if len(times) > 1 else 0.0
+        return float(_passed(self._known("time_s")).sum())
 
     def shares(self, prefix: str) -> dict[str, float]:
-        """The means of the figures below ``prefix``, by the rest of their names."""
+        """The means of the shares below ``prefix``, by the rest of their names; empty if no row has
+        one. A row has no share of a part in which the thread was not yet: there it is 0."""
         names = self._columns.below(prefix)
         if not names:
             return {}
+        # All at once: the ledgers of hundreds of processes are read every second.
         values = np.stack([self._columns.column(name)[self._rows] for name in names])
-        if len(self._weights) and self._weights.all() and not np.isnan(values).any():
-            # All at once: the ledgers of hundreds of processes are read every second.
-            means = (values @ self._weights / self._weights.sum()).tolist()
-            return dict(zip((name.removeprefix(prefix) for name in names), means, strict=True))
-        found = {name.removeprefix(prefix): self.mean(name) for name in names}
-        return {name: value for name, value in found.items() if value is not None}
+        have = ~np.isnan(values).all(0)
+        if not have.any():
+            return {}
+        weights = self._weights[have]
+        if not weights.all():
+            weights = np.ones(len(weights))  # of another release
+        means = np.nan_to_num(values[:, have]) @ weights / weights.sum()
+        return dict(zip((name.removeprefix(prefix) for name in names), means.tolist(), strict=True))
+
+    def ledgers(self) -> dict[str, dict[str, float]]:
+        """The shares of each process that was there in the window."""
+        found = {name: self.shares(f"{LEDGERS}{name}/") for name in process_names(self._columns)}
+        return {name: shares for name, shares in found.items() if shares}
 
     def counts(self, name: str) -> dict[str, float]:
         """Growth of counters by reason, where they grew."""
@@ -108,6 +125,12 @@ class MetricWindow:
         return values[~np.isnan(values)]
 
 
+def _passed(times: Floats) -> Floats:
+    """Seconds from each row to the next; 0 where the clock was set back, or is unknown."""
+    grown = np.diff(times)
+    return np.where(grown > 0, grown, 0.0)  # NaN > 0 is false
+
+
 def process_names(columns: MetricColumns) -> list[str]:
     """The processes that have a ledger in the metrics."""
     found = [name.split("/")[1] for name in columns.names if name.startswith(LEDGERS)]
@@ -115,14 +138,25 @@ def process_names(columns: MetricColumns) -> list[str]:
 
 
 def _order(name: str) -> tuple[int, str, int]:
-    role, _, number = name.rpartition("-")
+    role = name.rpartition("-")[0]
     first = ("learner", "connector", "relay", "actor", "evaluator")
     rank = first.index(role) if role in first else len(first)
-    return rank, role, int(number) if number.isdigit() else 0
+    return rank, role, _number(name)
+
+
+def _number(name: str) -> int:
+    """The number of a process: 3 of "actor-3"."""
+    number = name.rpartition("-")[2]
+    return int(number) if number.isascii() and number.isdigit() else 0
 
 
 def judge(
-    columns: MetricColumns, options: Mapping[str, Any], status: Mapping[str, Any], *, live: bool
+    columns: MetricColumns,
+    options: Mapping[str, Any],
+    status: Mapping[str, Any],
+    *,
+    live: bool,
+    cores: float | None = None,
 ) -> dict[str, Any]:
     """The verdict, further findings, and the length of the window in seconds.
 
@@ -132,9 +166,10 @@ def judge(
     Args:
         options: the config, as `load_options` returns it.
         status: the answer of the supervisor, of which the threads of the learners are used.
+        cores: those that the run may use; None for those of this host.
     """
     window = MetricWindow(columns, WINDOW_S if live else None)
-    profile = make_profile(columns, window, options, status)
+    profile = make_profile(columns, window, options, status, cores)
     if profile is None:
         return {"verdict": None, "also": [], "seconds": 0.0}
     verdict, *also = map(asdict, findings(profile))
@@ -146,11 +181,12 @@ def make_profile(
     window: MetricWindow,
     options: Mapping[str, Any],
     status: Mapping[str, Any],
+    cores: float | None = None,
 ) -> dict[str, Any] | None:
     """A profile as far as metrics have it; None before there are two lines with a ledger."""
     if window.seconds <= 0 or not window.shares("ledger/"):
         return None
-    names = process_names(columns)
+    ledgers = window.ledgers()
     threads = {
         process.get("name"): {
             thread["name"]: thread.get("ledger") or {}
@@ -160,15 +196,15 @@ def make_profile(
         for process in status.get("processes", [])
     }
     learners = []
-    ranks = [name for name in names if name.startswith("learner-")] or ["learner-0"]
-    for i, name in enumerate(ranks):
-        parts = window.shares(f"{LEDGERS}{name}/")
-        own = f"ranks/{i}/" if f"ranks/{i}/trained_steps_per_s" in columns.names else ""
+    ranks = [name for name in ledgers if name.startswith("learner-")] or ["learner-0"]
+    for name in ranks:
+        parts, own = ledgers.get(name, {}), f"ranks/{_number(name)}/"
+        own = own if f"{own}trained_steps_per_s" in columns.names else ""
         ledger = window.shares(f"{own}ledger/") or learner_parts(parts)
         cpu = window.mean(f"cpu/{name}")
         learners.append(
             {
-                "rank": i,
+                "rank": _number(name),
                 "name": name,
                 "ledger": ledger,
                 "parts": parts,
@@ -183,14 +219,24 @@ def make_profile(
     produced = window.rate("env_steps")
     return {
         "seconds": window.seconds,
-        "cores": usable_cores(),
+        "cores": usable_cores() if cores is None else cores,
         "device": "cuda" if str(_at(options, "learner", "device")).startswith("cuda") else "cpu",
         "learner": learners,
-        "actors": _actors(names, window, produced or 0.0),
+        "actors": _actors(ledgers, window, options, produced or 0.0),
         "connectors": [
-            {"name": name, "ledger": window.shares(f"{LEDGERS}{name}/"), "learner": 0}
-            for name in names
+            {
+                "name": name,
+                "ledger": ledger,
+                "learner": _number(name) // _count(options, "transport", "first_connectors"),
+                "cpu": window.mean(f"cpu/{name}"),
+            }
+            for name, ledger in ledgers.items()
             if name.startswith("connector-")
+        ],
+        "others": [
+            {"name": name, "cpu": window.mean(f"cpu/{name}")}
+            for name in ledgers
+            if not name.startswith(("learner-", "actor-", "connector-"))
         ],
         "flow": {
             "produced_steps_per_s": produced,
@@ -208,35 +254,45 @@ def make_profile(
     }
 
 
-def _actors(names: list[str], window: MetricWindow, produced: float) -> list[dict[str, Any]]:
-    ledgers = {
-        name: window.shares(f"{LEDGERS}{name}/") for name in names if name.startswith("actor-")
-    }
-    works = {name: 1.0 - ledger.get("wait", 0.0) for name, ledger in ledgers.items()}
+def _actors(
+    ledgers: Mapping[str, Mapping[str, float]],
+    window: MetricWindow,
+    options: Mapping[str, Any],
+    produced: float,
+) -> list[dict[str, Any]]:
+    own = {name: ledger for name, ledger in ledgers.items() if name.startswith("actor-")}
+    works = {name: 1.0 - ledger.get("wait", 0.0) for name, ledger in own.items()}
     total = sum(works.values()) or 1.0
     return [
         {
             "name": name,
             "ledger": ledger,
             "cpu": window.mean(f"cpu/{name}"),
-            "learner": 0,
+            "learner": _number(name) % _count(options, "learner", "most_count"),
             "steps_per_s": produced * works[name] / total,
         }
-        for name, ledger in ledgers.items()
+        for name, ledger in own.items()
     ]
 
 
 def load_options(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """The options that the rules read, with what the algorithm adds to them; ``config`` as it is
     where this version does not accept it. Imports no code that a config names."""
+    is_short = stamp(folder, CONFIG_FILE)[1] <= TEXT_NBYTES
+    if not is_short or read_text(folder, CONFIG_FILE, most=1) is None:  # a link, or no plain file
+        return {**config}
     try:
         checked = resolve(str(folder / CONFIG_FILE))
     except (UserError, OSError, ValueError):
         return {**config}
     found = checked.model_dump(mode="json")
     found["algo"] |= {"trains_on": checked.algo.trains_on, "passes": checked.algo.passes}
-    found["learner"] |= {"prefetch": batches_ahead(checked)}  # a number, where the option is null
+    found["learner"] |= {
+        "prefetch": batches_ahead(checked),  # a number, where the option is null
+        "most_count": checked.learner.most_count,
+    }
     found["transport"] |= {
+        "first_connectors": checked.transport.first_connectors,
         "lent_by_batch": lent_by_batch(checked),
         "least_lag": lag_of(checked, checked.learner.batch_slots),
     }
@@ -247,3 +303,9 @@ def _at(options: Mapping[str, Any], section: str, name: str) -> Any:
     found = options.get(section)
     value = found.get(name) if isinstance(found, Mapping) else None
     return value if not isinstance(value, float) else finite(value)
+
+
+def _count(options: Mapping[str, Any], section: str, name: str) -> int:
+    """A number that `load_options` adds; 1 where it could not."""
+    found = _at(options, section, name)
+    return found if isinstance(found, int) and found > 0 else 1

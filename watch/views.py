@@ -33,7 +33,16 @@ from penstock.watch.headline import end, is_overdue, learning, restart, stall, w
 from penstock.watch.live import LiveStatus
 from penstock.watch.profiles import profile_of, recorded_of, timeline_of
 from penstock.watch.run_files import WatchedRun, shown_event
-from penstock.watch.series import Points, as_json, clipped, means, reduced, smooth, spread
+from penstock.watch.series import (
+    Points,
+    as_json,
+    clipped,
+    means,
+    reduced,
+    rising,
+    smooth,
+    spread,
+)
 from penstock.watch.verdicts import (
     LEDGERS,
     WINDOW_S,
@@ -343,11 +352,13 @@ class Views:
         return known[1]
 
     def _verdict(self, run: WatchedRun, options: dict[str, Any], status: Row, *, live: bool) -> Row:
-        key = (run.columns.lines, live)
+        # The first answer of a supervisor has no shares of its threads.
+        key = (run.columns.lines, live, status["live"], bool(status.get("window_s")))
         known = self._verdicts.get(run.folder)
         if known is None or known[0] != key:
             try:
-                found = judge(run.columns, options, status, live=live)
+                cores = None if status["live"] else _recorded_cores(run.folder)
+                found = judge(run.columns, options, status, live=live, cores=cores)
             except (LookupError, TypeError, ValueError, ArithmeticError):  # options of any kind
                 found = {"verdict": None, "also": [], "seconds": 0.0}
             known = self._verdicts[run.folder] = key, found
@@ -405,15 +416,16 @@ def _by_folder(names: Sequence[str]) -> list[list[str]]:
 
 
 def _at_work(window: MetricWindow, title: str, prefix: str) -> Row:
-    """The share in which a learner computes, or another process does not wait."""
+    """The share in which a learner computes, or another process does not wait; nothing of one that
+    was not there in the window."""
+    shares = window.shares(prefix)
+    if not shares:
+        return {}
     if not title.startswith("learner"):
-        shares = window.shares(prefix)
-        idle = shares.get("wait", 0.0) + shares.get("other", 0.0)
-        return {"works": max(0.0, 1.0 - idle)} if shares else {}
+        return {"works": max(0.0, 1.0 - shares.get("wait", 0.0) - shares.get("other", 0.0))}
     # The learner's own ledger, which the other views show too, not the supervisor's of it: their
     # intervals differ a little.
-    own = f"ranks/{title.removeprefix('learner-')}/ledger/compute"
-    computes = window.mean(own)
+    computes = window.mean(f"ranks/{title.removeprefix('learner-')}/ledger/compute")
     return {"computes": window.mean("ledger/compute") if computes is None else computes}
 
 
@@ -533,7 +545,8 @@ def _preset(options: Mapping[str, Any]) -> Row:
 
 
 def _bars(run: WatchedRun, prefix: str) -> Row | None:
-    """The shares below a prefix over time, in buckets; None if no line has them."""
+    """The shares below a prefix over time, in buckets; None if no line has them. What a resume
+    repeats replaces what was before."""
     columns = run.columns
     names = columns.below(prefix)
     if not names:
@@ -543,6 +556,7 @@ def _bars(run: WatchedRun, prefix: str) -> Row | None:
     have = ~np.isnan(times) & ~np.all([np.isnan(values) for values in parts.values()], axis=0)
     if not have.any():
         return None
+    have[have] = rising(times[have])
     bars: dict[str, list[float]] = {}
     ends: Any = None
     for part, values in parts.items():
@@ -624,6 +638,14 @@ def _starts(folder: Path) -> list[Row]:
             shown = {**known, **{str(k)[:80]: _shown(v)[:80] for k, v in about}}
             found.append({"time": finite(start.get("time")), "shown": shown})
     return found[::-1]
+
+
+def _recorded_cores(folder: Path) -> float | None:
+    """The cores of the host on which a run was started last, which may be another; None if that is
+    not recorded."""
+    starts = read_json(folder, VERSIONS).get("starts")
+    last = starts[-1] if isinstance(starts, list) and starts else None
+    return (finite(last.get("cores")) or None) if isinstance(last, Mapping) else None
 
 
 def _evaluation(line: Mapping[str, Any]) -> Row:

@@ -275,8 +275,9 @@ def _own(metrics: Metrics, rank: int) -> Metrics:
 
 
 def _growth(first: Metrics, last: Metrics, name: str, seconds: float) -> float | None:
-    """Growth of a counter per second; None if one of the two reports lacks it."""
-    if name not in first or name not in last or not seconds:
+    """Growth of a counter per second; None if one of the two reports lacks it, or if it is less in
+    the last one: a learner began anew, from a checkpoint."""
+    if name not in first or name not in last or not seconds or last[name] < first[name]:
         return None
     return float(last[name] - first[name]) / seconds
 

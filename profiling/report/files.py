@@ -6,7 +6,8 @@ The page on the run, of `penstock.watch`, shows them in its view of time.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.configs.errors import UserError
@@ -28,17 +29,30 @@ def write(
 ) -> list[str]:
     """Write all files. The trace's path and the notes go into ``profile``.
 
-    Returns: the notes, those given and then what could not be written.
+    Returns: the notes, those given and then what could not be written: a full disk does not take
+    the figures away that were measured.
     """
     profile["trace"] = str(folder / TRACE)
     kept = trace.cut(threads)
     held = trace.held(kept, window.seconds)
-    trace.write(folder / TRACE, kept, window.begin_ns, held)
-    notes = [*notes, held]
-    try:
+    notes = [*notes]
+    with _noted(TRACE, notes):
+        trace.write(folder / TRACE, kept, window.begin_ns, held)
+        notes.append(held)
+    with _noted(TIMELINE, notes):
         timeline.draw(folder / TIMELINE, threads, window.begin_ns, window.end_ns)
+    profile["notes"] = [*notes]
+    with _noted(DATA, notes):
+        write_atomic(folder / DATA, json.dumps(profile, indent=2) + "\n")
+    return notes
+
+
+@contextmanager
+def _noted(name: str, notes: list[str]) -> Iterator[None]:
+    """Note why a file is missing."""
+    try:
+        yield
     except UserError as error:
         notes.append(str(error))
-    profile["notes"] = notes
-    write_atomic(folder / DATA, json.dumps(profile, indent=2) + "\n")
-    return notes
+    except OSError as error:
+        notes.append(f"{name} cannot be written: {error.strerror or error}")

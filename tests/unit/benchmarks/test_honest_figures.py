@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 
 import cartpole
 import memory
+import pong
+from penstock.core import cgroup
 
 
 @pytest.mark.parametrize(
@@ -42,3 +45,16 @@ def test_the_memory_of_a_run_that_failed_is_no_figure(monkeypatch: pytest.Monkey
     monkeypatch.setattr(memory, "watch", watch)
     with pytest.raises(SystemExit, match="the run failed with 3"):
         memory.main()
+
+
+def test_the_ideal_of_pong_is_on_the_cores_of_the_quota(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The stages are not measured, which takes long."""
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")  # else it starts itself anew
+    monkeypatch.setattr(sys, "argv", ["pong.py", "--json", "--kinds"])
+    monkeypatch.setattr(pong, "in_place", lambda *given: {"environment": {"core_ms": 0.6}})
+    monkeypatch.setattr(pong, "learner", lambda *given: {"core_ms": 0.4})
+    monkeypatch.setattr(cgroup, "cores", lambda: 0.5)  # of a container
+    pong.main()
+    assert json.loads(capsys.readouterr().out)["ideal_steps_per_s"] == pytest.approx(500.0)

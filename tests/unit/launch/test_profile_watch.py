@@ -6,9 +6,12 @@ import io
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock.bench import learner_alone
+from penstock.cli import profile
 from penstock.cli.profile import as_trained
 from penstock.configs.load import resolve
 from penstock.core.interfaces import EngineContext
@@ -117,3 +120,25 @@ def test_the_ceiling_is_that_of_a_learner_with_the_threads_of_the_run(scene: Sce
     fixed = resolve("pong", ["learner.threads=2", "actors.count=auto"])
     assert as_trained(fixed, threads).learner.first_threads == 2
     assert as_trained(resolve("pong", []), None).learner.first_threads == 1
+
+
+def test_a_profile_measures_the_ceiling_with_the_threads_of_the_run(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is not started that measures it."""
+    started: list[tuple[int, object]] = []
+
+    def start(target: str, request: dict[str, Any], *, threads: int, **how: Any) -> dict[str, Any]:
+        started.append((threads, request["config"]["learner"]["threads"]))
+        return {"rates": [1.0]}
+
+    monkeypatch.setattr(learner_alone, "alone", start)
+    monkeypatch.setattr(profile, "alone", lambda target, request: {})
+    scene.split.now = Split(2, 3, "cores are idle")
+    scene.hear(learner_steps=1)
+    scene.profiled_at(0.0)
+    assert scene.profiled_at(WARM_UP_S)
+    assert scene.watch.window is not None
+    config = resolve("pong", ["learner.threads=auto"])
+    profile._profile("pong", config, scene.watch, scene.watch.window, None)
+    assert started == [(3, 3)]

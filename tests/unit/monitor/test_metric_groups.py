@@ -6,12 +6,15 @@ import re
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lockstep_run import of_kind, train_in_lockstep
 from penstock.algos.diagnostics import FIGURES, MOMENTS
 from penstock.configs.load import resolve
+from penstock.monitor.curves import curve
 from penstock.monitor.metric_groups import FALLBACK, GROUPS, SECTIONS, group, scalars, tag
+from penstock.watch.columns import MetricColumns
 
 ROOT = Path(__file__).parents[3]
 FAST = (
@@ -42,6 +45,22 @@ def test_the_documented_groups_are_those_that_exist() -> None:
     table = page().partition("## Groups")[2].partition("## The summary")[0]
     rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == {*GROUPS, FALLBACK}
+
+
+def test_figures_of_a_learner_keep_their_name_when_another_ends() -> None:
+    both = {"ranks": [{"rank": 0, "queue_fill": 0.1}, {"rank": 1, "queue_fill": 0.9}]}
+    one = {"ranks": [{"rank": 1, "queue_fill": 0.9}]}
+    columns = MetricColumns()
+    columns.extend([both, one])
+    np.testing.assert_array_equal(columns.column("ranks/0/queue_fill"), [0.1, np.nan])
+    np.testing.assert_array_equal(columns.column("ranks/1/queue_fill"), [0.9, 0.9])
+    assert dict(scalars(one)) == {"ranks/1/rank": 1.0, "ranks/1/queue_fill": 0.9}
+    lines = [{**line, "x": x} for x, line in enumerate((both, one))]
+    assert curve(lines, "x", "ranks/1/queue_fill")[1].tolist() == [0.9, 0.9]
+    odd = {"of_a_plugin": [{"rank": 3, "a": 1}, {"rank": 3, "a": 2}], "b": [{"rank": "x", "a": 3}]}
+    assert {name: n for name, n in scalars(odd) if name.endswith("/a")} == {
+        "of_a_plugin/0/a": 1.0, "of_a_plugin/1/a": 2.0, "b/0/a": 3.0,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("home", ["impala.algorithm", "ppo.algorithm", "dqn.update", "sac.update"])

@@ -72,6 +72,16 @@ def test_counters_and_gauges_have_base_units_and_labels_by_role_and_reason() -> 
     assert not any("actor-" in name for name in found)
 
 
+def test_counters_do_not_go_back_where_a_learner_continues_from_a_checkpoint() -> None:
+    """Prometheus would take a smaller one for a new one, and its value for growth."""
+    older = {**METRICS, "env_steps": 400, "time_s": 1.0, "dropped": {"lag": 2}}
+    found = scraped(METRICS, older)
+    assert found["penstock_env_steps_total"] == 1000.0
+    assert found["penstock_training_seconds_total"] == 2.5
+    assert found['penstock_dropped_steps_total{reason="lag"}'] == 2.0, "it counts from 0"
+    assert scraped(METRICS, older, {"env_steps": 1001})["penstock_env_steps_total"] == 1001.0
+
+
 def test_histograms_add_up_all_intervals() -> None:
     found = scraped(METRICS, METRICS)
     assert found['penstock_policy_lag_bucket{le="0"}'] == 20

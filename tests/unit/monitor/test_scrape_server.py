@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http import HTTPStatus
 from http.client import HTTPConnection
 
@@ -60,6 +62,24 @@ def test_a_path_is_served_without_its_query(server: ScrapeServer) -> None:
 
 def test_a_large_answer_arrives_whole(server: ScrapeServer) -> None:
     assert get(server, "/large") == (200, LARGE)
+
+
+def test_a_process_without_a_descriptor_left_does_not_spin(server: ScrapeServer) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as client, ExitStack() as taken:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+        taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        with suppress(OSError):
+            while True:
+                taken.callback(os.close, os.dup(0))
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(b"GET /a HTTP/1.1\r\n\r\n")
+        before_s = time.process_time()
+        time.sleep(0.5)
+        spent_s = time.process_time() - before_s
+        taken.close()
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 OK\r\n")
+    assert spent_s < 0.1
 
 
 def test_a_request_may_arrive_in_pieces(server: ScrapeServer) -> None:

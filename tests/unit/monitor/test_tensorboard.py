@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 import struct
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -56,6 +59,29 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
         "flow/env_steps", "time/ledger/compute", "time/ledger/wait_data",
         "time/ledgers/actor-0/step", "system/ranks/0/rank", "system/ranks/0/ledger/compute",
     }  # fmt: skip
+
+
+def test_a_full_disk_leaves_whole_records_and_later_ones_can_be_read(tmp_path: Path) -> None:
+    board, folder = Board(tmp_path, CONFIG), tmp_path / "tensorboard"
+    many = {f"figure_{i}": 1.0 for i in range(300)}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        for room, intervals in ((10, 3), (None, 2), (100, 4), (None, 2)):
+            [size] = [file.stat().st_size for file in folder.glob("*")] or [0]
+            most = soft if room is None else size + room
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+            for i in range(intervals):
+                with nullcontext() if room is None else pytest.raises(OSError, match="too large"):
+                    board.metrics({"env_steps": 100 * size + i, **many})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    board.close()
+    found = [*events(folder)]
+    assert found[0].file_version == "brain.Event:2"
+    assert len([event for event in found if len(event.summary.value) > 300]) == 4
+    assert any(value.tag.startswith("_hparams_") for value in found[1].summary.value)
 
 
 def test_the_config_is_written_as_hyper_parameters(tmp_path: Path) -> None:

@@ -237,6 +237,12 @@ def test_who_neither_plays_nor_carries_nor_learns_is_told_beside() -> None:
     assert found["learner"] == found["actors"] == found["connectors"] == []
 
 
+def test_a_counter_that_went_back_to_a_checkpoint_has_no_rate() -> None:
+    begin, end = ([reading(LEARNER, at_s, {"main": {"wait": at_s}})] for at_s in (100.0, 110.0))
+    found = profile(begin, end, [(99.0, {"learner_steps": 50}), (109.0, {"learner_steps": 20})])
+    assert found["learner"][0]["updates_per_s"] is None
+
+
 def test_a_run_that_has_trained_nothing_is_judged_too() -> None:
     """One actor in a step that does not end, while the learner waits for its first batch."""
     begin = [reading(LEARNER, 100, {"main": {"wait": 60.0}, "feeder": {"wait": 60.0}}),

@@ -137,6 +137,18 @@ def test_all_files_are_written(tmp_path: Path) -> None:
     assert profile["notes"] == notes
 
 
+def test_a_full_disk_takes_no_figures_away(tmp_path: Path) -> None:
+    names = ("trace.json", "timeline.png", "profile.json.tmp")
+    for name in names:
+        (tmp_path / name).symlink_to("/dev/full")
+    window = ProfileWindow({}, {}, 0, 40_000_000, [])
+    notes = files.write(tmp_path, dict(PROFILE), window, threads(), ["first"])
+    full = "cannot be written: No space left on device"
+    assert notes == [
+        "first", f"trace.json {full}", f"timeline.png {full}", f"profile.json {full}"
+    ]  # fmt: skip
+
+
 def test_without_matplotlib_a_sentence_says_how_to_get_it(tmp_path: Path) -> None:
     script = f"""
 import sys

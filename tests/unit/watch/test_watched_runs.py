@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.core import cgroup
+from penstock.monitor import runs
 from penstock.watch import files, run_files, views
 from penstock.watch.catalog import RunCatalog
 from penstock.watch.columns import MetricColumns
 from penstock.watch.flow import flow
 from penstock.watch.live import LiveStatus
 from penstock.watch.run_files import WatchedRun
-from penstock.watch.verdicts import MetricWindow, judge, load_options, process_names
+from penstock.watch.verdicts import (
+    MetricWindow,
+    judge,
+    load_options,
+    make_profile,
+    process_names,
+)
 from penstock.watch.views import Views
 from run_folders import STEPS, make_run
 
@@ -323,6 +334,227 @@ def test_the_mean_of_a_long_run_counts_each_second_once() -> None:
     assert window.mean("queue_fill") == pytest.approx(0.03, abs=0.001)
     assert window.highest("policy_lag_max") == 50.0, "of a line that was thinned out"
     assert MetricWindow(columns, 20.0).mean("queue_fill") == 1.0
+
+
+@pytest.mark.parametrize("how", ["pipe", "endless"])
+@pytest.mark.parametrize(
+    "part",
+    ["config.yaml", "supervisor.json", "summary.json", "checkpoints/best/checkpoint.safetensors"],
+)
+def test_a_run_from_elsewhere_cannot_make_the_page_wait(
+    tmp_path: Path, part: str, how: str
+) -> None:
+    folder = make_run(tmp_path / "run", [1.0, 2.0])
+    path = folder / part
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    if how == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    shown: list[dict[str, Any]] = []
+
+    def look() -> None:
+        found = Views(RunCatalog(tmp_path))
+        shown.extend([*found.runs()["runs"], found.now("run")])
+
+    with most_memory(1 << 30):
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        thread.join(30)
+    assert [row["env_steps"] for row in shown] == [STEPS, STEPS]
+    assert {row["state"] for row in shown} <= {"ended", "died"}
+
+
+@contextmanager
+def most_memory(more_nbytes: int) -> Iterator[None]:
+    """This process can take no more memory than so much beyond what it has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more_nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def test_the_verdict_is_on_the_cores_that_the_run_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same: dict[str, Any] = {
+        "interval_s": 1.0,
+        "ledger": {"compute": 0.95, "wait_data": 0.02},
+        "ledgers": {"learner-0": {"forward": 0.95}, "actor-0": {"step": 0.1, "wait": 0.9}}
+        | {"evaluator-0": {"step": 1.0}},
+        "cpu": {"learner-0": 0.2, "actor-0": 0.1, "evaluator-0": 0.5},
+    }
+    counters = ("time_s", "env_steps", "trained_steps", "learner_steps")
+    lines = [{**dict.fromkeys(counters, float(i)), **same} for i in range(60)]
+    columns = MetricColumns()
+    columns.extend(lines)
+    monkeypatch.setattr(cgroup, "cores", lambda: 0.8)  # the quota of a container
+    found = judge(columns, {}, {}, live=True)["verdict"]
+    assert found["kind"] == "crowded"
+    assert "(0.8 cores)" in found["finding"]
+    assert found["next_step"].startswith("move actors to other hosts"), "the evaluator counts, too"
+    assert "the rest of the run 0.60" in found["reason"]
+
+    folder = make_run(tmp_path / "run", [1.0])  # that another machine has trained
+    start = {"starts": [{"time": 1.0, "cores": 64}]}
+    (folder / "versions.json").write_text(json.dumps(start))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "(64 cores)" in Views(RunCatalog(folder)).now(".")["verdict"]["finding"]
+
+
+def test_the_verdict_of_a_line_counts_the_threads_as_soon_as_they_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines of a long run are minutes apart."""
+    folder = make_run(tmp_path / "run", [1.0], ends=False)
+    ledgers = {"learner-0": {"wait": 0.7, "forward": 0.3}, "actor-0": {"step": 0.9}}
+    counters = ("time_s", "env_steps", "trained_steps", "learner_steps")
+    same = {"interval_s": 1.0, "ledger": {"compute": 0.3, "wait_data": 0.7}, "ledgers": ledgers}
+    lines = [{**dict.fromkeys(counters, i), **same} for i in range(30)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    views, kinds = Views(RunCatalog(folder)), []
+    monkeypatch.setattr(WatchedRun, "state", "running")
+    for window_s, gather in ((0.0, 0.0), (1.0, 0.95)):
+        thread = {"name": "feeder", "ledger": {"gather": gather}}
+        learner = {"name": "learner-0", "pid": 7, "threads": [thread]}
+        status = {"live": True, "why": None, "processes": [learner], "window_s": window_s}
+        monkeypatch.setattr(LiveStatus, "now", lambda self, status=status: status)
+        kinds.append(views.now(".")["verdict"]["kind"])
+    assert kinds == ["slow_environment", "slow_gather"]
+
+
+def test_the_list_has_the_figures_of_a_run_of_many_processes(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [1.0], ends=False)
+    parts = dict.fromkeys(("other", "wait", "step", "infer", "write", "process"), 1 / 6)
+    line = {"env_steps": 5e9, "time_s": 5e5, "ledgers": {f"actor-{i}": parts for i in range(900)}}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write((json.dumps(line) + "\n") * 2)
+    [row] = RunCatalog(tmp_path).rows()
+    assert (row["env_steps"], row["seconds"]) == (5e9, 5e5)
+    assert runs.row(folder)["env_steps"] == 5e9
+
+
+def test_shares_add_up_where_a_part_appears_late() -> None:
+    columns = MetricColumns()
+    ledgers = [{"step": 1.0}, {"step": 0.5, "save": 0.5}]
+    lines = [{"time_s": float(i), "ledgers": {"actor-0": ledgers[i >= 30]}} for i in range(60)]
+    columns.extend(lines)
+    for seconds in (None, 40.0):
+        shares = MetricWindow(columns, seconds).shares("ledgers/actor-0/")
+        assert sum(shares.values()) == pytest.approx(1.0)
+        assert shares["save"] == pytest.approx(0.25 if seconds is None else 0.5 * 30 / 41)
+
+
+def resumed(*, back_to: int) -> list[dict[str, Any]]:
+    """A hundred seconds, and twenty more from a checkpoint at ``back_to`` s; 100 steps/s."""
+    return [
+        {
+            "time_s": float(i),
+            "interval_s": 1.0,
+            "env_steps": 100 * i,
+            "learner_steps": i,
+            "dropped": {"lag": 2 * passed},
+            "ledgers": {"actor-0": {"wait": 0.25, "step": 0.75}},
+        }
+        for times in (range(100), range(back_to, back_to + 20))
+        for passed, i in enumerate(times)
+    ]
+
+
+def test_rates_count_what_a_resume_repeats_and_nothing_twice() -> None:
+    columns = MetricColumns()
+    columns.extend(resumed(back_to=90))
+    for seconds, length in ((None, 99.0 + 19.0), (25.0, 25.0)):
+        window = MetricWindow(columns, seconds)
+        assert window.seconds == length
+        assert window.rate("env_steps") == pytest.approx(100.0)
+        assert window.rate("learner_steps") == pytest.approx(1.0)
+    assert MetricWindow(columns, None).counts("dropped") == {"lag": 2.0 * (99 + 19)}
+
+
+def test_the_time_that_a_resume_repeats_is_drawn_once(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [1.0], ends=False)
+    text = "".join(json.dumps(line) + "\n" for line in resumed(back_to=90))
+    (folder / "metrics.jsonl").write_text(text)
+    [bars] = Views(RunCatalog(folder)).ledgers(".")["processes"]
+    assert bars["x"] == [float(i) for i in range(110)]
+    assert len(bars["parts"]["wait"]) == 110
+
+
+def test_processes_that_have_ended_before_the_window_are_none_of_its_actors() -> None:
+    columns = MetricColumns()
+    compute, wait = {"compute": 0.9, "wait_data": 0.1}, {"compute": 0.2, "wait_data": 0.8}
+    for first, names in ((0, ("0", "1")), (60, ("1",))):
+        columns.extend(
+            [
+                {
+                    "time_s": float(i),
+                    "interval_s": 1.0,
+                    "env_steps": 100 * i,
+                    "trained_steps": 100 * i,
+                    "learner_steps": i,
+                    "ledger": compute,
+                    "ranks": [
+                        {
+                            "rank": int(n),
+                            "trained_steps_per_s": 50.0,
+                            "ledger": (wait, compute)[int(n)],
+                        }
+                        for n in names
+                    ],
+                    "ledgers": {f"learner-{n}": {"wait": 0.1, "forward": 0.9} for n in names}
+                    | {f"actor-{n}": {"step": 0.4, "wait": 0.6} for n in names},
+                }
+                for i in range(first, first + 60)
+            ]
+        )
+    window = MetricWindow(columns, 20.0)
+    options = {"learner": {"most_count": 2}}
+    found = make_profile(columns, window, options, {})
+    assert found is not None
+    assert [(a["name"], a["learner"], a["steps_per_s"]) for a in found["actors"]] == [
+        ("actor-1", 1, pytest.approx(100.0))
+    ]
+    [learner] = found["learner"]
+    assert (learner["name"], learner["rank"]) == ("learner-1", 1)
+    assert learner["ledger"] == pytest.approx(compute)
+    shares = flow(columns, {}, options, None, live=True)["actors"]["shares"]
+    assert shares["step"] == pytest.approx(0.4)
+
+
+def test_actors_belong_to_the_learner_that_they_play_for(tmp_path: Path) -> None:
+    """The verdict is on the learner that the others wait for, and its actors."""
+    columns = MetricColumns()
+    columns.extend(
+        [
+            {
+                "time_s": float(i),
+                "interval_s": 1.0,
+                "env_steps": 400 * i,
+                "trained_steps": 400 * i,
+                "learner_steps": i,
+                "ledger": {"compute": 0.35, "wait_data": 0.45, "reduce_exposed": 0.2},
+                "ranks": [
+                    {
+                        "trained_steps_per_s": 200.0,
+                        "ledger": {"compute": 0.6, "reduce_exposed": 0.4},
+                    },
+                    {"trained_steps_per_s": 200.0, "ledger": {"compute": 0.1, "wait_data": 0.9}},
+                ],
+                "ledgers": {"learner-0": {"forward": 0.6}, "learner-1": {"wait": 0.9}}
+                | {f"actor-{k}": {"step": 0.95} if k % 2 else {"wait": 1.0} for k in range(4)},
+            }
+            for i in range(60)
+        ]
+    )
+    folder = make_run(tmp_path / "run", [1.0], "learner.count=2", "actors.count=4")
+    found = judge(columns, load_options(folder, {}), {}, live=True)["verdict"]
+    assert found["kind"] == "slow_environment"
+    assert "2 actors spend 95 % in env.step" in found["reason"]
 
 
 def test_no_verdict_before_two_lines() -> None:

@@ -17,7 +17,6 @@ from penstock.watch.series import (
     full_intervals,
     known,
     means,
-    rates,
     reduced,
     smooth,
 )
@@ -196,12 +195,6 @@ def test_means_of_shares_still_add_up() -> None:
     np.testing.assert_allclose(total, 1.0)
     assert len(means(xs, shares[0], 160)[0]) == 160
     np.testing.assert_allclose(means(xs, shares[0], 160)[1].mean(), shares[0].mean(), rtol=1e-2)
-
-
-def test_a_counter_that_begins_anew_counts_from_zero() -> None:
-    xs, ys = rates(np.array([0.0, 1, 2, 4]), np.array([0.0, 10, 5, 25]))
-    np.testing.assert_array_equal(xs, [1, 2, 4])
-    np.testing.assert_array_equal(ys, [10, 5, 10])
 
 
 def test_a_range_has_a_point_beyond_either_end() -> None:
