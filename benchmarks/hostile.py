@@ -46,7 +46,7 @@ from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting, Prioritized, Replay, ReplayError, SlotQueue
 from penstock.replay.remote.client import ReplayClient
 from penstock.replay.remote.server import ReplayServer
-from penstock.replay.remote.service import REPLAY_VERSION, SENT
+from penstock.replay.remote.service import REPLAY_VERSION, SENT, Left
 from penstock.transport import wire
 from penstock.transport.checksum import crc32
 from penstock.transport.grants import ActorStream
@@ -600,8 +600,8 @@ CAPACITY = 4096
 class LocalServer(ReplayServer):
     """Takes attackers that have no connection for ones that read."""
 
-    def _send(self, name: bytes, parts: wire.Parts) -> int:
-        return SENT if name in LOCAL_PEERS else super()._send(name, parts)
+    def _send(self, name: bytes, parts: wire.Parts) -> tuple[int, Left]:
+        return (SENT, lambda: True) if name in LOCAL_PEERS else super()._send(name, parts)
 
 
 class HonestClient(threading.Thread):

@@ -6,10 +6,11 @@ goes to standard error.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -66,19 +67,34 @@ app.add_typer(render_app, name="render", rich_help_panel=PREPARE)
 app.add_typer(replay_app, name="replay", rich_help_panel=PREPARE)
 
 
+OUT_OF_REACH = {errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP}
+
+
 def main() -> None:
-    """Run a command. A UserError is printed as a sentence, with exit code 2."""
+    """Run a command. A UserError is printed as a sentence, with exit code 2, and so is a path that
+    cannot be accessed: every command takes paths, and uses them in many places."""
     if "" not in sys.path:
         sys.path.append("")  # environments of the user are imported from the current folder
     try:
         app()
     except UserError as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        if "--json" in sys.argv:
-            print(json.dumps({"error": str(error), "exit_code": 2}))
-        sys.exit(2)
+        _refuse(str(error))
+    except OSError as error:
+        if error.errno not in OUT_OF_REACH or error.filename is None:
+            raise
+        _refuse(
+            f"{error.filename} cannot be accessed: {error.strerror}; name another path, or change "
+            "the permissions of its folder"
+        )
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _refuse(text: str) -> NoReturn:
+    print(f"penstock: {text}", file=sys.stderr)
+    if "--json" in sys.argv:
+        print(json.dumps({"error": text, "exit_code": 2}))
+    sys.exit(2)
 
 
 @app.callback(invoke_without_command=True)

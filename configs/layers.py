@@ -23,6 +23,8 @@ OF_GAME = tuple(name for name in AlgoConfig.model_fields if name != "name")
 HOLD = ("stop", "hold_s")
 MAPS = (("env", "kwargs"), ("algo", "settings"), ("model", "settings"))
 DECAY = (("learner", "lr_end_fraction"), ("learner", "lr_decay_steps"))
+MOST_PARTS = 100  # of an override's name
+LONGEST_PLACE = 300  # characters
 _EXAMPLE = "write an option and its value, for example learner.lr=3e-4"
 
 
@@ -54,9 +56,16 @@ class Layers:
         """Merge ``a.b=value`` over the other values."""
         name, equals, raw = text.partition("=")
         path = tuple(name.strip().split("."))
-        if not equals or not all(path):
-            raise UserError(f"override {text}: this is not key=value; {_EXAMPLE}")
         place = f"override {text}"
+        if len(place) > LONGEST_PLACE:
+            place = f"{place[:LONGEST_PLACE]}..."
+        if not equals or not all(path):
+            raise UserError(f"{place}: this is not key=value; {_EXAMPLE}")
+        if len(path) > MOST_PARTS:
+            raise UserError(
+                f"{place}: its name has {len(path)} parts, and at most {MOST_PARTS} are allowed; "
+                f"{_EXAMPLE}"
+            )
         value, _ = parse(raw, place, lined=False)
         for key in reversed(path):
             value = {key: value}

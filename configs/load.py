@@ -9,6 +9,7 @@ checked.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -132,7 +133,7 @@ def _lay_target(
             f"{target} is a Python file; name the function in it that makes the environment: "
             f"{module}:FUNCTION"
         )
-    if target.endswith((".yaml", ".yml")) or Path(target).is_file():
+    if target.endswith((".yaml", ".yml")) or os.path.isfile(target):
         base = _lay_file(layers, Path(target), target)
         name = Path(target).stem if Path(target).name != CONFIG_FILE else Path(target).parent.name
         return name or "run", f"file {target}" + (f" over preset {base}" if base else "")
@@ -240,8 +241,12 @@ def _lay_file(layers: Layers, path: Path, source: str) -> str | None:
     """Add a file over the preset that it names as its base; returns the name of the base."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+    except UnicodeDecodeError:
+        raise UserError(
+            f"{source} cannot be read: it is not UTF-8 text; name a YAML file"
+        ) from None
+    except (OSError, ValueError) as error:  # no path has a NUL character
+        reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"{source} cannot be read: {reason}; name a YAML file") from None
     values, lines = parse(text, source)
     if not isinstance(values, dict | None):

@@ -16,12 +16,18 @@ from penstock.configs.value_types import MOST
 from penstock.configs.yaml_text import KeyPath
 
 _LONGEST = 80
+MOST_LINES = 20
 
 
 def explain(error: ValidationError, layers: Layers, source: str) -> str:
-    """One line per error; ``source`` is the place of values that were not set."""
+    """One line per error, at most `MOST_LINES`; ``source`` is the place of values that were not
+    set."""
     lines: dict[str, None] = {}
-    for detail in error.errors(include_url=False):
+    details = error.errors(include_url=False)
+    for i, detail in enumerate(details):
+        if len(lines) >= MOST_LINES:
+            lines[f"and {len(details) - i} more errors; correct these first"] = None
+            break
         for line in _sentences(detail, layers, source):
             lines[line] = None
     return "\n".join(lines)

@@ -88,7 +88,14 @@ class _Reader:
             return [self.value(item, (*path, str(i))) for i, item in enumerate(node.value)]
         if node.tag not in _PLAIN_TAGS:
             return node.value
-        value = self._scalar(node)
+        try:
+            value = self._scalar(node)
+            str(
+                value
+            )  # digits of a number that Python cannot write, as of 0x1..., raise ValueError
+        except LookupError as error:  # of ruamel.yaml, for a text with a tag such as !!bool
+            kind = node.tag.rpartition(":")[2]
+            raise ValueError(f"{node.value[:40]!r} is no {kind}") from error
         return int(value) if _WHOLE.fullmatch(node.value) else value
 
     def _map(self, node: Any, path: KeyPath) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.specs import read_shape
+
 WireDtype = Literal["fp32", "bf16"]
 Float32 = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.float64]
@@ -72,12 +74,7 @@ class ParamLayout:
     @classmethod
     def from_list(cls, entries: Iterable[Any]) -> ParamLayout:
         """The inverse of `to_list`. Raises ValueError or TypeError for an invalid layout."""
-        try:
-            found = tuple((str(name), tuple(int(n) for n in shape)) for name, shape in entries)
-        except OverflowError as error:
-            raise ValueError("a shape has an infinite extent") from error
-        if any(n < 0 for _, shape in found for n in shape):
-            raise ValueError("a shape has a negative extent")
+        found = tuple((str(name), read_shape(shape)) for name, shape in entries)
         if sum(math.prod(shape) for _, shape in found) > sys.maxsize:
             raise ValueError("the parameters are more than any memory holds")
         return cls(found)

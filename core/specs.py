@@ -33,6 +33,8 @@ Rows = Literal["unroll+1", "frames", "unroll", "slot", "side"]
 PAGE = 4096
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 PLAIN_DTYPE = re.compile(r"[<>|=]?[biufcSUVmM?]\d{0,9}|bool|u?int\d{1,2}|float\d\d|complex\d{2,3}")
+MAX_AXES = 32  # as of numpy before version 2
+MAX_COLUMNS = 4096
 SMALL_NBYTES = 64  # a record of 64 bytes is gathered faster than its columns one by one
 
 
@@ -158,6 +160,8 @@ class SlotSpec:
 
         Sizes are not limited, so compare them before anything is allocated.
         """
+        if len(data["columns"]) > MAX_COLUMNS:
+            raise ValueError(f"{len(data['columns'])} columns; at most {MAX_COLUMNS} are allowed")
         columns = tuple(_column(*fields) for fields in data["columns"])
         spec = cls(int(data["unroll"]), int(data["envs"]), columns, int(data["side"]))
         for column in columns:
@@ -226,10 +230,27 @@ def plain_dtype(text: Any) -> np.dtype[Any]:
         raise ValueError(str(error)) from error
 
 
+def read_shape(extents: Sequence[Any]) -> tuple[int, ...]:
+    """The shape in a received list. Raises ValueError or TypeError for one that no array has.
+
+    Call it before anything is computed from a shape: the product of a million extents, which fit a
+    message, takes minutes.
+    """
+    if len(extents) > MAX_AXES:
+        raise ValueError(f"a shape has {len(extents)} extents; an array has at most {MAX_AXES}")
+    try:
+        shape = tuple(int(n) for n in extents)
+    except OverflowError as error:
+        raise ValueError("a shape has an infinite extent") from error
+    if not all(0 <= n <= sys.maxsize for n in shape):
+        raise ValueError("a shape has a negative extent, or one larger than any memory")
+    return shape
+
+
 def _column(name: str, dtype: str, shape: Sequence[int], rows: Rows) -> Column:
-    column = Column(str(name), str(dtype), tuple(int(n) for n in shape), rows)
-    if rows not in get_args(Rows) or min(column.shape, default=0) < 0:
-        raise ValueError(f"no column has rows {rows!r} and shape {column.shape}")
+    column = Column(str(name), str(dtype), read_shape(shape), rows)
+    if rows not in get_args(Rows):
+        raise ValueError(f"no column has rows {rows!r:.80}")
     plain_dtype(dtype)
     return column
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from penstock.core.specs import plain_dtype
+from penstock.core.specs import plain_dtype, read_shape
 
 Told = dict[str, Any]
 MOST_VALUES = 1 << 26  # of one observation or action
@@ -63,7 +63,7 @@ def from_json(told: Told) -> spaces.Space[Any]:
 
 def _check_size(shape: int | list[int]) -> None:
     """Refuse a large shape: bounds are stored for each value, so it would need much memory."""
-    size = math.prod([shape] if isinstance(shape, int) else shape)
+    size = math.prod(read_shape([shape] if isinstance(shape, int) else shape))
     if size > MOST_VALUES:
         raise ValueError(f"a space of {size} values; the most is {MOST_VALUES}")
 

@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 
 from penstock.replay.buffer import Replay
-from penstock.replay.remote.service import GONE, REPLAY_VERSION, SENT, ReplayService, ServiceLimits
+from penstock.replay.remote.service import (
+    GONE,
+    REPLAY_VERSION,
+    SENT,
+    Left,
+    ReplayService,
+    ServiceLimits,
+)
 from penstock.transport import wire
 from penstock.transport.wire import Header, Message, MessageKind
 
@@ -30,6 +37,7 @@ class Served:
         self.lines: list[str] = []
         self.answers: dict[bytes, list[tuple[MessageKind, Any, Message]]] = defaultdict(list)
         self.gone: set[bytes] = set()
+        self.stuck: set[bytes] = set()  # peers to which the socket sends nothing
         self.sent_nbytes = 0
         limits = ServiceLimits(**options.pop("limits", {}))
         self.service = ReplayService(
@@ -37,14 +45,17 @@ class Served:
         )
         self.run_id = 0
 
-    def _send(self, name: bytes, parts: wire.Parts) -> int:
+    def _send(self, name: bytes, parts: wire.Parts) -> tuple[int, Left]:
+        def left() -> bool:
+            return name not in self.stuck
+
         if name in self.gone:
-            return GONE
+            return GONE, left
         message = wire.decode([bytes(part) for part in parts])
         self.answers[name].append((MessageKind(message.head.kind), wire.verify(message), message))
         if message.head.kind == MessageKind.BATCH:
             self.sent_nbytes += message.head.coded_nbytes
-        return SENT
+        return SENT, left
 
     def join(self, name: bytes = b"a", token: str = "") -> dict[str, Any]:
         """The meta of SPEC, or of REFUSE."""

@@ -210,7 +210,8 @@ def _write(folder: Path, data: bytes, temporary: str) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / temporary
     try:
-        with open(path, "wb", opener=open_private) as file:
+        path.unlink(missing_ok=True)  # may be a link to a checkpoint, which a crash has left
+        with open(path, "xb", opener=open_private) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -161,14 +161,22 @@ class CheckpointStore:
         if (size := self._fs.info(self._at(temporary))["size"]) != nbytes:
             raise OSError(f"{self.url}/{name} has {size} bytes instead of {nbytes}")
         if self._renames:
-            os.replace(self._at(temporary), self._at(name))
+            self._rename(temporary, name)
 
     def _replace(self, name: str, data: bytes) -> None:
         """Replace a small file at once; object stores do nothing else."""
         temporary = f"{name}.part" if self._renames else name
         self._fs.pipe_file(self._at(temporary), data)
         if self._renames:
-            os.replace(self._at(temporary), self._at(name))
+            self._rename(temporary, name)
+
+    def _rename(self, temporary: str, name: str) -> None:
+        """Give a file its name once it is on the disk, since older files are deleted then."""
+        with open(self._at(temporary), "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(self._at(temporary), self._at(name))
+        with contextlib.suppress(OSError):  # a file system that syncs no folders
+            checkpoint_format.sync_folder(Path(self._path))
 
     def _at(self, name: str) -> str:
         return posixpath.join(self._path, name)

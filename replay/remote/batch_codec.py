@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.specs import plain_dtype
+from penstock.core.specs import read_shape as shape_in
 from penstock.replay.batch import Batch
 from penstock.replay.columns import nest_of, unflatten
 from penstock.transport.wire import WireError
@@ -92,9 +93,7 @@ def read_shape(meta: Any) -> Shape:
     if not isinstance(meta, list) or not 0 < len(meta) <= MAX_FIELDS:
         raise WireError("meta", "no list of fields")
     try:
-        described = tuple((str(n), str(d), tuple(int(i) for i in s)) for n, d, s in meta)
-        if any(extent < 0 for _, _, shape in described for extent in shape):
-            raise WireError("meta", "a negative extent")
+        described = tuple((str(n), str(d), shape_in(s)) for n, d, s in meta)
         return _placed(described)
     except (TypeError, ValueError) as error:
         raise WireError("meta", str(error)) from error

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,14 @@ from penstock.core import descriptors
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.replay.remote.intake import WINDOW
-from penstock.replay.remote.service import FULL, GONE, SENT, ReplayService, ServiceLimits
+from penstock.replay.remote.service import (
+    FULL,
+    GONE,
+    SENT,
+    Left,
+    ReplayService,
+    ServiceLimits,
+)
 from penstock.transport import wire
 from penstock.transport.addresses import is_local
 from penstock.transport.wire import Buffer
@@ -242,17 +250,22 @@ class ReplayServer:
                     "connects"
                 )
 
-    def _send(self, name: bytes, parts: wire.Parts) -> int:
-        """Send a message; returns SENT, FULL or GONE."""
+    def _send(self, name: bytes, parts: wire.Parts) -> tuple[int, Left]:
+        """Send a message; returns SENT, FULL or GONE, and whether libzmq holds it no more."""
+        left, copy = _at_once, len(parts) < 3
+        sent: list[Any] = [name, *parts]
+        if not copy:  # the parts before the last one leave before it
+            sent[-1] = last = zmq.Frame(parts[-1], track=True, copy=False, copy_threshold=0)
+            left = partial(getattr, last.tracker, "done")
         try:
-            self._router.send_multipart([name, *parts], zmq.NOBLOCK, copy=len(parts) < 3)
+            self._router.send_multipart(sent, zmq.NOBLOCK, copy=copy)
         except zmq.Again:
-            return FULL
+            return FULL, left
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            return GONE
-        return SENT
+            return GONE, left
+        return SENT, left
 
     def _reopen(self) -> None:
         """Close every connection, which frees the memory of those that are not read."""
@@ -271,6 +284,11 @@ class ReplayServer:
                 if time.monotonic() > ends_s:
                     raise
                 time.sleep(TICK_S)
+
+
+def _at_once() -> bool:
+    """Of a message that was copied, as those without frames are: they are small."""
+    return True
 
 
 def _address(bind: str, bound: Socket) -> str:

@@ -11,7 +11,8 @@ line of bounded length; a peer that asks again is answered by WAIT with the reas
 
 Memory is bounded whatever peers do (`ServiceLimits`): by the number of peers, by the bytes of slots
 that wait to be stored, and by the bytes of batches that were sent and that their peers have not yet
-reported as read. A peer that reports nothing for `STALL_S` loses its place and may join again.
+read. A batch counts as read when its peer reports that, and no copy waits in the socket: the report
+alone proves nothing. A peer that reads nothing for `STALL_S` loses its place and may join again.
 """
 
 from __future__ import annotations
@@ -51,14 +52,15 @@ OTHER_VERSION = (
 )
 
 SENT, FULL, GONE = range(3)  # result of sending: on its way, no room now, no such peer
-Send = Callable[[bytes, wire.Parts], int]
+Left = Callable[[], bool]  # whether the socket holds a sent message no more
+Send = Callable[[bytes, wire.Parts], tuple[int, Left]]
 
 
 @dataclass(frozen=True)
 class ServiceLimits:
     """Limits for all peers together, in bytes except ``peers``.
 
-    ``answers_nbytes``: batches that were sent and not reported as read, and the largest answer;
+    ``answers_nbytes``: batches that were sent and are not read, and the largest answer;
     ``peer_nbytes``: those of one peer, beyond its first; ``waiting_nbytes``: slots to be stored.
     """
 
@@ -88,9 +90,10 @@ class Peer:
     token: str
     heard_s: float
     asks: OrderedDict[int, PendingRequest] = field(default_factory=OrderedDict)
-    unread: deque[int] = field(default_factory=deque)  # bytes of each answer
+    unread: deque[tuple[int, Left]] = field(default_factory=deque)  # answers, with their bytes
     unread_nbytes: int = 0
     sent: int = 0  # answers on this connection, since it joined
+    read: int = 0  # of these, as the peer reports
     read_s: float = 0.0  # when `unread` last shrank, or began
     retry_s: float = 0.0
 
@@ -100,7 +103,8 @@ class ReplayService:
 
     Args:
         replay: the buffer.
-        send: hands an answer to a peer; returns SENT, FULL or GONE.
+        send: hands an answer to a peer; gives SENT, FULL or GONE, and a function that returns
+            whether the socket holds the answer no more.
         limits: of memory and peers.
         log: takes one line for the first rejection of each kind.
         taken: the state of streams in a snapshot, as from `marks`.
@@ -191,6 +195,7 @@ class ReplayService:
             self._say(name, MessageKind.STORED, None, stored)
         now_s = time.monotonic()
         for name, peer in list(self._peers.items()):
+            self._settle(peer)
             if peer.asks and now_s >= peer.retry_s:
                 ask = next(iter(peer.asks.values()))
                 if self._has_credit(peer, ask.nbytes) and not ask.source.missing():
@@ -294,7 +299,7 @@ class ReplayService:
             self._in_flight_nbytes -= peer.unread_nbytes
         peer.asks.clear()
         peer.unread.clear()
-        peer.unread_nbytes = peer.sent = 0
+        peer.unread_nbytes = peer.sent = peer.read = 0
         self._away[peer.token] = peer
         if len(self._away) > self.limits.peers:
             _, gone = self._away.popitem(last=False)
@@ -381,11 +386,15 @@ class ReplayService:
 
     def _note_read(self, peer: Peer, read: int) -> None:
         """Note that the peer has ``read`` answers since it joined."""
-        first = peer.sent - len(peer.unread)  # all before it are known to be read
         if read > peer.sent:
             raise WireError("meta", f"{read} answers read of {peer.sent}")
-        for _ in range(read - first):
-            nbytes = peer.unread.popleft()
+        peer.read = max(peer.read, read)
+        self._settle(peer)
+
+    def _settle(self, peer: Peer) -> None:
+        """Return the credit of the answers that a peer reports as read and the socket has sent."""
+        while peer.sent - len(peer.unread) < peer.read and peer.unread[0][1]():
+            nbytes, _ = peer.unread.popleft()
             peer.unread_nbytes -= nbytes
             self._in_flight_nbytes -= nbytes
             peer.read_s = time.monotonic()
@@ -415,12 +424,13 @@ class ReplayService:
         if not packed:  # the peer asks again
             return
         frames = [frame.data for _, frames in packed for frame in frames]
-        outcome = self._say(name, MessageKind.BATCH, packed[0][0].meta, ask.number, frames=frames)
+        meta = packed[0][0].meta
+        outcome, left = self._post(name, MessageKind.BATCH, meta, ask.number, frames=frames)
         if outcome == SENT:
             nbytes = sum(frame.nbytes for frame in frames)
             if not peer.unread:
                 peer.read_s = time.monotonic()
-            peer.unread.append(nbytes)
+            peer.unread.append((nbytes, left))
             peer.unread_nbytes += nbytes
             self._in_flight_nbytes += nbytes
             peer.sent += 1
@@ -466,16 +476,26 @@ class ReplayService:
         meta: Any = None,
         number: int = 0,
         actor: int = 0,
+    ) -> None:
+        """Send an answer without frames. A FULL one is not sent; the peer asks again."""
+        self._post(name, kind, meta, number, actor)
+
+    def _post(
+        self,
+        name: bytes,
+        kind: MessageKind,
+        meta: Any,
+        number: int,
+        actor: int = 0,
         frames: Sequence[Buffer] = (),
-    ) -> int:
-        """Send an answer. A FULL one is not sent; the peer asks again."""
+    ) -> tuple[int, Left]:
         head = Header(
             kind, spec_hash=self._spec_hash, run_id=self._run_id, actor=actor, sequence=number
         )
-        outcome = self._send(name, wire.encode(head, meta, frames))
+        outcome, left = self._send(name, wire.encode(head, meta, frames))
         if outcome == GONE:
             self._gone(name)
-        return outcome
+        return outcome, left
 
 
 def row_nbytes(replay: Replay) -> int:

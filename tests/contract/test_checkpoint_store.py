@@ -220,3 +220,29 @@ def test_a_copy_that_is_cut_is_never_named(tmp_path: Path, monkeypatch: pytest.M
     with Cut(os.open(file, os.O_RDONLY)) as opened, pytest.raises(OSError, match="instead of"):
         store.put(opened, FIRST, 10, 3)
     assert store.entries() == []
+
+
+def test_files_of_a_folder_are_synced_before_they_get_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = checkpoint(tmp_path / "a", 10)
+    events: list[tuple[str, str]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def noted_fsync(fd: int) -> None:
+        events.append(("fsync", Path(os.readlink(f"/proc/self/fd/{fd}")).name))
+        fsync(fd)
+
+    def noted_replace(source: str, target: str) -> None:
+        events.append(("replace", Path(target).name))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    with file.open("rb") as opened:
+        CheckpointStore(str(tmp_path / "store")).put(opened, FIRST, 10, 3)
+    name = "g0-step-10.safetensors"
+    assert events == [
+        *(("fsync", f"{name}.part"), ("replace", name), ("fsync", "store")),
+        *(("fsync", f"{MANIFEST}.part"), ("replace", MANIFEST), ("fsync", "store")),
+    ]

@@ -152,6 +152,8 @@ def test_wrong_usage_is_exit_code_2(
             ["learner", "cartpole", "--bind", "tcp://0.0.0.0:7700"],
             "set transport.curve to a folder of keys",
         ),
+        (["train", "cartpole", f"run.dir=/{'x' * 300}"], "cannot be accessed: File name too long"),
+        (["status", "x" * 300], "cannot be accessed: File name too long; name another path"),
         (["actor", "--connect", "here:7700"], "--connect here:7700 is neither an address nor a"),
         (["actor", "--connect", "tcp://10.0.0.1:7700"], "is on another host, and its learner"),
         (

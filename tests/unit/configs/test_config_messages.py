@@ -194,6 +194,18 @@ def test_what_is_not_an_override_is_refused(override: str) -> None:
     )
 
 
+def test_an_override_of_too_many_parts_is_refused_and_cut() -> None:
+    text = refusal("pong", f"env.kwargs{'.a' * 5000}=1")
+    assert "...: its name has 5002 parts, and at most 100 are allowed; write an option" in text
+    assert len(text) < 500
+
+
+def test_of_many_mistakes_the_first_are_shown() -> None:
+    lines = refusal_of_file("env: {id: a-v0}\n" + "".join(f"x{i}: 1\n" for i in range(3000)))
+    assert lines.splitlines()[19].startswith("x.yaml:21: there is no option x19; ")
+    assert lines.splitlines()[20:] == ["and 2980 more errors; correct these first"]
+
+
 def test_an_override_that_is_not_yaml_is_refused() -> None:
     assert refusal("pong", "model.hidden=[64", "x").splitlines() == [
         "override model.hidden=[64: this is not YAML: expected ',' or ']', but got '<stream end>'; "
@@ -210,6 +222,9 @@ def test_an_override_that_is_not_yaml_is_refused() -> None:
         ("env: [1\n", "x.yaml:2: this is not YAML: expected ',' or ']'"),
         ("env: {id: a}\n---\nenv: {}", "x.yaml:2: this is not YAML: but found another document"),
         ("env:\n  id: !!int abc", "x.yaml: this is not YAML: invalid literal"),
+        ("env:\n  id: !!int ''", "x.yaml: this is not YAML: '' is no int; correct it"),
+        ("run:\n  log: !!bool x", "x.yaml: this is not YAML: 'x' is no bool; correct it"),
+        ("a: 0x" + "f" * 5000, "x.yaml: this is not YAML: Exceeds the limit (4300 digits)"),
         ("a: \x01", "x.yaml: this is not YAML: unacceptable character"),
         ("env: &a {b: *a}", "x.yaml: this is not YAML: values are nested too deeply, or an anchor"),
         ("env:\n  ? [1]\n  : 2", "x.yaml:2: a key must be plain text; write `name: value`"),
@@ -252,6 +267,11 @@ def test_an_unknown_target_is_refused_with_the_nearest_preset(target: str, meant
         f"({', '.join(presets())}), a YAML file, a gymnasium id such as CartPole-v1, or "
         "module:function"
     )
+
+
+def test_a_target_that_is_too_long_for_a_file_is_none() -> None:
+    assert refusal("x" * 300).startswith(f"'{'x' * 79}... is not a target; the nearest preset")
+    assert refusal("a\0.yaml").endswith(" cannot be read: embedded null byte; name a YAML file")
 
 
 def test_a_long_value_is_cut() -> None:

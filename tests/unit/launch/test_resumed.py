@@ -160,3 +160,8 @@ def test_a_damaged_checkpoint_is_not_begun_from(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is damaged or no checkpoint"):
         begin_from(tmp_path / "run", tmp_path / "saved")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_target_that_is_too_long_for_a_folder_is_refused_in_a_sentence() -> None:
+    with pytest.raises(UserError, match="is not a target; the nearest preset is"):
+        resolve_resumed("x" * 300, [], "no")

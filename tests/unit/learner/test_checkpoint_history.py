@@ -174,6 +174,31 @@ def test_going_back_keeps_what_was_newer(last: Path) -> None:
     assert [steps_in(path) for path in (last, *history.older(last))] == [4, 3, 2]
 
 
+def test_a_crash_while_a_run_goes_back_does_not_cost_the_checkpoint_it_goes_back_to(
+    last: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second name of its file is left, which is the temporary name of the next save."""
+    for steps in (1, 2):
+        save(last, steps)
+    best = last.with_name("best")
+    history.link(last / FILE, best)
+    save(last, 3)
+
+    replace = Path.replace
+
+    def crash(self: Path, target: Path) -> Path:
+        if target == last / FILE:
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", crash)
+        with pytest.raises(KeyboardInterrupt):
+            history.begin_from(last, best)
+    save(last, 4)
+    assert (steps_in(last), steps_in(best)) == (4, 2)
+
+
 def test_another_run_begins_from_a_copy(last: Path, tmp_path: Path) -> None:
     save(last, 7)
     other = tmp_path / "other" / "checkpoints" / "last"

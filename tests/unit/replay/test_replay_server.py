@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 
 from penstock.replay.batch import Batch
 from penstock.replay.buffer import Replay
@@ -23,6 +25,7 @@ from penstock.replay.snapshot_files import MANIFEST
 from penstock.transport import wire
 from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq import keys
+from penstock.transport.zmq.sockets import dealer
 
 COLUMNS: dict[str, Any] = {
     "obs": {"camera": (np.uint8, (9, 9)), "arm": (np.float32, (3,))},
@@ -386,6 +389,32 @@ def test_a_client_that_does_not_read_costs_its_credit_and_no_more(
         assert r.server.figures()["unread_nbytes"] <= max(before, limits.answers_nbytes)
         assert len(client.stats()["server"]["rejected"]) == 0
         check(silent.sample(32))  # it reads after all
+
+
+def test_a_client_that_says_that_it_reads_and_does_not_costs_no_more(
+    rig: Callable[..., Rig],
+) -> None:
+    """Its answers would wait in libzmq, which takes 64 of any size."""
+    r = rig(limits=ServiceLimits(peer_nbytes=1 << 20, answers_nbytes=64 << 20))
+    with ReplayClient(r.server.address) as client:
+        for count in range(2000):
+            client.add(**step(count))
+        client.flush()
+    peers = r.server._service._peers
+    with zmq.Context() as context, dealer(context, r.server.address, None, received=1) as liar:
+        while not liar.poll(50):
+            with suppress(zmq.Again):  # no connection yet
+                meta = {"version": service.REPLAY_VERSION, "token": ""}
+                liar.send_multipart(wire.encode(Header(MessageKind.JOIN), meta), zmq.NOBLOCK)
+        run_id = wire.decode(liar.recv_multipart()).head.run_id
+        peer = list(peers.values())[-1]
+        for number in range(300):
+            ask = {"batch": 4000, "count": 1, "stacked": True, "read": peer.sent}
+            head = Header(MessageKind.SAMPLE, run_id=run_id, sequence=number)
+            liar.send_multipart(wire.encode(head, ask))
+            time.sleep(0.005)
+        assert 2 < peer.sent < 40  # of 0.9 MB; a few are in the system's buffers
+        assert 0 < peer.unread_nbytes <= 1 << 20
 
 
 def test_connections_that_never_read_are_closed_and_all_clients_go_on(

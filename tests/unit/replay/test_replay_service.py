@@ -12,7 +12,7 @@ import pytest
 from penstock.replay.limiter import RateLimiter
 from penstock.replay.remote.intake import WINDOW
 from penstock.replay.samplers import Prioritized
-from penstock.transport.wire import MessageKind
+from penstock.transport.wire import Header, MessageKind, encode
 from replay_service import ENVS, UNROLL, Served, frame_replay
 
 A, B = b"a", b"b"
@@ -237,6 +237,29 @@ def test_a_peer_that_does_not_read_gets_no_more_than_its_credit(
     assert served.count(A, MessageKind.BATCH) == answered + 1
 
 
+def test_a_peer_that_only_says_that_it_reads_gets_no_more_than_its_credit(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it does not read waits in the server's socket."""
+    served = serve(limits={"peer_nbytes": 40_000, "answers_nbytes": 100_000})
+    fill(served)
+    served.stuck.add(A)
+    for number in range(64):
+        served.ask(A, number, batch=32, read=served.count(A, MessageKind.BATCH))
+        served.service.tend()
+    assert 0 < served.sent_nbytes <= 40_000
+    assert served.service.figures()["unread_nbytes"] == served.sent_nbytes
+    served.stuck.clear()
+    served.service.tend()
+    served.service.tend()
+    assert served.sent_nbytes > 40_000
+    served.stuck.add(A)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 100)
+    served.service.tend()
+    assert served.service.rejected == {"unread": 1}
+
+
 def test_all_peers_together_get_no_more_than_there_is(serve: Callable[..., Served]) -> None:
     served = serve(limits={"peer_nbytes": 40_000, "answers_nbytes": 100_000})
     fill(served)
@@ -306,6 +329,36 @@ def test_slots_that_wait_are_bounded_by_count_and_by_bytes() -> None:
     assert figures["waiting_nbytes"] > 10 * nbytes
     assert served.service.rejected["busy"] > 0
     assert served.service.rejected["ungranted"] > 30 - WINDOW
+    served.close()
+
+
+@pytest.mark.parametrize(
+    ("meta", "frames", "reason"),
+    [([b"x" * 2000], 1, "size"), ([], 0, "frames"), ([], 60, "frames")],
+)
+def test_what_is_not_counted_of_a_waiting_slot_is_small(
+    meta: Any, frames: int, reason: str
+) -> None:
+    """A limiter makes slots wait, and a limit counts the bytes of their frames."""
+    replay = frame_replay(limiter=RateLimiter(1.0, 8, band=200.0))
+    served = Served(replay)
+    served.join(A)
+    sequence = 0
+    while not served.service.waiting:
+        served.slot(A, sequence)
+        served.service.tend()
+        sequence += 1
+    before = served.service.figures()["waiting_nbytes"]
+    size = len(replay.layout.spec.blocks) if frames == 1 else frames
+    head = Header(
+        MessageKind.SLOT,
+        run_id=served.run_id,
+        spec_hash=replay.layout.spec.hash,
+        sequence=sequence,
+    )
+    served.service.handle(A, [bytes(p) for p in encode(head, meta, [b""] * size)])
+    assert served.service.rejected == {reason: 1}
+    assert served.service.figures()["waiting_nbytes"] == before
     served.close()
 
 
