@@ -27,7 +27,7 @@ from penstock.configs.transports import TRANSPORTS
 from penstock.core.processes import die_with, python
 from penstock.core.run_dir import Resume
 from penstock.launch import auto_connectors, auto_envs, run, topology
-from penstock.launch.supervisor import SIGNALS
+from penstock.launch.supervisor import SIGNALS, LastLines, SignalHandler
 from penstock.monitor.registry import PrometheusOptions
 from penstock.monitor.summary import INTERRUPTED
 
@@ -84,12 +84,18 @@ def runs_at_once(config: Config, cores: float) -> int:
 
 
 def train_one(
-    resolved: Resolved, path: Path, resume: Resume, as_json: bool, source: str | None = None
+    resolved: Resolved,
+    path: Path,
+    resume: Resume,
+    as_json: bool,
+    source: str | None = None,
+    after: SignalHandler | None = None,
 ) -> Ended:
-    """One run in the folder ``path``; ``source`` is the value of ``--resume-from``."""
+    """One run in the folder ``path``; ``source`` is the value of ``--resume-from``, and ``after``
+    is as of `Supervisor.run`."""
     try:
         outcome, summary = run.with_learner(
-            resolved, path, resume, as_json, topology.train, source=source
+            resolved, path, resume, as_json, topology.train, source=source, after=after
         )
     except UserError as error:  # the earlier runs are still shown
         about = {"error": str(error), "exit_reason": "user_error", "solved_at_s": None}
@@ -117,17 +123,19 @@ def run_commands(
     at_once: int,
     say: Callable[[str], None],
     name: str = "seed",
+    after: SignalHandler | None = None,
 ) -> dict[int, Ended]:
     """Run the command of each number in a process of its own, ``at_once`` at a time.
 
     The last line of its output is the summary of a run as JSON. Lines of its standard error are
     passed to ``say``, with the ``name`` of the number. A signal to this process is passed on to all
-    of them, and no further one is started.
+    of them, and no further one is started. ``after`` handles signals once all have ended; None:
+    what did before.
     """
     waiting, running = dict(commands), dict[int, _Member]()
     ended: dict[int, Ended] = {}
     signals: list[int] = []
-    with collected(signals):
+    with collected(signals, after):
         while running or waiting:
             if signals or any(found.ends_group for found in ended.values()):
                 waiting.clear()
@@ -206,18 +214,22 @@ class _Member:
 
 
 @contextmanager
-def collected(signals: list[int]) -> Iterator[None]:
-    """Add the signals that end a group to a list, instead of ending this process."""
+def collected(signals: list[int], after: SignalHandler | None = None) -> Iterator[None]:
+    """Add the signals that end a group to a list, instead of ending this process; an ignored signal
+    (nohup) stays ignored. ``after`` handles them from the end of the block on; None: what did
+    before."""
 
     def add(signum: int, frame: FrameType | None) -> None:
         signals.append(signum)
 
-    before = {signum: signal.signal(signum, add) for signum in SIGNALS}
+    before = {s: signal.getsignal(s) for s in SIGNALS if signal.getsignal(s) != signal.SIG_IGN}
+    for signum in before:
+        signal.signal(signum, add)
     try:
         yield
     finally:
         for signum, old in before.items():
-            signal.signal(signum, old)
+            signal.signal(signum, old if after is None else after)
 
 
 def exit_code(ended: Mapping[int, Ended], asked: int) -> int:
@@ -245,13 +257,13 @@ def main() -> int:
     try:
         resolved = resolve_target(target, overrides)
         begins = cast(Resume, resume)
-        ended = train_one(resolved, Path(path), begins, as_json=True, source=source or None)
+        ended = train_one(resolved, Path(path), begins, True, source or None, LastLines())
     except UserError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # before the run handles signals
         return 128 + signal.SIGINT
-    print(json.dumps(ended.summary))
+    print(json.dumps(ended.summary), flush=True)
     return ended.code
 
 

@@ -71,6 +71,32 @@ WAITING, REDUCING = Phase.WAITING.name.lower(), Phase.REDUCING.name.lower()
 HELD_UP_S = 1.0  # a signal that was not read for so long never will be
 
 
+SignalHandler = Callable[[int, FrameType | None], object]
+
+
+class LastLines:
+    """Handler of signals between the end of a run and that of its command, which still prints the
+    result of the run.
+
+    The first signal does nothing; after it, signals are handled as they were where the object was
+    made. Make it in the main thread.
+    """
+
+    def __init__(self) -> None:
+        self.signalled = False
+        self._before = {signum: signal.getsignal(signum) for signum in SIGNALS}
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        self.signalled = True
+        self.restore()
+
+    def restore(self) -> None:
+        """Handle signals as before, such as until a next run handles them."""
+        for signum, handler in self._before.items():
+            if signal.getsignal(signum) is self:
+                signal.signal(signum, handler)
+
+
 class HeldUpError(KeyboardInterrupt):
     """A signal arrived while the loop was blocked for long. It is not an `Exception`, so that a
     callback does not catch it."""
@@ -164,11 +190,12 @@ class Supervisor:
         self._counted: dict[tuple[str, str], int] = {}  # by reason, as last reported
         self._unread_s: float | None = None  # when the first signal came that nobody has read
 
-    def run(self) -> Outcome:
-        """Start all roles, and return when all have ended."""
+    def run(self, after: SignalHandler | None = None) -> Outcome:
+        """Start all roles, and return when all have ended. ``after`` handles signals from then on;
+        None: what did before."""
         folders = Path(self._arguments["run_dir"]), Path(self._arguments["runtime_dir"])
         with (
-            self._signals(),
+            self._signals(after),
             StatusServer(*folders) as status_server,
             OrderServer(folders[1]) as self._order_server,
         ):
@@ -618,7 +645,7 @@ class Supervisor:
                 self._do(self._decisions.interrupt(signum, time.monotonic()))
 
     @contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _signals(self, after: SignalHandler | None) -> Iterator[None]:
         """Turn signals into events of the loop; an ignored signal (nohup) stays ignored. In a
         thread other than the main one the program's handlers are not changed."""
         if threading.current_thread() is not threading.main_thread():
@@ -637,7 +664,8 @@ class Supervisor:
             yield
         finally:
             for signum, handler in before.items():
-                signal.signal(signum, handler)
+                ignored = handler == signal.SIG_IGN
+                signal.signal(signum, handler if ignored or after is None else after)
             signal.set_wakeup_fd(old_fd)
             self._wakeup_fd = None
             os.close(read_fd)

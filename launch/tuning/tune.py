@@ -18,6 +18,7 @@ from penstock.configs.errors import UserError
 from penstock.core.cores import usable_cores
 from penstock.core.files import write_atomic
 from penstock.launch.run_group import SIGNALLED, command, exit_code, run_commands, say_line
+from penstock.launch.supervisor import LastLines
 from penstock.launch.tuning import trials
 from penstock.launch.tuning.space import overrides_of, with_fixed_cores
 from penstock.launch.tuning.sweep import Scheduler, Sweep
@@ -72,7 +73,7 @@ def tune(sweep: Sweep, with_ray: bool, as_json: bool) -> int:
         write_atomic(sweep.folder / RESULTS, json.dumps(answer, indent=2) + "\n")
         trials.show(found, sweep.metric, sweep.folder, stream)
     if as_json:
-        print(json.dumps(answer))
+        print(json.dumps(answer), flush=True)
     return code
 
 
@@ -88,6 +89,6 @@ def _run_plain(sweep: Sweep, say: Callable[[str], None]) -> tuple[int, dict[int,
         commands[n] = command(sweep.target, given, path, "no")
     for n, options in enumerate(drawn):
         add_start(folder_of(sweep.folder, n), options, 0, None)
-    ended = run_commands(commands, sweep.at_once, say, name="trial")
+    ended = run_commands(commands, sweep.at_once, say, name="trial", after=LastLines())
     errors = {n: found.summary["error"] for n, found in ended.items() if found.summary["error"]}
     return exit_code(ended, len(commands)), errors
