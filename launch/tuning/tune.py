@@ -52,13 +52,13 @@ def tune(sweep: Sweep, with_ray: bool, as_json: bool) -> int:
     if with_ray and not by_tune:
         say_line("without Ray Tune, which pip install 'penstock[tune]' installs", stream)
     sweep.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    say = partial(say_line, stream=stream)
+    say, after = partial(say_line, stream=stream), LastLines()
     if by_tune:
         from penstock.launch.tuning import ray_tune
 
-        code, errors = ray_tune.run(sweep, say)
+        code, errors = ray_tune.run(sweep, say, after)
     else:
-        code, errors = _run_plain(sweep, say)
+        code, errors = _run_plain(sweep, say, after)
     found = trials.results(sweep.folder, sweep.metric, code in SIGNALLED, errors)
     if code == 0 and any(row["error"] is not None for row in found):
         code = 1
@@ -77,7 +77,9 @@ def tune(sweep: Sweep, with_ray: bool, as_json: bool) -> int:
     return code
 
 
-def _run_plain(sweep: Sweep, say: Callable[[str], None]) -> tuple[int, dict[int, str]]:
+def _run_plain(
+    sweep: Sweep, say: Callable[[str], None], after: LastLines
+) -> tuple[int, dict[int, str]]:
     """All trials in processes of their own; returns the exit code, and the errors of the trials
     that have failed, by their numbers."""
     space, number = sweep.space, sweep.trials
@@ -89,6 +91,6 @@ def _run_plain(sweep: Sweep, say: Callable[[str], None]) -> tuple[int, dict[int,
         commands[n] = command(sweep.target, given, path, "no")
     for n, options in enumerate(drawn):
         add_start(folder_of(sweep.folder, n), options, 0, None)
-    ended = run_commands(commands, sweep.at_once, say, name="trial", after=LastLines())
+    ended = run_commands(commands, sweep.at_once, say, name="trial", after=after)
     errors = {n: found.summary["error"] for n, found in ended.items() if found.summary["error"]}
     return exit_code(ended, len(commands)), errors
