@@ -6,10 +6,11 @@ goes to standard error.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Never
 
 import typer
 
@@ -46,6 +47,7 @@ EPILOG = (
     "the last line of standard output is one JSON object, and all other text goes to "
     "standard error."
 )
+SHOWN_CHARS = 200  # of a path
 app = typer.Typer(
     cls=Grouped,
     help="Train game agents by reinforcement learning, with many actors and fast learners.",
@@ -72,18 +74,30 @@ app.add_typer(replay_app, name="replay", rich_help_panel=PREPARE)
 
 
 def main() -> None:
-    """Run a command. A UserError is printed as a sentence, with exit code 2."""
+    """Run a command. A UserError is printed as a sentence, with exit code 2, as is an error of a
+    path that is too long or that the user may not use."""
     if "" not in sys.path:
         sys.path.append("")  # environments of the user are imported from the current folder
     try:
         app()
     except UserError as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        if "--json" in sys.argv:
-            print(json.dumps({"error": str(error), "exit_code": 2}))
-        sys.exit(2)
+        _refuse(str(error))
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.ENAMETOOLONG) or error.filename is None:
+            raise
+        shown = str(error.filename)
+        shown = shown if len(shown) <= SHOWN_CHARS else f"{shown[:SHOWN_CHARS]}..."
+        _refuse(f"{shown}: {error.strerror}; name another path, or change its permissions")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _refuse(text: str) -> Never:
+    """End the command as after a mistake of the user."""
+    print(f"penstock: {text}", file=sys.stderr)
+    if "--json" in sys.argv:
+        print(json.dumps({"error": text, "exit_code": 2}))
+    sys.exit(2)
 
 
 @app.callback(invoke_without_command=True)
