@@ -47,6 +47,7 @@ EPILOG = (
     "the last line of standard output is one JSON object, and all other text goes to "
     "standard error."
 )
+SHOWN_CHARS = 200  # of a path
 app = typer.Typer(
     cls=Grouped,
     help="Train game agents by reinforcement learning, with many actors and fast learners.",
@@ -82,15 +83,18 @@ def main() -> None:
     except OSError as error:
         if error.errno not in OUT_OF_REACH or error.filename is None:
             raise
+        shown = str(error.filename)
+        shown = shown if len(shown) <= SHOWN_CHARS else f"{shown[:SHOWN_CHARS]}..."
         _refuse(
-            f"{error.filename} cannot be accessed: {error.strerror}; name another path, or change "
-            "the permissions of its folder"
+            f"{shown} cannot be accessed: {error.strerror}; name another path, or change the "
+            "permissions of its folder"
         )
     except KeyboardInterrupt:
         sys.exit(130)
 
 
 def _refuse(text: str) -> NoReturn:
+    """End the command as after a mistake of the user."""
     print(f"penstock: {text}", file=sys.stderr)
     if "--json" in sys.argv:
         print(json.dumps({"error": text, "exit_code": 2}))

@@ -90,9 +90,7 @@ class _Reader:
             return node.value
         try:
             value = self._scalar(node)
-            str(
-                value
-            )  # digits of a number that Python cannot write, as of 0x1..., raise ValueError
+            str(value)  # raises ValueError for a number of more digits than Python writes
         except LookupError as error:  # of ruamel.yaml, for a text with a tag such as !!bool
             kind = node.tag.rpartition(":")[2]
             raise ValueError(f"{node.value[:40]!r} is no {kind}") from error

@@ -53,6 +53,7 @@ from penstock.learner.checkpoints.checkpoint_history import (
     PLAY,
     REQUEST,
     REQUESTED,
+    best_locked,
     best_meta,
 )
 from penstock.learner.evaluation_requests import CLOSING, POINT
@@ -420,7 +421,8 @@ class Evaluator:
         meta[EVALUATION] = {**self._how, "mean": estimated.mean, "se": estimated.se}
         meta.pop(REQUEST, None)
         try:
-            checkpoint_format.save(self._best, replace(found, meta=meta), TEMPORARY)
+            with best_locked(self._best, wait=True):
+                checkpoint_format.save(self._best, replace(found, meta=meta), TEMPORARY)
         except UserError as error:  # a disk that is full now need not be so for ever
             logger.info("%s stays as it was: %s", self._best, error)
             return False

@@ -250,8 +250,8 @@ class Decisions:
         if self._has_rival(failure.name, now_s):  # for which it may have been refused
             failure = replace(failure, user=False)
         worker.failure = failure
-        survived = self._spared(worker) or worker.superseded or self._comes_back(failure)
-        ends_run = worker.spec.essential and (self.stopping or not survived)
+        survived = not self.stopping and (self._spared(worker) or self._comes_back(failure))
+        ends_run = worker.spec.essential and not worker.superseded and not survived
         spares_run = worker.spec.expendable or self._can_leave_out(worker)
         of_user = failure.user and not self.stopping and not spares_run
         return self._fail(failure, now_s) if ends_run or of_user else []
@@ -315,7 +315,8 @@ class Decisions:
         effects = self._notify_ended(worker, end, presumed, now_s)
         failure = worker.failure or failure
         if self._stage is not None:
-            if worker.spec.essential and was_ready and end.exit_code != 0:
+            ordered = worker.superseded  # its end was, and its state was lost before the stop
+            if worker.spec.essential and was_ready and end.exit_code != 0 and not ordered:
                 if spared and worker.failure is None:
                     text = f"{name}: {failure.message}; another learner writes the checkpoint"
                     effects.append(Note(text))
@@ -399,7 +400,7 @@ class Decisions:
         late = [w for w in self._workers.values() if w.runs and w.spec.stage == self._stage]
         effects = []
         for worker in late:
-            if worker.spec.essential:
+            if worker.spec.essential and not worker.superseded:
                 self._record(too_late(worker.spec.name, self._limits.grace_s))
             elif self._plays_last and self._stage is Stage.EVALUATOR:
                 text = (

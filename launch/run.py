@@ -49,7 +49,7 @@ from penstock.launch.resumed import (
     take_from_store,
 )
 from penstock.launch.run_attempt import Attempt, missing, undone_where_refused
-from penstock.launch.supervisor import Supervisor
+from penstock.launch.supervisor import LastLines, SignalHandler, Supervisor
 from penstock.launch.supervisor_messages import Outcome, RestartLimits
 from penstock.monitor import summary as last_words
 from penstock.monitor.events import EventLog
@@ -207,7 +207,7 @@ def actors(
         logs = path / "logs"
         supervisor = Supervisor(place(), RestartLimits(), arguments, logs, sinks, engine)
         with notes_to(sinks.note):
-            outcome = _supervise(supervisor, sinks, view)[0]
+            outcome = _supervise(supervisor, sinks, view, after=LastLines())[0]
     _explain(outcome, log)
     if as_json:
         print(
@@ -217,7 +217,8 @@ def actors(
                     "exit_reason": outcome.reason,
                     "error": outcome.error,
                 }
-            )
+            ),
+            flush=True,
         )
     return outcome.exit_code
 
@@ -238,10 +239,12 @@ def _with_learner(
     sinks: Sequence[MetricSink] = (),
 ) -> int:
     outcome, summary = with_learner(
-        resolved, path, resume, as_json, make_specs, source=source, place=place, sinks=sinks
-    )
+        resolved, path, resume, as_json, make_specs,
+        source=source, place=place, sinks=sinks, after=LastLines(),
+    )  # fmt: skip
     if as_json:
-        print(json.dumps({"run_dir": str(path), "exit_code": outcome.exit_code, **summary}))
+        about = {"run_dir": str(path), "exit_code": outcome.exit_code}
+        print(json.dumps({**about, **summary}), flush=True)
     return outcome.exit_code
 
 
@@ -255,9 +258,10 @@ def with_learner(
     source: str | None = None,
     place: EngineChoice = HERE,
     sinks: Sequence[MetricSink] = (),
+    after: SignalHandler | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:
     """A run in the folder ``path``, with its final messages: its outcome and its summary. ``watch``
-    may inspect its processes, and end it."""
+    may inspect its processes, and end it; ``after`` handles signals once they have ended."""
     stream = sys.stderr if as_json else sys.stdout
     stop, log = resolved.config.stop, resolved.config.run.log
     outcome, summary = conduct(
@@ -271,6 +275,7 @@ def with_learner(
         place=place,
         more_sinks=sinks,
         early_note=partial(_show_note, stream, log),
+        after=after,
     )
     _explain(outcome, log)
     if "env_steps" in summary and path.is_dir() and log == "text":
@@ -291,10 +296,12 @@ def conduct(
     place: EngineChoice = HERE,
     more_sinks: Sequence[MetricSink] = (),
     early_note: Callable[[str], object] = lambda text: None,
+    after: SignalHandler | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:
     """`with_learner` without final messages; everything is shown by the ``view`` of a title, and
     notes before it exists by ``early_note``. ``callbacks`` are called in addition to those of the
-    config; ``source`` is the value of ``--resume-from``; ``place`` is the engine.
+    config; ``source`` is the value of ``--resume-from``; ``place`` is the engine; ``after`` is as
+    of `Supervisor.run`.
     """
     config = resolved.config
     _preflight(config, path)
@@ -351,7 +358,7 @@ def conduct(
         with notes_to(sinks.note):
             for text in filter(None, (resolved.note, begun, changed, *found)):
                 logger.info(text)
-            outcome, summary = _supervise(supervisor, sinks, shown, record)
+            outcome, summary = _supervise(supervisor, sinks, shown, record, after)
             sinks.close()
         if not supervisor.began and not summary["accounting"]["produced"]:
             _take_back(attempt, outcome.reason)
@@ -433,11 +440,15 @@ def _require_linux() -> None:
 
 
 def _supervise(
-    supervisor: Supervisor, sinks: MetricSink, view: MetricSink, record: Record | None = None
+    supervisor: Supervisor,
+    sinks: MetricSink,
+    view: MetricSink,
+    record: Record | None = None,
+    after: SignalHandler | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:
     """The outcome of the run, and its summary if it has a record."""
     try:
-        outcome = supervisor.run()
+        outcome = supervisor.run(after)
         summary = {} if record is None else record.summary(outcome.reason, outcome.error)
         about = {"exit_code": outcome.exit_code, "reason": outcome.reason, "error": outcome.error}
         text = outcome.error or f"ended by {outcome.reason}"

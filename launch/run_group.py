@@ -27,7 +27,7 @@ from penstock.configs.transports import TRANSPORTS
 from penstock.core.processes import die_with, python
 from penstock.core.run_dir import Resume
 from penstock.launch import auto_connectors, auto_envs, run, topology
-from penstock.launch.supervisor import SIGNALS
+from penstock.launch.supervisor import SIGNALS, LastLines, SignalHandler
 from penstock.monitor.registry import PrometheusOptions
 from penstock.monitor.summary import INTERRUPTED
 
@@ -84,12 +84,18 @@ def runs_at_once(config: Config, cores: float) -> int:
 
 
 def train_one(
-    resolved: Resolved, path: Path, resume: Resume, as_json: bool, source: str | None = None
+    resolved: Resolved,
+    path: Path,
+    resume: Resume,
+    as_json: bool,
+    source: str | None = None,
+    after: SignalHandler | None = None,
 ) -> Ended:
-    """One run in the folder ``path``; ``source`` is the value of ``--resume-from``."""
+    """One run in the folder ``path``; ``source`` is the value of ``--resume-from``, and ``after``
+    is as of `Supervisor.run`."""
     try:
         outcome, summary = run.with_learner(
-            resolved, path, resume, as_json, topology.train, source=source
+            resolved, path, resume, as_json, topology.train, source=source, after=after
         )
     except UserError as error:  # the earlier runs are still shown
         return Ended(2, _refused(error))
@@ -123,18 +129,20 @@ def run_commands(
     name: str = "seed",
     *,
     independent: bool = False,
+    after: SignalHandler | None = None,
 ) -> dict[int, Ended]:
     """Run the command of each number in a process of its own, ``at_once`` at a time.
 
     The last line of its output is the summary of a run as JSON. Lines of its standard error are
     passed to ``say``, with the ``name`` of the number. A signal to this process is passed on to all
     of them, and no further one is started; unless they are ``independent``, nor is it after the end
-    of one that `Ended.ends_group` says.
+    of one that `Ended.ends_group` says. ``after`` handles signals once all have ended; None: what
+    did before.
     """
     waiting, running = dict(commands), dict[int, _Member]()
     ended: dict[int, Ended] = {}
     signals: list[int] = []
-    with collected(signals):
+    with collected(signals, after):
         while running or waiting:
             ends = not independent and any(found.ends_group for found in ended.values())
             if signals or ends:
@@ -214,18 +222,22 @@ class _Member:
 
 
 @contextmanager
-def collected(signals: list[int]) -> Iterator[None]:
-    """Add the signals that end a group to a list, instead of ending this process."""
+def collected(signals: list[int], after: SignalHandler | None = None) -> Iterator[None]:
+    """Add the signals that end a group to a list, instead of ending this process; an ignored signal
+    (nohup) stays ignored. ``after`` handles them from the end of the block on; None: what did
+    before."""
 
     def add(signum: int, frame: FrameType | None) -> None:
         signals.append(signum)
 
-    before = {signum: signal.signal(signum, add) for signum in SIGNALS}
+    before = {s: signal.getsignal(s) for s in SIGNALS if signal.getsignal(s) != signal.SIG_IGN}
+    for signum in before:
+        signal.signal(signum, add)
     try:
         yield
     finally:
         for signum, old in before.items():
-            signal.signal(signum, old)
+            signal.signal(signum, old if after is None else after)
 
 
 def exit_code(ended: Mapping[int, Ended], asked: int) -> int:
@@ -253,14 +265,14 @@ def main() -> int:
     try:
         resolved = resolve_target(target, overrides)
         begins = cast(Resume, resume)
-        ended = train_one(resolved, Path(path), begins, as_json=True, source=source or None)
+        ended = train_one(resolved, Path(path), begins, True, source or None, LastLines())
     except UserError as error:
         print(f"penstock: {error}", file=sys.stderr)
         print(json.dumps(_refused(error)))
         return 2
     except KeyboardInterrupt:  # before the run handles signals
         return 128 + signal.SIGINT
-    print(json.dumps(ended.summary))
+    print(json.dumps(ended.summary), flush=True)
     return ended.code
 
 

@@ -36,6 +36,7 @@ from penstock.launch.run_group import (
     say_line,
     train_one,
 )
+from penstock.launch.supervisor import LastLines
 from penstock.monitor.intervals import ConfidenceInterval, interval
 from penstock.monitor.summary import INTERRUPTED
 
@@ -61,8 +62,9 @@ def train(
         check(path, resume)
     at_once = min(seeds, parallel or runs_at_once(config, usable_cores()))
     check_shared(config, at_once)
+    after = LastLines()
     if at_once == 1:
-        ended = _one_by_one(resolved, paths, resume, as_json, stream)
+        ended = _one_by_one(resolved, paths, resume, as_json, stream, after)
     else:
         needed = cores_of(config)
         say_line(
@@ -72,7 +74,8 @@ def train(
             seed: command(target, [*overrides, f"run.seed={seed}"], path, resume)
             for seed, path in paths.items()
         }
-        ended = run_commands(commands, at_once, partial(say_line, stream=stream))
+        say = partial(say_line, stream=stream)
+        ended = run_commands(commands, at_once, say, after=after)
     summaries = {seed: found.summary for seed, found in ended.items()}
     code = exit_code(ended, seeds)
     result = together(summaries, config.stop.return_)
@@ -82,19 +85,26 @@ def train(
     if as_json:
         runs = [{"seed": seed, **summary} for seed, summary in summaries.items()]
         about = {"run_dir": str(folder), "exit_code": code, "asked": seeds, "plot": plot}
-        print(json.dumps({**about, **result, "runs": runs}))
+        print(json.dumps({**about, **result, "runs": runs}), flush=True)
     return code
 
 
 def _one_by_one(
-    resolved: Resolved, paths: Mapping[int, Path], resume: Resume, as_json: bool, stream: TextIO
+    resolved: Resolved,
+    paths: Mapping[int, Path],
+    resume: Resume,
+    as_json: bool,
+    stream: TextIO,
+    after: LastLines,
 ) -> dict[int, Ended]:
     """The runs in this process, with its live view."""
     ended: dict[int, Ended] = {}
     for seed, path in paths.items():
         say_line(f"seed {seed}, {len(ended) + 1} of {len(paths)}", stream)
-        ended[seed] = train_one(_with_seed(resolved, seed), path, resume, as_json)
-        if ended[seed].ends_group:
+        after.restore()
+        own = _with_seed(resolved, seed)
+        ended[seed] = train_one(own, path, resume, as_json, after=after)
+        if ended[seed].ends_group or after.signalled:
             break
     return ended
 

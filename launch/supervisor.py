@@ -35,6 +35,7 @@ from penstock.launch.core_split import CoreSplit
 from penstock.launch.decisions import Decisions
 from penstock.launch.ledgers import Ledgers
 from penstock.launch.order_server import OrderServer
+from penstock.launch.role_messages import FIELDS, fault_of
 from penstock.launch.status_server import StatusServer
 from penstock.launch.supervisor_messages import (
     KILLED_AS_ASKED,
@@ -69,6 +70,32 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 RESERVED = 4  # descriptors
 WAITING, REDUCING = Phase.WAITING.name.lower(), Phase.REDUCING.name.lower()
 HELD_UP_S = 1.0  # a signal that was not read for so long never will be
+
+
+SignalHandler = Callable[[int, FrameType | None], object]
+
+
+class LastLines:
+    """Handler of signals between the end of a run and that of its command, which still prints the
+    result of the run.
+
+    The first signal does nothing; after it, signals are handled as they were where the object was
+    made. Make it in the main thread.
+    """
+
+    def __init__(self) -> None:
+        self.signalled = False
+        self._before = {signum: signal.getsignal(signum) for signum in SIGNALS}
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        self.signalled = True
+        self.restore()
+
+    def restore(self) -> None:
+        """Handle signals as before, such as until a next run handles them."""
+        for signum, handler in self._before.items():
+            if signal.getsignal(signum) is self:
+                signal.signal(signum, handler)
 
 
 class HeldUpError(KeyboardInterrupt):
@@ -151,6 +178,7 @@ class Supervisor:
         self.began = False  # whether anybody has played or trained on an unroll
         self.ledger = TimeLedger()
         self.last_look: Callable[[Handle], None] | None = None  # at a process that has ended
+        self._faulty: set[tuple[str, str]] = set()  # roles and kinds of messages that were ignored
         self._dropping: set[str] = set()  # roles whose output is not all in their logs
         self._pace = LoopPace(SHARE)
         self._reserve = Reserve()
@@ -164,11 +192,12 @@ class Supervisor:
         self._counted: dict[tuple[str, str], int] = {}  # by reason, as last reported
         self._unread_s: float | None = None  # when the first signal came that nobody has read
 
-    def run(self) -> Outcome:
-        """Start all roles, and return when all have ended."""
+    def run(self, after: SignalHandler | None = None) -> Outcome:
+        """Start all roles, and return when all have ended. ``after`` handles signals from then on;
+        None: what did before."""
         folders = Path(self._arguments["run_dir"]), Path(self._arguments["runtime_dir"])
         with (
-            self._signals(),
+            self._signals(after),
             StatusServer(*folders) as status_server,
             OrderServer(folders[1]) as self._order_server,
         ):
@@ -388,7 +417,23 @@ class Supervisor:
 
     def _take_messages(self, name: str, handle: Handle) -> None:
         for message in handle.receive():
-            self._do(self._handle(name, message))
+            if fault := fault_of(message):
+                self._ignore(handle, message, fault)
+            else:
+                self._do(self._handle(name, message))
+
+    def _ignore(self, handle: Handle, message: Message, fault: str) -> None:
+        """Report the first message of its kind that cannot be used."""
+        name, kind = handle.spec.name, str(message.get("kind"))
+        which = kind if kind in FIELDS else ""
+        if (name, which) not in self._faulty:
+            self._faulty.add((name, which))
+            self._log(
+                handle,
+                "note",
+                f"{name}: a message {which and f'of the kind {which} '}is ignored: {fault}; this "
+                "is a bug, please report it",
+            )
 
     def _handle(self, name: str, message: Message) -> list[Effect]:
         now_s = time.monotonic()
@@ -398,7 +443,8 @@ class Supervisor:
             return self._decisions.ready(name, now_s)
         if kind == "error":
             log = str(self._logs / f"{name}.log")
-            return self._decisions.failed(Failure(name, log=log, **message), now_s)
+            known = {key: message[key] for key in FIELDS["error"] if key in message}
+            return self._decisions.failed(Failure(name, log=log, **known), now_s)
         if kind == "stop":
             error = message.get("error")
             failure = Failure(name, error) if error else None
@@ -408,7 +454,7 @@ class Supervisor:
         if kind == "entered":
             return self._decisions.entered(name)
         if kind == "group_failed":
-            return self._group_failed(**message)
+            return self._group_failed(message["epoch"], message["message"])
         if kind in ("note", "event"):
             self._reported(self._handles[name], message)
         elif kind in ("metrics", "final"):
@@ -618,7 +664,7 @@ class Supervisor:
                 self._do(self._decisions.interrupt(signum, time.monotonic()))
 
     @contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _signals(self, after: SignalHandler | None) -> Iterator[None]:
         """Turn signals into events of the loop; an ignored signal (nohup) stays ignored. In a
         thread other than the main one the program's handlers are not changed."""
         if threading.current_thread() is not threading.main_thread():
@@ -637,7 +683,8 @@ class Supervisor:
             yield
         finally:
             for signum, handler in before.items():
-                signal.signal(signum, handler)
+                ignored = handler == signal.SIG_IGN
+                signal.signal(signum, handler if ignored or after is None else after)
             signal.set_wakeup_fd(old_fd)
             self._wakeup_fd = None
             os.close(read_fd)
@@ -697,7 +744,6 @@ def _result(handle: Handle, kind: str, message: Message) -> RunEvent:
     """An "evaluation" or a "checkpoint" that a role has reported."""
     if kind == "evaluation":
         return replace(_about(handle, kind, "", {}), result=message)
-    data = {key: message.get(key) for key in ("trained_steps", "learner_steps", "best")}
-    return replace(
-        _about(handle, kind, f"{message.get('folder')} was written", data), result=message
-    )
+    data = {key: message[key] for key in ("trained_steps", "learner_steps", "best")}
+    result = {key: message[key] for key in FIELDS["checkpoint"]}
+    return replace(_about(handle, kind, f"{message['folder']} was written", data), result=result)

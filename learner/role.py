@@ -29,7 +29,7 @@ from penstock.core.interfaces import Dataset, Transitions, TransitionSequences, 
 from penstock.core.memory import TRIM_S, give_back_memory
 from penstock.core.notes import note_logger
 from penstock.core.params import Arrays, Floats
-from penstock.core.role import RoleContext, learner_socket
+from penstock.core.role import RoleContext, RunEndedError, learner_socket
 from penstock.device.choice import device_of
 from penstock.envs import probe
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager, form_of_checkpoint
@@ -354,7 +354,7 @@ class LearnerProcess(TrainingLoop[Any]):
                     self._save()
                 self._source.save(self._shard)
                 self._checkpoints.answer()
-            except UserError as error:  # a disk that is full now may have room later
+            except (UserError, RunEndedError) as error:  # a full disk may have room later
                 self._checkpoints.put_off(str(error))
                 logger.info("this checkpoint could not be saved, and the run continues: %s", error)
         self._nonfinite.keep()
@@ -378,17 +378,17 @@ class LearnerProcess(TrainingLoop[Any]):
         self._ledger.switch(Part.COUNT)
 
     def _save(self) -> None:
-        """Save the run, if its state is complete. Raises UserError where it cannot be written."""
+        """Save the run. Raises UserError where it cannot be written, and RunEndedError where a
+        part of its state is missing."""
+        if self._kept is None:
+            raise RunEndedError(
+                "the parameter server did not send its state: checkpoints/last is not replaced"
+            )
         self._checkpoints.epoch = self._group.epoch
         self._checkpoints.is_named = self._group.is_named
-        if self._kept is not None:
-            self._checkpoints.save(self._kept)
-            if self._requests.due() is not None:
-                self._save_for_evaluation(self._kept)
-            return
-        why = "the parameter server did not send its state: checkpoints/last is not replaced"
-        self._checkpoints.put_off(why)
-        logger.info(why)
+        self._checkpoints.save(self._kept)
+        if self._requests.due() is not None:
+            self._save_for_evaluation(self._kept)
 
     def _regroup(self, why: str) -> bool:
         """Join the other learners again; False where the run ends."""

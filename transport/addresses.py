@@ -51,6 +51,15 @@ def check_connect(address: str, *, keys: bool, insecure: bool) -> None:
         )
 
 
+def check_port(address: str) -> None:
+    """Raise UserError for a port that does not exist, of which libzmq would take the remainder."""
+    found = re.fullmatch(r"tcp://.*:(\d+)", address)
+    if found is not None and int(found[1]) > MAX_PORT:
+        raise UserError(
+            f"the port of {address} does not exist, as the last one is {MAX_PORT}; give another"
+        )
+
+
 def is_own_ipc(address: str) -> bool:
     """Whether an ``ipc://`` path lies in a folder of this user that no other user may write to.
 

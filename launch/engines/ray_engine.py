@@ -161,6 +161,7 @@ class RayEngine:
         self._stop: tuple[float, float] | None = None
         """The last stop that ended the leases: how long it took, and when it ended, in seconds."""
         self._head_s = math.inf  # when the head node answered last
+        self._head_error = ""  # since then, of Ray
         self._head_lost = False
         self._thread = threading.Thread(target=self._listen, name="ray", daemon=True)
         actor = ray.remote(concurrency_groups={"orders": 1, "reports": 1})
@@ -205,7 +206,7 @@ class RayEngine:
         for bundle in bundles:
             if not bundle.required:  # after the others have their hosts
                 self._make_agent(bundle).place()
-        self._turned_s = self._listens_s = time.monotonic()
+        self._turned_s = self._listens_s = self._head_s = time.monotonic()
         self._thread.start()
         threading.Thread(target=self._ask_head, name="ray head", daemon=True).start()
 
@@ -275,7 +276,8 @@ class RayEngine:
         if not self._head_lost and time.monotonic() > self._head_s + HEAD_S:
             # Ray would end this process within a minute, with nothing saved.
             self._head_lost = True
-            logger.info("the head node of the Ray cluster does not answer; the run stops")
+            why = f" ({self._head_error})" if self._head_error else ""
+            logger.info("the head node of the Ray cluster does not answer%s; the run stops", why)
             os.kill(os.getpid(), signal.SIGTERM)
         for agent in self._agents:
             agent.flush()
@@ -421,8 +423,12 @@ class RayEngine:
     def _ask_head(self) -> None:
         """Ask the head node for the nodes, again and again; runs in a thread, which may hang."""
         while not self._closing.wait(REPORT_S):
-            self._draining = frozenset(self._ray._private.state.state.get_draining_nodes())
-            self._head_s = time.monotonic()
+            try:
+                self._draining = frozenset(self._ray._private.state.state.get_draining_nodes())
+            except Exception as error:  # the next answer may come; without any, the run is stopped
+                self._head_error = _cause(error)
+                continue
+            self._head_s, self._head_error = time.monotonic(), ""
 
     def close(self) -> None:
         if self._closing.is_set():
@@ -450,7 +456,8 @@ class RayEngine:
 
 def _cause(error: Exception) -> str:
     """The last line of an error of Ray: what the agent itself raised."""
-    return str(error).strip().splitlines()[-1].removeprefix("penstock.configs.errors.UserError: ")
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1].removeprefix("penstock.configs.errors.UserError: ")
 
 
 class RayAgent(HostLine):

@@ -411,9 +411,12 @@ class Log:
             self._fd = os.open(path, flags, 0o600)
             self._nbytes = os.fstat(self._fd).st_size
         if data and self._nbytes and self._nbytes + len(data) > LOG_NBYTES:
-            os.replace(path, path + b".1")
             os.close(self._fd)
             self._fd = None
+            try:  # noqa: SIM105  # contextlib takes a while to import
+                os.replace(path, path + b".1")
+            except FileNotFoundError:  # the user has removed it
+                pass
             return self._append(path, data)
         while data:
             n = os.write(self._fd, data)

@@ -31,6 +31,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from penstock.launch.engines.ray_engine import connect
 from penstock.launch.run_group import collected
+from penstock.launch.supervisor import SignalHandler
 from penstock.launch.tuning.space import (
     ChoiceList,
     NumberRange,
@@ -115,8 +116,11 @@ class Narrator(tune.Callback):
         self._say(f"trial {self.failed[-1]} has failed")
 
 
-def run(sweep: Sweep, say: Callable[[str], None]) -> tuple[int, dict[int, str]]:
-    """Run the trials of a sweep on a Ray cluster of this host.
+def run(
+    sweep: Sweep, say: Callable[[str], None], after: SignalHandler | None = None
+) -> tuple[int, dict[int, str]]:
+    """Run the trials of a sweep on a Ray cluster of this host. ``after`` handles signals once they
+    have ended; None: what did before.
 
     Returns the exit code, and the errors of the trials that have failed, by their numbers. Raises
     UserError where Ray cannot be started.
@@ -131,7 +135,7 @@ def run(sweep: Sweep, say: Callable[[str], None]) -> tuple[int, dict[int, str]]:
         try:
             connect(None, cores=sweep.cores * sweep.at_once)
             # Only now, as Ray has set a handler of SIGTERM that exits at once.
-            with collected(signals):
+            with collected(signals, after):
                 with _quiet_tune():
                     _tuner(sweep, narrator).fit()
                 ray.shutdown()

@@ -18,6 +18,7 @@ from penstock.configs.errors import UserError
 from penstock.core.cores import usable_cores
 from penstock.core.files import write_atomic
 from penstock.launch.run_group import SIGNALLED, command, exit_code, run_commands, say_line
+from penstock.launch.supervisor import LastLines
 from penstock.launch.tuning import trials
 from penstock.launch.tuning.space import overrides_of, with_fixed_cores
 from penstock.launch.tuning.sweep import Scheduler, Sweep, make_folder
@@ -51,13 +52,13 @@ def tune(sweep: Sweep, with_ray: bool, as_json: bool) -> int:
     if with_ray and not by_tune:
         say_line("without Ray Tune, which pip install 'penstock[tune]' installs", stream)
     make_folder(sweep)
-    say = partial(say_line, stream=stream)
+    say, after = partial(say_line, stream=stream), LastLines()
     if by_tune:
         from penstock.launch.tuning import ray_tune
 
-        code, errors = ray_tune.run(sweep, say)
+        code, errors = ray_tune.run(sweep, say, after)
     else:
-        code, errors = _run_plain(sweep, say)
+        code, errors = _run_plain(sweep, say, after)
     found = trials.results(sweep.folder, sweep.metric, code in SIGNALLED, errors)
     if code == 0 and any(row["error"] is not None for row in found):
         code = 1
@@ -72,11 +73,13 @@ def tune(sweep: Sweep, with_ray: bool, as_json: bool) -> int:
         write_atomic(sweep.folder / RESULTS, json.dumps(answer, indent=2) + "\n")
         trials.show(found, sweep.metric, sweep.folder, stream)
     if as_json:
-        print(json.dumps(answer))
+        print(json.dumps(answer), flush=True)
     return code
 
 
-def _run_plain(sweep: Sweep, say: Callable[[str], None]) -> tuple[int, dict[int, str]]:
+def _run_plain(
+    sweep: Sweep, say: Callable[[str], None], after: LastLines
+) -> tuple[int, dict[int, str]]:
     """All trials in processes of their own; returns the exit code, and the errors of the trials
     that have failed, by their numbers."""
     space, number = sweep.space, sweep.trials
@@ -88,7 +91,7 @@ def _run_plain(sweep: Sweep, say: Callable[[str], None]) -> tuple[int, dict[int,
         commands[n] = command(sweep.target, given, path, "no")
     for n, options in enumerate(drawn):
         add_start(folder_of(sweep.folder, n), options, 0, None)
-    ended = run_commands(commands, sweep.at_once, say, name="trial", independent=True)
+    ended = run_commands(commands, sweep.at_once, say, name="trial", independent=True, after=after)
     errors = {n: found.summary["error"] for n, found in ended.items() if found.summary["error"]}
     code = exit_code(ended, len(commands))
     return code if code in SIGNALLED else min(code, 1), errors

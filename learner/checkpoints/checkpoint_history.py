@@ -19,6 +19,7 @@ network cannot be evaluated here, so `best_meta` moves it aside. Imports no torc
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -240,8 +241,35 @@ def best_meta(folder: Path, layout: ParamLayout, env: EnvConfig) -> Mapping[str,
         why = f"{folder} is the best of another game (env.*)"
     except UserError as error:
         why = str(error)
-    logger.info("%s; it is kept as %s", why, _keep_beside(folder))
+    with contextlib.suppress(FileNotFoundError):  # another process has moved it
+        logger.info("%s; it is kept as %s", why, _keep_beside(folder))
     return None
+
+
+@contextlib.contextmanager
+def best_locked(folder: Path, *, wait: bool) -> Iterator[bool]:
+    """Keep other processes of this host from replacing the best checkpoint, in ``folder``, during
+    the ``with`` block: the learner replaces it only until the evaluator has.
+
+    Yields whether that is so; without ``wait``, it is not where another process does the same. A
+    disk without locks is not locked.
+    """
+    descriptor = -1
+    try:
+        with contextlib.suppress(OSError):
+            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(folder.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        except (OSError, ValueError):
+            pass
+        yield True
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def _keep_beside(folder: Path) -> Path:

@@ -40,6 +40,7 @@ from penstock.learner.checkpoints.checkpoint_history import (
     PLAY,
     REQUEST,
     REQUESTED,
+    best_locked,
     best_meta,
 )
 from penstock.learner.checkpoints.checkpoint_store import (
@@ -273,9 +274,7 @@ class CheckpointManager:
         )
         writer = self._check_not_replaced()
         state = self._state(group or {}, mean if is_best else best_return)
-        writes_best = is_best and not self._best_is_evaluated()
-        if writes_best:
-            checkpoint_format.save(self._best, state)
+        writes_best = is_best and self._write_best(state)
         if is_best:
             self._best_return = mean
         self._keep_older()
@@ -341,6 +340,14 @@ class CheckpointManager:
             meta = {**state.meta, REQUEST: request}
             checkpoint_format.save(self._requested, replace(state, meta=meta))
             self.requests.requested(request)
+
+    def _write_best(self, state: Checkpoint) -> bool:
+        """Replace `best`, unless the evaluator has written it, or does so now."""
+        with best_locked(self._best, wait=False) as locked:
+            writes = locked and not self._best_is_evaluated()
+            if writes:
+                checkpoint_format.save(self._best, state)
+            return writes
 
     def _best_is_evaluated(self) -> bool:
         """Whether the evaluator has written `best`, in this game."""

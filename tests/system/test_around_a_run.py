@@ -36,6 +36,18 @@ class Hooks(Callbacks):
     def on_end(self, run, summary):
         Path("end").write_text(f"{summary['exit_reason']} {run.folder}")
 """
+# Signals that arrive when a run has ended, and its command has not yet printed the result.
+LATE = """
+import os
+import time
+from penstock.launch.callbacks import Callbacks
+
+class Late(Callbacks):
+    def on_end(self, run, summary):
+        for signum in (SIGNUMS):
+            os.kill(os.getpid(), signum)
+            time.sleep(0.01)
+"""
 # An environment that breaks in the evaluator alone.
 BROKEN = """
 import sys
@@ -88,6 +100,38 @@ def test_a_run_is_evaluated_as_it_goes_and_its_hooks_end_it(
     assert err.count("callback hooks:Hooks.on_checkpoint failed with OSError") == 1
     assert (tmp_path / "end").read_text() == "callback run"
     assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_after_the_end_of_a_run_does_not_cost_its_result(
+    penstock: Penstock, tmp_path: Path, signum: int
+) -> None:
+    (tmp_path / "late.py").write_text(LATE.replace("SIGNUMS", f"{int(signum)},"))
+    options = (*SMALL, "run.dir=run", "stop.learner_steps=20", "run.callbacks=[late:Late]")
+    code, answer, err = penstock("train", "cartpole", "--json", *options).end()
+    assert (code, answer.get("exit_reason")) == (0, "learner_steps"), err
+    assert answer["exit_code"] == 0
+    assert "ended by" in err  # the summary
+
+
+@pytest.mark.slow
+def test_a_second_signal_after_the_end_of_a_run_ends_its_command(
+    penstock: Penstock, tmp_path: Path
+) -> None:
+    (tmp_path / "late.py").write_text(LATE.replace("SIGNUMS", "2, 2"))
+    options = (*SMALL, "run.dir=run", "stop.learner_steps=20", "run.callbacks=[late:Late]")
+    assert penstock("train", "cartpole", "--json", *options).end()[:2] == (130, {})
+
+
+@pytest.mark.slow
+def test_a_signal_after_a_run_of_a_group_ends_the_group_with_its_table(
+    penstock: Penstock, tmp_path: Path
+) -> None:
+    (tmp_path / "late.py").write_text(LATE.replace("SIGNUMS", "15,"))
+    options = (*SMALL, "run.dir=group", "stop.learner_steps=20", "run.callbacks=[late:Late]")
+    group = ("--seeds", "2", "--parallel", "1")
+    found, answer, err = penstock("train", "cartpole", "--json", *group, *options).end()
+    assert (found, len(answer["runs"]), answer["finished"]) == (130, 1, 1), err
 
 
 def test_a_run_of_a_number_of_steps_ends_with_an_evaluation_of_its_last_weights(

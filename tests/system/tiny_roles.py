@@ -64,7 +64,7 @@ def learn(ctx: RoleContext) -> None:
     _turns(ctx, turn)
     heard.extend(ctx.messages())
     (ctx.run_dir / "saved").write_text("saved")
-    ctx.report("final", heard=heard, accounting={"produced": 3, "trained": 3})
+    ctx.report("final", heard=heard, accounting={"produced": 3, "trained": 3, "in_flight": 0})
 
 
 def learn_together(ctx: RoleContext) -> None:
@@ -137,7 +137,24 @@ def stop_soon(ctx: RoleContext) -> None:
         return ctx.stopping()
 
     _turns(ctx, turn)
-    ctx.report("final", solved_at_s=0.5)
+    accounting = {"produced": 3, "trained": 3, "in_flight": 0}
+    ctx.report("final", solved_at_s=0.5, accounting=accounting)
+
+
+def learn_and_garble(ctx: RoleContext) -> None:
+    """A learner with a defect: messages lack fields, or have values of other types."""
+    for _ in range(2):
+        ctx.channel.send({}, 5.0)
+        ctx.channel.send({"kind": [3]}, 5.0)
+        ctx.report("stop")
+        ctx.report("error", messages="no such field")
+        ctx.report("group_failed", epoch="1")
+        ctx.report("metrics", env_steps="many", dropped=[])
+        ctx.report("final", accounting={"produced": 3})
+        ctx.report("checkpoint", folder=None)
+        ctx.report("evaluation", best=True)
+        ctx.report("event", text="something", data=[1])
+    learn(ctx)
 
 
 def refuse(ctx: RoleContext) -> None:

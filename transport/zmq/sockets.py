@@ -17,6 +17,7 @@ from typing import NamedTuple
 import zmq
 
 from penstock.configs.errors import UserError
+from penstock.transport.addresses import check_port
 from penstock.transport.wire import MAX_FRAMES, Buffer
 from penstock.transport.zmq.keys import ZAP_ADDRESS, ZAP_DOMAIN, ActorKeys, LearnerKeys
 
@@ -66,6 +67,7 @@ def dealer(
     ``received``: messages that may wait to be read. ``queued``: messages sent before there is a
     connection wait for it, instead of raising `zmq.Again`.
     """
+    check_port(address)
     with _opened(context, zmq.DEALER) as made:
         made.setsockopt(zmq.IMMEDIATE, not queued)
         made.setsockopt(zmq.RCVHWM, received)
@@ -100,6 +102,7 @@ def router(
     ``received`` and ``sent``: messages from and to a peer that may wait. Raises UserError where the
     address is taken or not ours.
     """
+    check_port(address)
     with _opened(context, zmq.ROUTER) as made:
         made.setsockopt(zmq.MAXMSGSIZE, max_frame_nbytes)
         made.setsockopt(zmq.RCVHWM, received)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -194,6 +195,29 @@ def test_a_mistake_is_a_sentence_on_standard_error(
     code, out, _ = in_process(monkeypatch, capsys, *arguments, "--json")
     assert code == 2
     assert sentence in last_line(out)["error"]
+
+
+@pytest.mark.parametrize("arguments", [["runs"], ["train"], ["eval"], ["train", "--resume-from"]])
+def test_a_path_that_is_too_long_is_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    target = ["cartpole"] if "--resume-from" in arguments else []
+    code, out, err = in_process(monkeypatch, capsys, *arguments, "x" * 300, *target, "--json")
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith(f"penstock: {'x' * 200}...: File name too long; name another path")
+    assert last_line(out)["exit_code"] == 2
+
+
+def test_a_folder_that_the_user_may_not_read_is_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def find(folder: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", folder)
+
+    monkeypatch.setattr("penstock.monitor.runs.find", find)
+    code, _, err = in_process(monkeypatch, capsys, "runs", "of-another-user")
+    said = "of-another-user cannot be accessed: Permission denied; name another path"
+    assert (code, err) == (2, f"penstock: {said}\n")
 
 
 def test_a_mistake_leaves_no_folder(

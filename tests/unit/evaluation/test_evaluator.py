@@ -19,6 +19,7 @@ from penstock.evaluation import evaluator
 from penstock.evaluation.evaluator import TEMPORARY, Evaluator
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import FILE, Checkpoint
+from penstock.learner.checkpoints.checkpoint_history import best_locked
 from penstock.profiling.status import Phase
 from transport_world import Heard, context, reports
 
@@ -92,6 +93,21 @@ class Run:
 def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "graded.py").write_text(GRADED)
     monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("game")
+def test_a_learner_that_writes_the_best_is_waited_for(tmp_path: Path) -> None:
+    """Its checkpoint would otherwise replace the evaluated one."""
+    run = Run(tmp_path)
+    run.save("last", 2)
+    work = threading.Thread(target=run.work)
+    with best_locked(run.best, wait=False) as locked:
+        assert locked
+        work.start()
+        work.join(1.0)
+        run.save("best", 1)
+    work.join()
+    assert run.best_action() == 2
 
 
 @pytest.mark.usefixtures("game")

@@ -14,8 +14,16 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.run_dir import Resume
-from penstock.launch.run_group import Ended, command, cores_of, run_commands, runs_at_once
+from penstock.launch.run_group import (
+    Ended,
+    collected,
+    command,
+    cores_of,
+    run_commands,
+    runs_at_once,
+)
 from penstock.launch.seeds import together, train
+from penstock.launch.supervisor import SIGNALS, LastLines
 
 
 def summary(reason: str, solved_at_s: float | None, mean: float) -> dict[str, Any]:
@@ -235,3 +243,24 @@ def test_a_run_that_a_signal_ends_before_it_began_was_interrupted() -> None:
     reasons = [found.summary["exit_reason"] for found in ended.values()]
     assert reasons == ["interrupted", "terminated"]
     assert together({s: found.summary for s, found in ended.items()}, None)["finished"] == 0
+
+
+def test_an_ignored_signal_stays_ignored_and_the_first_after_the_runs_does_nothing() -> None:
+    """As nohup ignores SIGHUP."""
+    before = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signals: list[int] = []
+    try:
+        after = LastLines()
+        with collected(signals, after):
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signals == [signal.SIGTERM]
+        assert not after.signalled
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert after.signalled
+        assert signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM]
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

@@ -30,6 +30,18 @@ def test_a_log_at_its_limit_begins_anew_and_keeps_the_one_before(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["actor-0.log", "actor-0.log.1"]
 
 
+def test_a_log_that_the_user_removes_begins_anew_at_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shim, "LOG_NBYTES", 100)
+    path = tmp_path / "actor-0.log"
+    log = Log(lambda: os.fsencode(path), lossless)
+    log.write(b"x" * 90)
+    path.unlink()
+    log.write(b"y" * 20)
+    assert (path.read_bytes(), log.lost) == (b"y" * 20, 0)
+
+
 def test_a_log_of_an_earlier_life_is_continued(tmp_path: Path) -> None:
     path = tmp_path / "actor-0.log"
     path.write_text("before\n")

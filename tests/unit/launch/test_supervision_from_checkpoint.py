@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from penstock.core.role import Store
-from penstock.launch.supervisor_messages import Effect, Failure, Kill, Note, Send, Start
+from penstock.core.role_spec import RoleSpec, Stage
+from penstock.launch.supervisor_messages import Effect, Failure, Kill, Note, Outcome, Send, Start
 from supervision_scene import ACTORS, LEARNER, Scene
 
 KILL = -int(signal.SIGKILL)
@@ -103,3 +104,21 @@ def test_a_checkpoint_found_in_the_folder_is_resumed_but_is_no_sign_of_progress(
     scene.decisions.checkpoint_found()
     scene.decisions.presumed_dead("learner-0", 1, "a", 0, scene.now_s)
     assert scene.decisions.stopping
+
+
+@pytest.mark.parametrize("reports", [False, True])
+def test_a_signal_while_the_other_roles_are_killed_is_the_reason_of_the_end(reports: bool) -> None:
+    """Their end was ordered, so it is no failure, even if a role reports an error before it."""
+    server = RoleSpec("server", 0, "m:f", Stage.SERVER)
+    scene = Scene((LEARNER, server, *ACTORS), restarts=2)
+    scene.decisions.checkpoint_exists()
+    effects = scene.ends("server-0", KILL)
+    assert [e.name for e in effects if isinstance(e, Kill)] == ["learner-0"]
+    scene.decisions.interrupt(signal.SIGINT, scene.now_s)
+    for name in ("actor-0", "actor-1"):
+        scene.ends(name, 0)
+    if reports:
+        failure = Failure("learner-0", "the parameter server has ended")
+        scene.decisions.failed(failure, scene.now_s)
+    scene.ends("learner-0", KILL)
+    assert scene.decisions.outcome == Outcome(130, "interrupted")

@@ -16,6 +16,7 @@ from penstock.envs import probe
 from penstock.evaluation.evaluate import checkpoint_folder
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import FILE
+from penstock.learner.checkpoints.checkpoint_history import best_locked
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.evaluation_requests import EvaluationRequests
 from penstock.learner.trainer import Trainer
@@ -88,6 +89,16 @@ def test_the_best_by_evaluation_is_not_replaced_by_a_return_in_training(tmp_path
     learned.play(100, 6.0)
     assert not learned.told[-1]["best"]
     assert checkpoint_format.load(learned.best).meta["evaluation"]["mean"] == 4.0
+
+
+def test_the_best_is_left_to_an_evaluator_that_writes_it_meanwhile(tmp_path: Path) -> None:
+    learned = Learned(tmp_path)
+    with best_locked(learned.best, wait=True):
+        learned.play(100, 5.0)
+    assert not learned.told[-1]["best"]
+    assert not learned.best.exists()
+    learned.play(100, 6.0)
+    assert learned.told[-1]["best"]
 
 
 def test_a_checkpoint_names_its_request_and_how_the_policy_is_played(tmp_path: Path) -> None:

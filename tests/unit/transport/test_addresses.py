@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -183,3 +184,10 @@ def test_so_is_one_that_is_open_or_elsewhere(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="must belong to this user and have mode 0700"):
             addresses.make_socket_folder(tmp_path / run)
     assert (tmp_path / "a/sockets").stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize("make", [sockets.dealer, sockets.router])
+def test_a_port_that_does_not_exist_is_refused(make: Any) -> None:
+    """libzmq would take 34463, the remainder, and name it nowhere."""
+    with zmq.Context() as context, pytest.raises(UserError, match="the last one is 65535"):
+        make(context, "tcp://127.0.0.1:99999", None, max_frame_nbytes=1)

@@ -1,0 +1,107 @@
+"""The fields of the messages from roles that the supervisor uses, and their check.
+
+A role may have a defect, or be of another release: what it sends must not end the supervisor, on
+which all other roles depend. A message of another kind is passed on to learners, as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from penstock.core.control import Message
+from penstock.monitor.ranks import COUNTED, COUNTERS, GROUPS, HISTOGRAM, LATENCY, MOST, SUMMED
+
+SHOWN_CHARS = 40  # of a value
+
+
+class Field(NamedTuple):
+    """A rule in words, and the check of it."""
+
+    rule: str
+    holds: Callable[[Any], bool]
+    required: bool = True
+
+    @property
+    def optional(self) -> Field:
+        return self._replace(required=False)
+
+
+def _is(*types: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, types)
+
+
+def _is_counts(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(n, int | float) for n in value.values())
+
+
+def _is_histogram(value: Any) -> bool:
+    return _is_counts(value) and all(key.lstrip("-").isdecimal() for key in value)
+
+
+def _has(fields: Mapping[str, Field]) -> Field:
+    return Field("an object", lambda v: isinstance(v, dict) and not fault_in(v, fields))
+
+
+TEXT, FLAG = Field("text", _is(str)), Field("true or false", _is(bool))
+TEXT_OR_NONE = Field("text or null", _is(str, type(None)))
+WHOLE, NUMBER = Field("a whole number", _is(int)), Field("a number", _is(int, float))
+NUMBER_OR_NONE = Field("a number or null", _is(int, float, type(None)))
+OBJECT_OR_NONE = Field("an object or null", _is(dict, type(None)))
+COUNTS = Field("an object of numbers", _is_counts)
+HISTOGRAM_OF = Field("an object of numbers by whole numbers", _is_histogram)
+
+METRICS = {name: NUMBER_OR_NONE.optional for name in GROUPS | SUMMED}
+METRICS |= {name: NUMBER.optional for name in (*COUNTERS, *MOST)}
+METRICS |= {name: COUNTS.optional for name in (*COUNTED, "received")}
+METRICS |= {name: HISTOGRAM_OF.optional for name in (HISTOGRAM, LATENCY)}
+METRICS |= {name: NUMBER.optional for name in ("interval_s", "learner_compute_fraction")}
+ACCOUNTING = {
+    **dict.fromkeys(("produced", "trained", "in_flight"), WHOLE),
+    **dict.fromkeys(("dropped", "lost"), COUNTS.optional),
+}
+PROGRESS = {"time_s": NUMBER, "trained_steps": WHOLE, "learner_steps": WHOLE, "best": FLAG}
+ESTIMATE = _has({"mean": NUMBER_OR_NONE, "se": NUMBER_OR_NONE})
+FIELDS: Mapping[str, Mapping[str, Field]] = {
+    "error": {
+        "message": TEXT,
+        **dict.fromkeys(("traceback", "place"), TEXT.optional),
+        "user": FLAG.optional,
+    },
+    "stop": {"reason": TEXT, "error": TEXT_OR_NONE.optional},
+    "group_failed": {"epoch": WHOLE, "message": TEXT},
+    "event": {"data": OBJECT_OR_NONE.optional},
+    "note": {"data": OBJECT_OR_NONE.optional},
+    "metrics": METRICS,
+    "final": {**METRICS, "accounting": _has(ACCOUNTING)},
+    "checkpoint": {"folder": TEXT, "return_mean": NUMBER_OR_NONE, **PROGRESS},
+    "evaluation": {
+        **PROGRESS,
+        "episodes": WHOLE,
+        "best_return_mean": NUMBER_OR_NONE,
+        "return": _has(dict.fromkeys(("mean", "std", "min", "max"), NUMBER)),
+        "length": _has({"mean": NUMBER}),
+        "play": TEXT,
+        **dict.fromkeys(("greedy", "sampled"), ESTIMATE),
+        "closing": _has({}).optional,
+    },
+}
+
+
+def fault_in(message: Mapping[str, Any], fields: Mapping[str, Field]) -> str:
+    """What is wrong with a message that has these fields, as "'reason' is 3, and must be text";
+    empty where nothing is."""
+    for name, field in fields.items():
+        if name not in message:
+            if field.required:
+                return f"{name!r} is missing, and must be {field.rule}"
+        elif not field.holds(message[name]):
+            shown = repr(message[name])
+            shown = shown if len(shown) <= SHOWN_CHARS else f"{shown[:SHOWN_CHARS]}..."
+            return f"{name!r} is {shown}, and must be {field.rule}"
+    return ""
+
+
+def fault_of(message: Message) -> str:
+    """What is wrong with a message of a role; empty where nothing is."""
+    return fault_in(message, {"kind": TEXT}) or fault_in(message, FIELDS.get(message["kind"], {}))

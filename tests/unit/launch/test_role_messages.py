@@ -1,0 +1,52 @@
+"""The check of the messages that roles send to their supervisor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.launch.role_messages import fault_of
+
+CHECKPOINT = {
+    "kind": "checkpoint",
+    **{"folder": "run/checkpoints/last", "best": False, "time_s": 1.5, "return_mean": None},
+    **{"trained_steps": 10, "learner_steps": 1},
+}
+FINAL = {"kind": "final", "accounting": {"produced": 3, "trained": 3, "in_flight": 0}}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"kind": "ready"},
+        {"kind": "a kind of a later release", "any": [1]},
+        {"kind": "stop", "reason": "return", "error": ""},
+        {"kind": "error", "message": "no such file", "user": True, "traceback": ""},
+        {"kind": "metrics", "time_s": 0.5, "episode_return_mean": None, "dropped": {"stale": 3}},
+        {"kind": "metrics", "policy_lag_histogram": {"0": 10, "12": 1}, "received": {"slots": 2}},
+        CHECKPOINT,
+        FINAL,
+    ],
+)
+def test_messages_with_their_fields_are_used(message: dict[str, Any]) -> None:
+    assert fault_of(message) == ""
+
+
+@pytest.mark.parametrize(
+    ("message", "fault"),
+    [
+        ({}, "'kind' is missing, and must be text"),
+        ({"kind": None}, "'kind' is None, and must be text"),
+        ({"kind": "stop"}, "'reason' is missing, and must be text"),
+        ({"kind": "error", "message": 3}, "'message' is 3, and must be text"),
+        ({"kind": "group_failed", "epoch": "1"}, "'epoch' is '1', and must be a whole number"),
+        ({"kind": "metrics", "lost": {"a": None}}, "'lost' is {'a': None}, and must be an object"),
+        ({"kind": "metrics", "latency_histogram": {"a": 1}}, "must be an object of numbers by wh"),
+        ({"kind": "final", "accounting": {"produced": 3}}, "'accounting' is {'produced': 3}, and"),
+        ({"kind": "event", "text": "", "data": "x" * 100}, f"'data' is '{'x' * 39}..., and must"),
+        (CHECKPOINT | {"best": None}, "'best' is None, and must be true or false"),
+    ],
+)
+def test_what_is_wrong_with_a_message_is_one_sentence(message: dict[str, Any], fault: str) -> None:
+    assert fault in fault_of(message)
