@@ -127,14 +127,19 @@ class BaseCodec(ABC):
         return held
 
 
-def clip(grads: Tensor, bound: float | None) -> None:
+def clip(grads: Tensor, bound: float | None) -> Tensor:
     """Clip ``grads`` to a norm of ``bound``, in place; without a finite norm they become NaN.
 
     Values of which only the norm overflows would be cut to zero, and their rank's samples be lost
     without a skipped step.
+
+    Returns:
+        Whether the norm is finite, bool ``[]``.
     """
     norm = torch.linalg.vector_norm(grads)
+    sound: Tensor = norm.isfinite()
     factor = torch.ones_like(norm)
     if bound is not None:
         factor = (bound / (norm + CLIP_MARGIN)).clamp_(max=1.0)
-    grads.mul_(torch.where(norm.isfinite(), factor, torch.nan))
+    grads.mul_(torch.where(sound, factor, torch.nan))
+    return sound

@@ -38,8 +38,7 @@ class Sparse(BaseCodec):
         indices (int64) and values (float32), both ``[count]``."""
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
-        clip(grads, self._own_clip)
-        sound = torch.linalg.vector_norm(grads).isfinite()
+        sound = clip(grads, self._own_clip)
         if not runs_behind(grads):
             if sound:
                 self._sum(bucket, grads, *self._take(bucket, grads), ring)

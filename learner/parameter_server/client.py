@@ -52,7 +52,7 @@ from penstock.learner.parameter_server.protocol import (
     ServerMessageKind,
     Tally,
 )
-from penstock.learner.parameter_server.server import STEPS
+from penstock.learner.parameter_server.server import MAX_FRAME_NBYTES, STEPS
 from penstock.learner.progress import BOOKED
 from penstock.transport.wire import WireError
 from penstock.transport.zmq.keys import load_learners
@@ -147,7 +147,9 @@ class ServerClient:
             resumed = ServerHeader(
                 ServerMessageKind.VALUES, version=version, samples=samples, tally=tally
             )
-            shard = _Shard(dealer(self._context, address, keys), part, join, resumed)
+            # A state has the optimizer's arrays too, and may be larger than any weights.
+            socket = dealer(self._context, address, keys, max_frame_nbytes=MAX_FRAME_NBYTES)
+            shard = _Shard(socket, part, join, resumed)
             self._poller.register(shard.socket, zmq.POLLIN)
             self._shards.append(shard)
         self._shards[0].clock = 0

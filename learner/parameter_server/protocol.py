@@ -69,6 +69,7 @@ from penstock.transport.wire import WireError
 
 PROTOCOL_VERSION = 3
 MAGIC = b"PNPS"
+FRAMES = 2  # of a message
 MAX_COUNT = 1 << 62  # most of any count in a message
 MAX_TOTAL = 1 << 56  # most of a worker's counts since the run began, and of the server's
 MAX_GROWTH = 1 << 40  # most of the counts of one push
@@ -189,7 +190,7 @@ def encode(head: ServerHeader, packed: Packed | None = None) -> list[Payload]:
 
 def decode(frames: Sequence[Payload]) -> ServerMessage:
     """Check everything that needs no knowledge of the run."""
-    if len(frames) != 2:
+    if len(frames) != FRAMES:
         raise WireError("frames", f"{len(frames)} frames")
     raw, payload = bytes(frames[0][: HEAD.size + 1]), memoryview(frames[1])
     if len(raw) != HEAD.size:

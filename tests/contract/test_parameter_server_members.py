@@ -17,6 +17,8 @@ from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.parameter_server import protocol
 from penstock.learner.parameter_server.client import ServerClient
 from penstock.learner.parameter_server.members import rules
+from penstock.learner.parameter_server.parameters import MAX_SIZE
+from penstock.learner.parameter_server.peers import Peers
 from penstock.learner.parameter_server.protocol import Payload, ServerHeader, ServerMessageKind
 from penstock.transport.checksum import crc32
 from penstock.transport.zmq import keys
@@ -306,6 +308,28 @@ def test_garbage_is_counted_and_dropped(rig: Callable[..., Rig]) -> None:
     assert pulled(client).version == 1
     assert made.server.rejected["not_pulled"] == 1
     assert made.server.rejected["not_finite"] == 2
+
+
+def test_of_a_message_with_many_frames_few_are_kept(tmp_path: Path) -> None:
+    peers = Peers(f"ipc://{tmp_path}/s", None, 100)
+    try:
+        _throw(f"ipc://{tmp_path}/s", [[b"x"] * 10_000, [b"head", b"payload"]])
+        received: list[list[bytes]] = []
+        while len(received) < 2:
+            peers.wait(5.0)
+            if (message := peers.receive()) is not None:
+                received.append([bytes(frame) for frame in message[1]])
+        assert received == [[b"x"] * 3, [b"head", b"payload"]]
+    finally:
+        peers.close()
+
+
+def test_a_worker_takes_a_state_as_large_as_a_server_may_have(rig: Callable[..., Rig]) -> None:
+    """As many parameters as are allowed, and two moments of Adam."""
+    client = rig(config("ssp", 2)).client(0)
+    most = client._shards[0].socket.getsockopt(zmq.MAXMSGSIZE)
+    assert isinstance(most, int)
+    assert most >= 3 * 4 * MAX_SIZE
 
 
 def _throw(address: str, messages: list[list[Payload]]) -> None:
