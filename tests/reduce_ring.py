@@ -44,12 +44,13 @@ def codec_for(
     shapes: Shapes = SHAPES,
     momentum: float = 0.9,
     device: torch.device = CPU,
+    grad_clip: float | None = None,
     **options: Any,
 ) -> Codec:
     parts = parts_of((name, torch.empty(shape)) for name, shape in shapes)
     cfg = ReduceConfig(**({"bucket_mb": 0.003} | options))
     size = parts[-1].stop
-    return make_codec(CodecContext(cfg, parts, size, device, world, rank, momentum))
+    return make_codec(CodecContext(cfg, parts, size, device, world, rank, momentum, grad_clip))
 
 
 def run_ranks(world: int, work: Callable[[GroupCollective], T]) -> list[T]:

@@ -52,7 +52,8 @@ from penstock.learner.parameter_server.protocol import (
     ServerMessageKind,
     Tally,
 )
-from penstock.learner.parameter_server.server import STEPS
+from penstock.learner.parameter_server.server import MAX_FRAME_NBYTES, STEPS
+from penstock.learner.progress import BOOKED
 from penstock.transport.wire import WireError
 from penstock.transport.zmq.keys import load_learners
 from penstock.transport.zmq.sockets import dealer
@@ -60,7 +61,6 @@ from penstock.transport.zmq.sockets import dealer
 JOIN_S = 0.1  # period of requests to a server that has not started yet
 REPEAT_S = 1.0  # to one that may have ended
 CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED  # with keys: each side has the right ones
-STATE_REPEAT_S = 30.0  # for the whole state, which may be gigabytes
 ANSWERS: dict[ServerMessageKind | None, ServerMessageKind] = {
     ServerMessageKind.PULL: ServerMessageKind.VALUES,
     ServerMessageKind.ASK_STATE: ServerMessageKind.STATE,
@@ -126,6 +126,7 @@ class ServerClient:
         self._copy = LocalCopy(optimizer, cfg.significance) if cfg.pace == "asp" else None
         self.last = Reply(version, samples, tally, None, 1, False, False, False)
         self._residual = np.zeros(size, np.float32) if cfg.reduce.codec == "bf16" else None
+        self._counts = np.zeros(len(BOOKED))  # of this learner, since the client was made
         self._clock = version // cfg.most_count
         self._asked: ServerMessageKind | None = None
         self._is_fresh, self._spare = False, 0  # for the next step, and for so many after it
@@ -146,7 +147,9 @@ class ServerClient:
             resumed = ServerHeader(
                 ServerMessageKind.VALUES, version=version, samples=samples, tally=tally
             )
-            shard = _Shard(dealer(self._context, address, keys), part, join, resumed)
+            # A state has the optimizer's arrays too, and may be larger than any weights.
+            socket = dealer(self._context, address, keys, max_frame_nbytes=MAX_FRAME_NBYTES)
+            shard = _Shard(socket, part, join, resumed)
             self._poller.register(shard.socket, zmq.POLLIN)
             self._shards.append(shard)
         self._shards[0].clock = 0
@@ -178,16 +181,21 @@ class ServerClient:
         self._spare = max(0, self._spare - 1)
         said = {Flag.STOP: stop, Flag.NAN: nan, Flag.CHECKPOINT: checkpoint}
         flags = sum(flag for flag, is_said in said.items() if is_said)
-        head = ServerHeader(ServerMessageKind.PUSH, flags, samples=samples, tally=tally)
+        self._counts += tally[: len(BOOKED)]
+        total = (*self._counts.tolist(), *tally[len(BOOKED) :])
+        head = ServerHeader(ServerMessageKind.PUSH, flags, samples=samples, tally=total)
+        for shard in self._shards:
+            shard.tally = total
         if not samples:
             for shard in self._shards:
                 shard.send(head)
             return None
         if self._copy is not None:
-            return self._push_changes(head, self._copy)
+            steps = int(self.last.tally[STEPS] + tally[STEPS])
+            return self._push_changes(head, self._copy, steps)
         norm: Tensor = torch.linalg.vector_norm(self._optimizer.grads) / samples
         gradient = self._optimizer.grads.cpu().numpy()
-        if len(self._shards) > 1:
+        if len(self._shards) > 1 or self._residual is not None:  # an outlier would stay in it
             gradient = gradient * self._clip_factor(float(norm))
         self._push_gradient(head, gradient)
         return norm
@@ -298,7 +306,10 @@ class ServerClient:
             shard.send(head, packed)
 
     def _clip_factor(self, norm: float) -> np.float32:
-        """The factor of a gradient whose mean has that norm, as a shard knows only a part of it.
+        """The factor by which a gradient is clipped, whose mean has that norm.
+
+        With several shards each knows only a part of it. With a residual it is clipped before the
+        residual is added, as in the codecs (`codecs.codec.BaseCodec`).
 
         NaN for one that is not finite, so that every shard refuses its part.
         """
@@ -307,9 +318,10 @@ class ServerClient:
         clip = self._cfg.grad_clip
         return np.float32(1.0 if clip is None else min(1.0, clip / (norm + CLIP_MARGIN)))
 
-    def _push_changes(self, head: ServerHeader, copy: LocalCopy) -> Tensor:
-        """Take the optimizer's step here, and send the significant changes of parameters."""
-        norm = copy.step(head.samples, int(self.last.tally[STEPS] + head.tally[STEPS]))
+    def _push_changes(self, head: ServerHeader, copy: LocalCopy, steps: int) -> Tensor:
+        """Take the optimizer's step here, after ``steps`` agent steps, and send the significant
+        changes of parameters."""
+        norm = copy.step(head.samples, steps)
         self._clock += 1
         found, changed = copy.significant(self._clock)
         indices, changes = found.cpu().numpy(), changed.cpu().numpy()
@@ -391,6 +403,8 @@ class ServerClient:
             held = self._copy.shared if self._copy else self._optimizer.values
             values = held[shard.part].cpu().numpy()
             shard.send(offer, pack_state(values, arrays))
+        if shard.tally[: len(BOOKED)] != shard.counted:  # a push before may have been lost
+            shard.send(ServerHeader(ServerMessageKind.PUSH, tally=shard.tally))
 
     def _join_again(self) -> None:
         """Join all shards again, so that they count this worker's turns from the same clock."""
@@ -414,6 +428,7 @@ class ServerClient:
         else:
             self._optimizer.values[where] = fresh.to(self._optimizer.values.device)
         shard.have, shard.answer = message.head.version, message.head
+        shard.counted = shard.asked_with
 
 
 class _Shard:
@@ -432,6 +447,8 @@ class _Shard:
         self.asked: ServerMessageKind | None = None
         self.again_s = 0.0
         self.answer = resumed  # later the head of the answer to the last pull
+        self.tally = NOTHING  # of the worker's last push
+        self.counted = self.asked_with = self.tally[: len(BOOKED)]  # those that the answer has
         self.state: ServerState | None = None
         self._join = join
         self.flags = Flag.NONE  # of the request
@@ -457,19 +474,21 @@ class _Shard:
     def ask(self, kind: ServerMessageKind, flags: Flag = Flag.NONE) -> None:
         """Begin a request; `say` sends it."""
         self.asked, self.again_s, self.flags = kind, 0.0, flags
+        self.asked_with = self.tally[: len(BOOKED)]
         self.number += 1
 
     def say(self) -> None:
         """Send JOIN, with the version of the worker's parameters, or the request."""
         if not self.session:
             if self.clock is not None:
-                self.send(self._join._replace(version=self.answer.version, number=self.clock))
+                tally = (*self.counted, *NOTHING[len(BOOKED) :])
+                version = self.answer.version
+                self.send(self._join._replace(version=version, number=self.clock, tally=tally))
             self.again_s = time.monotonic() + JOIN_S
             return
         assert self.asked is not None
         self.send(ServerHeader(self.asked, self.flags, number=self.number, version=self.have))
-        asks_for_all = self.asked is ServerMessageKind.ASK_STATE
-        self.again_s = time.monotonic() + (STATE_REPEAT_S if asks_for_all else REPEAT_S)
+        self.again_s = time.monotonic() + REPEAT_S
 
     def send(self, head: ServerHeader, packed: Packed | None = None) -> None:
         """Send a message; one that cannot be sent now is lost, as with a broken connection."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.configs.sections import LearnerConfig
 from penstock.learner.parameter_server.protocol import NOTHING, ServerHeader, Tally
 from penstock.learner.progress import BOOKED
@@ -32,8 +35,11 @@ class Member:
     rank: int
     token: int
     size: int  # of its parameters
+    counts: npt.NDArray[np.float64]
+    """Its counts since it began, as far as they are in the run's, laid out as `BOOKED`."""
     pull: ServerHeader | None = None
     answered: int = 0
+    sent_state: int = 0  # number of the request that was answered with the state
     lag: int = -1
     checkpoint: bool = False
     recent: Tally = NOTHING[len(BOOKED) :]

@@ -15,6 +15,7 @@ from pathlib import Path
 import zmq
 
 from penstock.learner.parameter_server.protocol import (
+    FRAMES,
     Payload,
     ServerHeader,
     ServerMessageKind,
@@ -71,12 +72,20 @@ class Peers:
             self._probes, self._probe_s = PROBES, 0.0
 
     def receive(self) -> tuple[bytes, list[Payload]] | None:
-        """Name of a peer and the frames of its message; None when there is none now."""
+        """Name of a peer and the frames of its message; None when there is none now.
+
+        Of a message with too many frames (`FRAMES`) one more is returned; the others are dropped.
+        """
         try:
-            name, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            name = self._router.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
-        return name.bytes, [frame.buffer for frame in frames]
+        frames: list[Payload] = []
+        while self._router.getsockopt(zmq.RCVMORE):
+            frame = self._router.recv(copy=False)
+            if len(frames) <= FRAMES:
+                frames.append(frame.buffer)
+        return name, frames
 
     def send(self, name: bytes, frames: Sequence[Payload]) -> bool:
         """Send a message; False where the peer is gone, or accepts nothing any more."""

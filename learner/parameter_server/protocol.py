@@ -11,15 +11,16 @@ back. The head is `HEAD`, little-endian; fields that a kind does not name are 0.
     JOIN       worker  rank; number = its clock by the first shard, 0 to that one; session = the
                        worker's own random token; version = updates that its parameters have seen;
                        entries = number of parameters; rules = checksum of the settings on which
-                       all must agree
+                       all must agree; tally = its counts that an answer had, 0 to a first server
     WELCOME    server  number = the worker's clock; session to name from now on; flag WANTED: send
                        your parameters
     STATE      worker  version, samples, tally of the run; dense: parameters, then the optimizer's
                        arrays by name; the server takes them if it has none, or older ones
-    PUSH       worker  samples; tally since the previous push. dense: the gradient, summed over its
-                       samples. sparse (asp): changes of parameters. 0 samples, no payload: after a
-                       pull that is a turn without a gradient, else only tally and flags. Another
-                       one without a pull is a step with the same parameters, if the pace allows it
+    PUSH       worker  samples; tally of the worker since it began. dense: the gradient, summed over
+                       its samples. sparse (asp): changes of parameters. 0 samples, no payload:
+                       after a pull that is a turn without a gradient, else only tally and flags.
+                       Another one without a pull is a step with the same parameters, if the pace
+                       allows it
     PULL       worker  number = that of its answer; version = the worker's (asp), -1 for none; flag
                        AHEAD: for the step after the next push
     VALUES     server  number; version, samples, tally of the run; lag = staleness of the worker's
@@ -40,7 +41,9 @@ and the first two in all later ones. When all stop, no worker waits, and gradien
 
 Any fault of received bytes raises `WireError`, whose ``reason`` is counted. A worker that
 reconnects has a new identity, and is answered `WHO`; the gradient of a push that was lost with the
-connection is lost. Never pickle.
+connection is lost. Its counts are not: they are in every later push, and in one that a worker
+sends when it has joined again; the server knows a worker by its token, and adds what is new. Never
+pickle.
 
 A run's server listens in the run's runtime folder of mode 0700, so a worker is a process of the
 same user; or on the network, where a worker has the learner's secret key. Its messages are checked
@@ -64,8 +67,9 @@ from penstock.learner.progress import BOOKED, GROWTH
 from penstock.transport.checksum import crc32
 from penstock.transport.wire import WireError
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAGIC = b"PNPS"
+FRAMES = 2  # of a message
 MAX_COUNT = 1 << 62  # most of any count in a message
 MAX_TOTAL = 1 << 56  # most of a worker's counts since the run began, and of the server's
 MAX_GROWTH = 1 << 40  # most of the counts of one push
@@ -186,7 +190,7 @@ def encode(head: ServerHeader, packed: Packed | None = None) -> list[Payload]:
 
 def decode(frames: Sequence[Payload]) -> ServerMessage:
     """Check everything that needs no knowledge of the run."""
-    if len(frames) != 2:
+    if len(frames) != FRAMES:
         raise WireError("frames", f"{len(frames)} frames")
     raw, payload = bytes(frames[0][: HEAD.size + 1]), memoryview(frames[1])
     if len(raw) != HEAD.size:
@@ -214,8 +218,10 @@ def decode(frames: Sequence[Payload]) -> ServerMessage:
 def check_counts(head: ServerHeader) -> None:
     """Refuse counts that no run reaches, so that the server's sums fit a head."""
     limit = MAX_GROWTH if head.kind == ServerMessageKind.PUSH else MAX_TOTAL
-    if max(head.number, head.samples, head.version, *head.tally[: len(BOOKED)]) > limit:
+    if max(head.number, head.samples, head.version) > limit:
         raise WireError("counts", f"above {limit}")
+    if max(head.tally[: len(BOOKED)]) > MAX_TOTAL:
+        raise WireError("counts", f"above {MAX_TOTAL}")
 
 
 def dense(message: ServerMessage, size: int) -> Floats:

@@ -29,12 +29,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.configs.schedules import over_run
 from penstock.configs.sections import LearnerConfig
@@ -70,6 +71,7 @@ from penstock.transport.wire import WireError, other_version
 
 TICK_S = 0.05
 STEPS = BOOKED.index("trained_steps")  # determines the decay of the learning rate
+MOST_LEFT = 1024  # workers that have left, whose counts are kept
 BATCH = 64  # messages handled between two checks of everything else
 MAX_FRAME_NBYTES = 4 * 4 * MAX_SIZE  # parameters and an optimizer's arrays
 
@@ -158,7 +160,10 @@ class ParameterServer:
         self._session = secrets.randbits(63) | 1
         self._members: dict[bytes, Member] = {}
         self._numbers = 0
-        self._counted = np.zeros(len(BOOKED))
+        self._before = np.zeros(len(BOOKED))  # counts of the state that the run began with
+        self._counted = np.zeros(len(BOOKED))  # those of workers since
+        # By token: the counts of workers that have left, and may come again.
+        self._left: OrderedDict[int, npt.NDArray[np.float64]] = OrderedDict()
         self._told = Flag.NONE  # STOP and NAN, for all workers from now on
         self._parameters: Parameters | None = None
         self.pace = make_pace(cfg)
@@ -239,7 +244,9 @@ class ParameterServer:
         elif head.kind == ServerMessageKind.STATE:
             self._take_state(name, member, message)
         elif head.kind == ServerMessageKind.ASK_STATE:
-            self._tell_state(name, head)
+            if head.number != member.sent_state:  # else the answer is on its way
+                member.sent_state = head.number
+                self._tell_state(name, head)
         elif head.kind == ServerMessageKind.BYE:
             self._forget(name)
         else:
@@ -254,7 +261,10 @@ class ParameterServer:
         if name not in self._members:
             self._make_room(name, head)
             self._numbers += 1
-            self._members[name] = Member(self._numbers, head.rank, head.session, head.entries)
+            counts = self._left.pop(head.session, np.array(head.tally[: len(BOOKED)]))
+            self._members[name] = Member(
+                self._numbers, head.rank, head.session, head.entries, counts
+            )
             self.pace.join(self._numbers, None if self._gives_clocks else head.number)
         clock = self.pace.workers[self._members[name].number].clock
         is_wanted = self._parameters is None or head.version > self.pace.version
@@ -293,8 +303,7 @@ class ParameterServer:
 
     def _push(self, member: Member, message: ServerMessage) -> None:
         parameters, head = self._parameters, message.head
-        self._counted += head.tally[: len(BOOKED)]
-        np.minimum(self._counted, protocol.MAX_TOTAL, out=self._counted)
+        self._count(member, head)
         member.recent = head.tally[len(BOOKED) :]
         self._told |= Flag(head.flags) & (Flag.STOP | Flag.NAN)
         for other in self._members.values():
@@ -315,12 +324,21 @@ class ParameterServer:
         if change is not None and lag is not None:
             parameters.add(change, samples, self.pace.version + 1)
 
+    def _count(self, member: Member, head: ServerHeader) -> None:
+        """Add what is new in the counts of a push."""
+        counts = np.maximum(head.tally[: len(BOOKED)], member.counts)
+        growth = counts - member.counts
+        if growth.max() > protocol.MAX_GROWTH:
+            raise WireError("counts", f"above {protocol.MAX_GROWTH}")
+        member.counts = counts
+        self._counted += growth
+
     def _settle(self) -> None:
         """Make the updates that are due and let all workers go that may."""
         parameters = self._parameters
         while parameters is not None:
             while self.pace.due():
-                steps = int(self._counted[STEPS])
+                steps = int(self._totals()[STEPS])
                 self.pace.stepped(parameters.update(alone=self.pace.single_push, steps=steps))
             ready = (name for name, member in self._members.items() if self._may_go(member))
             name = next(ready, None)
@@ -374,7 +392,7 @@ class ParameterServer:
         else:
             self._begin_session(name)
         parameters.load(state)
-        self._counted[:] = state.tally[: len(BOOKED)]
+        self._before[:] = state.tally[: len(BOOKED)]
         self.pace = make_pace(self._cfg, state.version)
         for other, joined in list(self._members.items()):
             self.pace.join(joined.number)
@@ -406,12 +424,19 @@ class ParameterServer:
         recent = [
             sum(sums) for sums in zip(*(m.recent for m in self._members.values()), strict=True)
         ]
-        return (*self._counted.tolist(), *recent)
+        return (*self._totals().tolist(), *recent)
+
+    def _totals(self) -> npt.NDArray[np.float64]:
+        """The run's counts, as laid out in `BOOKED`."""
+        return np.minimum(self._before + self._counted, protocol.MAX_TOTAL)
 
     def _forget(self, name: bytes) -> None:
         member = self._members.pop(name, None)
         if member is not None:
             self.pace.leave(member.number)
+            self._left[member.token] = member.counts
+            if len(self._left) > MOST_LEFT:
+                self._left.popitem(last=False)
 
     def _refuse(self, name: bytes, rank: int, why: str) -> None:
         self._say(

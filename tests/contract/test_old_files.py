@@ -166,7 +166,7 @@ class TestMessages:
     def test_gradients_are_refused(self, version: str) -> None:
         """Learners of one run are of the same release."""
         for name in ("push_dense", "push_sparse"):
-            with pytest.raises(wire.WireError, match=r"version 1 of the protocol instead of 2"):
+            with pytest.raises(wire.WireError, match=r"version 1 of the protocol instead of 3"):
                 protocol.decode(_frames(version, name))
 
     def test_a_batch(self, version: str) -> None:

@@ -296,6 +296,23 @@ def test_what_bf16_rounds_away_is_sent_later(rig: Callable[..., Rig]) -> None:
     np.testing.assert_allclose(state.values, exact.numpy(), atol=2**-8 * 2.2)
 
 
+def test_what_bf16_rounds_away_of_an_outlier_is_in_no_later_push(rig: Callable[..., Rig]) -> None:
+    made = rig(config("tap", 2, lr=1.0, grad_clip=1.0, reduce={"codec": "bf16"}))
+    client = made.client(0)
+    pulled(client)
+    outlier = torch.zeros(SIZE)
+    outlier[0] = 1e18 * (1 + 2**-9)
+    push(client, outlier)
+    expected = torch.zeros(SIZE)
+    expected[0] = -1.0
+    for _ in range(3):
+        pulled(client)
+        push(client, torch.full((SIZE,), 0.125))
+        expected -= 0.125
+    pulled(client)
+    torch.testing.assert_close(values(client), expected, rtol=2**-7, atol=2**-7)
+
+
 def test_parameters_in_bf16_are_rounded_for_the_worker_only(rig: Callable[..., Rig]) -> None:
     made = rig(config("ssp", 2, lr=1.0, reduce={"codec": "bf16"}))
     client = made.client(0, torch.full((SIZE,), 1.0 + 2**-12))

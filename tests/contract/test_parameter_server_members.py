@@ -17,6 +17,8 @@ from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.parameter_server import protocol
 from penstock.learner.parameter_server.client import ServerClient
 from penstock.learner.parameter_server.members import rules
+from penstock.learner.parameter_server.parameters import MAX_SIZE
+from penstock.learner.parameter_server.peers import Peers
 from penstock.learner.parameter_server.protocol import Payload, ServerHeader, ServerMessageKind
 from penstock.transport.checksum import crc32
 from penstock.transport.zmq import keys
@@ -120,6 +122,104 @@ def test_a_new_server_does_not_take_changes_that_are_sent_later(rig: Callable[..
     torch.testing.assert_close(values(client), OPTIMUM + 9.7)
 
 
+# --------------------------------------------------------------------------- what gets lost
+
+
+def _cut(made: Rig) -> None:
+    """The connections of all workers end, as they do when packets are lost for long."""
+    for server in made.servers:
+        for name in list(server._members):
+            server._forget(name)
+
+
+@pytest.mark.parametrize("pull", ["newest", "ahead"])
+def test_counts_of_a_push_that_was_lost_with_its_connection_are_sent_again(
+    rig: Callable[..., Rig], pull: str
+) -> None:
+    made = rig(config("ssp", 2, pull=pull))
+    client = made.client(0)
+    pulled(client)
+    push(client, torch.ones(SIZE), samples=5)
+    pulled(client)
+    _cut(made)
+    push(client, torch.ones(SIZE), samples=7)
+    until(lambda: made.server.rejected["unknown"] == 1)
+    reply = pulled(client)
+    assert (reply.version, reply.lag) == (1, None)  # the gradient is lost
+    until(lambda: made.server._tally()[1] == 12)
+    push(client, torch.ones(SIZE), samples=11)
+    assert pulled(client).tally[1] == 23
+
+
+def test_a_push_counts_once_though_its_answer_is_lost(rig: Callable[..., Rig]) -> None:
+    made = rig(config("ssp", 2))
+    client = made.client(0)
+    pulled(client)
+    push(client, torch.ones(SIZE), samples=5)
+    until(lambda: made.server._tally()[1] == 5)
+    _cut(made)
+    for steps in (5, 12):
+        reply = pulled(client)
+        assert reply.tally[1] == steps
+        push(client, torch.ones(SIZE), samples=7)
+
+
+def test_counts_from_before_a_worker_has_joined_are_kept(rig: Callable[..., Rig]) -> None:
+    made = rig(config("ssp", 2))
+    early, first = made.client(1), made.client(0, tally=counted(100), version=3)
+    early.push(0, counted(5))
+    assert early.pull(0.0) is None
+    pulled(first)
+    pulled(early)
+    until(lambda: made.server._tally()[1] == 105)
+
+
+@pytest.mark.parametrize("way", ["there", "back"])
+def test_a_lost_request_for_the_state_is_repeated_well_within_the_grace(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    made = rig(config("ssp", 2))
+    client = made.client(0)
+    pulled(client)
+    shard = client._shards[0]
+    lost: list[ServerHeader] = []
+    send, tell = shard.send, made.server._tell_state
+
+    def lose(head: ServerHeader, *packed: Any) -> None:
+        if head.kind != ServerMessageKind.ASK_STATE or lost:
+            send(head, *packed)
+        else:
+            lost.append(head)
+
+    def lose_answer(name: bytes, head: ServerHeader) -> None:
+        if lost:
+            tell(name, head)
+        else:  # as where the answer cannot be sent
+            lost.append(head)
+            made.server._forget(name)
+
+    if way == "there":
+        monkeypatch.setattr(shard, "send", lose)
+    else:
+        monkeypatch.setattr(made.server, "_tell_state", lose_answer)
+    assert client.fetch(4.0) is not None  # `run.grace_s` is 10
+    assert len(lost) == 1
+
+
+def test_a_state_on_its_way_is_not_sent_twice(rig: Callable[..., Rig]) -> None:
+    made = rig(config("ssp", 2))
+    client = made.client(0)
+    pulled(client)
+    shard = client._shards[0]
+    shard.ask(ServerMessageKind.ASK_STATE)
+    for _ in range(3):
+        shard.say()
+    assert shard.socket.poll(5000)
+    shard.socket.recv_multipart()
+    assert not shard.socket.poll(300)
+    assert client.fetch(5.0) is not None
+
+
 # ---------------------------------------------------------------------------------- bad input
 
 
@@ -208,6 +308,28 @@ def test_garbage_is_counted_and_dropped(rig: Callable[..., Rig]) -> None:
     assert pulled(client).version == 1
     assert made.server.rejected["not_pulled"] == 1
     assert made.server.rejected["not_finite"] == 2
+
+
+def test_of_a_message_with_many_frames_few_are_kept(tmp_path: Path) -> None:
+    peers = Peers(f"ipc://{tmp_path}/s", None, 100)
+    try:
+        _throw(f"ipc://{tmp_path}/s", [[b"x"] * 10_000, [b"head", b"payload"]])
+        received: list[list[bytes]] = []
+        while len(received) < 2:
+            peers.wait(5.0)
+            if (message := peers.receive()) is not None:
+                received.append([bytes(frame) for frame in message[1]])
+        assert received == [[b"x"] * 3, [b"head", b"payload"]]
+    finally:
+        peers.close()
+
+
+def test_a_worker_takes_a_state_as_large_as_a_server_may_have(rig: Callable[..., Rig]) -> None:
+    """As many parameters as are allowed, and two moments of Adam."""
+    client = rig(config("ssp", 2)).client(0)
+    most = client._shards[0].socket.getsockopt(zmq.MAXMSGSIZE)
+    assert isinstance(most, int)
+    assert most >= 3 * 4 * MAX_SIZE
 
 
 def _throw(address: str, messages: list[list[Payload]]) -> None:

@@ -277,6 +277,7 @@ def test_a_learner_that_is_stopped_while_its_early_pull_waits_sends_its_last_cou
 def test_what_is_saved_is_what_the_server_has(make: Make) -> None:
     one, late = make(0, steps=100), make(1)
     one.turn()
+    assert one.client.fetch(10.0) is not None  # so its push has arrived
     late.turn()
     assert late.progress.trained_steps == 100 + STEPS  # the run's, without its own batch so far
     late.turn(has_data=False)  # goes on when its update is made

@@ -269,7 +269,7 @@ def test_a_worker_survives_any_server(pace: str, data: st.DataObject) -> None:
     cfg = config(pace)
     socket: Any = LocalSocket()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client_module, "dealer", lambda *_: socket)
+        patch.setattr(client_module, "dealer", lambda *_, **__: socket)
         patch.setattr(zmq, "Poller", LocalPoller)
         client = ServerClient(["inproc://nobody"], 0, optimizer_of(cfg), cfg)
     try:

@@ -2,7 +2,9 @@
 
 High-water marks are a backstop behind the grants; like all options that shape a connection they are
 set before connecting. IMMEDIATE keeps messages out of pipes to absent peers. Heartbeats detect
-hosts that vanished; the protocol's own silence detects processes that hang.
+hosts that vanished; the protocol's own silence detects processes that hang. libzmq bounds the size
+of a frame (MAXMSGSIZE), but not the number of frames in a message that has not ended: that is in
+docs/security.md.
 """
 
 from __future__ import annotations

@@ -86,6 +86,55 @@ def test_nothing_is_lost_but_only_held_back(name: str, world: int) -> None:
     np.testing.assert_allclose(total, grads.sum((0, 1), dtype=np.float64), atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["onebit", "dropping", "dgc", "powersgd"])
+def test_an_outlier_is_in_no_later_step(name: str) -> None:
+    """One value of one rank's gradient is 1e6 in one step; the others are 1 or -1."""
+    world, clip, shape = 2, 0.5, (("weight", (64, 64)),)
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], (12, world, 64 * 64)).astype(np.float32)
+    signs[1, 0, 17] = 1e6
+
+    def work(ring: GroupCollective) -> tuple[list[Floats], list[float]]:
+        codec = codec_for(
+            world, ring.rank, shape, codec=name, warmup_updates=0, grad_clip=clip, momentum=0.0
+        )
+        sums, held = [], []
+        for t, grads in enumerate(signs[:, ring.rank]):
+            sums.append(reduce_all(codec, ring, t, grads))
+            held.append(max(float(r.norm()) for r in codec.residuals().values()))
+        return sums, held
+
+    for sums, held in run_ranks(world, work):
+        # Each step adds clip / sqrt(2) at most, and the sum of two ranks is at most sqrt(2) clip.
+        assert max(held) <= clip * 2**0.5 * len(signs)
+        for later in sums[2:]:
+            assert abs(later[17]) < 0.9 * np.linalg.norm(later)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e25])
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize(
+    "name",
+    ["onebit", "terngrad", "dropping", "dgc", "powersgd", "int8", "onebit_adam", "zeroone_adam"],
+)
+def test_all_ranks_skip_the_step_of_a_gradient_without_a_finite_norm(
+    name: str, clip: float | None, value: float
+) -> None:
+    """The norm of the sums decides (`FlatOptimizer.step`); 1e25 is finite, and its square not."""
+    world = 3
+    grads = gradients(world, 3)
+    grads[1, 1, 100:120] = value
+    grads[2] = 0.0
+
+    def work(ring: GroupCollective) -> list[bool]:
+        codec = codec_for(world, ring.rank, codec=name, warmup_updates=0, grad_clip=clip)
+        return [
+            bool(torch.from_numpy(reduce_all(codec, ring, LATE + t, own)).norm().isfinite())
+            for t, own in enumerate(grads[:, ring.rank])
+        ]
+
+    assert run_ranks(world, work) == [[True, False, True]] * world
+
+
 @pytest.mark.parametrize("value", [np.inf, np.nan, 1e30])  # the last has no norm in float32
 @pytest.mark.parametrize("name", ["onebit", "dropping", "dgc", "powersgd", "onebit_adam"])
 def test_a_skipped_step_leaves_the_residuals_of_all_ranks(name: str, value: float) -> None:
