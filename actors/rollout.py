@@ -27,7 +27,7 @@ import numpy.typing as npt
 from penstock.algos.slots import BEGINS, OLDER, REPEATS, RETURN
 from penstock.configs.errors import UserError
 from penstock.core.interfaces import Inference
-from penstock.envs import BatchedEnv, find_bad_observation
+from penstock.envs import BatchedEnv, find_bad_observation, find_bad_reward
 from penstock.profiling.ledger import Part, TimeLedger
 
 Columns = dict[str, npt.NDArray[Any]]
@@ -125,11 +125,10 @@ class Rollout:
                 f"the environment gave an observation with {bad}; training on it would destroy "
                 "the network: correct what the environment returns"
             )
-        rewards = columns["reward"]
-        if not np.isfinite(rewards).all():
+        if bad := find_bad_reward(columns["reward"]):
             raise UserError(
-                f"the environment gave a reward of {rewards[~np.isfinite(rewards)][0]}; training "
-                "on it would destroy the network: correct what the environment returns"
+                f"the environment gave {bad}: correct what the environment returns, or set "
+                "env.wrappers to a wrapper that scales its rewards"
             )
 
     def state_dict(self) -> dict[str, Any]:

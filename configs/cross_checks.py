@@ -154,20 +154,20 @@ def _replay(cfg: Sections) -> Iterator[Contradiction]:
                 f"does not use replay; set algo.{name}={other}, or replay={{}}",
             )
         return
-    for key in ("batch_size",):
-        if getattr(replay, key) > replay.capacity:
+    half = replay.capacity // 2
+    for key in ("min_size", "batch_size"):
+        if (value := getattr(replay, key)) > half:
             yield Contradiction(
                 (f"replay.{key}", "replay.capacity"),
-                f"replay.{key} {getattr(replay, key)} is larger than replay.capacity "
-                f"{replay.capacity}; set replay.{key}={replay.capacity} or less",
+                f"replay.{key} {value} is more than half of replay.capacity {replay.capacity}, and "
+                "each reset takes up the room of a step, so that with short episodes training "
+                f"would never begin; "
+                + (
+                    f"set replay.{key}={half} or less"
+                    if half
+                    else f"set replay.capacity={2 * value} or more"
+                ),
             )
-    if 4 * replay.min_size > 3 * replay.capacity:
-        yield Contradiction(
-            ("replay.min_size", "replay.capacity"),
-            f"replay.min_size {replay.min_size} is more than three quarters of replay.capacity "
-            f"{replay.capacity}, and the rows of resets need the rest; set "
-            f"replay.min_size={3 * replay.capacity // 4} or less",
-        )
     if TRANSPORTS.one_process(cfg.transport.kind) and replay.samples_per_insert is None:
         yield Contradiction(
             ("replay.samples_per_insert", "transport.kind"),

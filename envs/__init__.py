@@ -8,10 +8,10 @@ from __future__ import annotations
 import gymnasium
 
 from penstock.envs.make import make, probe
-from penstock.envs.packing import find_bad_observation
+from penstock.envs.packing import find_bad_observation, find_bad_reward
 from penstock.envs.vector_env import BatchedEnv, EnvInfo
 
-__all__ = ["BatchedEnv", "EnvInfo", "find_bad_observation", "make", "probe"]
+__all__ = ["BatchedEnv", "EnvInfo", "find_bad_observation", "find_bad_reward", "make", "probe"]
 
 gymnasium.register(
     "penstock/Synthetic-v0",

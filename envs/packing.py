@@ -1,4 +1,4 @@
-"""Packs the observations of a vector into one array per row, and checks them.
+"""Packs the observations of a vector into one array per row, and checks them and rewards.
 
 A Box is copied unchanged. Discrete, MultiDiscrete and MultiBinary become float32, a choice one-hot.
 A Dict or a Tuple becomes a row of bytes, whose parts `core.observations` describes.
@@ -22,6 +22,8 @@ from penstock.core.observations import (
     row_nbytes,
     views,
 )
+
+MOST_REWARD = 1e6
 
 Array = npt.NDArray[Any]
 Write = Callable[[Array, Array], None]
@@ -208,6 +210,21 @@ def find_bad_observation(
         if bad:
             return bad
     return None
+
+
+def find_bad_reward(reward: Array) -> str | None:
+    """Find a reward that would destroy the network: no number, or beyond `MOST_REWARD`.
+
+    Returns words for an error's sentence, or None. An actor checks the rewards of its environments
+    by it, whatever the transport, and a connector those of the messages that it receives.
+
+    reward: floats of any shape, before they are clipped and scaled.
+    """
+    sound = np.abs(reward) <= MOST_REWARD
+    if np.count_nonzero(sound) == reward.size:  # counting costs a third of asking whether all are
+        return None
+    wrong, most = reward[~sound][0], MOST_REWARD
+    return f"a reward of {wrong:g}, and rewards go from {-most:g} to {most:g}"
 
 
 def _find_not_finite(array: Array, what: str) -> str | None:

@@ -29,6 +29,7 @@ from penstock.replay.checks import (
     cannot_sample,
     check_numbers,
     check_priorities,
+    is_count,
     slots_in_hand,
     whole,
 )
@@ -49,14 +50,13 @@ from penstock.replay.factory import (
 from penstock.replay.limiter import RateLimiter
 from penstock.replay.prefetch import batches
 from penstock.replay.rate_limited_table import RateLimitedTable
-from penstock.replay.samplers import Sampler
+from penstock.replay.samplers import Sampler, load_moved
 from penstock.replay.sequence_gather import draw_future
 from penstock.replay.sequences import Sequences, SequenceSampler, no_priorities
 from penstock.replay.snapshot_files import FolderReader
 from penstock.replay.steps import Autoreset, StepWriter
 from penstock.replay.table import ROW_OF_KEY
 
-COUNTERS = ("stale_updates",)  # restored from a snapshot
 # options that the stored rows depend on
 SIZE = ("capacity", "frame_stack", "autoreset", "writers", "in_hand")
 DRAWN_BY = ("sequences", "max_times_sampled")  # options that a sampler's state depends on
@@ -145,6 +145,8 @@ class Replay:
         )
         self.flow = self._stock.flow = flow
         self.stale_updates = 0
+        self.slots_moved = False
+        """Whether `restore` loaded slots into other places than they had."""
 
     def _lay_out(
         self,
@@ -422,7 +424,9 @@ class Replay:
         flow = self.flow
         if flow is None:
             return self._draw(count, stacked)
-        if not 0 < count <= self.capacity:  # the limiter's band would grow with it for good
+        if (
+            not is_count(count) or count > self.capacity
+        ):  # the limiter's band would grow with it for good
             raise cannot_sample(count, self.table.stored, self.capacity)
         with self.lock:
             flow.note()  # the last draw may have removed rows
@@ -443,7 +447,7 @@ class Replay:
                 stock.check()
             stock.collect_for_draw()
             stored = self.table.stored
-            if not 0 < count <= (self.capacity if self.sequences else stored):
+            if not is_count(count) or count > (self.capacity if self.sequences else stored):
                 raise cannot_sample(count, stored, self.capacity)
             rows, weights = self.sampler.sample(count)
             return self.gather.batch(rows, weights, stacked=stacked)
@@ -549,7 +553,7 @@ class Replay:
                 "sampler": describe_sampler(self.sampler),
                 "state": self.sampler.state_dict(),
                 "limiter": self.flow.state_dict() if self.flow else None,
-                "counters": {name: getattr(self, name) for name in COUNTERS},
+                "counters": {"stale_updates": self.stale_updates, "version": self.version},
                 "more": more() if more is not None else {},
             }
 
@@ -576,6 +580,10 @@ class Replay:
     def restore(self, folder: str | Path) -> dict[str, Any]:
         """Load a snapshot into this replay, which must be new and have the same options.
 
+        Only ``capacity``, ``writers``, ``in_hand`` and the limiter may differ. Where that leaves
+        room for fewer slots, the newest are loaded; `slots_moved` is set where there is another
+        number of them.
+
         Returns:
             What ``more`` returned to `save`.
 
@@ -587,7 +595,7 @@ class Replay:
 
     def _restore(self, reader: FolderReader) -> dict[str, Any]:
         with self.lock, reader.refusing():
-            others = snapshot.restore(reader, self.table)
+            others, origin = snapshot.restore(reader, self.table)
             mine, theirs = describe_sampler(self.sampler), others["sampler"]
             if (mine or {}).get("kind") != (theirs or {}).get("kind"):
                 raise ReplayError(
@@ -602,11 +610,16 @@ class Replay:
                         f"has {options[name]}; give the same, or take its rows with "
                         "Replay.load_rows"
                     )
-            self.sampler.load_state_dict(others["state"])
+            self.slots_moved = origin is not None
+            if origin is None:
+                self.sampler.load_state_dict(others["state"])
+            else:
+                load_moved(self.sampler, others["state"], origin)
             if self.flow is not None:
                 self.flow.load_state_dict(others.get("limiter"))
-            for name in COUNTERS:
-                setattr(self, name, int(others["counters"][name]))
+            counters = others["counters"]
+            self.stale_updates = int(counters["stale_updates"])
+            self.table.version = int(counters.get("version", 0))  # older snapshots have none
             more: dict[str, Any] = others.get("more", {})
             return more
 

@@ -11,6 +11,8 @@ from penstock.replay.errors import ReplayError
 from penstock.replay.sharing import WRITER_SLOTS
 from penstock.replay.steps import AUTORESETS
 
+WHOLE = (int, np.integer)  # a union would be made anew at each use
+
 
 def whole(name: str, value: Any) -> int:
     """``value`` as an int of at least 1; 1e6 is accepted. Raises ReplayError for anything else."""
@@ -39,9 +41,14 @@ def check_numbers(capacity: int, discount: float, envs: int, autoreset: str) -> 
         raise ReplayError(f"autoreset {autoreset!r} must be one of {', '.join(AUTORESETS)}")
 
 
+def is_count(value: Any) -> bool:
+    """Whether ``value`` is a whole number of at least 1."""
+    return isinstance(value, WHOLE) and bool(value > 0)
+
+
 def cannot_sample(count: int, stored: int, capacity: int) -> ReplayError:
     """The error for a batch of ``count`` rows that cannot be drawn."""
-    if not isinstance(count, int | np.integer) or count < 1:
+    if not is_count(count):
         return ReplayError(f"batch size {count!r} must be a whole number and at least 1")
     if count > capacity:
         return ReplayError(

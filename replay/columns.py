@@ -22,6 +22,7 @@ Nest = str | dict[str, "Nest"] | tuple["Nest", ...]  # leaves are names of colum
 
 GIVEN = ("reward", "terminated", "truncated", "next_obs", "alive", "age", "pad", "side", "priority")
 RESULTS = ("weights", "keys", "discount", "frames", "mask", "burn_in", "info")
+BLOCKS = ("records", "slot_records")  # of a slot
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,11 @@ def leaves_of(columns: Mapping[str, Any]) -> list[Leaf]:
     for name in columns:
         if name in GIVEN or name in RESULTS:
             raise ReplayError(f"column {name} is made by the replay itself; leave it out")
+        if name in BLOCKS:
+            raise ReplayError(
+                f"a column cannot be called {name!r}, the name of the memory for small columns; "
+                "choose another name"
+            )
         if not isinstance(name, str) or {".", "@"} & {*name} or hasattr(dict, name):
             raise ReplayError(
                 f"a column cannot be called {name!r}: a batch has it under its name; use one "

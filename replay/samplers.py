@@ -27,7 +27,11 @@ DRAWS_PER_ROW = 32  # after so many vain draws the valid rows are few enough to 
 
 
 class Sampler(Protocol):
-    """Chooses the rows of a batch. Rows are physical rows of the table, int64."""
+    """Chooses the rows of a batch. Rows are physical rows of the table, int64.
+
+    One with a method `load_moved` can also continue in a replay of another capacity: see the
+    function of this name.
+    """
 
     def bind(self, valid: Valid, rng: np.random.Generator) -> None:
         """Called once, before all else. The table keeps ``valid`` [rows] up to date."""
@@ -146,6 +150,11 @@ class Uniform:
         self._ahead_of = int(state.get("ahead_of", 0))
         self._listed = np.flatnonzero(self._valid[: self._end]) if state["listed"] else None
         self._rng.bit_generator.state = state["rng"]
+
+    def load_moved(self, state: dict[str, Any], origin: Rows) -> None:
+        rows = np.flatnonzero(self._valid)
+        end = int(rows[-1]) + 1 if len(rows) else 0
+        self.load_state_dict({"end": end, "listed": False, "rng": state["rng"]})
 
     def _draw_ahead(self, least: int) -> Rows:
         """Draw rows, valid or not: many, unless the end has moved since the last time."""
@@ -304,6 +313,10 @@ class Prioritized:
         self._drawn = max(0, int(state["drawn"]))
         self._rng.bit_generator.state = state["rng"]
 
+    def load_moved(self, state: dict[str, Any], origin: Rows) -> None:
+        leaves = moved(state["leaves"], origin, len(self._valid)) * self._valid
+        self.load_state_dict(state | {"leaves": leaves})
+
     def _strata(self, count: int) -> Floats:
         """A random fraction in each of ``count`` equal shares of [0, 1)."""
         if len(self._starts) != count:
@@ -325,6 +338,34 @@ class Prioritized:
         self._highest = max(self._highest, highest)
         weights: Floats = (priorities + self.epsilon) ** self.alpha
         return weights
+
+
+def load_moved(sampler: Sampler, state: dict[str, Any], origin: Rows) -> None:
+    """Load the state of a sampler whose rows lay in other places; else use `load_state_dict`.
+
+    Args:
+        sampler: bound to the table, which was loaded too.
+        state: of the other sampler.
+        origin: ``[n]`` int64, for each of n equal stretches of rows, the stretch of ``state`` that
+            it was; -1 where it is new.
+
+    Raises:
+        ReplayError: the sampler has no method `load_moved`.
+    """
+    load = getattr(sampler, "load_moved", None)
+    if load is None:
+        raise ReplayError(
+            f"the snapshot has another number of slots, and {type(sampler).__name__} has no "
+            "load_moved(state, origin); give the same capacity and in_hand as the saved replay"
+        )
+    load(state, origin)
+
+
+def moved(values: npt.NDArray[Any], origin: Rows, rows: int) -> npt.NDArray[Any]:
+    """``values`` of the rows before, for ``rows`` that moved as in `load_moved`; 0 for new ones."""
+    old = values.reshape(-1, rows // len(origin))
+    there: npt.NDArray[Any] = np.where(origin[:, None] < 0, 0, old[origin]).reshape(-1)
+    return there
 
 
 def importance_weights(probabilities: Floats, stored: int, beta: float) -> Floats:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from penstock.core.specs import SlotSpec
 from penstock.replay.errors import ReplayError
-from penstock.replay.samplers import Sampler, Valid, Weights
+from penstock.replay.samplers import Sampler, Valid, Weights, load_moved
 from penstock.replay.tree import Rows
 
 Ints = npt.NDArray[np.int32]
@@ -182,9 +182,37 @@ class SequenceSampler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        slots = self._table.slots
+        self._check_ranges(state, self._table.slots)
+        self._load(state)
+        self.sampler.load_state_dict(state["sampler"])
+
+    def load_moved(self, state: dict[str, Any], origin: Rows) -> None:
+        """``origin`` [slots]. Starts get new numbers, as there may be room for fewer of them."""
+        slots = len(state["searched"])
+        self._check_ranges(state, slots)
+        used = origin != NONE
+        place = np.full(slots, NONE)
+        place[origin[used]] = np.flatnonzero(used)
+        there = {n: state[n][origin] for n in ("before", "after", "searched", "position")}
+        for name in ("before", "after"):
+            there[name] = np.where(there[name] == NONE, NONE, place[there[name]])
+        for name, values in there.items():
+            values[~used] = 0 if name == "position" else NONE
+        taken = np.ones(len(state["rows"]), bool)
+        taken[state["freed"]] = False
+        slot, rest = np.divmod(state["rows"], self._slot_rows)
+        rows = place[slot] * self._slot_rows + rest
+        numbers = np.flatnonzero(
+            taken & (place[slot] != NONE) & self._valid.take(rows, mode="clip")
+        )
+        self._load(there | {"rows": rows[numbers], "freed": np.empty(0, np.int64)})
+        of_numbers = np.full(len(self._row), NONE)
+        of_numbers[: len(numbers)] = numbers
+        load_moved(self.sampler, state["sampler"], of_numbers)
+
+    def _check_ranges(self, state: dict[str, Any], slots: int) -> None:
         ranges = {
-            "rows": len(self._row),
+            "rows": slots * self._slot_rows,
             "freed": len(state["rows"]),
             "before": slots,
             "after": slots,
@@ -196,6 +224,9 @@ class SequenceSampler:
             low = NONE if name in ("before", "after", "searched") else 0
             if len(values) and not low <= values.min() <= values.max() < stop:
                 raise ReplayError(f"the snapshot's {name} of sequences are damaged; load another")
+
+    def _load(self, state: dict[str, Any]) -> None:
+        """Take over all of a state but that of the inner sampler."""
         before = state["before"]
         if ((before != NONE) & (before != self._table.prev)).any():
             raise ReplayError("the snapshot's sequences have slots that do not follow each other")
@@ -210,7 +241,6 @@ class SequenceSampler:
         self._number[self._row[numbers]] = numbers + 1
         for name in ("before", "after", "searched", "position"):
             getattr(self, f"_{name}")[...] = state[name]
-        self.sampler.load_state_dict(state["sampler"])
 
     def _open(self, slot: int) -> None:
         before = int(self._table.prev[slot])

@@ -6,6 +6,10 @@ slots are then written one by one, oldest first, as they were at that instant: s
 
 A loaded table has no writers. Slots that were being written end with the rows they had. Later adds
 begin new streams, and writers in other processes attach again.
+
+The number of slots follows from the capacity and from how many slots all writers hold together, so
+a loaded table may have another number of them. Then the newest slots that there is room for move to
+the first places, and keep their links; the others are evicted.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +31,18 @@ from penstock.replay.table import NONE, Table
 
 PER_SLOT = ("length", "prev", "next", "generation")
 COUNTS = ("inserted", "stored")
+Slots = npt.NDArray[np.int64]
+Valid = npt.NDArray[np.bool_]
+
+
+class Restored(NamedTuple):
+    """What `restore` returns."""
+
+    others: dict[str, Any]
+    """As they were given to `save`."""
+    origin: Slots | None
+    """``[slots]``, the slot of the snapshot that each slot holds, -1 where it is free; None: each
+    slot has kept its place."""
 
 
 def save(folder: Path, table: Table, lock: Lock, others: Callable[[], dict[str, Any]]) -> None:
@@ -67,9 +83,8 @@ def save(folder: Path, table: Table, lock: Lock, others: Callable[[], dict[str, 
         raise
 
 
-def restore(reader: FolderReader, table: Table) -> dict[str, Any]:
-    """Fill a new table from the snapshot of one with the same spec; returns the values of
-    ``others``.
+def restore(reader: FolderReader, table: Table) -> Restored:
+    """Fill a new table from the snapshot of one with the same spec.
 
     Raises ReplayError where the snapshot is damaged or of another kind.
     """
@@ -82,54 +97,73 @@ def restore(reader: FolderReader, table: Table) -> dict[str, Any]:
         spec = SlotSpec.from_dict(state["spec"])
         if difference := spec.difference(table.spec, "snapshot", "replay"):
             raise ReplayError(f"{reader.folder} is of another replay: {difference}; load its own")
-        order = _order(reader.folder, state, table)
-        valid = np.unpackbits(state["valid"], count=table.rows).view(bool)
-        _check_links(state, order, table)
+        slots, order = _order(state)
+        bits = np.unpackbits(state["valid"], count=slots * table.rows_per_slot)
+        valid = bits.view(bool).reshape(slots, table.rows_per_slot)
+        _check_links(state, slots, order)
         _check_counts(state, order, valid, table)
+        origin = np.full(table.slots, NONE)
+        if slots == table.slots:
+            origin[:] = np.arange(slots)
+        else:
+            origin[: len(order)] = order[-table.slots :]
+        place = np.full(slots, NONE)  # of each slot of the snapshot
+        place[origin[origin != NONE]] = np.flatnonzero(origin != NONE)
+        places = [int(place[slot]) for slot in order]  # NONE, of those evicted, comes first
         for i, block in enumerate(spec.blocks):
-            reader.read(block.name, (table.store.slots[slot].payload[i] for slot in order))
-        for name in PER_SLOT:
-            getattr(table, name)[...] = state[name]
-        table.valid[...] = valid
+            unused = np.empty(block.nbytes, np.uint8)
+            into = (unused if at == NONE else table.store.slots[at].payload[i] for at in places)
+            reader.read(block.name, into)
         headers = state["headers"].reshape(-1).view(HEADER)
-        for slot, header in zip(order, headers, strict=True):
+        for at, header in zip(places, headers, strict=True):
             # A slot keeps its age: the clock may be that of another boot.
             header["published_s"] += time.monotonic() - state["now_s"]
-            table.store.slots[slot].header[...] = header
-        table.order, table.closed = deque(order), len(order)
+            if at != NONE:
+                table.store.slots[at].header[...] = header
+        used = origin != NONE
+        for name in PER_SLOT:
+            values = state[name][origin]
+            if name in ("prev", "next"):
+                values = np.where(values == NONE, NONE, place[values])
+            getattr(table, name)[used] = values[used]
+        table.valid[...] = (valid[origin] & used[:, None]).reshape(-1)
+        table.order = deque(at for at in places if at != NONE)
+        table.closed = len(table.order)
         table.evicted = Counter({str(k): int(n) for k, n in state["evicted"].items()})
         for name in COUNTS:
             setattr(table, name, int(state[name]))
-        table.store.keep_all_but([int(slot) for slot in state["free"]])
-        for slot in order:
+        free = [int(place[slot]) for slot in state["free"] if place[slot] != NONE]
+        table.store.keep_all_but([*free, *np.flatnonzero(~used).tolist()])
+        if gone := int(np.count_nonzero(valid[place == NONE])):
+            table.stored -= gone
+            table.evicted["capacity"] += gone
+        for slot, before in zip(order, state["prev"][order], strict=True):
+            if before != NONE and place[before] == NONE and place[slot] != NONE:
+                table.cut_history(int(place[slot]))
+        for slot in table.order:
             _check_rows(slot, table)
-        others: dict[str, Any] = reader.about["others"]
-        return others
+        return Restored(reader.about["others"], None if slots == table.slots else origin)
 
 
-def _order(folder: Path, state: dict[str, Any], table: Table) -> list[int]:
-    """The kept slots of a snapshot that ``table`` can take."""
-    if state["slots"] != table.slots:
-        raise ReplayError(
-            f"{folder} has {state['slots']} slots and the replay {table.slots}; give the same "
-            "capacity, and as many writers or slots in hand"
-        )
+def _order(state: dict[str, Any]) -> tuple[int, list[int]]:
+    """The number of slots in a snapshot, and those kept, oldest first."""
+    slots = state["slots"]
+    if type(slots) is not int or slots < 1 or any(len(state[name]) != slots for name in PER_SLOT):
+        raise ValueError(f"its number of slots {slots} is impossible")
     order = [int(slot) for slot in state["order"]]
-    if len(set(order)) != len(order) or not set(order) <= set(range(table.slots)):
+    if len(set(order)) != len(order) or not set(order) <= set(range(slots)):
         raise ValueError(f"its order of slots {order} is impossible")
-    return order
+    return slots, order
 
 
-def _check_links(state: dict[str, Any], order: list[int], table: Table) -> None:
+def _check_links(state: dict[str, Any], slots: int, order: list[int]) -> None:
     """Raise ValueError for slots that occur twice, or with impossible neighbours."""
-    free, slots = [int(slot) for slot in state["free"]], range(table.slots)
-    if sorted([*order, *free]) != list(slots):
+    free = [int(slot) for slot in state["free"]]
+    if sorted([*order, *free]) != list(range(slots)):
         raise ValueError("some slots are missing, or there twice")
     before, after = ([int(slot) for slot in state[name]] for name in ("prev", "next"))
-    if len(before) != table.slots or len(after) != table.slots:
-        raise ValueError("it has the neighbours of another number of slots")
     place = {slot: at for at, slot in enumerate(order)}
-    for slot in slots:
+    for slot in range(slots):
         last, following = before[slot], after[slot]
         if last != NONE and not (
             last in place and place[last] < place.get(slot, -1) and after[last] == slot
@@ -139,19 +173,17 @@ def _check_links(state: dict[str, Any], order: list[int], table: Table) -> None:
             raise ValueError(f"slot {following} cannot follow slot {slot}")
 
 
-def _check_counts(
-    state: dict[str, Any], order: list[int], valid: npt.NDArray[np.bool_], table: Table
-) -> None:
-    """Raise ValueError for rows that cannot count."""
+def _check_counts(state: dict[str, Any], order: list[int], valid: Valid, table: Table) -> None:
+    """Raise ValueError for rows that cannot count; ``valid`` is [slots, rows of a slot]."""
     length, generation = state["length"], state["generation"]
     if length.min() < 0 or length.max() > table.spec.unroll:
         raise ValueError(f"slots of {length.min()} to {length.max()} steps")
     if generation.min() < 0 or generation.max() >= 1 << 31:
         raise ValueError(f"generations {generation.min()} to {generation.max()}")
-    kept = np.zeros(table.slots, bool)
+    kept = np.zeros(len(valid), bool)
     kept[order] = True
     written = (np.arange(table.spec.unroll) < length[:, None]) & kept[:, None]
-    if (valid.reshape(table.slots, table.spec.unroll, -1) & ~written[:, :, None]).any():
+    if (valid.reshape(len(valid), table.spec.unroll, -1) & ~written[:, :, None]).any():
         raise ValueError("rows count that were never written")
     numbers = [state["inserted"], state["stored"], *state["evicted"].values()]
     if any(type(number) is not int or number < 0 for number in numbers):

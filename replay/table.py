@@ -182,7 +182,7 @@ class Table:
         self.stored += new
         self._sampler.insert(start, stop, priorities)
         if t < self.history:
-            self._cut_history(slot)
+            self.cut_history(slot)
         if self.stepped is not None:
             self.stepped()
 
@@ -252,7 +252,7 @@ class Table:
             if not sound.all():  # NaN: the sampler rates the row
                 priorities = np.where(sound, priorities, np.nan)
         self._sampler.insert(start, start + self.rows_per_slot, priorities)
-        self._cut_history(index)
+        self.cut_history(index)
         if self.arrived is not None:
             self.arrived(slot)
 
@@ -373,9 +373,9 @@ class Table:
             self.next[before] = NONE
         if after != NONE:
             self.prev[after] = NONE
-            self._cut_history(after)
+            self.cut_history(after)
 
-    def _cut_history(self, slot: int) -> None:
+    def cut_history(self, slot: int) -> None:
         """Remove rows from ``slot`` on whose frames begin before the rest of their stream."""
         while slot != NONE and (behind := self._behind(slot)) < self.history:
             lost = self._without_history(slot, behind)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.replay.errors import ReplayError
-from penstock.replay.samplers import Prioritized, Sampler, Valid, Weights
+from penstock.replay.samplers import Prioritized, Sampler, Valid, Weights, load_moved, moved
 from penstock.replay.table import Rows, Table
 
 REASON = "max_times_sampled"
@@ -70,7 +70,14 @@ class SampleCountLimit:
         return {"used": self._used.copy(), "sampler": self.sampler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        used = state["used"]
+        self._load_used(state["used"])
+        self.sampler.load_state_dict(state["sampler"])
+
+    def load_moved(self, state: dict[str, Any], origin: Rows) -> None:
+        self._load_used(moved(state["used"], origin, len(self._valid)))
+        load_moved(self.sampler, state["sampler"], origin)
+
+    def _load_used(self, used: npt.NDArray[Any]) -> None:
         if used.shape != self._used.shape or not (used >= 0).all():
             raise ReplayError("the snapshot's counts of draws are damaged; load another")
         if not (used[self._valid] < self.most).all():  # else `sample` would search without end
@@ -79,7 +86,6 @@ class SampleCountLimit:
                 "max_times_sampled removes them; load another"
             )
         self._used[...] = used
-        self.sampler.load_state_dict(state["sampler"])
 
     def _within_limit(self, rows: Rows) -> npt.NDArray[np.int64]:
         """Positions of the allowed draws; counts them, and removes rows that are used up."""

@@ -21,7 +21,9 @@ One that draws transitions from replay, as `penstock.algos.dqn` and `penstock.al
 
 and, if it wants,
 
-    columns, check, process    those of DQN or SAC by default, whichever fits the actions
+    columns, check, process    by default those of DQN for one choice, those of SAC for numbers; of
+                               several choices (MultiDiscrete) the actions are integers, and there
+                               are no priorities of actors
     BATCH_COLUMNS              names of recorded columns that `Update.take` gets, too
 
 Either may have `Settings`, a dataclass or pydantic model of the options in ``algo.settings``.
@@ -54,6 +56,7 @@ from penstock.core.params import ParamLayout
 from penstock.core.specs import Column
 from penstock.envs.loading import check_keywords, explained, import_module, load
 from penstock.models.acting.categorical import ActionSampler
+from penstock.models.actions import action_column
 from penstock.models.fitting import HeadShape
 
 if TYPE_CHECKING:
@@ -200,8 +203,9 @@ def _on_transitions(own: Any, purpose: str) -> ReplayAlgorithm[CustomConfig]:
 
 
 def _columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
-    columns = dqn.columns if isinstance(action_space, Discrete) else sac.columns
-    return columns(observation_space, action_space)
+    if isinstance(action_space, Discrete):
+        return dqn.columns(observation_space, action_space)
+    return slots.columns(observation_space, action_column(action_space))
 
 
 def _check_columns(columns: Columns, layout: ParamLayout) -> None:

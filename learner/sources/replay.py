@@ -179,10 +179,12 @@ class ReplayDataSource:
         """Let the writers go on where the restored snapshot was taken, once as many are linked.
 
         Only where all are in one process. Returns False, and does nothing, where no snapshot of the
-        present optimizer step was restored. Raises ValueError or LookupError where it does not fit.
+        present optimizer step was restored, or its slots have moved. Raises ValueError or
+        LookupError where it does not fit.
         """
         moment = self._kept.restored
-        if moment.get("learner_steps") != self._consumer.progress.learner_steps:
+        present = moment.get("learner_steps") == self._consumer.progress.learner_steps
+        if not present or self._replay.slots_moved:
             return False
         self.store.restore_loans(moment["loans"])
         self._table.resume_streams(moment["streams"])
@@ -230,6 +232,7 @@ class ReplayDataSource:
 
     def _moment(self) -> dict[str, Any]:
         """What `continue_streams` needs beside the replay's own state."""
+        self._device.enter_thread()  # of the thread that saves: errors may be on their way
         return {
             "learner_steps": self._consumer.progress.learner_steps,
             "loans": self.store.loans(),

@@ -302,7 +302,8 @@ def test_a_data_set_that_does_not_fit_is_refused(
     assert "stop.learner_steps or stop.minutes" in refusal(Dataset(folder))
     assert "holds no replay.json" in refusal(Dataset(tmp_path / "nowhere"), steps)
     assert "which rows follow each other" in refusal(Dataset(folder, Transitions(3)), steps)
-    assert "lower replay.batch_size" in refusal(Dataset(folder), steps, "replay.batch_size=450")
+    many = ("replay.batch_size=450", "replay.capacity=1024")
+    assert "lower replay.batch_size" in refusal(Dataset(folder), steps, *many)
     other = refusal(Dataset(folder), steps, "env.id=Acrobot-v1")
     assert "column obs is float32[4], and the run's networks need float32[6]" in other
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -151,7 +152,7 @@ KEPT = (
 
 @pytest.mark.parametrize(
     "capacity",
-    [pytest.param(10_000, id="growing", marks=pytest.mark.slow), pytest.param(700, id="full")],
+    [pytest.param(10_000, id="growing", marks=pytest.mark.slow), pytest.param(1030, id="full")],
 )
 def test_so_does_one_whose_checkpoints_hold_the_replay(
     tmp_path: Path, capacity: int, capfd: pytest.CaptureFixture[str]
@@ -184,16 +185,15 @@ def test_without_the_option_the_replay_begins_empty_and_that_is_said(
     assert not (tmp_path / "checkpoints/last/replay/0").exists(), "that was of another moment"
 
 
-@pytest.mark.slow
-def test_a_replay_of_another_size_is_refused(
+def test_a_replay_of_another_size_goes_on_with_the_newest_steps(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    train(tmp_path, 20, *KEPT, target="cartpole_dqn")
-    small = [*SMALL, *KEPT, "replay.capacity=1000", f"run.dir={tmp_path}"]
-    assert run.train("cartpole_dqn", small, "must", False) == 2
-    error = capfd.readouterr().err
-    assert "give the same capacity" in error
-    assert "or begin with an empty one: replay.checkpoint=false" in error
+    train(tmp_path, 40, *KEPT, target="cartpole_dqn")
+    small = (*KEPT, "replay.capacity=1030")
+    train(tmp_path, 60, *small, target="cartpole_dqn", resume="must")
+    told = re.search(r"the replay continues with (\d+) stored steps", capfd.readouterr().out)
+    assert told is not None
+    assert 1030 <= int(told[1]) < 512 + 40 * 32
 
 
 def test_a_run_from_replay_stops_where_it_was_told_to(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Transitions
-from penstock.core.specs import HEADER
+from penstock.core.specs import HEADER, Column
 from penstock.envs import EnvInfo, probe
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.factory import make_trainer
@@ -351,6 +351,11 @@ def test_one_on_replay_has_the_columns_that_fit_the_actions(off_policy: str) -> 
     columns["action"][...] = 3
     with pytest.raises(ValueError, match=r"an action of 3\.0"):
         make_receive(numbers.algo, network_shape(numbers, NUMBERS).layout)(columns)
+    several = algorithm(choices.algo).columns(
+        CHOICES.observation_space, spaces.MultiDiscrete(np.array([[2, 3], [4, 5]]))
+    )
+    assert Column("action", "<i4", (2, 2)) in several
+    assert "priority" not in [column.name for column in several]
     one = replace(NUMBERS, action_space=spaces.Box(-1, 1, (), np.float32))
     assert "priority" not in [column.name for column in slot_spec(numbers, one).columns]
 

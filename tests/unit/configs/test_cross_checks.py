@@ -143,15 +143,17 @@ CASES = {
     ),
     "a batch larger than replay": (
         ["algo.name=sac", "replay.capacity=100", "replay.min_size=10"],
-        "replay.batch_size 256 is larger than replay.capacity 100; "
-        "set replay.batch_size=100 or less",
-        ["replay.batch_size=100"],
+        "replay.batch_size 256 is more than half of replay.capacity 100, and each reset takes up "
+        "the room of a step, so that with short episodes training would never begin; set "
+        "replay.batch_size=50 or less",
+        ["replay.batch_size=50"],
     ),
     "a start that is never reached": (
         ["algo.name=sac", "replay.capacity=1e3"],
-        "replay.min_size 10000 is more than three quarters of replay.capacity 1000, and the rows "
-        "of resets need the rest; set replay.min_size=750 or less",
-        ["replay.min_size=750"],
+        "replay.min_size 10000 is more than half of replay.capacity 1000, and each reset takes up "
+        "the room of a step, so that with short episodes training would never begin; set "
+        "replay.min_size=500 or less",
+        ["replay.min_size=500"],
     ),
     "a schedule of nothing": (
         ["algo.name=dqn", "replay.beta=1", "replay.beta_steps=1e6"],

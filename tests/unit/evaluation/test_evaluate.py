@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
@@ -105,6 +106,23 @@ def test_episodes_of_the_limits_length_are_whole_and_longer_ones_are_cut() -> No
     assert run_play(game, 6, max_steps=3) == [Episode(3.0, 3)] * 3 + [Episode(3.0, 3, True)] * 3
     assert game.seeds == [0, 2, 4]
     assert run_play(Scripted([4]), 2, max_steps=3) == [Episode(3.0, 3, True)] * 2
+
+
+class NumbersForFlags(CartPoleVectorEnv):
+    """Its flags are the numbers 0 and 1."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated.astype(np.int64), truncated.astype(np.int8), info
+
+
+def test_flags_may_be_numbers() -> None:
+    played = []
+    for kind in (CartPoleVectorEnv, NumbersForFlags):
+        game = BatchedEnv("flags", kind(3, max_episode_steps=9), 1, "")
+        played.append(play(game, lambda obs: np.zeros(3, np.int32), 6, 0, 100))
+        game.close()
+    assert played[0] == played[1]
 
 
 def test_a_game_that_ends_after_all_begins_its_next_episode_by_itself() -> None:

@@ -129,10 +129,12 @@ def test_without_one_it_begins_empty_and_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "last").exists(), "it would be older than its checkpoint"
 
 
-def test_one_of_another_size_is_refused(tmp_path: Path) -> None:
+def test_one_of_other_steps_is_refused(tmp_path: Path) -> None:
     KeptReplay(made(), wanted=True).finish(tmp_path, lambda: None)
-    with pytest.raises(UserError, match=r"same capacity, .*; or begin .* replay\.checkpoint=false"):
-        KeptReplay(made(0, capacity=50), wanted=True).resume(tmp_path)
+    with pytest.raises(
+        UserError, match=r"another replay: .*; or begin .* replay\.checkpoint=false"
+    ):
+        KeptReplay(made(0, unroll=5), wanted=True).resume(tmp_path)
 
 
 def limited(min_size: int = 10, ratio: float = 2.0) -> tuple[Replay, RateLimiter]:

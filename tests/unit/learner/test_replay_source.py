@@ -8,7 +8,9 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -274,6 +276,61 @@ def test_memory_is_for_what_actors_may_hold() -> None:
         opened = [source.store.open_lane(0) for _ in range(35)]
         assert len(set(opened)) == 35
         source.close()
+
+
+@pytest.mark.parametrize(("first", "then"), [(1, 3), (3, 1)])
+def test_it_resumes_with_another_number_of_actors(tmp_path: Path, first: int, then: int) -> None:
+    """As where actors.count is auto, and the machine has other cores than that of the snapshot."""
+    options = ("replay.checkpoint=true", "algo.n_step=3", "replay.prioritized=true")
+    saved = make_world(*options, most=first)
+    for _ in range(20):
+        assert saved.publish()
+        saved.source.in_flight_steps()
+    saved.source.save(tmp_path, lambda: None)
+    config = resolve("cartpole_dqn", [*OPTIONS, *options])
+    trainer, ledger = OffPolicyTrainer(config, probe(config.env)), TimeLedger()
+    resumed = ReplayDataSource(config, trainer, Accounting(), then, 1, ledger, shared=False)
+    kept = min(saved.source.figures()["replay_size"], len(resumed.store.slots) * 8)
+    assert resumed.restore(tmp_path) == f"the replay continues with {kept:.0f} stored steps"
+    assert not resumed.continue_streams()  # they name slots
+    batch = resumed.next(0.0)
+    assert batch is not None
+    first_rewards = batch.data.reward / (1 + 0.99 + 0.99**2)
+    assert first_rewards.min() > 20 * 8 - kept
+    saved.source.close()
+    resumed.close()
+
+
+def test_with_episodes_of_one_step_the_largest_allowed_start_is_reached() -> None:
+    """Every second row resets."""
+    half = ("replay.min_size=32", "replay.batch_size=32", "replay.samples_per_insert=null")
+    world = make_world(*half)
+    for _ in range(30):
+        slot = world.writer.acquire(0.0)
+        assert slot is not None
+        world._fill(slot)
+        slot.columns["alive"][1::2] = False
+        slot.columns["terminated"][::2] = True
+        slot.header["steps"] = 4
+        world.writer.publish(slot)
+        world.published += 1
+        if (batch := world.source.next(0.0)) is not None:
+            break
+    assert batch is not None
+    world.source.close()
+
+
+def test_the_thread_that_saves_uses_the_device_of_the_learner(tmp_path: Path) -> None:
+    """In lockstep a snapshot holds errors that a GPU may still be computing."""
+    world = make_world("replay.checkpoint=true")
+    threads: list[str] = []
+    seam: Any = SimpleNamespace(
+        enter_thread=lambda: threads.append(threading.current_thread().name)
+    )
+    world.source._device = seam
+    world.source.save(tmp_path, lambda: None)
+    assert threads == ["replay-save"]
+    world.source.close()
 
 
 def test_what_was_published_is_taken_in_once_for_a_batch(

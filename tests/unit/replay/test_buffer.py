@@ -16,7 +16,15 @@ import pytest
 from gymnasium import spaces
 
 from penstock.core import cgroup
-from penstock.replay import Batch, Prioritized, Replay, ReplayError, Uniform
+from penstock.replay import (
+    Batch,
+    Prioritized,
+    RateLimiter,
+    Replay,
+    ReplayError,
+    Sequences,
+    Uniform,
+)
 from penstock.replay.gather import Pool
 
 PLAIN: dict[str, Any] = {"obs": (np.float32, (2,)), "action": (np.int64, ())}
@@ -218,7 +226,20 @@ def test_numbers_may_be_written_as_floats() -> None:
     assert all(type(n) is int for n in (replay.capacity, replay.n_step))
 
 
-@pytest.mark.parametrize("name", ["values", "items", "update", "a.b", "a@side", 3])
+@pytest.mark.parametrize("count", [1.5, 2.0, 0, -1, "2", None])
+@pytest.mark.parametrize("options", [{}, {"limiter": RateLimiter()}, {"sequences": Sequences(2)}])
+def test_a_batch_size_is_a_whole_number(count: Any, options: dict[str, Any]) -> None:
+    replay = Replay(PLAIN, 100, **options)
+    fill(replay, 0, 20)
+    words = f"batch size {count!r} must be a whole number and at least 1"
+    with pytest.raises(ReplayError, match=re.escape(words)):
+        replay.sample(count)
+    assert len(replay.sample(np.int64(3)).keys) == 3  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name", ["values", "items", "update", "a.b", "a@side", 3, "records", "slot_records"]
+)
 def test_names_that_a_batch_cannot_have_are_refused(name: Any) -> None:
     with pytest.raises(ReplayError, match=rf"column.* {re.escape(repr(name))}"):
         Replay(PLAIN | {name: (np.float32, ())}, 100)

@@ -60,6 +60,21 @@ def test_what_is_loaded_goes_on_alike(tmp_path: Path, options: dict[str, Any]) -
         assert_consistent(loaded.sample(50), loaded.n_step)
 
 
+def test_the_policy_version_goes_on(tmp_path: Path) -> None:
+    """Else slots stored after the load would be of version 0, and be evicted once it is set."""
+    replay, _ = made(max_policy_lag=3)
+    replay.version = 7
+    replay.save(tmp_path)
+    loaded = Replay.load(tmp_path)
+    assert loaded.version == 7
+    for i in range(16):
+        loaded.add(**step(i, 3))
+    loaded.version = 8
+    with loaded.lock:
+        loaded.collect()
+    assert len(loaded) == 16  # those of version 0 are gone
+
+
 def test_the_newer_replaces_the_older(tmp_path: Path) -> None:
     replay, add = made()
     replay.save(tmp_path)
