@@ -55,9 +55,7 @@ def main() -> None:
     answer_with_stacks(stacks_path(Path(arguments["run_dir"]), sys.argv[1]))
     os.nice(arguments["nice"] - nice)
     if arguments["role"] in ("actor", "evaluator"):
-        # Otherwise, woken by a granted slot, it would preempt the learner.
-        with contextlib.suppress(OSError):  # a sandbox may forbid it
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        _yield_to_learners()
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     with gc_paused(), _noting(early_error):
@@ -73,6 +71,14 @@ def main() -> None:
     # Not sys.exit: a thread left behind could hold the process, and libraries that are torn down
     # in the wrong order turn a finished run into a crash.
     os._exit(code)
+
+
+def _yield_to_learners() -> None:
+    """Do not preempt a learner when a granted slot wakes this process. A policy that the user has
+    chosen, such as `chrt --idle`, stays."""
+    with contextlib.suppress(OSError):  # a sandbox may forbid it
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _import_ahead(target: str, page: StatusPage) -> Exception | None:
