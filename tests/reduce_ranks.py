@@ -38,8 +38,6 @@ LARGE: dict[str, dict[str, Any]] = {
     "terngrad-again": {"codec": "terngrad", "reternarize": True},
     "dgc-clip": {"codec": "dgc", "dgc_density": 0.01, "warmup_updates": 0, "dgc_clip": 1.0},
 }
-for _name in ("onebit", "dropping", "dgc", "powersgd"):
-    LARGE[f"{_name}-own-clip"] = LARGE[_name] | {"grad_clip": 1.0}
 TINY: dict[str, dict[str, Any]] = {  # every parameter is a bucket, two of them of one value
     f"{name}-tiny": {"codec": name, "warmup_updates": 0, "bucket_mb": 1e-6} for name in CODECS.specs
 }

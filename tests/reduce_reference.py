@@ -78,20 +78,9 @@ def width_of(size: int, world: int, block: int, multiple: int) -> int:
     return ceil(share / ceil(share / block) / multiple) * multiple
 
 
-def clipped(grads: Floats, cuts: Cuts, clip: float) -> Floats:
-    """Each rank's gradient in each cut, of a norm of at most ``clip / sqrt(world)``."""
-    found = grads.copy()
-    for u, rank in np.ndindex(grads.shape[:2]):
-        for start, stop in cuts:
-            norm = sum(float(value) ** 2 for value in grads[u, rank, start:stop]) ** 0.5
-            factor = min(1.0, clip / grads.shape[1] ** 0.5 / (norm + 1e-6))
-            found[u, rank, start:stop] *= np.float32(factor)
-    return found
-
-
-def dropping(grads: Floats, cuts: Cuts, counts: Sequence[int], clip: float | None = None) -> Floats:
+def dropping(grads: Floats, cuts: Cuts, counts: Sequence[int]) -> Floats:
     """Aji & Heafield 2017, algorithm 1, with exactly ``counts`` values of each cut."""
-    return dgc(grads, cuts, [counts] * len(grads), momentum=0.0, clip=clip)
+    return dgc(grads, cuts, [counts] * len(grads), momentum=0.0, clip=None)
 
 
 def dgc(

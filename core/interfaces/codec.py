@@ -102,8 +102,7 @@ class CodecContext(NamedTuple):
     momentum: float = 0.9
     """The optimizer's momentum, for a codec that applies it in the optimizer's place."""
     grad_clip: float | None = None
-    """The optimizer's bound on the norm of a gradient, for a codec that clips in the optimizer's
-    place, or before it keeps a residual."""
+    """The optimizer's bound on the norm of a gradient, for such a codec."""
     adam: AdamState | None = None
     """Given to a codec that sends the momentum of Adam or LAMB; None without an optimizer, in a
     measurement."""

@@ -13,22 +13,12 @@ from penstock.core.interfaces import Bucket, CodecContext, Collective
 from penstock.device.choice import runs_behind
 from penstock.learner.codecs.buckets import bucket_nbytes, buckets_of
 
-CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_
-
 
 class BaseCodec(ABC):
     """A `core.interfaces.Codec`; subclasses implement `_reduce` and `_bucket_nbytes`.
 
     `_reduce` reads a bucket's slice of ``_residuals`` and writes all of the same slice of ``_new``.
     After the last bucket of a step, `_commit` makes these the residuals if all sums are finite.
-
-    The optimizer clips the sums, and what a codec withholds from them would pass that bound: one
-    outlier would fill a residual, and so make the next steps. So codecs with residuals of gradients
-    clip this rank's own gradient first, to ``learner.grad_clip`` / sqrt(world), the share of a rank
-    whose gradients differ from those of others by noise (Lin et al. 2018, arXiv 1712.01887, section
-    3.2 and appendix A). Buckets are reduced before the norm of the whole gradient is known, so each
-    is clipped by its own, as the authors' code clips each layer. It is at most that of the whole,
-    so this bound is never the narrower one.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ()
@@ -85,12 +75,6 @@ class BaseCodec(ABC):
         for values in (*self._residuals.values(), *self._new.values()):
             values.zero_()
 
-    @property
-    def _own_clip(self) -> float | None:
-        """Bound on the norm of this rank's gradient; None for none."""
-        clip = self._context.grad_clip
-        return None if clip is None else clip * self._world**-0.5
-
     def _commit(self, bucket: Bucket, sums: Tensor) -> None:
         """After the last bucket replace all residuals, unless a sum of the step was not finite.
 
@@ -125,21 +109,3 @@ class BaseCodec(ABC):
                 self._views = {key: view for key, view in self._views.items() if key[0] != use}
             held = self._views[use, shape] = self._scratch[use][:size].view(shape)
         return held
-
-
-def clip(grads: Tensor, bound: float | None) -> Tensor:
-    """Clip ``grads`` to a norm of ``bound``, in place; without a finite norm they become NaN.
-
-    Values of which only the norm overflows would be cut to zero, and their rank's samples be lost
-    without a skipped step.
-
-    Returns:
-        Whether the norm is finite, bool ``[]``.
-    """
-    norm = torch.linalg.vector_norm(grads)
-    sound: Tensor = norm.isfinite()
-    factor = torch.ones_like(norm)
-    if bound is not None:
-        factor = (bound / (norm + CLIP_MARGIN)).clamp_(max=1.0)
-    grads.mul_(torch.where(sound, factor, torch.nan))
-    return sound

@@ -10,6 +10,7 @@ from penstock.learner.codecs.registry import DgcOptions
 from penstock.learner.codecs.sparse import Sparse
 
 LADDER = (0.25, 0.0625, 0.015625, 0.004, 0.001)
+CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_
 
 
 class Dgc(Sparse):
@@ -19,9 +20,11 @@ class Dgc(Sparse):
     must have none: `learner.optimizer=sgd` is used with momentum 0. Therefore a group of one is
     coded too.
 
-    Each bucket's g is first clipped (`BaseCodec`), with ``learner.reduce.dgc_clip`` in place of
-    ``learner.grad_clip`` if it is set. The density falls by the paper's ladder,
-    ``learner.reduce.warmup_updates`` on each step, to ``learner.reduce.dgc_density``.
+    With ``learner.reduce.dgc_clip``, else ``learner.grad_clip``, each bucket's g is first clipped
+    to the norm dgc_clip / sqrt(world): local gradients are shares of a mean, and buckets are
+    reduced before the norm of the whole gradient is known (the authors' code clips every layer by
+    itself). The density falls by the paper's ladder, ``learner.reduce.warmup_updates`` on each
+    step, to ``learner.reduce.dgc_density``.
     """
 
     kinds = ("momentum", "error")
@@ -29,11 +32,8 @@ class Dgc(Sparse):
 
     def _set_up(self) -> None:
         self._options = DgcOptions.of(self._context.cfg)
-
-    @property
-    def _own_clip(self) -> float | None:
-        clip = self._options.dgc_clip
-        return super()._own_clip if clip is None else clip * self._world**-0.5
+        own_clip = self._options.dgc_clip
+        self._clip = self._context.grad_clip if own_clip is None else own_clip
 
     def density(self, update: int) -> float:
         end, stage = self._options.dgc_density, self._options.warmup_updates
@@ -41,7 +41,10 @@ class Dgc(Sparse):
             return end
         return max(end, LADDER[update // stage])
 
-    def _take(self, bucket: Bucket, grads: Tensor) -> tuple[Tensor, Tensor]:
+    def _take(self, bucket: Bucket, grads: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
+        if self._clip is not None:
+            bound = self._clip * self._world**-0.5
+            grads *= (bound / (norm + CLIP_MARGIN)).clamp_(max=1.0)
         span = slice(bucket.start, bucket.stop)
         momentum, error = (self._new[kind][span] for kind in self.kinds)
         torch.mul(self._residuals["momentum"][span], self._context.momentum, out=momentum)

@@ -13,8 +13,8 @@ from penstock.learner.codecs.sparse import Sparse
 class Dropping(Sparse):
     """error += g; send the largest of error, and set them to zero there.
 
-    g is clipped (`BaseCodec`). Exactly ``learner.reduce.density`` of the values of a bucket are
-    sent, unlike the paper's threshold from a sample.
+    Exactly ``learner.reduce.density`` of the values of a bucket, unlike the paper's threshold from
+    a sample.
     """
 
     kinds = ("error",)
@@ -25,7 +25,7 @@ class Dropping(Sparse):
     def density(self, update: int) -> float:
         return self._density
 
-    def _take(self, bucket: Bucket, grads: Tensor) -> tuple[Tensor, Tensor]:
+    def _take(self, bucket: Bucket, grads: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
         span = slice(bucket.start, bucket.stop)
         error = torch.add(self._residuals["error"][span], grads, out=self._new["error"][span])
         places = self._largest(error, self.count(bucket, self._update))

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from penstock.core.interfaces import Bucket, Collective
 from penstock.learner.codecs.buckets import VALUE_NBYTES
-from penstock.learner.codecs.codec import clip
 from penstock.learner.codecs.collective import all_reduce_nbytes
 from penstock.learner.codecs.packing import Packing
 from penstock.learner.codecs.registry import OneBitOptions
@@ -20,7 +19,7 @@ class OneBit(TwoPhase):
 
     c+ and c- are the means of the values of each sign in a block of ``learner.reduce.onebit_block``
     values (the paper has columns of a matrix; blocks cost less and know no shapes). The first
-    ``learner.reduce.warmup_updates`` updates of the run are float32. g is clipped (`BaseCodec`).
+    ``learner.reduce.warmup_updates`` updates of the run are float32.
     """
 
     kinds = ("error", "server_error")
@@ -48,9 +47,8 @@ class OneBit(TwoPhase):
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
         if self._is_plain(self._update):
             ring.all_reduce(grads)
-            return
-        clip(grads, self._own_clip)
-        super()._reduce(bucket, grads, ring)
+        else:
+            super()._reduce(bucket, grads, ring)
 
     def _commit(self, bucket: Bucket, sums: Tensor) -> None:
         if not self._is_plain(self._update):

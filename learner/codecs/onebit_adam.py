@@ -10,13 +10,12 @@ from torch import Tensor
 
 from penstock.core.interfaces import AdamState, Bucket, Collective
 from penstock.learner.codecs.buckets import VALUE_NBYTES, buckets_of
-from penstock.learner.codecs.codec import clip
 from penstock.learner.codecs.onebit import OneBit
 from penstock.learner.codecs.registry import CODECS, OneBitAdamOptions
-from penstock.learner.codecs.two_phase import TwoPhase
 from penstock.learner.codecs.variance import RenewedVariance
 from penstock.learner.optimizers.rules import BETAS, adam_denominator
 
+CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_
 LARGEST_STEP = (1 - BETAS[0]) / (1 - BETAS[1]) ** 0.5
 """Bound on |m| / sqrt(v) in Adam (Kingma & Ba 2015, section 2.1)."""
 
@@ -75,9 +74,9 @@ class OneBitMomentum(OneBit):
         if self._is_plain(self._update):
             if self._world > 1:
                 ring.all_reduce(grads)
-            clip(grads, self._context.grad_clip)
+            self._clip(grads, 1.0)
             return
-        clip(grads, self._own_clip)
+        self._clip(grads, self._world**-0.5)
         if self._variance:
             change, new = self._residuals["variance"], self._new["variance"]
             self._variance.begin(self._update, grads, change, new, ring)
@@ -93,8 +92,16 @@ class OneBitMomentum(OneBit):
         denominator = adam_denominator(self._adam, out)
         bound = LARGEST_STEP / self._world
         grads.div_(denominator).clamp_(-bound, bound)
-        TwoPhase._reduce(self, bucket, grads, ring)  # a momentum is not clipped
+        super()._reduce(bucket, grads, ring)
         grads.mul_(denominator)
+
+    def _clip(self, grads: Tensor, share: float) -> None:
+        """Clip ``grads`` to a ``share`` of the bound; without a finite norm they become NaN."""
+        norm = torch.linalg.vector_norm(grads)
+        factor = torch.ones_like(norm)
+        if self._context.grad_clip is not None:
+            factor = (self._context.grad_clip * share / (norm + CLIP_MARGIN)).clamp_(max=1.0)
+        grads.mul_(torch.where(norm.isfinite(), factor, torch.nan))
 
 
 class OneBitAdam(OneBitMomentum):

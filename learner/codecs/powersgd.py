@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.core.interfaces import Bucket, Collective, GradientPart
 from penstock.device.choice import runs_behind
 from penstock.learner.codecs.buckets import VALUE_NBYTES
-from penstock.learner.codecs.codec import BaseCodec, clip
+from penstock.learner.codecs.codec import BaseCodec
 from penstock.learner.codecs.collective import all_reduce_nbytes
 from penstock.learner.codecs.registry import PowerSgdOptions
 
@@ -31,7 +31,7 @@ class PowerSgd(BaseCodec):
     the buckets, the float32 updates before ``learner.reduce.warmup_updates``, the first Q (torch
     would seed the process's own generator, from this thread), and ``error``, which lies in the flat
     vector as in other codecs. Later Qs are equal on all ranks and not saved: a resumed run begins
-    with the first again. In coded updates a bucket's gradient is clipped first (`BaseCodec`).
+    with the first again.
     """
 
     kinds = ("error",)
@@ -85,7 +85,6 @@ class PowerSgd(BaseCodec):
             first = torch.randn(columns, generator=torch.Generator().manual_seed(index))
             state.q_memory_dict[index] = first.to(self._device)
             state.p_memory_dict[index] = torch.empty(rows, device=self._device)
-        clip(grads, self._own_clip)
         norm = torch.linalg.vector_norm(grads + error) * self._world
         if not norm.square().isfinite():  # P would be divided by infinity, and the layer stay zero
             grads.fill_(torch.nan)

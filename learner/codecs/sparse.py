@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.core.interfaces import Bucket, Collective
 from penstock.device.choice import runs_behind
 from penstock.learner.codecs.buckets import VALUE_NBYTES
-from penstock.learner.codecs.codec import BaseCodec, clip
+from penstock.learner.codecs.codec import BaseCodec
 from penstock.learner.codecs.collective import all_gather_nbytes, all_reduce_nbytes
 
 ENTRY_NBYTES = 8  # int32 index, float32 value
@@ -33,20 +33,21 @@ class Sparse(BaseCodec):
         """The fraction of the values that is sent."""
 
     @abstractmethod
-    def _take(self, bucket: Bucket, grads: Tensor) -> tuple[Tensor, Tensor]:
-        """Add clipped gradients of a finite norm to the residuals, and take out what is sent:
+    def _take(self, bucket: Bucket, grads: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
+        """Add gradients of a finite norm ``[]`` to the residuals, and take out what is sent:
         indices (int64) and values (float32), both ``[count]``."""
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
-        sound = clip(grads, self._own_clip)
+        norm = torch.linalg.vector_norm(grads)
+        sound = norm.isfinite()
         if not runs_behind(grads):
             if sound:
-                self._sum(bucket, grads, *self._take(bucket, grads), ring)
+                self._sum(bucket, grads, *self._take(bucket, grads, norm), ring)
             else:
                 self._sum_nan(bucket, grads, ring)
             return
         # To ask whether it is sound would be to wait.
-        places, values = self._take(bucket, torch.where(sound, grads, 0.0))
+        places, values = self._take(bucket, torch.where(sound, grads, 0.0), norm)
         self._sum(bucket, grads, places, torch.where(sound, values, torch.nan), ring)
 
     def count(self, bucket: Bucket, update: int) -> int:

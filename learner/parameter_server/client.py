@@ -309,7 +309,7 @@ class ServerClient:
         """The factor by which a gradient is clipped, whose mean has that norm.
 
         With several shards each knows only a part of it. With a residual it is clipped before the
-        residual is added, as in the codecs (`codecs.codec.BaseCodec`).
+        residual is added, or an outlier would stay in it.
 
         NaN for one that is not finite, so that every shard refuses its part.
         """

@@ -86,30 +86,6 @@ def test_nothing_is_lost_but_only_held_back(name: str, world: int) -> None:
     np.testing.assert_allclose(total, grads.sum((0, 1), dtype=np.float64), atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["onebit", "dropping", "dgc", "powersgd"])
-def test_an_outlier_is_in_no_later_step(name: str) -> None:
-    """One value of one rank's gradient is 1e6 in one step; the others are 1 or -1."""
-    world, clip, shape = 2, 0.5, (("weight", (64, 64)),)
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], (12, world, 64 * 64)).astype(np.float32)
-    signs[1, 0, 17] = 1e6
-
-    def work(ring: GroupCollective) -> tuple[list[Floats], list[float]]:
-        codec = codec_for(
-            world, ring.rank, shape, codec=name, warmup_updates=0, grad_clip=clip, momentum=0.0
-        )
-        sums, held = [], []
-        for t, grads in enumerate(signs[:, ring.rank]):
-            sums.append(reduce_all(codec, ring, t, grads))
-            held.append(max(float(r.norm()) for r in codec.residuals().values()))
-        return sums, held
-
-    for sums, held in run_ranks(world, work):
-        # Each step adds clip / sqrt(2) at most, and the sum of two ranks is at most sqrt(2) clip.
-        assert max(held) <= clip * 2**0.5 * len(signs)
-        for later in sums[2:]:
-            assert abs(later[17]) < 0.9 * np.linalg.norm(later)
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e25])
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize(
