@@ -15,7 +15,7 @@ from penstock.monitor.ranks import COUNTED, COUNTERS, GROUPS, HISTOGRAM, LATENCY
 SHOWN_CHARS = 40  # of a value
 
 
-class Field(NamedTuple):
+class MessageField(NamedTuple):
     """A rule in words, and the check of it."""
 
     rule: str
@@ -23,7 +23,7 @@ class Field(NamedTuple):
     required: bool = True
 
     @property
-    def optional(self) -> Field:
+    def optional(self) -> MessageField:
         return self._replace(required=False)
 
 
@@ -39,17 +39,17 @@ def _is_histogram(value: Any) -> bool:
     return _is_counts(value) and all(key.lstrip("-").isdecimal() for key in value)
 
 
-def _has(fields: Mapping[str, Field]) -> Field:
-    return Field("an object", lambda v: isinstance(v, dict) and not fault_in(v, fields))
+def _has(fields: Mapping[str, MessageField]) -> MessageField:
+    return MessageField("an object", lambda v: isinstance(v, dict) and not fault_in(v, fields))
 
 
-TEXT, FLAG = Field("text", _is(str)), Field("true or false", _is(bool))
-TEXT_OR_NONE = Field("text or null", _is(str, type(None)))
-WHOLE, NUMBER = Field("a whole number", _is(int)), Field("a number", _is(int, float))
-NUMBER_OR_NONE = Field("a number or null", _is(int, float, type(None)))
-OBJECT_OR_NONE = Field("an object or null", _is(dict, type(None)))
-COUNTS = Field("an object of numbers", _is_counts)
-HISTOGRAM_OF = Field("an object of numbers by whole numbers", _is_histogram)
+TEXT, FLAG = MessageField("text", _is(str)), MessageField("true or false", _is(bool))
+TEXT_OR_NONE = MessageField("text or null", _is(str, type(None)))
+WHOLE, NUMBER = MessageField("a whole number", _is(int)), MessageField("a number", _is(int, float))
+NUMBER_OR_NONE = MessageField("a number or null", _is(int, float, type(None)))
+OBJECT_OR_NONE = MessageField("an object or null", _is(dict, type(None)))
+COUNTS = MessageField("an object of numbers", _is_counts)
+HISTOGRAM_OF = MessageField("an object of numbers by whole numbers", _is_histogram)
 
 METRICS = {name: NUMBER_OR_NONE.optional for name in GROUPS | SUMMED}
 METRICS |= {name: NUMBER.optional for name in (*COUNTERS, *MOST)}
@@ -62,7 +62,7 @@ ACCOUNTING = {
 }
 PROGRESS = {"time_s": NUMBER, "trained_steps": WHOLE, "learner_steps": WHOLE, "best": FLAG}
 ESTIMATE = _has({"mean": NUMBER_OR_NONE, "se": NUMBER_OR_NONE})
-FIELDS: Mapping[str, Mapping[str, Field]] = {
+FIELDS: Mapping[str, Mapping[str, MessageField]] = {
     "error": {
         "message": TEXT,
         **dict.fromkeys(("traceback", "place"), TEXT.optional),
@@ -88,7 +88,7 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
 }
 
 
-def fault_in(message: Mapping[str, Any], fields: Mapping[str, Field]) -> str:
+def fault_in(message: Mapping[str, Any], fields: Mapping[str, MessageField]) -> str:
     """What is wrong with a message that has these fields, as "'reason' is 3, and must be text";
     empty where nothing is."""
     for name, field in fields.items():

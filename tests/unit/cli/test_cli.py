@@ -197,14 +197,15 @@ def test_a_mistake_is_a_sentence_on_standard_error(
     assert sentence in last_line(out)["error"]
 
 
-@pytest.mark.parametrize("arguments", [["runs"], ["train"], ["eval"], ["train", "--resume-from"]])
+@pytest.mark.parametrize("arguments", [["runs"], ["eval"], ["train", "--resume-from"]])
 def test_a_path_that_is_too_long_is_a_mistake(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     target = ["cartpole"] if "--resume-from" in arguments else []
     code, out, err = in_process(monkeypatch, capsys, *arguments, "x" * 300, *target, "--json")
     assert (code, err.count("\n")) == (2, 1)
-    assert err.startswith(f"penstock: {'x' * 200}...: File name too long; name another path")
+    said = "cannot be accessed: File name too long; name another path"
+    assert err.startswith(f"penstock: {'x' * 200}... {said}")
     assert last_line(out)["exit_code"] == 2
 
 
@@ -217,7 +218,8 @@ def test_a_folder_that_the_user_may_not_read_is_a_mistake(
     monkeypatch.setattr("penstock.monitor.runs.find", find)
     code, _, err = in_process(monkeypatch, capsys, "runs", "of-another-user")
     said = "of-another-user cannot be accessed: Permission denied; name another path"
-    assert (code, err) == (2, f"penstock: {said}\n")
+    assert code == 2
+    assert err.startswith(f"penstock: {said}")
 
 
 def test_a_mistake_leaves_no_folder(
