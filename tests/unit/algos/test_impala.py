@@ -274,7 +274,7 @@ def _sound() -> dict[str, np.ndarray[Any, Any]]:
         ("action", 2, "actions from 0 to 2, there are 2"),
         ("action", -1, "actions from -1 to 0"),
         ("obs", np.nan, "column obs holds numbers that are not finite"),
-        ("reward", np.inf, "column reward"),
+        ("reward", np.inf, "a reward of inf"),
         ("behaviour_logp", np.nan, "column behaviour_logp"),
     ],
 )
