@@ -126,7 +126,8 @@ class BareNetwork:
         if not self.on_gpu:
             return best
         ways = itertools.product((False, True), repeat=2)
-        forms = [best._replace(compiled=compiled, graph=graph) for compiled, graph in ways]
+        # Graphs come last: a capture that fails may spoil what is measured after it.
+        forms = [best._replace(compiled=compiled, graph=graph) for graph, compiled in ways]
         return min(forms, key=lambda form: self._seconds_per_row(form, learns))
 
     def parameters(self) -> Iterator[nn.Parameter]:

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from penstock.configs.keys import nearest, options
 from penstock.configs.layers import Layers
 from penstock.configs.section import Contradiction
-from penstock.configs.value_types import MOST
+from penstock.configs.value_types import MOST, MOST_WHOLE
 from penstock.configs.yaml_text import KeyPath
 
 _LONGEST = 80
@@ -67,6 +67,9 @@ def _wrong_value(path: KeyPath, layers: Layers) -> str:
     is_number = rule.startswith(("a number", "a finite number"))  # and not a whole one
     if is_number and isinstance(value, int | float) and MOST < abs(value) < math.inf:
         rule += f", of at most {MOST:g} in absolute value"
+    is_count = rule.startswith("a whole number of at least")
+    if is_count and isinstance(value, int | float) and MOST_WHOLE < value < math.inf:
+        rule += f", of at most {MOST_WHOLE}"
     text = f"{name} is {show(value)}; it must be {rule}"
     return text if option.required else f"{text}; the default is {show(option.default)}"
 

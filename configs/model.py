@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from penstock.configs.section import Section
-from penstock.configs.value_types import Count, Number, Options, Sizes, Switch, Text
+from penstock.configs.value_types import Large, Number, Options, Sizes, Switch, Text
 
 CORES = ("lstm", "gru")
 
@@ -32,7 +32,7 @@ class ModelConfig(Section):
     """Recurrent layer after the encoder, for environments whose observations do not show the whole
     state; PPO and IMPALA only. It runs step by step: `learner.micro_batch` should hold the unrolls
     of many environments."""
-    core_size: Count = 128
+    core_size: Large = 128
     """Width of the recurrent layer; not used with `core` `none`."""
     critic: Literal["auto", "shared", "separate"] = "auto"
     """Whether the value function shares the policy's network up to its last layer, or has a network

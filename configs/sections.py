@@ -22,6 +22,7 @@ from penstock.configs.value_types import (
     Count,
     Device,
     Fraction,
+    Large,
     MemoryFormat,
     Natural,
     Niceness,
@@ -29,8 +30,11 @@ from penstock.configs.value_types import (
     Number,
     Options,
     Positive,
+    Processes,
     Range,
     Share,
+    Small,
+    SmallNatural,
     Switch,
     Text,
     Wrappers,
@@ -70,7 +74,7 @@ class EnvConfig(Section):
 class ActorsConfig(Section):
     """The processes that play the environments and record samples."""
 
-    count: Count | Range | Literal["auto"] = "auto"
+    count: Processes | Range | Literal["auto"] = "auto"
     """Actor processes that `penstock train` starts. `auto` starts at least 2, and as many for each
     learner as fill a batch (`learner.batch_slots` / `transport.slots`, at most 16). Every five
     seconds the number is adapted: while the learner waits for data and cores are idle it is raised,
@@ -79,21 +83,21 @@ class ActorsConfig(Section):
     number starts at 8 and is adapted between 8 and 40; on a Ray cluster the run begins with 8 and
     has up to 40, as hosts come and go. The number is not adapted in one process, and where
     `transport.max_policy_lag` is below the updates of a batch."""
-    envs: Count | Literal["auto"] = 64
+    envs: Large | Literal["auto"] = 64
     """Environments that each actor steps together; one slot holds all of them. More make inference
     cheaper per step and batches larger, and need more memory. `auto` times a step of the
     environment with the policy before the run starts, and takes the smallest number after which a
     step becomes little cheaper; batches then have 512 to 2,048 agent steps (with replay: slots of
     32 to 512), as those of most presets. A resumed run keeps the number. In one process it is the
     smallest of these numbers."""
-    unroll: Count = 32
+    unroll: Large = 32
     """Length of an unroll in agent steps (T): consecutive steps of each environment in one slot.
     Actors take new weights between unrolls only, so longer unrolls mean more policy lag, and
     shorter ones more overhead per step."""
     nice: Niceness = 5
     """Niceness of actor processes. At a higher value than `learner.nice`, the scheduler prefers the
     learner where there are fewer cores than processes."""
-    threads: Count = 1
+    threads: Small = 1
     """Threads of each actor's inference. More than 1 helps with large networks only."""
     inference: Literal["auto", "numpy", "torch"] = "auto"
     """Library that computes the policy on an actor. `numpy` is faster for a small `mlp`, and with
@@ -106,7 +110,7 @@ class ActorsConfig(Section):
     memory_format: MemoryFormat = "auto"
     """Order of images in memory during an actor's inference: `contiguous` has one channel after the
     other, `channels_last` one pixel after the other. `auto` times both at the start."""
-    env_threads: Count = 1
+    env_threads: Small = 1
     """Threads that step each actor's environments. They are used by the vectorised forms of Atari
     and EnvPool, and by single environments, of which each thread steps a fixed share. More than 1
     helps where a step waits outside Python, such as for a simulator or a network. Other vectorised
@@ -138,7 +142,7 @@ class ReplayConfig(Section):
     min_size: Count = 10_000
     """Agent steps in the buffer before the first optimizer step. A larger value makes the first
     batches more varied, and training starts later."""
-    batch_size: Count = 256
+    batch_size: Large = 256
     """Transitions in one optimizer step."""
     samples_per_insert: Positive | None = 8.0
     """Average number of times that each agent step is sampled. The learner waits when it is above
@@ -163,7 +167,7 @@ class ReplayConfig(Section):
 class LearnerConfig(Section):
     """The processes that train."""
 
-    count: Count | Range = 1
+    count: Processes | Range = 1
     """Data-parallel learners that train one set of weights, each on the samples of its share of the
     actors. `1..4`, on a Ray cluster only: the run begins with 1 and has up to 4, as hosts come and
     go; each learner that joins takes the state of the others, and its share of the actors."""
@@ -188,7 +192,7 @@ class LearnerConfig(Section):
     `staleness`. `ahead` and `cached` wait less on a slow network, but gradients are staler."""
     spare: Count = 1
     """Gradients of each step that `backup` does not wait for."""
-    server_shards: Count = 1
+    server_shards: Processes = 1
     """Processes of the parameter server, each with a range of the parameters. More divide its work,
     and its traffic, where `learner.pace` is `ssp`, `asp` or `tap`."""
     server_spread: Switch = False
@@ -209,7 +213,7 @@ class LearnerConfig(Section):
     """Order of images in memory during training: `contiguous` has one channel after the other,
     `channels_last` one pixel after the other. On a CPU `auto` times both at the start; a GPU
     computes faster with `channels_last`."""
-    threads: Count | Literal["auto"] = "auto"
+    threads: Small | Literal["auto"] = "auto"
     """Threads of torch in each learner, on a CPU. `auto` begins with 1. Every five seconds it adds
     one if actors are ahead of the learner and a core is idle, and takes it back if the learner does
     not train faster with it. In one process it stays at 1."""
@@ -244,7 +248,7 @@ class LearnerConfig(Section):
     nonfinite: NonFiniteConfig = Field(default_factory=NonFiniteConfig)
     batch_slots: Count = 1
     """Slots in one batch. More make batches larger, and the learner waits longer for each."""
-    updates_per_batch: Count = 1
+    updates_per_batch: Large = 1
     """Optimizer steps (minibatches) per batch and epoch, each on an equal share of the batch's
     environments, or of its steps (`algo.minibatches` of PPO). Every sample is used once in each of
     `algo.epochs`. Not used with replay."""
@@ -260,13 +264,13 @@ class LearnerConfig(Section):
     compile: bool = False
     """Compile the network with `torch.compile`; PPO and IMPALA only. On a GPU, fused kernels move
     less memory; the first updates take a minute or more. It needs a C++ compiler."""
-    prefetch: Natural | None = None
+    prefetch: SmallNatural | None = None
     """Batches that a thread gathers ahead, or draws from replay, while one is trained. More hide
     that work, and add policy lag, or priorities that are as many updates old. null: 1, and from
     replay 2: one is in reserve, so that the next is drawn during a backward pass, which leaves the
     interpreter to the thread. 0 does it between the steps, while the learner waits, and is faster
     with a small network on few cores."""
-    gather_threads: Count | None = None
+    gather_threads: Small | None = None
     """Threads that copy slots into one batch together. null: 1 on a CPU; on a GPU a quarter of the
     cores, at most 4."""
     publish_every: Count = 1

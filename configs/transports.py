@@ -13,10 +13,20 @@ from pydantic import AfterValidator, Field, Strict
 
 from penstock.configs.registry import ExtraOptions, OpenSection, OptionsRegistry
 from penstock.configs.section import Section
-from penstock.configs.value_types import Address, Count, Natural, Switch, Text, ValueDescription
+from penstock.configs.value_types import (
+    Address,
+    Count,
+    Natural,
+    Small,
+    Switch,
+    Text,
+    ValueDescription,
+)
 
 MAX_CONNECTORS = 16  # of a learner, which keeps lanes for as many
-Connectors = Annotated[Count, Field(le=MAX_CONNECTORS)]
+Connectors = Annotated[
+    Count, Field(le=MAX_CONNECTORS), ValueDescription(f"a whole number from 1 to {MAX_CONNECTORS}")
+]
 AUTO = "auto"
 """Value of `kind` that stands for a choice by the host of the actor (`TransportSpec.auto`)."""
 
@@ -63,7 +73,7 @@ class SharedTransportOptions(Section):
         ValueDescription("a transport's name"),
     ] = AUTO
     """`auto` uses shared memory on the learner's host and ZeroMQ between hosts."""
-    slots: Count = 2
+    slots: Small = 2
     """Slots lent to each actor at a time. With 1 an actor waits until its slot was taken, so
     samples are fresh; with 2 it fills one while the other waits. More need more memory and add
     policy lag."""

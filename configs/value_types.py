@@ -45,22 +45,47 @@ def bounds(value: str) -> tuple[int, int]:
     return int(least), int(most)
 
 
-def _ordered(value: str) -> str:
+def _checked(value: str) -> str:
     least, most = bounds(value)
-    if least > most:
-        raise ValueError(f"{least} is more than {most}")
+    if not least <= most <= MOST_PROCESSES:
+        raise ValueError(f"{least} is more than {most}, or {most} than {MOST_PROCESSES}")
     return value
 
 
+# Larger numbers are mistakes on any machine, and would exhaust its memory or never end.
+MOST_SMALL = 1 << 10
+MOST_PROCESSES = 1 << 14  # as many as connectors accept actors
+MOST_LARGE = 1 << 20
+MOST_WHOLE = (1 << 63) - 1  # of 64 bits
+
+
 _Whole = Annotated[int, BeforeValidator(_whole), Strict()]
-Natural = Annotated[_Whole, Field(ge=0), ValueDescription("a whole number of at least 0")]
-Count = Annotated[_Whole, Field(ge=1), ValueDescription("a whole number of at least 1")]
+Natural = Annotated[
+    _Whole, Field(ge=0, le=MOST_WHOLE), ValueDescription("a whole number of at least 0")
+]
+Count = Annotated[
+    _Whole, Field(ge=1, le=MOST_WHOLE), ValueDescription("a whole number of at least 1")
+]
+Small = Annotated[
+    _Whole, Field(ge=1, le=MOST_SMALL), ValueDescription(f"a whole number from 1 to {MOST_SMALL}")
+]
+SmallNatural = Annotated[
+    _Whole, Field(ge=0, le=MOST_SMALL), ValueDescription(f"a whole number from 0 to {MOST_SMALL}")
+]
+Processes = Annotated[
+    _Whole,
+    Field(ge=1, le=MOST_PROCESSES),
+    ValueDescription(f"a whole number from 1 to {MOST_PROCESSES}"),
+]
+Large = Annotated[
+    _Whole, Field(ge=1, le=MOST_LARGE), ValueDescription(f"a whole number from 1 to {MOST_LARGE}")
+]
 Niceness = Annotated[_Whole, Field(ge=0, le=19), ValueDescription("a whole number from 0 to 19")]
 Range = Annotated[
     str,
     Strict(),
     Field(pattern=r"^[1-9]\d{0,5}\.\.[1-9]\d{0,5}$"),
-    AfterValidator(_ordered),
+    AfterValidator(_checked),
     ValueDescription("`MIN..MAX`, such as `8..40`"),
 ]
 Port = Annotated[_Whole, Field(ge=0, le=65535), ValueDescription("a port from 0 to 65535")]
@@ -111,9 +136,9 @@ Address = Annotated[
     ValueDescription("an address such as `tcp://127.0.0.1:7700` or `ipc:///run/user/0/learner`"),
 ]
 Sizes = Annotated[
-    list[Count],
+    list[Large],
     Field(min_length=1, max_length=16),
-    ValueDescription("a list of whole numbers of at least 1, such as [64, 64]"),
+    ValueDescription(f"a list of whole numbers from 1 to {MOST_LARGE}, such as [64, 64]"),
 ]
 Options = Annotated[dict[str, JsonValue], ValueDescription("a map of keyword arguments")]
 _Object = Annotated[str, Strict(), Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]

@@ -70,6 +70,8 @@ if TYPE_CHECKING:
     from penstock.envs import BatchedEnv
     from penstock.evaluation.evaluate import Episode
 
+_FileIdentity = tuple[int, int]
+
 CHECKPOINTS = "checkpoints"
 HELD = ".evaluated"
 TEMPORARY = f".{FILE}.evaluated.tmp"  # the learner may save `checkpoints/best` at the same time
@@ -156,7 +158,7 @@ class Evaluator:
         self._knows_best = False
         self._noted_cut = False
         self._requested = folder / REQUESTED
-        self._seen: tuple[int, int] | None = None  # the last that was evaluated by time
+        self._seen: _FileIdentity | None = None  # the last that was evaluated by time
         self._resumes = ctx.incarnation > 0  # at what a killed evaluator was evaluating
         if not self._resumes:  # of an earlier run in this folder
             for each in (self._requested, self._held):
@@ -178,7 +180,7 @@ class Evaluator:
 
     def has_news(self) -> bool:
         """Whether there is a checkpoint that was not evaluated."""
-        found = self._identity()
+        found = _identity(self._last)
         return found is not None and found != self._seen
 
     def has_request(self) -> bool:
@@ -396,6 +398,7 @@ class Evaluator:
 
         config = self._config
         layout = network_shape(config, self._made_game().info).layout
+        file = _identity(self._best)
         meta = best_meta(self._best, layout, config.env)
         if meta is not None:
             known = meta.get(EVALUATION, {})
@@ -406,22 +409,35 @@ class Evaluator:
             elif not new:
                 played = self._play_both(self._best)
                 found = {way: estimate(returns_of(played[way])) for way in WAYS}
-                self._best_found = found[better_way(found)]
-                mean = number(self._best_found.mean)
+                estimated = found[better_way(found)]
+                play_by = evidence(found, of_best.get("trained_steps", 0))
+                kept = self._keep(self._best, estimated, play_by, file=file)
+                if not kept and _identity(self._best) != file:
+                    return self._find_best(progress)  # the learner has replaced it meanwhile
+                self._best_found = estimated
+                mean = number(estimated.mean)
                 logger.info("%s was evaluated first: mean return %s", self._best, mean)
-                steps = of_best.get("trained_steps", 0)
-                self._keep(self._best, self._best_found, evidence(found, steps))
         self._knows_best = True
 
-    def _keep(self, folder: Path, estimated: Estimate, play: Mapping[str, Any]) -> bool:
+    def _keep(
+        self,
+        folder: Path,
+        estimated: Estimate,
+        play: Mapping[str, Any],
+        *,
+        file: _FileIdentity | None = None,
+    ) -> bool:
         """Make the checkpoint in ``folder`` the best, with its mean in these games and how to
-        ``play`` it; returns whether the disk had room."""
+        ``play`` it; if ``file`` is given, only in place of that file. Returns whether it was
+        written: a disk may be full."""
         found = checkpoint_format.load(folder)
         meta = {**found.meta, PLAY: play}
         meta[EVALUATION] = {**self._how, "mean": estimated.mean, "se": estimated.se}
         meta.pop(REQUEST, None)
         try:
             with best_locked(self._best, wait=True):
+                if file is not None and _identity(folder) != file:
+                    return False
                 checkpoint_format.save(self._best, replace(found, meta=meta), TEMPORARY)
         except UserError as error:  # a disk that is full now need not be so for ever
             logger.info("%s stays as it was: %s", self._best, error)
@@ -432,9 +448,9 @@ class Evaluator:
     def _hold_newest(self) -> None:
         found = None
         while found is None or found != self._seen:  # it may be replaced meanwhile
-            self._seen = self._identity()
+            self._seen = _identity(self._last)
             _hold(self._last, self._held, FILE)
-            found = self._identity()
+            found = _identity(self._last)
 
     def _made_game(self) -> BatchedEnv:
         from penstock.envs import make
@@ -475,14 +491,6 @@ class Evaluator:
             self._noted_cut = True
         return played
 
-    def _identity(self) -> tuple[int, int] | None:
-        """Inode and time of the checkpoint's file, which differ for each checkpoint."""
-        try:
-            [found] = [path.stat() for path in self._last.glob("*.safetensors")]
-        except (OSError, ValueError):
-            return None
-        return found.st_ino, found.st_mtime_ns
-
 
 def returns_of(played: list[Episode]) -> list[float]:
     """The returns of episodes."""
@@ -492,6 +500,15 @@ def returns_of(played: list[Episode]) -> list[float]:
 def describe(found: Estimate) -> str:
     """The mean with half its 95 % confidence interval."""
     return f"{number(found.mean)} ± {number(found.upper - found.mean)}"
+
+
+def _identity(folder: Path) -> _FileIdentity | None:
+    """Inode and time of a checkpoint's file, which differ for each checkpoint."""
+    try:
+        [found] = [path.stat() for path in folder.glob("*.safetensors")]
+    except (OSError, ValueError):
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _remove(folder: Path) -> None:

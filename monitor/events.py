@@ -213,7 +213,8 @@ class EventLog(MetricSink):
         if self._fd >= 0 and self._nbytes + len(data) > FILE_NBYTES:
             os.close(self._fd)
             self._fd = -1
-            os.replace(self._path, self._path.with_name(f"{EVENTS}.1"))
+            with suppress(FileNotFoundError):  # a user has removed it
+                os.replace(self._path, self._path.with_name(f"{EVENTS}.1"))
         if self._fd < 0:
             self._open()
         if not self._whole:

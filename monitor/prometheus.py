@@ -35,6 +35,7 @@ from penstock.monitor.events import KINDS
 from penstock.monitor.figures import role_mean
 from penstock.monitor.metric_groups import FALLBACK, group
 from penstock.monitor.registry import PrometheusOptions
+from penstock.monitor.runs import reached
 from penstock.monitor.scrape_server import Page, ScrapeServer, plain
 from penstock.profiling.histogram import MOST_S, bin_of, edge
 
@@ -120,7 +121,8 @@ def make(config: Config, run_dir: Path) -> MetricSink:
         "version": penstock.__version__,
     }
     try:
-        return PrometheusSink(options.metrics_host, options.metrics_port or 0, about)
+        port, former = options.metrics_port or 0, reached(run_dir, RESTORED)
+        return PrometheusSink(options.metrics_host, port, about, former)
     except OSError as error:
         raise UserError(
             f"run.metrics_port={options.metrics_port} cannot be used on {options.metrics_host}: "
@@ -211,12 +213,26 @@ class RunState:
 class PrometheusSink(MetricSink):
     """The newest figures of a run, and the server that offers them."""
 
-    def __init__(self, host: str, port: int, about: Mapping[str, str]) -> None:
-        """``about``: labels of `penstock_run_info`. Raises OSError if the port cannot be used."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        about: Mapping[str, str],
+        former: Mapping[str, float] | None = None,
+    ) -> None:
+        """Serve the figures at ``port`` of ``host``.
+
+        Args:
+            about: labels of `penstock_run_info`.
+            former: figures of `RESTORED` that earlier processes of the run have reached.
+
+        Raises:
+            OSError: the port cannot be used.
+        """
         self._about = dict(about)
         self._host = host
         self._lock = threading.Lock()  # of the state and of how often it changed
-        self._state = RunState()
+        self._state = RunState({**(former or {})})
         self._changes = 0
         self._ticked_s = time.monotonic()
         self._announced = False

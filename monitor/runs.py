@@ -8,6 +8,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -87,6 +88,14 @@ def _cells(found: Row) -> list[str]:
     texts = [found[name] or "-" for name in ("run_dir", "env", "algorithm", "state")]
     returns = [number(found[name]) for name in ("return_last", "return_best")]
     return [*texts, count(found["env_steps"]), *returns, clock(found["seconds"]), began]
+
+
+def reached(run_dir: Path, names: Iterable[str]) -> dict[str, float]:
+    """The highest values of counters with these ``names`` that earlier processes of a run have
+    written, as far as there are any."""
+    rows = _json(run_dir / "summary.json"), _last_line(run_dir / METRICS)
+    known = {name: [value for row in rows if (value := finite(row.get(name)))] for name in names}
+    return {name: max(values) for name, values in known.items() if values}
 
 
 def state(run_dir: Path) -> str:

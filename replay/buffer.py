@@ -530,9 +530,9 @@ class Replay:
             timeout_s: longest wait for a batch, in seconds.
 
         Raises:
-            ReplayError: no batch could be drawn within ``timeout_s``.
+            ReplayError: an option is out of range, or no batch could be drawn within ``timeout_s``.
         """
-        source = ReplaySource(self, count, stacked)
+        source = ReplaySource(self, whole("batch size", count), stacked)
         return batches(source, prefetch=prefetch, device=device, timeout_s=timeout_s)
 
     def save(self, folder: str | Path, *, more: Callable[[], dict[str, Any]] | None = None) -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
+from numbers import Integral, Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,10 +44,10 @@ def batches(
     Raises ReplayError where none could be drawn for ``timeout_s`` seconds. With ``prefetch`` 0
     batches are drawn in the calling thread.
     """
-    if prefetch < 0:
-        raise ReplayError(f"prefetch {prefetch} must be 0 (no thread) or more batches")
-    if timeout_s <= 0:
-        raise ReplayError(f"timeout_s {timeout_s} must be above 0 seconds")
+    if not isinstance(prefetch, Integral) or prefetch < 0:
+        raise ReplayError(f"prefetch {prefetch!r} must be 0 (no thread) or more batches")
+    if not isinstance(timeout_s, Real) or not timeout_s > 0:
+        raise ReplayError(f"timeout_s {timeout_s!r} must be above 0 seconds")
     place = _placer(device)
     if not prefetch:
         return _drawn(source, place, timeout_s)

@@ -18,6 +18,9 @@ below ``limit``; it can be repeated without effect, so a lost message leaks noth
 - a counter of a stream grows by no more than its grants allow: ``sequence`` stays below the highest
   limit granted, and each sequence accounts for at most ``slot_steps`` agent steps. The first
   counters of a new stream are its baseline and count as nothing produced;
+- where several keys may join, one holds at most half of the streams, so that others can join;
+- an ended stream without a delivered slot takes only room that others leave: a HELLO costs nothing,
+  and must not push out the final counters of others;
 - a stream belongs to the connection and the key that began it. Another connection with that key may
   take it over once the first is closed or silent.
 
@@ -26,7 +29,7 @@ The cost of every turn of the connector's loop does not depend on the number of 
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +40,7 @@ MAX_WANT = 64
 MAX_STREAMS = 1 << 14  # at a time; limits the memory that HELLOs can take
 MAX_STREAMS_PER_PEER = 64  # an actor is a process of its own, with a connection of its own
 MAX_ENDED = 10_000  # kept until they are reported
+MAX_ENDED_UNUSED = MAX_ENDED // 2  # with so many, those without a delivered slot are not kept
 MAX_BEGIN = MAX_COUNT // 2  # limit of a new stream's counters, so that later ones stay in range
 MAX_PASSED = 64  # streams that hold their share and are skipped in one turn
 BEAT_S = 1.0  # between two messages of a live actor
@@ -118,6 +122,7 @@ class Grants:
         silence_s: seconds of silence after which a stream is over.
         slot_steps: most agent steps of one slot.
         connected: whether the connection of a stream is open, as far as is known.
+        keys: number of keys of which actors may have one.
     """
 
     def __init__(
@@ -125,6 +130,7 @@ class Grants:
         silence_s: float,
         slot_steps: int,
         connected: Callable[[ActorStream], bool] = lambda stream: True,
+        keys: int = 1,
     ) -> None:
         self.streams: dict[int, ActorStream] = {}
         self.ended: deque[ActorStream] = deque(maxlen=MAX_ENDED)
@@ -133,6 +139,8 @@ class Grants:
         self._silence_s = silence_s
         self._slot_steps = slot_steps
         self._connected = connected
+        self._most_of_key = MAX_STREAMS if keys < 2 else MAX_STREAMS // 2
+        self._of_keys: Counter[bytes] = Counter()  # streams
         self._peers: dict[bytes, PeerGrants] = {}
         self._present = 0  # peers with a stream that is not away
         self._line: OrderedDict[bytes, PeerGrants] = OrderedDict()  # those with a line
@@ -161,6 +169,8 @@ class Grants:
         if known is None:
             if len(self.streams) >= MAX_STREAMS:
                 raise WireError("full", f"{len(self.streams)} actors")
+            if self._of_keys[key] >= self._most_of_key:
+                raise WireError("full", f"{self._of_keys[key]} actors with one key")
             self._check_room(peer)
             at, made = head.sequence, head.produced_steps
             if max(at, made) >= MAX_BEGIN:
@@ -169,6 +179,7 @@ class Grants:
                 head.actor, head.incarnation, peer, key, 0, at, at, at, made, now_s, now_s
             )
             self.streams[head.actor] = known
+            self._of_keys[key] += 1
             self._enter(known, peer)
         self._check_claim(known, head)
         if not known.away:
@@ -381,7 +392,9 @@ class Grants:
             self._withdraw(stream)
         self._leave(stream)
         del self.streams[stream.actor]
-        self.ended.append(stream)
+        self._of_keys[stream.key] -= 1
+        if stream.delivered or len(self.ended) < MAX_ENDED_UNUSED:
+            self.ended.append(stream)
 
     # ------------------------------------------------------------------ what a connection holds
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from penstock.configs.algorithms import AlgoConfig, Data
 from penstock.configs.section import Contradiction
-from penstock.configs.value_types import Count, Module, Options, Switch
+from penstock.configs.value_types import Module, Options, Small, Switch
 
 
 class CustomConfig(AlgoConfig):
@@ -26,13 +26,13 @@ class CustomConfig(AlgoConfig):
     data: Data = "unrolls"
     """The data that the algorithm trains on: fresh `unrolls`, or `transitions` sampled from
     replay."""
-    epochs: Count = 1
+    epochs: Small = 1
     """Passes over each batch of unrolls; each pass has `learner.updates_per_batch` minibatches.
     Only for `unrolls`."""
     normalize_rewards: Switch = False
     """Whether rewards are divided by the running standard deviation of the discounted return. Only
     for `unrolls`."""
-    n_step: Count = 1
+    n_step: Small = 1
     """Number of rewards summed in a transition (n-step return). Only for `transitions`."""
 
     modules: ClassVar[tuple[str, ...]] = ("entry",)

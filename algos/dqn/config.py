@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from penstock.configs.algorithms import OffPolicyConfig
-from penstock.configs.value_types import Count, Fraction, NotNegative, Positive, Switch
+from penstock.configs.value_types import Count, Fraction, NotNegative, Positive, Small, Switch
 
 
 class DqnConfig(OffPolicyConfig):
@@ -13,7 +13,7 @@ class DqnConfig(OffPolicyConfig):
     exploration rate per environment as in Ape-X. It samples from replay."""
 
     name: Literal["dqn"] = "dqn"
-    n_step: Count = 3
+    n_step: Small = 3
     """Number of rewards summed in a target before it bootstraps from the target network (n-step
     return). Larger values carry rewards back faster, with more variance and more bias from
     actions of older policies."""

@@ -8,7 +8,7 @@ from typing import Literal
 from penstock.configs.algorithms import OnPolicyConfig
 from penstock.configs.schedules import Clip, Weight
 from penstock.configs.section import Contradiction
-from penstock.configs.value_types import Count, Fraction, NotNegative, Positive
+from penstock.configs.value_types import Fraction, NotNegative, Positive, Small
 
 
 class PpoConfig(OnPolicyConfig):
@@ -28,7 +28,7 @@ class PpoConfig(OnPolicyConfig):
     """Upper bound on the importance weight of an action: its probability by the policy at the
     batch's start over that by the policy that acted. Smaller values mean less variance and more
     bias in the correction of lag."""
-    epochs: Count = 4
+    epochs: Small = 4
     """Passes over each batch. Each pass has `learner.updates_per_batch` minibatches, reshuffled for
     each pass. More passes use samples better, and move the policy farther in a batch."""
     minibatches: Literal["unrolls", "steps", "auto"] = "unrolls"

@@ -359,6 +359,8 @@ class ServerClient:
             self._take(shard, protocol.decode([frame.buffer for frame in frames]))
         except WireError as error:
             self.said = f"the parameter server sent what cannot be used: {error}"
+            if shard.asked is not None:  # it may be the answer
+                shard.renew()
 
     def _take(self, shard: _Shard, message: ServerMessage) -> None:
         head = message.head
@@ -372,11 +374,11 @@ class ServerClient:
         elif head.kind == ServerMessageKind.REFUSE:
             raise UserError(protocol.text(message))
         elif head.kind == ANSWERS.get(shard.asked) and head.number == shard.number:
-            shard.asked = None
             if head.kind == ServerMessageKind.VALUES:
                 self._pulled(shard, message)
             else:
                 shard.state = unpack_state(message, shard.size, template(shard.size, self._cfg))
+            shard.asked = None
 
     def _welcome(self, shard: _Shard, head: ServerHeader) -> None:
         if head.session == shard.session:
@@ -476,6 +478,16 @@ class _Shard:
         self.asked, self.again_s, self.flags = kind, 0.0, flags
         self.asked_with = self.tally[: len(BOOKED)]
         self.number += 1
+
+    def renew(self) -> None:
+        """Give the request another number, as the server answers each number once.
+
+        It is sent when it would have been repeated. The push that it was ahead of has been sent.
+        """
+        assert self.asked is not None
+        again_s = self.again_s
+        self.ask(self.asked)
+        self.again_s = again_s
 
     def say(self) -> None:
         """Send JOIN, with the version of the worker's parameters, or the request."""

@@ -19,7 +19,12 @@ from penstock.learner.parameter_server.client import ServerClient
 from penstock.learner.parameter_server.members import rules
 from penstock.learner.parameter_server.parameters import MAX_SIZE
 from penstock.learner.parameter_server.peers import Peers
-from penstock.learner.parameter_server.protocol import Payload, ServerHeader, ServerMessageKind
+from penstock.learner.parameter_server.protocol import (
+    Packed,
+    Payload,
+    ServerHeader,
+    ServerMessageKind,
+)
 from penstock.transport.checksum import crc32
 from penstock.transport.zmq import keys
 from penstock.transport.zmq.sockets import dealer
@@ -204,6 +209,39 @@ def test_a_lost_request_for_the_state_is_repeated_well_within_the_grace(
         monkeypatch.setattr(made.server, "_tell_state", lose_answer)
     assert client.fetch(4.0) is not None  # `run.grace_s` is 10
     assert len(lost) == 1
+
+
+@pytest.mark.parametrize("damage", ["checksum", "size"])
+@pytest.mark.parametrize("pull", ["newest", "ahead", "state"])
+def test_a_damaged_answer_is_asked_for_again(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, damage: str, pull: str
+) -> None:
+    made = rig(config("ssp", 2, staleness=0, pull="ahead" if pull == "ahead" else "newest"))
+    client = made.client(0)
+    pulled(client)
+    send = made.server._send
+    damaged: list[ServerHeader] = []
+
+    def spoil(name: bytes, head: ServerHeader, packed: Packed | None = None) -> None:
+        if packed is not None and not damaged:
+            damaged.append(head)
+            short = bytes(4 * SIZE - 4)
+            if damage == "checksum":
+                packed = packed._replace(crc=packed.crc ^ 1)
+            else:
+                packed = packed._replace(payload=short, entries=SIZE - 1, crc=crc32(short))
+        send(name, head, packed)
+
+    monkeypatch.setattr(made.server, "_send", spoil)
+    if pull == "state":
+        assert client.fetch(4.0) is not None
+    else:
+        if pull == "ahead":
+            client.ask_ahead()
+        push(client, torch.ones(SIZE))
+        assert pulled(client, 4.0).version == 1
+        torch.testing.assert_close(values(client), torch.full((SIZE,), -0.3))
+    assert len(damaged) == 1
 
 
 def test_a_state_on_its_way_is_not_sent_twice(rig: Callable[..., Rig]) -> None:

@@ -37,7 +37,7 @@ from penstock.transport.shm.host import check_spec
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import drain_event
 from penstock.transport.wire import Buffer, Header, MessageKind, WireError
-from penstock.transport.zmq.keys import answer_zap, load_learner
+from penstock.transport.zmq.keys import LearnerKeys, answer_zap, load_learner
 from penstock.transport.zmq.listener import Listener
 from penstock.transport.zmq.relay import WeightsResponder
 from penstock.transport.zmq.relay_tree import RelayTree
@@ -100,7 +100,10 @@ class Receiver:
         """
         assert link.writer is not None
         spec = link.spec
-        self.grants = Grants(silence_s, spec.unroll * spec.envs, self._connected)
+        keys = load_learner(curve) if curve else None
+        self._allowed = keys.allowed if keys else frozenset()
+        slot_steps = spec.unroll * spec.envs
+        self.grants = Grants(silence_s, slot_steps, self._connected, len(self._allowed))
         self.rejected: Counter[str] = Counter()
         self.last_rejected: dict[str, str] = {}  # the latest message of each reason
         self.other_releases: set[str] = set()  # of Penstock, that actors have
@@ -128,11 +131,9 @@ class Receiver:
             MessageKind.BYE: self._bye,
             MessageKind.WEIGHTS_GET: self._weights_get,
         }
-        self._open(address, curve)
+        self._open(address, keys)
 
-    def _open(self, address: str, curve: Path | None) -> None:
-        keys = load_learner(curve) if curve else None
-        self._allowed = keys.allowed if keys else frozenset()
+    def _open(self, address: str, keys: LearnerKeys | None) -> None:
         self._poller = zmq.Poller()
         self._poller.register(self._writer.event, zmq.POLLIN)
         with ExitStack() as opening:

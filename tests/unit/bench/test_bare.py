@@ -86,6 +86,7 @@ def test_passes_on_a_gpu_are_whole_updates_and_the_fastest_is_compiled_and_captu
     assert {(each.compiled, each.graph) for each in tried if each.rows == 320} == {
         (False, False), (False, True), (True, False), (True, True),
     }  # fmt: skip
+    assert [each.graph for each in tried] == sorted(each.graph for each in tried)
     assert "channels_last, graph, 320 rows" in str(form)
 
 

@@ -119,9 +119,42 @@ def test_an_unknown_option_is_looked_up_in_the_algorithm_that_is_chosen(
 
 def test_a_wrong_value_of_another_algorithm_is_named_with_its_rule() -> None:
     assert refusal("Acrobot-v1", "algo.n_step=0", "algo.name=dqn") == (
-        "override algo.n_step=0: algo.n_step is 0; it must be a whole number of at least 1; "
+        "override algo.n_step=0: algo.n_step is 0; it must be a whole number from 1 to 1024; "
         "the default is 3"
     )
+
+
+@pytest.mark.parametrize(
+    ("override", "rule"),
+    [
+        ("actors.count=1e9", "a whole number from 1 to 16384, 'MIN..MAX', such as '8..40'"),
+        ("actors.count=8..40000", "a whole number from 1 to 16384, 'MIN..MAX', such as '8..40'"),
+        ("actors.envs=1e9", "a whole number from 1 to 1048576 or 'auto'"),
+        ("actors.unroll=1e9", "a whole number from 1 to 1048576;"),
+        ("actors.threads=1e9", "a whole number from 1 to 1024;"),
+        ("actors.env_threads=1e9", "a whole number from 1 to 1024;"),
+        ("learner.count=1e9", "a whole number from 1 to 16384 or 'MIN..MAX'"),
+        ("learner.threads=1e9", "a whole number from 1 to 1024 or 'auto'"),
+        ("learner.gather_threads=1e9", "a whole number from 1 to 1024 or null"),
+        ("learner.prefetch=1e9", "a whole number from 0 to 1024 or null"),
+        ("learner.updates_per_batch=1e9", "a whole number from 1 to 1048576;"),
+        ("learner.server_shards=1e9", "a whole number from 1 to 16384;"),
+        ("transport.slots=1e9", "a whole number from 1 to 1024;"),
+        ("transport.connectors=17", "a whole number from 1 to 16 or 'auto'"),
+        ("replay.batch_size=1e9", "a whole number from 1 to 1048576;"),
+        ("algo.epochs=1e9", "a whole number from 1 to 1024;"),
+        ("model.core_size=1e9", "a whole number from 1 to 1048576;"),
+        ("model.hidden=[1e12]", "a list of whole numbers from 1 to 1048576, such as [64, 64];"),
+        (
+            "stop.env_steps=1e30",
+            "a whole number of at least 1 or null, of at most 9223372036854775807;",
+        ),
+        ("learner.staleness=1e20", "a whole number of at least 0, of at most 9223372036854775807;"),
+    ],
+)
+def test_numbers_beyond_what_any_machine_has_are_refused(override: str, rule: str) -> None:
+    """A digit too many would exhaust the machine or end a process with a library's message."""
+    assert f"; it must be {rule}" in refusal("boxing", override)
 
 
 def test_an_option_like_nothing_gets_the_choices() -> None:
@@ -154,9 +187,9 @@ def test_an_unknown_section_and_key_in_a_file_are_named_with_their_lines() -> No
 def test_all_mistakes_are_shown_each_at_its_own_place() -> None:
     text = "base: cartpole\nactors:\n  count: 0\nmodel:\n  hidden:\n  - 64\n  - wide\n"
     assert refusal_of_file(text, "learner.lr=fast", "learner.lrr=1").splitlines() == [
-        'x.yaml:5: model.hidden is [64, "wide"]; it must be a list of whole numbers of at least '
-        "1, such as [64, 64]; the default is [64, 64]",
-        "x.yaml:3: actors.count is 0; it must be a whole number of at least 1, "
+        'x.yaml:5: model.hidden is [64, "wide"]; it must be a list of whole numbers from 1 '
+        "to 1048576, such as [64, 64]; the default is [64, 64]",
+        "x.yaml:3: actors.count is 0; it must be a whole number from 1 to 16384, "
         "'MIN..MAX', such as '8..40' or 'auto'; the default is 'auto'",
         "override learner.lr=fast: learner.lr is 'fast'; it must be a number above 0 "
         "or a schedule {from: A, to: B, steps: N}; "

@@ -150,6 +150,26 @@ def test_a_best_of_unknown_or_other_games_is_evaluated_first(
 
 
 @pytest.mark.usefixtures("game")
+def test_a_best_that_is_replaced_while_it_is_evaluated_does_not_get_its_mean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
+    Run(tmp_path).save("best", 2)  # by a run without evaluations
+    run = Run(tmp_path)
+    run.generation = 1  # it was resumed
+    play = run.evaluator._play_both
+
+    def play_meanwhile(folder: Path) -> Any:
+        if folder == run.best:
+            run.save("best", 3)
+        return play(folder)
+
+    monkeypatch.setattr(run.evaluator, "_play_both", play_meanwhile)
+    line = run.evaluate(1)
+    assert notes == []
+    assert (line["best"], line["best_return_mean"], run.best_action()) == (True, 3.0, 1)
+
+
+@pytest.mark.usefixtures("game")
 def test_a_game_that_goes_on_is_cut_and_that_is_told_once(tmp_path: Path, notes: list[str]) -> None:
     run = Run(tmp_path, "eval.max_episode_steps=2")
     found = [run.evaluate(action) for action in (1, 2)]

@@ -172,6 +172,16 @@ def test_the_file_is_bounded(
     assert numbers == [*range(numbers[0], 1000)]
 
 
+def test_a_removed_file_delays_no_event(
+    log: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.add("note", "before")
+    (tmp_path / "events.jsonl").unlink()
+    monkeypatch.setattr(events, "FILE_NBYTES", 10)
+    log.add("note", "after")
+    assert [line["text"] for line in lines(tmp_path)] == ["after"]
+
+
 @pytest.mark.parametrize("room", [0, 100, 250, 400])
 def test_what_a_full_disk_does_not_take_is_written_once_there_is_room(
     log: EventLog, clock: Clock, tmp_path: Path, room: int

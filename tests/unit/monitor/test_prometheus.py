@@ -82,6 +82,24 @@ def test_counters_do_not_go_back_where_a_learner_continues_from_a_checkpoint() -
     assert scraped(METRICS, older, {"env_steps": 1001})["penstock_env_steps_total"] == 1001.0
 
 
+def test_counters_do_not_go_back_in_a_new_process_of_a_run(tmp_path: Path) -> None:
+    """It continues from a checkpoint that is older than the last scrape."""
+    (tmp_path / "metrics.jsonl").write_text('{"env_steps": 900}\n{"env_steps": 1000}\n')
+    (tmp_path / "summary.json").write_text('{"env_steps": 800, "time_s": 2.5, "episodes": null}')
+    sink = make(resolve("cartpole", ["run.metrics_port=0"]), tmp_path)
+    assert isinstance(sink, PrometheusSink)
+    try:
+        for _ in range(2):
+            found = series(answer(sink, "/metrics")[1])
+            assert found["penstock_env_steps_total"] == 1000.0
+            assert found["penstock_training_seconds_total"] == 2.5
+            sink.metrics({**METRICS, "env_steps": 400, "time_s": 1.0})
+        sink.metrics({**METRICS, "env_steps": 1001})
+        assert series(answer(sink, "/metrics")[1])["penstock_env_steps_total"] == 1001.0
+    finally:
+        sink.close()
+
+
 def test_histograms_add_up_all_intervals() -> None:
     found = scraped(METRICS, METRICS)
     assert found['penstock_policy_lag_bucket{le="0"}'] == 20

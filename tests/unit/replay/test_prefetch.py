@@ -157,14 +157,18 @@ def test_errors_of_the_thread_are_raised_here() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"count": "x"}, "batch size 'x' must be a whole number and at least 1"),
+        ({"count": 0}, "batch size 0 must be a whole number and at least 1"),
         ({"prefetch": -1}, r"prefetch -1 must be 0 \(no thread\) or more batches"),
+        ({"prefetch": "x"}, "prefetch 'x' must be 0"),
         ({"timeout_s": 0}, "timeout_s 0 must be above 0 seconds"),
+        ({"timeout_s": "x"}, "timeout_s 'x' must be above 0 seconds"),
         ({"device": "toaster"}, "device 'toaster' is none that torch knows"),
     ],
 )
 def test_bad_options_are_refused_at_once(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ReplayError, match=words):
-        made().batches(8, **options)
+        made().batches(**{"count": 8} | options)
 
 
 @pytest.mark.parametrize("options", [{}, {"sequences": Sequences(5, 2)}], ids=["rows", "sequences"])

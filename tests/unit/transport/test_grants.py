@@ -14,6 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from penstock.transport.grants import (
     GRANT_SILENCE_S,
     MAX_BEGIN,
+    MAX_ENDED,
+    MAX_ENDED_UNUSED,
     MAX_STREAMS,
     MAX_STREAMS_PER_PEER,
     MAX_WANT,
@@ -273,6 +275,36 @@ def test_there_is_an_end_to_the_actors_of_one_connection() -> None:
     join(grants, MAX_STREAMS_PER_PEER, peer=b"other")
     grants.bye(head(1, 0), b"peer", 0)
     join(grants, 1000)
+
+
+def test_one_of_several_keys_leaves_room_for_actors_with_others() -> None:
+    grants = Grants(SILENCE_S, STEPS, keys=2)
+
+    def enter(actor: int, key: bytes, incarnation: int = 0) -> None:
+        message = head(actor, 0, incarnation=incarnation)
+        grants.hello(message, own(actor), 1, 0.0, key)
+
+    for actor in range(MAX_STREAMS // 2):
+        enter(actor, b"many")
+    with pytest.raises(WireError, match="full: 8192 actors with one key"):
+        enter(MAX_STREAMS, b"many")
+    enter(0, b"many", incarnation=1)  # in place of its older one
+    enter(MAX_STREAMS, b"other")
+    grants.bye(head(1, 0), own(1), 0.0, b"many")
+    enter(1, b"many", incarnation=1)
+
+
+def test_hellos_do_not_push_out_the_final_counters_of_others() -> None:
+    grants = made()
+    join(grants, 0)
+    grants.lend(MANY)
+    deliver(grants, 0, 0)
+    grants.bye(head(0, 1, produced=1), b"peer", 0)
+    for incarnation in range(2 * MAX_ENDED):
+        message = head(1, 7, incarnation=incarnation, produced=7)
+        grants.hello(message, b"hostile", 1, 0.0)
+    assert grants.ended[0].actor == 0
+    assert len(grants.ended) == MAX_ENDED_UNUSED
 
 
 CLAIMS = [  # next is 1, produced 30; granted are 1 and 2
