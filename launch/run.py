@@ -261,7 +261,7 @@ def with_learner(
     after: SignalHandler | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:
     """A run in the folder ``path``, with its final messages: its outcome and its summary. ``watch``
-    may inspect its processes, and end it; ``after`` handles signals once they have ended."""
+    may inspect the run's processes, and end the run; ``after`` is as of `Supervisor.run`."""
     stream = sys.stderr if as_json else sys.stdout
     stop, log = resolved.config.stop, resolved.config.run.log
     outcome, summary = conduct(
