@@ -27,7 +27,7 @@ from penstock.configs.transports import TRANSPORTS
 from penstock.core.processes import die_with, python
 from penstock.core.run_dir import Resume
 from penstock.launch import auto_connectors, auto_envs, run, topology
-from penstock.launch.supervisor import SIGNALS, LastLines, SignalHandler
+from penstock.launch.supervisor import SIGNALS, SignalHandler, SignalsAfterRun
 from penstock.monitor.registry import PrometheusOptions
 from penstock.monitor.summary import INTERRUPTED
 
@@ -264,7 +264,7 @@ def main() -> int:
     try:
         resolved = resolve_target(target, overrides)
         begins = cast(Resume, resume)
-        ended = train_one(resolved, Path(path), begins, True, source or None, LastLines())
+        ended = train_one(resolved, Path(path), begins, True, source or None, SignalsAfterRun())
     except UserError as error:
         print(f"penstock: {error}", file=sys.stderr)
         print(json.dumps(_refused(error)))

@@ -36,7 +36,7 @@ from penstock.launch.run_group import (
     say_line,
     train_one,
 )
-from penstock.launch.supervisor import LastLines
+from penstock.launch.supervisor import SignalsAfterRun
 from penstock.monitor.intervals import ConfidenceInterval, interval
 from penstock.monitor.summary import INTERRUPTED
 
@@ -62,7 +62,7 @@ def train(
         check(path, resume)
     at_once = min(seeds, parallel or runs_at_once(config, usable_cores()))
     check_shared(config, at_once)
-    after = LastLines()
+    after = SignalsAfterRun()
     if at_once == 1:
         ended = _one_by_one(resolved, paths, resume, as_json, stream, after)
     else:
@@ -95,7 +95,7 @@ def _one_by_one(
     resume: Resume,
     as_json: bool,
     stream: TextIO,
-    after: LastLines,
+    after: SignalsAfterRun,
 ) -> dict[int, Ended]:
     """The runs in this process, with its live view."""
     ended: dict[int, Ended] = {}

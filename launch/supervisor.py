@@ -75,7 +75,7 @@ HELD_UP_S = 1.0  # a signal that was not read for so long never will be
 SignalHandler = Callable[[int, FrameType | None], object]
 
 
-class LastLines:
+class SignalsAfterRun:
     """Handler of signals after the end of a run, while its command prints the last lines.
 
     The first signal has no effect, since it was meant for the run. It restores the handlers that

@@ -23,7 +23,7 @@ from penstock.launch.run_group import (
     runs_at_once,
 )
 from penstock.launch.seeds import together, train
-from penstock.launch.supervisor import SIGNALS, LastLines
+from penstock.launch.supervisor import SIGNALS, SignalsAfterRun
 
 
 def summary(reason: str, solved_at_s: float | None, mean: float) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def test_an_ignored_signal_stays_ignored_and_the_first_after_the_runs_does_nothi
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signals: list[int] = []
     try:
-        after = LastLines()
+        after = SignalsAfterRun()
         with collected(signals, after):
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGTERM)
