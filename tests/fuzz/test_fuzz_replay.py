@@ -71,7 +71,7 @@ class Peers(RuleBasedStateMachine):
         if prioritized:
             options = {**options, "sampler": Prioritized()}
         self.replay = Replay(COLUMNS, CAPACITY, envs=2, unroll=4, shared=True, seed=0, **options)
-        self.server = LocalServer(self.replay, "inproc://replay", insecure=True)
+        self.server = LocalServer(self.replay, "tcp://127.0.0.1:*")
         self.server.said = []
         self.spec = self.replay.layout.spec
         self.heard: list[wire.Message] = []
