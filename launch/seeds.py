@@ -100,11 +100,13 @@ def _one_by_one(
     """The runs in this process, with its live view."""
     ended: dict[int, Ended] = {}
     for seed, path in paths.items():
-        say_line(f"seed {seed}, {len(ended) + 1} of {len(paths)}", stream)
         after.restore()
+        if after.signalled:
+            break
+        say_line(f"seed {seed}, {len(ended) + 1} of {len(paths)}", stream)
         own = _with_seed(resolved, seed)
         ended[seed] = train_one(own, path, resume, as_json, after=after)
-        if ended[seed].ends_group or after.signalled:
+        if ended[seed].ends_group:
             break
     return ended
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,6 +103,31 @@ def test_runs_that_a_signal_kept_away_are_no_success(
     options = [f"run.dir={tmp_path}"]
     assert train("cartpole", options, 3, "no", as_json=True, parallel=2) == 130
     assert train("cartpole", options, 2, "no", as_json=True, parallel=2) == 0
+
+
+def test_a_signal_between_two_runs_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+
+    def with_learner(resolved: Any, path: Path, *rest: Any, after: Any, **more: Any) -> Any:
+        begun.append(path.name)
+        signal.signal(signal.SIGINT, after)  # as a run does at its end
+        return SimpleNamespace(exit_code=0), summary("env_steps", None, 400.0)
+
+    def say(text: str, stream: Any) -> None:
+        if begun:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("penstock.launch.run.with_learner", with_learner)
+    monkeypatch.setattr("penstock.launch.seeds.say_line", say)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train("cartpole", [f"run.dir={tmp_path}"], 2, "no", as_json=True, parallel=1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert begun == ["seed-0"]
 
 
 def test_of_no_run_nothing_is_known() -> None:
