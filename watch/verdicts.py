@@ -281,7 +281,7 @@ def load_options(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """The options that the rules read, with what the algorithm adds to them; ``config`` as it is
     where this version does not accept it. Imports no code that a config names."""
     is_short = stamp(folder, CONFIG_FILE)[1] <= TEXT_NBYTES
-    if not is_short or read_text(folder, CONFIG_FILE, most=1) is None:  # a link, or no plain file
+    if not is_short or read_text(folder, CONFIG_FILE, most=1) is None:  # no plain file
         return {**config}
     try:
         checked = resolve(str(folder / CONFIG_FILE))
