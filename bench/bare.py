@@ -3,7 +3,7 @@
 These stages run this package's code, so an ideal made of them does not show what that code loses.
 Here the same layers are modules of `torch.nn`, in the fastest of the number formats, memory layouts
 and pass sizes that are tried on this machine. Small passes on a GPU are bound by kernel launches,
-so there a pass is a whole update or the largest part of it that fits, and the fastest is also tried
+so there a pass is a whole update, a half or a quarter of it, and the fastest form is also tried
 with `torch.compile`, as a CUDA graph, and with both. Learning is the forward and backward pass
 alone: without loss, optimizer and the normaliser of observations.
 """
@@ -33,9 +33,9 @@ from penstock.models.torch_encoders import IMPALA_CHANNELS, IMPALA_FEATURES, Con
 from penstock.models.torch_setup import set_up_torch
 
 PASS_ROWS = (64, 160, 256, 512)  # observations in one pass of a learner on a CPU that are tried
-PARTS = (1, 2, 4)  # of an update, that are tried on a GPU
+PARTS = (1, 2, 4)  # passes of an update that are tried on a GPU
 TRIALS = 4  # timed calls of each form; the fastest counts, as other work only lengthens times
-WARM_UPS = 3  # before a graph is captured, as nothing may be set up meanwhile
+WARM_UPS = 3  # calls before a graph is captured, since nothing may be set up during the capture
 
 
 class Form(NamedTuple):
@@ -50,9 +50,8 @@ class Form(NamedTuple):
     """Whether a captured CUDA graph is replayed."""
 
     def __str__(self) -> str:
-        named = {"channels_last": self.channels_last, "compiled": self.compiled,
-                 "graph": self.graph}  # fmt: skip
-        more = "".join(f", {name}" for name, has in named.items() if has)
+        flags = ("channels_last", "compiled", "graph")
+        more = "".join(f", {name}" for name in flags if getattr(self, name))
         return f"{'bf16' if self.bf16 else 'fp32'}{more}, {self.rows} rows"
 
 
@@ -76,7 +75,7 @@ def rounds(config: Mapping[str, Any], stage: str, seconds: float) -> dict[str, A
 
 
 def pass_rows(config: Config, network: BareNetwork) -> tuple[int, ...]:
-    """Observations in one pass of the learner that are tried."""
+    """The numbers of observations in one pass of the learner that are tried."""
     if not network.on_gpu:
         return PASS_ROWS
     learner = config.learner
@@ -184,7 +183,7 @@ class BareNetwork:
         return torch.autocast(self._device.type, torch.bfloat16) if form.bf16 else nullcontext()
 
     def _seconds_per_row(self, form: Form, learns: bool) -> float:
-        """Infinite for a form that a GPU has no memory for, or cannot compile or capture."""
+        """Infinite for a form that a GPU cannot compile or capture, or lacks the memory for."""
         try:
             return self._measured(form, learns)
         except Exception as error:
@@ -207,9 +206,9 @@ class BareNetwork:
 
 
 def captured(step: Callable[[], object]) -> Callable[[], object]:
-    """``step``, without arguments and of a fixed shape, as a CUDA graph that is replayed.
+    """Capture ``step``, whose shapes are fixed, as a CUDA graph; returns what replays it.
 
-    No other thread may use the GPU meanwhile.
+    No other thread may use the GPU during the capture.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

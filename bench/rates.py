@@ -32,10 +32,10 @@ class Round(NamedTuple):
 
 
 def one_behind(call: Callable[[], object], device: Device) -> Callable[[], None]:
-    """``call``, which then waits until the device has computed the call before it.
+    """A function that makes ``call`` and waits until the device has computed the call before it.
 
-    The device is never idle between calls, and no more than two are queued: a CUDA graph is queued
-    a thousand times faster than it runs.
+    So the device is never idle between calls, and at most two are queued. Without a limit many
+    would be: a CUDA graph is queued a thousand times faster than it runs.
     """
     ends = [device.make_event(), device.make_event()]
 

@@ -46,7 +46,7 @@ from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting, Prioritized, Replay, ReplayError, SlotQueue
 from penstock.replay.remote.client import ReplayClient
 from penstock.replay.remote.server import ReplayServer
-from penstock.replay.remote.service import REPLAY_VERSION, SENT, Left
+from penstock.replay.remote.service import REPLAY_VERSION, SENT, IsReleased
 from penstock.transport import wire
 from penstock.transport.checksum import crc32
 from penstock.transport.grants import ActorStream
@@ -600,7 +600,7 @@ CAPACITY = 4096
 class LocalServer(ReplayServer):
     """Takes attackers that have no connection for ones that read."""
 
-    def _send(self, name: bytes, parts: wire.Parts) -> tuple[int, Left]:
+    def _send(self, name: bytes, parts: wire.Parts) -> tuple[int, IsReleased]:
         return (SENT, lambda: True) if name in LOCAL_PEERS else super()._send(name, parts)
 
 

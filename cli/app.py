@@ -48,6 +48,7 @@ EPILOG = (
     "standard error."
 )
 SHOWN_CHARS = 200  # of a path
+OUT_OF_REACH = {errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP}
 app = typer.Typer(
     cls=Grouped,
     help="Train game agents by reinforcement learning, with many actors and fast learners.",
@@ -68,12 +69,9 @@ app.add_typer(render_app, name="render", rich_help_panel=PREPARE)
 app.add_typer(replay_app, name="replay", rich_help_panel=PREPARE)
 
 
-OUT_OF_REACH = {errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP}
-
-
 def main() -> None:
-    """Run a command. A UserError is printed as a sentence, with exit code 2, and so is a path that
-    cannot be accessed: every command takes paths, and uses them in many places."""
+    """Run a command. A UserError is printed as a sentence, with exit code 2. So is an OSError for a
+    path that cannot be accessed, as every command takes paths and uses them in many places."""
     if "" not in sys.path:
         sys.path.append("")  # environments of the user are imported from the current folder
     try:

@@ -157,16 +157,12 @@ def _replay(cfg: Sections) -> Iterator[Contradiction]:
     half = replay.capacity // 2
     for key in ("min_size", "batch_size"):
         if (value := getattr(replay, key)) > half:
+            fit = f"replay.{key}={half} or less" if half else f"replay.capacity={2 * value} or more"
             yield Contradiction(
                 (f"replay.{key}", "replay.capacity"),
                 f"replay.{key} {value} is more than half of replay.capacity {replay.capacity}, and "
                 "each reset takes up the room of a step, so that with short episodes training "
-                f"would never begin; "
-                + (
-                    f"set replay.{key}={half} or less"
-                    if half
-                    else f"set replay.capacity={2 * value} or more"
-                ),
+                f"would never begin; set {fit}",
             )
     if TRANSPORTS.one_process(cfg.transport.kind) and replay.samples_per_insert is None:
         yield Contradiction(

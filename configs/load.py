@@ -245,7 +245,7 @@ def _lay_file(layers: Layers, path: Path, source: str) -> str | None:
         raise UserError(
             f"{source} cannot be read: it is not UTF-8 text; name a YAML file"
         ) from None
-    except (OSError, ValueError) as error:  # no path has a NUL character
+    except (OSError, ValueError) as error:  # ValueError for a NUL character
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"{source} cannot be read: {reason}; name a YAML file") from None
     values, lines = parse(text, source)

@@ -64,7 +64,7 @@ def _wrong_value(path: KeyPath, layers: Layers) -> str:
     if option is None:
         return f"{name} is {show(value)}; it must be a map of options, such as {_example(name)}"
     rule = option.words.replace("`", "'")
-    is_number = rule.startswith(("a number", "a finite number"))  # and not a whole one
+    is_number = rule.startswith(("a number", "a finite number"))  # but no whole number
     if is_number and isinstance(value, int | float) and MOST < abs(value) < math.inf:
         rule += f", of at most {MOST:g} in absolute value"
     is_count = rule.startswith("a whole number of at least")

@@ -93,7 +93,7 @@ Seed = Annotated[
     _Whole, Field(ge=0, le=2**32 - 1), ValueDescription("a whole number from 0 to 4294967295")
 ]
 
-MOST = 1e30  # larger numbers, or their products, are beyond float32
+MOST = 1e30  # float32 ends at 3.4e38, and options are multiplied by other numbers
 Number = Annotated[
     float,
     BeforeValidator(_number),

@@ -233,8 +233,8 @@ def plain_dtype(text: Any) -> np.dtype[Any]:
 def read_shape(extents: Sequence[Any]) -> tuple[int, ...]:
     """The shape in a received list. Raises ValueError or TypeError for one that no array has.
 
-    Call it before anything is computed from a shape: the product of a million extents, which fit a
-    message, takes minutes.
+    Call it before computing anything from a received shape: a message has room for a million
+    extents, whose product takes minutes.
     """
     if len(extents) > MAX_AXES:
         raise ValueError(f"a shape has {len(extents)} extents; an array has at most {MAX_AXES}")

@@ -213,18 +213,21 @@ def find_bad_observation(
 
 
 def find_bad_reward(reward: Array) -> str | None:
-    """Find a reward that would destroy the network: no number, or beyond `MOST_REWARD`.
+    """Find a reward that would destroy the network: NaN, or beyond ±`MOST_REWARD`.
 
-    Returns words for an error's sentence, or None. An actor checks the rewards of its environments
-    by it, whatever the transport, and a connector those of the messages that it receives.
+    Actors check the rewards of their environments, and connectors those of received slots.
 
-    reward: floats of any shape, before they are clipped and scaled.
+    Args:
+        reward: floats of any shape, before they are clipped and scaled.
+
+    Returns:
+        The reward and the rule, in words for an error's sentence; None if all rewards are sound.
     """
     sound = np.abs(reward) <= MOST_REWARD
     if np.count_nonzero(sound) == reward.size:  # counting costs a third of asking whether all are
         return None
     wrong, most = reward[~sound][0], MOST_REWARD
-    return f"a reward of {wrong:g}, and rewards go from {-most:g} to {most:g}"
+    return f"a reward of {wrong:.9g}, and rewards must lie between {-most:g} and {most:g}"
 
 
 def _find_not_finite(array: Array, what: str) -> str | None:

@@ -154,7 +154,7 @@ class BatchedEnv:
             self._explain(error)
             self._check_allowed(actions, error)
             raise
-        # Some vector environments return flags as 0 and 1, of which ~ makes no flags.
+        # Some vector environments return flags as the integers 0 and 1, which ~ does not negate.
         terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         self.life_lost, self.shortened = info.get(LIFE_LOST), info.get(SHORTENED)
         if info and self._singles and (sign := own_reset(info, terminated, truncated)):

@@ -63,7 +63,7 @@ class LoadedPolicy:
         """Whether actions are sampled as in training, instead of the most probable ones."""
         self._weights, self._info = weights, info
         self._play, self._seed = play, whole_number("seed", seed, 0)
-        self._made = 0  # policies so far, each with random numbers of its own
+        self._made = 0  # number of policies made so far, each of which has its own seed
         self._packer = Packer(config.env.id, self.observation_space)
         self._to_game = action_map(self.action_space)
         self._by_size: dict[int, Policy] = {}

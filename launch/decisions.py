@@ -119,7 +119,7 @@ class Decisions:
         return self._workers[name].needed
 
     def listed(self) -> list[str]:
-        """The roles of a status report: all but spare actors that are not needed now."""
+        """The roles in a status report: all but spare actors that do not run and are not needed."""
         return [
             name
             for name, worker in self._workers.items()
@@ -315,8 +315,9 @@ class Decisions:
         effects = self._notify_ended(worker, end, presumed, now_s)
         failure = worker.failure or failure
         if self._stage is not None:
-            ordered = worker.superseded  # its end was, and its state was lost before the stop
-            if worker.spec.essential and was_ready and end.exit_code != 0 and not ordered:
+            # A superseded learner was killed on purpose, as its state was lost before the stop.
+            counts = worker.spec.essential and not worker.superseded
+            if counts and was_ready and end.exit_code != 0:
                 if spared and worker.failure is None:
                     text = f"{name}: {failure.message}; another learner writes the checkpoint"
                     effects.append(Note(text))

@@ -33,7 +33,7 @@ def resolve_resumed(
     Raises UserError.
     """
     folder = None if isinstance(target, Config) or target in presets() else Path(target)
-    if folder is not None and os.path.isdir(folder):  # a target too long for a name is none
+    if folder is not None and os.path.isdir(folder):  # `Path.is_dir` raises for a long name
         if not (folder / CONFIG_FILE).is_file():
             raise UserError(
                 f"{target} is a folder without a {CONFIG_FILE}, so it is not a run; give the "

@@ -1,11 +1,12 @@
-"""The fields of the messages from roles that the supervisor uses, and their check.
+"""The fields of the messages from roles that the supervisor uses, and the check of these fields.
 
-A role may have a defect, or be of another release: what it sends must not end the supervisor, on
-which all other roles depend. A message of another kind is passed on to learners, as it is.
+A role may have a defect, or be of another release. Its messages must not end the supervisor, on
+which all other roles depend. Messages of other kinds have no fields here and are not checked.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -13,10 +14,11 @@ from penstock.core.control import Message
 from penstock.monitor.ranks import COUNTED, COUNTERS, GROUPS, HISTOGRAM, LATENCY, MOST, SUMMED
 
 SHOWN_CHARS = 40  # of a value
+WHOLE_TEXT = re.compile("-?[0-9]{1,18}")  # that `int` reads
 
 
 class MessageField(NamedTuple):
-    """A rule in words, and the check of it."""
+    """A rule in words, and a function that returns whether a value follows it."""
 
     rule: str
     holds: Callable[[Any], bool]
@@ -36,11 +38,13 @@ def _is_counts(value: Any) -> bool:
 
 
 def _is_histogram(value: Any) -> bool:
-    return _is_counts(value) and all(key.lstrip("-").isdecimal() for key in value)
+    return _is_counts(value) and all(WHOLE_TEXT.fullmatch(key) for key in value)
 
 
 def _has(fields: Mapping[str, MessageField]) -> MessageField:
-    return MessageField("an object", lambda v: isinstance(v, dict) and not fault_in(v, fields))
+    listed = ", ".join(f"{name} ({field.rule})" for name, field in fields.items() if field.required)
+    rule = f"an object with {listed}" if listed else "an object"
+    return MessageField(rule, lambda v: isinstance(v, dict) and not fault_in(v, fields))
 
 
 TEXT, FLAG = MessageField("text", _is(str)), MessageField("true or false", _is(bool))
@@ -89,8 +93,8 @@ FIELDS: Mapping[str, Mapping[str, MessageField]] = {
 
 
 def fault_in(message: Mapping[str, Any], fields: Mapping[str, MessageField]) -> str:
-    """What is wrong with a message that has these fields, as "'reason' is 3, and must be text";
-    empty where nothing is."""
+    """The first value of a message that breaks the rule of its field, in words such as "'reason' is
+    3, and must be text"; empty if all follow the rules."""
     for name, field in fields.items():
         if name not in message:
             if field.required:
@@ -103,5 +107,5 @@ def fault_in(message: Mapping[str, Any], fields: Mapping[str, MessageField]) -> 
 
 
 def fault_of(message: Message) -> str:
-    """What is wrong with a message of a role; empty where nothing is."""
+    """`fault_in` for a message of a role."""
     return fault_in(message, {"kind": TEXT}) or fault_in(message, FIELDS.get(message["kind"], {}))

@@ -49,7 +49,7 @@ from penstock.launch.resumed import (
     take_from_store,
 )
 from penstock.launch.run_attempt import Attempt, missing, undone_where_refused
-from penstock.launch.supervisor import LastLines, SignalHandler, Supervisor
+from penstock.launch.supervisor import SignalHandler, SignalsAfterRun, Supervisor
 from penstock.launch.supervisor_messages import Outcome, RestartLimits
 from penstock.monitor import summary as last_words
 from penstock.monitor.events import EventLog
@@ -207,7 +207,7 @@ def actors(
         logs = path / "logs"
         supervisor = Supervisor(place(), RestartLimits(), arguments, logs, sinks, engine)
         with notes_to(sinks.note):
-            outcome = _supervise(supervisor, sinks, view, after=LastLines())[0]
+            outcome = _supervise(supervisor, sinks, view, after=SignalsAfterRun())[0]
     _explain(outcome, log)
     if as_json:
         print(
@@ -240,7 +240,7 @@ def _with_learner(
 ) -> int:
     outcome, summary = with_learner(
         resolved, path, resume, as_json, make_specs,
-        source=source, place=place, sinks=sinks, after=LastLines(),
+        source=source, place=place, sinks=sinks, after=SignalsAfterRun(),
     )  # fmt: skip
     if as_json:
         about = {"run_dir": str(path), "exit_code": outcome.exit_code}
@@ -261,7 +261,7 @@ def with_learner(
     after: SignalHandler | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:
     """A run in the folder ``path``, with its final messages: its outcome and its summary. ``watch``
-    may inspect its processes, and end it; ``after`` handles signals once they have ended."""
+    may inspect the run's processes, and end the run; ``after`` is as of `Supervisor.run`."""
     stream = sys.stderr if as_json else sys.stdout
     stop, log = resolved.config.stop, resolved.config.run.log
     outcome, summary = conduct(

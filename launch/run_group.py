@@ -27,7 +27,7 @@ from penstock.configs.transports import TRANSPORTS
 from penstock.core.processes import die_with, python
 from penstock.core.run_dir import Resume
 from penstock.launch import auto_connectors, auto_envs, run, topology
-from penstock.launch.supervisor import SIGNALS, LastLines, SignalHandler
+from penstock.launch.supervisor import SIGNALS, SignalHandler, SignalsAfterRun
 from penstock.monitor.registry import PrometheusOptions
 from penstock.monitor.summary import INTERRUPTED
 
@@ -103,7 +103,7 @@ def train_one(
 
 
 def _refused(error: UserError) -> Summary:
-    """The summary of a run that a mistake of the user has kept from its start."""
+    """The summary of a run that was refused before its start."""
     return {"error": str(error), "exit_reason": "user_error", "solved_at_s": None}
 
 
@@ -135,9 +135,8 @@ def run_commands(
 
     The last line of its output is the summary of a run as JSON. Lines of its standard error are
     passed to ``say``, with the ``name`` of the number. A signal to this process is passed on to all
-    of them, and no further one is started; unless they are ``independent``, nor is it after the end
-    of one that `Ended.ends_group` says. ``after`` handles signals once all have ended; None: what
-    did before.
+    running ones. No further command is started after a signal, nor, unless the commands are
+    ``independent``, after one whose `Ended.ends_group` is true. ``after`` is as of `collected`.
     """
     waiting, running = dict(commands), dict[int, _Member]()
     ended: dict[int, Ended] = {}
@@ -224,8 +223,8 @@ class _Member:
 @contextmanager
 def collected(signals: list[int], after: SignalHandler | None = None) -> Iterator[None]:
     """Add the signals that end a group to a list, instead of ending this process; an ignored signal
-    (nohup) stays ignored. ``after`` handles them from the end of the block on; None: what did
-    before."""
+    (nohup) stays ignored. ``after`` handles them from the end of the block on; with None the
+    handlers from before the block do."""
 
     def add(signum: int, frame: FrameType | None) -> None:
         signals.append(signum)
@@ -265,7 +264,7 @@ def main() -> int:
     try:
         resolved = resolve_target(target, overrides)
         begins = cast(Resume, resume)
-        ended = train_one(resolved, Path(path), begins, True, source or None, LastLines())
+        ended = train_one(resolved, Path(path), begins, True, source or None, SignalsAfterRun())
     except UserError as error:
         print(f"penstock: {error}", file=sys.stderr)
         print(json.dumps(_refused(error)))

@@ -36,7 +36,7 @@ from penstock.launch.run_group import (
     say_line,
     train_one,
 )
-from penstock.launch.supervisor import LastLines
+from penstock.launch.supervisor import SignalsAfterRun
 from penstock.monitor.intervals import ConfidenceInterval, interval
 from penstock.monitor.summary import INTERRUPTED
 
@@ -62,7 +62,7 @@ def train(
         check(path, resume)
     at_once = min(seeds, parallel or runs_at_once(config, usable_cores()))
     check_shared(config, at_once)
-    after = LastLines()
+    after = SignalsAfterRun()
     if at_once == 1:
         ended = _one_by_one(resolved, paths, resume, as_json, stream, after)
     else:
@@ -95,16 +95,18 @@ def _one_by_one(
     resume: Resume,
     as_json: bool,
     stream: TextIO,
-    after: LastLines,
+    after: SignalsAfterRun,
 ) -> dict[int, Ended]:
     """The runs in this process, with its live view."""
     ended: dict[int, Ended] = {}
     for seed, path in paths.items():
-        say_line(f"seed {seed}, {len(ended) + 1} of {len(paths)}", stream)
         after.restore()
+        if after.signalled:
+            break
+        say_line(f"seed {seed}, {len(ended) + 1} of {len(paths)}", stream)
         own = _with_seed(resolved, seed)
         ended[seed] = train_one(own, path, resume, as_json, after=after)
-        if ended[seed].ends_group or after.signalled:
+        if ended[seed].ends_group:
             break
     return ended
 

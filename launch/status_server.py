@@ -72,8 +72,8 @@ class StatusServer:
                     path.unlink()
 
     def turn(self, names: Iterable[str], handles: Mapping[str, Handle]) -> None:
-        """Accept clients and send replies; never blocks. ``names`` are those of the roles
-        to report, ``handles`` those of the running ones."""
+        """Accept clients and send replies; never blocks. ``names`` are those of the roles to
+        report, ``handles`` those of the running ones."""
         fresh: list[socket.socket] = []
         with suppress(OSError):
             while len(self._askers) + len(fresh) < ASKERS:

@@ -75,12 +75,11 @@ HELD_UP_S = 1.0  # a signal that was not read for so long never will be
 SignalHandler = Callable[[int, FrameType | None], object]
 
 
-class LastLines:
-    """Handler of signals between the end of a run and that of its command, which still prints the
-    result of the run.
+class SignalsAfterRun:
+    """Handler of signals after the end of a run, while its command prints the last lines.
 
-    The first signal does nothing; after it, signals are handled as they were where the object was
-    made. Make it in the main thread.
+    The first signal has no effect, since it was meant for the run. It restores the handlers that
+    were set when this object was made, which must be in the main thread.
     """
 
     def __init__(self) -> None:
@@ -92,7 +91,7 @@ class LastLines:
         self.restore()
 
     def restore(self) -> None:
-        """Handle signals as before, such as until a next run handles them."""
+        """Restore the handlers from before, as a next run has to find them."""
         for signum, handler in self._before.items():
             if signal.getsignal(signum) is self:
                 signal.signal(signum, handler)
@@ -194,7 +193,7 @@ class Supervisor:
 
     def run(self, after: SignalHandler | None = None) -> Outcome:
         """Start all roles, and return when all have ended. ``after`` handles signals from then on;
-        None: what did before."""
+        with None the handlers from before the run do."""
         folders = Path(self._arguments["run_dir"]), Path(self._arguments["runtime_dir"])
         with (
             self._signals(after),
@@ -423,17 +422,13 @@ class Supervisor:
                 self._do(self._handle(name, message))
 
     def _ignore(self, handle: Handle, message: Message, fault: str) -> None:
-        """Report the first message of its kind that cannot be used."""
+        """Note that a message cannot be used: once for each kind of each role."""
         name, kind = handle.spec.name, str(message.get("kind"))
-        which = kind if kind in FIELDS else ""
+        which = f" of the kind {kind}" if kind in FIELDS else ""
         if (name, which) not in self._faulty:
             self._faulty.add((name, which))
-            self._log(
-                handle,
-                "note",
-                f"{name}: a message {which and f'of the kind {which} '}is ignored: {fault}; this "
-                "is a bug, please report it",
-            )
+            text = f"{name}: a message{which} is ignored: {fault}; this is a bug, please report it"
+            self._log(handle, "note", text)
 
     def _handle(self, name: str, message: Message) -> list[Effect]:
         now_s = time.monotonic()

@@ -66,8 +66,8 @@ def tag(path: str) -> str:
 
 
 def by_rank(entries: Sequence[Any]) -> dict[str, Any]:
-    """The entries of a list by their names: those of learners by their rank, as one that has ended
-    is left out and the others move up; other entries by their places."""
+    """The entries of a list by name. Learners are named by their rank, since their places in the
+    list change when one of them ends; other entries are named by their places."""
     ranks = [entry.get("rank") if isinstance(entry, Mapping) else None for entry in entries]
     known = all(type(rank) is int for rank in ranks) and len({*ranks}) == len(ranks)
     return dict(zip(map(str, ranks if known else range(len(entries))), entries, strict=True))

@@ -178,8 +178,8 @@ class RunState:
 
     def keep(self, metrics: Json) -> None:
         """Keep the newest figures. A learner that is restarted from a checkpoint sets the counters
-        of the run back; Prometheus would take them for new ones, which have counted from 0 again.
-        So they stand still until they exceed their former values."""
+        of the run back. Prometheus would take a smaller counter for one that has counted from 0
+        again, so these counters keep their value until the run exceeds it."""
         before = {name: known for name in RESTORED if (known := finite(self.last.get(name)))}
         self.last |= metrics
         for name, known in before.items():

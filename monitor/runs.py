@@ -25,7 +25,7 @@ STATES = {
     "callback": "ended", "stopped": "ended", "profiled": "ended",
     "interrupted": "stopped", "terminated": "stopped",
 }  # fmt: skip
-TAILS_NBYTES = (1 << 16, 1 << 21)  # of the second if no line fits the first: of many processes
+TAILS_NBYTES = (1 << 16, 1 << 21)  # the second where a line is longer than the first
 CONNECT_S = 1.0
 HEADER_MOST_NBYTES = 1 << 24
 BEST = ("checkpoints", "best", "checkpoint.safetensors")
@@ -104,7 +104,7 @@ def state(run_dir: Path) -> str:
 
 
 def state_by(living: Row, summary: Row) -> str:
-    """The same by what is in `supervisor.json` and `summary.json`; empty without such a file."""
+    """`state` from the contents of `supervisor.json` and `summary.json`; empty for no file."""
     if living:
         here = living.get("host") in (None, socket.gethostname())
         return "running" if not here or _answers(str(living.get("socket"))) else "died"
@@ -161,7 +161,7 @@ def best(run_dir: Path) -> Best | None:
 
 
 def best_in(file: BinaryIO) -> Best | None:
-    """The same of the file `BEST` of a run."""
+    """`best` from the opened file `BEST` of a run."""
     try:
         (nbytes,) = struct.unpack("<Q", file.read(8))
         head = json.loads(file.read(min(nbytes, HEADER_MOST_NBYTES)))

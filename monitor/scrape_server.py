@@ -98,7 +98,7 @@ class ScrapeServer:
             try:
                 client = _Client(self._listener.accept()[0])
                 self._clients[client.connection.fileno()] = client
-            except OSError:  # this process has no descriptor left, and the connection waits
+            except OSError:  # no descriptor is left; the connection waits and stays readable
                 time.sleep(RETRY_S)
         now_s = time.monotonic()
         for fd, client in [*self._clients.items()]:

@@ -112,8 +112,8 @@ class Board(MetricSink):
 
 
 class _EventsFile:
-    """A file of records, each of them whole: TensorBoard reads nothing behind a damaged one, and
-    the library's own writer leaves such a record on a full disk."""
+    """A file of whole records. TensorBoard reads nothing behind a damaged record, and the writer of
+    tensorboardX leaves one on a full disk."""
 
     def __init__(self, folder: Path, summaries: Sequence[Any]) -> None:
         """``summaries`` are at the beginning of the file."""
@@ -144,7 +144,7 @@ class _EventsFile:
 
 
 def _record(data: bytes) -> bytes:
-    """A record of an events file: its length, its content, and a checksum of either."""
+    """A record of an events file: the length and the content, each before its checksum."""
     from tensorboardX.record_writer import masked_crc32c
 
     length = struct.pack("<Q", len(data))

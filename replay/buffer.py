@@ -146,7 +146,7 @@ class Replay:
         self.flow = self._stock.flow = flow
         self.stale_updates = 0
         self.slots_moved = False
-        """Whether `restore` loaded slots into other places than they had."""
+        """Whether `restore` loaded slots into other places than they had in the snapshot."""
 
     def _lay_out(
         self,
@@ -424,9 +424,8 @@ class Replay:
         flow = self.flow
         if flow is None:
             return self._draw(count, stacked)
-        if (
-            not is_count(count) or count > self.capacity
-        ):  # the limiter's band would grow with it for good
+        # The limiter's band would grow with a larger batch for good.
+        if not is_count(count) or count > self.capacity:
             raise cannot_sample(count, self.table.stored, self.capacity)
         with self.lock:
             flow.note()  # the last draw may have removed rows
@@ -580,9 +579,9 @@ class Replay:
     def restore(self, folder: str | Path) -> dict[str, Any]:
         """Load a snapshot into this replay, which must be new and have the same options.
 
-        Only ``capacity``, ``writers``, ``in_hand`` and the limiter may differ. Where that leaves
-        room for fewer slots, the newest are loaded; `slots_moved` is set where there is another
-        number of them.
+        Only ``capacity``, ``writers``, ``in_hand`` and the limiter may differ. If this replay has
+        fewer slots than the snapshot, the newest are loaded. `slots_moved` is true where the
+        numbers of slots differ.
 
         Returns:
             What ``more`` returned to `save`.

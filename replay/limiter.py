@@ -314,7 +314,7 @@ class RateLimiter:
             if not all(isinstance(n, int | float) and math.isfinite(n) for n in astuple(counts)):
                 raise ReplayError(f"the snapshot's limiter is damaged: {counts}; load another")
             if state is not None:
-                counts.removed = removed  # more, where the restored table has room for fewer rows
+                counts.removed = removed  # more than in the state, if slots had no room
                 counts.kept = balance(_Settings(**state["settings"]).rule, counts)
             self._begin_from(counts)
 

@@ -29,8 +29,8 @@ DRAWS_PER_ROW = 32  # after so many vain draws the valid rows are few enough to 
 class Sampler(Protocol):
     """Chooses the rows of a batch. Rows are physical rows of the table, int64.
 
-    One with a method `load_moved` can also continue in a replay of another capacity: see the
-    function of this name.
+    A sampler with a method ``load_moved(state, origin)`` can also continue in a replay with another
+    number of slots: see `load_moved` of this module.
     """
 
     def bind(self, valid: Valid, rng: np.random.Generator) -> None:
@@ -341,13 +341,14 @@ class Prioritized:
 
 
 def load_moved(sampler: Sampler, state: dict[str, Any], origin: Rows) -> None:
-    """Load the state of a sampler whose rows lay in other places; else use `load_state_dict`.
+    """Load a state whose rows have moved to other places of the table; for rows that have not, use
+    `load_state_dict`.
 
     Args:
         sampler: bound to the table, which was loaded too.
-        state: of the other sampler.
-        origin: ``[n]`` int64, for each of n equal stretches of rows, the stretch of ``state`` that
-            it was; -1 where it is new.
+        state: what `state_dict` of the saved sampler returned.
+        origin: ``[n]`` int64: the rows of ``sampler`` are n equal stretches, and each was the
+            stretch of ``state`` with this number; -1 for one that is new.
 
     Raises:
         ReplayError: the sampler has no method `load_moved`.
@@ -362,7 +363,8 @@ def load_moved(sampler: Sampler, state: dict[str, Any], origin: Rows) -> None:
 
 
 def moved(values: npt.NDArray[Any], origin: Rows, rows: int) -> npt.NDArray[Any]:
-    """``values`` of the rows before, for ``rows`` that moved as in `load_moved`; 0 for new ones."""
+    """``values`` of the saved rows, in the order of the ``rows`` rows that have moved as in
+    `load_moved`; 0 for new rows."""
     old = values.reshape(-1, rows // len(origin))
     there: npt.NDArray[Any] = np.where(origin[:, None] < 0, 0, old[origin]).reshape(-1)
     return there

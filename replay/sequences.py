@@ -187,7 +187,8 @@ class SequenceSampler:
         self.sampler.load_state_dict(state["sampler"])
 
     def load_moved(self, state: dict[str, Any], origin: Rows) -> None:
-        """``origin`` [slots]. Starts get new numbers, as there may be room for fewer of them."""
+        """See `samplers.load_moved`: the stretches of ``origin`` are slots. Starts get new numbers,
+        as there may be room for fewer."""
         slots = len(state["searched"])
         self._check_ranges(state, slots)
         used = origin != NONE
@@ -226,7 +227,7 @@ class SequenceSampler:
                 raise ReplayError(f"the snapshot's {name} of sequences are damaged; load another")
 
     def _load(self, state: dict[str, Any]) -> None:
-        """Take over all of a state but that of the inner sampler."""
+        """Load all of a state except that of the inner sampler."""
         before = state["before"]
         if ((before != NONE) & (before != self._table.prev)).any():
             raise ReplayError("the snapshot's sequences have slots that do not follow each other")

@@ -8,8 +8,9 @@ A loaded table has no writers. Slots that were being written end with the rows t
 begin new streams, and writers in other processes attach again.
 
 The number of slots follows from the capacity and from how many slots all writers hold together, so
-a loaded table may have another number of them. Then the newest slots that there is room for move to
-the first places, and keep their links; the others are evicted.
+a table may have another number of slots than the snapshot that it loads. Then the newest slots, as
+many as the table has room for, move to its first places and keep their links; older ones are
+evicted.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ class Restored(NamedTuple):
     """What `restore` returns."""
 
     others: dict[str, Any]
-    """As they were given to `save`."""
+    """The values that ``others`` of `save` returned."""
     origin: Slots | None
-    """``[slots]``, the slot of the snapshot that each slot holds, -1 where it is free; None: each
-    slot has kept its place."""
+    """``[slots]``, the slot of the snapshot that each slot of the table holds, -1 for none. None
+    where each slot has kept its place."""
 
 
 def save(folder: Path, table: Table, lock: Lock, others: Callable[[], dict[str, Any]]) -> None:
@@ -109,7 +110,7 @@ def restore(reader: FolderReader, table: Table) -> Restored:
             origin[: len(order)] = order[-table.slots :]
         place = np.full(slots, NONE)  # of each slot of the snapshot
         place[origin[origin != NONE]] = np.flatnonzero(origin != NONE)
-        places = [int(place[slot]) for slot in order]  # NONE, of those evicted, comes first
+        places = [int(place[slot]) for slot in order]  # first NONE, for each that is evicted
         for i, block in enumerate(spec.blocks):
             unused = np.empty(block.nbytes, np.uint8)
             into = (unused if at == NONE else table.store.slots[at].payload[i] for at in places)
@@ -146,7 +147,7 @@ def restore(reader: FolderReader, table: Table) -> Restored:
 
 
 def _order(state: dict[str, Any]) -> tuple[int, list[int]]:
-    """The number of slots in a snapshot, and those kept, oldest first."""
+    """The number of slots in a snapshot, and those that hold rows, oldest first."""
     slots = state["slots"]
     if type(slots) is not int or slots < 1 or any(len(state[name]) != slots for name in PER_SLOT):
         raise ValueError(f"its number of slots {slots} is impossible")

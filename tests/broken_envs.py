@@ -103,6 +103,12 @@ class NanReward(Sound):
         return observation, np.nan, *rest
 
 
+class LargeReward(Sound):
+    def step(self, action: Any) -> Any:
+        observation, _, *rest = super().step(action)
+        return observation, -2e6, *rest
+
+
 class IntFlags(Sound):
     def step(self, action: Any) -> Any:
         observation, reward, terminated, _, info = super().step(action)

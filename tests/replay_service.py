@@ -12,7 +12,7 @@ from penstock.replay.remote.service import (
     GONE,
     REPLAY_VERSION,
     SENT,
-    Left,
+    IsReleased,
     ReplayService,
     ServiceLimits,
 )
@@ -45,17 +45,17 @@ class Served:
         )
         self.run_id = 0
 
-    def _send(self, name: bytes, parts: wire.Parts) -> tuple[int, Left]:
-        def left() -> bool:
+    def _send(self, name: bytes, parts: wire.Parts) -> tuple[int, IsReleased]:
+        def is_released() -> bool:
             return name not in self.stuck
 
         if name in self.gone:
-            return GONE, left
+            return GONE, is_released
         message = wire.decode([bytes(part) for part in parts])
         self.answers[name].append((MessageKind(message.head.kind), wire.verify(message), message))
         if message.head.kind == MessageKind.BATCH:
             self.sent_nbytes += message.head.coded_nbytes
-        return SENT, left
+        return SENT, is_released
 
     def join(self, name: bytes = b"a", token: str = "") -> dict[str, Any]:
         """The meta of SPEC, or of REFUSE."""

@@ -34,8 +34,8 @@ LEDGERS = "ledgers/"
 class MetricWindow:
     """The last rows of the metrics of a run, that cover about ``seconds``; all rows for None.
 
-    A resume from an older checkpoint sets the clock and the counters of the run back. The time and
-    the steps that it repeats count again, as they passed.
+    A resume from a checkpoint sets the clock and the counters of the run back to those of the
+    checkpoint. The time and the steps that the run repeats count a second time.
     """
 
     def __init__(self, columns: MetricColumns, seconds: float | None) -> None:
@@ -43,7 +43,8 @@ class MetricWindow:
         self._columns = columns
         first = 0
         if seconds is not None:
-            left_s = np.cumsum(_passed(times)[::-1])  # up to the last row, from the one before on
+            # From each row to the last one, beginning with the last but one.
+            left_s = np.cumsum(_passed(times)[::-1])
             first = len(left_s) - int(np.count_nonzero(left_s <= seconds))
         self._rows = slice(min(first, max(0, len(times) - 2)), None)
 
@@ -72,8 +73,9 @@ class MetricWindow:
         return float(values.max()) if len(values) else None
 
     def growth(self, name: str) -> float:
-        """By how much a counter grew. One that began anew has counted from 0; one of the run went
-        back to a checkpoint, and what it counted since then is unknown."""
+        """By how much a counter grew. Where it became smaller, its process has begun anew and has
+        counted from 0. A counter of the run (`COUNTERS`) went back to a checkpoint instead; its
+        growth since then is unknown and counts as 0."""
         values = self._known(name)
         if len(values) < 2:
             return 0.0
@@ -92,7 +94,7 @@ class MetricWindow:
 
     def shares(self, prefix: str) -> dict[str, float]:
         """The means of the shares below ``prefix``, by the rest of their names; empty if no row has
-        one. A row has no share of a part in which the thread was not yet: there it is 0."""
+        shares. Where a row lacks the share of one part, the thread has not entered it yet: 0."""
         names = self._columns.below(prefix)
         if not names:
             return {}
@@ -108,7 +110,7 @@ class MetricWindow:
         return dict(zip((name.removeprefix(prefix) for name in names), means.tolist(), strict=True))
 
     def ledgers(self) -> dict[str, dict[str, float]]:
-        """The shares of each process that was there in the window."""
+        """The shares of each process that ran in the window, by its name."""
         found = {name: self.shares(f"{LEDGERS}{name}/") for name in process_names(self._columns)}
         return {name: shares for name, shares in found.items() if shares}
 
@@ -126,7 +128,7 @@ class MetricWindow:
 
 
 def _passed(times: Floats) -> Floats:
-    """Seconds from each row to the next; 0 where the clock was set back, or is unknown."""
+    """Seconds from each row to the next; 0 where the clock was set back or is unknown."""
     grown = np.diff(times)
     return np.where(grown > 0, grown, 0.0)  # NaN > 0 is false
 
@@ -166,7 +168,7 @@ def judge(
     Args:
         options: the config, as `load_options` returns it.
         status: the answer of the supervisor, of which the threads of the learners are used.
-        cores: those that the run may use; None for those of this host.
+        cores: how many the run may use; None for those of this host.
     """
     window = MetricWindow(columns, WINDOW_S if live else None)
     profile = make_profile(columns, window, options, status, cores)
@@ -279,7 +281,7 @@ def load_options(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """The options that the rules read, with what the algorithm adds to them; ``config`` as it is
     where this version does not accept it. Imports no code that a config names."""
     is_short = stamp(folder, CONFIG_FILE)[1] <= TEXT_NBYTES
-    if not is_short or read_text(folder, CONFIG_FILE, most=1) is None:  # a link, or no plain file
+    if not is_short or read_text(folder, CONFIG_FILE, most=1) is None:  # no plain file
         return {**config}
     try:
         checked = resolve(str(folder / CONFIG_FILE))
@@ -306,6 +308,6 @@ def _at(options: Mapping[str, Any], section: str, name: str) -> Any:
 
 
 def _count(options: Mapping[str, Any], section: str, name: str) -> int:
-    """A number that `load_options` adds; 1 where it could not."""
+    """A number that `load_options` adds; 1 where it has not, as it did not accept the config."""
     found = _at(options, section, name)
     return found if isinstance(found, int) and found > 0 else 1

@@ -416,8 +416,8 @@ def _by_folder(names: Sequence[str]) -> list[list[str]]:
 
 
 def _at_work(window: MetricWindow, title: str, prefix: str) -> Row:
-    """The share in which a learner computes, or another process does not wait; nothing of one that
-    was not there in the window."""
+    """The share of time in which a learner computes, or another process does not wait; empty for a
+    process that did not run in the window."""
     shares = window.shares(prefix)
     if not shares:
         return {}
@@ -545,8 +545,8 @@ def _preset(options: Mapping[str, Any]) -> Row:
 
 
 def _bars(run: WatchedRun, prefix: str) -> Row | None:
-    """The shares below a prefix over time, in buckets; None if no line has them. What a resume
-    repeats replaces what was before."""
+    """The shares below a prefix over time, in buckets; None if no line has them. Lines of the time
+    that a resumed run repeats replace the earlier ones."""
     columns = run.columns
     names = columns.below(prefix)
     if not names:
@@ -641,8 +641,8 @@ def _starts(folder: Path) -> list[Row]:
 
 
 def _recorded_cores(folder: Path) -> float | None:
-    """The cores of the host on which a run was started last, which may be another; None if that is
-    not recorded."""
+    """The number of cores where a run was started last, maybe on another host; None if it is not
+    recorded."""
     starts = read_json(folder, VERSIONS).get("starts")
     last = starts[-1] if isinstance(starts, list) and starts else None
     return (finite(last.get("cores")) or None) if isinstance(last, Mapping) else None

@@ -21,9 +21,9 @@ One that draws transitions from replay, as `penstock.algos.dqn` and `penstock.al
 
 and, if it wants,
 
-    columns, check, process    by default those of DQN for one choice, those of SAC for numbers; of
-                               several choices (MultiDiscrete) the actions are integers, and there
-                               are no priorities of actors
+    columns, check, process    by default those of DQN for Discrete and those of SAC for Box
+                               actions; MultiDiscrete actions are recorded as integers, without
+                               priorities of actors
     BATCH_COLUMNS              names of recorded columns that `Update.take` gets, too
 
 Either may have `Settings`, a dataclass or pydantic model of the options in ``algo.settings``.

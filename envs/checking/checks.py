@@ -28,7 +28,7 @@ from gymnasium.vector import VectorEnv
 from penstock.configs.errors import UserError
 from penstock.core.observations import MASK
 from penstock.core.place import place
-from penstock.envs.packing import Packer
+from penstock.envs.packing import Packer, find_bad_reward
 from penstock.envs.space_misfit import misfit, misfits
 from penstock.envs.vector_env import check_mask, checked_actions, counts_of, own_reset
 
@@ -36,6 +36,7 @@ Single = gymnasium.Env[Any, Any]
 READINGS = 30  # of the memory
 LEAK_NBYTES = 100  # per step: 1 GB in ten million
 SAMPLES = 20  # drawn from a space, which must contain them
+SCALE = "scale them in step, or set env.wrappers to a wrapper that does"
 
 
 class Problem(NamedTuple):
@@ -238,6 +239,8 @@ class Checker:
         value = _number(reward)
         if not np.isfinite(value):
             self.add("reward", f"step returned the reward {reward!r}; return a finite number")
+        elif bad := find_bad_reward(np.array([value])):
+            self.add("reward", f"step returned {bad}; {SCALE}")
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, bool | np.bool_):
                 self.add("flags", f"step returned {name} as {_kind(flag)}; return a bool")

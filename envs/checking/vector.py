@@ -18,7 +18,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from penstock.core.observations import MASK, open_choices
-from penstock.envs.checking.checks import Checker, cost, told
+from penstock.envs.checking.checks import SCALE, Checker, cost, told
+from penstock.envs.packing import find_bad_reward
 from penstock.envs.space_misfit import misfits
 from penstock.envs.vector_env import Actions, action_map, checked_actions, counts_of, own_reset
 
@@ -219,6 +220,9 @@ def _look(found: Checker, results: Any, over: Array) -> bool:
     if rewards.shape != (COUNT,) or not np.isfinite(rewards).all():
         text = f"step returned the rewards {reward!r}; return an array of {COUNT} finite numbers"
         found.add("reward", text)
+        return False
+    if bad := find_bad_reward(rewards):
+        found.add("reward", f"step returned {bad}; {SCALE}")
         return False
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if getattr(flag, "shape", None) != (COUNT,) or flag.dtype != np.bool_:

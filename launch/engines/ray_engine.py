@@ -161,7 +161,7 @@ class RayEngine:
         self._stop: tuple[float, float] | None = None
         """The last stop that ended the leases: how long it took, and when it ended, in seconds."""
         self._head_s = math.inf  # when the head node answered last
-        self._head_error = ""  # since then, of Ray
+        self._head_error = ""  # the last error of Ray since that answer
         self._head_lost = False
         self._thread = threading.Thread(target=self._listen, name="ray", daemon=True)
         actor = ray.remote(concurrency_groups={"orders": 1, "reports": 1})
@@ -425,7 +425,7 @@ class RayEngine:
         while not self._closing.wait(REPORT_S):
             try:
                 self._draining = frozenset(self._ray._private.state.state.get_draining_nodes())
-            except Exception as error:  # the next answer may come; without any, the run is stopped
+            except Exception as error:  # the run is stopped after `HEAD_S` without an answer
                 self._head_error = _cause(error)
                 continue
             self._head_s, self._head_error = time.monotonic(), ""

@@ -119,8 +119,7 @@ class Narrator(tune.Callback):
 def run(
     sweep: Sweep, say: Callable[[str], None], after: SignalHandler | None = None
 ) -> tuple[int, dict[int, str]]:
-    """Run the trials of a sweep on a Ray cluster of this host. ``after`` handles signals once they
-    have ended; None: what did before.
+    """Run the trials of a sweep on a Ray cluster of this host; ``after`` is as of `collected`.
 
     Returns the exit code, and the errors of the trials that have failed, by their numbers. Raises
     UserError where Ray cannot be started.

@@ -65,7 +65,8 @@ class NumberRange:
     """Whether it takes whole numbers only."""
 
     def sample(self, rng: random.Random) -> float:
-        """A number of the range; whole numbers as Tune draws them, all of an interval of 1."""
+        """A number of the range. A whole number n is drawn from [n, n + 1), as by Ray Tune: both
+        ends are as likely as the numbers between them."""
         high = self.high + 1 if self.whole else self.high
         if self.log:
             value = math.exp(rng.uniform(math.log(self.low), math.log(high)))
@@ -179,7 +180,8 @@ def with_fixed_cores(target: str, overrides: Sequence[str]) -> list[str]:
     """The overrides of a trial, with the numbers of actors and threads that it starts with in place
     of ``auto``: trials run at the same time, so none may take the cores of another.
 
-    Unchanged where they contradict each other, which the process of the trial reports.
+    Overrides that contradict each other are returned unchanged: the trial's own process refuses
+    them.
     """
     try:
         config = resolve(target, overrides)

@@ -18,7 +18,7 @@ from penstock.configs.errors import UserError
 from penstock.core.cores import usable_cores
 from penstock.core.files import write_atomic
 from penstock.launch.run_group import SIGNALLED, command, exit_code, run_commands, say_line
-from penstock.launch.supervisor import LastLines
+from penstock.launch.supervisor import SignalsAfterRun
 from penstock.launch.tuning import trials
 from penstock.launch.tuning.space import overrides_of, with_fixed_cores
 from penstock.launch.tuning.sweep import Scheduler, Sweep, make_folder
@@ -52,7 +52,7 @@ def tune(sweep: Sweep, with_ray: bool, as_json: bool) -> int:
     if with_ray and not by_tune:
         say_line("without Ray Tune, which pip install 'penstock[tune]' installs", stream)
     make_folder(sweep)
-    say, after = partial(say_line, stream=stream), LastLines()
+    say, after = partial(say_line, stream=stream), SignalsAfterRun()
     if by_tune:
         from penstock.launch.tuning import ray_tune
 
@@ -78,7 +78,7 @@ def tune(sweep: Sweep, with_ray: bool, as_json: bool) -> int:
 
 
 def _run_plain(
-    sweep: Sweep, say: Callable[[str], None], after: LastLines
+    sweep: Sweep, say: Callable[[str], None], after: SignalsAfterRun
 ) -> tuple[int, dict[int, str]]:
     """All trials in processes of their own; returns the exit code, and the errors of the trials
     that have failed, by their numbers."""

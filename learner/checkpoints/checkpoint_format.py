@@ -210,7 +210,7 @@ def _write(folder: Path, data: bytes, temporary: str) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / temporary
     try:
-        path.unlink(missing_ok=True)  # may be a link to a checkpoint, which a crash has left
+        path.unlink(missing_ok=True)  # after a crash it may be a second name of a checkpoint
         with open(path, "xb", opener=open_private) as file:
             file.write(data)
             file.flush()

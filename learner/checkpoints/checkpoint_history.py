@@ -241,32 +241,29 @@ def best_meta(folder: Path, layout: ParamLayout, env: EnvConfig) -> Mapping[str,
         why = f"{folder} is the best of another game (env.*)"
     except UserError as error:
         why = str(error)
-    with contextlib.suppress(FileNotFoundError):  # another process has moved it
+    with contextlib.suppress(FileNotFoundError):  # another process has moved it already
         logger.info("%s; it is kept as %s", why, _keep_beside(folder))
     return None
 
 
 @contextlib.contextmanager
 def best_locked(folder: Path, *, wait: bool) -> Iterator[bool]:
-    """Keep other processes of this host from replacing the best checkpoint, in ``folder``, during
-    the ``with`` block: the learner replaces it only until the evaluator has.
+    """Lock the best checkpoint, which is in ``folder``, during the ``with`` block: learner and
+    evaluator both replace it, and the learner must not replace one that the evaluator has written.
 
-    Yields whether that is so; without ``wait``, it is not where another process does the same. A
-    disk without locks is not locked.
+    Yields False where another process of this host holds the lock and ``wait`` is false; else True,
+    also on a file system without locks.
     """
-    descriptor = -1
+    descriptor, locked = -1, True
     try:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a file system without locks
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(folder.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        except (OSError, ValueError):
-            pass
-        yield True
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                locked = False
+        yield locked
     finally:
         if descriptor >= 0:
             os.close(descriptor)

@@ -342,7 +342,8 @@ class CheckpointManager:
             self.requests.requested(request)
 
     def _write_best(self, state: Checkpoint) -> bool:
-        """Replace `best`, unless the evaluator has written it, or does so now."""
+        """Replace `best`, unless the evaluator has written it or is writing it; returns whether it
+        was replaced."""
         with best_locked(self._best, wait=False) as locked:
             writes = locked and not self._best_is_evaluated()
             if writes:

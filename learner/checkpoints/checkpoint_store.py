@@ -171,7 +171,7 @@ class CheckpointStore:
             self._rename(temporary, name)
 
     def _rename(self, temporary: str, name: str) -> None:
-        """Give a file its name once it is on the disk, since older files are deleted then."""
+        """Sync a file to the disk, then give it its name: older files may be deleted after that."""
         with open(self._at(temporary), "rb") as file:
             os.fsync(file.fileno())
         os.replace(self._at(temporary), self._at(name))

@@ -126,7 +126,7 @@ class ServerClient:
         self._copy = LocalCopy(optimizer, cfg.significance) if cfg.pace == "asp" else None
         self.last = Reply(version, samples, tally, None, 1, False, False, False)
         self._residual = np.zeros(size, np.float32) if cfg.reduce.codec == "bf16" else None
-        self._counts = np.zeros(len(BOOKED))  # of this learner, since the client was made
+        self._counts = np.zeros(len(BOOKED))  # of this learner since the client was made
         self._clock = version // cfg.most_count
         self._asked: ServerMessageKind | None = None
         self._is_fresh, self._spare = False, 0  # for the next step, and for so many after it
@@ -195,7 +195,7 @@ class ServerClient:
             return self._push_changes(head, self._copy, steps)
         norm: Tensor = torch.linalg.vector_norm(self._optimizer.grads) / samples
         gradient = self._optimizer.grads.cpu().numpy()
-        if len(self._shards) > 1 or self._residual is not None:  # an outlier would stay in it
+        if len(self._shards) > 1 or self._residual is not None:
             gradient = gradient * self._clip_factor(float(norm))
         self._push_gradient(head, gradient)
         return norm
@@ -306,12 +306,12 @@ class ServerClient:
             shard.send(head, packed)
 
     def _clip_factor(self, norm: float) -> np.float32:
-        """The factor by which a gradient is clipped, whose mean has that norm.
+        """The factor by which this learner clips a gradient whose mean has that norm.
 
-        With several shards each knows only a part of it. With a residual it is clipped before the
-        residual is added, or an outlier would stay in it.
+        It clips where there are several shards, as each of them knows only a part of the gradient,
+        and where there is a residual, in which an outlier would stay.
 
-        NaN for one that is not finite, so that every shard refuses its part.
+        NaN for a norm that is not finite, so that every shard refuses its part.
         """
         if not isfinite(norm):
             return np.float32(nan)
@@ -450,7 +450,8 @@ class _Shard:
         self.again_s = 0.0
         self.answer = resumed  # later the head of the answer to the last pull
         self.tally = NOTHING  # of the worker's last push
-        self.counted = self.asked_with = self.tally[: len(BOOKED)]  # those that the answer has
+        # The worker's counts that the last answer includes, and that the next one will include.
+        self.counted = self.asked_with = self.tally[: len(BOOKED)]
         self.state: ServerState | None = None
         self._join = join
         self.flags = Flag.NONE  # of the request

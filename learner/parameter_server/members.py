@@ -36,10 +36,10 @@ class Member:
     token: int
     size: int  # of its parameters
     counts: npt.NDArray[np.float64]
-    """Its counts since it began, as far as they are in the run's, laid out as `BOOKED`."""
+    """Those of its counts since it began that the run's counts include, laid out as `BOOKED`."""
     pull: ServerHeader | None = None
     answered: int = 0
-    sent_state: int = 0  # number of the request that was answered with the state
+    sent_state: int = 0  # number of the last request for the state that was answered
     lag: int = -1
     checkpoint: bool = False
     recent: Tally = NOTHING[len(BOOKED) :]

@@ -74,7 +74,7 @@ class Peers:
     def receive(self) -> tuple[bytes, list[Payload]] | None:
         """Name of a peer and the frames of its message; None when there is none now.
 
-        Of a message with too many frames (`FRAMES`) one more is returned; the others are dropped.
+        Of a message with more than `FRAMES` frames the first `FRAMES` + 1 are returned.
         """
         try:
             name = self._router.recv(zmq.NOBLOCK)

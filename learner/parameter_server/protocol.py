@@ -11,7 +11,8 @@ back. The head is `HEAD`, little-endian; fields that a kind does not name are 0.
     JOIN       worker  rank; number = its clock by the first shard, 0 to that one; session = the
                        worker's own random token; version = updates that its parameters have seen;
                        entries = number of parameters; rules = checksum of the settings on which
-                       all must agree; tally = its counts that an answer had, 0 to a first server
+                       all must agree; tally = those of its own counts that are in the tally of
+                       the last VALUES it got, else 0
     WELCOME    server  number = the worker's clock; session to name from now on; flag WANTED: send
                        your parameters
     STATE      worker  version, samples, tally of the run; dense: parameters, then the optimizer's
@@ -41,9 +42,9 @@ and the first two in all later ones. When all stop, no worker waits, and gradien
 
 Any fault of received bytes raises `WireError`, whose ``reason`` is counted. A worker that
 reconnects has a new identity, and is answered `WHO`; the gradient of a push that was lost with the
-connection is lost. Its counts are not: they are in every later push, and in one that a worker
-sends when it has joined again; the server knows a worker by its token, and adds what is new. Never
-pickle.
+connection is lost. The counts of that push are not lost, as each push has all counts of its worker:
+one that joins again sends a push without a gradient if the server may lack some. The server knows
+the worker by its token, and adds by how much its counts have grown. Never pickle.
 
 A run's server listens in the run's runtime folder of mode 0700, so a worker is a process of the
 same user; or on the network, where a worker has the learner's secret key. Its messages are checked

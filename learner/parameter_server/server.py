@@ -71,7 +71,7 @@ from penstock.transport.wire import WireError, other_version
 
 TICK_S = 0.05
 STEPS = BOOKED.index("trained_steps")  # determines the decay of the learning rate
-MOST_LEFT = 1024  # workers that have left, whose counts are kept
+MOST_LEFT = 1024  # workers that have left and whose counts are kept
 BATCH = 64  # messages handled between two checks of everything else
 MAX_FRAME_NBYTES = 4 * 4 * MAX_SIZE  # parameters and an optimizer's arrays
 
@@ -161,8 +161,8 @@ class ParameterServer:
         self._members: dict[bytes, Member] = {}
         self._numbers = 0
         self._before = np.zeros(len(BOOKED))  # counts of the state that the run began with
-        self._counted = np.zeros(len(BOOKED))  # those of workers since
-        # By token: the counts of workers that have left, and may come again.
+        self._counted = np.zeros(len(BOOKED))  # counts of all workers since then
+        # By token: `Member.counts` of workers that have left and may join again.
         self._left: OrderedDict[int, npt.NDArray[np.float64]] = OrderedDict()
         self._told = Flag.NONE  # STOP and NAN, for all workers from now on
         self._parameters: Parameters | None = None
@@ -325,7 +325,7 @@ class ParameterServer:
             parameters.add(change, samples, self.pace.version + 1)
 
     def _count(self, member: Member, head: ServerHeader) -> None:
-        """Add what is new in the counts of a push."""
+        """Add by how much the counts of a worker have grown since its last push."""
         counts = np.maximum(head.tally[: len(BOOKED)], member.counts)
         growth = counts - member.counts
         if growth.max() > protocol.MAX_GROWTH:

@@ -173,8 +173,9 @@ def sequences_of(draws: SampleSpec) -> Sequences | None:
 def seed_of(config: Config, progress: Progress, rank: int = 0, number: int = 0) -> int:
     """A seed of a learner's draws at the run's present optimizer step.
 
-    Those of other ranks and numbers are independent of it, and so are those of actors: without a
-    key a sequence of two words equals one of four that ends in zeros, as that of an actor does.
+    Seeds of other ranks and numbers are independent of it, and so are those of actors. For these
+    there is a spawn key: without one, `SeedSequence` pads two words with zeros, and an actor's
+    four words may end in two zeros.
     """
     seed = np.random.SeedSequence([config.run.seed, progress.learner_steps], spawn_key=(rank,))
     return int(seed.generate_state(number + 1)[number])

@@ -93,7 +93,7 @@ class ReplayDataSource:
             ledger: of the learner's thread.
             feeder: ledger of the thread that draws ahead, with `learner.prefetch`.
             shared: False where all are in one process.
-            rank: of the learner. Each draws by random numbers of its own.
+            rank: of the learner; each learner draws by other random numbers.
         """
         replay, spec = config.replay, consumer.spec
         self._consumer = consumer
@@ -232,7 +232,7 @@ class ReplayDataSource:
 
     def _moment(self) -> dict[str, Any]:
         """What `continue_streams` needs beside the replay's own state."""
-        self._device.enter_thread()  # of the thread that saves: errors may be on their way
+        self._device.enter_thread()  # this thread saves, and may read errors that a GPU computes
         return {
             "learner_steps": self._consumer.progress.learner_steps,
             "loans": self.store.loans(),

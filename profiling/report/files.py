@@ -29,8 +29,8 @@ def write(
 ) -> list[str]:
     """Write all files. The trace's path and the notes go into ``profile``.
 
-    Returns: the notes, those given and then what could not be written: a full disk does not take
-    the figures away that were measured.
+    Returns: the given notes, and then one for each file that could not be written. A full disk does
+    not raise, so that the caller can still show the figures.
     """
     profile["trace"] = str(folder / TRACE)
     kept = trace.cut(threads)
@@ -49,7 +49,7 @@ def write(
 
 @contextmanager
 def _noted(name: str, notes: list[str]) -> Iterator[None]:
-    """Note why a file is missing."""
+    """Add a note where the block cannot write the file ``name``."""
     try:
         yield
     except UserError as error:

@@ -32,7 +32,7 @@ from penstock.replay.remote.service import (
     FULL,
     GONE,
     SENT,
-    Left,
+    IsReleased,
     ReplayService,
     ServiceLimits,
 )
@@ -251,22 +251,23 @@ class ReplayServer:
                     "connects"
                 )
 
-    def _send(self, name: bytes, parts: wire.Parts) -> tuple[int, Left]:
-        """Send a message; returns SENT, FULL or GONE, and whether libzmq holds it no more."""
-        left, copy = _at_once, len(parts) < 3
+    def _send(self, name: bytes, parts: wire.Parts) -> tuple[int, IsReleased]:
+        """Send a message; returns SENT, FULL or GONE, and a function that returns whether libzmq
+        has released the message."""
+        is_released, copy = _was_copied, len(parts) < 3
         sent: list[Any] = [name, *parts]
-        if not copy:  # the parts before the last one leave before it
+        if not copy:  # libzmq sends and releases the last part last
             sent[-1] = last = zmq.Frame(parts[-1], track=True, copy=False, copy_threshold=0)
-            left = partial(getattr, last.tracker, "done")
+            is_released = partial(getattr, last.tracker, "done")
         try:
             self._router.send_multipart(sent, zmq.NOBLOCK, copy=copy)
         except zmq.Again:
-            return FULL, left
+            return FULL, is_released
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            return GONE, left
-        return SENT, left
+            return GONE, is_released
+        return SENT, is_released
 
     def _reopen(self) -> None:
         """Close every connection, which frees the memory of those that are not read."""
@@ -287,8 +288,8 @@ class ReplayServer:
                 time.sleep(TICK_S)
 
 
-def _at_once() -> bool:
-    """Of a message that was copied, as those without frames are: they are small."""
+def _was_copied() -> bool:
+    """Whether libzmq has released a message without frames: it has only a copy, which is small."""
     return True
 
 

@@ -11,8 +11,9 @@ line of bounded length; a peer that asks again is answered by WAIT with the reas
 
 Memory is bounded whatever peers do (`ServiceLimits`): by the number of peers, by the bytes of slots
 that wait to be stored, and by the bytes of batches that were sent and that their peers have not yet
-read. A batch counts as read when its peer reports that, and no copy waits in the socket: the report
-alone proves nothing. A peer that reads nothing for `STALL_S` loses its place and may join again.
+read. A batch counts as read once its peer reports that and the socket has released it: a peer that
+does not read can report anything. A peer that reads nothing for `STALL_S` loses its place and may
+join again.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ OTHER_VERSION = (
 )
 
 SENT, FULL, GONE = range(3)  # result of sending: on its way, no room now, no such peer
-Left = Callable[[], bool]  # whether the socket holds a sent message no more
-Send = Callable[[bytes, wire.Parts], tuple[int, Left]]
+IsReleased = Callable[[], bool]  # whether the socket has released a message that was sent
+Send = Callable[[bytes, wire.Parts], tuple[int, IsReleased]]
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Peer:
     token: str
     heard_s: float
     asks: OrderedDict[int, PendingRequest] = field(default_factory=OrderedDict)
-    unread: deque[tuple[int, Left]] = field(default_factory=deque)  # answers, with their bytes
+    unread: deque[tuple[int, IsReleased]] = field(default_factory=deque)  # bytes of each answer
     unread_nbytes: int = 0
     sent: int = 0  # answers on this connection, since it joined
     read: int = 0  # of these, as the peer reports
@@ -103,8 +104,8 @@ class ReplayService:
 
     Args:
         replay: the buffer.
-        send: hands an answer to a peer; gives SENT, FULL or GONE, and a function that returns
-            whether the socket holds the answer no more.
+        send: hands an answer to a peer; returns SENT, FULL or GONE, and a function that
+            returns whether the socket has released the answer.
         limits: of memory and peers.
         log: takes one line for the first rejection of each kind.
         taken: the state of streams in a snapshot, as from `marks`.
@@ -392,7 +393,7 @@ class ReplayService:
         self._settle(peer)
 
     def _settle(self, peer: Peer) -> None:
-        """Return the credit of the answers that a peer reports as read and the socket has sent."""
+        """Return the credit of answers that the peer reports as read and the socket released."""
         while peer.sent - len(peer.unread) < peer.read and peer.unread[0][1]():
             nbytes, _ = peer.unread.popleft()
             peer.unread_nbytes -= nbytes
@@ -425,12 +426,12 @@ class ReplayService:
             return
         frames = [frame.data for _, frames in packed for frame in frames]
         meta = packed[0][0].meta
-        outcome, left = self._post(name, MessageKind.BATCH, meta, ask.number, frames=frames)
+        outcome, is_released = self._post(name, MessageKind.BATCH, meta, ask.number, frames=frames)
         if outcome == SENT:
             nbytes = sum(frame.nbytes for frame in frames)
             if not peer.unread:
                 peer.read_s = time.monotonic()
-            peer.unread.append((nbytes, left))
+            peer.unread.append((nbytes, is_released))
             peer.unread_nbytes += nbytes
             self._in_flight_nbytes += nbytes
             peer.sent += 1
@@ -488,14 +489,14 @@ class ReplayService:
         number: int,
         actor: int = 0,
         frames: Sequence[Buffer] = (),
-    ) -> tuple[int, Left]:
+    ) -> tuple[int, IsReleased]:
         head = Header(
             kind, spec_hash=self._spec_hash, run_id=self._run_id, actor=actor, sequence=number
         )
-        outcome, left = self._send(name, wire.encode(head, meta, frames))
+        outcome, is_released = self._send(name, wire.encode(head, meta, frames))
         if outcome == GONE:
             self._gone(name)
-        return outcome, left
+        return outcome, is_released
 
 
 def row_nbytes(replay: Replay) -> int:

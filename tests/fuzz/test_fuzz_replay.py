@@ -31,7 +31,7 @@ from penstock.replay import Prioritized, Replay, ReplayError
 from penstock.replay.remote import client as client_module
 from penstock.replay.remote.client import ReplayClient
 from penstock.replay.remote.server import ReplayServer
-from penstock.replay.remote.service import REPLAY_VERSION, SENT, Left
+from penstock.replay.remote.service import REPLAY_VERSION, SENT, IsReleased
 from penstock.transport import wire
 from penstock.transport.wire import Header, MessageKind, WireError
 
@@ -58,7 +58,7 @@ class LocalServer(ReplayServer):
 
     said: list[tuple[bytes, list[bytes]]]
 
-    def _send(self, name: bytes, parts: wire.Parts) -> tuple[int, Left]:
+    def _send(self, name: bytes, parts: wire.Parts) -> tuple[int, IsReleased]:
         self.said.append((name, [bytes(part) for part in parts]))
         return SENT, lambda: True
 
@@ -71,7 +71,7 @@ class Peers(RuleBasedStateMachine):
         if prioritized:
             options = {**options, "sampler": Prioritized()}
         self.replay = Replay(COLUMNS, CAPACITY, envs=2, unroll=4, shared=True, seed=0, **options)
-        self.server = LocalServer(self.replay, "inproc://replay", insecure=True)
+        self.server = LocalServer(self.replay, "tcp://127.0.0.1:*")
         self.server.said = []
         self.spec = self.replay.layout.spec
         self.heard: list[wire.Message] = []

@@ -140,7 +140,7 @@ class Unsound(CartPoleVectorEnv):
         return obs, reward, *rest
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 2e6])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 2e6, 1000000.0625])
 def test_a_reward_that_no_transport_takes_is_one_sentence(value: float) -> None:
     vector = Unsound(ENVS)
     vector.value = value
@@ -150,8 +150,9 @@ def test_a_reward_that_no_transport_takes_is_one_sentence(value: float) -> None:
     with pytest.raises(UserError) as told:
         rollout.fill(spec.views(spec.zeros()), 0)
     assert str(told.value) == (
-        f"the environment gave a reward of {value:g}, and rewards go from -1e+06 to 1e+06: correct "
-        "what the environment returns, or set env.wrappers to a wrapper that scales its rewards"
+        f"the environment gave a reward of {value:.9g}, and rewards must lie between -1e+06 and "
+        "1e+06: correct what the environment returns, or set env.wrappers to a wrapper that scales "
+        "its rewards"
     )
     game.close()
 

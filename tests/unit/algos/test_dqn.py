@@ -270,7 +270,7 @@ def test_process_clips_before_it_compares() -> None:
         ("action", 2, "actions from 0 to 2, there are 2"),
         ("q_max", math.nan, "column q_max holds numbers that are not finite"),
         ("q_taken", math.inf, "column q_taken"),
-        ("reward", 1e9, "a reward of 1e\\+09, and rewards go from"),
+        ("reward", 1e9, "a reward of 1e\\+09, and rewards must lie"),
     ],
 )
 def test_what_a_stranger_sent_is_checked(column: str, value: float, sentence: str) -> None:

@@ -41,6 +41,10 @@ BROKEN: dict[type[Sound], tuple[str, str]] = {
     envs.OldStep: ("step", r"returned a tuple of 4; it must return a tuple of observation, reward"),
     envs.NoReward: ("reward", r"the reward None; return a finite number"),
     envs.NanReward: ("reward", r"the reward nan; return a finite number"),
+    envs.LargeReward: (
+        "reward",
+        r"a reward of -2000000, and rewards must lie between .*; scale them",
+    ),
     envs.IntFlags: ("flags", r"terminated as 0, a int; return a bool"),
     envs.NoInfo: ("info", r"info as None, a NoneType; return a dict"),
     envs.Nan: ("observation", r"step returned an observation with nan at \[1\]; correct"),

@@ -131,6 +131,11 @@ BROKEN_VECTORS: dict[str, tuple[Any, str, str]] = {
         "reward",
         r"the rewards \[None, '1'\]; return an array of 2 finite numbers",
     ),
+    "large rewards": (
+        lambda count: Changes(count, 1, lambda reward: reward + 2e6),
+        "reward",
+        r"a reward of 200000\d, and rewards must lie between .*; scale them",
+    ),
     "flags": (
         lambda count: Changes(count, 2, lambda flags: flags.astype(int)),
         "flags",

@@ -43,7 +43,13 @@ def test_messages_with_their_fields_are_used(message: dict[str, Any]) -> None:
         ({"kind": "group_failed", "epoch": "1"}, "'epoch' is '1', and must be a whole number"),
         ({"kind": "metrics", "lost": {"a": None}}, "'lost' is {'a': None}, and must be an object"),
         ({"kind": "metrics", "latency_histogram": {"a": 1}}, "must be an object of numbers by wh"),
-        ({"kind": "final", "accounting": {"produced": 3}}, "'accounting' is {'produced': 3}, and"),
+        ({"kind": "metrics", "policy_lag_histogram": {"--3": 1}}, "is {'--3': 1}, and must be an"),
+        ({"kind": "metrics", "policy_lag_histogram": {"9" * 5000: 1}}, "..., and must be an obj"),
+        (
+            {"kind": "final", "accounting": {"produced": 3}},
+            "'accounting' is {'produced': 3}, and must be an object with produced (a whole "
+            "number), trained (a whole number), in_flight (a whole number)",
+        ),
         ({"kind": "event", "text": "", "data": "x" * 100}, f"'data' is '{'x' * 39}..., and must"),
         (CHECKPOINT | {"best": None}, "'best' is None, and must be true or false"),
     ],

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from penstock.launch.run_group import (
     runs_at_once,
 )
 from penstock.launch.seeds import together, train
-from penstock.launch.supervisor import SIGNALS, LastLines
+from penstock.launch.supervisor import SIGNALS, SignalsAfterRun
 
 
 def summary(reason: str, solved_at_s: float | None, mean: float) -> dict[str, Any]:
@@ -102,6 +103,31 @@ def test_runs_that_a_signal_kept_away_are_no_success(
     options = [f"run.dir={tmp_path}"]
     assert train("cartpole", options, 3, "no", as_json=True, parallel=2) == 130
     assert train("cartpole", options, 2, "no", as_json=True, parallel=2) == 0
+
+
+def test_a_signal_between_two_runs_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+
+    def with_learner(resolved: Any, path: Path, *rest: Any, after: Any, **more: Any) -> Any:
+        begun.append(path.name)
+        signal.signal(signal.SIGINT, after)  # as a run does at its end
+        return SimpleNamespace(exit_code=0), summary("env_steps", None, 400.0)
+
+    def say(text: str, stream: Any) -> None:
+        if begun:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("penstock.launch.run.with_learner", with_learner)
+    monkeypatch.setattr("penstock.launch.seeds.say_line", say)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train("cartpole", [f"run.dir={tmp_path}"], 2, "no", as_json=True, parallel=1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert begun == ["seed-0"]
 
 
 def test_of_no_run_nothing_is_known() -> None:
@@ -251,7 +277,7 @@ def test_an_ignored_signal_stays_ignored_and_the_first_after_the_runs_does_nothi
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signals: list[int] = []
     try:
-        after = LastLines()
+        after = SignalsAfterRun()
         with collected(signals, after):
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGTERM)
