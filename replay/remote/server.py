@@ -134,8 +134,7 @@ class ReplayServer:
 
         Args:
             replay: the buffer.
-            bind: address to listen at, ``tcp://HOST:PORT`` or ``ipc://PATH``; ``inproc://NAME`` for
-                clients of the same ZeroMQ context.
+            bind: address to listen at, ``tcp://HOST:PORT`` or ``ipc://PATH``.
             curve: folder of keys, as `penstock keys new` makes it.
             insecure: allow an address that other hosts reach without keys.
             limits: of memory and peers.
@@ -145,7 +144,7 @@ class ReplayServer:
         Raises:
             UserError: the address is invalid or taken, or other hosts reach it without keys.
         """
-        if not bind.startswith(("tcp://", "ipc://", "inproc://")):
+        if not bind.startswith(("tcp://", "ipc://")):
             raise ReplayError(f"{bind} is not an address; give tcp://HOST:PORT or ipc://PATH")
         if not (curve or insecure or is_local(bind)):
             raise ReplayError(
