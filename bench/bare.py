@@ -206,7 +206,8 @@ class BareNetwork:
 
 
 def captured(step: Callable[[], object]) -> Callable[[], object]:
-    """Capture ``step``, whose shapes are fixed, as a CUDA graph; returns what replays it.
+    """Capture ``step``, whose shapes are fixed, as a CUDA graph; returns a function that replays
+    the graph.
 
     No other thread may use the GPU during the capture.
     """

@@ -8,7 +8,7 @@ that misses what is expected is no failure.
 All stages should take 11 minutes, and 8 with `--seconds 4` (added up from their parts, not
 measured). Where less time is lent, run `--only set-up correctness synchronisations utilization
 codecs group tests` first, then `--only copies ceilings pong`, each with an `--out` of its own and
-`--minutes` below the time lent: a stage that is not done then is ended, and what it has found is
+`--minutes` below the time lent: a stage that still runs then is ended, and its findings so far are
 kept. `--only pong --train` takes up to 10 minutes more.
 
 It needs torch 2.11 to 2.13 (with CUDA), Python 3.11 to 3.13, and for the stages `pong` and `tests`

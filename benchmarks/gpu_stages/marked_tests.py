@@ -1,4 +1,4 @@
-"""The tests marked `gpu`, each a question whose answer is recorded as soon as it is known."""
+"""Runs the tests marked `gpu`; the outcome of each test is recorded as soon as it ends."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def run(options: Options) -> Iterator[Finding]:
 
 
 def marked() -> list[str]:
-    """The files with such tests; to import all others takes longer than to run these."""
+    """The files with such tests: importing all others takes longer than running these tests."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     return [str(f.relative_to(ROOT)) for f in files if "pytest.mark.gpu" in f.read_text()]
 
 
 def outcomes(command: list[str], cwd: Path) -> Iterator[Finding]:
-    """The outcome of each test as it ends, then what `read` says."""
-    told: list[str] = []
+    """The outcome of each test as soon as it ends, then the findings of `read`."""
+    lines: list[str] = []
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -45,11 +45,11 @@ def outcomes(command: list[str], cwd: Path) -> Iterator[Finding]:
         assert process.stdout is not None
         for text in process.stdout:
             print(text, end="", flush=True)
-            told.append(text)
+            lines.append(text)
             if outcome := OUTCOME.match(text):
                 name, how = outcome.groups()
                 yield Finding(name, "skipped" if how == "SKIPPED" else how == "PASSED")
-    yield from read("".join(told), process.returncode)
+    yield from read("".join(lines), process.returncode)
 
 
 def read(output: str, returncode: int) -> Iterator[Finding]:
