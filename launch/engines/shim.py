@@ -36,6 +36,7 @@ import fcntl
 import os
 import select
 import sys
+import termios
 import time
 
 TYPE_CHECKING = False
@@ -140,6 +141,7 @@ def guard(plan: ShimPlan) -> Never:
     for signum in HANDLED:
         if signal.getsignal(signum) != signal.SIG_IGN:
             signal.signal(signum, lambda *_: None)
+    _leave_terminal()
     _become_subreaper()
     plan.output = os.pipe()
     os.set_blocking(plan.output[0], False)
@@ -214,7 +216,7 @@ def _execute(plan: ShimPlan, keeper: int) -> Never:
         libc.prctl(PR_SET_PDEATHSIG, plan.death_signal, 0, 0, 0)
         if os.getppid() != keeper:
             os._exit(1)
-        os.setsid()
+        os.setpgid(0, 0)
         os.dup2(plan.output[1], 1)
         os.dup2(plan.output[1], 2)
         for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
@@ -422,6 +424,16 @@ class Log:
             n = os.write(self._fd, data)
             self._nbytes += n
             data = data[n:]
+
+
+def _leave_terminal() -> None:
+    """Have no controlling terminal: a process in the background that reads from one is stopped."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+    except OSError:  # there is none
+        return
+    fcntl.ioctl(terminal, termios.TIOCNOTTY)
+    os.close(terminal)
 
 
 def _become_subreaper() -> None:

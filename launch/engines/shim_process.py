@@ -67,7 +67,9 @@ class ShimProcess:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     pass_fds=(control, status),
-                    start_new_session=True,
+                    # Ctrl-C does not reach it. A session of its own would make niceness void:
+                    # Linux divides the cores equally among sessions (autogroup, sched(7)).
+                    process_group=0,
                     env={
                         **OPENMP_WAIT,
                         **os.environ,

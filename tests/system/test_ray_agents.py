@@ -98,8 +98,8 @@ def test_a_learner_stays_on_a_node_that_drains_until_it_ends(tmp_path: Path) -> 
         node = made.add_node(num_cpus=2)
         engine.reserve([Bundle("learners", (spec.name,), 2)])
         handle = engine.start(spec, 0, arguments, tmp_path / "learner-0.log")
-        # Ray ends the node after this time, which all waits below do not reach, or when nothing runs
-        # on it any more, which is the case only after the engine has moved the learner.
+        # Ray ends the node after this time, which all waits below do not reach, or when nothing
+        # runs on it any more, which is the case only after the engine has moved the learner.
         drain(made.address, node.node_id, 4 * round(WAIT_S))
         made.add_node(num_cpus=2)
         wait_until(engine, lambda away: "is about to end" in away.get(spec.name, ""))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -133,6 +135,32 @@ def test_whichever_is_killed_first_nothing_stays(
         assert supervisor.stdout is not None
         if "supervisor" not in killed:
             assert supervisor.stdout.read() == "-9\n"
+
+
+def test_niceness_counts_and_ctrl_c_in_the_terminal_does_not(tmp_path: Path) -> None:
+    """Where each role was a session of its own, autogroup (`sched`(7)) gave all of them equal
+    shares of the cores, whatever their niceness."""
+    terminal, inside = os.openpty()
+    command = [sys.executable, "-c", SUPERVISOR, str(tmp_path), "actor"]
+    with (
+        subprocess.Popen(
+            command,
+            stdin=inside,
+            text=True,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        ) as supervisor,
+        ending(supervisor),
+    ):
+        found = processes(tmp_path)
+        group = os.getpgid(supervisor.pid)
+        for name in ("guard", "keeper", "role"):
+            assert os.getsid(found[name].pid) == os.getsid(supervisor.pid), name
+            assert os.getpgid(found[name].pid) != group, name
+            assert found[name].terminal() is None, name
+        assert found["supervisor"].terminal() is not None
+    for fd in (terminal, inside):
+        os.close(fd)
 
 
 def test_both_guards_are_killed_and_the_supervisor_finds_what_carries_the_mark(

@@ -85,7 +85,7 @@ def test_ctrl_c_reaches_the_supervisor_alone(supervise: Supervise) -> None:
     run = supervise(actors=["work"], learner="learn")
     run.wait_for("metrics")
     for process in psutil.Process(run.process.pid).children(recursive=True):
-        assert os.getsid(process.pid) != os.getsid(run.process.pid)
+        assert os.getpgid(process.pid) != os.getpgid(run.process.pid)
         process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     assert run.process.poll() is None
