@@ -60,6 +60,13 @@ def finish(
         print(json.dumps(full))
 
 
+def saved_tasks(name: str) -> dict[str, Any]:
+    """What was saved before, of which the runs made now replace theirs."""
+    path = RESULTS / f"{name}.json"
+    saved: dict[str, Any] = json.loads(path.read_text())["tasks"] if path.exists() else {}
+    return saved
+
+
 def print_table(rows: Sequence[Sequence[Any]], file: TextIO | None = None) -> None:
     """Columns as wide as their widest cell, numbers to three digits."""
     texts = [[_cell(cell) for cell in row] for row in rows]

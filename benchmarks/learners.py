@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import RESULTS, finish, machine, parser, point
+from common import finish, machine, parser, point, saved_tasks
 from linked import train_on_hosts
 from penstock.bench.whole import train
 
@@ -117,7 +117,7 @@ def main() -> None:
     tasks = list(TASKS) if options.task == "all" else [options.task]
     wanted = None if options.codecs == "all" else options.codecs.split(",")
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    results, rows = earlier(), [HEADING]
+    results, rows = saved_tasks("learners"), [HEADING]
     for task in tasks:
         title = f"{task} at {options.link}" if options.link else task
         before = results.get(title, {"runs": {}})["runs"]
@@ -129,13 +129,6 @@ def main() -> None:
         results[title] = {"machine": machine(), "learners": LEARNERS, "runs": before | runs}
         rows += [row(task, title, name, done, before | runs) for name, done in runs.items()]
     finish("learners", {"tasks": results}, rows, options)
-
-
-def earlier() -> dict[str, Any]:
-    """What was saved before, of which the runs made now replace theirs."""
-    path = RESULTS / "learners.json"
-    saved: dict[str, Any] = json.loads(path.read_text())["tasks"] if path.exists() else {}
-    return saved
 
 
 HEADING: list[Any] = [

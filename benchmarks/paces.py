@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from common import RESULTS, finish, machine, parser
+from common import finish, machine, parser, saved_tasks
 from linked import train_on_hosts
 from penstock.envs.make import make
 from penstock.evaluation.evaluate import find_policy, of_checkpoint, play
@@ -92,7 +92,7 @@ def main() -> None:
     args.add_argument("--seeds", type=int, default=1, help="runs of each")
     args.add_argument("--svg", type=Path, help="at the end, draw the new and the saved curves")
     options = args.parse_args()
-    results, paces = earlier(), options.paces.split(",")
+    results, paces = saved_tasks("paces"), options.paces.split(",")
     rows = [HEADING]
     for task in TASKS if options.task == "all" else [options.task]:
         for link in options.links.split(","):
@@ -118,13 +118,6 @@ SETTINGS = {
     "episodes": EPISODES,
     "goals": {name: task.goal for name, task in TASKS.items()},
 }
-
-
-def earlier() -> dict[str, Any]:
-    """What was saved before, of which the runs made now replace theirs."""
-    path = RESULTS / "paces.json"
-    saved: dict[str, Any] = json.loads(path.read_text())["tasks"] if path.exists() else {}
-    return saved
 
 
 def row(runs: Sequence[dict[str, Any]]) -> list[Any]:

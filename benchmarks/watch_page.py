@@ -59,7 +59,6 @@ EIGHTHS = 8
 LOOK_EVERY_S = 300  # of simulated time
 VIEWS = ("runs", "now", "curves", "metrics", "ledgers", "events", "about", "agent")
 METRIC = "episode_return_mean"
-FIRST_PAINT = ("list", "head", "curve", "axes")
 
 # Runs before the page's own scripts: notes when the list and the chart of the return are drawn.
 WATCH_PAINT = """

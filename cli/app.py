@@ -146,15 +146,14 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train with actors and learners, until a limit in stop.* is reached or Ctrl-C."""
-    if seeds > 1 and show_page:
-        raise UserError("--watch is of one run; start `penstock watch runs` beside --seeds")
     if seeds > 1:
+        if show_page:
+            raise UserError("--watch is of one run; start `penstock watch runs` beside --seeds")
         if engine != "local":
             raise UserError(f"--engine {engine} starts one run; leave out --seeds")
-        from penstock.launch import seeds as group
-
         if resume_from is not None:
             raise UserError("--resume-from starts one run; leave out --seeds")
+        from penstock.launch import seeds as group
 
         sys.exit(group.train(target, overrides or [], seeds, resume, as_json, parallel))
     if parallel is not None:

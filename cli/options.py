@@ -95,8 +95,7 @@ Checkpoint = Annotated[
     Literal["best", "last"],
     typer.Option(
         help="Checkpoint to use: `best` by evaluation, or by training return if none was "
-        "evaluated; or `last`. Without a "
-        "best one, `last` is used."
+        "evaluated; or `last`. Without a best one, `last` is used."
     ),
 ]
 Sample = Annotated[
@@ -132,9 +131,8 @@ class Grouped(TyperGroup):
         try:
             return super().invoke(ctx)
         except Exception as error:
-            if (
-                type(error).__name__ == "NoSuchOption"
-            ):  # of typer or of click, whichever is installed
+            # of typer or of click, whichever is installed
+            if type(error).__name__ == "NoSuchOption":
                 _explain(error)
             raise
 

@@ -10,6 +10,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+DAMAGE = (
+    *(OSError, LookupError, ArithmeticError, AttributeError, MemoryError, RecursionError),
+    *(TypeError, ValueError),
+)
+"""What reading a file with damaged or hostile content may raise."""
+
 
 def open_private(path: str | Path, flags: int) -> int:
     """An opener for `open`: a new file gets mode 0600 under any umask.
@@ -30,6 +36,15 @@ def write_atomic(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync the names in a folder to the disk."""
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def without_nan(value: Any) -> Any:

@@ -27,6 +27,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.files import DAMAGE, sync_folder
 from penstock.core.specs import plain_dtype
 from penstock.replay.errors import DamagedSnapshotError, ReplayError
 from penstock.transport.shm.arena import available_nbytes
@@ -92,7 +93,7 @@ class FolderWriter:
         for file in self._files.values():
             _sync(file.stream)
             file.stream.close()
-        _sync_folder(self._inside)
+        sync_folder(self._inside)
         text = json.dumps(body)
         whole = {"format": FORMAT, "crc32": zlib.crc32(text.encode()), "body": text}
         before = _named_in(self._folder)
@@ -102,7 +103,7 @@ class FolderWriter:
             stream.write(json.dumps(whole).encode())
             _sync(stream)
         temporary.replace(self._folder / MANIFEST)
-        _sync_folder(self._folder)
+        sync_folder(self._folder)
         _remove_generations(self._folder, before, but=self._inside.name)
 
     def abandon(self) -> None:
@@ -165,16 +166,7 @@ class FolderReader:
             yield
         except ReplayError:
             raise
-        except (
-            OSError,
-            LookupError,
-            ArithmeticError,
-            AttributeError,
-            MemoryError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except DAMAGE as error:
             raise DamagedSnapshotError(
                 f"{self.folder} is damaged or no snapshot of a replay ({error}); load another one"
             ) from error
@@ -302,11 +294,3 @@ def _open(path: Path) -> BufferedReader:
 def _sync(stream: IO[bytes]) -> None:
     stream.flush()
     os.fsync(stream.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from typing import Any
 import psutil
 
 from penstock.core.run_dir import sweep
-from train_command import SMALL, Command, json_lines
+from train_command import SMALL, Command, assert_balanced, json_lines
 
 WAIT_S = 20.0
 MARKER = "PENSTOCK_TEST"  # in the environment of all that a test starts, as `conftest` sets it
@@ -62,6 +63,15 @@ def train(folder: Path, address: str, *more: str) -> Command:
     """CartPole on a cluster, with 4 actors unless ``more`` names another number."""
     options = ("actors.count=4", "run.dir=run", *SMALL, "--engine", "ray", "--address", address)
     return Command(folder, "train", "cartpole", "--json", *options, *more)
+
+
+def ended(command: Command) -> dict[str, Any]:
+    """The summary of a run that is asked to end."""
+    command.process.send_signal(signal.SIGTERM)
+    code, summary, err = command.end()
+    assert (code, summary["exit_reason"]) == (143, "terminated"), err
+    assert_balanced(summary)
+    return summary
 
 
 def events(run_dir: Path) -> list[dict[str, Any]]:

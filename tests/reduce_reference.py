@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import ceil
+from typing import Any
 
 import numpy as np
 
@@ -111,3 +112,16 @@ def dgc(
                     sums[t, i] += v[rank, i]
                     v[rank, i] = u[rank, i] = 0.0
     return sums
+
+
+def clipped(grads: Any, bound: float | None) -> Any:
+    return grads if bound is None else grads * min(1.0, bound / (np.linalg.norm(grads) + 1e-6))
+
+
+def coded(values: Any, error: Any, width: int) -> Any:
+    """What is read of ``values`` and the error before, which is replaced."""
+    sent = values + error
+    blocks = [sent[a : a + width] for a in range(0, len(sent), width)]
+    read = np.concatenate([onebit_block(block) for block in blocks])
+    error[:] = sent - read
+    return read

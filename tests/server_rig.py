@@ -4,7 +4,6 @@ parameters."""
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -117,11 +116,3 @@ def counted(steps: int, returns: float = 0.0) -> Tally:
 
 def values(client: ServerClient) -> Tensor:
     return client._optimizer.values
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for it, for a while."""
-    ends_s = time.monotonic() + 5.0
-    while not condition():
-        assert time.monotonic() < ends_s, "it did not come true in time"
-        time.sleep(0.005)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +33,7 @@ from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
 from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.zmq.receiver import Receiver
+from waiting import wait_until
 
 SPEC = SlotSpec(
     4,
@@ -233,14 +234,6 @@ def waiting(receiver: Receiver) -> int:
     return sum(len(responder._content) for responder in receiver._responders.values())
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Raises AssertionError when ``condition`` stays false."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not come true in time"
-        time.sleep(0.002)
-
-
 @contextmanager
 def role_process(
     folder: Path,
@@ -295,3 +288,21 @@ def writer_of(store: SlotStore, want: int) -> tuple[int, SlotWriter]:
     lane = store.open_lane(want)
     made = SlotWriter(store.arena, store.geometry, lane, store.lane_event(lane), store.filled_event)
     return lane, made
+
+
+@contextmanager
+def in_thread(ctx: RoleContext, main: Callable[[RoleContext], None]) -> Iterator[None]:
+    """A role in a thread of this process, to the end of the block."""
+
+    def live() -> None:
+        with suppress(SystemExit):
+            main(ctx)
+
+    thread = threading.Thread(target=live, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ctx.stop()
+        thread.join(20)
+        assert not thread.is_alive()

@@ -62,10 +62,7 @@ class MetricWindow:
         have = ~np.isnan(values)
         if not have.any():
             return None
-        weights = self._weights[have]
-        if not weights.all():
-            weights = np.ones(len(weights))  # of another release
-        return float(np.average(values[have], weights=weights))
+        return float(np.average(values[have], weights=self._weights_of(have)))
 
     def highest(self, name: str) -> float | None:
         """The highest value of a metric; None if no row has it."""
@@ -103,9 +100,7 @@ class MetricWindow:
         have = ~np.isnan(values).all(0)
         if not have.any():
             return {}
-        weights = self._weights[have]
-        if not weights.all():
-            weights = np.ones(len(weights))  # of another release
+        weights = self._weights_of(have)
         means = np.nan_to_num(values[:, have]) @ weights / weights.sum()
         return dict(zip((name.removeprefix(prefix) for name in names), means.tolist(), strict=True))
 
@@ -121,6 +116,10 @@ class MetricWindow:
             known.removeprefix(prefix): self.growth(known) for known in self._columns.below(prefix)
         }
         return {reason: steps for reason, steps in grown.items() if steps > 0}
+
+    def _weights_of(self, rows: Any) -> Floats:
+        weights = self._weights[rows]
+        return weights if weights.all() else np.ones(len(weights))  # of another release
 
     def _known(self, name: str) -> Any:
         values = self._columns.column(name)[self._rows]
@@ -189,41 +188,12 @@ def make_profile(
     if window.seconds <= 0 or not window.shares("ledger/"):
         return None
     ledgers = window.ledgers()
-    threads = {
-        process.get("name"): {
-            thread["name"]: thread.get("ledger") or {}
-            for thread in process.get("threads", [])
-            if thread["name"] != "main"
-        }
-        for process in status.get("processes", [])
-    }
-    learners = []
-    ranks = [name for name in ledgers if name.startswith("learner-")] or ["learner-0"]
-    for name in ranks:
-        parts, own = ledgers.get(name, {}), f"ranks/{_number(name)}/"
-        own = own if f"{own}trained_steps_per_s" in columns.names else ""
-        ledger = window.shares(f"{own}ledger/") or learner_parts(parts)
-        cpu = window.mean(f"cpu/{name}")
-        learners.append(
-            {
-                "rank": _number(name),
-                "name": name,
-                "ledger": ledger,
-                "parts": parts,
-                "threads": threads.get(name, {}),
-                "cpu": cpu,
-                "coreless": None if cpu else 0.0,  # unknown without the processor's time
-                "steps_per_s": window.mean(f"{own}trained_steps_per_s"),
-                "updates_per_s": window.rate("learner_steps"),
-                "queue_fill": window.mean(f"{own}queue_fill"),
-            }
-        )
     produced = window.rate("env_steps")
     return {
         "seconds": window.seconds,
         "cores": usable_cores() if cores is None else cores,
         "device": "cuda" if str(_at(options, "learner", "device")).startswith("cuda") else "cpu",
-        "learner": learners,
+        "learner": _learners(columns, window, ledgers, status),
         "actors": _actors(ledgers, window, options, produced or 0.0),
         "connectors": [
             {
@@ -254,6 +224,44 @@ def make_profile(
         },
         "config": options,
     }
+
+
+def _learners(
+    columns: MetricColumns,
+    window: MetricWindow,
+    ledgers: Mapping[str, dict[str, float]],
+    status: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    threads = {
+        process.get("name"): {
+            thread["name"]: thread.get("ledger") or {}
+            for thread in process.get("threads", [])
+            if thread["name"] != "main"
+        }
+        for process in status.get("processes", [])
+    }
+    learners = []
+    ranks = [name for name in ledgers if name.startswith("learner-")] or ["learner-0"]
+    for name in ranks:
+        parts, own = ledgers.get(name, {}), f"ranks/{_number(name)}/"
+        own = own if f"{own}trained_steps_per_s" in columns.names else ""
+        ledger = window.shares(f"{own}ledger/") or learner_parts(parts)
+        cpu = window.mean(f"cpu/{name}")
+        learners.append(
+            {
+                "rank": _number(name),
+                "name": name,
+                "ledger": ledger,
+                "parts": parts,
+                "threads": threads.get(name, {}),
+                "cpu": cpu,
+                "coreless": None if cpu else 0.0,  # unknown without the processor's time
+                "steps_per_s": window.mean(f"{own}trained_steps_per_s"),
+                "updates_per_s": window.rate("learner_steps"),
+                "queue_fill": window.mean(f"{own}queue_fill"),
+            }
+        )
+    return learners
 
 
 def _actors(

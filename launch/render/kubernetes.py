@@ -26,7 +26,7 @@ Object = dict[str, Any]
 
 USER = 1000
 MARGIN_S = 30  # between the end of run.grace_s and that of the pod
-PORT, STORE_PORT, RAY_PORT = 7700, 29500, 6379
+PORT, STORE_PORT = 7700, 29500
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 QUANTITY = re.compile(r"\d+(\.\d+)?([EPTGMk]i?)?")
 RAY = "2.60.0"  # in the image; with it KubeRay decides on authentication and probes

@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_bytes
 
 from penstock.configs.errors import UserError
-from penstock.core.files import open_private
+from penstock.core.files import DAMAGE, open_private, sync_folder
 from penstock.core.params import MAX_POLICY_ID, POLICY_ID, Float32, ParamLayout
 from penstock.core.run_dir import CHECKPOINT
 from penstock.transport.checksum import crc32
@@ -151,17 +151,7 @@ def _opened(
             yield file, stored, about
     except UserError:
         raise
-    except (
-        SafetensorError,
-        OSError,
-        LookupError,
-        ArithmeticError,
-        AttributeError,
-        MemoryError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except (SafetensorError, *DAMAGE) as error:
         raise DamagedCheckpointError(
             f"{path} is damaged or no checkpoint of penstock ({error})"
         ) from error
@@ -221,15 +211,6 @@ def _write(folder: Path, data: bytes, temporary: str) -> None:
             path.unlink(missing_ok=True)
         raise
     sync_folder(folder)
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder to the disk."""
-    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _check_layout(path: Path, stored: ParamLayout, wanted: ParamLayout) -> None:

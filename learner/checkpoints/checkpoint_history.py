@@ -30,7 +30,7 @@ from typing import Any
 from penstock.configs.errors import UserError
 from penstock.configs.same_env import same_game
 from penstock.configs.sections import EnvConfig
-from penstock.core.files import open_private
+from penstock.core.files import open_private, sync_folder
 from penstock.core.notes import note_logger
 from penstock.core.params import ParamLayout
 from penstock.learner.checkpoints import checkpoint_format
@@ -184,7 +184,7 @@ def link(file: Path, folder: Path, *, copy: bool = False) -> None:
             os.fsync(copied.fileno())
     temporary.replace(folder / FILE)
     temporary.unlink(missing_ok=True)  # a rename between two names of one file does nothing
-    checkpoint_format.sync_folder(folder)
+    sync_folder(folder)
 
 
 def _linked(file: Path, name: Path) -> bool:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from penstock.configs.errors import UserError
+from penstock.core.files import sync_folder
 from penstock.core.notes import note_logger
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints import checkpoint_history as history
@@ -176,7 +177,7 @@ class CheckpointStore:
             os.fsync(file.fileno())
         os.replace(self._at(temporary), self._at(name))
         with contextlib.suppress(OSError):  # a file system that syncs no folders
-            checkpoint_format.sync_folder(Path(self._path))
+            sync_folder(Path(self._path))
 
     def _at(self, name: str) -> str:
         return posixpath.join(self._path, name)

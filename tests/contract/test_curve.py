@@ -17,7 +17,8 @@ from penstock.transport.wire import MessageKind
 from penstock.transport.zmq import keys
 from penstock.transport.zmq.client import Client
 from penstock.transport.zmq.link import ZmqLink
-from transport_world import LAYOUT, Learner, connector, context, fill, learner, reports, wait_until
+from transport_world import LAYOUT, Learner, connector, context, fill, learner, reports
+from waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq without CURVE")
 

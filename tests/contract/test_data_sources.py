@@ -37,6 +37,7 @@ from penstock.replay import Accounting, Replay
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import SlotWriter
 from penstock.transport.shm.weights_board import WeightsBoard
+from waiting import wait_until
 
 VERSION = 5  # of the policy that plays
 STEPS = 8  # of a slot: 4 of 2 environments
@@ -48,6 +49,7 @@ REPLAY = (
     *("replay.capacity=64", "replay.min_size=16", "replay.batch_size=8"),
     *("replay.samples_per_insert=2", "learner.prefetch=0"),
 )
+
 AHEAD = ("learner.prefetch=null",)  # as many as suit the source
 FRESH = ("learner.batch_slots=1",)
 
@@ -134,13 +136,6 @@ class Known(NamedTuple):
 
     def get(self) -> npt.NDArray[np.float32]:
         return self.values
-
-
-def wait_for(done: Callable[[], bool]) -> None:
-    ends_s = time.monotonic() + 10.0
-    while not done():
-        assert time.monotonic() < ends_s
-        time.sleep(0.001)
 
 
 def rewards(batch: Any) -> npt.NDArray[np.float32]:
@@ -259,14 +254,14 @@ def test_priorities_find_the_rows_of_their_batch(
     for number, batch in enumerate(out):
         errors = np.full(world.rows, 1.0 + number, np.float32)
         world.source.release(batch, StepResult(0, errors=Known(errors)))
-    wait_for(lambda: len(fresh) == 3)
+    wait_until(lambda: len(fresh) == 3)
     assert [keys for keys, _ in given] == [batch.keys.tolist() for batch in out]
     assert [set(values) for _, values in given] == [{1.0}, {2.0}, {3.0}]
     assert fresh == [0, 0, 0], "their slots hold other steps now"
     for _ in range(3):  # the first ones may have been drawn ahead, of rows that are gone now
         batch = world.next()
     world.source.release(batch, StepResult(0, errors=Known(np.ones(world.rows, np.float32))))
-    wait_for(lambda: len(fresh) == 4)
+    wait_until(lambda: len(fresh) == 4)
     assert fresh[-1] == world.rows
 
 
@@ -280,19 +275,19 @@ def test_a_reserve_is_filled_up_while_the_learner_needs_no_interpreter(world: Wo
     for _ in range(8):  # each is enough for two batches
         world.publish()
         time.sleep(0.02)
-    wait_for(lambda: feeder.ready == 2)
+    wait_until(lambda: feeder.ready == 2)
     batch = source.next(0.0)
     assert batch is not None
     time.sleep(0.2)
     assert feeder.ready == 1, "it drew during the forward pass"
     source.backward_begins()
-    wait_for(lambda: feeder.ready == 2)
+    wait_until(lambda: feeder.ready == 2)
     source.release(batch, StepResult(0))
     assert source.next(0.0) is not None
     last = source.next(0.0)  # the reserve is used up: it draws at once
     assert last is not None
     world.publish()
-    wait_for(lambda: feeder.ready > 0)
+    wait_until(lambda: feeder.ready > 0)
 
 
 def test_a_batch_that_was_not_trained_on_counts_as_dropped_or_stays(world: World) -> None:

@@ -7,7 +7,7 @@ import select
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from penstock.launch.topology import role_arguments
 from penstock.profiling.ledger import Part
 from penstock.profiling.report.readings import PACKED, Thread
 from ray_cluster import cluster
+from waiting import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -83,13 +84,6 @@ def start(engine: Engine, folder: Path, main: str, name: str = "actor-0", at: in
     spec = RoleSpec(role, int(index), f"tiny_roles:{main}", stage, informed=learns)
     arguments = role_arguments(folder, folder) | {"run_id": 1, "grace_s": 1.0}
     return engine.start(spec, at, arguments, folder / "logs" / f"{name}.log")
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    ends_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < ends_s
-        time.sleep(0.01)
 
 
 def next_message(handle: Handle, kind: str) -> dict[str, Any]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 
@@ -22,7 +21,6 @@ from penstock.configs.load import resolve
 from penstock.configs.reference import reference
 from penstock.core.interfaces import Collective, Link
 from penstock.core.params import Stamp
-from penstock.core.role import RoleContext
 from penstock.core.specs import SlotSpec
 from penstock.learner import role as learner_role
 from penstock.learner.codecs.registry import CODECS
@@ -30,7 +28,8 @@ from penstock.monitor.registry import SINKS
 from penstock.monitor.sinks import FanOut, make_sinks
 from penstock.transport.registry import TRANSPORTS
 from reduce_ring import Floats, codec_for, gradients, reduce_all, run_ranks
-from transport_world import LAYOUT, SPEC, context, learner, reports, wait_until
+from transport_world import LAYOUT, SPEC, context, in_thread, learner, reports
+from waiting import wait_until
 
 LOCKSTEP = (
     *("transport.kind=inproc", "actors.count=1", "actors.envs=4", "actors.unroll=8"),
@@ -135,22 +134,6 @@ def test_the_transport_delays_weights(world: World, delayed: ModuleType) -> None
     assert link.read_weights(out, Stamp(2, 1)) is None
     assert link.read_weights(out, None) == Stamp(2, 2)
     link.close()
-
-
-@contextmanager
-def in_thread(ctx: RoleContext, main: Callable[[RoleContext], None]) -> Iterator[None]:
-    def live() -> None:
-        with suppress(SystemExit):
-            main(ctx)
-
-    thread = threading.Thread(target=live, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ctx.stop()
-        thread.join(20)
-        assert not thread.is_alive()
 
 
 @pytest.mark.usefixtures("delayed")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
-import resource
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -19,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from full_disk import full_disk
 from pages import code
 from penstock.configs.load import resolve
 from penstock.configs.run import SINKS
@@ -243,19 +242,6 @@ def test_a_second_close_does_nothing(sink: MetricSink, world: World) -> None:
 
 def files(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """No file of this process grows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from penstock.launch.engines.registry import ENGINES
 from penstock.launch.engines.remote_handles import RemoteHandle
 from penstock.launch.run import EngineChoice, conduct
 from train_command import assert_balanced
+from waiting import free_port
 
 pytestmark = pytest.mark.system
 
@@ -68,12 +68,6 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[AgentEngine]]:
     monkeypatch.setitem(ENGINES, "agents", make)
     yield made
     assert psutil.Process().children(recursive=True) == []
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def train(run_dir: Path, story: Story, *more: str) -> tuple[Any, dict[str, Any]]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import selectors
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,8 @@ from penstock.transport.shm.arena import Arena
 from penstock.transport.shm.host import check_spec
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import Geometry, Slot
-from transport_world import SPEC, context, learner, reports, wait_until
+from transport_world import SPEC, context, in_thread, learner, reports
+from waiting import wait_until
 
 LENGTHS = struct.Struct("<II")  # of a message: its msgpack part, and the bytes after it
 TICK_S = 0.005
@@ -288,22 +288,6 @@ def registered() -> Iterator[None]:
 
 
 # ------------------------------------------------------------------------------------- the tests
-
-
-@contextmanager
-def in_thread(ctx: RoleContext, main: Callable[[RoleContext], None]) -> Iterator[None]:
-    def live() -> None:
-        with suppress(SystemExit):
-            main(ctx)
-
-    thread = threading.Thread(target=live, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ctx.stop()
-        thread.join(20)
-        assert not thread.is_alive()
 
 
 def unprepared(welcome: Welcome) -> SlotProcessor:

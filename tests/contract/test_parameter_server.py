@@ -26,9 +26,9 @@ from server_rig import (
     pulled,
     push,
     rigs,
-    until,
     values,
 )
+from waiting import wait_until
 
 WORKER = Path(__file__).parents[1] / "server_worker.py"
 
@@ -143,7 +143,7 @@ def test_workers_may_have_a_gpu(rig: Callable[..., Rig], pace: str) -> None:
     push(one, torch.full((SIZE,), 2.0), samples=4)
     push(other, torch.arange(SIZE) * 1.0, samples=4)
     assert pulled(one).lag == 0
-    until(lambda: made.server.figures()["version"] == 2)
+    wait_until(lambda: made.server.figures()["version"] == 2)
     for client in (one, other):
         pulled(client)
         expected = -0.3 * (2.0 + torch.arange(SIZE))
@@ -266,7 +266,7 @@ def test_without_having_pulled_a_push_only_tells(rig: Callable[..., Rig]) -> Non
         pulled(client)
     push(one, torch.ones(SIZE))
     one.push(0, counted(5), checkpoint=True)
-    until(lambda: made.server._tally()[1] == 6)  # nothing orders the messages of two workers
+    wait_until(lambda: made.server._tally()[1] == 6)  # nothing orders the messages of two workers
     push(other, torch.ones(SIZE))
     reply = pulled(other)
     assert reply.checkpoint

@@ -38,9 +38,9 @@ from server_rig import (
     pulled,
     push,
     rigs,
-    until,
     values,
 )
+from waiting import wait_until
 
 
 @pytest.fixture
@@ -148,10 +148,10 @@ def test_counts_of_a_push_that_was_lost_with_its_connection_are_sent_again(
     pulled(client)
     _cut(made)
     push(client, torch.ones(SIZE), samples=7)
-    until(lambda: made.server.rejected["unknown"] == 1)
+    wait_until(lambda: made.server.rejected["unknown"] == 1)
     reply = pulled(client)
     assert (reply.version, reply.lag) == (1, None)  # the gradient is lost
-    until(lambda: made.server._tally()[1] == 12)
+    wait_until(lambda: made.server._tally()[1] == 12)
     push(client, torch.ones(SIZE), samples=11)
     assert pulled(client).tally[1] == 23
 
@@ -161,7 +161,7 @@ def test_a_push_counts_once_though_its_answer_is_lost(rig: Callable[..., Rig]) -
     client = made.client(0)
     pulled(client)
     push(client, torch.ones(SIZE), samples=5)
-    until(lambda: made.server._tally()[1] == 5)
+    wait_until(lambda: made.server._tally()[1] == 5)
     _cut(made)
     for steps in (5, 12):
         reply = pulled(client)
@@ -176,7 +176,7 @@ def test_counts_from_before_a_worker_has_joined_are_kept(rig: Callable[..., Rig]
     assert early.pull(0.0) is None
     pulled(first)
     pulled(early)
-    until(lambda: made.server._tally()[1] == 105)
+    wait_until(lambda: made.server._tally()[1] == 105)
 
 
 @pytest.mark.parametrize("way", ["there", "back"])
@@ -329,7 +329,7 @@ def test_garbage_is_counted_and_dropped(rig: Callable[..., Rig]) -> None:
     sound = protocol.encode(ServerHeader(ServerMessageKind.PUSH, session=1, samples=1), gradient)
     shapeless: list[list[Payload]] = [[b"x"] * 3, [b""], [b"PNPS" * 20, b""], [b"x" * 10_000_000]]
     _throw(made.address, [*shapeless, [sound[0], sound[1][:-1]], sound])
-    until(lambda: sum(made.server.rejected.values()) == 6)
+    wait_until(lambda: sum(made.server.rejected.values()) == 6)
     assert set(made.server.rejected) == {"frames", "header", "size", "unknown"}
     client._shards[0].send(
         ServerHeader(ServerMessageKind.PUSH, samples=1),

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from penstock.learner.parameter_server.client import ServerClient
-from server_rig import SIZE, Rig, config, pulled, push, rigs, until, values
+from server_rig import SIZE, Rig, config, pulled, push, rigs, values
+from waiting import wait_until
 
 ONES = torch.ones(SIZE)
 
@@ -47,7 +48,7 @@ def test_a_pull_asked_for_ahead_lacks_the_push_after_it(rig: Callable[..., Rig])
     assert pulled(client).version == 3
     assert client.last.lag == 1
     for server in made.servers:
-        until(lambda server=server: server.pace.lag == Counter({0: 1, 1: 3}))  # type: ignore[misc]
+        wait_until(lambda server=server: server.pace.lag == Counter({0: 1, 1: 3}))  # type: ignore[misc]
 
 
 def test_without_a_bound_each_pull_is_asked_for_ahead(rig: Callable[..., Rig]) -> None:
@@ -55,7 +56,7 @@ def test_without_a_bound_each_pull_is_asked_for_ahead(rig: Callable[..., Rig]) -
     one, other = made.client(0), made.client(1)
     pulled(other)
     assert [step(one) for _ in range(3)] == pytest.approx([0.0, 0.0, -0.3])
-    until(lambda: all(server.pace.version == 3 for server in made.servers))
+    wait_until(lambda: all(server.pace.version == 3 for server in made.servers))
     push(other, ONES)
     pulled(other)
     assert other.last.lag == 3
@@ -71,7 +72,7 @@ def test_parameters_are_pulled_only_when_they_would_be_too_old(rig: Callable[...
     assert requests(client) == 4  # for clocks 0, 3, 5 and 7
     for server in made.servers:
         # 0, 1, 2; version 2 at 3 and 4 updates; version 4 at 5 and 6
-        until(lambda server=server: server.pace.lag == Counter({0: 1, 1: 3, 2: 3}))  # type: ignore[misc]
+        wait_until(lambda server=server: server.pace.lag == Counter({0: 1, 1: 3, 2: 3}))  # type: ignore[misc]
         assert not server.rejected
 
 
@@ -108,7 +109,7 @@ def test_a_saved_state_is_not_taken_for_what_was_pulled(rig: Callable[..., Rig])
     assert client.needs_pull
     assert step(client) == pytest.approx(-0.3)
     for server in made.servers:
-        until(lambda server=server: server.pace.lag == Counter({0: 2}))  # type: ignore[misc]
+        wait_until(lambda server=server: server.pace.lag == Counter({0: 2}))  # type: ignore[misc]
 
 
 def test_a_pull_asked_for_ahead_ends_with_the_run(rig: Callable[..., Rig]) -> None:
@@ -131,5 +132,5 @@ def test_a_push_beyond_the_bound_is_refused(rig: Callable[..., Rig], pull: str) 
     for _ in range(4):
         push(client, ONES)
     for server in made.servers:
-        until(lambda server=server: server.rejected == {"not_pulled": 2})  # type: ignore[misc]
+        wait_until(lambda server=server: server.rejected == {"not_pulled": 2})  # type: ignore[misc]
         assert server.pace.lag == Counter({0: 1, 1: 1})

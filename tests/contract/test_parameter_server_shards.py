@@ -17,7 +17,8 @@ from penstock.learner.parameter_server.client import ServerClient
 from penstock.learner.parameter_server.parameters import part_of
 from penstock.learner.parameter_server.protocol import ServerHeader, ServerMessageKind
 from penstock.learner.parameter_server.server import ParameterServer
-from server_rig import SIZE, Rig, config, optimizer_of, pulled, push, rigs, until, values
+from server_rig import SIZE, Rig, config, optimizer_of, pulled, push, rigs, values
+from waiting import wait_until
 
 ADAM = {"optimizer": "adam", "lr": 0.05, "grad_clip": 0.5}
 GRADIENTS = [torch.randn(SIZE, generator=torch.Generator().manual_seed(n)) for n in range(12)]
@@ -277,13 +278,13 @@ def test_a_worker_notices_which_shard_has_ended(tmp_path: Path) -> None:
                 server.turn(0.01)
         assert client.unreached() is None
         servers.pop().close()
-        until(lambda: client.unreached() is not None)
+        wait_until(lambda: client.unreached() is not None)
         lost = client.unreached()
         assert lost is not None
         assert (lost.shard, lost.was_reached) == (1, True)
         assert lost.seconds < 5.0
         servers.append(ParameterServer(cfg, addresses[1], shard=1))
-        until(lambda: client.unreached() is None)
+        wait_until(lambda: client.unreached() is None)
     finally:
         client.close()
         for server in servers:

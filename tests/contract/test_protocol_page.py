@@ -33,8 +33,8 @@ from transport_world import (
     connector,
     expected,
     learner,
-    wait_until,
 )
+from waiting import wait_until
 
 HEADER = struct.Struct("<4sBBHQQQIIQQQQQQdI")
 FIELDS = (

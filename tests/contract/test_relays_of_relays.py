@@ -38,9 +38,9 @@ from transport_world import (
     connector,
     context,
     learner,
-    wait_until,
     waiting,
 )
+from waiting import wait_until
 
 NBYTES = LAYOUT.size * 2
 ANNOUNCED = Stamp(2, 5)

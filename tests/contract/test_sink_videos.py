@@ -7,8 +7,8 @@ import os
 import struct
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import waiting
 from penstock.configs.load import resolve
 from penstock.core.processes import process_facts
 from penstock.monitor import tensorboard, wandb
@@ -23,6 +24,7 @@ from penstock.monitor.new_videos import NewVideos
 from penstock.monitor.tensorboard import Board
 
 pytestmark = pytest.mark.timeout(120)
+wait_until = partial(waiting.wait_until, timeout_s=60.0, every_s=0.02)
 
 # Writes down what it is given, as the real library needs an account or stores its own format.
 LIBRARY = """
@@ -247,10 +249,3 @@ def test_wandb_gets_videos_also_that_of_the_end(
         {"flow/env_steps": 640, "eval/video": [6, "mp4"]},
     ]
     assert len((run_dir / "wandb-id").read_text()) == 12
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    ends_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < ends_s
-        time.sleep(0.02)

@@ -32,9 +32,9 @@ from transport_world import (
     expected,
     fill,
     learner,
-    wait_until,
     welcome,
 )
+from waiting import wait_until
 
 OTHER_SPEC = SlotSpec(4, 3, (*SPEC.columns[:-1], Column("obs2", "|u1", (3,))))
 PATIENCE_S = 1.5

@@ -13,7 +13,8 @@ from penstock.transport import grants
 from penstock.transport.zmq import client
 from penstock.transport.zmq.link import ZmqLink
 from penstock.transport.zmq.receiver import Receiver
-from transport_world import Learner, connector, context, fill, learner, wait_until
+from transport_world import Learner, connector, context, fill, learner
+from waiting import wait_until
 
 SILENCE_S = 0.4
 

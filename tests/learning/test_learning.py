@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from train_command import assert_balanced
+
 pytestmark = [pytest.mark.learning, pytest.mark.system, pytest.mark.timeout(240)]
 
 
@@ -21,10 +23,15 @@ def train(folder: Path, target: str, *options: str) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr
     summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    accounting = summary["accounting"]
-    went = accounting["trained"] + accounting["in_flight"]
-    went += sum(accounting["dropped"].values()) + sum(accounting["lost"].values())
-    assert accounting["produced"] == went
+    assert_balanced(summary)
+    return summary
+
+
+def solve(folder: Path, target: str, *options: str, least: float) -> dict[str, Any]:
+    """Train until the return that the target wants, and expect at least this mean."""
+    summary = train(folder, target, *options)
+    assert summary["exit_reason"] == "return"
+    assert confirmed(summary) >= least
     return summary
 
 
@@ -40,41 +47,31 @@ def confirmed(summary: dict[str, Any]) -> float:
 @pytest.mark.parametrize(
     "kind", ["zmq", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("shm", "inproc"))]
 )
-def test_cartpole_is_solved(tmp_path: Path, nothing_left_behind: None, kind: str) -> None:
-    summary = train(tmp_path, "cartpole", f"transport.kind={kind}", "stop.minutes=2")
-    assert summary["exit_reason"] == "return"
-    assert confirmed(summary) >= 475
+def test_cartpole_is_solved(tmp_path: Path, kind: str) -> None:
+    solve(tmp_path, "cartpole", f"transport.kind={kind}", "stop.minutes=2", least=475)
 
 
 @pytest.mark.smoke
-def test_ppo_solves_cartpole(tmp_path: Path, nothing_left_behind: None) -> None:
-    summary = train(tmp_path, "CartPole-v1", "algo.name=ppo", "stop.minutes=2")
-    assert summary["exit_reason"] == "return"
-    assert confirmed(summary) >= 475
+def test_ppo_solves_cartpole(tmp_path: Path) -> None:
+    summary = solve(tmp_path, "CartPole-v1", "algo.name=ppo", "stop.minutes=2", least=475)
     assert summary["closing_evaluation"]["trained_steps"] < 400_000
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["own_algorithm", "own_offpolicy"])
-def test_the_example_of_an_own_algorithm_solves_cartpole(
-    tmp_path: Path, nothing_left_behind: None, name: str
-) -> None:
+def test_the_example_of_an_own_algorithm_solves_cartpole(tmp_path: Path, name: str) -> None:
     for file in (f"{name}.py", f"{name}.yaml"):
         shutil.copy(Path(__file__).parents[2] / "examples" / file, tmp_path)
-    summary = train(tmp_path, f"{name}.yaml")
-    assert summary["exit_reason"] == "return"
-    assert confirmed(summary) >= 475
+    solve(tmp_path, f"{name}.yaml", least=475)
 
 
 @pytest.mark.slow
-def test_ppo_lands_on_the_moon(tmp_path: Path, nothing_left_behind: None) -> None:
-    summary = train(tmp_path, "lunarlander", "stop.minutes=3.5")
-    assert summary["exit_reason"] == "return"
-    assert confirmed(summary) >= 200
+def test_ppo_lands_on_the_moon(tmp_path: Path) -> None:
+    solve(tmp_path, "lunarlander", "stop.minutes=3.5", least=200)
 
 
 @pytest.mark.slow
-def test_an_evaluation_finds_what_was_learnt(tmp_path: Path, nothing_left_behind: None) -> None:
+def test_an_evaluation_finds_what_was_learnt(tmp_path: Path) -> None:
     """In lockstep, which gives the same run each time: elsewhere the last update varies."""
     train(tmp_path, "cartpole", "transport.kind=inproc", "stop.minutes=2")
     command = [sys.executable, "-m", "penstock", "eval", "run", "--episodes", "20", "--json"]
@@ -85,26 +82,18 @@ def test_an_evaluation_finds_what_was_learnt(tmp_path: Path, nothing_left_behind
 
 
 @pytest.mark.slow
-def test_the_best_play_of_the_synthetic_game_is_found(
-    tmp_path: Path, nothing_left_behind: None
-) -> None:
-    summary = train(tmp_path, "synthetic", "stop.minutes=2")
-    assert summary["exit_reason"] == "return"
-    assert 95 <= confirmed(summary) <= 100
+def test_the_best_play_of_the_synthetic_game_is_found(tmp_path: Path) -> None:
+    assert confirmed(solve(tmp_path, "synthetic", "stop.minutes=2", least=95)) <= 100
 
 
 @pytest.mark.parametrize("core", ["lstm", pytest.param("gru", marks=pytest.mark.slow)])
-def test_who_remembers_finds_the_way(tmp_path: Path, nothing_left_behind: None, core: str) -> None:
+def test_who_remembers_finds_the_way(tmp_path: Path, core: str) -> None:
     """0.95 of the optimum: 39 of 40 turns at the end of the corridor are right."""
-    summary = train(tmp_path, "memory", f"model.core={core}", "stop.minutes=1")
-    assert summary["exit_reason"] == "return"
-    assert confirmed(summary) >= 0.95
+    solve(tmp_path, "memory", f"model.core={core}", "stop.minutes=1", least=0.95)
 
 
 @pytest.mark.slow
-def test_who_cannot_remember_finds_it_half_the_time(
-    tmp_path: Path, nothing_left_behind: None
-) -> None:
+def test_who_cannot_remember_finds_it_half_the_time(tmp_path: Path) -> None:
     """The mean of 100 returns of -1 or 1 deviates by 0.1 from 0: this allows for four of it."""
     steps = 300_000  # several times what the LSTM needs
     options = ("model.core=none", "stop.return=null", f"stop.env_steps={steps}", "stop.minutes=1")
@@ -114,7 +103,7 @@ def test_who_cannot_remember_finds_it_half_the_time(
 
 
 @pytest.mark.parametrize("kind", ["shm", pytest.param("zmq", marks=pytest.mark.slow)])
-def test_dqn_learns_from_replay(tmp_path: Path, nothing_left_behind: None, kind: str) -> None:
+def test_dqn_learns_from_replay(tmp_path: Path, kind: str) -> None:
     options = ("stop.return=150", "stop.minutes=3", f"transport.kind={kind}")
     summary = train(tmp_path, "cartpole_dqn", *options)
     assert summary["exit_reason"] == "return"
@@ -124,12 +113,8 @@ def test_dqn_learns_from_replay(tmp_path: Path, nothing_left_behind: None, kind:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "least"), [("cartpole_dqn", 475), ("pendulum_sac", -200)])
-def test_presets_on_replay_reach_their_return(
-    tmp_path: Path, nothing_left_behind: None, target: str, least: float
-) -> None:
-    summary = train(tmp_path, target, "stop.minutes=3.5")
-    assert summary["exit_reason"] == "return"
-    assert confirmed(summary) >= least
+def test_presets_on_replay_reach_their_return(tmp_path: Path, target: str, least: float) -> None:
+    solve(tmp_path, target, "stop.minutes=3.5", least=least)
 
 
 @pytest.mark.slow
@@ -142,77 +127,56 @@ def test_examples_learn(example: str, least: float) -> None:
 
 
 @pytest.mark.slow
-def test_two_learners_solve_cartpole_by_one_bit_of_each_gradient(
-    tmp_path: Path, nothing_left_behind: None
+@pytest.mark.parametrize(
+    ("codec", "warmup", "updates", "options"),
+    [
+        ("onebit", 10, 50, ("sgd", "learner.lr=0.03", "learner.lr_scaling=sqrt")),
+        ("onebit_lamb", 50, 100, ("lamb", "learner.lr=0.02")),
+    ],
+)
+def test_two_learners_solve_cartpole_by_one_bit_of_each_value(
+    tmp_path: Path, codec: str, warmup: int, updates: int, options: tuple[str, ...]
 ) -> None:
-    warmup = 10
-    options = (
+    """``learner.lr`` was chosen with this scale of rewards."""
+    summary = solve(
+        tmp_path,
+        "cartpole",
         "learner.count=2",
-        "learner.optimizer=sgd",
-        "learner.lr=0.03",  # chosen with this scale of rewards
+        f"learner.optimizer={options[0]}",
+        *options[1:],
         "algo.reward_scale=0.1",
-        "learner.lr_scaling=sqrt",
-        "learner.reduce.codec=onebit",
+        f"learner.reduce.codec={codec}",
         "learner.reduce.onebit_block=64",  # a layer of 64 units has a size of its own
         f"learner.reduce.warmup_updates={warmup}",
+        "stop.minutes=3",
+        least=475,
     )
-    summary = train(tmp_path, "cartpole", *options, "stop.minutes=3")
-    assert summary["exit_reason"] == "return"
-    assert confirmed(summary) >= 475
-    assert summary["learner_steps"] > 5 * warmup
+    assert summary["learner_steps"] > updates
 
 
 @pytest.mark.slow
-def test_two_learners_solve_cartpole_by_one_bit_of_lambs_momentum(
-    tmp_path: Path, nothing_left_behind: None
-) -> None:
-    warmup = 50
-    options = (
-        "learner.count=2",
-        "learner.optimizer=lamb",
-        "learner.lr=0.02",  # chosen with this scale of rewards
-        "algo.reward_scale=0.1",
-        "learner.reduce.codec=onebit_lamb",
-        "learner.reduce.onebit_block=64",
-        f"learner.reduce.warmup_updates={warmup}",
-    )
-    summary = train(tmp_path, "cartpole", *options, "stop.minutes=3")
-    assert summary["exit_reason"] == "return"
-    assert confirmed(summary) >= 475
-    assert summary["learner_steps"] > 2 * warmup
-
-
-@pytest.mark.slow
-def test_a_network_of_ones_own_learns(tmp_path: Path, nothing_left_behind: None) -> None:
+def test_a_network_of_ones_own_learns(tmp_path: Path) -> None:
     for name in ("catch.py", "own_network.py", "own_network.yaml"):
         shutil.copy(Path(__file__).parents[2] / "examples" / name, tmp_path)
-    summary = train(tmp_path, "own_network.yaml", "stop.minutes=1")
-    assert summary["exit_reason"] == "return"
-    assert confirmed(summary) >= 0.98
+    solve(tmp_path, "own_network.yaml", "stop.minutes=1", least=0.98)
 
 
 @pytest.mark.slow
-def test_a_game_of_ones_own_is_learnt_from_pixels(
-    tmp_path: Path, nothing_left_behind: None
-) -> None:
+def test_a_game_of_ones_own_is_learnt_from_pixels(tmp_path: Path) -> None:
     for name in ("catch.py", "catch.yaml"):
         shutil.copy(Path(__file__).parents[2] / "examples" / name, tmp_path)
-    summary = train(tmp_path, "catch.yaml", "stop.minutes=3.5")
-    assert summary["exit_reason"] == "return"
-    assert confirmed(summary) >= 0.98
+    solve(tmp_path, "catch.yaml", "stop.minutes=3.5", least=0.98)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(700)
-def test_doom_is_solved_from_pixels(tmp_path: Path, nothing_left_behind: None) -> None:
+def test_doom_is_solved_from_pixels(tmp_path: Path) -> None:
     pytest.importorskip("vizdoom")
-    summary = train(tmp_path, "doom_basic")
-    assert summary["exit_reason"] == "return"
-    assert confirmed(summary) >= 80
+    solve(tmp_path, "doom_basic", least=80)
 
 
 @pytest.mark.slow
-def test_minatar_is_learnt(tmp_path: Path, nothing_left_behind: None) -> None:
+def test_minatar_is_learnt(tmp_path: Path) -> None:
     """Ten times what chance scores; well below what the preset reaches."""
     pytest.importorskip("minatar")
     summary = train(tmp_path, "minatar_breakout", "stop.return=4", "stop.minutes=3")

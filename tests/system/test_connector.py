@@ -39,8 +39,8 @@ from transport_world import (
     heard,
     learner,
     role_process,
-    wait_until,
 )
+from waiting import free_port, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -75,12 +75,6 @@ def send(link: ZmqLink, sequence: int) -> None:
     with link.slot(20) as slot:
         assert slot is not None
         fill(slot, sequence)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_killed_in_the_middle_of_messages_the_actor_goes_on(tmp_path: Path, join: Join) -> None:

@@ -7,14 +7,15 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
+import waiting
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.engines import early_roles
 from penstock.launch.engines.local import LocalHandle
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.system
 
 HERE = Path(__file__).parent
 GONE_WITHIN_S = 5.0
+wait_until = partial(waiting.wait_until, timeout_s=WAIT_S, every_s=0.01)
 LEARNER_IMPORTS, ACTOR_IMPORTS = "penstock.learner.ahead:import_modules", "penstock.actors.role"
 LEARNER = RoleSpec("learner", 0, "tiny_roles:work", Stage.LEARNER)
 
@@ -62,13 +64,6 @@ def early_learner() -> Iterator[ShimProcess]:
         yield early_roles._waiting[LEARNER.name]
     finally:
         early_roles.discard()
-
-
-def wait_until(condition: Callable[[], object], wait_s: float = WAIT_S) -> None:
-    ends_s = time.monotonic() + wait_s
-    while not condition():
-        assert time.monotonic() < ends_s
-        time.sleep(0.01)
 
 
 @pytest.mark.smoke
@@ -112,7 +107,7 @@ def test_they_end_with_the_command(
     code, _, err = run.end()
     assert code == (130 if signum == signal.SIGINT else -signum), err
     assert "Traceback" not in err
-    wait_until(lambda: not marked(), GONE_WITHIN_S)
+    wait_until(lambda: not marked(), timeout_s=GONE_WITHIN_S)
 
 
 def test_a_command_without_standard_input_starts_all_roles_later(

@@ -203,7 +203,7 @@ def test_a_run_from_replay_stops_where_it_was_told_to(tmp_path: Path) -> None:
     assert stored.meta["progress"]["learner_steps"] == 30
 
 
-def test_a_signal_ends_a_turn(tmp_path: Path, nothing_left_behind: None) -> None:
+def test_a_signal_ends_a_turn(tmp_path: Path) -> None:
     """One that would take far longer than the time in which a run must end."""
     options = ["replay.min_size=3000", "replay.batch_size=1024", "replay.samples_per_insert=1e5"]
     options += ["model.hidden=[512,512]", "run.interval_s=0.05", "run.grace_s=20", "run.dir=run"]

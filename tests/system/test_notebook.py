@@ -25,7 +25,7 @@ PATH = Path(__file__).parents[2] / "examples" / "quickstart.ipynb"
 
 @pytest.fixture
 def start(
-    tmp_path: Path, nothing_left_behind: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[nbformat.NotebookNode], NotebookClient]:
     """Clients whose kernel is this interpreter, whatever kernels are installed, in a new folder."""
     kernel = tmp_path / "share" / "jupyter" / "kernels" / "python3"

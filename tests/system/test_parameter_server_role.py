@@ -25,6 +25,7 @@ from penstock.learner.parameter_server.client import ServerClient
 from penstock.transport.zmq import keys
 from penstock.transport.zmq.sockets import dealer
 from transport_world import RUN_ID, exit_code, heard
+from waiting import free_port
 
 pytestmark = pytest.mark.system
 
@@ -36,13 +37,6 @@ CONFIG = Config.model_validate(
         "run": {"interval_s": 0.1},
     }
 )
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    return port
 
 
 @contextmanager

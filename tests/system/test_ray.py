@@ -19,7 +19,7 @@ from penstock.launch import topology
 from penstock.launch.engines import ray_engine
 from penstock.launch.run import EngineChoice, conduct
 from penstock.monitor.sinks import FanOut
-from ray_cluster import agents, cluster, events, on_a_worker, ready, remove_node, train
+from ray_cluster import agents, cluster, ended, events, on_a_worker, ready, remove_node, train
 from train_command import SMALL, Command, assert_balanced, last, metrics
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
@@ -61,10 +61,7 @@ def test_a_lost_host_of_actors_is_replaced(tmp_path: Path, nodes: Any) -> None:
     assert ready(run_dir, other) == [0]
     steps = last(run_dir)["trained_steps"]
     command.wait_until(lambda: last(run_dir)["trained_steps"] > steps + 1000)
-    command.process.send_signal(signal.SIGTERM)
-    code, summary, err = command.end()
-    assert (code, summary["exit_reason"]) == (143, "terminated"), err
-    assert_balanced(summary)
+    ended(command)
     left = [e["data"]["lost"] for e in events(run_dir) if "lost" in e["data"]]
     assert len(left) == 1
     assert lost in left[0]
@@ -87,10 +84,7 @@ def test_the_host_of_the_only_learner_is_replaced_and_its_checkpoint_resumed(
     found = [e for e in events(run_dir) if e["kind"] == "restart" and e["role"] == "learner-0"]
     assert "the run continues from its newest checkpoint" in found[0]["text"]
     command.wait_until(lambda: last(run_dir).get("learners_restarted"))
-    command.process.send_signal(signal.SIGTERM)
-    code, summary, err = command.end()
-    assert (code, summary["exit_reason"]) == (143, "terminated"), err
-    assert_balanced(summary)
+    ended(command)
 
 
 def test_a_run_on_a_cluster_is_saved_and_shows_its_stacks(tmp_path: Path, nodes: Any) -> None:
@@ -165,10 +159,7 @@ def test_learners_train_on_without_a_lost_host(tmp_path: Path, lost: str) -> Non
         command.wait_until(lambda: last(run_dir)["learners_alive"] == 2)
         steps = last(run_dir)["trained_steps"]
         command.wait_until(lambda: last(run_dir)["trained_steps"] > steps + 2000)
-        command.process.send_signal(signal.SIGTERM)
-        code, summary, err = command.end()
-    assert (code, summary["exit_reason"]) == (143, "terminated"), err
-    assert_balanced(summary)
+        summary = ended(command)
     assert summary["accounting"]["lost"]["learner"] > 0
 
 
@@ -207,10 +198,7 @@ def test_auto_fills_the_cluster(tmp_path: Path, nodes: Any) -> None:
     command, run_dir = train(tmp_path, nodes.address, "actors.count=auto"), tmp_path / "run"
     command.wait_until(lambda: metrics(run_dir) and last(run_dir)["actors_alive"] == 4)
     assert len(set(agents().values())) == 3
-    command.process.send_signal(signal.SIGTERM)
-    code, summary, err = command.end()
-    assert (code, summary["exit_reason"]) == (143, "terminated"), err
-    assert_balanced(summary)
+    ended(command)
 
 
 def test_too_small_a_cluster_is_refused(

@@ -18,8 +18,8 @@ from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch import topology
 from penstock.launch.engines.ray_engine import LEASE_S, RayEngine
 from penstock.launch.engines.ray_nodes import MOST_FAILURES
-from ray_cluster import agents, cluster, drain, events, train
-from train_command import assert_balanced, last, metrics
+from ray_cluster import agents, cluster, drain, ended, events, train
+from train_command import last, metrics
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
@@ -53,10 +53,7 @@ def test_a_node_of_another_release_is_given_up_and_others_are_used(tmp_path: Pat
         command.wait_until(lambda: any("is not used any more" in text for text in notes()))
         made.add_node(num_cpus=2)
         command.wait_until(lambda: play() == 4)
-        command.process.send_signal(signal.SIGTERM)
-        code, summary, err = command.end()
-    assert (code, summary["exit_reason"]) == (143, "terminated"), err
-    assert_balanced(summary)
+        ended(command)
     first, given_up = (text for text in notes() if OTHER in text)
     assert first.startswith("a host agent could not be started: ")
     assert f" has Penstock {OTHER}, and the run {__version__}; install the same" in first

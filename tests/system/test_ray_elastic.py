@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ray_cluster import agents, cluster, drain, events, ready, remove_node, train
-from train_command import Command, assert_balanced, metrics
+from ray_cluster import agents, cluster, drain, ended, events, ready, remove_node, train
+from train_command import metrics
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
@@ -18,15 +16,6 @@ def play(run_dir: Path) -> int:
     found = metrics(run_dir) if (run_dir / "metrics.jsonl").exists() else []
     count: int = found[-1]["actors_alive"] if found else 0
     return count
-
-
-def ended(command: Command) -> dict[str, Any]:
-    """The summary of a run that is asked to end."""
-    command.process.send_signal(signal.SIGTERM)
-    code, summary, err = command.end()
-    assert (code, summary["exit_reason"]) == (143, "terminated"), err
-    assert_balanced(summary)
-    return summary
 
 
 def test_actors_come_and_go_with_the_nodes_of_the_cluster(tmp_path: Path) -> None:

@@ -15,12 +15,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
+import waiting
 from hosts import Hosts, NoHostsError, hosts
 from penstock.launch.engines import ray_engine
 from train_command import SMALL, assert_balanced, last, metrics
@@ -29,6 +30,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
 
 COUNT, PORT = 6, 6379  # the head node, four hosts of roles, and one more
 WAIT_S = 100.0
+wait_until = partial(waiting.wait_until, timeout_s=WAIT_S, every_s=0.1)
 PRIVATE = ["unshare", "--mount", "--propagation", "private", "sh", "-c"]
 RAY = str(Path(sys.executable).with_name("ray"))
 
@@ -115,13 +117,6 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
                 made.close()
     except NoHostsError as error:
         pytest.skip(str(error))
-
-
-def wait_until(condition: Any, wait_s: float = WAIT_S) -> None:
-    ends_s = time.monotonic() + wait_s
-    while not condition():
-        assert time.monotonic() < ends_s
-        time.sleep(0.1)
 
 
 @contextlib.contextmanager

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ray_cluster import agents, cluster, events, remove_node, train
-from train_command import assert_balanced, last, metrics
+from ray_cluster import agents, cluster, ended, events, remove_node, train
+from train_command import last, metrics
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
@@ -48,10 +47,7 @@ def test_a_learner_joins_with_a_node_and_leaves_with_it(tmp_path: Path) -> None:
         assert report(run_dir)["learning_rate"] == pytest.approx(1e-3, rel=0.1)
         made.add_node(num_cpus=1)
         command.wait_until(lambda: training(run_dir) == {0, 1})
-        command.process.send_signal(signal.SIGTERM)
-        code, summary, err = command.end()
-    assert (code, summary["exit_reason"]) == (143, "terminated"), err
-    assert_balanced(summary)
+        ended(command)
     changes = [event["data"] for event in events(run_dir) if event["kind"] == "hosts"]
     assert changes[0]["lost"] == ["connector-1", "learner-1"]
     assert sum("learner-1" in change.get("found", ()) for change in changes) == 2

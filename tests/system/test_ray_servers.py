@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import psutil
 import pytest
 
 from penstock.launch.engines.ray_engine import LEASE_S
-from ray_cluster import agents, cluster, events, on_a_worker, ready, remove_node, train
+from ray_cluster import agents, cluster, ended, events, on_a_worker, ready, remove_node, train
 from train_command import assert_balanced, last, metrics
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
@@ -62,10 +61,7 @@ def test_shards_are_on_hosts_of_their_own_and_one_that_is_lost_is_replaced(
     assert "the run continues from its newest checkpoint" in found[0]["text"]
     lines = len(metrics(run_dir))
     command.wait_until(lambda: any(m["learner_steps"] > 60 for m in metrics(run_dir)[lines + 1 :]))
-    command.process.send_signal(signal.SIGTERM)
-    code, summary, err = command.end()
-    assert (code, summary["exit_reason"]) == (143, "terminated"), err
-    assert_balanced(summary)
+    ended(command)
 
 
 def test_learners_save_by_their_shards_when_the_command_is_killed(

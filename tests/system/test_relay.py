@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -31,9 +30,9 @@ from transport_world import (
     heard,
     learner,
     role_process,
-    wait_until,
     waiting,
 )
+from waiting import free_port, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -152,12 +151,6 @@ def chain(tmp_path: Path) -> Iterator[Chain]:
             newest(links[-1], 1)  # so the first one asks first
         wait_until(lambda: waiting(receiver) == 4)
         yield side, receiver, children, links
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_relays_fetch_weights_from_each_other(chain: Chain) -> None:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from ruamel.yaml import YAML
 from penstock.launch.render.kubernetes import Pods, render
 from penstock.transport.zmq.keys import new
 from train_command import WAIT_S, assert_balanced, metrics
+from waiting import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -88,10 +88,8 @@ def test_learner_and_actors_train_and_answer_their_probes(tmp_path: Path) -> Non
     run_dir = tmp_path / "learner" / "runs" / "game"
     assert not learner.lives()
     with actors.runs(), learner.runs() as process:
-        ends_s = time.monotonic() + WAIT_S
-        while not (run_dir / "metrics.jsonl").exists() or len(metrics(run_dir)) <= 3:
-            assert time.monotonic() < ends_s
-            time.sleep(0.1)
+        started = run_dir / "metrics.jsonl"
+        wait_until(lambda: started.exists() and len(metrics(run_dir)) > 3, WAIT_S, every_s=0.1)
         assert learner.lives()
         assert actors.lives()
         process.send_signal(signal.SIGTERM)  # as Kubernetes ends a pod

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from train_command import assert_balanced
+
 pytestmark = pytest.mark.system
 
 SMALL = (
@@ -31,16 +33,11 @@ def train(folder: Path, steps: int, *options: str) -> tuple[dict[str, Any], str]
     )
     assert done.returncode == 0, done.stderr
     summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    accounting = summary["accounting"]
-    went = accounting["trained"] + accounting["in_flight"]
-    went += sum(accounting["dropped"].values()) + sum(accounting["lost"].values())
-    assert accounting["produced"] == went
+    assert_balanced(summary)
     return summary, done.stdout + done.stderr
 
 
-def test_a_resumed_run_goes_on_with_the_stored_steps(
-    tmp_path: Path, nothing_left_behind: None
-) -> None:
+def test_a_resumed_run_goes_on_with_the_stored_steps(tmp_path: Path) -> None:
     """100 steps with 32 samples each are worth 800 inserts, and an empty replay needs 1500 first;
     meanwhile checkpoints are written beside the training, as often as can be."""
     first, _ = train(tmp_path, 100, "replay.checkpoint=true")
@@ -54,9 +51,7 @@ def test_a_resumed_run_goes_on_with_the_stored_steps(
 
 
 @pytest.mark.slow
-def test_without_stored_steps_the_replay_begins_empty(
-    tmp_path: Path, nothing_left_behind: None
-) -> None:
+def test_without_stored_steps_the_replay_begins_empty(tmp_path: Path) -> None:
     second, _ = train(tmp_path, 100, "replay.checkpoint=true")
     manifest = tmp_path / "run/checkpoints/last/replay/0/replay.json"
     assert manifest.is_file()
@@ -67,9 +62,7 @@ def test_without_stored_steps_the_replay_begins_empty(
 
 
 @pytest.mark.slow
-def test_a_run_resumed_in_another_game_begins_with_an_empty_replay(
-    tmp_path: Path, nothing_left_behind: None
-) -> None:
+def test_a_run_resumed_in_another_game_begins_with_an_empty_replay(tmp_path: Path) -> None:
     first, _ = train(tmp_path, 100, "replay.checkpoint=true")
     other_game = ("replay.checkpoint=true", "env.kwargs.sutton_barto_reward=true")
     second, said = train(tmp_path, 200, *other_game, "--resume=must")

@@ -20,6 +20,7 @@ import pytest
 from penstock.replay.buffer import Replay
 from penstock.replay.writer import Writer
 from replay_writer import FLOATS, UNROLL, checksum, row
+from waiting import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -94,13 +95,6 @@ def nursery_of() -> Iterator[Callable[[str], Nursery]]:
     yield make
     for each in made:
         each.close()
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not come true in time"
-        time.sleep(0.001)
 
 
 def check_whole(batch: Any) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from penstock.launch.engines import local, shim_process
 from penstock.launch.engines.local import LocalHandle
 from penstock.launch.supervisor_messages import why_not_started
 from penstock.launch.topology import role_arguments
+from waiting import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -58,13 +59,6 @@ def start(
 def _roles_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     path = [str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
-
-
-def wait_until(condition: Callable[[], object], wait_s: float = 20.0) -> None:
-    ends_s = time.monotonic() + wait_s
-    while not condition():
-        assert time.monotonic() < ends_s
-        time.sleep(0.01)
 
 
 @contextmanager

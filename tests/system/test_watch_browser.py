@@ -7,7 +7,6 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -16,17 +15,16 @@ from typing import Any
 import psutil
 import pytest
 
+from chromium import chromium
 from run_folders import make_run
 from train_command import SMALL, Penstock, address_of, trained
 from watched_runs import LivingRun, lines_like, simulated_processes, with_processes
 
 pytest.importorskip("starlette")
 pytest.importorskip("plotly")
-playwright_api = pytest.importorskip("playwright.sync_api", reason="needs the extra browser")
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(400)]
 
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 VIEWS = ("learning", "flow", "time", "processes", "run", "agent")
 WIDTHS = (360, 768, 1600)
 WAIT_MS = 30_000
@@ -172,16 +170,8 @@ class Screen:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    paths = [path for name in BROWSERS if (path := shutil.which(name))]
-    with playwright_api.sync_playwright() as playwright:
-        with suppress(playwright_api.Error):
-            own = playwright.chromium.executable_path
-            paths += [own] if Path(own).exists() else []
-        if not paths:
-            pytest.skip("no Chromium: playwright install chromium, or Debian's chromium")
-        found = playwright.chromium.launch(executable_path=paths[0], args=["--no-sandbox"])
+    with chromium() as found:
         yield found
-        found.close()
 
 
 @pytest.fixture

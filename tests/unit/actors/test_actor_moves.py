@@ -34,7 +34,8 @@ from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import Slot, SlotStore
 from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.zmq import relay
-from transport_world import RUN_ID, Learner, Taken, connector, context, wait_until
+from transport_world import RUN_ID, Learner, Taken, connector, context, in_thread
+from waiting import wait_until
 
 ACTOR = 1
 
@@ -60,24 +61,13 @@ def learner(folder: Path, rank: int, config: Config, kind: str) -> Iterator[Lear
         if kind == "shm":
             yield side
         else:
-            with connector(side, wire(folder, rank)), following(folder, rank):
+            follower = context(folder, "relay", address=wire(folder, rank), learner=rank)
+            with connector(side, wire(folder, rank)), in_thread(follower, relay.run):
                 yield side
     finally:
         side.stop()
         store.close()
         board.close()
-
-
-@contextmanager
-def following(folder: Path, rank: int) -> Iterator[None]:
-    ctx = context(folder, "relay", address=wire(folder, rank), learner=rank)
-    thread = threading.Thread(target=relay.run, args=(ctx,), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ctx.stop()
-        thread.join()
 
 
 def wire(folder: Path, rank: int) -> str:

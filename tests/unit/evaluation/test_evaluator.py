@@ -22,6 +22,7 @@ from penstock.learner.checkpoints.checkpoint_format import FILE, Checkpoint
 from penstock.learner.checkpoints.checkpoint_history import best_locked
 from penstock.profiling.status import Phase
 from transport_world import Heard, context, reports
+from waiting import wait_until
 
 GRADED = """
 import gymnasium
@@ -284,7 +285,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_next_is_evaluated(
     thread = threading.Thread(target=evaluator.run, args=(run.ctx,), daemon=True)
     thread.start()
     try:
-        await_note(notes)
+        wait_until(lambda: notes)
         run.save("last", 2)
         [evaluation] = await_reports(run, "evaluation")
     finally:
@@ -294,19 +295,9 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_next_is_evaluated(
     assert evaluation["return"]["mean"] == 6.0
 
 
-def await_note(notes: list[str], timeout_s: float = 10.0) -> None:
-    ends_s = time.monotonic() + timeout_s
-    while not notes:
-        assert time.monotonic() < ends_s
-        time.sleep(0.01)
-
-
-def await_reports(run: Run, kind: str, timeout_s: float = 10.0) -> list[dict[str, Any]]:
-    ends_s = time.monotonic() + timeout_s
-    while not (found := reports(run.ctx, kind)):
-        assert time.monotonic() < ends_s
-        time.sleep(0.01)
-    return found
+def await_reports(run: Run, kind: str) -> list[dict[str, Any]]:
+    wait_until(lambda: reports(run.ctx, kind))
+    return reports(run.ctx, kind)
 
 
 VARIED = ("env.kwargs={varied: true}", "eval.episodes=20", "stop.confirm_episodes=100")
@@ -377,10 +368,8 @@ def test_the_learner_gets_the_verdict_on_the_steps_that_it_asked_for(tmp_path: P
         await_reports(run, "evaluator")
         undecided(run, "closing")
         [verdict] = await_reports(run, "verdict")
-        ends_s = time.monotonic() + 10
-        while not (idle := reports(run.ctx, "evaluator")[-1])["done"]:
-            assert time.monotonic() < ends_s
-            time.sleep(0.01)
+        wait_until(lambda: reports(run.ctx, "evaluator")[-1]["done"])
+        idle = reports(run.ctx, "evaluator")[-1]
     finally:
         run.ctx.stop()
         thread.join()

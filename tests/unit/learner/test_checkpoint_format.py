@@ -5,13 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from full_disk import full_disk
 from penstock.configs.errors import UserError
 from penstock.core.params import ParamLayout
 from penstock.learner.checkpoints import checkpoint_format
@@ -99,17 +97,6 @@ def test_weights_that_are_not_numbers_come_back_as_they_are(tmp_path: Path) -> N
     assert_equal(checkpoint_format.load(tmp_path), odd)
 
 
-@contextmanager
-def file_limit(nbytes: int) -> Iterator[None]:
-    """The system refuses to let a file grow beyond this, in the midst of a write."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def assert_refused_and_previous_whole(folder: Path, words: str) -> None:
     with pytest.raises(UserError, match=words) as refused:
         checkpoint_format.save(folder, make(2.0))
@@ -120,7 +107,7 @@ def assert_refused_and_previous_whole(folder: Path, words: str) -> None:
 
 def test_a_write_that_ends_in_the_middle_leaves_the_previous_whole(tmp_path: Path) -> None:
     checkpoint_format.save(tmp_path, make(1.0))
-    with file_limit(100):
+    with full_disk(100):
         assert_refused_and_previous_whole(tmp_path, "File too large")
 
 

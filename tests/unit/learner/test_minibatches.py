@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+import small_trainer
 from penstock.algos.ops.frame_stacks import stacks
 from penstock.algos.slots import BEGINS, OLDER
 from penstock.configs.load import resolve
@@ -24,37 +26,17 @@ from penstock.learner.to_host import ToDevice
 from penstock.learner.trainer import Trainer
 from penstock.transport.shm.store import Slot
 from random_game import RandomGame
+from small_trainer import weights
 
 CPU = torch.device("cpu")
 OPTIONS = ("actors.envs=5", "actors.unroll=7", "learner.publish_every=1", "algo.minibatches=steps")
+batch = partial(small_trainer.batch, ends=0.1)
 Array = np.ndarray[Any, Any]
 
 
 def trainer(*options: str) -> Trainer:
     config = resolve("cartpole_ppo", [*OPTIONS, *options])
     return Trainer(config, probe(config.env))
-
-
-def batch(made: Trainer, seed: int = 3) -> StagingBatch:
-    spec = made.spec
-    rng = np.random.default_rng(seed)
-    payload = spec.zeros()
-    columns = spec.views(payload)
-    columns["obs"][...] = rng.normal(size=columns["obs"].shape)
-    columns["action"][...] = rng.integers(0, 2, columns["action"].shape)
-    columns["reward"][...] = rng.normal(size=columns["reward"].shape)
-    columns["behaviour_logp"][...] = np.log(0.5)
-    columns["alive"][...] = rng.random(columns["alive"].shape) < 0.8
-    columns["terminated"][...] = rng.random(columns["alive"].shape) < 0.1
-    header = np.zeros((), HEADER)
-    header["steps"] = np.count_nonzero(columns["alive"])
-    staged = StagingBatch(spec, 1, made.device)
-    staged.gather([Slot(0, header, tuple(payload), columns)])
-    return staged
-
-
-def weights(made: Trainer) -> Array:
-    return made.optimizer.values.numpy().copy()
 
 
 def places(share: minibatches.Share) -> list[int]:

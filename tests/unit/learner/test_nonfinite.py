@@ -13,14 +13,12 @@ from torch import Tensor
 
 from penstock.algos.ops.backward import backward
 from penstock.configs.load import resolve
-from penstock.core.specs import HEADER
 from penstock.envs import probe
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.nonfinite import NonFiniteGuard
-from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.state import put_state, take_state, weights_of
 from penstock.learner.trainer import Trainer
-from penstock.transport.shm.store import Slot
+from small_trainer import batch
 
 OPTIONS = ("actors.envs=8", "actors.unroll=6", "learner.device=cpu")
 
@@ -36,27 +34,12 @@ class Rig:
 
     def train(self, reward: float = 1.0, times: int = 1) -> None:
         for _ in range(times):
-            self.trainer.step(self._batch(reward))
+            self.trainer.step(batch(self.trainer, reward=reward, alive=1.0))
 
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
         """Everything that is learned, copied."""
         found = self.trainer.state_dict() | {"weights": weights_of(self.trainer)}
         return {name: array.copy() for name, array in found.items()}
-
-    def _batch(self, reward: float) -> StagingBatch:
-        spec, rng = self.trainer.spec, np.random.default_rng(3)
-        payload = spec.zeros()
-        columns = spec.views(payload)
-        columns["obs"][...] = rng.normal(size=columns["obs"].shape)
-        columns["action"][...] = rng.integers(0, 2, columns["action"].shape)
-        columns["reward"][...] = reward
-        columns["behaviour_logp"][...] = np.log(0.5)
-        columns["alive"][...] = True
-        header = np.zeros((), HEADER)
-        header["steps"] = np.count_nonzero(columns["alive"])
-        staged = StagingBatch(spec, 1, self.trainer.device)
-        staged.gather([Slot(0, header, tuple(payload), columns)])
-        return staged
 
     def _hear(self, kind: str, text: str, **data: Any) -> None:
         self.events.append((kind, text, data))

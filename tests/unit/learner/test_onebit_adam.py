@@ -17,6 +17,7 @@ from penstock.learner.codecs.collective import SoloCollective, all_reduce_nbytes
 from penstock.learner.codecs.registry import is_variance_update, make_codec
 from penstock.learner.codecs.variance import RenewedVariance
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
+from reduce_reference import clipped, coded
 from reduce_ring import CPU, Floats, codec_for, run_ranks
 
 SIZE, BLOCK, LR, EPS = 150, 40, 1e-2, 1e-5
@@ -78,11 +79,6 @@ def shares(world: int, updates: int) -> Floats:
     return weighted.astype(np.float32)  # type: ignore[no-any-return]
 
 
-def clipped(grads: Any, bound: float | None) -> Any:
-    norm = np.linalg.norm(grads)
-    return grads if bound is None else grads * min(1.0, bound / (norm + 1e-6))
-
-
 def reference(
     grads: Floats,
     sums: list[bool],
@@ -130,15 +126,6 @@ def reference(
         x = x - LR * m / (1 - 0.9**t) / root
         found[t - 1] = x
     return found
-
-
-def coded(values: Any, error: Any, width: int) -> Any:
-    """What is read of ``values`` and the error before, which is replaced."""
-    sent = values + error
-    blocks = [sent[a : a + width] for a in range(0, len(sent), width)]
-    read = np.concatenate([naive.onebit_block(block) for block in blocks])
-    error[:] = sent - read
-    return read
 
 
 @each

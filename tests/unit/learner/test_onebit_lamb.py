@@ -16,6 +16,7 @@ from penstock.core.interfaces import Codec, CodecContext, Collective
 from penstock.learner.codecs.registry import make_codec
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.optimizers.frozen_lamb import OF_LAYERS
+from reduce_reference import clipped, coded
 from reduce_ring import CPU, Floats, run_ranks
 
 LAYERS = [(9, 10), (10,), (5, 10)]
@@ -88,10 +89,6 @@ def gradients(world: int, updates: int = UPDATES) -> Floats:
     return made.astype(np.float32)
 
 
-def clipped(grads: Any, bound: float | None) -> Any:
-    return grads if bound is None else grads * min(1.0, bound / (np.linalg.norm(grads) + 1e-6))
-
-
 class Reference:
     """Algorithm 1 of the paper in float64, for all ranks at once, layer by layer."""
 
@@ -153,15 +150,6 @@ class Reference:
             self.factor[i] = min(max(ratio, 0.9 * last), 1.1 * last)
             used = self.average[i] * self.factor[i]
         self.x[layer] = x - LR * used * u
-
-
-def coded(values: Any, error: Any, width: int) -> Any:
-    """What is read of ``values`` and the error before, which is replaced."""
-    sent = values + error
-    blocks = [sent[a : a + width] for a in range(0, len(sent), width)]
-    read = np.concatenate([naive.onebit_block(block) for block in blocks])
-    error[:] = sent - read
-    return read
 
 
 @pytest.mark.parametrize(("clip", "decay"), [(None, 0.0), (0.5, 0.0), (None, 0.1)])

@@ -15,14 +15,13 @@ from torch import Tensor
 from penstock.algos.ppo import algorithm as ppo
 from penstock.algos.slots import RETURN
 from penstock.configs.load import resolve
-from penstock.core.specs import HEADER
 from penstock.envs import probe
 from penstock.learner.minibatches import deal, pieces
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.state import learning_rate_of
 from penstock.learner.sync.gradient_sync import GroupLostError, SingleLearner
 from penstock.learner.trainer import RewardScale, Trainer, empty_batch
-from penstock.transport.shm.store import Slot
+from small_trainer import batch, weights
 
 OPTIONS = ("actors.envs=8", "actors.unroll=6", "learner.publish_every=1")
 Array = np.ndarray[Any, Any]
@@ -31,29 +30,6 @@ Array = np.ndarray[Any, Any]
 def trainer(*options: str) -> Trainer:
     config = resolve("cartpole_ppo", [*OPTIONS, *options])
     return Trainer(config, probe(config.env))
-
-
-def batch(made: Trainer, seed: int = 3) -> StagingBatch:
-    spec = made.spec
-    rng = np.random.default_rng(seed)
-    payload = spec.zeros()
-    columns = spec.views(payload)
-    columns["obs"][...] = rng.normal(size=columns["obs"].shape)
-    columns["action"][...] = rng.integers(0, 2, columns["action"].shape)
-    columns["reward"][...] = rng.normal(size=columns["reward"].shape)
-    columns["behaviour_logp"][...] = np.log(0.5)
-    columns["alive"][...] = rng.random(columns["alive"].shape) < 0.8
-    if RETURN in columns:
-        columns[RETURN][...] = rng.normal(3, 2, columns["reward"].shape)
-    header = np.zeros((), HEADER)
-    header["steps"] = np.count_nonzero(columns["alive"])
-    staged = StagingBatch(spec, 1, made.device)
-    staged.gather([Slot(0, header, tuple(payload), columns)])
-    return staged
-
-
-def weights(made: Trainer) -> Array:
-    return made.optimizer.values.numpy().copy()
 
 
 def environments(share: slice | Tensor) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,9 @@ from penstock.learner.group.remote_store import (
     open_store,
     publish_servers,
 )
+from waiting import free_port
 
 LISTEN = "0A"
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.create_server((host, 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def listeners(port: int) -> list[str]:

@@ -12,48 +12,27 @@ import pytest
 import torch
 from gymnasium import spaces
 
+import small_trainer
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
-from penstock.core.specs import HEADER
 from penstock.device.choice import device_of, pick_device
 from penstock.envs import EnvInfo, probe
 from penstock.learner.factory import kind_note, on_own_gpu
-from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.trainer import Trainer, trunk_dtype
 from penstock.models.actions import discrete
 from penstock.models.layout import ActorCriticShape, CnnShape, MlpShape
 from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
-from penstock.transport.shm.store import Slot
+from small_trainer import weights
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 OPTIONS = ("actors.envs=8", "actors.unroll=6", "algo.normalize_advantages=false")
+batch = partial(small_trainer.batch, reward=1.0, alive=0.9)
 
 
 def trainer(*options: str, device: str = "cpu") -> Trainer:
     config = resolve("cartpole", [*OPTIONS, f"learner.device={device}", *options])
     return Trainer(config, probe(config.env))
-
-
-def batch(made: Trainer, *, bad: bool = False) -> StagingBatch:
-    spec = made.spec
-    rng = np.random.default_rng(3)
-    payload = spec.zeros()
-    columns = spec.views(payload)
-    columns["obs"][...] = rng.normal(size=columns["obs"].shape)
-    columns["action"][...] = rng.integers(0, 2, columns["action"].shape)
-    columns["reward"][...] = np.nan if bad else 1.0
-    columns["behaviour_logp"][...] = np.log(0.5)
-    columns["alive"][...] = rng.random(columns["alive"].shape) < 0.9
-    header = np.zeros((), HEADER)
-    header["steps"] = np.count_nonzero(columns["alive"])
-    staged = StagingBatch(spec, 1, made.device)
-    staged.gather([Slot(0, header, tuple(payload), columns)])
-    return staged
-
-
-def weights(made: Trainer) -> np.ndarray[Any, Any]:
-    return made.optimizer.values.cpu().numpy().copy()
 
 
 def test_micro_batches_give_the_update_of_the_whole() -> None:
@@ -86,7 +65,11 @@ def test_the_policy_lag_is_that_of_the_parameters_that_were_pulled_for_a_batch()
 
 def test_weights_are_due_every_so_many_updates() -> None:
     made = trainer("learner.publish_every=3")
-    assert [made.step(batch(made)).publish_due for _ in range(6)] == [False, False, True] * 2
+    assert [made.step(batch(made)).publish_due for _ in range(6)] == [
+        False,
+        False,
+        True,
+    ] * 2
 
 
 def test_what_follows_an_update_is_called_with_the_number_of_those_left() -> None:

@@ -31,6 +31,7 @@ from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import SlotStore, SlotWriter
 from penstock.transport.shm.weights_board import WeightsBoard
+from waiting import wait_until
 
 SPEC = SlotSpec(
     3,
@@ -46,6 +47,7 @@ SPEC = SlotSpec(
         Column("policy_id", "<u2", rows="slot"),
     ),
 )
+
 CPU = torch.device("cpu")
 
 
@@ -266,13 +268,6 @@ def test_a_returned_batch_wakes_the_thread_only_where_no_other_is_ready(
             assert r.feeder.staged_steps() == 6
             r.feeder.go_on()
         wait_until(lambda: r.feeder.staged_steps() == 12)
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    ends_s = time.monotonic() + 10.0
-    while not holds():
-        assert time.monotonic() < ends_s
-        time.sleep(0.005)
 
 
 def test_a_thread_is_woken_without_giving_up_the_interpreter_lock(

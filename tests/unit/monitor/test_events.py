@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from full_disk import full_disk
 from penstock.core.interfaces import MetricSink, RunEvent
 from penstock.monitor import events, sinks
 from penstock.monitor.events import KINDS, EventLog
@@ -63,19 +61,6 @@ def log(tmp_path: Path, clock: Clock) -> Iterator[EventLog]:
 
 def lines(folder: Path, name: str = "events.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
-
-
-@contextmanager
-def full_disk(nbytes: int = 0) -> Iterator[None]:
-    """No file may become longer than ``nbytes``."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
 
 
 @pytest.mark.parametrize("kind", KINDS)

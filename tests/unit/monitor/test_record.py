@@ -3,16 +3,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import resource
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from full_disk import full_disk
 from penstock.configs.load import resolve
 from penstock.configs.same_env import settings
 from penstock.configs.sections import EnvConfig
@@ -91,15 +88,8 @@ def test_after_a_disk_was_full_the_next_line_stands_apart(tmp_path: Path, name: 
 
     write(1)
     size = (tmp_path / name).stat().st_size
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size * 3 // 2, hard))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            write(2)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
+    with full_disk(size * 3 // 2), pytest.raises(OSError, match="File too large"):
+        write(2)
     write(3)
     assert [found["trained_steps"] for found in lines(tmp_path / name)] == [1, 3]
 
@@ -237,7 +227,8 @@ def test_the_summary_is_of_the_whole_run_and_not_of_its_last_interval(tmp_path: 
 def test_the_summary_needs_no_room_on_a_disk_that_has_become_full(tmp_path: Path) -> None:
     record = Record(tmp_path)
     record.metrics({"accounting": {"produced": 1, "trained": 1}}, final=True)
-    with no_new_files():
+    # Files that hold something keep it, and do not grow.
+    with full_disk(RESERVED_NBYTES):
         close(record, "fault", "learner-0: no space left")
     assert json.loads((tmp_path / "summary.json").read_text())["exit_reason"] == "fault"
     assert [path.name for path in tmp_path.iterdir() if "reserved" in path.name] == []
@@ -246,7 +237,7 @@ def test_the_summary_needs_no_room_on_a_disk_that_has_become_full(tmp_path: Path
 def test_a_summary_that_is_too_long_for_a_full_disk_has_what_matters(tmp_path: Path) -> None:
     record = Record(tmp_path)
     record.metrics({"time_s": 1.0, "cpu": {f"actor-{i}": 0.5 for i in range(10_000)}})
-    with no_new_files():
+    with full_disk(RESERVED_NBYTES):
         close(record, "fault", "learner-0: no space left")
     written = json.loads((tmp_path / "summary.json").read_text())
     assert (written["exit_reason"], written["error"]) == ("fault", "learner-0: no space left")
@@ -272,20 +263,6 @@ def test_only_this_user_may_read_what_a_run_writes(tmp_path: Path, umask: int) -
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
     assert modes == dict.fromkeys(("metrics.jsonl", "summary.json", "config.yaml"), 0o600)
-
-
-@contextmanager
-def no_new_files() -> Iterator[None]:
-    """As on a full disk: files that hold nothing yet get nothing, those that hold something keep
-    it and do not grow."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (RESERVED_NBYTES, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
 
 
 def test_a_closing_evaluation_is_in_the_summary_and_the_ways_to_play_in_the_metrics(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import signal
 import struct
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -13,6 +11,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
+from full_disk import full_disk
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.monitor import sinks
@@ -64,19 +63,12 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_whole_records_and_later_ones_can_be_read(tmp_path: Path) -> None:
     board, folder = Board(tmp_path, CONFIG), tmp_path / "tensorboard"
     many = {f"figure_{i}": 1.0 for i in range(300)}
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        for room, intervals in ((10, 3), (None, 2), (100, 4), (None, 2)):
-            [size] = [file.stat().st_size for file in folder.glob("*")] or [0]
-            most = soft if room is None else size + room
-            resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    for room, intervals in ((10, 3), (None, 2), (100, 4), (None, 2)):
+        [size] = [file.stat().st_size for file in folder.glob("*")] or [0]
+        with nullcontext() if room is None else full_disk(size + room):
             for i in range(intervals):
                 with nullcontext() if room is None else pytest.raises(OSError, match="too large"):
                     board.metrics({"env_steps": 100 * size + i, **many})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
     board.close()
     found = [*events(folder)]
     assert found[0].file_version == "brain.Event:2"

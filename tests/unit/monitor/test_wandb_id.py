@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import resource
-import signal
 from pathlib import Path
 
+from full_disk import full_disk
 from penstock.monitor.wandb import ID_FILE, _id
 
 
@@ -16,14 +15,8 @@ def test_a_resume_keeps_the_id(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_ends_no_run_and_leaves_no_part_of_an_id(tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5, hard))
-    try:
+    with full_disk(5):
         assert len(_id(tmp_path)) == 12
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
     assert not (tmp_path / ID_FILE).exists()
     made = _id(tmp_path)
     assert (tmp_path / ID_FILE).read_text() == made == _id(tmp_path)

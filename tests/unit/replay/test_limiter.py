@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -21,6 +20,7 @@ from penstock.replay.limiter import (
     needed_band,
     samples_missing,
 )
+from waiting import wait_until
 
 RULE = LimiterRule(samples_per_insert=4.0, min_size=100, band=50.0)
 
@@ -292,10 +292,3 @@ def assert_waits(limiter: RateLimiter, call: Callable[[], bool], reason: str) ->
     threading.Thread(target=call, daemon=True).start()
     wait_until(lambda: bool(limiter.reasons))
     assert reason in limiter.reasons[0]
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +29,7 @@ from penstock.replay import (
 from penstock.replay.own_folder import PREFIX
 from penstock.replay.sharing import StoreServer
 from penstock.transport.shm.store import SlotStore
+from waiting import wait_until
 
 COLUMNS: dict[str, Any] = {"obs": (np.float32, (1,)), "action": (np.int64, ())}
 SPEC = SlotSpec(2, 1, (Column("reward", "<f4"),))
@@ -63,13 +63,6 @@ def held() -> tuple[int, set[str]]:
     gc.collect()
     names = {thread.name for thread in threading.enumerate() if thread.name.startswith("replay-")}
     return len(os.listdir("/proc/self/fd")), names
-
-
-def wait_for(what: Callable[[], Any], seconds: float = 5.0) -> None:
-    ends_s = time.monotonic() + seconds
-    while not what() and time.monotonic() < ends_s:
-        time.sleep(0.005)
-    assert what()
 
 
 def in_thread(function: Callable[[], Any]) -> None:
@@ -162,7 +155,7 @@ def test_nothing_is_left(make: Callable[[], Any], how: str) -> None:
     del made
     if how == "with":
         del same
-    wait_for(lambda: held() == before)
+    wait_until(lambda: held() == before)
 
 
 @pytest.mark.parametrize("make", [private, served], ids=["private", "served"])
@@ -178,7 +171,7 @@ def test_memory_is_free_without_a_garbage_collection(make: Callable[[], Replay])
         replay = make()
         memory = weakref.ref(replay.table.store.arena.bytes)
         del replay
-        wait_for(lambda: memory() is None)
+        wait_until(lambda: memory() is None)
     finally:
         gc.enable()
 
@@ -214,7 +207,7 @@ def test_a_fork_that_closes_its_copy_harms_nobody() -> None:
         os.waitpid(child, 0)
         with Writer.attach(replay.serve()) as writer:
             writer.add(**step(7))
-        wait_for(lambda: len(replay) == 2)
+        wait_until(lambda: len(replay) == 2)
 
 
 def test_after_close_it_says_so() -> None:
@@ -314,7 +307,7 @@ def test_a_failure_of_the_service_reaches_the_next_caller(temporary: Path) -> No
     writer = Writer.attach(replay.serve())
     writer.add(**step())
     writer.flush()
-    wait_for(lambda: not list(temporary.iterdir()))
+    wait_until(lambda: not list(temporary.iterdir()))
     for call in (lambda: replay.add(**step()), lambda: replay.sample(1), replay.stats):
         with pytest.raises(ReplayError, match="RuntimeError: out of luck; save") as caught:
             call()
@@ -340,7 +333,7 @@ def test_so_does_that_of_a_queue(temporary: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(made._accounting, "arrived", fail)
     with writer.slot():
         pass
-    wait_for(lambda: not list(temporary.iterdir()))
+    wait_until(lambda: not list(temporary.iterdir()))
     calls: list[Callable[[], Any]] = [
         made.stats,
         lambda: made.take(1),

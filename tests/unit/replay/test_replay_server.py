@@ -26,6 +26,7 @@ from penstock.transport import wire
 from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq import keys
 from penstock.transport.zmq.sockets import dealer
+from waiting import wait_until
 
 COLUMNS: dict[str, Any] = {
     "obs": {"camera": (np.uint8, (9, 9)), "arm": (np.float32, (3,))},
@@ -110,13 +111,6 @@ def rig() -> Iterator[Callable[..., Rig]]:
     yield make
     for each in made:
         each.close()
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not come true in time"
-        time.sleep(0.002)
 
 
 # ----------------------------------------------------------------------------- there and back

@@ -5,15 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from full_disk import full_disk
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import DamagedSnapshotError, ReplayError
 from penstock.replay.samplers import Prioritized, Uniform
@@ -115,17 +113,6 @@ def test_a_schedule_of_ones_own_has_to_be_given(tmp_path: Path) -> None:
     assert_equal(replay.sample(20), loaded.sample(20))
 
 
-@contextmanager
-def file_limit(nbytes: int) -> Iterator[None]:
-    """The system refuses to let a file grow beyond this, in the midst of a write."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_full_disk_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replay, add = made(size=200)
     replay.save(tmp_path)
@@ -140,7 +127,7 @@ def test_a_full_disk_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.M
         assert Replay.load(tmp_path).stats()["inserted"] == 150
 
     for nbytes in (0, 100, 20_000):
-        with file_limit(nbytes), pytest.raises(ReplayError, match="File too large"):
+        with full_disk(nbytes), pytest.raises(ReplayError, match="File too large"):
             replay.save(tmp_path)
         assert [(p, p.read_bytes()) for p in files(tmp_path)] == before
 

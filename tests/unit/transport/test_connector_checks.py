@@ -20,7 +20,8 @@ from penstock.transport.shm.link import ShmLink
 from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq import connector as room
 from penstock.transport.zmq.receiver import MAX_RELEASES, ActorShare, Receiver
-from transport_world import RUN_ID, Learner, context, learner, reports, wait_until
+from transport_world import RUN_ID, Learner, context, learner, reports
+from waiting import wait_until
 
 FLAGS = ("terminated", "truncated", "alive")
 SPEC = SlotSpec(4, 2, tuple(Column(name, "|b1") for name in FLAGS))

@@ -28,8 +28,8 @@ from transport_world import (
     context,
     learner,
     reports,
-    wait_until,
 )
+from waiting import wait_until
 
 VALUES = st.recursive(
     st.none()
