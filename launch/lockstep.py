@@ -46,6 +46,7 @@ from penstock.learner.sources.dataset import DatasetSource
 from penstock.learner.sources.replay import ReplayDataSource
 from penstock.learner.sources.source import ActorSource, Consumer
 from penstock.learner.sources.staging import StagingBatch
+from penstock.learner.state import weights_of
 from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync
 from penstock.profiling.ledger import Part
 from penstock.replay import Accounting, ReplayError, SlotQueue
@@ -241,10 +242,12 @@ class LockstepSource:
         except NotSavableError as error:
             return state | {"not_savable": str(error)}
         state["unfinished"] = self._trainer.unfinished()
-        stamp = self.board.stamp
-        if stamp is not None and stamp.version != self._trainer.progress.version:
-            weights = np.empty(self.board.size, np.float32)
-            self.board.read(weights)
+        weights = np.empty(self.board.size, np.float32)
+        if (stamp := self.board.read(weights)) is not None and (
+            stamp.version != self._trainer.progress.version
+            # A batch of an unfinished update (`learner.accumulate`) has moved the normaliser.
+            or not np.array_equal(weights, weights_of(self._trainer))
+        ):
             state["published"] = [stamp.version, weights]
         if isinstance(self.inner, FreshUnrolls | DatasetSource):
             state["data"] = self.inner.state_dict()

@@ -156,7 +156,10 @@ class DeviceStatistics:
         names = len(self._names)
 
         def means(some: Any) -> dict[str, float]:
-            sums = rows[some, :names].sum(0) / max(1, samples[some].sum())
+            number = samples[some].sum()
+            if not number:  # only other learners had samples: their means are those of the run
+                return {}
+            sums = rows[some, :names].sum(0) / number
             return dict(zip(self._names, sums.tolist(), strict=True))
 
         found = means(slice(None))
@@ -174,8 +177,7 @@ class DeviceStatistics:
         if epochs.any():
             parts |= {f"epoch_{epoch + 1}": epochs == epoch for epoch in np.unique(epochs)}
         for part, some in parts.items():
-            if samples[some].any():
-                of_part = means(some)
+            if of_part := means(some):
                 found |= {f"{name}_{part}": of_part[name] for name in self._by_epoch}
         return found
 

@@ -83,7 +83,7 @@ class Progress:
         """
         if self._started_s is None:
             self._started_s = max(at_s, self._made_s)
-            self._last = (self.time_s, *self._own_steps(), {})
+            self._last = (self.time_s, *self._own_steps(), self._last[-1])
 
     def played(self, unrolls: UnrollSummary, steps: int) -> None:
         """Count unrolls of ``steps`` agent steps, which are trained on now or later from replay."""

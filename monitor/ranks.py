@@ -158,10 +158,12 @@ class Ranks:
 
 
 def merge(lowest: Metrics, reports: Sequence[Metrics]) -> Metrics:
-    """One report of several: ``lowest`` gives the names, and the values that all share."""
+    """One report of several: ``lowest`` gives the values that all share. A learner without samples
+    reports no means over them, so the others may have more names."""
+    named = {name: value for report in (*reports, lowest) for name, value in report.items()}
     return {
         name: value if name in GROUPS else _together(name, [r.get(name) for r in reports], value)
-        for name, value in lowest.items()
+        for name, value in named.items()
     }
 
 

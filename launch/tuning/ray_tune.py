@@ -29,6 +29,8 @@ from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining, TrialScheduler
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
+from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
 from penstock.launch.engines.ray_engine import connect
 from penstock.launch.run_group import collected
 from penstock.launch.supervisor import SignalHandler
@@ -37,7 +39,6 @@ from penstock.launch.tuning.space import (
     NumberRange,
     Options,
     Parameter,
-    Space,
     overrides_of,
 )
 from penstock.launch.tuning.sweep import Sweep
@@ -45,6 +46,7 @@ from penstock.launch.tuning.trial_run import GPUS, TrialRun, TrialSettings, last
 from penstock.launch.tuning.trials import TrialProgress, folder_of
 
 SCORE, TIME = "score", "scored_steps"
+DRAWS = 100  # of options that agree with each other
 KEPT = 4  # checkpoints of Tune per trial; PBT may still need earlier ones
 LIBRARIES = ("ray", "ray.tune", "ray.train")
 
@@ -205,17 +207,34 @@ def make_scheduler(sweep: Sweep) -> TrialScheduler | None:
             name: [*found.values] if isinstance(found, ChoiceList) else _domain(found)
             for name, found in sweep.space.parameters.items()
         },
-        custom_explore_fn=partial(within, sweep.space),
+        custom_explore_fn=partial(within, sweep, random.Random(sweep.seed)),
     )
 
 
-def within(space: Space, options: Options) -> Options:
+def within(sweep: Sweep, rng: random.Random, options: Options) -> Options:
     """Perturbed options, with numbers moved into their ranges: PBT multiplies them by 0.8 or 1.2
-    whatever the range is."""
-    return {
-        name: found.clipped(options[name]) if isinstance(found, NumberRange) else options[name]
-        for name, found in space.parameters.items()
+    whatever the range is. Options that contradict each other, or others of the run, are drawn
+    anew; after `DRAWS` times they are returned as they are, and the trial's process refuses them.
+    """
+    parameters = sweep.space.parameters
+    found = {
+        name: each.clipped(options[name]) if isinstance(each, NumberRange) else options[name]
+        for name, each in parameters.items()
     }
+    for _ in range(DRAWS):
+        if _agree(sweep, found):
+            break
+        found = {name: each.sample(rng) for name, each in parameters.items()}
+    return found
+
+
+def _agree(sweep: Sweep, options: Options) -> bool:
+    """Whether a trial with these options starts."""
+    try:
+        resolve(sweep.target, [*sweep.overrides, *overrides_of(options)])
+    except UserError:
+        return False
+    return True
 
 
 def _domain(found: Parameter) -> Any:

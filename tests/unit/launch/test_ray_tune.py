@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.configs.load import resolve
 from penstock.launch.tuning.space import ChoiceList, NumberRange, Space
 from penstock.launch.tuning.sweep import Sweep
 from penstock.launch.tuning.trials import TrialProgress
@@ -53,6 +55,25 @@ def test_perturbed_numbers_stay_in_their_range() -> None:
     assert seen["algo.epochs"] <= {1, 2, 3, 4}
     assert {type(value) for value in seen["algo.epochs"]} == {int}
     assert seen["actors.envs"] == {8, 16, 32}
+
+
+def test_perturbed_options_that_contradict_each_other_are_drawn_anew() -> None:
+    """Such a trial would fail at its start, with the weights that it has just received."""
+    from penstock.launch.tuning.ray_tune import make_scheduler
+
+    space = Space(
+        {
+            "learner.accumulate": NumberRange(1, 2, whole=True),
+            "algo.epochs": NumberRange(1, 4, whole=True),
+        },
+        [],
+    )
+    options = ("learner.updates_per_batch=1",)
+    made = replace(sweep("pbt"), overrides=options, space=space)
+    pbt: Any = make_scheduler(made)
+    found = pbt._custom_explore_fn({"learner.accumulate": 2, "algo.epochs": 3})
+    given = [f"{name}={value}" for name, value in found.items()]
+    resolve(made.target, [*options, *given])
 
 
 def test_asha_decides_at_the_interval_and_by_scored_steps() -> None:

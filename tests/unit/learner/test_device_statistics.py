@@ -73,8 +73,17 @@ def test_sums_of_a_batch_are_left_out_with_its_skipped_first_update() -> None:
     made.add_batch(torch.tensor([2.0, 4.0]))
     made.updated(torch.tensor(math.nan))
     made.updated(torch.tensor(1.0), 1)
-    assert made.take() == {"kl": 0.0, "grad_norm": 1.0}
+    assert made.take() == {"grad_norm": 1.0}
     assert made.last_skipped == "grad_norm nan"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_learner_without_samples_has_no_means_over_samples(device: str) -> None:
+    """It took part in the updates of the others: a mean of 0 would count in the run's."""
+    made = DeviceStatistics(("loss",), torch.device(device), by_epoch=("loss",), epoch_updates=1)
+    for position in range(2):
+        made.updated(torch.tensor(2.0, device=device), position)
+    assert made.take(wait=True) == {"grad_norm": 2.0}
 
 
 def test_on_a_cpu_each_interval_is_known_at_its_end() -> None:

@@ -226,6 +226,18 @@ def test_the_ceiling_is_the_rate_of_the_time_with_data() -> None:
     assert run.interval(ledger)["learner_ceiling_steps_per_s"] is None  # it only waited
 
 
+def test_shares_of_reports_before_the_first_unroll_do_not_count_again() -> None:
+    run = progress()
+    ledger = TimeLedger(part=Part.WAIT)
+    time.sleep(0.05)
+    assert run.interval(ledger)["ledger"]["wait_data"] == 1.0
+    run.start(time.monotonic())
+    ledger.switch(Part.FORWARD)
+    time.sleep(0.01)
+    shares = run.interval(ledger)["ledger"]
+    assert shares["compute"] > shares["wait_data"]
+
+
 def test_what_the_others_have_not_heard_of_is_said_again() -> None:
     run = progress()
     run.played(UnrollSummary.of(batch([1.0] * 3)), 3)

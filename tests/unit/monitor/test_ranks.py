@@ -111,6 +111,16 @@ def test_a_figure_that_one_rank_lacks_is_the_mean_of_the_others() -> None:
     assert (merged["grad_norm"], merged["policy_lag_mean"]) == (4.0, None)
 
 
+def test_a_figure_that_the_lowest_rank_does_not_report_is_that_of_the_others() -> None:
+    """A learner without samples reports no losses."""
+    ranks = Ranks(range(3))
+    ranks.metrics(1, report(1, 0, {}, entropy=0.5))
+    ranks.metrics(2, report(1, 0, {}, entropy=0.7))
+    merged = ranks.metrics(0, report(1, 0, {}))
+    assert merged is not None
+    assert merged["entropy"] == pytest.approx(0.6)
+
+
 def test_the_lowest_that_lives_speaks_for_all_once_all_were_heard() -> None:
     ranks = Ranks(range(3))
     assert ranks.metrics(0, report(1, 0, {"0": 1})) is None
