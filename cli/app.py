@@ -35,6 +35,7 @@ from penstock.cli.options import (
     TargetOrRun,
     WorkingDir,
     answer,
+    escaped,
 )
 from penstock.cli.render import render_app
 from penstock.configs.errors import UserError
@@ -93,7 +94,7 @@ def main() -> None:
 
 def _refuse(text: str) -> NoReturn:
     """End the command as after a mistake of the user."""
-    print(f"penstock: {text}", file=sys.stderr)
+    print(f"penstock: {escaped(text)}", file=sys.stderr)
     if "--json" in sys.argv:
         print(json.dumps({"error": text, "exit_code": 2}))
     sys.exit(2)

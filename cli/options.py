@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Literal
 
 import typer
@@ -17,6 +18,7 @@ WATCH = "Monitor a live run"
 MEASURE = "Check and measure"
 PREPARE = "Prepare"
 PANELS = (TRAIN, LOOK, WATCH, MEASURE, PREPARE)
+CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but tab and newline
 
 Resume = Literal["no", "auto", "must"]
 
@@ -197,6 +199,12 @@ def samples(sample: bool, greedy: bool) -> bool | None:
     return True if sample else False if greedy else None
 
 
+def escaped(text: str) -> str:
+    """``text`` with escapes, such as ``\\x1b``, for control characters, by which a text from a file
+    could change a terminal, and for surrogates, which cannot be encoded."""
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 def answer(text: str, data: Any, as_json: bool) -> None:
     """Print the result of a command as text or as JSON."""
-    print(json.dumps(data) if as_json else text)
+    print(json.dumps(data) if as_json else escaped(text))

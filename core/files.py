@@ -5,10 +5,15 @@ They hold the run's config and what it learned.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+TEXT_NBYTES = 4 << 20  # of a summary, of versions
+CONFIG_NBYTES = 256 << 10  # of a run's config; the YAML of so many bytes is parsed in 5 seconds
 
 DAMAGE = (
     *(OSError, LookupError, ArithmeticError, AttributeError, MemoryError, RecursionError),
@@ -23,6 +28,26 @@ def open_private(path: str | Path, flags: int) -> int:
     An existing one keeps its mode.
     """
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading, also through a link. Raises OSError for anything else:
+    opening a FIFO waits for its writer, and a device may have no end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return open(descriptor, "rb")
+
+
+def read_regular(path: Path, most: int = TEXT_NBYTES) -> str:
+    """The text of a regular file. Raises OSError as `open_regular`, and for more than ``most``
+    bytes; UnicodeDecodeError if it is not UTF-8."""
+    with open_regular(path) as file:
+        found = file.read(most + 1)
+    if len(found) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
+    return found.decode()
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -30,6 +30,7 @@ from penstock.envs import EnvInfo
 from penstock.envs.packing import Packer
 from penstock.envs.space_json import from_json, to_json
 from penstock.envs.vector_env import checked_actions
+from penstock.learner.checkpoints.checkpoint_format import read_tensors
 
 KEY = "penstock_policy"
 FORMAT = 1
@@ -99,7 +100,7 @@ def read(path: Path) -> Exported:
     try:
         with safe_open(path, framework="numpy") as file:
             about = json.loads((file.metadata() or {})[KEY])
-            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+            tensors = read_tensors(path, file)
         if about["format"] != FORMAT:
             raise UserError(
                 f"{path} has format {about['format']}, this version reads {FORMAT}; export it again"

@@ -21,6 +21,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
 from penstock.configs.sections import EnvConfig
 from penstock.configs.yaml_text import parse
+from penstock.core.files import CONFIG_NBYTES, read_regular
 from penstock.core.formatting import finite
 from penstock.monitor.intervals import STATISTICS, Floats, bootstrap
 from penstock.monitor.metric_groups import by_rank, scalars
@@ -120,7 +121,8 @@ def load(folders: Sequence[str]) -> list[Setting]:
 def load_run(folder: Path) -> RunCurves:
     """The measurements of one run, as far as they can be read."""
     try:
-        config = parse((folder / CONFIG_FILE).read_text(), str(folder / CONFIG_FILE))[0]
+        text = read_regular(folder / CONFIG_FILE, CONFIG_NBYTES)
+        config = parse(text, str(folder / CONFIG_FILE))[0]
     except (OSError, ValueError, UserError):
         config = None
     config = config if isinstance(config, dict) else {}

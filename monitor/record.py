@@ -17,7 +17,7 @@ from typing import Any
 from penstock.configs.same_env import same_game
 from penstock.configs.secrets import redacted
 from penstock.configs.sections import EnvConfig
-from penstock.core.files import open_private, without_nan, write_atomic
+from penstock.core.files import open_private, open_regular, without_nan, write_atomic
 from penstock.core.interfaces import Json, MetricSink, RunEvent
 from penstock.monitor.ranks import lags
 from penstock.profiling.histogram import latencies
@@ -109,8 +109,9 @@ class Record(MetricSink):
         """Figures of the last evaluation before a resume, unless its environment was not
         ``env``."""
         for line in lines(run_dir / EVALUATIONS)[-1:]:
-            if env is None or same_game(line.get("env", {}), env):
-                self.evaluation = evaluation_figures(line)
+            with suppress(AttributeError, LookupError, TypeError):  # of a line that was damaged
+                if env is None or same_game(line.get("env", {}), env):
+                    self.evaluation = evaluation_figures(line)
         self._lines = Thinned(_MetricsFile(run_dir / METRICS))
         self._summary: Json | None = None
         self._time_s: float | None = None  # of the last interval
@@ -264,7 +265,8 @@ def evaluation_figures(evaluation: Json) -> Json:
 def lines(path: Path) -> Lines:
     """`objects` of a file; an empty list if it cannot be read."""
     try:
-        return objects(path.read_bytes())
+        with open_regular(path) as file:
+            return objects(file.read())
     except OSError:
         return []
 

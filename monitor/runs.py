@@ -13,9 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from penstock.configs.errors import UserError
+from penstock.configs.errors import UserError, printable
 from penstock.configs.load import CONFIG_FILE
 from penstock.configs.yaml_text import parse
+from penstock.core.files import CONFIG_NBYTES, open_regular, read_regular
 from penstock.core.formatting import clock, count, finite, number
 from penstock.core.run_dir import SUPERVISOR_FILE
 from penstock.monitor.record import METRICS, objects
@@ -49,7 +50,7 @@ def find(folder: str) -> list[Row]:
 def row(run_dir: Path) -> Row:
     """One run: environment, algorithm, state, steps and returns."""
     config = _config(run_dir / CONFIG_FILE)
-    summary = _json(run_dir / "summary.json")
+    summary = read_object(run_dir / "summary.json")
     line = _last_line(run_dir / METRICS)
     is_old = (run_dir / SUPERVISOR_FILE).exists()  # the summary, where the run was resumed since
     last = summary | line if is_old else line | summary
@@ -87,20 +88,26 @@ def _cells(found: Row) -> list[str]:
     began = time.strftime("%Y-%m-%d %H:%M", time.localtime(found["started"]))
     texts = [found[name] or "-" for name in ("run_dir", "env", "algorithm", "state")]
     returns = [number(found[name]) for name in ("return_last", "return_best")]
-    return [*texts, count(found["env_steps"]), *returns, clock(found["seconds"]), began]
+    return [
+        *map(printable, texts),
+        count(found["env_steps"]),
+        *returns,
+        clock(found["seconds"]),
+        began,
+    ]
 
 
 def reached(run_dir: Path, names: Iterable[str]) -> dict[str, float]:
     """The highest values of counters with these ``names`` that earlier processes of a run have
     written, as far as there are any."""
-    rows = _json(run_dir / "summary.json"), _last_line(run_dir / METRICS)
+    rows = read_object(run_dir / "summary.json"), _last_line(run_dir / METRICS)
     known = {name: [value for row in rows if (value := finite(row.get(name)))] for name in names}
     return {name: max(values) for name, values in known.items() if values}
 
 
 def state(run_dir: Path) -> str:
     """State of a run: running, ended (by one of its limits), stopped (by the user) or died."""
-    return state_by(_json(run_dir / SUPERVISOR_FILE), _json(run_dir / "summary.json"))
+    return state_by(read_object(run_dir / SUPERVISOR_FILE), read_object(run_dir / "summary.json"))
 
 
 def state_by(living: Row, summary: Row) -> str:
@@ -124,10 +131,10 @@ def _answers(path: str) -> bool:
         return True
 
 
-def _json(path: Path) -> Row:
+def read_object(path: Path) -> Row:
     """A JSON object from a file; empty if there is none."""
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -135,7 +142,7 @@ def _json(path: Path) -> Row:
 
 def _last_line(path: Path) -> Row:
     """The last valid line of a file of JSON objects; empty if there is none."""
-    with suppress(OSError), path.open("rb") as file:
+    with suppress(OSError), open_regular(path) as file:
         for nbytes in TAILS_NBYTES:
             file.seek(max(0, file.seek(0, os.SEEK_END) - nbytes))
             if found := objects(file.read()):
@@ -155,7 +162,7 @@ class Best(NamedTuple):
 
 def best(run_dir: Path) -> Best | None:
     """The best checkpoint's return, read from the header of its file; None if there is none."""
-    with suppress(OSError), run_dir.joinpath(*BEST).open("rb") as file:
+    with suppress(OSError), open_regular(run_dir.joinpath(*BEST)) as file:
         return best_in(file)
     return None
 
@@ -178,7 +185,7 @@ def best_in(file: BinaryIO) -> Best | None:
 def _config(path: Path) -> Any:
     """The settings of a config; None if it cannot be read, so that other runs are still listed."""
     try:
-        return parse(path.read_text(), str(path))[0]
+        return parse(read_regular(path, CONFIG_NBYTES), str(path))[0]
     except (OSError, ValueError, UserError):
         return None
 

@@ -52,8 +52,13 @@ class Asked:
             return
         self.start = _size(self.path)
         if self.start > FILE_NBYTES:
-            os.truncate(self.path, 0)
-            self.start = 0
+            with suppress(OSError):  # a link is not followed: its target is no file of this run
+                descriptor = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    os.truncate(descriptor, 0)
+                finally:
+                    os.close(descriptor)
+            self.start = _size(self.path)
         try:
             signal.pidfd_send_signal(pidfd, signal.SIGUSR1)
         except ProcessLookupError:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.configs.errors import UserError
+from penstock.core.files import read_regular
 from penstock.core.formatting import percent
 from penstock.core.processes import began_ticks
 from penstock.core.run_dir import SUPERVISOR_FILE, in_use
@@ -96,7 +97,10 @@ def reach(run: str) -> Reached:
                 "and its processes end with it; resume the run with --resume auto"
             ) from error
         ucred = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        return Reached(struct.unpack("3i", ucred)[0], _answer(connection), runtime_dir)
+        pid, uid, _ = struct.unpack("3i", ucred)
+        if os.geteuid() not in (0, uid):  # a folder of another user can name any socket
+            raise _not_ours(folder)
+        return Reached(pid, _answer(connection), runtime_dir)
 
 
 def _lives(about: Report) -> bool:
@@ -194,7 +198,7 @@ def _about(folder: Path) -> Report:
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}; give the folder of a run")
     try:
-        about: Report = json.loads((folder / SUPERVISOR_FILE).read_text())
+        about: Report = json.loads(read_regular(folder / SUPERVISOR_FILE))
         host = about["host"]
         kinds = {"socket": str, "pid": int, "began": int}
         if wrong := [name for name, kind in kinds.items() if type(about[name]) is not kind]:
@@ -206,7 +210,7 @@ def _about(folder: Path) -> Report:
         raise UserError(_how_it_ended(folder)) from None
     except PermissionError as error:
         raise _not_ours(folder) from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{folder / SUPERVISOR_FILE} is damaged ({error}); check whether the run is live: "
             "ps ax | grep penstock"
@@ -224,9 +228,11 @@ def _how_it_ended(folder: Path) -> str:
         return f"the run in {folder} is starting or ending; try again in a moment"
     summary = folder / "summary.json"
     try:
-        found = json.loads(summary.read_text())
+        found = json.loads(read_regular(summary))
         ended_s = summary.stat().st_mtime
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
         return (
             f"no run is live in {folder}, and it has no summary.json; give the folder of a live run"
         )

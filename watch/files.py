@@ -16,7 +16,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-TEXT_NBYTES = 4 << 20  # of a config, a summary, versions
+from penstock.core.files import TEXT_NBYTES
+
 LINE_NBYTES = 1 << 20  # a longer line is skipped
 CHUNK_NBYTES = 1 << 20  # read at a time
 PROBES = 8  # places of a file at which the length of its lines is measured
@@ -166,8 +167,10 @@ class JsonLines:
     for the first objects that follow.
     """
 
-    def __init__(self, folder: Path, *parts: str) -> None:
-        self._folder, self._parts = folder, parts
+    def __init__(self, folder: Path, *parts: str, most: int | None = None) -> None:
+        """``most``: bytes at the end of the file, of those not read yet, before which all are left
+        out."""
+        self._folder, self._parts, self._most = folder, parts, most
         self._inode = 0
         self._offset = 0
         self._left = b""  # the beginning of a line that is not complete
@@ -204,6 +207,8 @@ class JsonLines:
             )
             if about.st_ino != self._inode or about.st_size < self._offset:
                 self._inode, self._offset, self._left, self._skips = about.st_ino, 0, b"", False
+            if self._most is not None and self.nbytes - self._offset > self._most:
+                self._offset, self._left, self._skips = self.nbytes - self._most, b"", True
             file.seek(self._offset)
             while data := file.read(CHUNK_NBYTES):
                 self._offset += len(data)

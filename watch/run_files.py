@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
 from penstock.configs.yaml_text import parse
+from penstock.core.files import CONFIG_NBYTES
 from penstock.core.formatting import finite
 from penstock.core.run_dir import SUPERVISOR_FILE
 from penstock.monitor import runs
@@ -41,6 +42,7 @@ LISTED = ("env.id", "algo.name", "run.seed", "run.interval_s")
 STATE_EVERY_S = 4.0  # a live supervisor is asked at most so often whether it lives
 MOST_EVENTS = 20_000
 MOST_EVALUATIONS = 20_000
+TAILS_NBYTES = 32 << 20  # of events and of evaluations; those of `MOST_EVENTS` take some megabytes
 ROTATED = f"{EVENTS}.1"
 MARKS = ("restart", "hang", "kill", "drop", "lost", "rejected", "rollback", "checkpoint", "hosts")
 
@@ -65,8 +67,8 @@ class WatchedRun:
         """Forget what was read, to free memory; the next `read` reads it again."""
         with self.lock:
             self._metrics = JsonLines(self.folder, METRICS)
-            self._evaluations = JsonLines(self.folder, EVALUATIONS)
-            self._logs = [JsonLines(self.folder, "logs", name) for name in (ROTATED, EVENTS)]
+            self._evaluations = JsonLines(self.folder, EVALUATIONS, most=TAILS_NBYTES)
+            self._logs = [self._log(name) for name in (ROTATED, EVENTS)]
             self.columns = MetricColumns()
             """The metrics that are shown: until all are read for the first time, of a sample."""
             self.last: Row = {}
@@ -88,7 +90,7 @@ class WatchedRun:
                 self.evaluations += lines
                 del self.evaluations[:-MOST_EVALUATIONS]
             if self._logs[1].follow("logs", ROTATED):
-                self._logs = [self._logs[1], JsonLines(self.folder, "logs", EVENTS)]
+                self._logs = [self._logs[1], self._log(EVENTS)]
             for log in self._logs:
                 for lines in log.chunks():
                     self.events += lines
@@ -109,6 +111,9 @@ class WatchedRun:
                 self.columns, self._full = self._whole, None
             self.last = self._newest
             return 1.0
+
+    def _log(self, name: str) -> JsonLines:
+        return JsonLines(self.folder, "logs", name, most=TAILS_NBYTES)
 
     def _show_sample(self) -> bool:
         """Show lines at even distances of a long file; returns whether it is one."""
@@ -257,7 +262,8 @@ class WatchedRun:
         with self.lock:
             if self._changed("config", CONFIG_FILE):
                 try:
-                    found = parse(read_text(self.folder, CONFIG_FILE) or "", CONFIG_FILE)[0]
+                    text = read_text(self.folder, CONFIG_FILE, most=CONFIG_NBYTES + 1) or ""
+                    found = parse(text, CONFIG_FILE)[0] if len(text) <= CONFIG_NBYTES else None
                 except (ValueError, UserError, RecursionError):
                     found = None
                 self._config = found if isinstance(found, dict) else {}

@@ -19,13 +19,14 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, resolve
 from penstock.configs.policy_lag import batches_ahead, lag_of, lent_by_batch
 from penstock.core.cores import usable_cores
+from penstock.core.files import CONFIG_NBYTES
 from penstock.core.formatting import finite
 from penstock.monitor.intervals import Floats
 from penstock.monitor.ranks import COUNTERS
 from penstock.profiling.ledger import learner_parts
 from penstock.profiling.verdict import findings
 from penstock.watch.columns import MetricColumns
-from penstock.watch.files import TEXT_NBYTES, read_text, stamp
+from penstock.watch.files import read_text, stamp
 
 WINDOW_S = 20.0
 LEDGERS = "ledgers/"
@@ -288,7 +289,7 @@ def _actors(
 def load_options(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """The options that the rules read, with what the algorithm adds to them; ``config`` as it is
     where this version does not accept it. Imports no code that a config names."""
-    is_short = stamp(folder, CONFIG_FILE)[1] <= TEXT_NBYTES
+    is_short = stamp(folder, CONFIG_FILE)[1] <= CONFIG_NBYTES
     if not is_short or read_text(folder, CONFIG_FILE, most=1) is None:  # no plain file
         return {**config}
     try:

@@ -535,9 +535,9 @@ def _preset(options: Mapping[str, Any]) -> Row:
     env, algorithm = options.get("env.id"), options.get("algo.name")
     if not isinstance(env, str) or not isinstance(algorithm, str):
         return nothing
-    if env.endswith((".yaml", ".yml", ".py")) or Path(env).exists():
-        return nothing  # a target of that name would be a file
     with suppress(UserError, OSError, ValueError):
+        if env.endswith((".yaml", ".yml", ".py")) or Path(env).exists():
+            return nothing  # a target of that name would be a file
         resolved = resolve_target(env, [f"algo.name={algorithm}"])
         found = dict(flat(parse(dump(resolved.config), "")[0]))
         return {"options": found, "origin": resolved.origin}

@@ -32,6 +32,7 @@ from penstock.launch.tuning.trials import (
     add_start,
     folder_of,
 )
+from penstock.learner.checkpoints import checkpoint_history as history
 from penstock.learner.checkpoints.checkpoint_format import FILE
 from penstock.monitor.order_client import save
 from penstock.monitor.record import EVALUATIONS
@@ -133,7 +134,7 @@ class TrialRun:
             process.kill()  # its roles end with it
             process.wait()
         if has_checkpoint(self._path):  # the run has its own copy
-            shutil.rmtree(self._path / "checkpoints" / RECEIVED, ignore_errors=True)
+            history.remove(self._path / "checkpoints" / RECEIVED)
 
     def _start(self) -> subprocess.Popen[bytes]:
         ends_s = time.monotonic() + self._settings.grace_s
@@ -165,10 +166,11 @@ class TrialRun:
             )
 
     def _drop_own_checkpoints(self) -> None:
-        """Remove the checkpoints whose training is given up; the best one stays."""
-        own = self._path / "checkpoints"
-        for folder in [own / "last", *own.glob("step-*")]:
-            shutil.rmtree(folder, ignore_errors=True)
+        """Remove the checkpoints whose training is given up; the best one and files of the user
+        stay."""
+        last = self._path / "checkpoints" / "last"
+        for folder in (last, *history.older(last)):
+            history.remove(folder)
 
     def _evaluated_nbytes(self) -> int:
         with suppress(OSError):

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from penstock.core.files import open_private
+from penstock.core.files import open_private, open_regular
 from penstock.core.formatting import clock, count, finite, number
 from penstock.launch.run_group import say_line
 from penstock.launch.tuning.space import Options
 from penstock.monitor.record import EVALUATIONS, METRICS, SUMMARY, lines, objects
+from penstock.monitor.runs import read_object
 from penstock.monitor.summary import INTERRUPTED
 
 Metric = Literal["eval", "return"]
@@ -65,16 +66,16 @@ class ProgressReader:
         """The present progress."""
         m, e = self._last(METRICS), self._last(EVALUATIONS)
         return_mean = finite(m.get("episode_return_mean"))
-        trained_steps = int(m.get("trained_steps") or 0)
-        evaluated = finite(e.get("return", {}).get("mean"))
+        trained_steps = int(finite(m.get("trained_steps")) or 0)
+        evaluated = _mean(e)
         score, scored_steps = return_mean, trained_steps
         if self._metric == "eval":
-            score, scored_steps = evaluated, int(e.get("trained_steps") or 0)
+            score, scored_steps = evaluated, int(finite(e.get("trained_steps")) or 0)
         return TrialProgress(
             score,
             scored_steps if score is not None else 0,
             trained_steps,
-            int(m.get("env_steps") or 0),
+            int(finite(m.get("env_steps")) or 0),
             return_mean,
             evaluated,
             finite(m.get("time_s")) or 0.0,
@@ -83,7 +84,7 @@ class ProgressReader:
 
     def _last(self, name: str) -> Figures:
         """The last new line of a file; empty if there is none."""
-        with suppress(OSError), (self._path / name).open("rb") as file:
+        with suppress(OSError), open_regular(self._path / name) as file:
             size = file.seek(0, 2)
             file.seek(max(self._begin[name], size - TAIL_NBYTES))
             found = objects(file.read())
@@ -134,24 +135,22 @@ def _result(
     folder: Path, number: int, metric: Metric, interrupted: bool, failure: str | None
 ) -> dict[str, Any]:
     path = folder_of(folder, number)
-    starts = lines(path / STARTS)
-    summary: dict[str, Any] = {}
-    with suppress(OSError, ValueError):
-        summary = json.loads((path / SUMMARY).read_text())
+    starts = [line for line in lines(path / STARTS) if isinstance(line.get("options"), dict)]
+    summary = read_object(path / SUMMARY)
     reason, error = summary.get("exit_reason", NOT_STARTED), summary.get("error") or failure
     if failure is not None and reason == NOT_STARTED:
         reason = "user_error"
     if reason in INTERRUPTED and not interrupted:
         reason = STOPPED
-    means = [finite(line.get("return", {}).get("mean")) for line in lines(path / EVALUATIONS)]
+    means = [_mean(line) for line in lines(path / EVALUATIONS)]
     score = max((mean for mean in means if mean is not None), default=None)
     return {
         "trial": number,
         "options": starts[-1]["options"] if starts else {},
         "score": score if metric == "eval" else finite(summary.get("episode_return_mean")),
-        "env_steps": summary.get("env_steps"),
+        "env_steps": finite(summary.get("env_steps")),
         "seconds": finite(summary.get("time_s")),
-        "ended_by": reason,
+        "ended_by": str(reason),
         "error": error,
         "taken_over_from": [s["from_trial"] for s in starts if s.get("from_trial") is not None],
         "run_dir": str(path),
@@ -188,6 +187,12 @@ def show(found: Sequence[Figures], metric: Metric, folder: Path, stream: TextIO)
         if row["error"] is not None:
             say_line(f"trial {row['trial']} failed: {row['error']}", stream)
     say_line(f"return: {EXPLAINED[metric]}; the runs are in {folder}", stream)
+
+
+def _mean(evaluation: Figures) -> float | None:
+    """The mean return in a line of `EVALUATIONS`; None if it is damaged."""
+    found = evaluation.get("return")
+    return finite(found.get("mean")) if isinstance(found, dict) else None
 
 
 def _text(value: Any) -> str:

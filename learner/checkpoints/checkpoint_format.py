@@ -30,6 +30,7 @@ from penstock.core.files import DAMAGE, open_private, sync_folder
 from penstock.core.params import MAX_POLICY_ID, POLICY_ID, Float32, ParamLayout
 from penstock.core.run_dir import CHECKPOINT
 from penstock.transport.checksum import crc32
+from penstock.transport.shm.arena import available_nbytes
 
 FILE = CHECKPOINT
 TEMPORARY = f".{FILE}.tmp"
@@ -116,12 +117,27 @@ def load(folder: Path, layout: ParamLayout | None = None) -> Checkpoint:
     none, or one of another network or of a newer version.
     """
     with _opened(folder, layout) as (file, stored, about):
-        tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+        tensors = read_tensors(folder / FILE, file)
         verified = about["format"] != WITHOUT_CHECKSUMS
         if verified:
             _verify(tensors, about["checksums"])
         weights, others = _weights(tensors, stored), _others(tensors)
         return Checkpoint(stored, weights, others, about["meta"], verified, _policy_id(about))
+
+
+def read_tensors(path: Path, file: Any) -> dict[str, npt.NDArray[Any]]:
+    """All tensors of ``file``, which `safe_open` has made of the one at ``path``, by name.
+
+    Raises UserError for a file that does not fit the memory, such as a sparse one, which takes no
+    room on the disk. It may be whole. For such tensors safetensors raises what is no `Exception`.
+    """
+    nbytes, free = path.stat().st_size, available_nbytes()
+    if nbytes > free:
+        raise UserError(
+            f"{path} has {nbytes:,} bytes, and {free:,} bytes of memory are free; end other "
+            "programs, or take another file"
+        )
+    return {name: file.get_tensor(name) for name in list(file.keys())}
 
 
 def read_meta(folder: Path, layout: ParamLayout | None = None) -> Mapping[str, Any]:

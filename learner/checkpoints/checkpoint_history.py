@@ -113,10 +113,18 @@ def keep_older(last: Path, steps: int | None = None) -> Path | None:
 def prune(last: Path, keep: int) -> None:
     """Remove the oldest, so that ``keep`` are left with ``last``. Damaged ones are not removed."""
     for folder in list(_readable(last))[keep - 1 :]:
-        with contextlib.suppress(OSError):
-            (folder / TEMPORARY).unlink(missing_ok=True)
-            (folder / FILE).unlink()
-            folder.rmdir()  # fails where it holds other files
+        remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """Remove the checkpoint in ``folder``, and the folder unless it holds other files. A symbolic
+    link is left alone."""
+    if folder.is_symlink():
+        return
+    with contextlib.suppress(OSError):
+        for name in (TEMPORARY, FILE):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def restore(last: Path, whole: Path) -> list[Path]:

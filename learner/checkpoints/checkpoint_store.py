@@ -269,7 +269,7 @@ def take_newer(store: CheckpointStore, last: Path) -> str:
                 f"{entry.name} cannot be copied from {store.url}: {_text(error)}"
             ) from error
         finally:
-            shutil.rmtree(fetched, ignore_errors=True)
+            history.remove(fetched)
     return ""
 
 

@@ -216,7 +216,7 @@ export class LearningView {
     const inTime = this.x === "time_s";
     const traces = [];
     for (const line of card.lines) {
-      const i = this.names.indexOf(line.run), name = this.titles[line.run] ?? line.run;
+      const i = this.names.indexOf(line.run), name = escaped(this.titles[line.run] ?? line.run);
       const few = line.x.length < 2 ? "markers" : "lines";
       if (line.low) {
         const edge = { x: line.x, mode: "lines", line: { width: 0, color: colour(i) }, showlegend: false };
@@ -234,7 +234,7 @@ export class LearningView {
       for (const line of lines) {
         const i = this.names.indexOf(line.run);
         traces.push({
-          x: line.x, y: line.y, mode: "markers", name: `${this.titles[line.run] ?? line.run}, ${way ? "sampled" : "greedy"}`,
+          x: line.x, y: line.y, mode: "markers", name: `${escaped(this.titles[line.run] ?? line.run)}, ${way ? "sampled" : "greedy"}`,
           marker: { color: colour(i), size: 7, symbol: way ? "circle-open" : "circle", line: { width: 1.5, color: colour(i) } },
           hovertemplate: "%{y:.5~g}",
         });
@@ -316,7 +316,7 @@ export function timeTicks([low, high]) {
 }
 
 // plotly.js reads a small subset of HTML in texts.
-const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+export const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 
 export function swatch(what, background) {
   const element = h(what, { "aria-hidden": "true" });

@@ -6,7 +6,7 @@ import { fill, h, percent, setText } from "./dom.js";
 import { frozen } from "./frozen.js";
 import { ProfileSection, RecordedTimeline } from "./profile.js";
 import { means, verdict } from "./view-flow.js";
-import { swatch, timeTicks } from "./view-learning.js";
+import { escaped, swatch, timeTicks } from "./view-learning.js";
 
 const MEANS = { wait: "waits for data, room or an order", wait_data: "waits for data, or gathers it", bookkeeping: "count and save", write: "into the slot", process: "the algorithm's work on a slot", h2d_exposed: "copy to the device", reduce_exposed: "waits for other learners", pull: "waits for the parameter server", pull_exposed: "waits for the parameter server", infer: "inference", step: "environment step", h2d: "copy to the device", count: "counting, reports", save: "checkpoints" };
 
@@ -69,7 +69,7 @@ export class TimeView {
     if (!card?.stale) return;
     card.stale = false;
     const traces = card.parts.map(([part, y]) => ({
-      x: card.x, y, name: part, mode: card.x.length > 1 ? "lines" : "markers", stackgroup: "one", fillcolor: partColour(part),
+      x: card.x, y, name: escaped(part), mode: card.x.length > 1 ? "lines" : "markers", stackgroup: "one", fillcolor: partColour(part),
       line: { width: 0.8, shape: "vh", color: css("--card") }, marker: { color: partColour(part) }, hovertemplate: "%{y:.0%}",
     }));
     await draw(plot, traces, {

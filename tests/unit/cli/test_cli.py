@@ -197,6 +197,13 @@ def test_a_mistake_is_a_sentence_on_standard_error(
     assert sentence in last_line(out)["error"]
 
 
+def test_a_name_in_a_mistake_cannot_change_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, err = in_process(monkeypatch, capsys, "runs", "no\x1b[2J\udcffwhere")
+    assert err.startswith(r"penstock: there is no folder no\x1b[2J\udcffwhere")
+
+
 @pytest.mark.parametrize("arguments", [["runs"], ["eval"], ["train", "--resume-from"]])
 def test_a_path_that_is_too_long_is_a_mistake(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]

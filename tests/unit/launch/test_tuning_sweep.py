@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,18 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.launch.run_group import command
-from penstock.launch.tuning import sweep, trials, tune
+from penstock.launch.tuning import sweep, trial_run, trials, tune
 from penstock.launch.tuning.sweep import Sweep, make_sweep
 from penstock.launch.tuning.trial_run import OUTPUT, last_output
-from penstock.launch.tuning.trials import ProgressReader, add_start, folder_of, results, show
+from penstock.launch.tuning.trials import (
+    ProgressReader,
+    TrialProgress,
+    add_start,
+    folder_of,
+    results,
+    show,
+)
+from penstock.learner.checkpoints.checkpoint_format import FILE
 
 STEPS = "stop.env_steps=1e5"
 LISTS = "learner.lr: [1e-3, 3e-3]\n"
@@ -205,3 +214,43 @@ def test_results_are_ordered_by_the_best_evaluation(tmp_path: Path) -> None:
 def test_the_error_of_a_trial_is_its_last_line(tmp_path: Path, printed: str, error: str) -> None:
     (tmp_path / OUTPUT).write_text(printed)
     assert last_output(tmp_path) == error
+
+
+def test_damaged_files_of_a_trial_spoil_its_own_row_only(tmp_path: Path) -> None:
+    for number, text in enumerate(["[1]", "5", '{"return": 5, "options": 5, "env_steps": "x"}']):
+        path = tmp_path / f"trial-{number}"
+        path.mkdir()
+        for name in ("starts.jsonl", "metrics.jsonl", "evaluations.jsonl", "summary.json"):
+            (path / name).write_text(text + "\n")
+    found = results(tmp_path, "eval", False, {})
+    assert [row["score"] for row in found] == [None] * 3
+    show(found, "eval", tmp_path, io.StringIO())
+    reader = ProgressReader(tmp_path / "trial-2", "eval")
+    with (tmp_path / "trial-2" / "evaluations.jsonl").open("a") as file:
+        file.write('{"return": 5, "trained_steps": "x"}\n')
+    with (tmp_path / "trial-2" / "metrics.jsonl").open("a") as file:
+        file.write('{"trained_steps": [1], "env_steps": 1e400}\n')
+    assert reader.read() == TrialProgress()
+
+
+def test_a_trial_that_takes_over_weights_removes_its_checkpoints_and_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "trial-0" / "checkpoints"
+    for name in ("last", "step-5", "best", "step-5-of-mine"):
+        (own / name).mkdir(parents=True)
+        (own / name / FILE).write_bytes(b"x")
+    (own / "step-5" / "notes.txt").write_text("of the user")
+    given = tmp_path / "given"
+    given.mkdir()
+    (given / FILE).write_bytes(b"y")
+    (given / "trial.json").write_text('{"trial": 1, "trained_steps": 7}')
+    ended = SimpleNamespace(poll=lambda: 0)
+    monkeypatch.setattr(trial_run.subprocess, "Popen", lambda *_, **__: ended)
+    settings = trial_run.TrialSettings("cartpole", [], tmp_path, tmp_path, "eval", None, 0.0)
+    trial = trial_run.TrialRun(settings, 0, {})
+    trial.load(given)
+    trial.step()
+    left = {str(path.relative_to(own)) for path in own.rglob("*") if path.is_file()}
+    mine = {"step-5/notes.txt", f"step-5-of-mine/{FILE}"}
+    assert left == {f"best/{FILE}", f"received/{FILE}", *mine}

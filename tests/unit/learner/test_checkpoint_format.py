@@ -150,6 +150,18 @@ def test_no_checkpoint(tmp_path: Path) -> None:
         checkpoint_format.load(tmp_path)
 
 
+def test_a_file_that_does_not_fit_the_memory_is_refused_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a sparse one, by which the kernel or the library would end the process."""
+    checkpoint_format.save(tmp_path, make())
+    nbytes = (tmp_path / checkpoint_format.FILE).stat().st_size
+    monkeypatch.setattr(checkpoint_format, "available_nbytes", lambda: nbytes - 1)
+    with pytest.raises(UserError, match="bytes of memory are free; end other programs") as raised:
+        checkpoint_format.load(tmp_path)
+    assert not isinstance(raised.value, DamagedCheckpointError), "a run would set it aside"
+
+
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.99])
 def test_a_truncated_file_is_refused(tmp_path: Path, share: float) -> None:
     checkpoint_format.save(tmp_path, make())

@@ -138,6 +138,14 @@ def _after_resume(run_dir: Path, env: EnvConfig) -> dict[str, Any]:
     return close(record, "interrupted", None)
 
 
+def test_a_run_resumes_where_its_last_evaluation_is_damaged(tmp_path: Path) -> None:
+    for line in ("{}", '{"env": 5}', '{"env": {}, "return": 1}', '{"env": {"id": [1]}}'):
+        (tmp_path / "evaluations.jsonl").write_text(line + "\n")
+        record = Record(tmp_path, EnvConfig(id="CartPole-v1"))
+        assert record.evaluation == {}
+        Record(tmp_path).close()
+
+
 def test_a_resumed_run_knows_its_evaluations(tmp_path: Path) -> None:
     before = {"return": {"mean": 5.0}, "length": {"mean": 9.0}, "trained_steps": 640}
     record = Record(tmp_path)

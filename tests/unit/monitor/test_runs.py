@@ -16,6 +16,7 @@ from penstock.core.params import ParamLayout
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 from penstock.monitor import runs
+from penstock.monitor.curves import load_run
 
 CONFIG = "env:\n  id: Maze-v0\nalgo:\n  name: dqn\n"
 
@@ -137,6 +138,43 @@ def test_a_config_that_cannot_be_read_spoils_its_own_row_only(tmp_path: Path) ->
 def test_an_odd_file_of_a_supervisor_spoils_nothing(tmp_path: Path, text: str, state: str) -> None:
     (make_run(tmp_path / "run", "return") / "supervisor.json").write_text(text)
     assert runs.row(tmp_path / "run")["state"] == state
+
+
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "summary.json", "supervisor.json", "metrics.jsonl", "evaluations.jsonl"]
+)
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+@pytest.mark.timeout(20)
+def test_a_fifo_or_a_device_among_the_files_of_a_run_is_not_read(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    path = make_run(tmp_path / "run", "return") / name
+    path.unlink(missing_ok=True)
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    assert len(runs.find(str(tmp_path))) == 1
+    load_run(path.parent)
+
+
+def test_a_fifo_in_place_of_the_best_checkpoint_is_not_read(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", "return").joinpath(*runs.BEST)
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    assert runs.best(tmp_path / "run") is None
+
+
+def test_names_of_runs_cannot_change_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run(tmp_path / "run\x1b[2J\udcff", "return")
+    (folder / "config.yaml").write_text('env: {id: "\\e]0;title\\a"}')
+    runs.show(runs.find(str(tmp_path)))
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert r"run\x1b[2J\udcff" in shown
+    assert r"\x1b]0;title\x07" in shown
 
 
 def test_a_broken_line_hides_none_before_it(tmp_path: Path) -> None:

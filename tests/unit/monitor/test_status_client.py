@@ -80,6 +80,16 @@ def elsewhere(folder: Path) -> None:
     ("prepare", "sentence"),
     [
         (lambda _: None, "no run is live in {}, and it has no summary.json; give the folder of a"),
+        (
+            lambda folder: (folder / "summary.json").write_text("[]"),
+            "no run is live in {}, and it has no summary.json; give the folder of a",
+        ),
+        (
+            lambda folder: (folder / "summary.json").write_text("[" * 10**5),
+            "no run is live in {}, and it has no summary.json; give the folder of a",
+        ),
+        (lambda folder: os.mkfifo(folder / "summary.json"), "no run is live in {}, and it has no"),
+        (lambda folder: os.mkfifo(folder / SUPERVISOR_FILE), "{}/supervisor.json is damaged"),
         (ended, "the run in {} has ended, at {when}: fault (learner-0: out of luck)"),
         (dead, "the supervisor of {} (pid {pid}) has died without ending the run, and its"),
         (killed_but_for_its_socket, "the supervisor of {} (pid {pid}) has died without ending"),
@@ -130,6 +140,20 @@ def test_a_run_of_another_user_is_none_of_ours(folder: Path) -> None:
     private = folder / "runtime"
     private.mkdir(mode=0o700)
     with StatusServer(folder, private):
+        os.seteuid(65534)
+        try:
+            with pytest.raises(UserError, match="is a run of root, and you are user 65534"):
+                reach(str(folder))
+        finally:
+            os.seteuid(0)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_folder_of_another_user_cannot_name_a_process_of_theirs(folder: Path) -> None:
+    """Its reply could say anything, and be of any process that this user may signal."""
+    with StatusServer(folder, folder) as desk:
+        desk.path.chmod(0o777)
+        (folder / SUPERVISOR_FILE).chmod(0o644)
         os.seteuid(65534)
         try:
             with pytest.raises(UserError, match="is a run of root, and you are user 65534"):

@@ -146,3 +146,14 @@ def test_the_script_of_plotly_needs_no_change() -> None:
     text = plotly_script().read_text()
     assert "<!--" not in text
     assert "</script" not in text.lower()
+
+
+@pytest.mark.parametrize("view", ["view-learning.js", "view-time.js"])
+def test_names_in_charts_are_escaped(view: str) -> None:
+    """plotly.js reads a part of HTML in the names of traces, such as links."""
+    text = (STATIC / view).read_text()
+    body = text[text.index("async redraw(plot)") :].partition("\n  }\n")[0]
+    names = re.findall(r"\bname(?:: | = )([^,]+)", body)
+    fixed = re.compile(r'"[a-z ]*"|`mean of \$\{line.count\} *`')
+    assert names
+    assert all(name.lstrip("`${").startswith("escaped(") or fixed.match(name) for name in names)

@@ -73,6 +73,20 @@ def test_damaged_and_overlong_lines_are_left_out(
     assert read_all(lines) == [{"a": 3}]
 
 
+def test_of_a_long_file_only_the_end_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    line = '{"a": 1}\n'
+    path.write_text(line * 10)
+    lines = JsonLines(tmp_path, "m.jsonl", most=2 * len(line) + 4)
+    assert len(read_all(lines)) == 2, "the line that is cut is left out"
+    with path.open("a") as file:
+        file.write(line * 2)
+    assert len(read_all(lines)) == 2
+    with path.open("a") as file:
+        file.write(line * 5)
+    assert len(read_all(lines)) == 2
+
+
 def test_links_pipes_and_folders_are_not_opened(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text('{"key": 1}')

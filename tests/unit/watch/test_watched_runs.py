@@ -661,3 +661,34 @@ def test_a_reply_that_is_none_of_a_supervisor_is_survived(tmp_path: Path, reply:
         thread.join(10)
     assert found["processes"] == []
     assert "repl" in found["why"]
+
+
+@pytest.mark.parametrize("name", ["logs/events.jsonl", "evaluations.jsonl"])
+@pytest.mark.timeout(60)
+def test_a_file_that_is_huge_does_not_delay_the_page(tmp_path: Path, name: str) -> None:
+    """A sparse file takes no room on the disk, and would be read for hours."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "metrics.jsonl").write_text('{"time_s": 1.0}\n')
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(1 << 43)
+        file.seek(0, os.SEEK_END)
+        file.write(b'\n{"kind": "note", "trained_steps": 5}\n')
+    run = WatchedRun(tmp_path)
+    assert run.read(0.1) == 1.0
+    assert len(run.events) + len(run.evaluations) == 1
+
+
+@pytest.mark.timeout(60)
+def test_a_config_that_would_be_parsed_for_minutes_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"time_s": 1.0}\n')
+    text = "env: {id: CartPole-v1}\n" + "".join(f"a{i}: 1\n" for i in range(250_000))
+    (tmp_path / "config.yaml").write_text(text)
+    assert WatchedRun(tmp_path).config == {}
+    assert runs.row(tmp_path)["env"] is None
+    load_options(tmp_path, {})
+
+
+def test_an_environment_whose_name_is_too_long_for_a_path_has_no_preset(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [1.0], ends=True)
+    (folder / "config.yaml").write_text(f"env: {{id: {'x' * 5000}}}\nalgo: {{name: ppo}}\n")
+    assert Views(RunCatalog(tmp_path)).about("run")["base"] is None
