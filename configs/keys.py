@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 from pydantic.fields import FieldInfo
 
 from penstock.configs.algorithms import ALGORITHMS, DEFAULT, AlgoConfig
-from penstock.configs.option_aliases import meant
+from penstock.configs.option_aliases import OFF_POLICY, meant
 from penstock.configs.registry import OpenSection, Spec, registered
 from penstock.configs.schema import Config
 from penstock.configs.section import Section, description
@@ -133,7 +133,16 @@ def nearest(unknown: str, algo: str = DEFAULT) -> str:
     if elsewhere or (not own and (elsewhere := get_close_matches(unknown, known))):
         best = max(elsewhere, key=lambda name: SequenceMatcher(None, name, unknown).ratio())
         return f"the nearest option is {best}"
+    if clause := _near_other_library(key, algo):
+        return clause
     return f"{section} has {', '.join(own)}" if own else _nearest_section(section, algo)
+
+
+def _near_other_library(key: str, algo: str) -> str:
+    """A clause on the option of another library with a similar name; empty if there is none."""
+    close = get_close_matches(key, OFF_POLICY, n=1)
+    here = meant(close[0], algo) if close else None
+    return f"the equivalent of {close[0]} is {here}{_algorithms_of(here, algo)}" if here else ""
 
 
 def _algorithms_of(here: str, algo: str) -> str:
@@ -150,7 +159,7 @@ def _nearest_section(unknown: str, algo: str) -> str:
             return f"the nearest option is {as_key[0]}{_algorithms_of(as_key[0], algo)}"
     if close := get_close_matches(unknown, sections(), n=1):
         return f"the nearest section is {close[0]}"
-    return f"the sections are {', '.join(sections())}"
+    return _near_other_library(unknown, algo) or f"the sections are {', '.join(sections())}"
 
 
 def _fields(kind: type[Section]) -> dict[str, FieldInfo]:

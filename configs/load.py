@@ -128,22 +128,33 @@ def _lay_target(
             return _lay_sibling(layers, target, algo)
         return target, f"preset {target}"
     if target.endswith(".py"):
-        module = ".".join(Path(target).with_suffix("").parts).strip("/.")
-        raise UserError(
-            f"{target} is a Python file; name the function in it that makes the environment: "
-            f"{module}:FUNCTION"
-        )
+        raise _python_file(target)
     if target.endswith((".yaml", ".yml")) or os.path.isfile(target):
         base = _lay_file(layers, Path(target), target)
         name = Path(target).stem if Path(target).name != CONFIG_FILE else Path(target).parent.name
         return name or "run", f"file {target}" + (f" over preset {base}" if base else "")
     if _GYMNASIUM_ID.fullmatch(target) or _MODULE_TARGET.fullmatch(target):
         return _lay_game(layers, target, algo, kind)
+    if os.path.isfile(f"{target}.py"):
+        raise _python_file(f"{target}.py")
+    if "/" in target and not os.path.lexists(target):
+        raise UserError(
+            f"there is no {show(target)}; give a preset, a YAML file, a gymnasium id such as "
+            "CartPole-v1, or module:function, or the folder of a run to resume"
+        )
     close = get_close_matches(target, names, n=1, cutoff=0.0)
     raise UserError(
         f"{show(target)} is not a target; the nearest preset is {close[0]}, and a target is a "
         f"preset ({', '.join(names)}), a YAML file, a gymnasium id such as CartPole-v1, "
         "or module:function"
+    )
+
+
+def _python_file(path: str) -> UserError:
+    module = ".".join(Path(path).with_suffix("").parts).strip("/.")
+    return UserError(
+        f"{path} is a Python file; name the function in it that makes the environment: "
+        f"{module}:FUNCTION"
     )
 
 

@@ -42,7 +42,7 @@ def resolve_resumed(
         if resume == "no" and source is None:
             raise UserError(
                 f"{target} already holds a run; resume it with --resume auto, or train "
-                f"{folder / CONFIG_FILE} for a new run with the same options"
+                f"{folder / CONFIG_FILE} run.dir=OTHER for a new run with the same options"
             )
         target, overrides = str(folder / CONFIG_FILE), [f"run.dir={folder}", *overrides]
     resolved = resolve_target(target, overrides)

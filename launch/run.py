@@ -333,7 +333,7 @@ def conduct(
         place_specs = _place(make_specs(placed, runtime_dir), engine)
         specs = place_specs()
         optional = make_sinks(config, path)
-        record = Record(path, config.env)
+        record = Record(path, config.env, config.stop.return_)
         _record_start(path, config)
         title = _title(path, specs)
         shown = make_deferred(lambda: view(title), config.run.log)

@@ -102,16 +102,34 @@ class _MetricsFile(MetricSink):
 class Record(MetricSink):
     """Writes the files of a run's figures, and keeps the last figures."""
 
-    def __init__(self, run_dir: Path, env: EnvConfig | None = None) -> None:
-        """Begin or continue the files in ``run_dir``."""
+    def __init__(
+        self, run_dir: Path, env: EnvConfig | None = None, goal: float | None = None
+    ) -> None:
+        """Begin or continue the files in ``run_dir``.
+
+        Args:
+            run_dir: the folder of the run.
+            env: its environment; evaluations of another one do not count. None: all count.
+            goal: `stop.return`; closing evaluations for another one do not count.
+        """
         self._run_dir = run_dir
         self.evaluation: Json = {}
         """Figures of the last evaluation before a resume, unless its environment was not
         ``env``."""
-        for line in lines(run_dir / EVALUATIONS)[-1:]:
-            with suppress(AttributeError, LookupError, TypeError):  # of a line that was damaged
+        self.last: dict[str, Any] = {}
+        evaluations = lines(run_dir / EVALUATIONS)
+        of_damaged_lines = AttributeError, LookupError, TypeError
+        for line in evaluations[-1:]:
+            with suppress(*of_damaged_lines):
                 if env is None or same_game(line.get("env", {}), env):
                     self.evaluation = evaluation_figures(line)
+        # A resume of a run that is solved does not evaluate again.
+        for line in evaluations:
+            with suppress(*of_damaged_lines):
+                if goal is None or line.get("closing", {}).get("goal") != goal:
+                    continue
+                if env is None or same_game(line.get("env", {}), env):
+                    self.last |= _closing_figures(line)
         self._lines = Thinned(_MetricsFile(run_dir / METRICS))
         self._summary: Json | None = None
         self._time_s: float | None = None  # of the last interval
@@ -121,7 +139,6 @@ class Record(MetricSink):
         self._latency: Counter[int] = Counter()
         self._whole: set[str] = {*WHOLE}
         self._reserved = _reserve(run_dir / RESERVED)
-        self.last: dict[str, Any] = {}
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
         """Append an interval if it is due. Final figures are written to the summary only."""
@@ -140,8 +157,7 @@ class Record(MetricSink):
             evaluation = without_nan({**event.result})
             self.last |= evaluation_figures(evaluation)
             if "closing" in evaluation:
-                about = {name: evaluation[name] for name in ("play", "trained_steps")}
-                self.last["closing_evaluation"] = evaluation["closing"] | about
+                self.last |= _closing_figures(evaluation)
             try:
                 _append(self._run_dir / EVALUATIONS, evaluation)
             except OSError as error:
@@ -228,6 +244,11 @@ class Record(MetricSink):
         except OSError:
             short = {key: value for key, value in summary.items() if key != "last_interval"}
             return json.dumps(short, indent=2) + "\n"
+
+
+def _closing_figures(evaluation: Json) -> dict[str, Any]:
+    about = {name: evaluation[name] for name in ("play", "trained_steps")}
+    return {"closing_evaluation": evaluation["closing"] | about}
 
 
 def _reserve(path: Path) -> bool:

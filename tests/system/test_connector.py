@@ -238,7 +238,7 @@ def test_two_connectors_cannot_share_an_address(
             error = heard(second, "error")
             assert error["user"]
             assert error["message"].startswith(f"cannot listen at {address} (")
-            assert "another learner may be using it" in error["message"]
+            assert "another process may be using it" in error["message"]
             assert exit_code(second) == 2
         link = join(address)  # the first one is as well as before
         send(link, 0)

@@ -119,7 +119,7 @@ def router(
             made.bind(address)
         except zmq.ZMQError as error:
             raise UserError(
-                f"cannot listen at {address} ({error.strerror}); another learner may be using it: "
+                f"cannot listen at {address} ({error.strerror}); another process may be using it: "
                 "stop that one, or choose another address"
             ) from error
         return made

@@ -59,6 +59,15 @@ def test_a_file_of_python_is_no_target(target: str, module: str) -> None:
         resolve(target)
 
 
+def test_the_name_of_a_file_of_python_is_no_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_game.py").touch()
+    with pytest.raises(UserError, match=r"^my_game\.py is a Python file; .*: my_game:FUNCTION$"):
+        resolve("my_game")
+
+
 def test_the_id_of_a_preset_stands_for_the_preset() -> None:
     assert resolve("CartPole-v1") == resolve("cartpole")
     assert resolve("CartPole-v1", ["learner.lr=1"]) == resolve("cartpole", ["learner.lr=1"])

@@ -82,6 +82,12 @@ def test_an_option_of_another_library_is_refused_with_the_one_that_means_it(
     assert refusal("CartPole-v1", f"algo.name={algo}", f"{unknown}=1") == expected
 
 
+def test_a_slip_in_an_option_of_another_library_is_found_too() -> None:
+    assert nearest("learner.learning_rat", "ppo") == "the equivalent of learning_rate is learner.lr"
+    expected = "the equivalent of total_timesteps is stop.env_steps"
+    assert nearest("total_timestep", "ppo") == expected
+
+
 def test_an_option_without_its_section_is_found_in_every_algorithm() -> None:
     assert nearest("gae_lambda", "ppo") == "the nearest option is algo.gae_lambda"
     expected = "the nearest option is algo.gae_lambda, of algo.name ppo"
@@ -281,6 +287,13 @@ def test_a_file_that_cannot_be_read_is_refused() -> None:
     assert refusal("folder.yaml") == "folder.yaml cannot be read: Is a directory; name a YAML file"
     assert refusal("bytes.yaml") == (
         "bytes.yaml cannot be read: it is not UTF-8 text; name a YAML file"
+    )
+
+
+def test_a_path_that_does_not_exist_is_not_taken_for_a_preset() -> None:
+    assert refusal("runs/nope") == (
+        "there is no 'runs/nope'; give a preset, a YAML file, a gymnasium id such as CartPole-v1, "
+        "or module:function, or the folder of a run to resume"
     )
 
 

@@ -306,6 +306,21 @@ def test_a_closing_evaluation_is_in_the_summary_and_the_ways_to_play_in_the_metr
     assert summary["closing_evaluation"] == closing | about
 
 
+@pytest.mark.parametrize(("goal", "known"), [(200.0, True), (300.0, False), (None, False)])
+def test_a_resumed_run_knows_the_evaluation_that_confirmed_its_goal(
+    tmp_path: Path, goal: float | None, known: bool
+) -> None:
+    closing = {"goal": 200.0, "solved": True, "estimate": {"mean": 250.0, "se": 4.0}}
+    found = {"return": {"mean": 255.0}, "length": {"mean": 9.0}, "best_return_mean": 255.0}
+    record = Record(tmp_path)
+    record.event(evaluation({**found, "trained_steps": 640, "closing": closing, "play": "greedy",
+                             "episodes": 20, "greedy": {"mean": 255.0, "se": 5.0},
+                             "sampled": {"mean": 9.0, "se": 5.0}}))  # fmt: skip
+    close(record, "return", None)
+    record = Record(tmp_path, goal=goal)
+    assert ("closing_evaluation" in close(record, "return", None)) == known
+
+
 def lines_after_close(record: Record, run_dir: Path) -> list[dict[str, Any]]:
     close(record, "return", None)
     return lines(run_dir / "metrics.jsonl")
