@@ -6,6 +6,8 @@ An actor started by hand has no config; it gets the learner's in the handshake.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -40,12 +42,25 @@ def run(ctx: RoleContext) -> None:
         first = actor_number(actor_id(ctx)) * envs
         game = make(config.env, envs, config.actors.env_threads, stagger=first)
         ctx.status.begin(Phase.STARTING)
-        _live(ctx, found, game)
+        with _closed_at_the_end(game):
+            _live(ctx, found, game)
     except LearnerGoneError as error:
         if ctx.stopping():
             return
         logger.info("%s joins again: %s", ctx.name, error)
         raise SystemExit(EXIT_REJOIN) from error
+
+
+@contextmanager
+def _closed_at_the_end(game: BatchedEnv) -> Iterator[None]:
+    """Close the environments, unless one has failed: its `close` may hang, and hold up the error
+    that is to be reported."""
+    try:
+        yield
+    except LearnerGoneError:
+        game.close()
+        raise
+    game.close()
 
 
 def _live(ctx: RoleContext, found: Found, game: BatchedEnv) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from penstock.configs.section import Section
-from penstock.configs.value_types import Large, Number, Options, Sizes, Switch, Text
+from penstock.configs.value_types import Large, LogStd, Options, Sizes, Switch, Text
 
 CORES = ("lstm", "gru")
 
@@ -46,7 +46,7 @@ class ModelConfig(Section):
     gaussian: Literal["clipped", "squashed"] = "clipped"
     """How an actor-critic's continuous actions are kept within their bounds: `clipped` cuts off
     values beyond them, `squashed` applies tanh. SAC always squashes."""
-    log_std_init: Number = 0.0
+    log_std_init: LogStd = 0.0
     """Initial logarithm of the standard deviation of continuous actions, for actions scaled to ± 1.
     Smaller values explore less at the start."""
     entry: Text | None = None

@@ -102,6 +102,9 @@ Number = Annotated[
     Field(ge=-MOST, le=MOST),
     ValueDescription("a finite number"),
 ]
+LogStd = Annotated[
+    Number, Field(ge=-20, le=5), ValueDescription("a number from -20 to 5")
+]  # e^5 = 148 is far beyond actions scaled to ± 1
 Positive = Annotated[Number, Field(gt=0), ValueDescription("a number above 0")]
 NotNegative = Annotated[Number, Field(ge=0), ValueDescription("a number of at least 0")]
 Fraction = Annotated[Number, Field(ge=0, le=1), ValueDescription("a number from 0 to 1")]

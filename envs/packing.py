@@ -59,7 +59,7 @@ class Packer:
         self.parts: tuple[ObservationPart, ...] = ()
         self._rows = np.dtype(np.uint8)
         if isinstance(space, spaces.Box):
-            self.space = space
+            self.space = space if space.dtype.isnative else _native(space)
         elif isinstance(space, spaces.Dict | spaces.Tuple):
             named = [(".".join(map(str, leaf.keys)), leaf.shape, leaf.dtype) for leaf in leaves]
             self.parts = laid_out(named)
@@ -86,15 +86,29 @@ class Packer:
             self._write(leaf, leaf.of(observations), rows[part.name])
 
     def _write(self, leaf: PackedLeaf, values: Array, target: Array) -> None:
+        which = f" in {'.'.join(map(str, leaf.keys))}" if leaf.keys else ""
         try:
             leaf.write(values, target)
+        except _OutsideError as error:
+            raise UserError(
+                f"environment {self._name} returned observations{which} with {error}; correct its "
+                "space, or what it returns"
+            ) from error
         except (TypeError, ValueError) as error:
-            which = f" in {'.'.join(map(str, leaf.keys))}" if leaf.keys else ""
             raise UserError(
                 f"environment {self._name} returned observations {values.dtype}"
                 f"{[*values.shape]}{which} where its observation space says {target.dtype}"
                 f"{[*target.shape]}; correct its space, or what it returns"
             ) from error
+
+
+class _OutsideError(ValueError):
+    """A choice is none of its space; the message says which, of which space."""
+
+
+def _native(space: spaces.Box) -> spaces.Box:
+    """The same space in this machine's byte order, the only one that torch reads."""
+    return spaces.Box(space.low, space.high, dtype=space.dtype.newbyteorder("=").type)
 
 
 def _row_dtype(parts: tuple[ObservationPart, ...]) -> np.dtype[Any]:
@@ -118,8 +132,7 @@ def _leaves(name: str, space: spaces.Space[Any], keys: tuple[Any, ...]) -> Itera
             for index, inner in enumerate(space.spaces):
                 yield from _leaves(name, inner, (*keys, index))
         case spaces.Discrete():
-            choices = np.arange(space.n) + space.start
-            yield PackedLeaf(keys, (int(space.n),), "<f4", _one_hot(choices))
+            yield PackedLeaf(keys, (int(space.n),), "<f4", _one_hot(space))
         case spaces.MultiDiscrete():
             yield _several_choices(space, keys)
         case spaces.MultiBinary() | spaces.Box():
@@ -153,14 +166,24 @@ def _several_choices(space: spaces.MultiDiscrete, keys: tuple[Any, ...]) -> Pack
     def write(values: Array, target: Array) -> None:
         _expect(values, (len(target), *space.shape))
         np.equal(values.reshape(len(values), -1)[:, owner], choices, out=target)
+        if np.count_nonzero(target) != values.size:
+            outside = (
+                (values < space.start) | (values >= space.start + space.nvec) | (values % 1 != 0)
+            )
+            raise _OutsideError(f"{values[outside][0]}, which is not in {space}")
 
     return PackedLeaf(keys, (len(owner),), "<f4", write)
 
 
-def _one_hot(choices: Array) -> Write:
+def _one_hot(space: spaces.Discrete) -> Write:
+    choices = np.arange(space.n) + space.start
+
     def write(values: Array, target: Array) -> None:
         _expect(values, target.shape[:1])
         np.equal(values[:, None], choices, out=target)
+        if np.count_nonzero(target) != len(values):  # of a row of zeros a network learns nothing
+            wrong = values[~target.any(axis=1)][0]
+            raise _OutsideError(f"{wrong}, which is not in {space}")
 
     return write
 

@@ -72,9 +72,10 @@ def pictures(vector: VectorEnv) -> list[Picture]:
     if getattr(vector, "render_mode", None) != RENDER_MODE or draws_otherwise(vector):
         return []
     try:
-        shown = vector.render() or ()
+        shown = vector.render()
     except NotImplementedError:
         return []
+    shown = () if shown is None else shown
     return [_checked(np.asarray(picture)) for picture in shown if picture is not None]
 
 
@@ -167,18 +168,21 @@ class FilmedAtari(VectorEnv):
         self._actions = actions
         self._noop, self._fire = Action.NOOP, Action.FIRE
         self._fires = options["use_fire_reset"] and Action.FIRE in actions
-        self._over = False
+        self._seeded = self._over = False
         self._elapsed = 0  # frames of the episode, without those of its reset
         self._frames: list[Picture] = []
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        if seed is None:
+        if seed is not None:
+            seed = seed or NO_SEED
+            self._load(seed)
+            self._seeded = True
+        elif not self._seeded:
             raise ValueError("a game that is filmed needs a seed, which two emulators share")
-        seed = seed or NO_SEED
         observations, info = self._vector.reset(seed=seed, options=options)
-        self._load(seed)
+        self._over = False
         self._begin(info)
         return observations, info
 

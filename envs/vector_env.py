@@ -26,6 +26,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from penstock.configs.errors import UserError
+from penstock.core.notes import note_logger
 from penstock.core.observations import MASK, ObservationPart
 from penstock.envs.action_names import action_names
 from penstock.envs.first_episodes import SHORTENED
@@ -33,7 +34,9 @@ from penstock.envs.lives import LIFE_LOST
 from penstock.envs.packing import Packer, find_bad_observation
 from penstock.envs.rendering import pictures, pictures_per_s
 from penstock.envs.saved_state import restore, state_of
-from penstock.envs.space_misfit import shape_misfit
+from penstock.envs.space_misfit import misfits, shape_misfit
+
+logger = note_logger(__name__)
 
 Array = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]
@@ -156,6 +159,7 @@ class BatchedEnv:
             raise
         # Some vector environments return flags as the integers 0 and 1, which ~ does not negate.
         terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
+        reward = np.asarray(reward)
         self.life_lost, self.shortened = info.get(LIFE_LOST), info.get(SHORTENED)
         if info and self._singles and (sign := own_reset(info, terminated, truncated)):
             raise UserError(f"environment {self._name}: {sign}")
@@ -201,7 +205,12 @@ class BatchedEnv:
         return pictures_per_s(self._vector)
 
     def close(self) -> None:
-        self._vector.close()
+        """Close the environments. An error of theirs becomes a note: no result depends on it."""
+        try:
+            self._vector.close()
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            logger.info("environment %s raised %s in close(); correct it", self._name, what)
 
     def _check_choices(self, actions: Array, error: Exception) -> None:
         """Raise UserError if an action that the vector refused is outside its space."""
@@ -218,8 +227,9 @@ class BatchedEnv:
             ) from error
 
     def _check_shut(self, error: Exception) -> None:
-        """Raise UserError if the vector refused an action where its masks allowed nothing."""
-        if not self.info.parts or self._shown is None:
+        """Raise UserError if the vector refused an action after an observation that no policy can
+        answer: where its masks allowed nothing, or with a NaN, which makes the action one too."""
+        if self._shown is None:
             return
         alive = np.broadcast_to(~np.logical_or(*self._over), (1, self.count))
         bad = find_bad_observation(self._shown[None], self.info.parts, alive, self.info.counts)
@@ -261,10 +271,17 @@ class BatchedEnv:
             return
         space = self._vector.single_observation_space
         for shown in self._vector._env_obs:
-            if shown is not None and (found := shape_misfit(space, shown)):
+            if shown is None:
+                continue
+            if found := shape_misfit(space, shown):
                 raise UserError(
                     f"environment {self._name} returned an observation{found}; observations must "
                     "keep the shape that the observation space says"
+                ) from error
+            if isinstance(error, TypeError) and (found := misfits(space, shown).get("dtype", "")):
+                raise UserError(
+                    f"environment {self._name} returned an observation{found}; correct its space, "
+                    "or what it returns"
                 ) from error
 
 

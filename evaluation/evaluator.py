@@ -96,6 +96,7 @@ def run(ctx: RoleContext) -> None:
     evaluator = Evaluator(ctx, config)
     try:
         _work(ctx, config, evaluator)
+        evaluator.close_game()  # not after an error, which a `close` that hangs would hold up
     finally:
         evaluator.videos.close()
 
@@ -381,6 +382,11 @@ class Evaluator:
     def let_go(self) -> None:
         """Of the checkpoint that was evaluated."""
         _remove(self._held)
+
+    def close_game(self) -> None:
+        """Close the environments of the evaluations."""
+        if self._game is not None:
+            self._game.close()
 
     def finish_video(self) -> None:
         """Let the video of the last best be recorded, for some seconds; the run has ended."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from penstock.configs.algorithms import OffPolicyConfig
 from penstock.configs.section import Contradiction
-from penstock.configs.value_types import Fraction, Number, Positive, Switch
+from penstock.configs.value_types import Fraction, LogStd, Number, Positive, Switch
 
 
 class SacConfig(OffPolicyConfig):
@@ -27,10 +27,10 @@ class SacConfig(OffPolicyConfig):
     target_entropy: Number | None = None
     """Entropy that `tune_alpha` keeps, in nats, for actions scaled to -1 ... 1. Larger values make
     the policy more random. null: minus the number of values in an action."""
-    log_std_min: Number = -20.0
+    log_std_min: LogStd = -20.0
     """Lower bound on the natural logarithm of the policy's standard deviation, before tanh. Larger
     values keep the policy more random."""
-    log_std_max: Number = 2.0
+    log_std_max: LogStd = 2.0
     """Upper bound on the natural logarithm of the policy's standard deviation, before tanh. Smaller
     values limit how random the policy can be."""
 
@@ -39,7 +39,7 @@ class SacConfig(OffPolicyConfig):
             yield Contradiction(
                 ("algo.log_std_min", "algo.log_std_max"),
                 f"algo.log_std_min {self.log_std_min:g} must lie below algo.log_std_max "
-                f"{self.log_std_max:g}; set algo.log_std_min={self.log_std_max - 22:g}",
+                f"{self.log_std_max:g}; set algo.log_std_min={max(self.log_std_max - 22, -20):g}",
             )
         if self.target_entropy is not None and not self.tune_alpha:
             yield Contradiction(

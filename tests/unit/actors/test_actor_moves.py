@@ -22,7 +22,7 @@ from penstock.configs.schema import Config
 from penstock.core.control import Channel
 from penstock.core.interfaces import LearnerGoneError, Welcome
 from penstock.core.params import Float32, Stamp
-from penstock.core.role import RoleContext, learner_socket
+from penstock.core.role import EXIT_REJOIN, RoleContext, learner_socket
 from penstock.core.specs import HEADER, SlotSpec
 from penstock.envs import BatchedEnv, make, probe
 from penstock.profiling.ledger import TimeLedger
@@ -236,6 +236,29 @@ def test_who_is_given_to_nobody_waits_without_haste_and_ends_when_told(
     assert one.end() < 1
     run.__exit__(None, None, None)
     assert tried[-1] == learner_socket(tmp_path, 0)
+
+
+@pytest.mark.parametrize("loses_learner", [False, True])
+def test_environments_are_closed_when_an_actor_ends(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch, loses_learner: bool
+) -> None:
+    """A process that ends by itself runs no finalizers; simulators, files and licences may need
+    their `close`."""
+    closed: list[BatchedEnv] = []
+    monkeypatch.setattr(BatchedEnv, "close", lambda game: closed.append(game))
+    with learner(tmp_path, 0, config, "shm") as side:
+        del closed[:]  # that of the learner's probe
+        with actor(tmp_path, config, "shm", learner=0) as one:
+            wait_until(lambda: len(side.taken) > 1, 30)
+            if loses_learner:
+                lost = LearnerGoneError("lost")
+                monkeypatch.setattr(actor_main, "find", lambda ctx: (_ for _ in ()).throw(lost))
+                one.give_to(0, incarnation=1)
+                one.thread.join(20)
+                assert one.exit_code == EXIT_REJOIN
+            assert len(closed) == int(loses_learner)
+            one.end()
+            assert len(closed) == 1
 
 
 def test_who_waits_for_its_learner_over_the_wire_can_be_given_to_another(

@@ -92,6 +92,8 @@ def test_a_value_means_what_a_person_expects(key: str, text: str, value: Any) ->
         ("algo.name", "a2c", "'a2c'"),
         ("transport.codec", "null", "null"),
         ("model.hidden", "64", "64"),
+        ("model.log_std_init", "500", "500"),
+        ("model.log_std_init", "-21", "-21"),
         ("model.hidden", "[]", "[]"),
         ("model.hidden", "[64,x]", '[64, "x"]'),
         ("env.id", "5", "5"),

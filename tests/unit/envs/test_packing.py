@@ -262,6 +262,72 @@ def test_an_observation_that_changes_shape_is_one_sentence(
         game.step_into(actions, out)
 
 
+class Doubles(Sound):
+    observation_space = spaces.Box(0, 255, (2,), np.uint8)
+
+    def show(self) -> Any:
+        return np.full(2, float(self.age))
+
+
+class InADict(Doubles):
+    observation_space = spaces.Dict(pixels=Doubles.observation_space)
+
+    def show(self) -> Any:
+        return {"pixels": super().show()}
+
+
+@pytest.mark.parametrize(("kind", "where"), [(Doubles, ""), (InADict, ", in pixels,")])
+def test_an_observation_of_another_dtype_is_one_sentence(kind: Any, where: str) -> None:
+    game = BatchedEnv("doubles", SyncVectorEnv([kind] * 2), 1, "how")
+    sentence = f"^environment doubles returned an observation{where} of dtype float64 where its "
+    with pytest.raises(UserError, match=f"{sentence}space says uint8; correct"):
+        first(game)
+
+
+class Beyond(Sound):
+    """Its choices count too far in the third step."""
+
+    observation_space = spaces.Discrete(3, start=4)
+
+    def show(self) -> Any:
+        return 4 + self.age
+
+
+class BeyondInATuple(Beyond):
+    observation_space = spaces.Tuple([spaces.MultiDiscrete([9, 7])])
+
+    def show(self) -> Any:
+        return (np.array([4 + self.age, 4 + self.age]),)
+
+
+@pytest.mark.parametrize(("kind", "where"), [(Beyond, ""), (BeyondInATuple, "in 0 ")])
+def test_a_choice_outside_its_space_is_one_sentence(kind: Any, where: str) -> None:
+    """Of its one-hot form nothing would be left."""
+    game = BatchedEnv("beyond", SyncVectorEnv([kind] * 2), 1, "how")
+    out = first(game)
+    for _ in range(2):
+        game.step_into(np.zeros(2, np.int32), out)
+    sentence = (
+        f"^environment beyond returned observations {where}with 7, which is not in .*Discrete"
+    )
+    with pytest.raises(UserError, match=sentence):
+        game.step_into(np.zeros(2, np.int32), out)
+
+
+def test_observations_of_another_byte_order_are_packed_in_this_one() -> None:
+    class Swapped(Sound):
+        observation_space = spaces.Box(-9, 900, (2,), np.dtype(">i4"))
+
+        def show(self) -> Any:
+            return np.array([self.age, 258], ">i4")
+
+    game = BatchedEnv("swapped", SyncVectorEnv([Swapped] * 2), 1, "how")
+    out = first(game)
+    assert out.dtype.isnative
+    game.step_into(np.zeros(2, np.int32), out)
+    assert out.tolist() == [[1, 258]] * 2
+
+
 def test_an_action_outside_the_space_is_one_sentence() -> None:
     env = EnvConfig(id="CartPole-v1", wrappers=["gymnasium.wrappers:OrderEnforcing"])
     game = make(env, 2)
@@ -348,6 +414,46 @@ def test_what_a_shut_mask_led_to_is_told_by_the_mask() -> None:
             game.step_into(np.full((2, 2), [0, action], np.int32), out)
         with pytest.raises(told[0], match=told[1]):
             game.step_into(np.zeros((2, 2), np.int32), out)
+
+
+def test_what_a_broken_observation_led_to_is_told_by_the_observation() -> None:
+    """A policy answers NaN by NaN, and what the game says of such an action would mislead."""
+
+    class Broken(Sound):
+        action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+        def step(self, action: Any) -> Any:
+            assert np.isfinite(action).all(), "a strange action"
+            self.age += 1
+            return np.full(2, np.nan, np.float32), 0.0, False, False, {}
+
+    game = BatchedEnv("it", SyncVectorEnv([Broken]), 1, "how")
+    out = first(game)
+    game.step_into(np.zeros((1, 1), np.float32), out)
+    with pytest.raises(UserError, match="it raised AssertionError after an observation with nan"):
+        game.step_into(np.full((1, 1), np.nan, np.float32), out)
+
+
+def test_rewards_and_flags_may_be_lists() -> None:
+    class Lists(SyncVectorEnv):
+        def step(self, actions: Any) -> Any:
+            shown, *results, info = super().step(actions)
+            return (shown, *(array.tolist() for array in results), info)
+
+    game = BatchedEnv("it", Lists([Sound] * 2), 1, "how")
+    out = first(game)
+    for result in game.step_into(np.zeros(2, np.int32), out):
+        assert isinstance(result, np.ndarray)
+
+
+def test_what_close_raises_is_noted(caplog: pytest.LogCaptureFixture) -> None:
+    class Clings(Sound):
+        def close(self) -> None:
+            raise OSError("still busy")
+
+    with caplog.at_level("INFO", "penstock"):
+        BatchedEnv("it", SyncVectorEnv([Clings]), 1, "how").close()
+    assert "it raised OSError: still busy in close(); correct it" in caplog.text
 
 
 def test_a_game_that_resets_itself_is_refused_where_an_episode_ends() -> None:

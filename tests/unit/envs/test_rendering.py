@@ -93,6 +93,29 @@ def test_under_wrappers_there_is_one_picture_a_step() -> None:
     assert ([picture.shape for picture in pictures], rate) == ([(210, 160, 3)], 15.0)
 
 
+def test_under_wrappers_a_game_is_filmed_beyond_its_first_episode() -> None:
+    wrapper = "env.wrappers=[gymnasium.wrappers:RecordEpisodeStatistics]"
+    limit = "env.kwargs.max_num_frames_per_episode=80"
+    game = make(resolve("pong", [wrapper, limit]).env, 1, filmed=True)
+    space = game.info.observation_space
+    obs = np.empty((1, *space.shape), space.dtype)
+    game.reset_into(5, obs)
+    rng, ended = np.random.default_rng(0), 0
+    for _ in range(80):  # raises if the two emulators differ
+        _, terminated, truncated = game.step_into(rng.integers(6, size=1), obs)
+        ended += int(terminated[0] or truncated[0])
+        assert len(game.pictures()) == 1
+    assert ended >= 2
+    game.close()
+
+
+def test_a_filmed_game_must_begin_with_a_seed() -> None:
+    env = filmed("pong")
+    with pytest.raises(ValueError, match="needs a seed"):
+        env.reset()
+    env.close()
+
+
 def test_a_game_that_draws_itself_is_asked_to() -> None:
     pictures, rate = pictures_of("cartpole")
     assert ([picture.shape for picture in pictures], rate) == ([(400, 600, 3)], 50.0)
@@ -214,6 +237,14 @@ def test_what_render_returns_must_be_a_picture(shown: Any, said: str) -> None:
     """One of other bytes would make a video of stripes."""
     with pytest.raises(UserError, match=rf"returned {said}, and a picture is uint8"):
         pictures(Drawn(shown))
+
+
+def test_pictures_of_a_vector_may_be_one_array() -> None:
+    class Together(Drawn):
+        def render(self) -> Any:
+            return self.shown
+
+    assert len(pictures(Together(np.zeros((1, 10, 12, 3), np.uint8)))) == 1
 
 
 def test_a_picture_of_other_whole_numbers_is_one() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.algos.samples import network_shape
 from penstock.configs.load import resolve
-from penstock.envs import probe
+from penstock.envs import BatchedEnv, probe
 from penstock.evaluation import evaluator
 from penstock.evaluation.evaluator import TEMPORARY, Evaluator
 from penstock.learner.checkpoints import checkpoint_format
@@ -492,3 +492,17 @@ def test_when_the_run_finishes_the_evaluator_plays_its_last_weights_and_ends(
     evaluator.run(run.ctx)
     assert [line["trained_steps"] for line in reports(run.ctx, "evaluation")] == [3]
     assert [path.name for path in sorted(run.folder.iterdir())] == ["best", "last"]
+
+
+@pytest.mark.usefixtures("game")
+def test_an_evaluator_closes_its_environments_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, *BY_STEPS)
+    run.save("last", 3)
+    closed: list[str] = []
+    monkeypatch.setattr(BatchedEnv, "close", lambda game: closed.append(game.info.how))
+    assert isinstance(run.ctx.channel, Heard)
+    run.ctx.channel.arriving = [{"kind": "finish"}]
+    evaluator.run(run.ctx)
+    assert len(closed) == 1

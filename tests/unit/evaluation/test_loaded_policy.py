@@ -261,6 +261,13 @@ def test_what_is_no_observation_is_refused(cartpole: LoadedPolicy) -> None:
         cartpole(np.zeros(4, np.float32), np.zeros(8, np.float32))
 
 
+def test_a_choice_outside_its_space_is_no_observation(tmp_path: Path) -> None:
+    policy = loaded(tmp_path, "numbered", "algo.name=ppo")
+    for wrong in (1, 8, [3, 99]):
+        with pytest.raises(UserError, match=r"which is not in Discrete"):
+            policy(wrong)
+
+
 def test_an_environment_of_other_spaces_is_named(cartpole: LoadedPolicy) -> None:
     with pytest.raises(UserError, match=r"trained on CartPole-v1, whose observations are Box"):
         cartpole.check(gymnasium.make("Acrobot-v1"))
