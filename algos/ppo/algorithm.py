@@ -77,7 +77,7 @@ def prepare(
         ]
         proximal_logp = torch.cat([logp.view(rows - 1, -1) for logp in logps], 1)
         log_rho = proximal_logp - batch["behaviour_logp"]
-        weight = log_rho.clamp(max=MOST_LOG_RATIO).exp_().clamp_(max=cfg.rho_clip)
+        weight = log_rho.exp().clamp_(max=cfg.rho_clip)
         advantage = gae(
             values,
             batch["reward"],

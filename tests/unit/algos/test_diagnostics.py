@@ -49,6 +49,17 @@ def test_figures_are_those_of_the_samples() -> None:
     assert not set(MOMENTS) & found.keys()
 
 
+@pytest.mark.parametrize("log_rho", [200.0, -200.0])
+def test_a_ratio_beyond_all_bounds_leaves_the_sums_finite(log_rho: float) -> None:
+    ones = torch.ones(3)
+    log_rhos = torch.tensor([0.0, log_rho, 0.0])
+    sums = batch_sums(ones, log_rhos, ones, ones, ones, rho_clip=RHO_CLIP)
+    assert sums.isfinite().all()
+    found = dict(zip((*MOMENTS, *LAG), sums.tolist(), strict=True))
+    assert found["weight"] == pytest.approx(2 + (RHO_CLIP if log_rho > 0 else 0))
+    assert found["rho_clipped"] == (log_rho > 0)
+
+
 def test_targets_of_one_value_explain_nothing() -> None:
     ones = torch.ones(5)
     sums = batch_sums(ones, 0 * ones, ones, ones, 3 * ones, rho_clip=1.0)

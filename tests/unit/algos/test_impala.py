@@ -298,6 +298,16 @@ def test_a_discounted_return_is_bounded_as_a_reward_is(value: float) -> None:
         impala.check(sent, TWO_ACTIONS)
 
 
+@pytest.mark.parametrize(("sound", "value"), [(0.0, 0.01), (-99.0, -101.0)])
+def test_log_probabilities_of_choices_are_bounded(sound: float, value: float) -> None:
+    columns = _sound()
+    columns["behaviour_logp"][:] = sound
+    impala.check(columns, TWO_ACTIONS)
+    columns["behaviour_logp"][1, 1] = value
+    with pytest.raises(ValueError, match="log-probabilities"):
+        impala.check(columns, TWO_ACTIONS)
+
+
 @pytest.mark.parametrize(("size", "sound"), [(1, 999.0), (60, 59_999.0)])
 def test_log_densities_are_bounded_by_the_numbers_of_an_action(size: int, sound: float) -> None:
     """Deviations of e^-20 have log-densities of 19 each: 1140 of 60."""
@@ -312,8 +322,12 @@ def test_log_densities_are_bounded_by_the_numbers_of_an_action(size: int, sound:
         impala.check(sent, shape.layout)
 
 
-def test_a_flag_is_0_or_1() -> None:
+@pytest.mark.parametrize("name", ["terminated", "truncated", "alive"])
+@pytest.mark.parametrize("value", [2, 255])
+def test_a_flag_is_0_or_1(name: str, value: int) -> None:
     columns = _sound()
-    columns["alive"].view(np.uint8)[0, 0] = 7
-    with pytest.raises(ValueError, match="column alive holds bytes other than 0 and 1"):
+    columns[name].view(np.uint8)[0, 0] = 1
+    impala.check(columns, TWO_ACTIONS)
+    columns[name].view(np.uint8)[0, 0] = value
+    with pytest.raises(ValueError, match=f"column {name} holds bytes other than 0 and 1"):
         impala.check(columns, TWO_ACTIONS)

@@ -130,6 +130,23 @@ def expected_sums(net: ActorCritic, batch: Arrays, cfg: PpoConfig) -> list[float
     return [total, *sums]
 
 
+def expected_moments(batch: dict[str, Tensor], columns: Arrays) -> dict[str, float]:
+    """Sums over alive rows of `expected_columns`, with the importance weights before truncation."""
+    alive = batch["alive"].numpy()
+    log_rho = (columns["proximal_logp"] - batch["behaviour_logp"].numpy())[alive]
+    rows = {
+        "weight": columns["weight"][alive],
+        "advantage": columns["advantage"][alive],
+        "value_error": (columns["target"] - columns["value"])[alive],
+        "value_target": columns["target"][alive],
+    }
+    squares = {f"{name}_square": (column**2).sum() for name, column in rows.items()}
+    sums = {name: column.sum() for name, column in rows.items()}
+    rho = np.exp(log_rho)
+    lag = {"kl_lag": (rho - 1 - log_rho).sum(), "rho": rho.sum()}
+    return {"samples": alive.sum()} | sums | squares | lag
+
+
 CONFIGS = [
     PpoConfig(normalize_advantages="none"),
     PpoConfig(normalize_advantages="minibatch", clip=0.1, entropy_cost=0.1, rho_clip=1.3),
@@ -147,12 +164,16 @@ def test_columns_are_those_of_the_definitions(cfg: PpoConfig) -> None:
     weights = expected["weight"][alive]
     assert (weights == cfg.rho_clip).any(), "some are truncated"
     assert weights.min() < 0.7, "others are small"
+    sums = expected_moments(batch, expected)
     if cfg.normalize_advantages == "batch":
         expected["advantage"] = standardised(expected["advantage"], alive)
     found = prepared(before, batch, cfg)
     for name, column in expected.items():
         rows = found[name].numpy()
         np.testing.assert_allclose(rows[alive], column[alive], rtol=1e-5, atol=2e-6, err_msg=name)
+    moments = dict(zip(ppo.MOMENTS, found["moments"].tolist(), strict=True))
+    del moments["rho_clipped"]
+    assert moments == pytest.approx(sums, rel=1e-4, abs=1e-4)
 
 
 @pytest.mark.parametrize("cfg", CONFIGS)
@@ -320,6 +341,20 @@ def test_rows_that_nobody_decided_change_nothing() -> None:
         results.append([sums, *(p.grad.clone() for p in net.parameters() if p.grad is not None)])
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("shift", [200.0, -200.0])
+def test_a_ratio_beyond_all_bounds_leaves_loss_and_gradient_finite(shift: float) -> None:
+    """As exp(200) is infinite in float32."""
+    net, cfg = make_net(), PpoConfig(normalize_advantages="none")
+    batch = prepared(net, make_batch(), cfg)
+    assert (batch["advantage"] > 0).any()
+    assert (batch["advantage"] < 0).any()
+    batch["proximal_logp"] -= shift
+    total, sums = ppo.loss(net, batch, cfg)
+    total.backward()
+    assert sums.isfinite().all()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in net.parameters())
 
 
 def test_micro_batches_and_dealt_environments_add_up_to_the_whole() -> None:

@@ -66,3 +66,16 @@ def test_residuals_of_a_checkpoint_that_does_not_name_the_codec_are_restored() -
     state = saved("onebit", "sgd")
     del state["codec"]
     assert restored(state, "onebit", "sgd") == 1.0
+
+
+@pytest.mark.parametrize(("own", "other"), [(0.25, 0.5), (0.5, 0.25), (np.inf, 0.25)])
+def test_the_least_of_all_learners_is_found(own: float, other: float) -> None:
+    """By the collective that takes the largest."""
+
+    def all_reduce_max(values: torch.Tensor) -> None:
+        torch.maximum(values, torch.tensor([-other], dtype=torch.float64), out=values)
+
+    sync = bsp("powersgd", "adam")
+    group: Any = sync._group
+    group.control = SimpleNamespace(all_reduce_max=all_reduce_max)
+    assert sync.all_reduce_min(own) == 0.25

@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 
 from data_algorithms import train_dqn_on
+from penstock import replay
 from penstock.algos.acting import make_policy
 from penstock.algos.dqn.update import DqnUpdate
 from penstock.algos.sac.update import SacUpdate
@@ -23,6 +24,7 @@ from penstock.core.params import Float32
 from penstock.envs.vector_env import EnvInfo
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.offpolicy import OffPolicyTrainer
+from penstock.learner.sources.drawing import ReplayBatch
 from penstock.learner.state import set_weights, weights_of
 from penstock.learner.sync.gradient_sync import SingleLearner
 from penstock.models.normalizer import MOST_FRAMES
@@ -79,21 +81,38 @@ def sac_of(made: OffPolicyTrainer) -> SacUpdate:
     return made._update
 
 
-def test_the_errors_are_those_before_the_update_by_the_published_network() -> None:
-    made = trainer("dqn", "algo.double=false", "actors.envs=32")
-    batch = random_batch("dqn")
+def errors_by(made: OffPolicyTrainer, batch: Batch) -> Float32:
+    """Where values and targets are those of the network that is published now, in numpy."""
     q = []
-    for name in ("obs", "next_obs"):  # an actor's numpy network, before any update
+    for name in ("obs", "next_obs"):
         policy = make_policy(made.config, CHOICES, 0)
         policy.load(values(made))
         q.append(policy.outputs(batch[name]).copy())
-    errors = made.update(batch).numpy()
     target = batch["reward"] + batch["discount"] * q[1].max(1)
-    expected = np.abs(target - q[0][np.arange(32), batch["action"]])
+    errors: Float32 = np.abs(target - q[0][np.arange(32), batch["action"]])
+    return errors
+
+
+def test_the_errors_are_those_before_the_update_by_the_published_network() -> None:
+    made = trainer("dqn", "algo.double=false", "actors.envs=32")
+    batch = random_batch("dqn")
+    expected = errors_by(made, batch)
+    errors = made.update(batch).numpy()
     np.testing.assert_allclose(errors, expected, rtol=1e-4, atol=1e-5)
     assert errors.dtype == np.float32
     assert not np.allclose(made.update(batch).numpy(), errors)
     assert made.progress.learner_steps == made.progress.version == 2
+
+
+@pytest.mark.parametrize("duelling", ["false", "true"])
+def test_targets_are_those_of_the_network_that_was_copied_last(duelling: str) -> None:
+    options = ("algo.double=false", "algo.target_every=3", f"algo.duelling={duelling}")
+    made = trainer("dqn", "actors.envs=32", "learner.lr=0.01", *options)
+    for step in range(3):
+        made.update(random_batch("dqn", step))
+    batch = random_batch("dqn", 3)
+    expected = errors_by(made, batch)  # the third update copied this network
+    np.testing.assert_allclose(made.update(batch), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_target_network_is_copied_every_so_many_steps() -> None:
@@ -248,6 +267,39 @@ def test_statistics_are_means_and_start_over() -> None:
     assert found["td_error"] > 0
     assert found["learning_rate"] == made.config.learner.lr
     assert made.statistics() == {}
+
+
+def test_statistics_of_sac_are_those_of_its_definitions() -> None:
+    """By its networks' outputs, and the noise that torch draws; a discount of 0 leaves the reward
+    as the target. The actor is judged by critics that have taken their step."""
+    made, batch = trainer("sac", "algo.alpha=0.5", "learner.grad_clip=null"), random_batch("sac")
+    batch["discount"][:] = 0
+    update, obs = sac_of(made), torch.from_numpy(batch["obs"])
+    with torch.no_grad():
+        q = update.critics(obs, torch.from_numpy(batch["action"])).double().numpy()
+        mean, log_std = update.actor(obs).double().numpy().T
+    torch.manual_seed(3)
+    made.update(batch)
+    torch.manual_seed(3)
+    torch.randn(32, 1)  # for the next action
+    noise = torch.randn(32, 1)[:, 0].double().numpy()
+    action = np.tanh(mean + np.exp(log_std) * noise)
+    logp = -0.5 * noise**2 - 0.5 * np.log(2 * np.pi) - log_std - np.log(1 - action**2)
+    with torch.no_grad():
+        judged = update.critics(obs, torch.from_numpy(action[:, None]).float()).numpy()
+    errors = batch["reward"] - q
+    norms = [made.optimizers()[name].grads.norm().item() for name in ("critics", "actor")]
+    found = made.statistics()
+    assert found.pop("learning_rate") == made.config.learner.lr
+    assert found == pytest.approx({
+        "critic_loss": 0.5 * (errors**2 * batch["weights"]).sum() / 32,
+        "actor_loss": (0.5 * logp - judged.min(0)).mean(),
+        "td_error": np.abs(errors).mean(),
+        "q_mean": q.mean(),
+        "entropy": -logp.mean(),
+        "alpha": 0.5,
+        "grad_norm": np.hypot(*norms),
+    }, rel=1e-4, abs=1e-5)  # fmt: skip
 
 
 class ListReplay:
@@ -434,6 +486,39 @@ class Adding(SingleLearner):
         self.own.append(values.clone())
         if self._others is not None:
             values += self._others
+
+
+def two_rows() -> ReplayBatch:
+    """Drawn with probabilities 0.04 and 0.16."""
+    drawn = random_batch("dqn", size=2) | {"weights": np.array([1.0, 0.5], np.float32)}
+    return ReplayBatch(replay.Batch(drawn), min_probability=0.04, beta=0.5)
+
+
+@pytest.mark.parametrize(("others", "factor"), [(0.01, 0.5), (0.09, 1.0), (None, 1.0)])
+def test_importance_weights_are_divided_by_the_largest_of_all_learners(
+    others: float | None, factor: float
+) -> None:
+    """(N P)^-beta with beta 1/2: of 0.04 and 0.16 they are 1 and 1/2, divided by the first of them,
+    and 1/2 and 1/4, divided by that of 0.01."""
+    heard: list[float] = []
+
+    class Two(Adding):
+        world = 2
+
+        def all_reduce_min(self, value: float) -> float:
+            heard.append(value)
+            return min(value, value if others is None else others)
+
+    made, alone = (trainer("dqn", "replay.prioritized=true") for _ in range(2))
+    made.sync = Two()
+    own, scaled = (two_rows() for _ in range(2))
+    scaled.data["weights"] *= np.float32(factor)
+    made.step(own._replace(tensors=made.tensors_of(own.data)))
+    alone.step(scaled)
+    np.testing.assert_allclose(own.data["weights"], factor * np.array([1.0, 0.5]), rtol=1e-6)
+    torch.testing.assert_close(made.optimizers()["q"].grads, alone.optimizers()["q"].grads)
+    made.step(None, np.array([2.0]))
+    assert heard == [0.04, np.inf]
 
 
 def test_learners_sum_up_their_statistics_also_one_without_a_batch() -> None:

@@ -99,8 +99,12 @@ def test_dgc_by_hand() -> None:
     ]  # fmt: skip
 
 
-def test_dgc_clips_by_the_root_of_the_number_of_ranks() -> None:
-    (sums,) = steps_of([[6.0, 8.0]], world=4, codec="dgc", dgc_clip=2.0, warmup_updates=0)
+@pytest.mark.parametrize(
+    "clips", [{"dgc_clip": 2.0}, {"grad_clip": 2.0}, {"dgc_clip": 2.0, "grad_clip": 1.0}]
+)
+def test_dgc_clips_by_the_root_of_the_number_of_ranks(clips: dict[str, float]) -> None:
+    """To its own bound, or else to that of the learner."""
+    (sums,) = steps_of([[6.0, 8.0]], world=4, codec="dgc", warmup_updates=0, **clips)
     assert sums == pytest.approx([0.0, 4 * 0.8], rel=1e-6)  # norm 10 becomes 2 / sqrt(4)
 
 

@@ -19,10 +19,11 @@ import torch
 from penstock.actors.rollout import padding
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
+from penstock.core.interfaces import StepResult
 from penstock.device.choice import device_of
 from penstock.envs import probe
 from penstock.learner.offpolicy import OffPolicyTrainer
-from penstock.learner.sources.drawing import ReplayBatch, make_sampler, seed_of
+from penstock.learner.sources.drawing import KnownValues, ReplayBatch, make_sampler, seed_of
 from penstock.learner.sources.replay import ReplayDataSource
 from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
@@ -350,6 +351,30 @@ def test_what_was_published_is_taken_in_once_for_a_batch(
     monkeypatch.setattr(table, "collect", count)
     assert world.source.next(0.0) is not None
     assert len(counted) == 1
+
+
+def test_a_batch_tells_the_least_probability_of_its_rows() -> None:
+    """By which learners divide their weights by the largest of all batches. Weights are (least /
+    P)^beta, and of 16 rows one has 9 times the priority of the others: P is 9/24 or 1/24."""
+    world = make_world("replay.prioritized=true", "replay.alpha=1", "replay.beta=0.5")
+    while world.published < 2:
+        assert world.publish()
+        world.source.next(0.0)
+    first = world.source.next(0.0)
+    assert first is not None
+    assert first.min_probability == pytest.approx(1 / 16)
+    priorities = np.ones(8, np.float32)
+    priorities[first.keys == first.keys[0]] = 9.0
+    world.source.release(first, StepResult(8, False, KnownValues(priorities)))
+    batch = world.source.next(0.0)
+    assert batch is not None
+    assert batch.min_probability == pytest.approx(1 / 24, rel=1e-4)
+    assert batch.beta == 0.5
+    np.testing.assert_allclose(
+        batch.weights, np.where(batch.keys == first.keys[0], 1 / 3, 1.0), rtol=1e-4
+    )
+    world.source.close()
+    world.source.store.close()
 
 
 def test_beta_follows_the_optimizer_steps_of_the_whole_run() -> None:
