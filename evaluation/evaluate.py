@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from penstock.algos.acting import make_policy
 from penstock.algos.samples import network_shape
+from penstock.configs import code_references
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, load_run
 from penstock.configs.schema import Config
@@ -171,13 +172,13 @@ def of_checkpoint(config: Config, folder: Path, sampled: bool = False) -> Policy
 
 def _of_file(path: Path) -> PolicySource:
     found = exported.read(path)
-    env = found.config.env
-    if ":" in env.id or env.wrappers:
-        named = env.id if ":" in env.id else str(env.wrappers[0])
-        raise UserError(
-            f"{path} is a policy for an environment with code in a module, {named}, which a file "
-            "must not choose; evaluate the folder of the run, or call penstock.load_policy"
-        )
+    for option, text in code_references.references(found.config):
+        if option.startswith("env."):  # the network was made when the file was read
+            raise UserError(
+                f"{path} is a policy for an environment with code in a module or a file, {option} "
+                f"{code_references.shown(text)}, which a policy's file must not choose; evaluate "
+                "the folder of the run, or call penstock.load_policy"
+            )
 
     def weights(layout: ParamLayout) -> Float32:
         if layout != network_shape(found.config, found.info).layout:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -246,7 +247,7 @@ def test_a_trial_that_takes_over_weights_removes_its_checkpoints_and_no_other_fi
     (given / FILE).write_bytes(b"y")
     (given / "trial.json").write_text('{"trial": 1, "trained_steps": 7}')
     ended = SimpleNamespace(poll=lambda: 0)
-    monkeypatch.setattr(trial_run.subprocess, "Popen", lambda *_, **__: ended)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: ended)
     settings = trial_run.TrialSettings("cartpole", [], tmp_path, tmp_path, "eval", None, 0.0)
     trial = trial_run.TrialRun(settings, 0, {})
     trial.load(given)
