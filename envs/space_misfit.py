@@ -14,10 +14,24 @@ from gymnasium import spaces
 _MISSING = object()
 
 
-def shape_misfit(space: spaces.Space[Any], value: Any) -> str:
-    """Why the value's parts or shapes are not those of `space`; empty if they are."""
+def stacking_misfit(space: spaces.Space[Any], value: Any) -> str:
+    """Why gymnasium cannot stack the value with others of `space`: a part that is missing, another
+    shape, or a dtype that cannot be cast to that of the space. Empty if it can.
+
+    Lists and numbers can be stacked, and float64 as float32, so that none of these is named where
+    an environment raises something of its own.
+    """
     for where, part, found in _parts(space, value, ()):
-        reason = _shape(part, found)
+        is_array = isinstance(part, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
+        try:
+            given = np.asarray(found) if is_array and found is not _MISSING else found
+        except ValueError:
+            return _placed(where, " of rows that differ in length")
+        reason = _shape(part, given)
+        if not reason and is_array:
+            assert part.dtype is not None
+            if not np.can_cast(given.dtype, part.dtype, "same_kind"):
+                reason = _dtype(part, given)
         if reason:
             return _placed(where, reason)
     return ""
@@ -75,6 +89,10 @@ def _shape(space: spaces.Space[Any], value: Any) -> str:
     return ""
 
 
+def _dtype(space: spaces.Space[Any], value: Any) -> str:
+    return f" of dtype {value.dtype} where its space says {space.dtype}"
+
+
 def _content(space: spaces.Space[Any], value: Any) -> Iterator[tuple[str, str]]:
     """Faults of a value with the right shape, and the reasons."""
     if not isinstance(space, spaces.Box):
@@ -85,7 +103,7 @@ def _content(space: spaces.Space[Any], value: Any) -> Iterator[tuple[str, str]]:
         at, worst = _at(~np.isfinite(value), value)
         yield "finite", f" with {worst}{at}"
     if not np.can_cast(value.dtype, space.dtype):
-        yield "dtype", f" of dtype {value.dtype} where its space says {space.dtype}"
+        yield "dtype", _dtype(space, value)
         return
     finite = np.isfinite(value)
     for bound, outside, word in (

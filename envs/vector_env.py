@@ -34,7 +34,7 @@ from penstock.envs.lives import LIFE_LOST
 from penstock.envs.packing import Packer, find_bad_observation
 from penstock.envs.rendering import pictures, pictures_per_s
 from penstock.envs.saved_state import restore, state_of
-from penstock.envs.space_misfit import misfits, shape_misfit
+from penstock.envs.space_misfit import stacking_misfit
 
 logger = note_logger(__name__)
 
@@ -271,14 +271,7 @@ class BatchedEnv:
             return
         space = self._vector.single_observation_space
         for shown in self._vector._env_obs:
-            if shown is None:
-                continue
-            if found := shape_misfit(space, shown):
-                raise UserError(
-                    f"environment {self._name} returned an observation{found}; observations must "
-                    "keep the shape that the observation space says"
-                ) from error
-            if isinstance(error, TypeError) and (found := misfits(space, shown).get("dtype", "")):
+            if shown is not None and (found := stacking_misfit(space, shown)):
                 raise UserError(
                     f"environment {self._name} returned an observation{found}; correct its space, "
                     "or what it returns"

@@ -263,7 +263,7 @@ def test_an_observation_that_changes_shape_is_one_sentence(
 
 
 class Doubles(Sound):
-    observation_space = spaces.Box(0, 255, (2,), np.uint8)
+    observation_space: Any = spaces.Box(0, 255, (2,), np.uint8)
 
     def show(self) -> Any:
         return np.full(2, float(self.age))
@@ -284,10 +284,36 @@ def test_an_observation_of_another_dtype_is_one_sentence(kind: Any, where: str) 
         first(game)
 
 
+def test_what_a_game_of_lists_or_doubles_raises_is_left_alone() -> None:
+    """Neither was wrong with its observations."""
+
+    class Fails(Sound):
+        def show(self) -> Any:
+            return [0.5, float(self.age)]
+
+        def step(self, action: Any) -> Any:
+            if self.age == 2:
+                raise TypeError("of its own")
+            return super().step(action)
+
+    class FailsInDoubles(Fails):
+        def show(self) -> Any:
+            return np.array(super().show())
+
+    for kind in (Fails, FailsInDoubles):
+        game = BatchedEnv("it", SyncVectorEnv([kind] * 2), 1, "how")
+        out = first(game)
+        for _ in range(2):
+            game.step_into(np.zeros(2, np.int32), out)
+        assert out.tolist() == [[0.5, 2]] * 2
+        with pytest.raises(TypeError, match="of its own"):
+            game.step_into(np.zeros(2, np.int32), out)
+
+
 class Beyond(Sound):
     """Its choices count too far in the third step."""
 
-    observation_space = spaces.Discrete(3, start=4)
+    observation_space: Any = spaces.Discrete(3, start=4)
 
     def show(self) -> Any:
         return 4 + self.age
