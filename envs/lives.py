@@ -44,7 +44,8 @@ class LivesAsEpisodes(VectorEnv):
         self._lives = np.zeros(self.num_envs, np.int32)
         self._owed = np.zeros(self.num_envs)  # rewards of steps that only reset
         self._late: dict[int, tuple[bool, bool, Any]] = {}  # ends in steps that only reset
-        self._blank = np.zeros(self.num_envs, np.int64)  # frames of a stack from before the life
+        # Frames of a stack from before the life; in those of a new game they are zeros anyway.
+        self._blank = np.zeros(self.num_envs, np.int64)
 
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
@@ -71,7 +72,6 @@ class LivesAsEpisodes(VectorEnv):
         self._blank = np.where(resets, self._stack - 1, np.maximum(self._blank - 1, 0))
         for env in np.flatnonzero(self._blank).tolist():
             observations[env, : self._blank[env]] = 0
-        self._blank[over] = 0
         terminated |= lost
         self._resets = lost.copy()
         self._late = {}

@@ -124,6 +124,44 @@ def test_a_game_that_ends_in_a_step_that_only_resets_ends_one_step_later() -> No
     ]
 
 
+def test_a_life_that_is_lost_in_a_step_that_only_resets_ends_nothing() -> None:
+    assert scripted((5, 0, False), (4, 0, False), (3, 0, False), (3, 1, False)) == [
+        (0, False, False, 4),
+        (0, True, True, 4),
+        (0, False, False, 1),
+        (1, False, False, 2),
+    ]
+
+
+def test_the_last_life_ends_the_game_only_where_the_game_says_so() -> None:
+    """Some games show their end for a while."""
+    assert scripted((2, 0, False), (0, 0, False), (0, 1, True)) == [
+        (0, False, False, 4),
+        (0, False, False, 4),
+        (1, True, False, 4),
+    ]
+
+
+def test_a_reset_begins_anew_whatever_was_pending() -> None:
+    """After a lost life, the step that only resets, and a game that ended in such a step."""
+    lost = (1, 2, False)
+    for pending in ([lost], [lost, (1, 30, False)], [lost, (0, 30, True)]):
+        env = LivesAsEpisodes(
+            Scripted(*pending, (2, 5, False)), {**atari.OPTIONS, "game": "breakout"}
+        )
+        env.reset()
+        for _ in pending:
+            env.step(np.array([0]))
+        env.reset()
+        observations, reward, terminated, _, info = env.step(np.array([0]))
+        assert (float(reward[0]), bool(terminated[0]), bool(info[LIFE_LOST][0])) == (
+            5,
+            False,
+            False,
+        )
+        assert observations.all()
+
+
 def test_an_evaluation_counts_whole_games() -> None:
     game = breakout(2)
     rng = np.random.default_rng(0)

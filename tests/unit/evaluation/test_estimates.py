@@ -59,6 +59,9 @@ def test_out_of_reach_is_what_even_the_upper_bound_of_the_better_way_misses() ->
     }
     assert not out_of_reach(few, 200.0)  # three episodes say little about the spread
     assert not out_of_reach(ways((100.0, 10.0), (150.0, 26.0)), 200.0)  # up to 200.96
+    for episodes in (9, 10):  # ten are enough
+        low = Estimate(100.0, 1.0, episodes)
+        assert out_of_reach({"greedy": low, "sampled": low}, 200.0) == (episodes == 10)
 
 
 def test_choosing_the_better_way_does_not_confirm_too_often() -> None:

@@ -28,6 +28,7 @@ from penstock.evaluation.evaluate import (
     evaluate_seeds,
     play,
     seed_runs,
+    summary,
 )
 from penstock.evaluation.loaded_policy import load_policy
 from penstock.learner.checkpoints import checkpoint_format
@@ -98,7 +99,13 @@ def test_a_policy_is_told_where_episodes_begin() -> None:
 
 
 def test_steps_that_only_reset_do_not_count() -> None:
-    assert run_play(Scripted([4]), 3) == [Episode(4.0, 4)] * 3
+    assert run_play(Scripted([4], pay=-2.5), 3) == [Episode(-10.0, 4)] * 3
+
+
+def test_a_summary_by_hand() -> None:
+    """Squares of the deviations: 4, 1 and 9."""
+    found = {"mean": 3.0, "median": 2.0, "std": (14 / 3) ** 0.5, "min": 1.0, "max": 6.0}
+    assert summary((1.0, 6.0, 2.0)) == pytest.approx(found)
 
 
 def test_episodes_of_the_limits_length_are_whole_and_longer_ones_are_cut() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.replay.samplers import Prioritized, Sampler, Uniform, importance_weights
 from penstock.replay.schedules import Linear
+from penstock.replay.times_sampled import SampleCountLimit
 
 Array = npt.NDArray[Any]
 
@@ -239,6 +241,37 @@ def test_weights_across_shards_are_those_of_one_buffer() -> None:
         found.append(importance_weights(sampler.probabilities / 2, 5, sampler.beta))
         expected.append((5 * share[rows + offset]) ** -0.6)
     np.testing.assert_allclose(np.concatenate(found), np.concatenate(expected), rtol=1e-6)
+
+
+def limited(sampler: Sampler, most: int, rows: int) -> World:
+    limit = SampleCountLimit(sampler, most)
+    world = World(limit, rows)
+    table: Any = SimpleNamespace(remove_rows=lambda rows, why: world.remove_rows(rows.tolist()))
+    limit.place(table)
+    return world
+
+
+def test_a_row_that_is_written_again_may_be_drawn_as_often_again() -> None:
+    world = limited(Uniform(), 2, 4)
+    for _ in range(2):
+        world.insert(0, 4)
+        assert sorted(world.draws(8, 1).tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_weights_of_draws_that_are_repeated_are_those_of_their_priorities() -> None:
+    """Each row comes once, so further draws of a heavy one fall on others: then the total is 5 %
+    less."""
+    priorities = np.random.default_rng(0).uniform(1, 3, 20_000)
+    priorities[500] = 2000.0  # of 42,000: two whole strata of 64, or more
+    world = limited(Prioritized(alpha=1.0, beta=1.0, epsilon=1e-9, fast=False), 1, 20_000)
+    world.insert(0, 20_000, priorities)
+    rows, weights = world.sampler.sample(64)
+    assert len(set(rows.tolist())) == 64
+    assert 500 in rows
+    assert weights is not None
+    drawn = priorities[rows]
+    assert drawn[-1] > 1.2 * drawn.min(), "drawn anew, and not the lightest"
+    np.testing.assert_allclose(weights, drawn.min() / drawn, rtol=0.07)
 
 
 def test_beta_follows_its_schedule_by_transitions_drawn() -> None:

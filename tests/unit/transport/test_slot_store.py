@@ -200,6 +200,39 @@ def test_a_writer_that_wants_more_wakes_the_store(store: SlotStore) -> None:
     assert (writer.want, writer.available) == (2, 2)
 
 
+def test_the_fill_is_that_of_slots_which_are_filled_and_not_yet_freed(store: SlotStore) -> None:
+    _, writer = writer_of(store, want=3)
+    assert store.fill_fraction() == 0
+    write(writer, 0)
+    slot = take(store)
+    assert store.fill_fraction() == pytest.approx(1 / 6)  # two are lent, three are free
+    store.release(slot.index)
+    assert store.fill_fraction() == 0
+
+
+def test_where_all_writers_wait_one_gets_a_slot_more_than_it_wants(store: SlotStore) -> None:
+    writers = [writer_of(store, want=1)[1] for _ in range(2)]
+    for writer in writers:
+        write(writer, 0)
+    store.collect()
+    store.lend()
+    assert sum(writer.available for writer in writers) == 0
+    for _ in range(2):
+        store.unstick()
+        assert sum(writer.available for writer in writers) == 1
+
+
+def test_a_writer_is_starved_if_it_has_no_slot_and_may_not_have_another(store: SlotStore) -> None:
+    _, writer = writer_of(store, want=1)
+    assert not store.starved
+    write(writer, 0)
+    store.collect()
+    assert store.starved
+    for want in (0, 2):
+        writer.want = want
+        assert not store.starved
+
+
 def test_an_unpublished_slot_is_given_again(store: SlotStore) -> None:
     _, writer = writer_of(store, want=1)
     slot = writer.acquire(0)

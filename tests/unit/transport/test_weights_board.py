@@ -88,6 +88,41 @@ def test_a_reader_never_sees_half_of_two_versions() -> None:
     assert seen > 10
 
 
+def test_a_writer_that_ends_while_it_writes_leaves_the_weights_before() -> None:
+    board, out = WeightsBoard.create(3, shared=False), np.zeros(3, np.float32)
+    for version in (1, 2):
+        board.publish(np.full(3, version, np.float32), Stamp(0, version))
+        board._begin(0)[:] = 0xFF
+        assert board.read(out) == board.stamp == Stamp(0, version)
+        assert out.tolist() == [version] * 3
+
+
+@pytest.mark.parametrize(("published", "version"), [(1, 1), (2, 3), (3, 4)])
+def test_a_reader_begins_again_where_its_buffer_may_have_been_written(
+    monkeypatch: pytest.MonkeyPatch, published: int, version: int
+) -> None:
+    """There are two buffers: the first publication while it reads goes into the other one."""
+    board, out = WeightsBoard.create(3, shared=False), np.zeros(3, np.float32)
+    copy, copies = board._copy, 0
+
+    def publish(version: int) -> None:
+        board.publish(np.full(3, version, np.float32), Stamp(0, version))
+
+    def slow_copy(*args: Any) -> None:
+        nonlocal copies
+        copy(*args)
+        copies += 1
+        if copies == 1:
+            for later in range(2, 2 + published):
+                publish(later)
+
+    monkeypatch.setattr(board, "_copy", slow_copy)
+    publish(1)
+    assert board.read(out) == Stamp(0, version)
+    assert out.tolist() == [version] * 3
+    assert copies == 1 + (version > 1)
+
+
 def test_memory_that_is_not_there_is_refused_at_creation() -> None:
     """And nothing is allocated first, which would have someone killed for it."""
     before = available_nbytes()
