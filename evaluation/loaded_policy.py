@@ -247,5 +247,5 @@ def _alike(mine: spaces.Space[Any], its: spaces.Space[Any]) -> bool:
 
 
 def _brief(space: object) -> str:
-    text = str(space)
+    text = " ".join(str(space).split())  # numpy aligns the bounds of a Box in columns
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -14,6 +14,7 @@ from penstock.monitor.runs import Best, best
 Rows = list[tuple[str, str]]
 
 RECENT = 100  # episodes that `episode_return_mean` is of, at most
+LIMITS = ("return", "env_steps", "learner_steps", "minutes")  # of `stop`
 INTERRUPTED = ("interrupted", "terminated")
 
 
@@ -23,7 +24,7 @@ def rows(summary: Metrics, run_dir: Path) -> Rows:
     seconds, steps = m("time_s") or 0.0, m("env_steps") or 0
     rate = steps / seconds if seconds else None
     shown = {
-        "ended by": summary["exit_reason"],
+        "ended by": _ended_by(summary),
         "steps": f"{count(steps)} agent steps in {clock(seconds)}, {count(rate)}/s"
         + _frames(summary, rate),
         "return": _return(summary),
@@ -94,6 +95,14 @@ def show(shown: Rows, stream: TextIO) -> None:
     Console(file=stream).print(Panel(table, title="summary", title_align="left", expand=False))
 
 
+def _ended_by(summary: Metrics) -> str:
+    """The exit reason, and what to do where a resumed run was at its limit already."""
+    reason = str(summary["exit_reason"])
+    if reason in LIMITS and summary.get("env_steps") and summary["accounting"]["produced"] == 0:
+        return f"{reason}, which was reached before; raise stop.{reason} to train on"
+    return reason
+
+
 def _solved(summary: Metrics) -> str:
     """Whether `stop.return` was reached, and by which evidence."""
     m = summary.get
@@ -128,9 +137,12 @@ def _return(summary: Metrics) -> str:
     episodes = summary.get("episodes") or 0
     if not episodes:
         return "none, because no episode has ended"
+    mean = summary.get("episode_return_mean")
+    if mean is None:  # several learners do not resume the returns of their last episodes
+        return f"unknown, after {count(episodes)} episodes"
     of = f"the last {RECENT} of {count(episodes)}" if episodes > RECENT else f"all {episodes}"
     of = "the only episode" if episodes == 1 else f"{of} episodes"
-    return f"{number(summary.get('episode_return_mean'))} over {of}"
+    return f"{number(mean)} over {of}"
 
 
 def _frames(summary: Metrics, rate: float | None) -> str:

@@ -39,6 +39,15 @@ def test_it_says_how_far_the_run_came_and_where_every_sample_went() -> None:
     ]
 
 
+def test_a_resume_of_a_run_at_its_limit_says_that_nothing_was_trained() -> None:
+    none = {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0}
+    again = {"exit_reason": "env_steps", "accounting": none, "episode_return_mean": None}
+    found = dict(rows(SUMMARY | again, Path("nowhere")))
+    expected = "env_steps, which was reached before; raise stop.env_steps to train on"
+    assert found["ended by"] == expected
+    assert found["return"] == "unknown, after 812 episodes"
+
+
 def test_solved_is_what_an_evaluation_has_confirmed() -> None:
     by = {"mean": 251.3, "se": 4.123, "episodes": 100}
     closing = {"goal": 200.0, "solved": True, "estimate": by, "play": "sampled"}
