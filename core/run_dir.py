@@ -53,7 +53,13 @@ def run_folder(path: Path, resume: Resume) -> Iterator[int]:
         raise UserError(
             f"the run folder {path} cannot be made: {error.strerror}; set run.dir to another place"
         ) from error
-    lock = _lock(path)
+    try:
+        lock = _lock(path)
+    except OSError as error:
+        raise UserError(
+            f"the run folder {path} cannot be locked: {error.strerror}; set run.dir to a file "
+            "system that has locks"
+        ) from error
     if lock is None:
         raise UserError(f"{path} is in use by a run that has not ended; wait for it, or stop it")
     try:
@@ -192,10 +198,13 @@ def _try_lock(descriptor: int) -> bool:
 def _lock(path: Path) -> int | None:
     """Lock a folder; None where another process holds it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    if _try_lock(descriptor):
-        return descriptor
-    os.close(descriptor)
-    return None
+    locked = False
+    try:
+        locked = _try_lock(descriptor)
+    finally:
+        if not locked:
+            os.close(descriptor)
+    return descriptor if locked else None
 
 
 def check(path: Path, resume: Resume) -> None:

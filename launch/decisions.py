@@ -115,8 +115,9 @@ class Decisions:
         return self._reason, self._failure
 
     def needs(self, name: str) -> bool:
-        """Whether ``name`` is to run until the run ends."""
-        return self._workers[name].needed
+        """Whether the process of ``name`` is to run until the run ends."""
+        worker = self._workers[name]
+        return worker.needed and not worker.superseded
 
     def listed(self) -> list[str]:
         """The roles in a status report: all but spare actors that do not run and are not needed."""
@@ -190,9 +191,11 @@ class Decisions:
         if self.stopping or worker.needed == needed:
             return []
         worker.needed = needed
-        if worker.runs:  # one that is needed again while it ends is replaced at its end
-            ends = not needed and worker.spec.stage is Stage.ACTORS
-            return [Kill(worker.name, signal.SIGTERM)] if ends else []
+        if worker.runs:
+            if worker.spec.stage is not Stage.ACTORS:
+                return []
+            worker.superseded = needed  # it ends, and is then replaced
+            return [] if needed else [Kill(worker.name, signal.SIGTERM)]
         if needed:
             worker.wait(now_s)
         else:
@@ -250,6 +253,8 @@ class Decisions:
         if self._has_rival(failure.name, now_s):  # for which it may have been refused
             failure = replace(failure, user=False)
         worker.failure = failure
+        if self._stage is Stage.LEARNER and not failure.fault and self._spared(worker):
+            return []  # another learner writes the checkpoint
         survived = not self.stopping and (self._spared(worker) or self._comes_back(failure))
         ends_run = worker.spec.essential and not worker.superseded and not survived
         spares_run = worker.spec.expendable or self._can_leave_out(worker)
@@ -318,7 +323,7 @@ class Decisions:
             # A superseded learner was killed on purpose, as its state was lost before the stop.
             counts = worker.spec.essential and not worker.superseded
             if counts and was_ready and end.exit_code != 0:
-                if spared and worker.failure is None:
+                if spared and (worker.failure is None or not worker.failure.fault):
                     text = f"{name}: {failure.message}; another learner writes the checkpoint"
                     effects.append(Note(text))
                 else:
@@ -511,6 +516,8 @@ class Decisions:
     ) -> list[Effect]:
         """The trained state has ended with ``lost``: restart all essential roles from the newest
         checkpoint. The other roles keep running."""
+        if not self._losses:  # a checkpoint was written since the last loss
+            lost.attempts = 0
         self._losses += 1
         self.resumes = True
         self._group.dissolve()

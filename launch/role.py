@@ -34,7 +34,7 @@ from penstock.profiling.dump import answer_with_stacks, stacks_path
 from penstock.profiling.status import Phase, StatusPage
 
 BACKSTOP_S = 1.0
-TEXT_LIMIT = 50_000  # characters of a message or traceback that fit a control message
+TEXT_LIMIT = 8_000  # characters; both texts fit a control message if each takes 12 bytes of JSON
 
 
 def main() -> None:
@@ -175,7 +175,8 @@ def _run(target: str, ctx: RoleContext, early_error: Exception | None = None) ->
         _print(f"{ctx.name}: {error}")
         return 2
     except RunEndedError as error:
-        ctx.report("error", user=False, message=redacted(str(error))[:TEXT_LIMIT], traceback="")
+        text = redacted(str(error))[:TEXT_LIMIT]
+        ctx.report("error", user=False, fault=False, message=text, traceback="")
         _print(f"{ctx.name}: {error}")
         return 1
     except BaseException as error:

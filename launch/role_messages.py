@@ -70,7 +70,7 @@ FIELDS: Mapping[str, Mapping[str, MessageField]] = {
     "error": {
         "message": TEXT,
         **dict.fromkeys(("traceback", "place"), TEXT.optional),
-        "user": FLAG.optional,
+        **dict.fromkeys(("user", "fault"), FLAG.optional),
     },
     "stop": {"reason": TEXT, "error": TEXT_OR_NONE.optional},
     "group_failed": {"epoch": WHOLE, "message": TEXT},

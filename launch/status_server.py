@@ -40,7 +40,7 @@ class StatusServer:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         self.path = runtime_dir / SOCKET
-        self._since_s = time.time()
+        self._since_s, self._began_s = time.time(), time.monotonic()
         self._askers: list[_Asker] = []
 
     def __enter__(self) -> StatusServer:
@@ -90,7 +90,7 @@ class StatusServer:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "since": self._since_s,
-            "running_s": time.time() - self._since_s,
+            "running_s": time.monotonic() - self._began_s,
             "processes": [
                 describe(handles[name]) if name in handles else {"name": name, "pid": None}
                 for name in names

@@ -36,7 +36,8 @@ class RestartLimits:
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure of the role ``name``; ``user`` if the user can correct its cause."""
+    """A failure of the role ``name``; ``user`` if the user can correct its cause, not ``fault`` if
+    the run cannot continue in this role for no fault of the program (`RunEndedError`)."""
 
     name: str
     message: str
@@ -45,6 +46,7 @@ class Failure:
     place: str = ""
     """Place in the user's code that raised the error: `game.py:8, in step`."""
     log: str = ""
+    fault: bool = True
 
     @property
     def told(self) -> str:

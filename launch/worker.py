@@ -46,7 +46,7 @@ class SupervisedRole:
     failures_without_progress: int = 0  # of these, in a row without a sample
     needed: bool = True  # whether it is replaced when it ends; a spare role is not, at first
     orphaned: bool = False  # a carrier whose learner has ended; its messages are ignored
-    superseded: bool = False  # killed to be started again: from a checkpoint, at another address
+    superseded: bool = False  # ends to be started again: from a checkpoint, at another address
     failure: Failure | None = None  # of this incarnation
     first_failure: Failure | None = None  # of the row
 

@@ -240,4 +240,5 @@ def beside(address: str, other: str) -> str:
 
 def reachable(bind: str, host: str = "127.0.0.1") -> str:
     """The address at which clients reach ``bind`` of ``host``; by default, from the same host."""
-    return re.sub(r"^tcp://(\*|0\.0\.0\.0):", f"tcp://{host}:", bind)
+    place = f"[{host}]" if ":" in host else host
+    return re.sub(r"^tcp://(\*|0\.0\.0\.0|\[::\]):", f"tcp://{place}:", bind)

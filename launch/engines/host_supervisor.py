@@ -18,7 +18,8 @@ the inherited socket, each with a "kind"; "key" names one start of one role:
 It reports, each time about one role: "say" (a control message of it), "status" (a snapshot, whose
 times are seconds that have passed), "stacks" (those that it wrote after SIGUSR1), "spans" (some of
 those of its threads; the last such report has "more" false), "end" (its exit code and last output;
-nothing follows).
+nothing follows). With each round of snapshots it reports "alive", about no role: it uses the run's
+disk, and may hang there while its agent answers.
 
 A closed socket is an agent that died. It counts as "orphaned", unless there are learners on other
 hosts: those have the state too and train on, and a learner that saved would make them all stop.
@@ -38,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.configs.errors import UserError
-from penstock.core.control import Channel, Message
+from penstock.core.control import Channel, Message, encoded
 from penstock.core.formatting import finite
 from penstock.core.interfaces import EngineContext, Handle, Liveness
 from penstock.core.processes import coreless_s
@@ -167,6 +168,7 @@ class HostSupervisor:
         due = now_s >= self._snapshot_s
         if due:
             self._snapshot_s = now_s + SNAPSHOT_S
+            self._report("alive", "")
         for key, handle in list(self._handles.items()):
             dead = handle.liveness() is Liveness.DEAD
             for message in handle.receive():
@@ -181,7 +183,20 @@ class HostSupervisor:
             if now_s >= ready_s:
                 del self._stacks[key]
                 self._report("stacks", key, text=_read(path, start))
-        while self._reports and self._channel.send(self._reports[0]):
+        self._send_reports()
+
+    def _send_reports(self) -> None:
+        """Send the reports for which the channel has room. One that is too long is replaced by a
+        note: a role's message may be as long as a channel takes, and its report has more."""
+        while self._reports:
+            report = self._reports[0]
+            if not self._channel.send(report):
+                nbytes = len(encoded(report))
+                if nbytes <= self._channel.most_nbytes:
+                    return
+                name = report["key"].rpartition("/")[0]
+                text = f"{name}: a message of {nbytes:,} bytes is dropped, as it is too long"
+                self._report("say", report["key"], message={"kind": "note", "text": text})
             self._reports.popleft()
 
     def _expect_stacks(self, key: str, handle: Handle) -> None:

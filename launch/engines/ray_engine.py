@@ -12,7 +12,7 @@ gets a new agent in a new placement group, maybe on another host. The same for a
 Ray drains, as its end was announced. An agent that does not start is replaced at growing intervals,
 and its node is given up after some (`ray_nodes`). An agent that is not called for `LEASE_S` has
 lost its engine: its learners save, its other roles are killed, and it removes its placement group
-and itself.
+and itself. It kills a host supervisor that does not report for `STUCK_S`, and so their roles.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ RESERVE_S = 60.0  # for the hosts of all bundles; a cluster may start nodes mean
 HEAD_S = 15.0  # without an answer of the head node, until the run is stopped
 REPORT_S = 1.0  # longest wait of an agent for something to report
 SILENT_S = 5.0
+STUCK_S = 30.0  # a host supervisor may wait for a disk; below the default of run.hang_timeout_s
 SHARE = 0.07  # of a core, for all that takes reports
 REST_S, LONGEST_REST_S = 0.0026, 2.6  # between two rounds, for each agent, and at most
 LEASE_S = 15.0
@@ -78,14 +79,15 @@ class HostAgent:
     Its methods are called by the engine alone, each group of them in order.
     """
 
-    def __init__(self, lease_s: float, release: str) -> None:
+    def __init__(self, lease_s: float, stuck_s: float, release: str) -> None:
         """Raises UserError where this host has another ``release`` of Penstock than the engine,
         whose orders have no version of their own."""
         if release != __version__:
             raise UserError(
                 f"{socket.gethostname()} has Penstock {__version__}, and the run {release}"
             )
-        self._lease_s = lease_s
+        self._lease_s, self._stuck_s = lease_s, stuck_s
+        self._reported_s = time.monotonic()  # when the host supervisor reported last
         self._called_s = time.monotonic() + RESERVE_S  # while other bundles get their hosts
         self._channel, theirs = Channel.pair()
         with theirs:
@@ -118,6 +120,11 @@ class HostAgent:
         poller.poll(wait_s * 1000)
         found = self._channel.receive(most=MOST_REPORTS)
         if found or not self._channel.closed:
+            now_s = time.monotonic()
+            if found:
+                self._reported_s = now_s
+            elif now_s > self._reported_s + self._stuck_s:  # no order reaches its roles any more
+                self._process.kill()
             return found
         self._process.wait()  # it removes its files
         return None
@@ -207,6 +214,7 @@ class RayEngine:
             if not bundle.required:  # after the others have their hosts
                 self._make_agent(bundle).place()
         self._turned_s = self._listens_s = self._head_s = time.monotonic()
+        self._resumed_s = self._turned_s  # first answers of agents may be old
         self._thread.start()
         threading.Thread(target=self._ask_head, name="ray head", daemon=True).start()
 
@@ -527,7 +535,7 @@ class RayAgent(HostLine):
             scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
                 self.group, placement_group_bundle_index=0
             ),
-        ).remote(LEASE_S, __version__)
+        ).remote(LEASE_S, STUCK_S, __version__)
         self.placed.set()
 
     def free(self) -> None:

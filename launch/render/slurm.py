@@ -155,8 +155,8 @@ run_dir={run_dir}  # on a file system that all nodes share
 {environment}mkdir -p "$run_dir"
 run_dir=$(realpath "$run_dir")
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)  # this script runs there
-address=$(hostname --ip-address)
-address=${{address%% *}}
+addresses=$(hostname --ip-address)  # an address of IPv6 or of loopback may be the first
+address=$(grep -m 1 -vE '^127[.]|:' <<< "${{addresses// /$'\\n'}}") || address=${{addresses%% *}}
 port=$((6379 + SLURM_JOB_ID % 1000))  # another for each job
 again=
 {start}
@@ -191,6 +191,9 @@ for _ in $(seq 60); do  # until all nodes have joined
     [ "${{joined:-0}}" -ge "$SLURM_JOB_NUM_NODES" ] && break
     sleep 1
 done
+if [ "${{joined:-0}}" -lt "$SLURM_JOB_NUM_NODES" ]; then
+    echo "${{joined:-0}} of $SLURM_JOB_NUM_NODES nodes have joined Ray at $address:$port" >&2
+fi
 
 penstock train {command} run.dir="$run_dir" --resume auto \\
     --engine ray --address "$address:$port"{ship} &

@@ -16,6 +16,7 @@ from penstock import __version__
 from penstock.core.interfaces import Bundle, EngineContext, Liveness
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch import topology
+from penstock.launch.engines import ray_engine
 from penstock.launch.engines.ray_engine import LEASE_S, RayEngine
 from penstock.launch.engines.ray_nodes import MOST_FAILURES
 from ray_cluster import agents, cluster, drain, ended, events, train
@@ -83,6 +84,31 @@ def test_agents_that_have_ended_are_forgotten(tmp_path: Path) -> None:
             made.remove_node(node, allow_graceful=False)
             wait_until(engine, lambda away: away == {"actor-1": "no host has been found yet"})
         assert len(engine._agents) == len(bundles)
+
+
+def host_supervisors() -> list[psutil.Process]:
+    """Those of this test that run."""
+    module = "penstock.launch.engines.host_supervisor"
+    return [p for p in psutil.process_iter(["cmdline"]) if module in (p.info["cmdline"] or [])]
+
+
+def test_a_host_whose_supervisor_hangs_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent answers, and no order reaches a role: as where the host's disk hangs."""
+    monkeypatch.setattr(ray_engine, "STUCK_S", 2.0, raising=False)
+    others = host_supervisors()
+    with (
+        cluster(nodes=1, cores=1) as made,
+        closing(RayEngine(EngineContext(tmp_path, cluster=made.address))) as engine,
+    ):
+        engine.reserve([Bundle("first", ("actor-0",), 1)])
+        assert not engine.unplaced()
+        [process] = [p for p in host_supervisors() if p not in others]
+        process.send_signal(signal.SIGSTOP)
+        wait_until(engine, lambda away: "does not answer" in away.get("actor-0", ""))
+        assert not process.is_running()
+        wait_until(engine, lambda away: not away)
 
 
 def test_a_learner_stays_on_a_node_that_drains_until_it_ends(tmp_path: Path) -> None:

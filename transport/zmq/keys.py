@@ -14,7 +14,7 @@ the learner's public key, so there always is one.
 
 from __future__ import annotations
 
-import os
+import secrets
 import socket
 import struct
 from collections.abc import Mapping
@@ -26,6 +26,7 @@ import zmq.auth
 from zmq.utils import z85
 
 from penstock.configs.errors import UserError
+from penstock.core.files import open_private
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"penstock"
@@ -91,16 +92,20 @@ def write_keys(folder: Path, keys: Mapping[str, str]) -> None:
         if ".." in Path(name).parts or Path(name).is_absolute():
             raise OSError(f"{name!r} is not the name of a key")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
+        if path.exists():
             if path.read_text() != text:
                 raise OSError(
                     f"{path} on {socket.gethostname()} is of another run; choose another run.dir"
-                ) from None
-        else:
-            with os.fdopen(fd, "w") as file:
+                )
+            continue
+        # Replaced as a whole: several processes may write the same keys into one folder.
+        temporary = path.with_name(f".{secrets.token_hex(8)}")
+        try:
+            with open(temporary, "w", opener=open_private) as file:
                 file.write(text)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def _make(folder: Path, allowed: Path) -> list[Path]:

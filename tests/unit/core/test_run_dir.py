@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
 import tempfile
@@ -250,3 +252,17 @@ def test_a_long_temporary_path_gives_way_to_a_short_one(
     with runtime_folder() as path:
         assert path.parent == Path("/tmp")
     assert list(long.iterdir()) == []
+
+
+def test_a_file_system_without_locks_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with (
+        pytest.raises(UserError, match=r"cannot be locked: No locks available; set run\.dir"),
+        run_folder(tmp_path / "run", "no"),
+    ):
+        pass

@@ -395,7 +395,9 @@ def test_an_actor_that_is_needed_again_while_it_ends_has_one_process_at_a_time()
     scene.decisions.resize(1, scene.now_s)
     assert scene.decisions.resize(2, scene.now_s) == []
     assert scene.tick(1.0) == []
-    scene.ends("actor-1", 0)
+    assert not scene.decisions.needs("actor-1"), "its end is expected"
+    effects = scene.ends("actor-1", 0)
+    assert not [e for e in effects if isinstance(e, Note)], "it is no crash"
     assert scene.tick(0.2) == [Start("actor-1", 1)]
 
 

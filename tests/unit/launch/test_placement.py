@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -368,3 +369,18 @@ def test_auto_has_room_for_the_first_learners_and_actors_for_those_that_join(
     later = [b for b in bundles if not b.required and b.name.startswith("actors")]
     assert all(0 < bundle.cpus < max(hosts) for bundle in later), "a learner is on their host"
     assert later
+
+
+def test_keys_that_could_not_be_written_whole_are_not_there(tmp_path: Path) -> None:
+    """As on a full disk: the next attempt must not find a part of them."""
+    keys = {"learner.key": "text"}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_keys(tmp_path, keys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
+    write_keys(tmp_path, keys)
+    assert read_keys(tmp_path) == keys

@@ -1,11 +1,13 @@
-"""The thread of the Ray engine that asks the head node of the cluster."""
+"""The threads of the Ray engine: one asks the head node of the cluster, one takes reports."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -57,3 +59,25 @@ def test_the_last_error_is_kept_for_the_user(error: Any, why: str) -> None:
     asked = engine([error if isinstance(error, Exception) else error()])
     asked._ask_head()
     assert (asked._head_s, asked._head_error) == (0.0, why)
+
+
+def test_no_host_is_silent_because_others_took_long_to_be_found() -> None:
+    """When the engine begins to listen, an agent's first answer may be old."""
+    import ray
+
+    def take_answers(calls: object) -> int:
+        begins._closing.set()
+        return 1  # of another agent
+
+    late = Mock(gone=False)
+    begins: Any = object.__new__(RayEngine)
+    begins._ray = SimpleNamespace(nodes=list, exceptions=ray.exceptions)
+    begins._agents, begins._listened, begins._resumed_s = [late], [0.0], float("-inf")
+    begins._wake, begins._closing = os.eventfd(0, os.EFD_NONBLOCK), threading.Event()
+    begins._await_hosts = begins._ask_head = lambda *_: None
+    begins._take_answers = take_answers
+    begins._thread = threading.Thread(target=begins._listen)
+    begins.reserve([])
+    begins._thread.join()
+    os.close(begins._wake)
+    assert begins._listened == [0.0]

@@ -109,6 +109,39 @@ def test_words_reach_the_program_as_they_were_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("addresses", "found"),
+    [
+        ("10.0.0.7", "10.0.0.7"),
+        ("fe80::1 127.0.1.1 10.0.0.7 10.1.0.7", "10.0.0.7"),
+        ("127.0.1.1", "127.0.1.1"),
+        ("::1 fd00::7", "::1"),
+    ],
+)
+def test_ray_starts_at_an_address_that_other_nodes_reach_and_nodes_that_do_not_are_counted(
+    addresses: str, found: str, tmp_path: Path
+) -> None:
+    for name, does in {
+        "penstock": "true",
+        "ray": f'echo "$@" >> {tmp_path}/calls; [ "$1" != status ] || echo " 1 node_0"',
+        "scontrol": "echo here",
+        "srun": "true",
+        "seq": "echo 1",
+        "hostname": f"echo {addresses}",
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    text = script(f"run.dir={tmp_path}/run").replace("/opt/penstock/bin", str(tmp_path))
+    known = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "here", "SLURM_CPUS_ON_NODE": "2"}
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path), **known}
+    environment["SLURM_JOB_NUM_NODES"] = "2"
+    done = subprocess.run(
+        [BASH], input=text, text=True, check=True, env=environment, capture_output=True
+    )
+    assert f"--node-ip-address={found} " in (tmp_path / "calls").read_text()
+    assert f"1 of 2 nodes have joined Ray at {found}:6386" in done.stderr
+
+
+@pytest.mark.parametrize(
     ("engine", "line"),
     [
         ("ray", '--engine ray --address "$address:$port" --working-dir {} &'),

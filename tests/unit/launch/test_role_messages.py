@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from penstock.core.control import Channel
+from penstock.launch import role
 from penstock.launch.role_messages import fault_of
 
 CHECKPOINT = {
@@ -56,3 +59,24 @@ def test_messages_with_their_fields_are_used(message: dict[str, Any]) -> None:
 )
 def test_what_is_wrong_with_a_message_is_one_sentence(message: dict[str, Any], fault: str) -> None:
     assert fault in fault_of(message)
+
+
+def test_texts_of_any_characters_fit_the_report_of_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(ctx: object) -> None:
+        raise ValueError("\U0001f600" * 100_000)
+
+    monkeypatch.setattr(role, "fail", fail, raising=False)
+    supervisor, theirs = Channel.pair()
+    own = Channel(theirs)
+    ctx: Any = SimpleNamespace(
+        name="actor-0",
+        status=SimpleNamespace(begin=lambda phase: None),
+        report=lambda kind, **fields: own.send({"kind": kind, **fields}),
+    )
+    assert role._run("penstock.launch.role:fail", ctx) == 1
+    [message] = supervisor.receive()
+    assert message["message"].startswith("ValueError: ")
+    supervisor.close()
+    own.close()

@@ -217,3 +217,12 @@ def test_the_file_and_the_socket_are_there_as_long_as_somebody_answers(folder: P
         assert about["pid"] == os.getpid()
         assert Path(about["socket"]).is_socket()
     assert [path.name for path in folder.rglob("*")] == ["logs"]
+
+
+def test_a_clock_that_was_set_back_changes_no_duration(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(folder, [], {}):
+        hour_ago_s = time.time() - 3600
+        monkeypatch.setattr(time, "time", lambda: hour_ago_s)
+        assert 0 <= read_all(connect(folder))["running_s"] < 600

@@ -122,3 +122,10 @@ def test_a_signal_while_the_other_roles_are_killed_is_the_reason_of_the_end(repo
         scene.decisions.failed(failure, scene.now_s)
     scene.ends("learner-0", KILL)
     assert scene.decisions.outcome == Outcome(130, "interrupted")
+
+
+def test_a_checkpoint_forgets_the_delays_of_earlier_losses(scene: Scene) -> None:
+    for _ in range(9):
+        delays = [scene.crash_and_restart("learner-0") for _ in range(2)]
+        assert delays == pytest.approx([0.1, 0.2], abs=0.06)
+        scene.decisions.checkpoint_exists()

@@ -347,6 +347,25 @@ def test_where_all_die_before_it_is_saved_that_is_a_fault() -> None:
     assert scene.decisions.outcome == Outcome(1, "fault", Failure("learner-1", KILLED))
 
 
+def test_where_the_one_that_saves_has_no_state_the_next_one_does() -> None:
+    scene = Scene(learners=2)
+    scene.decisions.stop("env_steps", scene.now_s)
+    scene.ends_all(*(f"actor-{i}" for i in range(4)))
+    failures = [Failure(f"learner-{r}", "the server sent no state", fault=False) for r in range(2)]
+    scene.decisions.failed(failures[0], scene.now_s)
+    effects = scene.ends("learner-0", 1)
+    saver = {"kind": "saver", "rank": 1, "saved": False}
+    assert sent(effects, "saver") == {"learner-1": saver}
+    [note] = [e for e in effects if isinstance(e, Note)]
+    assert note.text == (
+        "learner-0: the server sent no state; another learner writes the checkpoint"
+    )
+    assert scene.decisions.why_stopped == ("env_steps", None)
+    scene.decisions.failed(failures[1], scene.now_s)  # and there is no other learner
+    scene.ends("learner-1", 1)
+    assert scene.decisions.outcome == Outcome(1, "fault", failures[1])
+
+
 def test_one_that_had_not_begun_does_not_save() -> None:
     scene = Scene()
     scene.ends("learner-0")

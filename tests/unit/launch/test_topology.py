@@ -76,12 +76,17 @@ def test_a_learner_by_hand_has_no_actors_and_actors_no_learner() -> None:
     [
         ("tcp://0.0.0.0:7700", "tcp://127.0.0.1:7700"),
         ("tcp://*:7700", "tcp://127.0.0.1:7700"),
+        ("tcp://[::]:7700", "tcp://127.0.0.1:7700"),
         ("tcp://10.0.0.1:7700", "tcp://10.0.0.1:7700"),
         ("ipc:///tmp/x", "ipc:///tmp/x"),
     ],
 )
 def test_what_is_bound_everywhere_is_reached_on_this_host(bind: str, connect: str) -> None:
     assert reachable(bind) == connect
+
+
+def test_the_address_of_a_host_may_be_of_ipv6() -> None:
+    assert reachable("tcp://*:7700", "fd00::7") == "tcp://[fd00::7]:7700"
 
 
 def test_each_learner_has_a_share_of_the_actors() -> None:
