@@ -73,9 +73,10 @@ def test_a_reader_never_sees_half_of_two_versions() -> None:
     thread.start()
     out = np.zeros(20_000, np.float32)
     stamp, seen = None, 0
-    deadline_s = time.monotonic() + 1.0
+    begin_s = time.monotonic()
     try:
-        while time.monotonic() < deadline_s:
+        while (s := time.monotonic() - begin_s) < 1.0 or seen <= 10:
+            assert s < 60.0
             newer = board.read(out, stamp)
             if newer is None:
                 continue
@@ -85,7 +86,6 @@ def test_a_reader_never_sees_half_of_two_versions() -> None:
     finally:
         stop.set()
         thread.join()
-    assert seen > 10
 
 
 def test_a_writer_that_ends_while_it_writes_leaves_the_weights_before() -> None:
