@@ -101,8 +101,9 @@ def test_an_actor_survives_any_learner(
             if data.draw(st.booleans()):
                 local.take(signed_parts(WELCOME, packed_with(META)))
             for _ in range(data.draw(st.integers(1, 5))):
+                parts = _message(local, data)
                 with bounded():
-                    _attack(local, data)
+                    local.take(parts)
                     fresh = client.take_weights() if hasattr(client, "welcome") else None
                     client.take_weights_at()
                     if fresh is not None:
@@ -116,7 +117,7 @@ def test_an_actor_survives_any_learner(
             board.close()
 
 
-def _attack(local: LocalClient, data: st.DataObject) -> None:
+def _message(local: LocalClient, data: st.DataObject) -> list[bytes]:
     kinds = st.sampled_from(
         [
             MessageKind.WELCOME,
@@ -138,18 +139,16 @@ def _attack(local: LocalClient, data: st.DataObject) -> None:
             head = head._replace(
                 version=data.draw(unsigned(64)), generation=data.draw(HEAD_FIELDS["generation"])
             )
-            local.take(signed_parts(head, packed_with(meta), frames))
-            return
+            return signed_parts(head, packed_with(meta), frames)
     if head.kind == MessageKind.WEIGHTS_AT:
         local.client.ask_weights(None, offer=wire.RelayOffer(None))
         meta = {"address": "tcp://10.0.0.9:7", "key": "", "sha256": "0" * 64, "depth": 1}
     how = data.draw(st.integers(0, 2))
     if how == 0:
-        local.take(data.draw(mutated(head, meta, frames, NAMES)))
-    elif how == 1:
-        local.take(signed_parts(head, data.draw(strange_msgpack), frames))
-    else:
-        local.take(signed_parts(head, packed_with(data.draw(changed(meta))), frames))
+        return data.draw(mutated(head, meta, frames, NAMES))
+    if how == 1:
+        return signed_parts(head, data.draw(strange_msgpack), frames)
+    return signed_parts(head, packed_with(data.draw(changed(meta))), frames)
 
 
 @fuzzed(cost=1)
