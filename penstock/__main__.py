@@ -19,6 +19,9 @@ def main() -> None:
         sys.exit(130)
     finally:
         early_roles.discard()
+        # Where a KeyboardInterrupt came out of a text that typer evaluated, Python would end by
+        # SIGINT whatever the exit code is, until it has evaluated another text.
+        eval("None")
 
 
 if __name__ == "__main__":

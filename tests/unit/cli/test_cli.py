@@ -356,3 +356,20 @@ def test_the_axis_of_a_plot_has_its_name_and_that_of_before(
     )
     assert (code, out) == (0, "p.png\n")
     assert given == [(["runs/a"], None, "time", ["kl"], 3, None, ())]
+
+
+INTERRUPTED = """
+import sys
+import penstock.__main__ as command, penstock.cli.app as app
+def interrupt():
+    raise KeyboardInterrupt
+app.main = lambda: eval("interrupt()")  # typer evaluates the annotations of all commands
+sys.argv = ["penstock", "--version"]
+command.main()
+"""
+
+
+def test_the_exit_code_of_ctrl_c_does_not_depend_on_what_it_interrupts(tmp_path: Path) -> None:
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
+    words = [sys.executable, "-m", "interrupted"]
+    assert subprocess.run(words, cwd=tmp_path, check=False).returncode == 130
