@@ -87,7 +87,7 @@ class HostAgent:
                 f"{socket.gethostname()} has Penstock {__version__}, and the run {release}"
             )
         self._lease_s, self._stuck_s = lease_s, stuck_s
-        self._reported_s = time.monotonic()  # when the host supervisor reported last
+        self._silent_s = -RESERVE_S  # of the host supervisor, which may take long to start
         self._called_s = time.monotonic() + RESERVE_S  # while other bundles get their hosts
         self._channel, theirs = Channel.pair()
         with theirs:
@@ -114,16 +114,15 @@ class HostAgent:
 
     def reports(self, wait_s: float) -> list[Message] | None:
         """Wait for reports of the host supervisor, and return them; None once it has ended."""
-        self._called_s = time.monotonic()
+        self._called_s = begin_s = time.monotonic()
         poller = select.poll()
         poller.register(self._channel.fileno(), select.POLLIN)
         poller.poll(wait_s * 1000)
         found = self._channel.receive(most=MOST_REPORTS)
         if found or not self._channel.closed:
-            now_s = time.monotonic()
-            if found:
-                self._reported_s = now_s
-            elif now_s > self._reported_s + self._stuck_s:  # no order reaches its roles any more
+            waited_s = min(time.monotonic() - begin_s, 2 * wait_s)  # a host itself may stand still
+            self._silent_s = 0.0 if found else self._silent_s + waited_s
+            if self._silent_s > self._stuck_s:  # no order reaches its roles any more
                 self._process.kill()
             return found
         self._process.wait()  # it removes its files

@@ -98,12 +98,16 @@ def test_a_host_whose_supervisor_hangs_is_replaced(
     """Its agent answers, and no order reaches a role: as where the host's disk hangs."""
     monkeypatch.setattr(ray_engine, "STUCK_S", 2.0, raising=False)
     others = host_supervisors()
+    spec = RoleSpec("actor", 0, "no_such_module:run", Stage.ACTORS)  # it ends at once
     with (
         cluster(nodes=1, cores=1) as made,
         closing(RayEngine(EngineContext(tmp_path, cluster=made.address))) as engine,
     ):
-        engine.reserve([Bundle("first", ("actor-0",), 1)])
-        assert not engine.unplaced()
+        engine.reserve([Bundle("first", (spec.name,), 1)])
+        arguments = topology.role_arguments(tmp_path, tmp_path) | {"grace_s": 1.0}
+        handle = engine.start(spec, 0, arguments, tmp_path / "actor-0.log")
+        wait_until(engine, lambda _: handle.liveness() is Liveness.DEAD)  # it has begun to report
+        handle.reap()
         [process] = [p for p in host_supervisors() if p not in others]
         process.send_signal(signal.SIGSTOP)
         wait_until(engine, lambda away: "does not answer" in away.get("actor-0", ""))
