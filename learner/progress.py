@@ -246,16 +246,17 @@ class Progress:
         last_s, last_env, last_trained, last_spent = self._last
         env_steps, trained_steps = self._own_steps()
         self._last = (now_s, env_steps, trained_steps, spent)
-        elapsed_s = max(now_s - last_s, 1e-9)
+        elapsed_s = now_s - last_s
+        per_s = 1 / elapsed_s if elapsed_s > 0 else 0.0  # actors may play before the clock starts
         shares = learner_parts(fractions(spent, last_spent))
-        trained_per_s = (trained_steps - last_trained) / elapsed_s
+        trained_per_s = (trained_steps - last_trained) * per_s
         fed = 1.0 - shares["wait_data"] - shares["h2d_exposed"]
         lag, self._lag = self.lag, Counter()
         latency, self.latency = self.latency, {}
         return self.counts() | {
             "time_s": now_s,
-            "interval_s": now_s - last_s,
-            "steps_per_s": (env_steps - last_env) / elapsed_s,
+            "interval_s": elapsed_s,
+            "steps_per_s": (env_steps - last_env) * per_s,
             "trained_steps_per_s": trained_per_s,
             "learner_ceiling_steps_per_s": trained_per_s / fed if fed > LEAST_FED else None,
             "episode_return_mean": self.return_mean,

@@ -238,6 +238,16 @@ def test_shares_of_reports_before_the_first_unroll_do_not_count_again() -> None:
     assert shares["compute"] > shares["wait_data"]
 
 
+def test_steps_that_actors_play_before_the_clock_starts_have_no_rate() -> None:
+    run = progress()
+    ledger = TimeLedger(part=Part.WAIT)
+    run.interval(ledger)
+    run.resumed_in_flight(576)  # played again before the first new unroll begins
+    report = run.interval(ledger)
+    assert report["interval_s"] == 0.0
+    assert report["steps_per_s"] == report["trained_steps_per_s"] == 0.0
+
+
 def test_what_the_others_have_not_heard_of_is_said_again() -> None:
     run = progress()
     run.played(UnrollSummary.of(batch([1.0] * 3)), 3)
