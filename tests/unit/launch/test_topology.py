@@ -161,7 +161,7 @@ def test_each_shard_of_a_parameter_server_is_a_process() -> None:
 def test_what_evaluates_is_nicer_than_actors_and_nobody_needs_it(kind: str) -> None:
     options = ("eval.every_s=60", "actors.nice=6", "checkpoint.every_steps=9")
     *others, evaluator = train(*options, f"transport.kind={kind}")
-    assert (evaluator.name, evaluator.nice, evaluator.expendable) == ("evaluator-0", 11, True)
+    assert (evaluator.name, evaluator.nice, evaluator.expendable) == ("evaluator-0", 7, True)
     assert not evaluator.essential
     assert not any(spec.expendable for spec in others)
     [*_, nicest] = train("eval.every_s=60", "actors.nice=19")
