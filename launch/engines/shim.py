@@ -430,10 +430,10 @@ def _leave_terminal() -> None:
     """Have no controlling terminal: a process in the background that reads from one is stopped."""
     try:
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
-    except OSError:  # there is none
+        fcntl.ioctl(terminal, termios.TIOCNOTTY)
+        os.close(terminal)
+    except OSError:  # there is none, or a sandbox forbids it
         return
-    fcntl.ioctl(terminal, termios.TIOCNOTTY)
-    os.close(terminal)
 
 
 def _become_subreaper() -> None:
