@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,6 @@ import numpy as np
 import pytest
 
 from fixtures.public_surface import surface
-from penstock.algos.impala import algorithm as impala
-from penstock.algos.ppo import algorithm as ppo
-from penstock.core import interfaces
 from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
 from penstock.evaluation.loaded_policy import load_policy
@@ -179,11 +175,3 @@ class TestMessages:
 def _frames(version: str, name: str) -> Sequence[Any]:
     messages = msgpack.unpackb((FIXTURES / version / "wire.msgpack").read_bytes())
     return list(messages[name])
-
-
-def test_what_has_moved_is_found_where_it_was() -> None:
-    assert import_module("penstock.algos.ppo").loss is ppo.loss
-    assert import_module("penstock.algos.impala").loss is impala.loss
-    assert import_module("penstock.transport.link").Link is interfaces.Link
-    with pytest.raises(AttributeError, match=r"penstock\.algos\.ppo' has no attribute 'lost'"):
-        _ = import_module("penstock.algos.ppo").lost

@@ -52,8 +52,7 @@ def test_penstock_links_to_every_room_and_to_nothing_else() -> None:
 
 def test_penstock_holds_no_room_of_its_own() -> None:
     entries = {path.name for path in (ROOT / "penstock").iterdir() if not path.is_symlink()}
-    moved = {"serving.py"}
-    assert entries - {"__pycache__"} == {"__init__.py", "__main__.py", "py.typed"} | moved
+    assert entries - {"__pycache__"} == {"__init__.py", "__main__.py", "py.typed"}
 
 
 def test_every_folder_with_python_in_a_room_is_a_package() -> None:
