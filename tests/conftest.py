@@ -22,7 +22,8 @@ MARKER = "PENSTOCK_TEST"
 LEAVE_WITHIN_S = 5.0
 
 # Machines are shared: how long an example takes says nothing about the code.
-hypothesis.settings.register_profile("penstock", deadline=None)
+# Long searches are for `make fuzz`.
+hypothesis.settings.register_profile("penstock", deadline=None, max_examples=25)
 hypothesis.settings.load_profile("penstock")
 
 

@@ -320,6 +320,7 @@ def test_the_state_at_the_end_of_a_run_is_the_servers_and_not_what_bf16_makes_of
         assert one.progress.trained_steps == 7 * STEPS
 
 
+@pytest.mark.slow
 def test_a_state_that_takes_long_is_waited_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = make(0), make(1)
     both([one, other], lambda learner: learner.turn())

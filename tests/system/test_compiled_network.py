@@ -57,6 +57,7 @@ def test_a_compiled_network_takes_the_same_steps() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_network_that_cannot_be_compiled_is_reported() -> None:
     import torch._inductor.config as settings
 

@@ -63,6 +63,7 @@ def notes(run_dir: Path) -> list[str]:
     return [text for text in texts if text.startswith("actors.count: ")]
 
 
+@pytest.mark.slow
 def test_a_learner_that_waits_for_slow_environments_gets_more_actors(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

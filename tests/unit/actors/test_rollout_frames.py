@@ -67,7 +67,10 @@ def play(config: Config, replay: Replay | None, slots: int) -> list[dict[str, np
     return played
 
 
-@pytest.mark.parametrize(("options", "slots", "ends"), [(OPTIONS, 12, 8), (LIVES, 24, 6)])
+@pytest.mark.parametrize(
+    ("options", "slots", "ends"),
+    [(OPTIONS, 12, 8), pytest.param(LIVES, 24, 6, marks=pytest.mark.slow)],
+)
 def test_stacks_come_back_from_frames(options: tuple[str, ...], slots: int, ends: int) -> None:
     whole = play(resolve("pong_apex", [*options, "transport.frame_stack=null"]), None, slots)
     config = resolve("pong_apex", list(options))
@@ -119,6 +122,7 @@ def test_a_first_unroll_that_was_given_up_is_continued_by_the_next(
         np.testing.assert_array_equal(columns[name][: UNROLL - 3], whole[name][3:UNROLL], name)
 
 
+@pytest.mark.slow
 def test_returns_and_lengths_are_those_of_games_where_lives_are_episodes() -> None:
     slots = play(resolve("pong_apex", [*LIVES, "transport.frame_stack=null"]), None, 60)
     names = ("reward", "terminated", "alive", "episode_return", "episode_length")

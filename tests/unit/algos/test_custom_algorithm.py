@@ -438,6 +438,7 @@ def test_an_entry_is_asked_for() -> None:
         resolve("Acrobot-v1", ["algo.name=custom"])
 
 
+@pytest.mark.slow
 def test_the_example_on_replay_needs_no_torch_on_actors() -> None:
     program = (
         "import sys; from penstock.algos.acting import make_inference; "

@@ -175,7 +175,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(case=cases())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_random_cases_agree_with_the_definition(case: dict[str, Any]) -> None:
     arrays = {name: x for name, x in case.items() if isinstance(x, np.ndarray)}
     settings_ = {name: x for name, x in case.items() if name not in arrays}

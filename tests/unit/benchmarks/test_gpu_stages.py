@@ -175,8 +175,8 @@ def test_the_page_of_results_names_the_gpu_of_its_record() -> None:
 @pytest.mark.parametrize(
     ("code", "failed", "is_an_error"),
     [
-        ("def test_it(): pass", 0, False),
-        ("def test_it(): assert False", 1, True),
+        pytest.param("def test_it(): pass", 0, False, marks=pytest.mark.slow),
+        pytest.param("def test_it(): assert False", 1, True, marks=pytest.mark.slow),
         ("import pytest\n@pytest.fixture\ndef it(): 1 / 0\ndef test_it(it): pass", 1, True),
     ],
 )

@@ -47,6 +47,7 @@ def test_what_config_says_comes_over_what_the_id_says_comes_over_our_defaults() 
     assert options == {**atari.OPTIONS, **registered, "frameskip": 2}
 
 
+@pytest.mark.slow
 def test_threads_are_the_actors_and_change_nothing_else() -> None:
     def last(threads: int) -> Any:
         game = make(EnvConfig(id="ALE/Pong-v5"), 3, threads)

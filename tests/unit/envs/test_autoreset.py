@@ -93,7 +93,17 @@ GAMES = {
 }
 
 
-@pytest.mark.parametrize(("config", "count", "single"), GAMES.values(), ids=GAMES)
+@pytest.mark.parametrize(
+    ("config", "count", "single"),
+    [
+        pytest.param(
+            *case,
+            marks=[pytest.mark.slow] if name == "pong, one by one" else [],
+            id=name,
+        )
+        for name, case in GAMES.items()
+    ],
+)
 def test_a_vector_plays_what_single_environments_play_by_hand(
     config: EnvConfig, count: int, single: Callable[[], Env[Any, Any]]
 ) -> None:

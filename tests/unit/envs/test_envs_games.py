@@ -48,8 +48,8 @@ def test_a_preset_plays(preset: str) -> None:
 @pytest.mark.parametrize(
     ("env_id", "module"),
     [
-        ("penstock/CarRacing-v0", "Box2D"),
-        ("penstock/Doom-v0", "vizdoom"),
+        pytest.param("penstock/CarRacing-v0", "Box2D", marks=pytest.mark.slow),
+        pytest.param("penstock/Doom-v0", "vizdoom", marks=pytest.mark.slow),
         ("penstock/MinAtar-v0", "minatar"),
     ],
 )
@@ -63,6 +63,7 @@ def test_an_own_environment_is_sound(env_id: str, module: str) -> None:
     assert found.problems == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env_id", "module"),
     [
@@ -163,6 +164,7 @@ def test_minatar_is_cut_where_it_would_go_on() -> None:
     assert ends == [(False, False)] * 6 + [(False, True)]
 
 
+@pytest.mark.slow
 def test_dooms_rewards_and_ends_are_the_scenarios() -> None:
     pytest.importorskip("vizdoom")
     game = make(EnvConfig(id="penstock/Doom-v0"), 2)
@@ -207,6 +209,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_owner_leaves_no_doom_behind(tmp_path: Path) -> None:
     pytest.importorskip("vizdoom")
     before = set(os.listdir("/dev/shm"))

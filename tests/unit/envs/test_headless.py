@@ -68,6 +68,7 @@ NEEDED = (
 )
 
 
+@pytest.mark.slow
 def test_mujoco_that_cannot_draw_says_what_it_needs() -> None:
     """Which it finds out when it is imported."""
     pytest.importorskip("mujoco")

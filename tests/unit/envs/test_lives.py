@@ -39,6 +39,7 @@ def run(game: BatchedEnv, actions: list[int]) -> list[tuple[Any, float, bool, bo
     return found
 
 
+@pytest.mark.slow
 def test_a_game_is_played_through_its_lives() -> None:
     actions = np.random.default_rng(0).choice([0, 2, 3], STEPS).tolist()
     steps = run(breakout(2), actions)
@@ -162,6 +163,7 @@ def test_a_reset_begins_anew_whatever_was_pending() -> None:
         assert observations.all()
 
 
+@pytest.mark.slow
 def test_an_evaluation_counts_whole_games() -> None:
     game = breakout(2)
     rng = np.random.default_rng(0)

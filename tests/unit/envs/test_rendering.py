@@ -27,9 +27,11 @@ def filmed(game: str, **given: Any) -> FilmedAtari:
 @pytest.mark.parametrize(
     ("game", "given"),
     [
-        ("pong", {}),
-        ("breakout", {"repeat_action_probability": 0.0}),
-        ("ms_pacman", {"full_action_space": True, "frameskip": 3}),
+        pytest.param("pong", {}, marks=pytest.mark.slow),
+        pytest.param("breakout", {"repeat_action_probability": 0.0}, marks=pytest.mark.slow),
+        pytest.param(
+            *("ms_pacman", {"full_action_space": True, "frameskip": 3}), marks=pytest.mark.slow
+        ),
         ("boxing", {"max_num_frames_per_episode": 301}),
     ],
 )
@@ -51,6 +53,7 @@ def test_the_filmed_screen_is_the_one_that_the_policy_sees(game: str, given: Any
     env.close()
 
 
+@pytest.mark.slow
 def test_the_filmed_game_goes_on_after_a_lost_life() -> None:
     options = {**atari.OPTIONS, "game": "breakout", "episodic_life": True}
     env = LivesAsEpisodes(filmed("breakout"), options)
@@ -82,6 +85,7 @@ def pictures_of(target: str, *overrides: str) -> tuple[list[Any], float]:
     return found
 
 
+@pytest.mark.slow
 def test_every_emulator_frame_of_a_step_is_a_picture_at_60_a_second() -> None:
     pictures, rate = pictures_of("pong")
     assert ([picture.shape for picture in pictures], rate) == ([(210, 160, 3)] * 4, 60.0)

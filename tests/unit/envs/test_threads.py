@@ -144,6 +144,7 @@ def test_results_are_those_of_one_thread(env: EnvConfig, threads: int) -> None:
     assert any(flags.any() for flags in found if flags.dtype == np.bool_)  # episodes did end
 
 
+@pytest.mark.slow
 def test_dooms_results_are_those_of_one_thread() -> None:
     pytest.importorskip("vizdoom")
     found = alike(EnvConfig(id="penstock/Doom-v0"), 4, 3, 100)

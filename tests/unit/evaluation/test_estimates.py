@@ -64,6 +64,7 @@ def test_out_of_reach_is_what_even_the_upper_bound_of_the_better_way_misses() ->
         assert out_of_reach({"greedy": low, "sampled": low}, 200.0) == (episodes == 10)
 
 
+@pytest.mark.slow
 def test_choosing_the_better_way_does_not_confirm_too_often() -> None:
     """Both ways are exactly at the goal. A bound by further episodes confirms one in forty, as a
     lower bound of 95 % intervals should; by the episodes that chose it would be twice as many."""

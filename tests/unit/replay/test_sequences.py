@@ -109,6 +109,7 @@ def assert_sequence(batch: Any, b: int, game: Game, sequences: Sequences) -> tup
     return env, t
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.data())
 def test_values_and_starts_of_a_replay(seed: int, data: st.DataObject) -> None:

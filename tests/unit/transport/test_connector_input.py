@@ -68,7 +68,7 @@ def sealed(head: Header, meta: Any, *frames: bytes) -> list[bytes]:
     return [bytes(part) for part in wire.encode(head, meta, frames)]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     kind=st.sampled_from(MessageKind),
     meta=METAS,
@@ -108,7 +108,7 @@ def test_no_message_ends_it(
     assert receiver.learner_gone() is False
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.binary(max_size=110), max_size=5))
 def test_no_garbage_ends_it(receiver: Receiver, parts: list[bytes]) -> None:
     before = receiver.rejected.total()

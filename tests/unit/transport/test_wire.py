@@ -186,7 +186,7 @@ def test_reasons_of_refusal() -> None:
     assert refused(resealed([*good[:3], good[3][:-1], *good[4:]])) == "size"  # the raw one
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_damaged_messages_raise_only_wire_errors(data: st.DataObject) -> None:
     """Truncated, bit-flipped, with parts swapped or doubled: refused, or decoded all the same."""
@@ -216,7 +216,7 @@ def test_damaged_messages_raise_only_wire_errors(data: st.DataObject) -> None:
     assert list(map(bytes, decoded)) == list(map(bytes, payload_of(2)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_well_sealed_nonsense_raises_only_wire_errors(data: st.DataObject) -> None:
     """A hostile sender gets the checksum right."""
@@ -232,7 +232,7 @@ def test_well_sealed_nonsense_raises_only_wire_errors(data: st.DataObject) -> No
         decode_guarded(resealed(parts))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.binary(max_size=120), max_size=6))
 def test_garbage_raises_only_wire_errors(parts: list[bytes]) -> None:
     wire.is_hello(parts)
