@@ -14,6 +14,7 @@ from gymnasium import spaces
 from penstock.core.specs import plain_dtype, read_shape
 
 Told = dict[str, Any]
+MOST_NBYTES = 32 << 20  # of memory that a space may take, with all of its parts
 SPACE_NBYTES = 1 << 10  # at least, that a space takes in memory
 VALUE_NBYTES = 16  # of a choice: its number, and where it is in an observation that is one-hot
 
@@ -38,15 +39,23 @@ def to_json(space: spaces.Space[Any]) -> Told:
     raise ValueError(f"{space} is of a kind that cannot be written down")
 
 
-def claimed_nbytes(told: Told) -> int:
-    """The memory that a space would take, of all its parts together: a text of some bytes may claim
-    any size, as bounds are kept for each value. Raises as `from_json`."""
+def from_json(told: Told, most_nbytes: int = MOST_NBYTES) -> spaces.Space[Any]:
+    """Decode a space. Raises ValueError, TypeError or KeyError for invalid input, and for a space
+    of more than ``most_nbytes``: a text of some bytes may claim any size."""
+    nbytes = _claimed_nbytes(told)
+    if nbytes > most_nbytes:
+        raise ValueError(f"a space that takes {nbytes:,} bytes; the most is {most_nbytes:,}")
+    return _decoded(told)
+
+
+def _claimed_nbytes(told: Told) -> int:
+    """The memory that a space would take, in which bounds are kept for each value."""
     ((kind, about),) = told.items()
     match kind:
         case "Dict":
-            return SPACE_NBYTES + sum(claimed_nbytes(inner) for _, inner in about)
+            return SPACE_NBYTES + sum(_claimed_nbytes(inner) for _, inner in about)
         case "Tuple":
-            return SPACE_NBYTES + sum(map(claimed_nbytes, about))
+            return SPACE_NBYTES + sum(map(_claimed_nbytes, about))
         case "Discrete":
             return SPACE_NBYTES + VALUE_NBYTES * abs(int(about[0]))
         case "MultiDiscrete":
@@ -58,15 +67,13 @@ def claimed_nbytes(told: Told) -> int:
     raise ValueError(f"there is no space {kind}")
 
 
-def from_json(told: Told) -> spaces.Space[Any]:
-    """Decode a space. Raises ValueError, TypeError or KeyError for invalid input; a space of any
-    size is made, so compare `claimed_nbytes` first."""
+def _decoded(told: Told) -> spaces.Space[Any]:
     ((kind, about),) = told.items()
     match kind:
         case "Dict":
-            return spaces.Dict(OrderedDict((key, from_json(inner)) for key, inner in about))
+            return spaces.Dict(OrderedDict((key, _decoded(inner)) for key, inner in about))
         case "Tuple":
-            return spaces.Tuple([from_json(inner) for inner in about])
+            return spaces.Tuple([_decoded(inner) for inner in about])
         case "Discrete":
             return spaces.Discrete(about[0], start=about[1])
         case "MultiDiscrete":

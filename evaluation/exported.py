@@ -28,17 +28,16 @@ from penstock.configs.schema import Config
 from penstock.core.params import Float32, ParamLayout
 from penstock.envs import EnvInfo
 from penstock.envs.packing import Packer
-from penstock.envs.space_json import claimed_nbytes, from_json, to_json
+from penstock.envs.space_json import MOST_NBYTES, from_json, to_json
 from penstock.envs.vector_env import checked_actions
 from penstock.learner.checkpoints.checkpoint_format import read_tensors
 
 KEY = "penstock_policy"
 FORMAT = 1
 SECTIONS = ("env", "algo", "model", "actors", "eval")  # of the config that are stored
-# Memory that the spaces of a file may take, and how much more for each of its bytes: a network
-# of ours has at least one parameter, of 2 bytes or 4, for each number that it reads.
-SPACES_NBYTES = 32 << 20
-SPACES_NBYTES_PER_BYTE = 16
+# Memory that a space may take for each byte of a large file: a network of ours has at least one
+# parameter, of 2 bytes or 4, for each number that it reads.
+SPACE_NBYTES_PER_BYTE = 16
 
 Spaces = tuple[spaces.Space[Any], spaces.Space[Any]]
 
@@ -122,13 +121,8 @@ def read(path: Path, allow: Sequence[str] = (), *, plays: bool = False) -> Expor
             _check_tensor(name, tensors[name], shape)
         config = Config.model_validate(about["config"])
         _check_names(path, config, allow, plays)
-        claimed = sum(map(claimed_nbytes, about["spaces"]))
-        most = SPACES_NBYTES + SPACES_NBYTES_PER_BYTE * path.stat().st_size
-        if claimed > most:
-            raise ValueError(
-                f"its spaces take {claimed:,} bytes; for its size the most is {most:,}"
-            )
-        observations, actions = map(from_json, about["spaces"])
+        most = max(MOST_NBYTES, SPACE_NBYTES_PER_BYTE * path.stat().st_size)
+        observations, actions = (from_json(told, most) for told in about["spaces"])
         packer = Packer(config.env.id, observations)
         choices = checked_actions(config.env.id, actions)
         info = EnvInfo(packer.space, choices, 1, f"of {path}", packer.parts)

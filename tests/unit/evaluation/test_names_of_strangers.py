@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from penstock.configs.load import dump, resolve
 from penstock.configs.schema import Config
 from penstock.configs.yaml_text import write
 from penstock.core import used_names
-from penstock.envs import probe
+from penstock.envs import probe, space_json
 from penstock.evaluation import exported
 from penstock.evaluation.evaluate import evaluate
 from penstock.launch.resumed import resolve_resumed
@@ -119,7 +121,7 @@ def test_a_name_in_any_option_of_a_strangers_policy_or_run_imports_nothing(
     seen = set()
     for option, config in places():
         seen.add(option)
-        rewrite(file, lambda about, config=config: about.update(config=config))
+        rewrite(file, partial(dict.update, config=config))
         (folder / "config.yaml").write_text(write(config))
         uses: tuple[Callable[[], Any], ...] = (
             lambda: penstock.load_policy(file),
@@ -155,6 +157,23 @@ def test_a_name_of_a_policy_file_is_imported_where_the_caller_allows_it(
     assert "stranger" not in sys.modules
     assert evaluate(str(file), 1, "best", None, 0, 5, ["stranger:*"])["length"]["max"] == 5
     assert penstock.load_policy(file, allow="stranger:Net").config.model.entry == NAME
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "named"),
+    [
+        ({"files": [{"xml": "/tmp/x"}]}, "'/tmp/x'"),
+        ({"a": "${env:PENSTOCK_KEY}"}, "'${env:PENSTOCK_KEY}'"),
+        ({"env_id": "os:system"}, "'os:system'"),
+    ],
+)
+def test_a_policy_file_chooses_no_file_and_no_secret_of_an_environment(
+    file: Path, kwargs: dict[str, Any], named: str
+) -> None:
+    rewrite(file, lambda about: about["config"]["env"].update(kwargs=kwargs))
+    with pytest.raises(UserError, match=re.escape(f"names env.kwargs {named}, and a policy file")):
+        evaluate(str(file), 1, "best", None, 0, 1)
+    penstock.load_policy(file)  # makes no environment
 
 
 @pytest.mark.parametrize("option", ["model.entry=stranger:Net", "env.id=stranger:make"])
@@ -197,15 +216,15 @@ ACTION = {"Discrete": [2, 0]}
         [{"MultiDiscrete": [[[1 << 30]], [[0]], "<i8"]}, ACTION],
         [{"MultiBinary": [1 << 15, 1 << 15]}, ACTION],
         [{"Tuple": [{"MultiBinary": 0}] * 100_000}, ACTION],
-        [ACTION, {"Discrete": [1 << 62, 0]}],
+        [{"Discrete": [1 << 62, 0]}, ACTION],
     ],
 )
 def test_spaces_that_claim_more_than_the_file_holds_are_refused_before_they_are_made(
     file: Path, spaces: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rewrite(file, lambda about: about.update(spaces=spaces))
-    monkeypatch.setattr(exported, "from_json", None)
-    with pytest.raises(UserError, match=r"its spaces take [\d,]+ bytes; for its size the most is"):
+    monkeypatch.setattr(space_json, "_decoded", None)  # makes them
+    with pytest.raises(UserError, match=r"a space that takes [\d,]+ bytes; the most is"):
         penstock.load_policy(file)
 
 
