@@ -54,6 +54,14 @@ def references(config: Config) -> list[Reference]:
     return found
 
 
+def references_in_training(config: Config) -> list[Reference]:
+    """`references`, and the classes that only the command imports that trains the run."""
+    return [
+        *references(config),
+        *(Reference("run.callbacks", name) for name in config.run.callbacks),
+    ]
+
+
 def not_allowed(found: Iterable[Reference], allow: Sequence[str]) -> Iterator[Reference]:
     """Those of ``found`` whose texts match none of the patterns, with `*` and `?`, in ``allow``."""
     for reference in found:

@@ -16,7 +16,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.configs import code_references
+from penstock.configs.code_references import (
+    Reference,
+    not_allowed,
+    references_in_training,
+    refusal,
+)
 from penstock.configs.schema import Config
 from penstock.core.user_cache import cache_folder, digest
 
@@ -26,21 +31,22 @@ FOLDER = "used-names"
 def note(config: Config) -> None:
     """Note that a run of this user uses what ``config`` names. Without a writable cache folder
     nothing is noted."""
-    for _, text in code_references.references(config):
+    for _, text in references_in_training(config):
         with suppress(OSError):
             if path := _path(text):
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 path.touch(0o600)
 
 
-def check(config: Config, allow: Sequence[str], source: str, way: str = "") -> None:
-    """Raise UserError for a reference in the config of the run folder ``source`` that no run of
-    this user has used, and that no pattern in ``allow`` matches. ``way`` as of
-    `code_references.refusal`."""
-    for reference in code_references.not_allowed(code_references.references(config), allow):
+def check(
+    references: Sequence[Reference], allow: Sequence[str], source: str, way: str = ""
+) -> None:
+    """Raise UserError for the first of the ``references`` in the run folder ``source`` that no run
+    of this user has used and no pattern in ``allow`` matches. ``way`` as of `refusal`."""
+    for reference in not_allowed(references, allow):
         if not _is_noted(reference.text):
             why = "which no run of yours has used on this host"
-            raise code_references.refusal(source, reference, why, way)
+            raise refusal(source, reference, why, way)
 
 
 def _is_noted(text: str) -> bool:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from penstock.algos.acting import make_policy
 from penstock.algos.samples import network_shape
+from penstock.configs.code_references import references
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, load_run
 from penstock.configs.schema import Config
@@ -166,7 +167,7 @@ def find_policy(source: str | Path, which: str, allow: Sequence[str] = ()) -> Po
     if Path(source).is_file():
         return _of_file(Path(source), allow)
     config, folder = load_run(source), checkpoint_folder(source, which)
-    used_names.check(config, allow, str(source))
+    used_names.check(references(config), allow, str(source))
     sampled = way_of(checkpoint_format.read_meta(folder).get(PLAY)) == "sampled"
     return of_checkpoint(config, folder, sampled)
 

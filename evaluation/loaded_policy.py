@@ -17,6 +17,7 @@ from gymnasium import spaces
 
 from penstock.algos.acting import make_policy
 from penstock.algos.samples import network_shape
+from penstock.configs.code_references import references
 from penstock.configs.errors import UserError, whole_number
 from penstock.configs.load import load_run
 from penstock.configs.schema import Config
@@ -198,7 +199,7 @@ def load_policy(
         about = found.spaces, found.info, sample, seed, found.play
         return LoadedPolicy(found.config, found.weights, *about)
     config = load_run(source)
-    used_names.check(config, allow, str(source))
+    used_names.check(references(config), allow, str(source))
     game = make(config.env, 1)
     game.close()
     folder = checkpoint_folder(source, checkpoint)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.configs.code_references import references_in_training
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, Resolved, load_run, presets, resolve_target
 from penstock.configs.schema import Config
@@ -46,7 +47,7 @@ def resolve_resumed(
                 f"{folder / CONFIG_FILE} run.dir=OTHER for a new run with the same options"
             )
         way = f"train {folder / CONFIG_FILE} run.dir={folder}"
-        used_names.check(load_run(folder), (), str(folder), way)
+        used_names.check(references_in_training(load_run(folder)), (), str(folder), way)
         target, overrides = str(folder / CONFIG_FILE), [f"run.dir={folder}", *overrides]
     resolved = resolve_target(target, overrides)
     if source is None:

@@ -20,6 +20,8 @@ from safetensors.numpy import save as to_bytes
 import penstock
 from penstock import UserError
 from penstock.algos.samples import network_shape
+from penstock.configs.code_references import check
+from penstock.configs.for_actors import read_for_actor
 from penstock.configs.keys import algorithms, options
 from penstock.configs.load import dump, resolve
 from penstock.configs.schema import Config
@@ -75,6 +77,13 @@ def a_run(folder: Path, *overrides: str) -> Path:
     return folder
 
 
+def act(received: dict[str, Any]) -> None:
+    """As an actor that cannot authenticate its learner."""
+    config = read_for_actor(received)
+    check(config, (), trusted=False, source="the learner")
+    network_shape(config, probe(config.env))
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return a_run(tmp_path / "run")
@@ -115,7 +124,7 @@ def places() -> Iterator[tuple[str, dict[str, Any]]]:
                     yield option, config
 
 
-def test_a_name_in_any_option_of_a_strangers_policy_or_run_imports_nothing(
+def test_a_name_in_any_option_of_a_strangers_policy_run_or_learner_imports_nothing(
     folder: Path, file: Path
 ) -> None:
     seen = set()
@@ -129,6 +138,7 @@ def test_a_name_in_any_option_of_a_strangers_policy_or_run_imports_nothing(
             lambda: penstock.load_policy(folder),
             lambda: evaluate(str(folder), 1, "best", None, 0, 1),
             lambda: resolve_resumed(str(folder), [], "auto"),
+            partial(act, config),
         )
         for use in uses:
             with suppress(UserError):
