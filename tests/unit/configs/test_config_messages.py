@@ -265,11 +265,8 @@ def test_an_override_that_is_not_yaml_is_refused() -> None:
         ("run:\n  log: !!bool x", "x.yaml: this is not YAML: 'x' is no bool; correct it"),
         ("a: 0x" + "f" * 5000, "x.yaml: this is not YAML: Exceeds the limit (4300 digits)"),
         ("a: \x01", "x.yaml: this is not YAML: unacceptable character"),
-        (f"{'k' * 99}: &k {{a: 1}}\nb: [{'*k, ' * 50_000}]", "x.yaml: this is not YAML: more than"),
-        (
-            f"a: &k {'v' * 99_000}\nb: [{'*k, ' * 50}]",
-            "x.yaml: this is not YAML: more than 100,000",
-        ),
+        (f"a: &k {{? {'k' * 99_000}}}\nb: [{'*k, ' * 50}]", "x.yaml: this is not YAML: more than"),
+        (f"a: &k {'v' * 99_000}\nb: [{'*k, ' * 50}]", "x.yaml: this is not YAML: more than"),
         ("#" * (1 << 20) + "\na: 1", "x.yaml has more than the 1,048,576 characters of YAML"),
         ("env: &a {b: *a}", "x.yaml: this is not YAML: values are nested too deeply, or an anchor"),
         ("env:\n  ? [1]\n  : 2", "x.yaml:2: a key must be plain text; write `name: value`"),
