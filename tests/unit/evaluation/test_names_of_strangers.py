@@ -20,6 +20,7 @@ from safetensors.numpy import save as to_bytes
 import penstock
 from penstock import UserError
 from penstock.algos.samples import network_shape
+from penstock.cli.app import main
 from penstock.configs.code_references import check
 from penstock.configs.for_actors import read_for_actor
 from penstock.configs.keys import algorithms, options
@@ -151,7 +152,7 @@ def test_a_name_in_any_option_of_a_strangers_policy_run_or_learner_imports_nothi
 
 
 def test_a_name_of_a_policy_file_is_imported_where_the_caller_allows_it(
-    tmp_path: Path, folder: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "own.safetensors"
     own = a_run(tmp_path / "own", f"model.entry={NAME}")
@@ -166,6 +167,11 @@ def test_a_name_of_a_policy_file_is_imported_where_the_caller_allows_it(
         penstock.load_policy(file, allow=["stranger:Other"])
     assert "stranger" not in sys.modules
     assert evaluate(str(file), 1, "best", None, 0, 5, ["stranger:*"])["length"]["max"] == 5
+    copy = tmp_path / "copy.safetensors"
+    monkeypatch.setattr(sys, "argv", ["penstock", "export", str(own), str(copy), "--allow", NAME])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, copy.read_bytes()) == (0, file.read_bytes())
     assert penstock.load_policy(file, allow="stranger:Net").config.model.entry == NAME
 
 
