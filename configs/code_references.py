@@ -64,9 +64,10 @@ def references_in_training(config: Config) -> list[Reference]:
 
 def not_allowed(found: Iterable[Reference], allow: Sequence[str]) -> Iterator[Reference]:
     """Those of ``found`` whose texts match none of the patterns, with `*` and `?`, in ``allow``."""
+    patterns = [allow] if isinstance(allow, str) else allow  # of which a name could be a part
     for reference in found:
         text = reference.text
-        if text not in allow and not any(fnmatchcase(text, pattern) for pattern in allow):
+        if text not in patterns and not any(fnmatchcase(text, pattern) for pattern in patterns):
             yield reference
 
 

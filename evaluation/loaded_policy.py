@@ -192,8 +192,6 @@ def load_policy(
         "my_game:Net" or "my_game:*". Others are refused before anything is imported.
     The environment of a run is made once, to ask for its spaces, and closed. Raises UserError.
     """
-    if isinstance(allow, str):
-        allow = (allow,)
     if Path(source).is_file():
         found = read(Path(source), allow)
         about = found.spaces, found.info, sample, seed, found.play

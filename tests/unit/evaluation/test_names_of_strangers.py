@@ -165,6 +165,8 @@ def test_a_name_of_a_policy_file_is_imported_where_the_caller_allows_it(
         penstock.load_policy(file)
     with pytest.raises(UserError, match=r"names model.entry 'stranger:Net'"):
         penstock.load_policy(file, allow=["stranger:Other"])
+    with pytest.raises(UserError, match=r"names model.entry 'stranger:Net'"):
+        penstock.evaluate(file, 1, allow="stranger:Nets")
     assert "stranger" not in sys.modules
     assert evaluate(str(file), 1, "best", None, 0, 5, ["stranger:*"])["length"]["max"] == 5
     copy = tmp_path / "copy.safetensors"
