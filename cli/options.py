@@ -109,6 +109,15 @@ Sample = Annotated[
     ),
 ]
 Greedy = Annotated[bool, typer.Option("--greedy", help="Take the most probable actions.")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATTERN",
+        help="Environment, wrapper, network, algorithm or file that an exported file, or a run "
+        "that was not trained on this host, may name, such as my_game:Net or 'my_game:*'; others "
+        "are refused. May be repeated.",
+    ),
+]
 GameSeed = Annotated[
     int,
     typer.Option(min=0, help="Seed of the environments. The same seed gives the same episodes."),

@@ -11,6 +11,7 @@ import typer
 from penstock.cli.options import (
     LOOK,
     Agent,
+    Allow,
     Checkpoint,
     GameSeed,
     Greedy,
@@ -63,12 +64,14 @@ def evaluate(
     greedy: Greedy = False,
     seed: GameSeed = 0,
     max_episode_steps: MaxSteps = None,
+    allow: Allow = None,
     as_json: Json = False,
 ) -> None:
     """Play episodes with the weights of a run and print their returns."""
     from penstock.evaluation import evaluate as evaluation
 
-    how = (episodes, checkpoint, samples(sample, greedy), seed, max_episode_steps)
+    way = samples(sample, greedy)
+    how = (episodes, checkpoint, way, seed, max_episode_steps, allow or ())
     if evaluation.seed_runs(run_dir):
         result = evaluation.evaluate_seeds(run_dir, *how)
         answer(evaluation.describe_seeds(result), result, as_json)
@@ -93,13 +96,16 @@ def record(
     greedy: Greedy = False,
     seed: GameSeed = 0,
     max_episode_steps: MaxSteps = None,
+    allow: Allow = None,
     as_json: Json = False,
 ) -> None:
     """Record a video of the agent of a run. Needs no display."""
     from penstock.evaluation import video
 
     way = samples(sample, greedy)
-    result = video.record(run_dir, episodes, checkpoint, out, way, seed, max_episode_steps)
+    result = video.record(
+        run_dir, episodes, checkpoint, out, way, seed, max_episode_steps, allow or ()
+    )
     answer(video.describe(result), result, as_json)
 
 
@@ -111,13 +117,14 @@ def play(
     greedy: Greedy = False,
     seed: GameSeed = 0,
     max_episode_steps: MaxSteps = None,
+    allow: Allow = None,
     as_json: Json = False,
 ) -> None:
     """Show the agent of a run playing, in a window."""
     from penstock.evaluation import video
 
     way = samples(sample, greedy)
-    result = video.play(run_dir, episodes, checkpoint, way, seed, max_episode_steps)
+    result = video.play(run_dir, episodes, checkpoint, way, seed, max_episode_steps, allow or ())
     answer(video.describe(result), result, as_json)
 
 
@@ -128,12 +135,13 @@ def export(
     half: Annotated[
         bool, typer.Option("--half", help="Store parameters as 16-bit floats: half the size.")
     ] = False,
+    allow: Allow = None,
     as_json: Json = False,
 ) -> None:
     """Write the policy of a run to one file, which penstock.load_policy reads."""
     from penstock.evaluation.loaded_policy import load_policy
 
-    policy = load_policy(run_dir, checkpoint)
+    policy = load_policy(run_dir, checkpoint, allow=allow or ())
     nbytes = policy.save(file, half=half)
     way = "sampled" if policy.sample else "greedy"
     answer(

@@ -1,15 +1,16 @@
 """References: texts of a config that make a process import a module or open a file.
 
-An actor receives its config from the learner that it joins. Other values of a config can at worst
-waste the actor's time and memory; a reference runs code as the actor's user. An actor that cannot
-authenticate the sender of the config therefore refuses references, and `--allow` limits them for
-any actor (`check`).
+A config may come from elsewhere: an actor receives it from the learner that it joins, and policy
+files and run folders hold one. Other values of a config can at worst waste time and memory; a
+reference runs code as this user. So references are refused unless `--allow` names them or their
+source is trusted: an actor that has authenticated its learner (`check`), or a run folder with names
+that this user's runs have used (`penstock.core.used_names`). A policy file is never trusted.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -53,6 +54,23 @@ def references(config: Config) -> list[Reference]:
     return found
 
 
+def references_in_training(config: Config) -> list[Reference]:
+    """`references`, and the classes that only the command imports that trains the run."""
+    return [
+        *references(config),
+        *(Reference("run.callbacks", name) for name in config.run.callbacks),
+    ]
+
+
+def not_allowed(found: Iterable[Reference], allow: Sequence[str]) -> Iterator[Reference]:
+    """Those of ``found`` whose texts match none of the patterns, with `*` and `?`, in ``allow``."""
+    patterns = [allow] if isinstance(allow, str) else allow  # of which a name could be a part
+    for reference in found:
+        text = reference.text
+        if text not in patterns and not any(fnmatchcase(text, pattern) for pattern in patterns):
+            yield reference
+
+
 def check(config: Config, allow: Sequence[str], *, trusted: bool, source: str) -> None:
     """Raise UserError for the first reference in a received config that is not allowed.
 
@@ -65,12 +83,11 @@ def check(config: Config, allow: Sequence[str], *, trusted: bool, source: str) -
     """
     if allow:
         wanted = dict.fromkeys([Reference("env.id", config.env.id), *references(config)])
-        for option, text in wanted:
-            if text not in allow and not any(fnmatchcase(text, pattern) for pattern in allow):
-                raise UserError(
-                    f"{source} names {option} {shown(text)}, which is none of --allow "
-                    f"{', '.join(allow)}; add --allow {shown(text)} if you trust it"
-                )
+        for option, text in not_allowed(wanted, allow):
+            raise UserError(
+                f"{source} names {option} {shown(text)}, which is none of --allow "
+                f"{', '.join(allow)}; add --allow {shown(text)} if you trust it"
+            )
     elif not trusted:
         for option, text in references(config):
             raise UserError(
@@ -78,6 +95,14 @@ def check(config: Config, allow: Sequence[str], *, trusted: bool, source: str) -
                 "the sender is not authenticated; connect to the run's folder or with --curve, or "
                 f"give --allow {shown(text)} or --insecure"
             )
+
+
+def refusal(source: str, reference: Reference, why: str, way: str = "") -> UserError:
+    """The error for a reference in a policy file or a run folder; ``way`` is how to allow it where
+    that is not by `--allow`."""
+    option, text = shown(reference.option)[1:-1], shown(reference.text)
+    way = way or f"give --allow {text}, or to a function of penstock allow=[{text}]"
+    return UserError(f"{source} names {option} {text}, {why}; if you trust it, {way}")
 
 
 def shown(text: str) -> str:

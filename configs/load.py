@@ -25,7 +25,7 @@ from penstock.configs.kinds import defaults, kind_of, without_replaced
 from penstock.configs.layers import Layers
 from penstock.configs.messages import explain, show
 from penstock.configs.schema import Config
-from penstock.configs.yaml_text import parse, write
+from penstock.configs.yaml_text import MOST_CHARS, parse, write
 
 PRESETS = Path(__file__).resolve().parent
 CONFIG_FILE = "config.yaml"
@@ -251,7 +251,8 @@ def _lay_preset(layers: Layers, name: str) -> None:
 def _lay_file(layers: Layers, path: Path, source: str) -> str | None:
     """Add a file over the preset that it names as its base; returns the name of the base."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MOST_CHARS + 1)
     except UnicodeDecodeError:
         raise UserError(
             f"{source} cannot be read: it is not UTF-8 text; name a YAML file"

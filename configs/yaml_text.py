@@ -19,15 +19,25 @@ if TYPE_CHECKING:
 
 KeyPath = tuple[str, ...]
 _WHOLE = re.compile(r"[-+]?\d+[eE]\+?\d{1,2}")  # also where the schema has no whole number
-MOST_VALUES = 100_000  # aliases of aliases multiply
+MOST_CHARS = 1 << 20  # of a text; larger ones take ruamel.yaml tens of seconds
+# Aliases of aliases multiply, so all values count, and the characters of each with those of its
+# dotted name: a file from elsewhere may repeat one long key under hundreds of aliases.
+MOST_VALUES = 100_000
+MOST_VALUE_CHARS = 1 << 22
 _PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "null"))
 
 
 def parse(text: str, source: str, *, lined: bool = True) -> tuple[Any, dict[KeyPath, int]]:
     """The value of a YAML text, and the line (from 1) of each key by its path.
 
-    Raises UserError for invalid YAML; it begins with ``source`` and, if ``lined``, the line.
+    Raises UserError for invalid YAML, and for a text that is too large or whose aliases make it so;
+    it begins with ``source`` and, if ``lined``, the line.
     """
+    if len(text) > MOST_CHARS:
+        raise UserError(
+            f"{source} has more than the {MOST_CHARS:,} characters of YAML that are read; keep "
+            "large values in a file of their own, and name that"
+        )
     from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
 
     yaml = _yaml()
@@ -77,11 +87,16 @@ class _Reader:
         self.place = place
         self.lines: dict[KeyPath, int] = {}
         self._values = 0
+        self._chars = 0
 
     def value(self, node: Any, path: KeyPath) -> Any:
         self._values += 1
-        if self._values > MOST_VALUES:
-            raise ValueError(f"more than {MOST_VALUES} values; use fewer aliases (*name)")
+        self._chars += sum(map(len, path)) + (len(node.value) if node.id == "scalar" else 0)
+        if self._values > MOST_VALUES or self._chars > MOST_VALUE_CHARS:
+            raise ValueError(
+                f"more than {MOST_VALUES:,} values, or {MOST_VALUE_CHARS:,} characters in them and "
+                "their names; use fewer aliases (*name)"
+            )
         if node.id == "mapping":
             return self._map(node, path)
         if node.id == "sequence":

@@ -75,6 +75,8 @@ class ParamLayout:
     def from_list(cls, entries: Iterable[Any]) -> ParamLayout:
         """The inverse of `to_list`. Raises ValueError or TypeError for an invalid layout."""
         found = tuple((str(name), read_shape(shape)) for name, shape in entries)
+        if len(dict(found)) < len(found):  # a small file could claim one tensor a million times
+            raise ValueError("a parameter is named twice")
         if sum(math.prod(shape) for _, shape in found) > sys.maxsize:
             raise ValueError("the parameters are more than any memory holds")
         return cls(found)

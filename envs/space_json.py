@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from gymnasium import spaces
 from penstock.core.specs import plain_dtype, read_shape
 
 Told = dict[str, Any]
-MOST_VALUES = 1 << 26  # of one observation or action
+MOST_NBYTES = 32 << 20  # of memory that a space may take, with all of its parts
+SPACE_NBYTES = 1 << 10  # at least, that a space takes in memory
+VALUE_NBYTES = 16  # of a choice: its number, and where it is in an observation that is one-hot
 
 
 def to_json(space: spaces.Space[Any]) -> Told:
@@ -36,36 +39,64 @@ def to_json(space: spaces.Space[Any]) -> Told:
     raise ValueError(f"{space} is of a kind that cannot be written down")
 
 
-def from_json(told: Told) -> spaces.Space[Any]:
-    """Decode a space. Raises ValueError, TypeError or KeyError for invalid input."""
+def from_json(told: Told, most_nbytes: int = MOST_NBYTES) -> spaces.Space[Any]:
+    """Decode a space. Raises ValueError, TypeError or KeyError for invalid input, and for a space
+    of more than ``most_nbytes``: a text of some bytes may claim any size."""
+    nbytes = _claimed_nbytes(told)
+    if nbytes > most_nbytes:
+        raise ValueError(f"a space that takes {nbytes:,} bytes; the most is {most_nbytes:,}")
+    return _decoded(told)
+
+
+def _claimed_nbytes(told: Told) -> int:
+    """The memory that a space would take, in which bounds are kept for each value."""
     ((kind, about),) = told.items()
     match kind:
         case "Dict":
-            return spaces.Dict(OrderedDict((key, from_json(inner)) for key, inner in about))
+            return SPACE_NBYTES + sum(_claimed_nbytes(inner) for _, inner in about)
         case "Tuple":
-            return spaces.Tuple([from_json(inner) for inner in about])
+            return SPACE_NBYTES + sum(map(_claimed_nbytes, about))
+        case "Discrete":
+            return SPACE_NBYTES + VALUE_NBYTES * abs(int(about[0]))
+        case "MultiDiscrete":
+            return SPACE_NBYTES + VALUE_NBYTES * sum(abs(int(n)) for n in _numbers(about[0]))
+        case "MultiBinary":
+            return SPACE_NBYTES + VALUE_NBYTES * _size(about)
+        case "Box":
+            return SPACE_NBYTES + 4 * plain_dtype(about[3]).itemsize * _size(about[2])
+    raise ValueError(f"there is no space {kind}")
+
+
+def _decoded(told: Told) -> spaces.Space[Any]:
+    ((kind, about),) = told.items()
+    match kind:
+        case "Dict":
+            return spaces.Dict(OrderedDict((key, _decoded(inner)) for key, inner in about))
+        case "Tuple":
+            return spaces.Tuple([_decoded(inner) for inner in about])
         case "Discrete":
             return spaces.Discrete(about[0], start=about[1])
         case "MultiDiscrete":
             nvec, start, dtype = about
             return spaces.MultiDiscrete(nvec, dtype=plain_dtype(dtype).type, start=start)
         case "MultiBinary":
-            _check_size(about)
             return spaces.MultiBinary(about)
         case "Box":
             low, high, shape, dtype = about
-            _check_size(shape)
             kept: Any = plain_dtype(dtype)
             least, most = (np.broadcast_to(np.array(b, kept), shape) for b in (low, high))
             return spaces.Box(least, most, tuple(shape), kept)
     raise ValueError(f"there is no space {kind}")
 
 
-def _check_size(shape: int | list[int]) -> None:
-    """Refuse a large shape: bounds are stored for each value, so it would need much memory."""
-    size = math.prod(read_shape([shape] if isinstance(shape, int) else shape))
-    if size > MOST_VALUES:
-        raise ValueError(f"a space of {size} values; the most is {MOST_VALUES}")
+def _size(shape: int | list[int]) -> int:
+    return math.prod(read_shape([shape] if isinstance(shape, int) else shape))
+
+
+def _numbers(nested: Any) -> Iterator[Any]:
+    """The numbers in lists of lists."""
+    for inner in nested:
+        yield from _numbers(inner) if isinstance(inner, list) else (inner,)
 
 
 def _brief(bounds: npt.NDArray[Any]) -> Any:

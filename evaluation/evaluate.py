@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from penstock.algos.acting import make_policy
 from penstock.algos.samples import network_shape
-from penstock.configs import code_references
+from penstock.configs.code_references import references
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, load_run
 from penstock.configs.schema import Config
+from penstock.core import used_names
 from penstock.core.formatting import number
 from penstock.core.params import Float32, ParamLayout
 from penstock.envs import BatchedEnv, find_bad_observation, make
@@ -52,9 +53,11 @@ class PolicySource(NamedTuple):
     def policy(self, game: BatchedEnv, seed: int) -> Policy:
         """The policy for the environments of ``game``. Raises UserError where it is of another
         network than theirs."""
+        # Weights first: a config from elsewhere may ask for a network of any size.
+        weights = self.weights(network_shape(self.config, game.info).layout)
         actors = self.config.actors.model_copy(update={"envs": game.count})
         policy = make_policy(self.config.model_copy(update={"actors": actors}), game.info, seed)
-        policy.load(self.weights(network_shape(self.config, game.info).layout))
+        policy.load(weights)
         return policy
 
 
@@ -73,15 +76,17 @@ def evaluate(
     sample: bool | None,
     seed: int,
     max_steps: int | None,
+    allow: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Returns and lengths over ``episodes``, by the weights of checkpoint "best" or "last" of a
     run, or of an exported file.
 
     Actions are the most probable ones, or with ``sample`` drawn as in training; with None the way
     that the run's evaluation found to be better. The same seed plays the same games. An episode of
-    ``max_steps``, None: of `eval.max_episode_steps`, is cut. Raises UserError.
+    ``max_steps``, None: of `eval.max_episode_steps`, is cut. ``allow`` as of `find_policy`. Raises
+    UserError.
     """
-    source = find_policy(run_dir, which)
+    source = find_policy(run_dir, which, allow)
     config = source.config
     most = max_steps or config.eval.max_episode_steps
     if sample is None:
@@ -126,6 +131,7 @@ def evaluate_seeds(
     sample: bool | None,
     seed: int,
     max_steps: int | None,
+    allow: Sequence[str] = (),
 ) -> dict[str, Any]:
     """`evaluate` for each run in a folder of `train --seeds`. "return" and "length" summarise the
     means of the runs. Runs that cannot be evaluated are in "failed", with the reason; raises
@@ -133,7 +139,7 @@ def evaluate_seeds(
     runs, failed = [], []
     for run_dir in seed_runs(folder):
         try:
-            runs.append(evaluate(run_dir, episodes, which, sample, seed, max_steps))
+            runs.append(evaluate(run_dir, episodes, which, sample, seed, max_steps, allow))
         except UserError as error:
             failed.append({"run_dir": run_dir, "error": str(error)})
     if not runs:
@@ -152,13 +158,16 @@ def checkpoint_folder(run_dir: str | Path, which: str) -> Path:
     return folder
 
 
-def find_policy(source: str | Path, which: str) -> PolicySource:
-    """The checkpoint "best" or "last" of a run, or the policy of an exported file. Raises
-    UserError where there is none, and for a file that names an environment or wrapper in a module,
-    since files may come from others: making it would run that module."""
+def find_policy(source: str | Path, which: str, allow: Sequence[str] = ()) -> PolicySource:
+    """The checkpoint "best" or "last" of a run, or the policy of an exported file.
+
+    Raises UserError where there is none, or where it names code that no pattern in ``allow``
+    matches: a file may not name any, and a run's folder only what runs of this user have used.
+    """
     if Path(source).is_file():
-        return _of_file(Path(source))
+        return _of_file(Path(source), allow)
     config, folder = load_run(source), checkpoint_folder(source, which)
+    used_names.check(references(config), allow, str(source))
     sampled = way_of(checkpoint_format.read_meta(folder).get(PLAY)) == "sampled"
     return of_checkpoint(config, folder, sampled)
 
@@ -170,15 +179,8 @@ def of_checkpoint(config: Config, folder: Path, sampled: bool = False) -> Policy
     )
 
 
-def _of_file(path: Path) -> PolicySource:
-    found = exported.read(path)
-    for option, text in code_references.references(found.config):
-        if option.startswith("env."):  # the network was made when the file was read
-            raise UserError(
-                f"{path} is a policy for an environment with code in a module or a file, {option} "
-                f"{code_references.shown(text)}, which a policy's file must not choose; evaluate "
-                "the folder of the run, or call penstock.load_policy"
-            )
+def _of_file(path: Path, allow: Sequence[str]) -> PolicySource:
+    found = exported.read(path, allow, plays=True)
 
     def weights(layout: ParamLayout) -> Float32:
         if layout != network_shape(found.config, found.info).layout:

@@ -1,16 +1,15 @@
 """A policy in one file: weights, network and spaces; neither the run nor the environment is needed.
 
-It is a safetensors file: the network's tensors by name, and JSON in its metadata. It
-contains no code, so a file from an untrusted source can be read. A custom network (`model.entry`)
-is named in it and must be importable. Nothing makes the environment that it names but evaluation,
-which takes registered ones only.
+It is a safetensors file: the network's tensors by name, and JSON in its metadata. It may come from
+a stranger. It contains no code, and what it names is imported only if the caller allows that name.
+The sizes that it claims are compared with those that it has before anything is made of them.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,18 +22,22 @@ from safetensors import safe_open
 from safetensors.numpy import save as to_bytes
 
 from penstock.algos.samples import network_shape
+from penstock.configs import code_references
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.params import Float32, ParamLayout
 from penstock.envs import EnvInfo
 from penstock.envs.packing import Packer
-from penstock.envs.space_json import from_json, to_json
+from penstock.envs.space_json import MOST_NBYTES, from_json, to_json
 from penstock.envs.vector_env import checked_actions
 from penstock.learner.checkpoints.checkpoint_format import read_tensors
 
 KEY = "penstock_policy"
 FORMAT = 1
 SECTIONS = ("env", "algo", "model", "actors", "eval")  # of the config that are stored
+# Memory that a space may take for each byte of a large file: a network of ours has at least one
+# parameter, of 2 bytes or 4, for each number that it reads.
+SPACE_NBYTES_PER_BYTE = 16
 
 Spaces = tuple[spaces.Space[Any], spaces.Space[Any]]
 
@@ -95,8 +98,14 @@ def write(
     return len(data)
 
 
-def read(path: Path) -> Exported:
-    """What `write` wrote. Raises UserError for any other file."""
+def read(path: Path, allow: Sequence[str] = (), *, plays: bool = False) -> Exported:
+    """What `write` wrote. Raises UserError for any other file.
+
+    Args:
+        path: of the file.
+        allow: patterns of names in the file that may be imported (`code_references.not_allowed`).
+        plays: whether its environment will be made, so that the names in `env` count too.
+    """
     try:
         with safe_open(path, framework="numpy") as file:
             about = json.loads((file.metadata() or {})[KEY])
@@ -105,15 +114,22 @@ def read(path: Path) -> Exported:
             raise UserError(
                 f"{path} has format {about['format']}, this version reads {FORMAT}; export it again"
             )
+        stored = ParamLayout.from_list(about["layout"])
+        if tensors.keys() != dict(stored.entries).keys():
+            raise ValueError("its tensors are not those of its layout")
+        for name, shape in stored.entries:
+            _check_tensor(name, tensors[name], shape)
         config = Config.model_validate(about["config"])
-        observations, actions = map(from_json, about["spaces"])
+        _check_names(path, config, allow, plays)
+        most = max(MOST_NBYTES, SPACE_NBYTES_PER_BYTE * path.stat().st_size)
+        observations, actions = (from_json(told, most) for told in about["spaces"])
         packer = Packer(config.env.id, observations)
         choices = checked_actions(config.env.id, actions)
         info = EnvInfo(packer.space, choices, 1, f"of {path}", packer.parts)
         layout = network_shape(config, info).layout
-        if layout != ParamLayout.from_list(about["layout"]):
+        if layout != stored:
             raise ValueError("its network is built otherwise in this version")
-        parts = [_checked(name, tensors[name], shape) for name, shape in layout.entries]
+        parts = [tensors[name].ravel().astype(np.float32) for name, _ in layout.entries]
         play = about.get("play")  # absent in files of earlier versions
         if play is not None and not isinstance(play, dict):
             raise TypeError("its way to play is no object")
@@ -133,7 +149,15 @@ def _stored_dtype(name: str, half: bool) -> type[np.float16] | type[np.float32]:
     return np.float16 if half and not name.startswith("normalizer.") else np.float32
 
 
-def _checked(name: str, array: npt.NDArray[Any], shape: tuple[int, ...]) -> Float32:
+def _check_tensor(name: str, array: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
     if array.shape != shape or array.dtype not in (np.float16, np.float32):
-        raise ValueError(f"{name} is {array.dtype}{[*array.shape]}, its network says {[*shape]}")
-    return array.ravel().astype(np.float32)
+        raise ValueError(f"{name} is {array.dtype}{[*array.shape]}, its layout says {[*shape]}")
+
+
+def _check_names(path: Path, config: Config, allow: Sequence[str], plays: bool) -> None:
+    named = code_references.references(config)
+    if not plays:
+        named = [reference for reference in named if not reference.option.startswith("env.")]
+    for reference in code_references.not_allowed(named, allow):
+        why = "and a policy file must not choose what is run or opened here"
+        raise code_references.refusal(str(path), reference, why)

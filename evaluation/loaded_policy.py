@@ -6,7 +6,7 @@ them: the conversions of `penstock.envs` are done here, for one observation or f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,9 +17,11 @@ from gymnasium import spaces
 
 from penstock.algos.acting import make_policy
 from penstock.algos.samples import network_shape
+from penstock.configs.code_references import references
 from penstock.configs.errors import UserError, whole_number
 from penstock.configs.load import load_run
 from penstock.configs.schema import Config
+from penstock.core import used_names
 from penstock.core.params import Float32
 from penstock.envs import EnvInfo, find_bad_observation, make
 from penstock.envs.packing import Packer
@@ -175,6 +177,7 @@ def load_policy(
     *,
     sample: bool | None = None,
     seed: int = 0,
+    allow: Sequence[str] = (),
 ) -> LoadedPolicy:
     """The policy of a run, which may still be training, or of a file. Starts no process.
 
@@ -185,13 +188,16 @@ def load_policy(
     sample: True draws actions as in training, by random numbers of ``seed``; False takes the most
         probable ones; None does what the run's evaluation found to be better, and takes the most
         probable ones if there was none.
+    allow: names that the file, or a run that was not trained on this host, may import, such as
+        "my_game:Net" or "my_game:*". Others are refused before anything is imported.
     The environment of a run is made once, to ask for its spaces, and closed. Raises UserError.
     """
     if Path(source).is_file():
-        found = read(Path(source))
+        found = read(Path(source), allow)
         about = found.spaces, found.info, sample, seed, found.play
         return LoadedPolicy(found.config, found.weights, *about)
     config = load_run(source)
+    used_names.check(references(config), allow, str(source))
     game = make(config.env, 1)
     game.close()
     folder = checkpoint_folder(source, checkpoint)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -159,16 +159,18 @@ def record(
     sample: bool | None,
     seed: int,
     max_steps: int | None = None,
+    allow: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Write a video of ``episodes``, each cut at ``max_steps``, None: at `eval.max_episode_steps`,
     and the decisions beside it (`penstock.evaluation.decisions`); where, and the raw returns.
+    ``allow`` as of `find_policy`.
 
     Raises UserError, as where the extra [video] is missing.
     """
     if out is not None and Path(out).suffix != ".mp4":
         raise UserError(f"--out {out} is no mp4, and nothing else is made; let it end in .mp4")
     _require("imageio_ffmpeg", "a video")
-    source = find_policy(run_dir, which)
+    source = find_policy(run_dir, which, allow)
     with acting(source, sample, seed, max_steps, tracked=True) as actor:
         path = Path(out) if out else video_path(run_dir, actor.checkpoint, seed)
         with encoding(path, actor.game, write_decisions=lambda to: actor.write(to, played)) as show:
@@ -183,9 +185,10 @@ def play(
     sample: bool | None,
     seed: int,
     max_steps: int | None = None,
+    allow: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Show episodes in a window, as fast as a person would play, each cut as in `record`; their raw
-    returns.
+    returns. ``allow`` as of `find_policy`.
 
     Closing the window ends it. Raises UserError, as where there is no display.
     """
@@ -196,7 +199,7 @@ def play(
         )
     _require("pygame", "a window")
     with (
-        acting(find_policy(run_dir, which), sample, seed, max_steps) as actor,
+        acting(find_policy(run_dir, which, allow), sample, seed, max_steps) as actor,
         _window(run_dir, actor.game) as show,
     ):
         played = _perform(actor, episodes, seed, show)

@@ -189,6 +189,7 @@ def evaluate(
     sample: bool | None = None,
     seed: int = 0,
     max_episode_steps: int | None = None,
+    allow: Sequence[str] = (),
 ) -> Evaluation:
     """Play episodes with the weights of a run: `penstock eval` as a function.
 
@@ -197,6 +198,7 @@ def evaluate(
     seed: seed of the environments; the same seed gives the same episodes.
     max_episode_steps: cut episodes after so many agent steps; None: the run's
         `eval.max_episode_steps`.
+    allow: names that the run may import, as of `load_policy`.
     Raises UserError.
     """
     from penstock.evaluation.evaluate import evaluate as play
@@ -205,7 +207,7 @@ def evaluate(
     most = max_episode_steps
     if most is not None:
         most = whole_number("max_episode_steps", most, 1)
-    found = play(os.fspath(run_dir), count, checkpoint, sample, first, most)
+    found = play(os.fspath(run_dir), count, checkpoint, sample, first, most, allow)
     returns, lengths = tuple(found["returns"]), tuple(found["lengths"])
     return Evaluation(found["checkpoint"], returns, lengths, found["cut"], found["sample"])
 

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.configs.code_references import references_in_training
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, Resolved, load_run, presets, resolve_target
 from penstock.configs.schema import Config
+from penstock.core import used_names
 from penstock.core.run_dir import Resume, has_checkpoint
 
 SHOWN = 4
@@ -44,6 +46,8 @@ def resolve_resumed(
                 f"{target} already holds a run; resume it with --resume auto, or train "
                 f"{folder / CONFIG_FILE} run.dir=OTHER for a new run with the same options"
             )
+        way = f"train {folder / CONFIG_FILE} run.dir={folder}"
+        used_names.check(references_in_training(load_run(folder)), (), str(folder), way)
         target, overrides = str(folder / CONFIG_FILE), [f"run.dir={folder}", *overrides]
     resolved = resolve_target(target, overrides)
     if source is None:

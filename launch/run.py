@@ -22,6 +22,7 @@ from penstock.configs.run import Log, RunConfig
 from penstock.configs.secrets import resolve
 from penstock.configs.transports import TRANSPORTS
 from penstock.configs.value_types import either
+from penstock.core import used_names
 from penstock.core.files import write_atomic
 from penstock.core.interfaces import Engine, EngineContext, MetricSink, RunEvent
 from penstock.core.machine import record_versions
@@ -382,6 +383,7 @@ def _record_start(run_dir: Path, config: Config) -> None:
             f"{path} cannot be written: {error.strerror}; free some space or set run.dir to "
             "another disk"
         ) from error
+    used_names.note(config)
     with suppress(OSError):  # only checkpoints need the disk
         record_versions(run_dir)
 

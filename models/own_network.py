@@ -23,6 +23,7 @@ as actors do, so that dropout drops nothing: the probability of an action is to 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,7 +46,6 @@ def make_own(shape: GeneralShape[Any]) -> tuple[nn.Module, int | None]:
     rows = {name: torch.zeros(ROWS, *extents) for name, extents in shapes.items()}
     try:
         net = kind(shapes, shape.outputs, **shape.model.settings)
-        assert isinstance(net, nn.Module), f"{type(net).__name__} is no torch.nn.Module"
         with torch.no_grad():
             found = net.eval()(rows)
     except Exception as error:
@@ -94,7 +94,9 @@ def _width(found: Any, shape: GeneralShape[Any], purpose: str) -> int | None:
     return None
 
 
-def _load(entry: str, purpose: str) -> Any:
+def _load(entry: str, purpose: str) -> Callable[..., nn.Module]:
+    """The class that ``entry`` names. Nothing else is called: a module that the user allows may
+    have imported any function."""
     module, _, name = entry.partition(":")
     try:
         found = getattr(importlib.import_module(module), name, None)
@@ -103,8 +105,10 @@ def _load(entry: str, purpose: str) -> Any:
             f"{purpose}: importing {module} failed with {type(error).__name__}: {error}; correct "
             "its name, start in its folder, or install what it needs"
         ) from error
-    if not callable(found):
+    if not isinstance(found, type):
         raise UserError(f"{purpose}: module {module} has no class {name}; correct its name")
+    if not issubclass(found, nn.Module):
+        raise UserError(f"{purpose} is no class of torch.nn.Module; derive it from that")
     return found
 
 

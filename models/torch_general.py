@@ -258,8 +258,10 @@ def layout(shape: GeneralShape[Any]) -> ParamLayout:
         try:
             with torch.device("meta"):
                 net = general_net(shape)
-        except Exception:  # one's own network may compute with numbers, which there are none of
-            net = general_net(shape)
+        except Exception:
+            if shape.model.entry is None:
+                raise
+            net = general_net(shape)  # one's own may compute with numbers, which there are none of
     tensors = (*net.named_parameters(), *net.named_buffers())
     return ParamLayout(tuple((name, tuple(tensor.shape)) for name, tensor in tensors))
 

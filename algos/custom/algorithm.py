@@ -34,6 +34,7 @@ start faster.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -104,10 +105,27 @@ def custom(entry: str, data: Data) -> Custom:
     module, _, name = entry.partition(":")
     own: Any = load(entry, purpose) if name else import_module(module, purpose)
     if name:
+        _check_maker(own, module, purpose)
         with explained(purpose, "algo.entry"):
             own = own()
     _check(own, purpose, data)
     return _on_unrolls(own, purpose) if data == "unrolls" else _on_transitions(own, purpose)
+
+
+def _check_maker(own: Any, module: str, purpose: str) -> None:
+    """Refuse what is called neither to make an algorithm nor by its author: a module that the user
+    allows may have imported any class or function."""
+    if inspect.isclass(own):
+        is_maker = any(hasattr(own, name) for kind in KINDS.values() for name in kind.needed)
+    else:
+        package = module.partition(".")[0]
+        is_maker = inspect.isfunction(own) and str(own.__module__).partition(".")[0] == package
+    if not is_maker:
+        each = " or ".join(_listed(kind.needed) for kind in KINDS.values())
+        raise UserError(
+            f"{purpose} makes no algorithm; name a class that has {each}, or a function of "
+            f"{module} that returns an object that has them"
+        )
 
 
 def _check(own: Any, purpose: str, data: Data) -> None:

@@ -19,6 +19,7 @@ import penstock
 from penstock import LoadedPolicy, UserError
 from penstock.algos.samples import network_shape
 from penstock.configs.load import dump, resolve
+from penstock.core import used_names
 from penstock.envs import probe
 from penstock.envs.space_json import from_json, to_json
 from penstock.evaluation import exported
@@ -78,6 +79,7 @@ def a_run(folder: Path, target: str, overrides: list[str], seed: int = 0) -> Pat
     config = resolve(target, overrides)
     folder.mkdir(exist_ok=True)
     (folder / "config.yaml").write_text(dump(config))
+    used_names.note(config)
     layout = network_shape(config, probe(config.env)).layout
     weights = 0.2 * np.random.default_rng(seed).standard_normal(layout.size, np.float32)
     checkpoint_format.save(folder / "checkpoints" / "last", Checkpoint(layout, weights))

@@ -72,6 +72,20 @@ def test_weights_that_were_copied_into_a_folder_are_compared_with_nothing(folder
     assert differences(folder, resolve("cartpole"), "must") == ""
 
 
+@pytest.mark.parametrize("option", ["env.id=my_game:make", "run.callbacks=['my_game:make']"])
+def test_a_run_that_names_code_is_resumed_where_a_run_of_this_user_has_used_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    config = resolve("cartpole", [option])
+    (folder / "config.yaml").write_text(dump(config))
+    with pytest.raises(UserError, match=rf"'my_game:make', .* train {folder}/config\.yaml run\.d"):
+        resolve_resumed(str(folder), [], "auto")
+    assert resolve_resumed(f"{folder}/config.yaml", [f"run.dir={folder}"], "auto")
+    run._record_start(folder, config)
+    assert resolve_resumed(str(folder), [], "auto").config.env == config.env
+
+
 @pytest.mark.parametrize("resume", ["auto", "must"])
 def test_what_is_resumed_must_be_named(resume: Resume, tmp_path: Path) -> None:
     sentence = rf"--resume {resume} needs the folder .*; name the folder with run\.dir="

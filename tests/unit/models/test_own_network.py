@@ -20,6 +20,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.envs import probe
+from penstock.models import torch_general
 from penstock.models.fitting import actor_critic_shape
 from penstock.models.torch_general import GeneralActorCritic
 from penstock.models.torch_nets import build_net
@@ -96,6 +97,11 @@ class ValuesOfOne(Whole):
         return outputs, values[:, None]
 
 
+class Plain:
+    def __init__(self, *given: Any) -> None:
+        raise AssertionError("it is called")
+
+
 class Other(Features):
     def forward(self, arrays: dict[str, Tensor]) -> Tensor:
         return arrays["pixels"]
@@ -104,7 +110,18 @@ class Other(Features):
 @pytest.fixture(autouse=True)
 def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("mine")
-    for kind in (Features, Whole, Dropping, Counting, Doubles, Rows, Flat, ValuesOfOne, Other):
+    for kind in (
+        Features,
+        Whole,
+        Dropping,
+        Counting,
+        Doubles,
+        Rows,
+        Flat,
+        ValuesOfOne,
+        Plain,
+        Other,
+    ):
         setattr(module, kind.__name__, kind)
     monkeypatch.setitem(sys.modules, "mine", module)
 
@@ -223,6 +240,7 @@ def test_what_is_not_normalised_is_said() -> None:
             r"returns outputs and values, and model.core gru needs features",
         ),
         ("Absent", {}, r"module mine has no class Absent"),
+        ("Plain", {}, r"entry mine:Plain is no class of torch.nn.Module"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(name: str, model: Any, sentence: str) -> None:
@@ -239,6 +257,24 @@ def test_a_module_that_is_not_there_is_one_sentence() -> None:
     shape = actor_critic_shape(cfg.model_copy(update={"model": model}), GAME)
     with pytest.raises(UserError, match=r"importing no_such_module failed .* start in its folder"):
         build_net(shape)
+
+
+def test_only_ones_own_network_is_tried_with_memory_where_it_cannot_be_laid_out_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A policy file could name layers that take hours to initialise, before one that fails."""
+    devices: list[str] = []
+
+    def fails(shape: object) -> None:
+        devices.append(torch.empty(0).device.type)
+        raise RuntimeError
+
+    monkeypatch.setattr(torch_general, "general_net", fails)
+    for model in ({"core": "lstm"}, {"entry": "mine:Features"}):
+        cfg = Config.model_validate({"env": {"id": "x"}, "model": model})
+        with pytest.raises(RuntimeError):
+            torch_general.layout(actor_critic_shape(cfg, GAME))  # type: ignore[arg-type]
+    assert devices == ["meta", "meta", "cpu"]
 
 
 def assert_acts(cfg: Config, actions: int, parameters: int) -> None:

@@ -1,0 +1,61 @@
+"""The names of code and files that runs of this user have used on this host.
+
+A run folder that came from elsewhere looks like one of this user's own, and its config could name
+any code. So a run notes the references of its config (`configs.code_references`) in the cache
+folder of the user, outside the run folder. Whatever reads a run folder later to make what it names
+takes only those, and what its caller allows.
+
+Each reference is an empty file, named by the digest of its text: no file is parsed, and processes
+may add some at the same time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from penstock.configs.code_references import (
+    Reference,
+    not_allowed,
+    references_in_training,
+    refusal,
+)
+from penstock.configs.schema import Config
+from penstock.core.user_cache import cache_folder, digest
+
+FOLDER = "used-names"
+
+
+def note(config: Config) -> None:
+    """Note that a run of this user uses what ``config`` names. Without a writable cache folder
+    nothing is noted."""
+    for _, text in references_in_training(config):
+        with suppress(OSError):
+            if path := _path(text):
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.touch(0o600)
+
+
+def check(
+    references: Sequence[Reference], allow: Sequence[str], source: str, way: str = ""
+) -> None:
+    """Raise UserError for the first of the ``references`` in the run folder ``source`` that no run
+    of this user has used and no pattern in ``allow`` matches. ``way`` as of `refusal`."""
+    for reference in not_allowed(references, allow):
+        if not _is_noted(reference.text):
+            why = "which no run of yours has used on this host"
+            raise refusal(source, reference, why, way)
+
+
+def _is_noted(text: str) -> bool:
+    with suppress(OSError):
+        path = _path(text)
+        return path is not None and path.lstat().st_uid == os.geteuid()
+    return False
+
+
+def _path(text: str) -> Path | None:
+    folder = cache_folder()
+    return folder and folder / FOLDER / digest(text)
