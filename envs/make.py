@@ -28,6 +28,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from penstock.configs.errors import UserError
 from penstock.envs import atari, envpool, rendering
 from penstock.envs.first_episodes import staggered
+from penstock.envs.instances import claim, refuse_statistics
 from penstock.envs.lives import LivesAsEpisodes
 from penstock.envs.loading import (
     callables,
@@ -40,7 +41,7 @@ from penstock.envs.loading import (
 )
 from penstock.envs.single import SingleEnv
 from penstock.envs.threads import ThreadedVectorEnv
-from penstock.envs.vector_env import BatchedEnv, EnvInfo, SinglesVectorEnv
+from penstock.envs.vector_env import BatchedEnv, EnvInfo, SinglesVectorEnv, copied
 
 if TYPE_CHECKING:
     from penstock.configs.sections import EnvConfig
@@ -101,7 +102,8 @@ def make(
         source = _find(env, threads, filmed)
         frames_per_step = source.frames_per_step
         if source.vector and not env.wrappers:
-            vector, how = source.vector(count), f"{env.id} is stepped by {source.vector_name}"
+            vector = _own_vector(source.vector, purpose, count)
+            how = f"{env.id} is stepped by {source.vector_name}"
             if threads > 1 and not source.has_threads:
                 how += f", and actors.env_threads={threads} does nothing for it"
         elif source.single:
@@ -120,6 +122,7 @@ def make(
             )
         if not isinstance(vector, VectorEnv) or vector.num_envs != count:
             raise UserError(f"{purpose} must return a VectorEnv of num_envs={count}, not {vector}")
+        claim(purpose, vector)
         return BatchedEnv(env.id, vector, frames_per_step, how)
 
 
@@ -144,7 +147,8 @@ def makers(env: EnvConfig) -> Makers:
     with explained(purpose):
         source = _find(env, 1, False)
         single = partial(_wrapped, source.single, env, purpose) if source.single else None
-        vector = None if env.wrappers else source.vector
+        wraps = env.wrappers or not source.vector
+        vector = None if wraps else partial(_own_vector, source.vector, purpose)
         told = explained(purpose)
         return Makers(single and told(single), vector and told(vector))
 
@@ -356,6 +360,8 @@ def _wrapped(
             f"{purpose} must return a gymnasium.Env, not {type(made).__name__}; to return a vector "
             "environment, let its function take num_envs"
         )
+    if env.wrappers:
+        made = _Copied(made)
     for entry in env.wrappers:
         path, kwargs = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
         name = f"wrapper {path}"
@@ -363,4 +369,20 @@ def _wrapped(
             wrapper = load(path, name)
             check_keywords(wrapper, kwargs, name, reserved={"env": "the environment is given"})
             made = wrapper(made, **kwargs)
+    refuse_statistics(purpose, made)
+    return made
+
+
+class _Copied(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Gives copies of observations to wrappers that keep them, such as those that stack frames: an
+    environment may write to the same array in every step."""
+
+    def observation(self, observation: Any) -> Any:
+        return copied(observation)
+
+
+def _own_vector(vector: Callable[[int], VectorEnv], purpose: str, count: int) -> VectorEnv:
+    made = vector(count)
+    if isinstance(made, VectorEnv):
+        refuse_statistics(purpose, made)
     return made

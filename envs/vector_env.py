@@ -30,6 +30,7 @@ from penstock.core.notes import note_logger
 from penstock.core.observations import MASK, ObservationPart
 from penstock.envs.action_names import action_names
 from penstock.envs.first_episodes import SHORTENED
+from penstock.envs.instances import release
 from penstock.envs.lives import LIFE_LOST
 from penstock.envs.packing import Packer, find_bad_observation
 from penstock.envs.rendering import pictures, pictures_per_s
@@ -86,6 +87,11 @@ class SinglesVectorEnv(SyncVectorEnv):
     def _add_info(
         self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
     ) -> dict[str, Any]:
+        # Called after each environment's reset or step. The observations are stacked after the last
+        # one, and until then another environment may write to the same memory.
+        self._env_obs[env_num] = copied(self._env_obs[env_num])
+        if READ.isdisjoint(env_info.keys()):
+            return vector_infos
         return super()._add_info(vector_infos, dict.fromkeys(READ & env_info.keys(), True), env_num)
 
 
@@ -148,7 +154,8 @@ class BatchedEnv:
         out: as in `reset_into`. Returns reward (real [count]), terminated and truncated (bool
         [count]); the environment does not write to them again, and the caller must not.
         """
-        mapped = actions if self._to_game is None else self._to_game(actions)
+        # A copy, as the environment may write to its actions, or keep them.
+        mapped = actions.copy() if self._to_game is None else self._to_game(actions)
         try:
             observations, reward, terminated, truncated, info = self._vector.step(mapped)
         except Exception as error:
@@ -206,6 +213,7 @@ class BatchedEnv:
 
     def close(self) -> None:
         """Close the environments. An error of theirs becomes a note: no result depends on it."""
+        release(self._vector)
         try:
             self._vector.close()
         except Exception as error:
@@ -276,6 +284,17 @@ class BatchedEnv:
                     f"environment {self._name} returned an observation{found}; correct its space, "
                     "or what it returns"
                 ) from error
+
+
+def copied(observation: Any) -> Any:
+    """A copy of an observation, to whose arrays its environment may write again."""
+    if type(observation) is np.ndarray:  # the usual case, as fast as possible
+        return observation.copy()
+    if isinstance(observation, dict):
+        return {key: copied(part) for key, part in observation.items()}
+    if isinstance(observation, tuple | list):
+        return type(observation)(map(copied, observation))
+    return np.array(observation) if hasattr(observation, "__array__") else observation
 
 
 def own_reset(info: Mapping[str, Any], terminated: Any, truncated: Any) -> str:
