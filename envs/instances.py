@@ -21,16 +21,17 @@ SAME_INSTANCE = (
     "its function returned the same instance for two environments, so that each would play on in "
     "the other's episode; return a new one from every call"
 )
-NORMALIZES = (
-    (
-        (wrappers.NormalizeObservation, vector_wrappers.NormalizeObservation),
-        "observations; leave it out, and set model.normalize_observations=true",
+NORMALIZES = {
+    "model.normalize_observations=true": (
+        wrappers.NormalizeObservation,
+        vector_wrappers.NormalizeObservation,
     ),
-    (
-        (wrappers.NormalizeReward, vector_wrappers.NormalizeReward),
-        "rewards; leave it out, and set algo.normalize_rewards=true or algo.reward_scale",
+    "algo.normalize_rewards=true (or algo.reward_scale)": (
+        wrappers.NormalizeReward,
+        vector_wrappers.NormalizeReward,
     ),
-)
+}
+"""The options to set instead of gymnasium's wrappers."""
 
 _open: WeakValueDictionary[int, Any] = WeakValueDictionary()
 """The instances of all open environments of this process, by their `id`."""
@@ -85,11 +86,16 @@ def release(vector: VectorEnv) -> None:
 def refuse_statistics(purpose: str, env: Any) -> None:
     """Raise UserError where gymnasium's wrappers that normalise are within an environment, unless
     their statistics are fixed (``update_running_mean``)."""
-    for part in parts_of(env).values():
-        for kinds, advice in NORMALIZES:
-            if isinstance(part, kinds) and part.update_running_mean:
-                raise UserError(
-                    f"{purpose} has gymnasium's {type(part).__name__}, whose statistics belong to "
-                    "one instance and are not saved, so that no two actors or evaluations have the "
-                    f"same {advice}"
-                )
+    parts = [part for part in parts_of(env).values() if getattr(part, "update_running_mean", False)]
+    options = {
+        type(part).__name__: option
+        for option, kinds in NORMALIZES.items()
+        for part in parts
+        if isinstance(part, kinds)
+    }
+    if options:
+        raise UserError(
+            f"{purpose} has gymnasium's {' and '.join(options)}, whose statistics belong to one "
+            "instance and are saved nowhere, so that a policy would see other numbers wherever it "
+            f"plays; leave it out, and set {' and '.join(options.values())}"
+        )

@@ -39,6 +39,7 @@ from penstock.envs.loading import (
     nearest,
     parameters,
 )
+from penstock.envs.process_state import users_side
 from penstock.envs.single import SingleEnv
 from penstock.envs.threads import ThreadedVectorEnv
 from penstock.envs.vector_env import BatchedEnv, EnvInfo, SinglesVectorEnv, copied
@@ -98,7 +99,7 @@ def make(
     """
     purpose = f"environment {env.id}"
     env = resolve(env)
-    with explained(purpose):
+    with explained(purpose), users_side():
         source = _find(env, threads, filmed)
         frames_per_step = source.frames_per_step
         if source.vector and not env.wrappers:
@@ -147,8 +148,9 @@ def makers(env: EnvConfig) -> Makers:
     with explained(purpose):
         source = _find(env, 1, False)
         single = partial(_wrapped, source.single, env, purpose) if source.single else None
-        wraps = env.wrappers or not source.vector
-        vector = None if wraps else partial(_own_vector, source.vector, purpose)
+        vector = None
+        if source.vector and not env.wrappers:
+            vector = partial(_own_vector, source.vector, purpose)
         told = explained(purpose)
         return Makers(single and told(single), vector and told(vector))
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +29,13 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from penstock.configs.errors import UserError
 from penstock.core.notes import note_logger
 from penstock.core.observations import MASK, ObservationPart
+from penstock.core.place import exit_refused
 from penstock.envs.action_names import action_names
 from penstock.envs.first_episodes import SHORTENED
 from penstock.envs.instances import release
 from penstock.envs.lives import LIFE_LOST
 from penstock.envs.packing import Packer, find_bad_observation
+from penstock.envs.process_state import sides_differ, users_side
 from penstock.envs.rendering import pictures, pictures_per_s
 from penstock.envs.saved_state import restore, state_of
 from penstock.envs.space_misfit import stacking_misfit
@@ -47,6 +50,7 @@ Actions = Discrete | MultiDiscrete | Box
 FINAL_KEYS = ("final_obs", "final_observation", "terminal_observation")  # in `info`
 READ = frozenset((SHORTENED, *FINAL_KEYS))
 _ABOUT_ACTIONS = re.compile(r"\b(action|move|legal|illegal|invalid)s?\b", re.IGNORECASE)
+CONSTANTS = (int, float, np.generic, type(None))  # as observations, or parts of them
 SEEDS = 2**30  # ale-py takes int32, and gives environment i of a vector seed + i
 
 
@@ -136,7 +140,10 @@ class BatchedEnv:
         out: [count, *shape] of the observation space's dtype.
         """
         try:
-            observations, _ = self._vector.reset(seed=seed % SEEDS)
+            with users_side():
+                observations, _ = self._vector.reset(seed=seed % SEEDS)
+        except SystemExit as error:
+            raise exit_refused(f"environment {self._name}", error) from error
         except Exception as error:
             self._explain(error)
             raise
@@ -156,8 +163,11 @@ class BatchedEnv:
         """
         # A copy, as the environment may write to its actions, or keep them.
         mapped = actions.copy() if self._to_game is None else self._to_game(actions)
+        step = users_side()(self._vector.step) if sides_differ() else self._vector.step
         try:
-            observations, reward, terminated, truncated, info = self._vector.step(mapped)
+            observations, reward, terminated, truncated, info = step(mapped)
+        except SystemExit as error:
+            raise exit_refused(f"environment {self._name}", error) from error
         except Exception as error:
             self._check_choices(actions, error)
             self._check_shut(error)
@@ -196,7 +206,8 @@ class BatchedEnv:
 
         Empty where the environment was not made to be filmed, or cannot render itself.
         """
-        return [*pictures(self._vector)]
+        with users_side():
+            return [*pictures(self._vector)]
 
     @property
     def action_names(self) -> tuple[str, ...]:
@@ -215,8 +226,9 @@ class BatchedEnv:
         """Close the environments. An error of theirs becomes a note: no result depends on it."""
         release(self._vector)
         try:
-            self._vector.close()
-        except Exception as error:
+            with users_side():
+                self._vector.close()
+        except (Exception, SystemExit) as error:
             what = f"{type(error).__name__}: {error}"
             logger.info("environment %s raised %s in close(); correct it", self._name, what)
 
@@ -290,11 +302,11 @@ def copied(observation: Any) -> Any:
     """A copy of an observation, to whose arrays its environment may write again."""
     if type(observation) is np.ndarray:  # the usual case, as fast as possible
         return observation.copy()
-    if isinstance(observation, dict):
+    if type(observation) is dict:
         return {key: copied(part) for key, part in observation.items()}
-    if isinstance(observation, tuple | list):
+    if type(observation) in (tuple, list):
         return type(observation)(map(copied, observation))
-    return np.array(observation) if hasattr(observation, "__array__") else observation
+    return observation if isinstance(observation, CONSTANTS) else deepcopy(observation)
 
 
 def own_reset(info: Mapping[str, Any], terminated: Any, truncated: Any) -> str:

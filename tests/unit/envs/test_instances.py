@@ -105,3 +105,98 @@ def test_wrapper_that_keeps_observations_keeps_those_of_each_step() -> None:
     for _ in range(2):
         game.step_into(np.ones((3, 2), np.int32), out)
     assert out[:, :, 1].tolist() == [[0, 1, 2]] * 3
+
+
+class Seats(gymnasium.Env[Any, Any]):
+    """Goes around an environment, and is no wrapper of gymnasium's."""
+
+    def __init__(self, inner: gymnasium.Env[Any, Any]) -> None:
+        self.inner = inner
+        self.observation_space, self.action_space = inner.observation_space, inner.action_space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.inner.reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        return self.inner.step(action)
+
+
+ONE = Counts()
+ONE_VECTOR = SyncVectorEnv([Counts] * 3, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+def one() -> Any:
+    return ONE
+
+
+def one_wrapped() -> Any:
+    return wrappers.TimeLimit(ONE, 9)
+
+
+def one_within() -> Any:
+    return Seats(ONE)
+
+
+def vector_of_one(num_envs: int) -> Any:
+    return SyncVectorEnv([one] * num_envs)
+
+
+def one_vector(num_envs: int) -> Any:
+    return ONE_VECTOR
+
+
+@pytest.mark.parametrize("name", ["one", "one_wrapped", "one_within", "vector_of_one"])
+def test_one_instance_for_all_environments_is_refused(name: str) -> None:
+    for threads in (1, 2):
+        with pytest.raises(UserError, match="returned the same instance for two environments"):
+            make(config(f"{HERE}:{name}"), 3, threads)
+    [problem] = check(f"{HERE}:{name}", [], 20, 3)["problems"]
+    assert "returned the same instance for two environments" in problem["text"]
+
+
+@pytest.mark.parametrize(("name", "count"), [("one", 1), ("one_vector", 3)])
+def test_one_instance_is_refused_to_a_second_vector_while_the_first_is_open(
+    name: str, count: int
+) -> None:
+    first = make(config(f"{HERE}:{name}"), count)
+    with pytest.raises(UserError, match="returned the same instance"):
+        make(config(f"{HERE}:{name}"), count)
+    first.close()
+    make(config(f"{HERE}:{name}"), count).close()
+
+
+def normalized(observations: bool, fixed: bool = False) -> Any:
+    if not observations:
+        return wrappers.TimeLimit(wrappers.NormalizeReward(CountsOfBox()), 9)
+    env = wrappers.NormalizeObservation(CountsOfBox())
+    env.update_running_mean = not fixed
+    return wrappers.TimeLimit(env, 9)
+
+
+def normalized_vector(num_envs: int, observations: bool) -> Any:
+    if observations:
+        return vector_wrappers.NormalizeObservation(SyncVectorEnv([CountsOfBox] * num_envs))
+    return SyncVectorEnv([lambda: Seats(normalized(False))] * num_envs)
+
+
+@pytest.mark.parametrize("name", ["normalized", "normalized_vector"])
+@pytest.mark.parametrize(
+    ("observations", "option"),
+    [(True, "model.normalize_observations=true"), (False, "algo.normalize_rewards=true")],
+)
+def test_running_statistics_of_gymnasium_are_refused_wherever_they_are(
+    name: str, observations: bool, option: str
+) -> None:
+    with pytest.raises(UserError, match=option):
+        make(config(f"{HERE}:{name}", observations=observations), 2)
+    with pytest.raises(UserError, match=option):
+        check(f"{HERE}:{name}", [f"env.kwargs.observations={observations}"], 20, 2)
+
+
+def test_running_statistics_are_refused_of_a_wrapper_in_the_config() -> None:
+    with pytest.raises(UserError, match=r"model\.normalize_observations=true"):
+        make(config("Pendulum-v1", "gymnasium.wrappers:NormalizeObservation"), 2)
+
+
+def test_fixed_statistics_are_allowed() -> None:
+    make(config(f"{HERE}:normalized", observations=True, fixed=True), 2).close()
