@@ -62,7 +62,9 @@ def share_instance(envs: Iterable[Any]) -> bool:
 
 def members_of(vector: VectorEnv) -> list[Any]:
     """The single environments that a vector steps; none where it has another form."""
-    return list(getattr(vector.unwrapped, "envs", []))
+    envs = getattr(vector.unwrapped, "envs", None)
+    envs = envs if isinstance(envs, list | tuple) else ()
+    return [env for env in envs if isinstance(env, gymnasium.Env)]
 
 
 def claim(purpose: str, vector: VectorEnv) -> None:

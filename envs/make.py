@@ -54,6 +54,7 @@ _RESERVED = {
     "vector_kwargs": "give the vector environment's options in env.kwargs",
     "wrappers": "set env.wrappers",
 }
+KEEP_OBSERVATIONS = (gymnasium.wrappers.FrameStackObservation, gymnasium.wrappers.DelayObservation)
 # options of gymnasium.make itself
 _GYMNASIUM_OPTIONS = ("max_episode_steps", "disable_env_checker")
 
@@ -362,25 +363,29 @@ def _wrapped(
             f"{purpose} must return a gymnasium.Env, not {type(made).__name__}; to return a vector "
             "environment, let its function take num_envs"
         )
-    if env.wrappers:
-        made = _Copied(made)
     for entry in env.wrappers:
         path, kwargs = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
         name = f"wrapper {path}"
         with explained(name, "env.wrappers"):
             wrapper = load(path, name)
             check_keywords(wrapper, kwargs, name, reserved={"env": "the environment is given"})
-            made = wrapper(made, **kwargs)
+            keeps = isinstance(wrapper, type) and issubclass(wrapper, KEEP_OBSERVATIONS)
+            made = wrapper(_Copied(made) if keeps else made, **kwargs)
     refuse_statistics(purpose, made)
     return made
 
 
-class _Copied(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Gives copies of observations to wrappers that keep them, such as those that stack frames: an
-    environment may write to the same array in every step."""
+class _Copied(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Gives copies of observations to a wrapper that keeps them: an environment may write to the
+    same array in every step."""
 
-    def observation(self, observation: Any) -> Any:
-        return copied(observation)
+    def reset(self, **kwargs: Any) -> Any:
+        observation, info = self.env.reset(**kwargs)
+        return copied(observation), info
+
+    def step(self, action: Any) -> Any:
+        observation, *outcome = self.env.step(action)
+        return copied(observation), *outcome
 
 
 def _own_vector(vector: Callable[[int], VectorEnv], purpose: str, count: int) -> VectorEnv:

@@ -1,9 +1,9 @@
 """What the code of environments changes for its whole process; each side keeps its own state.
 
-A module or a constructor may set torch's defaults, numpy's handling of errors, warnings that raise,
-or the current folder. The rest of the process relies on those as they were, and the environment on
-what it has set. So its code runs inside `users_side`, where they are as it left them; outside they
-are ours. Signals end a role, so their handlers are ours on both sides.
+A module, a constructor, `reset` or `step` may set torch's defaults, numpy's handling of errors,
+warnings that raise, or the current folder. The rest of the process relies on its own values, and
+the environment on those that it has set. So its code runs inside `users_side`, with the values that
+it left there; outside they are ours. Signals end a role, so their handlers are ours on both sides.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ProcessState(NamedTuple):
     folder: str
     numpy_errors: dict[str, Any]
     raising: list[Any]
-    """The filters of warnings that raise; others only print, and concern nobody else."""
+    """The filters of warnings that raise; others only print."""
     torch: tuple[str, str, bool] = "float32", "cpu", True
     """Default dtype, default device, and whether gradients are computed."""
 

@@ -126,6 +126,7 @@ class BatchedEnv:
         # A copy of the masks in them, as their memory may be a slot that was passed on.
         self._mask = None if part is None else np.ones((self.count, part.nbytes), np.uint8)
         self._over: tuple[Any, Any] = (False, False)
+        self._on_users_side = True  # in the first step after a reset, and where the sides differ
 
     @property
     def vector(self) -> VectorEnv:
@@ -139,6 +140,7 @@ class BatchedEnv:
             seed + 1, ..., so the seeds of two vectors must differ by more than `count`.
         out: [count, *shape] of the observation space's dtype.
         """
+        self._on_users_side = True
         try:
             with users_side():
                 observations, _ = self._vector.reset(seed=seed % SEEDS)
@@ -163,9 +165,8 @@ class BatchedEnv:
         """
         # A copy, as the environment may write to its actions, or keep them.
         mapped = actions.copy() if self._to_game is None else self._to_game(actions)
-        step = users_side()(self._vector.step) if sides_differ() else self._vector.step
         try:
-            observations, reward, terminated, truncated, info = step(mapped)
+            observations, reward, terminated, truncated, info = self._step(mapped)
         except SystemExit as error:
             raise exit_refused(f"environment {self._name}", error) from error
         except Exception as error:
@@ -231,6 +232,14 @@ class BatchedEnv:
         except (Exception, SystemExit) as error:
             what = f"{type(error).__name__}: {error}"
             logger.info("environment %s raised %s in close(); correct it", self._name, what)
+
+    def _step(self, actions: Array) -> Any:
+        if not self._on_users_side:
+            return self._vector.step(actions)
+        with users_side():
+            results = self._vector.step(actions)
+        self._on_users_side = sides_differ()
+        return results
 
     def _check_choices(self, actions: Array, error: Exception) -> None:
         """Raise UserError if an action that the vector refused is outside its space."""

@@ -39,6 +39,7 @@ from penstock.envs.vector_env import check_mask, checked_actions, copied, counts
 Single = gymnasium.Env[Any, Any]
 NOT_OF_USER = ("builtins", "gymnasium", "penstock", "typing")  # packages
 NOT_STATE = (spaces.Space, gymnasium.Env, VectorEnv)  # is what they draw, or refused as shared
+LOOKS = 10  # at variables, in the first steps of a play
 READINGS = 30  # of the memory
 LEAK_NBYTES = 100  # per step: 1 GB in ten million
 SAMPLES = 20  # drawn from a space, which must contain them
@@ -351,10 +352,12 @@ def difference(one: list[PlayedStep], other: list[PlayedStep]) -> str:
 def changed_variables(env: Any, play: Iterable[object]) -> list[str]:
     """The variables of an environment's classes, and of their modules, that a play changes."""
     before = _variables(env)
-    for _ in play:
-        pass
-    after = _variables(env)
-    return [name for name, value in before.items() if after.get(name) != value]
+    changed: set[str] = set()
+    for step, _ in enumerate(play):
+        if step < LOOKS:  # not only at the end, where a variable may have its first value again
+            now = _variables(env)
+            changed.update(name for name in now if now[name] != before.get(name))
+    return sorted(changed)
 
 
 def _variables(env: Any) -> dict[str, bytes]:
