@@ -12,6 +12,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.sections import EnvConfig
 from penstock.core.observations import MASK, views
+from penstock.core.place import exit_refused
 from penstock.envs import BatchedEnv, make
 from penstock.envs.checking.checks import Checker, cost, refused_by_gymnasium, told
 from penstock.envs.checking.vector import REPEATED_STEPS, check_vector, draw
@@ -24,8 +25,15 @@ RATE_S = 2.0
 
 def check(target: str, overrides: list[str], steps: int, envs: int) -> dict[str, Any]:
     """Check an environment; the report is JSON-ready: "problems", "notes" and "figures". Raises
-    UserError if the target has no environment."""
+    UserError if the target has no environment, or one that calls sys.exit."""
     env = resolve(target, overrides).env
+    try:
+        return _report(env, steps, envs)
+    except SystemExit as error:
+        raise exit_refused(f"environment {env.id}", error) from error
+
+
+def _report(env: EnvConfig, steps: int, envs: int) -> dict[str, Any]:
     made, found = makers(env), Checker()
     figures: dict[str, Any] = {}
     refused: str | None = None

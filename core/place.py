@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 
+from penstock.configs.errors import UserError
+
 OWN_PACKAGES = ("__main__", "penstock", "gymnasium")
 INSTALLED = {"site-packages", "dist-packages"}
 
@@ -18,6 +20,17 @@ def place(error: BaseException) -> str:
     Else that of a library which the user chose; empty where there is neither.
     """
     return _innermost(traceback.walk_tb(error.__traceback__))
+
+
+def exit_refused(what: str, error: SystemExit) -> UserError:
+    """The mistake of the user's code that ends the process in which it is called."""
+    code = "" if error.code is None else repr(error.code)
+    where = place(error)
+    at = f" at {where}" if where else ""
+    return UserError(
+        f"{what} called sys.exit({code}){at}, which ends the process that runs it; raise an "
+        "exception that says what is wrong"
+    )
 
 
 def place_of(frame: FrameType) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from gymnasium.error import DependencyNotInstalled
 
 from penstock.configs.errors import UserError
+from penstock.core.place import exit_refused
 
 # What to install for a module whose package has another name.
 _PACKAGES = {
@@ -117,6 +118,8 @@ def explained(purpose: str, setting: str = "env.kwargs") -> Iterator[None]:
         yield
     except UserError:
         raise
+    except SystemExit as error:
+        raise exit_refused(purpose, error) from error
     except DependencyNotInstalled as error:
         text = " ".join(str(error).split())
         for extra in _OWN_EXTRAS:

@@ -28,6 +28,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from penstock.configs.errors import UserError
 from penstock.envs import atari, envpool, rendering
 from penstock.envs.first_episodes import staggered
+from penstock.envs.instances import claim, refuse_statistics
 from penstock.envs.lives import LivesAsEpisodes
 from penstock.envs.loading import (
     callables,
@@ -38,9 +39,10 @@ from penstock.envs.loading import (
     nearest,
     parameters,
 )
+from penstock.envs.process_state import users_side
 from penstock.envs.single import SingleEnv
 from penstock.envs.threads import ThreadedVectorEnv
-from penstock.envs.vector_env import BatchedEnv, EnvInfo, SinglesVectorEnv
+from penstock.envs.vector_env import BatchedEnv, EnvInfo, SinglesVectorEnv, copied
 
 if TYPE_CHECKING:
     from penstock.configs.sections import EnvConfig
@@ -52,6 +54,7 @@ _RESERVED = {
     "vector_kwargs": "give the vector environment's options in env.kwargs",
     "wrappers": "set env.wrappers",
 }
+KEEP_OBSERVATIONS = (gymnasium.wrappers.FrameStackObservation, gymnasium.wrappers.DelayObservation)
 # options of gymnasium.make itself
 _GYMNASIUM_OPTIONS = ("max_episode_steps", "disable_env_checker")
 
@@ -97,11 +100,12 @@ def make(
     """
     purpose = f"environment {env.id}"
     env = resolve(env)
-    with explained(purpose):
+    with explained(purpose), users_side():
         source = _find(env, threads, filmed)
         frames_per_step = source.frames_per_step
         if source.vector and not env.wrappers:
-            vector, how = source.vector(count), f"{env.id} is stepped by {source.vector_name}"
+            vector = _own_vector(source.vector, purpose, count)
+            how = f"{env.id} is stepped by {source.vector_name}"
             if threads > 1 and not source.has_threads:
                 how += f", and actors.env_threads={threads} does nothing for it"
         elif source.single:
@@ -120,6 +124,7 @@ def make(
             )
         if not isinstance(vector, VectorEnv) or vector.num_envs != count:
             raise UserError(f"{purpose} must return a VectorEnv of num_envs={count}, not {vector}")
+        claim(purpose, vector)
         return BatchedEnv(env.id, vector, frames_per_step, how)
 
 
@@ -144,7 +149,9 @@ def makers(env: EnvConfig) -> Makers:
     with explained(purpose):
         source = _find(env, 1, False)
         single = partial(_wrapped, source.single, env, purpose) if source.single else None
-        vector = None if env.wrappers else source.vector
+        vector = None
+        if source.vector and not env.wrappers:
+            vector = partial(_own_vector, source.vector, purpose)
         told = explained(purpose)
         return Makers(single and told(single), vector and told(vector))
 
@@ -362,5 +369,27 @@ def _wrapped(
         with explained(name, "env.wrappers"):
             wrapper = load(path, name)
             check_keywords(wrapper, kwargs, name, reserved={"env": "the environment is given"})
-            made = wrapper(made, **kwargs)
+            keeps = isinstance(wrapper, type) and issubclass(wrapper, KEEP_OBSERVATIONS)
+            made = wrapper(_Copied(made) if keeps else made, **kwargs)
+    refuse_statistics(purpose, made)
+    return made
+
+
+class _Copied(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Gives copies of observations to a wrapper that keeps them: an environment may write to the
+    same array in every step."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        observation, info = self.env.reset(**kwargs)
+        return copied(observation), info
+
+    def step(self, action: Any) -> Any:
+        observation, *outcome = self.env.step(action)
+        return copied(observation), *outcome
+
+
+def _own_vector(vector: Callable[[int], VectorEnv], purpose: str, count: int) -> VectorEnv:
+    made = vector(count)
+    if isinstance(made, VectorEnv):
+        refuse_statistics(purpose, made)
     return made

@@ -19,7 +19,7 @@ import gymnasium
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
-from penstock.envs.vector_env import SinglesVectorEnv
+from penstock.envs.vector_env import SinglesVectorEnv, copied
 
 Single = gymnasium.Env[Any, Any]
 Call = Callable[[], Any]
@@ -101,7 +101,9 @@ class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):
     def play(self, call: Call) -> bool:
         """Make a call and keep its result; returns whether it succeeded."""
         try:
-            self._result = call()
+            observation, *outcome = call()
+            # The next environment of this thread may write to the same memory.
+            self._result = copied(observation), *outcome
         except BaseException as error:
             self._error = error
         return self._error is None

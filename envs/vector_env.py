@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +29,13 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from penstock.configs.errors import UserError
 from penstock.core.notes import note_logger
 from penstock.core.observations import MASK, ObservationPart
+from penstock.core.place import exit_refused
 from penstock.envs.action_names import action_names
 from penstock.envs.first_episodes import SHORTENED
+from penstock.envs.instances import release
 from penstock.envs.lives import LIFE_LOST
 from penstock.envs.packing import Packer, find_bad_observation
+from penstock.envs.process_state import sides_differ, users_side
 from penstock.envs.rendering import pictures, pictures_per_s
 from penstock.envs.saved_state import restore, state_of
 from penstock.envs.space_misfit import stacking_misfit
@@ -46,6 +50,7 @@ Actions = Discrete | MultiDiscrete | Box
 FINAL_KEYS = ("final_obs", "final_observation", "terminal_observation")  # in `info`
 READ = frozenset((SHORTENED, *FINAL_KEYS))
 _ABOUT_ACTIONS = re.compile(r"\b(action|move|legal|illegal|invalid)s?\b", re.IGNORECASE)
+CONSTANTS = (int, float, np.generic, type(None))  # as observations, or parts of them
 SEEDS = 2**30  # ale-py takes int32, and gives environment i of a vector seed + i
 
 
@@ -86,6 +91,11 @@ class SinglesVectorEnv(SyncVectorEnv):
     def _add_info(
         self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
     ) -> dict[str, Any]:
+        # Called after each environment's reset or step. The observations are stacked after the last
+        # one, and until then another environment may write to the same memory.
+        self._env_obs[env_num] = copied(self._env_obs[env_num])
+        if READ.isdisjoint(env_info.keys()):
+            return vector_infos
         return super()._add_info(vector_infos, dict.fromkeys(READ & env_info.keys(), True), env_num)
 
 
@@ -116,6 +126,7 @@ class BatchedEnv:
         # A copy of the masks in them, as their memory may be a slot that was passed on.
         self._mask = None if part is None else np.ones((self.count, part.nbytes), np.uint8)
         self._over: tuple[Any, Any] = (False, False)
+        self._on_users_side = True  # in the first step after a reset, and where the sides differ
 
     @property
     def vector(self) -> VectorEnv:
@@ -129,8 +140,12 @@ class BatchedEnv:
             seed + 1, ..., so the seeds of two vectors must differ by more than `count`.
         out: [count, *shape] of the observation space's dtype.
         """
+        self._on_users_side = True
         try:
-            observations, _ = self._vector.reset(seed=seed % SEEDS)
+            with users_side():
+                observations, _ = self._vector.reset(seed=seed % SEEDS)
+        except SystemExit as error:
+            raise exit_refused(f"environment {self._name}", error) from error
         except Exception as error:
             self._explain(error)
             raise
@@ -148,9 +163,12 @@ class BatchedEnv:
         out: as in `reset_into`. Returns reward (real [count]), terminated and truncated (bool
         [count]); the environment does not write to them again, and the caller must not.
         """
-        mapped = actions if self._to_game is None else self._to_game(actions)
+        # A copy, as the environment may write to its actions, or keep them.
+        mapped = actions.copy() if self._to_game is None else self._to_game(actions)
         try:
-            observations, reward, terminated, truncated, info = self._vector.step(mapped)
+            observations, reward, terminated, truncated, info = self._step(mapped)
+        except SystemExit as error:
+            raise exit_refused(f"environment {self._name}", error) from error
         except Exception as error:
             self._check_choices(actions, error)
             self._check_shut(error)
@@ -189,7 +207,8 @@ class BatchedEnv:
 
         Empty where the environment was not made to be filmed, or cannot render itself.
         """
-        return [*pictures(self._vector)]
+        with users_side():
+            return [*pictures(self._vector)]
 
     @property
     def action_names(self) -> tuple[str, ...]:
@@ -206,11 +225,21 @@ class BatchedEnv:
 
     def close(self) -> None:
         """Close the environments. An error of theirs becomes a note: no result depends on it."""
+        release(self._vector)
         try:
-            self._vector.close()
-        except Exception as error:
+            with users_side():
+                self._vector.close()
+        except (Exception, SystemExit) as error:
             what = f"{type(error).__name__}: {error}"
             logger.info("environment %s raised %s in close(); correct it", self._name, what)
+
+    def _step(self, actions: Array) -> Any:
+        if not self._on_users_side:
+            return self._vector.step(actions)
+        with users_side():
+            results = self._vector.step(actions)
+        self._on_users_side = sides_differ()
+        return results
 
     def _check_choices(self, actions: Array, error: Exception) -> None:
         """Raise UserError if an action that the vector refused is outside its space."""
@@ -276,6 +305,17 @@ class BatchedEnv:
                     f"environment {self._name} returned an observation{found}; correct its space, "
                     "or what it returns"
                 ) from error
+
+
+def copied(observation: Any) -> Any:
+    """A copy of an observation, to whose arrays its environment may write again."""
+    if type(observation) is np.ndarray:  # the usual case, as fast as possible
+        return observation.copy()
+    if type(observation) is dict:
+        return {key: copied(part) for key, part in observation.items()}
+    if type(observation) in (tuple, list):
+        return type(observation)(map(copied, observation))
+    return observation if isinstance(observation, CONSTANTS) else deepcopy(observation)
 
 
 def own_reset(info: Mapping[str, Any], terminated: Any, truncated: Any) -> str:

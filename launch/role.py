@@ -28,8 +28,8 @@ from penstock.configs.secrets import redacted
 from penstock.core.control import Channel, Message
 from penstock.core.imports import gc_paused
 from penstock.core.notes import notes_to
-from penstock.core.place import place
-from penstock.core.role import RoleContext, RunEndedError, Store
+from penstock.core.place import exit_refused, place
+from penstock.core.role import EXIT_REJOIN, RoleContext, RunEndedError, Store
 from penstock.profiling.dump import answer_with_stacks, stacks_path
 from penstock.profiling.status import Phase, StatusPage
 
@@ -167,9 +167,12 @@ def _run(target: str, ctx: RoleContext, early_error: Exception | None = None) ->
         with gc_paused(), _noting(early_error):
             role = getattr(importlib.import_module(module), function)
         ctx.status.begin(Phase.STARTING)
-        role(ctx)
-    except SystemExit as exit_:
-        return exit_.code if isinstance(exit_.code, int) else 0 if exit_.code is None else 1
+        try:
+            role(ctx)
+        except SystemExit as error:
+            if error.code == EXIT_REJOIN:
+                return EXIT_REJOIN
+            raise exit_refused("its code", error) from error
     except UserError as error:
         ctx.report("error", user=True, message=redacted(str(error))[:TEXT_LIMIT], traceback="")
         _print(f"{ctx.name}: {error}")

@@ -183,12 +183,65 @@ class Keeps(Sound):
         return self.rng.uniform(-1, 1, 2).astype(np.float32)
 
 
-class Scales(Sound):
-    action_space = spaces.Box(-1, 1, (2,), np.float32)
+class SharesPlace(Sound):
+    """Its place is of the class, and begins anew in each reset."""
+
+    place = np.zeros(2, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.place[:] = 0
+        return super().reset(seed=seed)
+
+    def show(self) -> Any:
+        self.place += super().show()
+        return self.place.copy()
+
+
+class SharesQuestion(Sound):
+    """Its question is of the class, and drawn anew in each step."""
+
+    question = [0]  # noqa: RUF012
 
     def step(self, action: Any) -> Any:
-        action *= 2
-        return (*super().step(0)[:1], 0.0, *super().step(0)[2:])
+        reward = float(action == self.question[0])
+        observation, _, *rest = super().step(action)
+        return observation, reward, *rest
+
+    def show(self) -> Any:
+        self.question[0] = int(self.np_random.integers(3))
+        return np.full(2, self.question[0], np.float32)
+
+
+class SharesTrail(Sound):
+    """Its trail is of the class, and grows over all episodes."""
+
+    trail: list[int] = []  # noqa: RUF012
+
+    def show(self) -> Any:
+        self.trail.append(self.age)
+        return np.full(2, len(self.trail) / 1e3, np.float32)
+
+
+class SharesChance(Sound):
+    """Its chance is numpy's global one, which each reset seeds."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            np.random.seed(seed)
+        return super().reset(seed=seed)
+
+    def show(self) -> Any:
+        return np.random.uniform(-1, 1, 2).astype(np.float32)
+
+
+class SharesMemory(Sound):
+    """Its observations lie in memory of the class."""
+
+    shown = np.zeros(2, np.float32)
+
+    def show(self) -> Any:
+        self.shown[:] = super().show()
+        return self.shown
 
 
 class Open(Sound):

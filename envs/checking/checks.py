@@ -8,13 +8,16 @@ time and memory.
 from __future__ import annotations
 
 import pickle
+import sys
 import time
 import warnings
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -28,11 +31,15 @@ from gymnasium.vector import VectorEnv
 from penstock.configs.errors import UserError
 from penstock.core.observations import MASK
 from penstock.core.place import place
+from penstock.envs.instances import SAME_INSTANCE, parts_of, share_instance
 from penstock.envs.packing import Packer, find_bad_reward
 from penstock.envs.space_misfit import misfit, misfits
-from penstock.envs.vector_env import check_mask, checked_actions, counts_of, own_reset
+from penstock.envs.vector_env import check_mask, checked_actions, copied, counts_of, own_reset
 
 Single = gymnasium.Env[Any, Any]
+NOT_OF_USER = ("builtins", "gymnasium", "penstock", "typing")  # packages
+NOT_STATE = (spaces.Space, gymnasium.Env, VectorEnv)  # is what they draw, or refused as shared
+LOOKS = 10  # at variables, in the first steps of a play
 READINGS = 30  # of the memory
 LEAK_NBYTES = 100  # per step: 1 GB in ten million
 SAMPLES = 20  # drawn from a space, which must contain them
@@ -113,13 +120,14 @@ class Checker:
         Ends early where the environment cannot be stepped on.
         """
         rng = np.random.default_rng(seed)
-        env.action_space.seed(seed)
+        space = deepcopy(env.action_space)  # of which several environments may have the same one
+        space.seed(seed)
         shown = self._reset(env, seed)
-        bounds = _bounds(env.action_space)  # policies often choose them, random actions never
+        bounds = _bounds(space)  # policies often choose them, random actions never
         total, length, until = 0.0, 0, time.perf_counter() + seconds
         while shown is not None and steps > 0 and time.perf_counter() < until:
             steps -= 1
-            action = bounds.pop() if bounds else choose(env.action_space, shown, rng)
+            action = bounds.pop() if bounds else choose(space, shown, rng)
             step, shown, info = self._step(env, action)
             if step is None:
                 return
@@ -141,28 +149,60 @@ class Checker:
         return self._changes and len(self._lasts) > 3 and self._firsts.issuperset(self._lasts)
 
     def determinism(self, make: Callable[[], Single], steps: int, seconds: float) -> None:
-        """Check that two environments with one seed, and one of them again, play alike."""
+        """Check that two environments with one seed, and one of them again, play alike, also while
+        another one is played."""
         first, second = make(), make()
         try:
+            if share_instance((first, second)):
+                self.add("shared", SAME_INSTANCE)
+                return
             played = list(self.play(first, steps, 7, seconds))
             other = list(self.play(second, len(played), 7))
             again = list(self.play(first, len(played), 7))
+            if reason := difference(played, other):
+                self._add_difference(first, reason, len(played))
+            elif reason := difference(played, again):
+                self.add(
+                    "determinism",
+                    f"an environment that is reset with the same seed again differs {reason}; "
+                    "reset all of its state, and its random generator where seed is given",
+                )
+            else:
+                self.independence(first, second, played)
         finally:
             self.close(first)
             self.close(second)
-        if reason := difference(played, other):
-            self.add(
-                "determinism",
-                f"two environments that were reset with the same seed and given the same actions "
-                f"differ {reason}; draw all chance from self.np_random, after "
-                "super().reset(seed=seed)",
-            )
-        elif reason := difference(played, again):
-            self.add(
-                "determinism",
-                f"an environment that is reset with the same seed again differs {reason}; reset "
-                "all of its state, and its random generator where seed is given",
-            )
+
+    def independence(self, first: Single, second: Single, played: list[PlayedStep]) -> None:
+        """Check that an environment, which has ``played`` alone with seed 7, does the same in turn
+        with another one, and that one too."""
+        steps = len(played)
+        other = list(self.play(second, steps, 8))
+        turns = list(zip(self.play(first, steps, 7), self.play(second, steps, 8), strict=False))
+        for alone, in_turn in ((played, [a for a, _ in turns]), (other, [b for _, b in turns])):
+            if reason := difference(alone[: len(turns)], in_turn):
+                self.add_shared(reason, changed_variables(first, self.play(first, steps, 9)))
+
+    def add_shared(self, reason: str, variables: Sequence[str]) -> None:
+        """Add the fault that environments share variables, which may not be known."""
+        what = ", ".join(variables) or "state of a class, a module or a library"
+        self.add(
+            "shared",
+            f"two environments share {what}, and differ {reason} where both are played; make it an "
+            "attribute of self, in __init__ or reset",
+        )
+
+    def _add_difference(self, env: Single, reason: str, steps: int) -> None:
+        """Add the fault that two environments with one seed differ, by its probable cause."""
+        if variables := changed_variables(env, self.play(env, steps, 9)):
+            self.add_shared(reason, variables)
+            return
+        self.add(
+            "determinism",
+            f"two environments that were reset with the same seed and given the same actions "
+            f"differ {reason}; draw all chance from self.np_random, after "
+            "super().reset(seed=seed)",
+        )
 
     def close(self, env: Single | VectorEnv) -> None:
         """Close a played environment."""
@@ -201,26 +241,24 @@ class Checker:
         self._look(env.observation_space, found[0], call)
         if len(self._firsts) < 100:
             self._firsts.add(hash(as_bytes(found[0])))
-        return found[0]
+        return copied(found[0])
 
     def _step(self, env: Single, action: Any) -> tuple[PlayedStep | None, Any, dict[str, Any]]:
         if action is None:
             self.add_closed()
             return None, None, {}
-        given = np.copy(action) if isinstance(action, np.ndarray) else action
+        given = action.copy() if isinstance(action, np.ndarray) else action
         since = time.perf_counter()
         try:
-            found = env.step(action)
+            found = env.step(given)
         except Exception as error:
             self.add(
                 "step",
                 f"step raised {told(error)}; correct it, or action_space if it is right to refuse "
-                f"the action {given!r}, which is in there",
+                f"the action {action!r}, which is in there",
             )
             return None, None, {}
         self.times_s.append(time.perf_counter() - since)
-        if not np.array_equal(action, given):
-            self.add("action", "step changed the action that it was given; work on a copy of it")
         if not (isinstance(found, tuple) and len(found) == 5):
             self.add(
                 "step",
@@ -233,7 +271,7 @@ class Checker:
         self._look(env.observation_space, observation, "step")
         flags = bool(np.any(terminated)), bool(np.any(truncated))
         step = PlayedStep(as_bytes(observation), _number(reward), *flags)
-        return step, observation, info if isinstance(info, dict) else {}
+        return step, copied(observation), info if isinstance(info, dict) else {}
 
     def _contract(self, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
         value = _number(reward)
@@ -309,6 +347,32 @@ def difference(one: list[PlayedStep], other: list[PlayedStep]) -> str:
             if getattr(a, what) != getattr(b, what):
                 return f"in the {what} of step {number}"
     return "in how long they last" if len(one) != len(other) else ""
+
+
+def changed_variables(env: Any, play: Iterable[object]) -> list[str]:
+    """The variables of an environment's classes, and of their modules, that a play changes."""
+    before = _variables(env)
+    changed: set[str] = set()
+    for step, _ in enumerate(play):
+        if step < LOOKS:  # not only at the end, where a variable may have its first value again
+            now = _variables(env)
+            changed.update(name for name in now if now[name] != before.get(name))
+    return sorted(changed)
+
+
+def _variables(env: Any) -> dict[str, bytes]:
+    """What can be pickled of the variables, by their names."""
+    kinds = {kind for part in parts_of(env).values() for kind in type(part).__mro__}
+    kinds = {kind for kind in kinds if kind.__module__.partition(".")[0] not in NOT_OF_USER}
+    names = {kind.__module__ for kind in kinds} & sys.modules.keys()
+    owners: list[type | ModuleType] = [*kinds, *(sys.modules[name] for name in names)]
+    found: dict[str, bytes] = {}
+    for owner in owners:
+        for name, value in vars(owner).items():
+            if not name.startswith("__") and not isinstance(value, NOT_STATE):
+                with suppress(Exception):
+                    found[f"{owner.__name__}.{name}"] = pickle.dumps(value)
+    return found
 
 
 def as_bytes(observation: Any) -> bytes:

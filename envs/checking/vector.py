@@ -18,10 +18,25 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from penstock.core.observations import MASK, open_choices
-from penstock.envs.checking.checks import SCALE, Checker, cost, told
+from penstock.envs.checking.checks import (
+    SCALE,
+    Checker,
+    as_bytes,
+    changed_variables,
+    cost,
+    told,
+)
+from penstock.envs.instances import SAME_INSTANCE, members_of, parts_of, share_instance
 from penstock.envs.packing import find_bad_reward
 from penstock.envs.space_misfit import misfits
-from penstock.envs.vector_env import Actions, action_map, checked_actions, counts_of, own_reset
+from penstock.envs.vector_env import (
+    Actions,
+    action_map,
+    checked_actions,
+    copied,
+    counts_of,
+    own_reset,
+)
 
 Array = npt.NDArray[Any]
 COUNT = 2
@@ -41,6 +56,9 @@ def check_vector(
     vector = make(COUNT)
     try:
         sound = _check_face(found, vector) and _check_mode(found, vector)
+        if sound and share_instance(members_of(vector)):
+            found.add("shared", SAME_INSTANCE)
+            return {}
         if not (sound and found.check_spaces("of the vector", vector, "single_")):
             return {}
         player = _Player(found, vector)
@@ -57,6 +75,8 @@ def check_vector(
     if ended < alike:
         _check_copies(found, make, alike)
     tested = bool(ended) and _check_copies(found, make, ended)
+    if not found.problems:
+        _check_members(found, make, alike)
     if player.sign and not found.problems:
         found.add("autoreset", player.sign)
     return {**figures, "resets_tested": tested}
@@ -105,7 +125,7 @@ class _Player:
         if not (isinstance(found, tuple) and len(found) == 2):
             self._found.add("reset", "reset did not return a tuple of observations and infos")
             return False
-        self.shown = found[0]
+        self.shown = copied(found[0])
         return self._fits("reset")
 
     def play(self, steps: int, seconds: float = 1e9) -> Iterator[Any]:
@@ -141,22 +161,20 @@ class _Player:
     def step(self, action: Array) -> Any:
         """The results of actions in a policy's form; None where it cannot be stepped on."""
         own = action if self._to_game is None else self._to_game(action)
-        given = own.copy()
         since = time.perf_counter()
         try:
-            results = self._vector.step(own)
+            results = self._vector.step(own.copy())
         except Exception as error:
             self._found.add(
                 "step",
                 f"playing the vector raised {told(error)}; correct it, or single_action_space or "
-                f"the mask if it is right to refuse the actions {given.tolist()}",
+                f"the mask if it is right to refuse the actions {own.tolist()}",
             )
             return None
         self._found.times_s.append(time.perf_counter() - since)
-        if not np.array_equal(own, given):
-            self._found.add("action", "step changed the actions that it was given; copy them")
         if not _look(self._found, results, self.over):
             return None
+        results = (*map(copied, results[:4]), results[4])  # it may write to the arrays again
         self.sign = self.sign or own_reset(results[4], results[2], results[3])
         self.shown, self.over = results[0], np.logical_or(results[2], results[3])
         return results if self._fits("step") else None
@@ -245,20 +263,52 @@ def _check_copies(found: Checker, make: Callable[[int], VectorEnv], steps: int) 
     vectors = make(COUNT), make(COUNT)
     one, other = (_Player(found, vector) for vector in vectors)
     try:
+        if not parts_of(vectors[0]).keys().isdisjoint(parts_of(vectors[1])):
+            found.add("shared", SAME_INSTANCE)
+            return False
         if not (one.reset() and other.reset()):
             return False
-        if not _same(one.shown, other.shown):
-            _add_determinism(found, "their first observations")
-        pairs = zip(one.play(steps), other.play(steps), strict=False)
-        for number, (ones, others) in enumerate(pairs, 1):
-            if not _same(ones[:4], others[:4]):
-                _add_determinism(found, f"what step {number} returned")
-            if found.problems:
-                return False
+        if reason := _difference(one, other, steps):
+            if variables := changed_variables(vectors[0], one.play(steps)):
+                found.add_shared(reason, variables)
+            else:
+                _add_determinism(found, reason)
+        if found.problems:
+            return False
         return bool(one.over.any()) and _check_reset_row(found, one, other)
     finally:
         for vector in vectors:
             found.close(vector)
+
+
+def _difference(one: _Player, other: _Player, steps: int) -> str:
+    """Where two vectors differ, stepped in turn, in words; empty if they do not."""
+    if not _same(one.shown, other.shown):
+        return "in their first observations"
+    pairs = zip(one.play(steps), other.play(steps), strict=False)
+    for number, (ones, others) in enumerate(pairs, 1):
+        if not _same(ones[:4], others[:4]):
+            return f"in what step {number} returned"
+    return ""
+
+
+def _check_members(found: Checker, make: Callable[[int], VectorEnv], steps: int) -> None:
+    """Check that the single environments of a vector, where it has such, are independent."""
+    vector = make(COUNT)
+    try:
+        members = members_of(vector)
+        if len(members) < COUNT:
+            return
+        first, second = members[:COUNT]
+        shown, _ = first.reset(seed=SEED)
+        before = as_bytes(shown)
+        second.reset(seed=SEED + 1)
+        if as_bytes(shown) != before:  # which the vector reads when all have been reset
+            found.add_shared("from each alone", ["the memory of their observations"])
+            return
+        found.independence(first, second, list(found.play(first, steps, SEED)))
+    finally:
+        found.close(vector)
 
 
 def _check_reset_row(found: Checker, one: _Player, other: _Player) -> bool:
@@ -279,11 +329,11 @@ def _check_reset_row(found: Checker, one: _Player, other: _Player) -> bool:
     return True
 
 
-def _add_determinism(found: Checker, what: str) -> None:
+def _add_determinism(found: Checker, reason: str) -> None:
     found.add(
         "determinism",
-        f"two vectors that were reset with the same seed and given the same actions differ in "
-        f"{what}; draw all chance from generators that reset(seed=...) seeds",
+        f"two vectors that were reset with the same seed and given the same actions differ "
+        f"{reason}; draw all chance from generators that reset(seed=...) seeds",
     )
 
 

@@ -60,7 +60,13 @@ BROKEN: dict[type[Sound], tuple[str, str]] = {
         "determinism",
         r"reset with the same seed again differs in the observation of step 1",
     ),
-    envs.Scales: ("action", r"step changed the action that it was given"),
+    envs.SharesPlace: (
+        "shared",
+        r"two environments share SharesPlace.place, and differ in the observation of step",
+    ),
+    envs.SharesQuestion: ("shared", r"share SharesQuestion.question, and differ in the reward of"),
+    envs.SharesTrail: ("shared", r"two environments share SharesTrail.trail, and differ"),
+    envs.SharesChance: ("shared", r"share state of a class, a module or a library, and differ"),
     envs.Open: (
         "step",
         r"step raised ValueError: out of range \(broken_envs.py:\d+, in step\); correct it, or "

@@ -13,7 +13,18 @@ import pytest
 from gymnasium.spaces import Box, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from broken_envs import GlobalChance, Holds, Masked, OldReset, Refuses, ResetsItself, Sound
+from broken_envs import (
+    GlobalChance,
+    Holds,
+    Masked,
+    OldReset,
+    Refuses,
+    ResetsItself,
+    SharesMemory,
+    SharesPlace,
+    SharesQuestion,
+    Sound,
+)
 from penstock.envs.checking.checks import Checker
 from penstock.envs.checking.vector import check_vector, draw
 
@@ -56,17 +67,6 @@ class Shuts(Masked):
 
     def allowed(self) -> Any:
         return [1, 1, self.age != 2, 0, 0]
-
-
-class Scales(gymnasium.vector.VectorWrapper):
-    """Writes to the actions that it is given."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__(vectors()(count))
-
-    def step(self, actions: Any) -> Any:
-        actions //= 2
-        return super().step(actions)
 
 
 class Spaceless(VectorEnv):
@@ -155,7 +155,9 @@ BROKEN_VECTORS: dict[str, tuple[Any, str, str]] = {
     "lies late": (LiesLate, "autoreset", r"what followed depended on the action"),
     "resets itself": (vectors(ResetsItself), "autoreset", r"\(info has terminal_observation\)"),
     "shut": (vectors(Shuts), "mask", r"action_mask allows no action .* \(of each choice, where"),
-    "writes": (Scales, "action", r"step changed the actions that it was given"),
+    "one place": (vectors(SharesPlace), "shared", r"two environments share SharesPlace.place, and"),
+    "one question": (vectors(SharesQuestion), "shared", r"share SharesQuestion.question, and"),
+    "one memory": (vectors(SharesMemory), "shared", r"share the memory of their observations"),
     "no space": (lambda _: Spaceless(), "space", r"^single_observation_space is None; set it to a"),
     "old": (vectors(OldReset), "reset", r"reset\(seed=7\) raised \w+: .*; correct it"),
     # 2 * 2 ** 18 bytes in five steps of six, the last of which resets

@@ -29,7 +29,6 @@ CASES = {
     "memory": ("memory",),
     "stacked": ("cartpole", STACKED),
     "threads": ("cartpole", STACKED, "actors.env_threads=2"),
-    "normalised": ("cartpole", "env.wrappers=['gymnasium.wrappers:NormalizeObservation']"),
     "frozen lake": ("cartpole", "env.id=FrozenLake-v1"),
     "breakout": ("minatar_breakout",),
     "seaquest": ("minatar_breakout", "env.kwargs.game=seaquest"),

@@ -1,0 +1,103 @@
+"""The instances that an environment is made of, and what is refused of them.
+
+An environment must have its own instances (`claim`), and none of them may keep running statistics,
+which end with it (`refuse_statistics`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from weakref import WeakValueDictionary
+
+import gymnasium
+from gymnasium import wrappers
+from gymnasium.vector import VectorEnv
+from gymnasium.wrappers import vector as vector_wrappers
+
+from penstock.configs.errors import UserError
+
+SAME_INSTANCE = (
+    "its function returned the same instance for two environments, so that each would play on in "
+    "the other's episode; return a new one from every call"
+)
+NORMALIZES = {
+    "model.normalize_observations=true": (
+        wrappers.NormalizeObservation,
+        vector_wrappers.NormalizeObservation,
+    ),
+    "algo.normalize_rewards=true (or algo.reward_scale)": (
+        wrappers.NormalizeReward,
+        vector_wrappers.NormalizeReward,
+    ),
+}
+"""The options to set instead of gymnasium's wrappers."""
+
+_open: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""The instances of all open environments of this process, by their `id`."""
+
+
+def parts_of(env: Any, kind: Any = gymnasium.Env | VectorEnv) -> dict[int, Any]:
+    """An environment and those of ``kind`` within it, by their `id`: what its wrappers go around,
+    and the members of a vector."""
+    parts: dict[int, Any] = {}
+    waiting = [env]
+    while waiting:
+        part = waiting.pop()
+        if id(part) in parts:
+            continue
+        parts[id(part)] = part
+        for value in vars(part).values():
+            members = value if isinstance(value, list | tuple) else [value]
+            if members and isinstance(members[0], kind):
+                waiting += members
+    return parts
+
+
+def share_instance(envs: Iterable[Any]) -> bool:
+    """Whether two of single environments are the same instance, or have the same one in them."""
+    numbers = [number for env in envs for number in parts_of(env, gymnasium.Env)]
+    return len(numbers) > len(set(numbers))
+
+
+def members_of(vector: VectorEnv) -> list[Any]:
+    """The single environments that a vector steps; none where it has another form."""
+    envs = getattr(vector.unwrapped, "envs", None)
+    envs = envs if isinstance(envs, list | tuple) else ()
+    return [env for env in envs if isinstance(env, gymnasium.Env)]
+
+
+def claim(purpose: str, vector: VectorEnv) -> None:
+    """Note that a vector is open, until `release`.
+
+    Raises UserError where an instance is that of two of its environments, or of another vector that
+    is open.
+    """
+    parts = parts_of(vector)
+    if share_instance(members_of(vector)) or any(number in _open for number in parts):
+        raise UserError(f"{purpose}: {SAME_INSTANCE}")
+    _open.update(parts)
+
+
+def release(vector: VectorEnv) -> None:
+    """Note that a vector is closed."""
+    for number in parts_of(vector):
+        _open.pop(number, None)
+
+
+def refuse_statistics(purpose: str, env: Any) -> None:
+    """Raise UserError where gymnasium's wrappers that normalise are within an environment, unless
+    their statistics are fixed (``update_running_mean``)."""
+    parts = [part for part in parts_of(env).values() if getattr(part, "update_running_mean", False)]
+    options = {
+        type(part).__name__: option
+        for option, kinds in NORMALIZES.items()
+        for part in parts
+        if isinstance(part, kinds)
+    }
+    if options:
+        raise UserError(
+            f"{purpose} has gymnasium's {' and '.join(options)}, whose statistics belong to one "
+            "instance and are saved nowhere, so that a policy would see other numbers wherever it "
+            f"plays; leave it out, and set {' and '.join(options.values())}"
+        )

@@ -1,0 +1,119 @@
+"""What the code of environments changes for its whole process; each side keeps its own state.
+
+A module, a constructor, `reset` or `step` may set torch's defaults, numpy's handling of errors,
+warnings that raise, or the current folder. The rest of the process relies on its own values, and
+the environment on those that it has set. So its code runs inside `users_side`, with the values that
+it left there; outside they are ours. Signals end a role, so their handlers are ours on both sides.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
+
+
+class ProcessState(NamedTuple):
+    """What both sides have of their own."""
+
+    folder: str
+    numpy_errors: dict[str, Any]
+    raising: list[Any]
+    """The filters of warnings that raise; others only print."""
+    torch: tuple[str, str, bool] = "float32", "cpu", True
+    """Default dtype, default device, and whether gradients are computed."""
+
+    @classmethod
+    def read(cls) -> ProcessState:
+        """The present state."""
+        raising = [each for each in warnings.filters if each[0] == "error"]
+        state = cls(os.getcwd(), {**np.geterr()}, raising)
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return state
+        dtype = str(torch.get_default_dtype()).removeprefix("torch.")
+        return state._replace(
+            torch=(dtype, str(torch.get_default_device()), torch.is_grad_enabled())
+        )
+
+    def write(self) -> None:
+        """Make this the state of the process."""
+        present = self.read()
+        if self.folder != present.folder:
+            os.chdir(self.folder)
+        np.seterr(**self.numpy_errors)
+        if self.raising != present.raising:
+            others = [each for each in warnings.filters if each[0] != "error"]
+            warnings.filters = [*self.raising, *others]
+        if self.torch != present.torch:
+            torch = sys.modules["torch"]
+            dtype, device, computes_gradients = self.torch
+            torch.set_default_dtype(getattr(torch, dtype))
+            torch.set_default_device(None if device == "cpu" else device)
+            torch.set_grad_enabled(computes_gradients)
+
+
+class _Sides:
+    """Which side of the process runs, and the state of the other one."""
+
+    def __init__(self) -> None:
+        self.users: ProcessState | None = None
+        """The state of the user's side, where that differs from ours."""
+        self.entered = False
+
+
+_sides = _Sides()
+
+
+def sides_differ() -> bool:
+    """Whether the user's code has changed the state of the process, and so needs `users_side`."""
+    return _sides.users is not None
+
+
+@contextmanager
+def users_side() -> Iterator[None]:
+    """Run the user's code in the ``with`` block, with the state that it has left before."""
+    if _sides.entered:
+        yield
+        return
+    ours = ProcessState.read()
+    if _sides.users is not None:
+        _sides.users.write()
+    _sides.entered = True
+    try:
+        with _our_signals():
+            yield
+    finally:
+        _sides.entered = False
+        users = ProcessState.read()
+        _sides.users = users if users != ours else None
+        ours.write()
+
+
+@contextmanager
+def _our_signals() -> Iterator[None]:
+    """Keep handlers, the mask and the wake-up descriptor of signals."""
+    if threading.current_thread() is not threading.main_thread():  # only that one can set handlers
+        yield
+        return
+    handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    wakeup = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        for signum, handler in handlers.items():
+            if handler is not None:  # of C, which Python cannot set
+                signal.signal(signum, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
