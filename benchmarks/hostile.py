@@ -46,7 +46,7 @@ from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting, Prioritized, Replay, ReplayError, SlotQueue
 from penstock.replay.remote.client import ReplayClient
 from penstock.replay.remote.server import ReplayServer
-from penstock.replay.remote.service import REPLAY_VERSION, SENT, IsReleased
+from penstock.replay.remote.service import REPLAY_VERSION
 from penstock.transport import wire
 from penstock.transport.checksum import crc32
 from penstock.transport.grants import ActorStream
@@ -56,6 +56,7 @@ from penstock.transport.shm.store import SlotStore
 from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq.receiver import Receiver
+from penstock.transport.zmq.sockets import SENT, IsReleased
 
 RUN_ID = 0x1234_5678_9ABC_DEF0
 LOCAL_PEERS = [bytes([k]) * 5 for k in range(1, 9)]
@@ -412,8 +413,8 @@ class Learner:
 class LocalReceiver(Receiver):
     """Takes attackers that have no connection for connected ones."""
 
-    def _send(self, peer: bytes, parts: wire.Parts) -> bool:
-        return peer in LOCAL_PEERS or super()._send(peer, parts)
+    def _send(self, peer: bytes, parts: Sequence[wire.Buffer]) -> tuple[int, IsReleased]:
+        return (SENT, lambda: True) if peer in LOCAL_PEERS else super()._send(peer, parts)
 
     def _connected(self, stream: ActorStream) -> bool:
         return stream.peer in LOCAL_PEERS or super()._connected(stream)

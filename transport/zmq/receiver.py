@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgpack
 import numpy as np
 import numpy.typing as npt
 import zmq
@@ -41,12 +42,24 @@ from penstock.transport.zmq.keys import LearnerKeys, answer_zap, load_learner
 from penstock.transport.zmq.listener import Listener
 from penstock.transport.zmq.relay import WeightsResponder
 from penstock.transport.zmq.relay_tree import RelayTree
-from penstock.transport.zmq.sockets import Sender, boot_id, receive_from, router, zap
+from penstock.transport.zmq.sockets import (
+    GONE,
+    IsReleased,
+    Sender,
+    boot_id,
+    receive_from,
+    router,
+    send_to,
+    zap,
+)
 
 TICK_S = 0.01  # longest wait of new weights
 QUIET_S = 0.2  # after so long without a message, all sent messages have arrived
 BATCH = 64  # messages handled between two checks of everything else
 REFUSE_CHARACTERS = 2000
+# A HELLO may describe a slot by so many bytes more than the learner's: reading a column of it takes
+# 3 µs, and the sentence about a difference names each.
+EXTRA_SPEC_NBYTES = 2048
 MAX_RELEASES = 8  # that are reported
 
 
@@ -124,6 +137,7 @@ class Receiver:
         self._gone = False  # whether the learner is gone, at the last check
         self._newest = (0, 0)  # generation and version of weights, at the last check
         self._welcome = _welcome_meta(link, unix_path)
+        self._hello_nbytes = len(msgpack.packb(spec.to_dict())) + EXTRA_SPEC_NBYTES
         self._handlers: dict[int, Callable[[wire.Message, Sender], None]] = {
             MessageKind.HELLO: self._hello,
             MessageKind.SLOT: self._slot,
@@ -141,8 +155,6 @@ class Receiver:
             opening.callback(context.destroy, 500)  # sockets too
             self._zap = zap(context) if keys else None
             self._router = router(context, address, keys, wire.max_frame_nbytes(self._link.spec))
-            # A message to a peer that has left raises an error, by which this is detected.
-            self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self.listener = Listener(self._router)
             opening.callback(self.listener.close)
             self._stack = opening.pop_all()
@@ -245,8 +257,9 @@ class Receiver:
         self._stack.close()
 
     def _hello(self, message: wire.Message, sender: Sender) -> None:
-        meta = wire.verify(message)
         try:
+            self._check_size(message)
+            meta = wire.verify(message)
             want = int(meta["want"])
             check_spec(self._link.spec, meta["spec"])
         except UserError as error:
@@ -268,6 +281,16 @@ class Receiver:
                 message.head, sender.peer, want, time.monotonic(), sender.key
             )
         self._say(sender.peer, MessageKind.WELCOME, self._welcome, stream)
+
+    def _check_size(self, message: wire.Message) -> None:
+        """Raise UserError for a HELLO that is too long to be read."""
+        nbytes = memoryview(message.parts[1]).nbytes
+        if nbytes > self._hello_nbytes:
+            raise UserError(
+                f"the actor describes its slots in {nbytes} bytes, and the learner reads at most "
+                f"{self._hello_nbytes}, as its own take {self._hello_nbytes - EXTRA_SPEC_NBYTES}; "
+                "start both with the same config and the same version of the environment"
+            )
 
     def _slot(self, message: wire.Message, sender: Sender) -> None:
         head = message.head
@@ -378,9 +401,7 @@ class Receiver:
             for stream in self.grants.lend(self._writer.available):
                 self._say(stream.peer, MessageKind.GRANT, None, stream)
         for responder in self._responders.values():
-            for peer, parts in responder.due(now_s):
-                if not self._send(peer, parts):
-                    responder.tree.gone(peer)  # before it is named to others
+            responder.serve(now_s, self._send)
         self.grants.expire(now_s)
         self.listener.look(now_s)
         if self._writer.want != self.grants.want:
@@ -420,27 +441,18 @@ class Receiver:
             incarnation=stream.incarnation if stream else 0,
             sequence=stream.limit if stream else 0,
         )
-        return self._send(peer, wire.encode(head, meta))
+        return self._send(peer, wire.encode(head, meta))[0] != GONE
 
     def _connected(self, stream: ActorStream) -> bool:
         """Whether the connection of a stream is open; repeats its grant to test that."""
         return self._say(stream.peer, MessageKind.GRANT, None, stream)
 
-    def _send(self, peer: bytes, parts: wire.Parts) -> bool:
-        """Send a message; False where the peer has left.
+    def _send(self, peer: bytes, parts: Sequence[Buffer]) -> tuple[int, IsReleased]:
+        """Send a message as `send_to`.
 
         A peer that does not read loses the message, and asks again.
         """
-        try:
-            # A message without frames is small, and cheaper to copy.
-            self._router.send_multipart([peer, *parts], zmq.NOBLOCK, copy=len(parts) <= 2)
-        except zmq.Again:
-            pass
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            return False
-        return True
+        return send_to(self._router, peer, parts)
 
 
 def _welcome_meta(link: ShmLink, unix_path: Path) -> dict[str, Any]:

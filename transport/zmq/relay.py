@@ -9,7 +9,8 @@ Nothing is queued. A request names the version that the relay has; the connector
 (long poll). A slow relay skips versions, and a late one starts with the newest. Waiting requests
 are examined again when there is another version, not in every turn. A peer repeats its request
 every second, also while a copy is on its way: on a slow link more copies would queue up behind it,
-each older on arrival than the one before.
+each older on arrival than the one before. Nor is a peer believed that claims to have a copy which
+the socket still holds: each would take memory, of a version that nothing else needs any more.
 
 With many relays the connector sends a part of them to other relays for a version
 (`transport.zmq.relay_tree`), which they fetch as `transport.zmq.relay_peers` describes.
@@ -18,7 +19,6 @@ With many relays the connector sends a part of them to other relays for a versio
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -31,8 +31,9 @@ from penstock.transport import wire
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.zmq.client import Client
-from penstock.transport.zmq.relay_peers import WeightsPuller
+from penstock.transport.zmq.relay_peers import SentCopy, WeightsPuller
 from penstock.transport.zmq.relay_tree import RelayTree
+from penstock.transport.zmq.sockets import GONE, SENT, Send
 
 TICK_S = 0.05
 MAX_WAITING = 1 << 14  # peers that wait for another version; most of them may have left
@@ -61,7 +62,7 @@ class WeightsResponder:
         self._dtype = dtype
         self._asks: dict[bytes, Stamp | None] = {}  # not examined yet
         self._content: set[bytes] = set()  # peers that had the newest version at the last check
-        self._sent: dict[bytes, tuple[Stamp, float]] = {}  # copies on their way, and since when
+        self._sent: dict[bytes, SentCopy] = {}  # by peer
         self._newest: Stamp | None = None  # at the last check
         self._stamp: Stamp | None = None
         self._parts: wire.Parts = []
@@ -76,17 +77,11 @@ class WeightsResponder:
         if len(self._content) >= MAX_WAITING:
             self._content.pop()  # the peer asks again
         self._content.discard(peer)
-        if peer in self._sent and self._sent[peer][0] == have:
-            del self._sent[peer]  # it has arrived
         self._asks[peer] = have
         return waiting
 
-    def due(self, now_s: float) -> Iterator[tuple[bytes, wire.Parts]]:
-        """The answers that are possible at ``now_s``, as peer and message.
-
-        Send each before the next is taken: a relay that cannot be reached is not named to others
-        after `RelayTree.gone`.
-        """
+    def serve(self, now_s: float, send: Send) -> None:
+        """Send the answers that are possible at ``now_s``."""
         newest = self._board.stamp
         if newest is None:
             return
@@ -98,32 +93,55 @@ class WeightsResponder:
         if not self._asks:
             return
         asks, self._asks = self._asks, {}
-        self._content.update(peer for peer, have in asks.items() if have == newest)
-        wanting = [peer for peer, have in asks.items() if have != newest]
-        peers = [peer for peer in wanting if not self._awaits(peer, now_s)]
+        peers = []
+        for peer, have in asks.items():
+            if self._has_arrived(peer, have):
+                del self._sent[peer]
+            if have == newest:
+                self._content.add(peer)
+            elif self._is_held(peer):
+                self._asks[peer] = have  # again in the next turn
+            elif not self._is_expected(peer, now_s):
+                peers.append(peer)
         if peers and newest != self._stamp:
             self._encode()
         for peer in self.tree.ordered(peers):
-            yield peer, self._answer(peer, now_s)
+            self._answer(peer, now_s, send)
 
-    def _awaits(self, peer: bytes, now_s: float) -> bool:
+    def _has_arrived(self, peer: bytes, have: Stamp | None) -> bool:
+        """Whether a peer that has the version ``have`` has received the copy that was sent."""
+        return peer in self._sent and self._sent[peer].stamp == have and not self._is_held(peer)
+
+    def _is_held(self, peer: bytes) -> bool:
+        """Whether the socket holds a copy for a peer."""
+        return peer in self._sent and not self._sent[peer].is_released()
+
+    def _is_expected(self, peer: bytes, now_s: float) -> bool:
         """Whether a copy is on its way to a peer, which asks again after its arrival."""
-        return peer in self._sent and now_s < self._sent[peer][1] + ARRIVAL_S
+        return peer in self._sent and now_s < self._sent[peer].sent_s + ARRIVAL_S
 
-    def _answer(self, peer: bytes, now_s: float) -> wire.Parts:
+    def _answer(self, peer: bytes, now_s: float, send: Send) -> None:
+        parts = self._answer_to(peer, now_s)
+        outcome, is_released = send(peer, parts)
+        if outcome == GONE:
+            self.tree.gone(peer)  # before it is named to others
+        elif outcome == SENT and parts is self._parts:
+            assert self._stamp is not None
+            if len(self._sent) >= MAX_WAITING:
+                self._sent = {p: copy for p, copy in self._sent.items() if not copy.is_released()}
+            self._sent[peer] = SentCopy(self._stamp, is_released, now_s)
+
+    def _answer_to(self, peer: bytes, now_s: float) -> wire.Parts:
         run_id, policy_id = self._welcome.run_id, self._board.policy_id
         if self.tree.must_listen(peer):
             return wire.encode_weights_at(None, run_id, policy_id)
         parent = self.tree.place(peer, now_s)
-        assert self._stamp is not None
         if parent is None:
-            if len(self._sent) >= MAX_WAITING:
-                del self._sent[next(iter(self._sent))]
-            self._sent[peer] = self._stamp, now_s
             return self._parts
         weights = memoryview(self._parts[2])
         self._sha256 = self._sha256 or hashlib.sha256(weights).hexdigest()
         depth = min(parent.depth, wire.MAX_DEPTH)
+        assert self._stamp is not None
         at = wire.WeightsAt(
             self._stamp, weights.nbytes, parent.address, parent.key, self._sha256, depth
         )
