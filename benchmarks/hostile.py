@@ -413,8 +413,12 @@ class Learner:
 class LocalReceiver(Receiver):
     """Takes attackers that have no connection for connected ones."""
 
-    def _send(self, peer: bytes, parts: Sequence[wire.Buffer]) -> tuple[int, IsReleased]:
-        return (SENT, lambda: True) if peer in LOCAL_PEERS else super()._send(peer, parts)
+    def _send(
+        self, peer: bytes, parts: Sequence[wire.Buffer], *, tracked: bool = False
+    ) -> tuple[int, IsReleased]:
+        if peer in LOCAL_PEERS:
+            return SENT, lambda: True
+        return super()._send(peer, parts, tracked=tracked)
 
     def _connected(self, stream: ActorStream) -> bool:
         return stream.peer in LOCAL_PEERS or super()._connected(stream)

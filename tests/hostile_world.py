@@ -91,7 +91,9 @@ class LocalReceiver(Receiver):
 
     said: list[tuple[bytes, wire.Message]]
 
-    def _send(self, peer: bytes, parts: Sequence[wire.Buffer]) -> tuple[int, IsReleased]:
+    def _send(
+        self, peer: bytes, parts: Sequence[wire.Buffer], *, tracked: bool = False
+    ) -> tuple[int, IsReleased]:
         self.said.append((peer, wire.decode(parts)))
         return SENT, lambda: True
 

@@ -17,6 +17,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +47,7 @@ from penstock.transport.zmq.sockets import (
     GONE,
     IsReleased,
     Sender,
+    WasWritten,
     boot_id,
     receive_from,
     router,
@@ -377,7 +379,7 @@ class Receiver:
         if offer is not None:
             address = None if offer.port is None else self._relay_address(offer, sender.host)
             responder.tree.asked(peer, address, offer.key, offer.failed, time.monotonic())
-        if responder.ask(peer, have):  # nothing newer yet, but the connector lives
+        if responder.ask(peer, have, sender.host):  # nothing newer yet, but the connector lives
             self._say(peer, MessageKind.GRANT, None, self.grants.of(message.head, peer))
 
     def _relay_address(self, offer: wire.RelayOffer, host: str) -> str:
@@ -401,7 +403,7 @@ class Receiver:
             for stream in self.grants.lend(self._writer.available):
                 self._say(stream.peer, MessageKind.GRANT, None, stream)
         for responder in self._responders.values():
-            responder.serve(now_s, self._send)
+            responder.serve(now_s, self._send_weights)
         self.grants.expire(now_s)
         self.listener.look(now_s)
         if self._writer.want != self.grants.want:
@@ -429,6 +431,15 @@ class Receiver:
     def _say(
         self, peer: bytes, kind: MessageKind, meta: Any = None, stream: ActorStream | None = None
     ) -> bool:
+        """Send a message without frames; False where the peer has left.
+
+        A peer that does not read loses the message, and asks again.
+        """
+        return self._send(peer, self._message(kind, meta, stream))[0] != GONE
+
+    def _message(
+        self, kind: MessageKind, meta: Any = None, stream: ActorStream | None = None
+    ) -> wire.Parts:
         welcome = self._link.welcome
         newest = self._link.board.stamp if self._by_batch else None
         head = Header(
@@ -441,18 +452,28 @@ class Receiver:
             incarnation=stream.incarnation if stream else 0,
             sequence=stream.limit if stream else 0,
         )
-        return self._send(peer, wire.encode(head, meta))[0] != GONE
+        return wire.encode(head, meta)
 
     def _connected(self, stream: ActorStream) -> bool:
         """Whether the connection of a stream is open; repeats its grant to test that."""
         return self._say(stream.peer, MessageKind.GRANT, None, stream)
 
-    def _send(self, peer: bytes, parts: Sequence[Buffer]) -> tuple[int, IsReleased]:
-        """Send a message as `send_to`.
+    def _send_weights(self, peer: bytes, parts: Sequence[Buffer]) -> tuple[int, IsReleased]:
+        outcome, is_released = self._send(peer, parts)
+        if self._zap is not None:
+            is_released = WasWritten(is_released, partial(self._send_grant, peer))
+        return outcome, is_released
 
-        A peer that does not read loses the message, and asks again.
-        """
-        return send_to(self._router, peer, parts)
+    def _send_grant(self, peer: bytes) -> tuple[int, IsReleased]:
+        """Repeat the grant of a peer, if it has one, in a tracked message."""
+        streams = self.grants.streams.values()
+        stream = next((stream for stream in streams if stream.peer == peer), None)
+        return self._send(peer, self._message(MessageKind.GRANT, None, stream), tracked=True)
+
+    def _send(
+        self, peer: bytes, parts: Sequence[Buffer], *, tracked: bool = False
+    ) -> tuple[int, IsReleased]:
+        return send_to(self._router, peer, parts, tracked=tracked)
 
 
 def _welcome_meta(link: ShmLink, unix_path: Path) -> dict[str, Any]:

@@ -282,6 +282,7 @@ class SentCopy(NamedTuple):
     stamp: Stamp
     is_released: IsReleased
     sent_s: float = 0.0
+    host: str = ""
 
 
 class RelayServer:

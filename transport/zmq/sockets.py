@@ -173,15 +173,17 @@ def receive_from(source: Socket, *, keys: bool) -> tuple[Sender, list[Buffer]] |
     return Sender(bytes(peer), key, host.removeprefix("::ffff:")), parts
 
 
-def send_to(target: Socket, peer: bytes, parts: Sequence[Buffer]) -> tuple[int, IsReleased]:
+def send_to(
+    target: Socket, peer: bytes, parts: Sequence[Buffer], *, tracked: bool = False
+) -> tuple[int, IsReleased]:
     """Send a message by a ROUTER, without waiting.
 
     Returns:
-        SENT, FULL or GONE, and a function that returns whether the socket has released the message.
-        A peer that does not read can report anything, so what waits for it counts until then. With
-        CURVE a message is released when it is encrypted: one more may wait in its encrypted form.
+        SENT, FULL or GONE, and a function that returns whether the socket has released the message,
+        if that has frames or is ``tracked``: a small one is copied. A peer that does not read can
+        report anything, so what waits for it counts until then.
     """
-    is_released, copy = _was_copied, len(parts) < 3
+    is_released, copy = _was_copied, len(parts) < COPIED_PARTS and not tracked
     sent: list[Any] = [peer, *parts]
     if not copy:  # libzmq sends and releases the last part last
         sent[-1] = last = zmq.Frame(parts[-1], track=True, copy=False, copy_threshold=0)
@@ -195,6 +197,29 @@ def send_to(target: Socket, peer: bytes, parts: Sequence[Buffer]) -> tuple[int, 
             raise
         return GONE, is_released
     return SENT, is_released
+
+
+class WasWritten:
+    """Whether a message was written to its connection with CURVE, where it is released before.
+
+    libzmq releases it when it is encrypted, and turns to the next message when all of the encrypted
+    one is written. So a small message is sent after it, whose release tells that.
+    """
+
+    def __init__(
+        self, is_released: IsReleased, send_next: Callable[[], tuple[int, IsReleased]]
+    ) -> None:
+        """``send_next`` sends a tracked message to the same peer."""
+        self._is_released = is_released
+        self._send_next: Callable[[], tuple[int, IsReleased]] | None = send_next
+
+    def __call__(self) -> bool:
+        if not self._is_released() or self._send_next is None:
+            return self._is_released()
+        outcome, is_released = self._send_next()
+        if outcome == SENT:
+            self._is_released, self._send_next = is_released, None
+        return outcome == GONE
 
 
 def _was_copied() -> bool:

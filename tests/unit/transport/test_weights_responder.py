@@ -12,6 +12,7 @@ from penstock.core.params import ParamLayout, Stamp
 from penstock.core.specs import Column, SlotSpec
 from penstock.transport import wire
 from penstock.transport.shm.weights_board import WeightsBoard
+from penstock.transport.zmq import relay
 from penstock.transport.zmq.relay import ARRIVAL_S, WeightsResponder
 from penstock.transport.zmq.sockets import SENT, IsReleased
 
@@ -107,6 +108,20 @@ def test_a_peer_that_claims_a_copy_that_the_socket_holds_is_sent_no_other(
         assert given(desk, version * ARRIVAL_S, stuck) == {}
     stuck.clear()
     assert given(desk, 8 * ARRIVAL_S) == {b"liar": 8}, "as soon as the socket has released it"
+
+
+def test_connections_of_a_host_that_read_nothing_are_sent_few_copies_and_others_all(
+    board: WeightsBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "HOST_NBYTES", 3 * 4 * LAYOUT.size)
+    desk = WeightsResponder(board, WELCOME, "fp32")
+    silent = [b"%d" % number for number in range(10)]
+    for version, peer in enumerate(silent, 1):
+        publish(board, version)
+        desk.ask(peer, None, "10.0.0.66")
+        desk.ask(b"honest", Stamp(0, version - 1), "10.0.0.7")
+        sent = given(desk, float(version), silent)
+        assert sent == {b"honest": version} | ({peer: version} if version <= 4 else {})
 
 
 def test_statistics_of_observations_arrive_exactly(board: WeightsBoard) -> None:
