@@ -414,7 +414,7 @@ class LocalReceiver(Receiver):
     """Takes attackers that have no connection for connected ones."""
 
     def _send(
-        self, peer: bytes, parts: Sequence[wire.Buffer], *, tracked: bool = False
+        self, peer: bytes, parts: wire.Parts, *, tracked: bool = False
     ) -> tuple[int, IsReleased]:
         if peer in LOCAL_PEERS:
             return SENT, lambda: True

@@ -2,8 +2,8 @@
 
 It answers GET and HEAD, closes each connection after its answer, and never reads a body. Any host
 that reaches the port can connect, so the number of clients, the size of a request and the time of a
-connection are limited. A client that is slower than `CLIENT_S` is closed; beyond `CLIENTS` at a
-time, the one that has been silent for longest is. So silent connections keep no probe from its answer.
+connection are limited. A client that is slower than `CLIENT_S` is closed; so is the one that has
+been silent for longest, beyond `CLIENTS` at a time, so that a probe is always answered.
 """
 
 from __future__ import annotations

@@ -458,7 +458,7 @@ class Receiver:
         """Whether the connection of a stream is open; repeats its grant to test that."""
         return self._say(stream.peer, MessageKind.GRANT, None, stream)
 
-    def _send_weights(self, peer: bytes, parts: Sequence[Buffer]) -> tuple[int, IsReleased]:
+    def _send_weights(self, peer: bytes, parts: wire.Parts) -> tuple[int, IsReleased]:
         outcome, is_released = self._send(peer, parts)
         if self._zap is not None:
             is_released = WasWritten(is_released, partial(self._send_grant, peer))
@@ -471,7 +471,7 @@ class Receiver:
         return self._send(peer, self._message(MessageKind.GRANT, None, stream), tracked=True)
 
     def _send(
-        self, peer: bytes, parts: Sequence[Buffer], *, tracked: bool = False
+        self, peer: bytes, parts: wire.Parts, *, tracked: bool = False
     ) -> tuple[int, IsReleased]:
         return send_to(self._router, peer, parts, tracked=tracked)
 

@@ -98,9 +98,7 @@ class RelayTree:
         count = len(self._relays)
         return count >= self._min_relays and count * self._nbytes >= self._min_nbytes
 
-    def asked(
-        self, relay: bytes, address: str | None, key: str, failed: str, now_s: float
-    ) -> None:
+    def asked(self, relay: bytes, address: str | None, key: str, failed: str, now_s: float) -> None:
         """A relay requests weights.
 
         Args:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ import zmq
 
 from penstock.configs.errors import UserError
 from penstock.transport.addresses import check_port
-from penstock.transport.wire import MAX_FRAMES, Buffer
+from penstock.transport.wire import MAX_FRAMES, Buffer, Parts
 from penstock.transport.zmq.keys import ZAP_ADDRESS, ZAP_DOMAIN, ActorKeys, LearnerKeys
 
 COPIED_PARTS = 3
@@ -45,7 +45,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 Socket = zmq.Socket[bytes]
 SENT, FULL, GONE = range(3)  # result of sending: on its way, no room now, no such peer
 IsReleased = Callable[[], bool]  # whether the socket has released a message that was sent
-Send = Callable[[bytes, Sequence[Buffer]], tuple[int, IsReleased]]
+Send = Callable[[bytes, Parts], tuple[int, IsReleased]]
 
 
 class Sender(NamedTuple):
@@ -174,7 +174,7 @@ def receive_from(source: Socket, *, keys: bool) -> tuple[Sender, list[Buffer]] |
 
 
 def send_to(
-    target: Socket, peer: bytes, parts: Sequence[Buffer], *, tracked: bool = False
+    target: Socket, peer: bytes, parts: Parts, *, tracked: bool = False
 ) -> tuple[int, IsReleased]:
     """Send a message by a ROUTER, without waiting.
 
