@@ -361,8 +361,7 @@ class RelayServer:
             self._wait(peer, want)
         elif want < self._newest:
             head = Header(MessageKind.REFUSE, run_id=self._run_id)
-            error = {"error": "this relay has a newer version"}
-            send_to(self._router, peer, wire.encode(head, error))
+            self._send(peer, wire.encode(head, {"error": "this relay has a newer version"}))
         elif copy is None and len(self._copies) < MAX_CHILDREN:
             self._send_copy(peer, self._newest)
         elif copy is not None and copy.stamp != self._newest:
@@ -378,9 +377,12 @@ class RelayServer:
         self._waiting[peer] = want
 
     def _send_copy(self, peer: bytes, stamp: Stamp) -> None:
-        """Send the newest version; a peer that has left loses it."""
-        _, is_released = send_to(self._router, peer, self._parts)
+        _, is_released = self._send(peer, self._parts)
         self._copies[peer] = SentCopy(stamp, is_released)
+
+    def _send(self, peer: bytes, parts: wire.Parts) -> tuple[int, IsReleased]:
+        """Send a message; a peer that has left, or does not read, loses it."""
+        return send_to(self._router, peer, parts)
 
     def close(self) -> None:
         self._stack.close()
