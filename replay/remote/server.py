@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,13 @@ from penstock.replay.remote.intake import WINDOW
 from penstock.replay.remote.service import ReplayService, ServiceLimits
 from penstock.transport import wire
 from penstock.transport.addresses import is_local
-from penstock.transport.wire import Buffer
+from penstock.transport.wire import Buffer, Header, MessageKind
 from penstock.transport.zmq.keys import answer_zap, load_learner
 from penstock.transport.zmq.listener import LOOK_EVERY_S, Listener
 from penstock.transport.zmq.sockets import (
     IsReleased,
     Socket,
+    WasWritten,
     receive,
     router,
     send_to,
@@ -46,6 +48,9 @@ BATCH = 64  # messages handled between two checks of everything else
 TICK_S = 0.005  # period of retries
 REOPEN_S = 10.0  # longest wait for the address after all connections were closed
 STREAMS = "streams"
+# With keys libzmq holds an encrypted answer for each connection; smaller ones are not counted.
+ENCRYPTED_NBYTES = 1 << 18
+NOTHING = wire.encode(Header(MessageKind.WAIT), {"reason": ""})  # of no run: clients drop it
 Marks = Callable[[], dict[str, Any]]
 
 
@@ -243,7 +248,12 @@ class ReplayServer:
                 )
 
     def _send(self, name: bytes, parts: wire.Parts) -> tuple[int, IsReleased]:
-        return send_to(self._router, name, parts)
+        outcome, is_released = send_to(self._router, name, parts)
+        nbytes = sum(memoryview(frame).nbytes for frame in parts[2:])
+        if self._keys is not None and nbytes > ENCRYPTED_NBYTES:
+            send_next = partial(send_to, self._router, name, NOTHING, tracked=True)
+            is_released = WasWritten(is_released, send_next)
+        return outcome, is_released
 
     def _reopen(self) -> None:
         """Close every connection, which frees the memory of those that are not read."""
