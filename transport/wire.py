@@ -83,8 +83,8 @@ class MessageKind(IntEnum):
     WAIT = 40
 
 
-# A meta costs a receiver time by the number of its elements, so only those are long that a learner
-# or replay server sends to whoever trusts it. A connector itself limits the HELLO that it reads.
+# Reading a meta takes time by the number of its elements. Long ones are sent only by a learner or
+# replay server, which its clients trust; and in HELLO, which the connector limits by its own spec.
 LONG_METAS = frozenset(
     {
         MessageKind.HELLO,

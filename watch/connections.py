@@ -1,9 +1,9 @@
-"""Which connections to the page stay open, so that nobody keeps its owner out by opening many.
+"""Decides which connections to the page stay open, so that its owner is always served.
 
-A peer whom the `Guard` does not admit is refused before it takes a place. Of the others those are
-closed that complete no request within `IDLE_S`, and of more than `SILENT` the oldest. uvicorn
-itself waits for the headers of a request without limit, and answers no request while all places
-are taken.
+A peer that the `Guard` does not admit is refused before it takes a place. Each other connection is
+closed if it completes no request within `IDLE_S`, and the oldest one if more than `SILENT` have no
+request in progress. uvicorn itself waits for the headers of a request without limit, and answers
+no request while all places are taken.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def limited(admits: Callable[[Scope], bool]) -> Callable[..., asyncio.Protocol]:
 
 
 class LimitedProtocol(H11Protocol):
-    """uvicorn's protocol for a connection, of which all of the server are alike."""
+    """uvicorn's protocol for one connection; all connections of a server have this class."""
 
     def __init__(self, admits: Callable[[Scope], bool], **arguments: Any) -> None:
         super().__init__(**arguments)

@@ -11,9 +11,9 @@ are examined again when there is another version, not in every turn. A peer repe
 every second, also while a copy is on its way: on a slow link more copies would queue up behind it,
 each older on arrival than the one before.
 
-A peer that does not read is not believed that it did: it is sent no further copy while the socket
-holds one for it, and those for all connections of its host are limited. Otherwise each would take
-memory, of a version that nothing else needs any more.
+A peer may claim to have read a copy that it did not. So it is sent no further one while the socket
+holds it, and the copies that the socket holds for all connections of a host are limited: each
+takes memory, of a version that is needed for nothing else.
 
 With many relays the connector sends a part of them to other relays for a version
 (`transport.zmq.relay_tree`), which they fetch as `transport.zmq.relay_peers` describes.

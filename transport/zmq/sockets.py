@@ -203,7 +203,7 @@ class WasWritten:
     """Whether a message was written to its connection with CURVE, where it is released before.
 
     libzmq releases it when it is encrypted, and turns to the next message when all of the encrypted
-    one is written. So a small message is sent after it, whose release tells that.
+    one is written. So a small message is sent after it, whose release shows that.
     """
 
     def __init__(
