@@ -4,6 +4,7 @@ an honest peer beside them is served.
     connector   messages handed to a connector's receiver, in one process, for volume
     sockets     the same from processes of their own, through the connector's socket
     replay      messages handed to a replay server, with an honest client at its socket
+    weights     requests of ever more connections that claim weights which they have not read
 
 A message is a sound one with fields at the limits of their integers, meta of strange types, frames
 that are flipped, cut, swapped or missing, and the checksum that belongs to it: an attacker computes
@@ -20,6 +21,7 @@ import json
 import multiprocessing as mp
 import os
 import random
+import socket
 import struct
 import sys
 import tempfile
@@ -46,7 +48,7 @@ from penstock.profiling.status import StatusPage
 from penstock.replay import Accounting, Prioritized, Replay, ReplayError, SlotQueue
 from penstock.replay.remote.client import ReplayClient
 from penstock.replay.remote.server import ReplayServer
-from penstock.replay.remote.service import REPLAY_VERSION, SENT, IsReleased
+from penstock.replay.remote.service import REPLAY_VERSION
 from penstock.transport import wire
 from penstock.transport.checksum import crc32
 from penstock.transport.grants import ActorStream
@@ -55,14 +57,16 @@ from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import SlotStore
 from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.wire import Header, MessageKind
+from penstock.transport.zmq import keys
 from penstock.transport.zmq.receiver import Receiver
+from penstock.transport.zmq.sockets import SENT, IsReleased, dealer
 
 RUN_ID = 0x1234_5678_9ABC_DEF0
 LOCAL_PEERS = [bytes([k]) * 5 for k in range(1, 9)]
 HONEST = 7  # an actor's id that no attacker uses: without keys an id is whose says it
 ATTACKERS = 2
 SLOTS = 32
-SHARES = {"connector": 0.6, "sockets": 0.2, "replay": 0.2}
+SHARES = {"connector": 0.59, "sockets": 0.2, "replay": 0.2, "weights": 0.01}
 SAMPLES = 40  # of memory, over a phase
 FLAT_NBYTES = 32 << 20  # the growth over the second half of a phase that still counts as flat
 SHOWN = {
@@ -89,6 +93,9 @@ SPEC = SlotSpec(
     ),
 )
 LAYOUT = ParamLayout((("w", (16, 4)), ("b", (4,))))
+LARGE_LAYOUT = ParamLayout((("w", (11 << 20,)),))  # 23 MB in bf16
+PUBLISH_S = 0.25
+MOST_CONNECTIONS = 400
 LIMITS = (
     0, 1, 2, 63, 64, 255, 2**16, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 2**32, 2**32 + 1,
     2**62 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1,
@@ -121,6 +128,7 @@ def main() -> None:
         "connector": connector_phase,
         "sockets": sockets_phase,
         "replay": replay_phase,
+        "weights": weights_phase,
     }
     phases = {
         name: run[name](round(share * options.messages), options.seed)
@@ -363,18 +371,22 @@ class Honest:
 class Learner:
     """Takes slots from a store as a learner does, and counts their steps."""
 
-    def __init__(self, folder: Path, watch: Watch, honest: Honest) -> None:
+    def __init__(self, folder: Path, watch: Watch, honest: Honest, layout: ParamLayout) -> None:
         self.store = SlotStore(SPEC, SLOTS)
-        self._board = WeightsBoard.create(LAYOUT.size)
-        self._board.publish(np.zeros(LAYOUT.size, np.float32), Stamp(1, 1))
+        self._board = WeightsBoard.create(layout.size)
+        self._weights = np.zeros(layout.size, np.float32)
+        self.publish(1)
         self.path = folder / "learner.sock"
-        welcome = Welcome(RUN_ID, 1, SPEC, LAYOUT, {"env": {"id": "Test-v0"}})
+        welcome = Welcome(RUN_ID, 1, SPEC, layout, {"env": {"id": "Test-v0"}})
         self._host = ShmHost(self.path, welcome, self._board, self.store)
         self.accounting = Accounting(SPEC.unroll * SPEC.envs)
         self._queue = SlotQueue(self.store, self.accounting, max_policy_lag=1 << 40)
         self._page, descriptor = StatusPage.create()
         os.close(descriptor)
         self._watch, self._honest = watch, honest
+
+    def publish(self, version: int) -> None:
+        self._board.publish(self._weights, Stamp(1, version))
 
     def serve(self) -> None:
         self._host.poll(0)
@@ -412,8 +424,12 @@ class Learner:
 class LocalReceiver(Receiver):
     """Takes attackers that have no connection for connected ones."""
 
-    def _send(self, peer: bytes, parts: wire.Parts) -> bool:
-        return peer in LOCAL_PEERS or super()._send(peer, parts)
+    def _send(
+        self, peer: bytes, parts: wire.Parts, *, tracked: bool = False
+    ) -> tuple[int, IsReleased]:
+        if peer in LOCAL_PEERS:
+            return SENT, lambda: True
+        return super()._send(peer, parts, tracked=tracked)
 
     def _connected(self, stream: ActorStream) -> bool:
         return stream.peer in LOCAL_PEERS or super()._connected(stream)
@@ -422,16 +438,17 @@ class LocalReceiver(Receiver):
 class HonestActor(threading.Thread):
     """Joins through the socket, sends whatever is granted, and says every second where it is."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, curve: Path | None) -> None:
         super().__init__(daemon=True)
-        self._address = address
+        self._address, self._curve = address, curve
         self.sent = 0
         self.stop = threading.Event()
 
     def run(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        socket = context.socket(zmq.DEALER)
-        socket.connect(self._address)
+        socket = dealer(
+            context, self._address, keys.load_actor(self._curve) if self._curve else None
+        )
         sequence, limit, joined, say_s = 0, 0, False, 0.0
         while not self.stop.is_set():
             if time.monotonic() >= say_s:
@@ -463,9 +480,11 @@ class HonestActor(threading.Thread):
 
 
 @contextmanager
-def connector(watch: Watch, honest: Honest) -> Iterator[tuple[Receiver, Learner, HonestActor, str]]:
+def connector(
+    watch: Watch, honest: Honest, layout: ParamLayout = LAYOUT, curve: bool = False
+) -> Iterator[tuple[Receiver, Learner, HonestActor, str]]:
     with tempfile.TemporaryDirectory(prefix="hostile-") as name:
-        learner = Learner(Path(name), watch, honest)
+        learner = Learner(Path(name), watch, honest, layout)
         links: list[ShmLink] = []
         joining = threading.Thread(
             target=lambda: links.append(ShmLink(learner.path, None, want=0, lane=True))
@@ -474,8 +493,14 @@ def connector(watch: Watch, honest: Honest) -> Iterator[tuple[Receiver, Learner,
         while joining.is_alive():
             learner.serve()
         address = f"ipc://{name}/wire"
-        receiver = LocalReceiver(links[0], address, learner.path, process=_check_columns)
-        actor = HonestActor(address)
+        folder = None
+        if curve:
+            address, folder = f"tcp://127.0.0.1:{_free_port()}", Path(name, "keys")
+            keys.new(folder)
+        receiver = LocalReceiver(
+            links[0], address, learner.path, process=_check_columns, curve=folder
+        )
+        actor = HonestActor(address, folder)
         actor.start()
         try:
             yield receiver, learner, actor, address
@@ -559,6 +584,49 @@ def sockets_phase(messages: int, seed: int) -> dict[str, Any]:
             watch.call(learner.turn, ended_streams(receiver))
         _drain(receiver, learner, actor, watch, honest)
         return watch.result(receiver.rejected, honest)
+
+
+def weights_phase(messages: int, seed: int) -> dict[str, Any]:
+    watch, honest = Watch(messages), Honest()
+    with connector(watch, honest, LARGE_LAYOUT, curve=True) as (receiver, learner, actor, address):
+        folder = learner.path.parent / "keys"
+        hoarder = mp.get_context("spawn").Process(
+            target=hoard, args=(address, folder, messages), daemon=True
+        )
+        hoarder.start()
+        version, publish_s = 1, 0.0
+        while watch.done < messages and hoarder.is_alive():
+            if time.monotonic() >= publish_s:
+                publish_s = time.monotonic() + PUBLISH_S
+                version += 1
+                learner.publish(version)
+            watch.count(receiver.turn(0.01))
+            watch.call(learner.turn, ended_streams(receiver))
+        hoarder.kill()
+        _drain(receiver, learner, actor, watch, honest)
+        return watch.result(receiver.rejected, honest)
+
+
+def hoard(address: str, folder: Path, messages: int) -> None:
+    """Requests weights over more and more connections, claims to have them, and reads none."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    sockets: list[zmq.Socket[bytes]] = []
+    head = Header(MessageKind.WEIGHTS_GET, run_id=RUN_ID)
+    for number in range(messages):
+        if number % 40 == 0 and len(sockets) < MOST_CONNECTIONS:
+            sockets.append(dealer(context, address, keys.load_actor(folder), received=1))
+        claimed = {"have": [1, number // 20 % 1000]}
+        with suppress(zmq.Again):
+            sockets[-1 - number % min(len(sockets), 5)].send_multipart(
+                wire.encode(head, claimed), zmq.NOBLOCK
+            )
+        time.sleep(0.002)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def _raise(error: Exception) -> None:

@@ -2,8 +2,8 @@
 
 It answers GET and HEAD, closes each connection after its answer, and never reads a body. Any host
 that reaches the port can connect, so the number of clients, the size of a request and the time of a
-connection are limited. A client that is slower than `CLIENT_S` is closed; beyond `CLIENTS` at a
-time, others wait.
+connection are limited. A client that is slower than `CLIENT_S` is closed; so is the one that has
+been silent for longest, beyond `CLIENTS` at a time, so that a probe is always answered.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ScrapeServer:
         try:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._listener.bind(address)
-            self._listener.listen(CLIENTS)
+            self._listener.listen()
         except OSError:
             self._listener.close()
             raise
@@ -85,8 +85,7 @@ class ScrapeServer:
         """Wait and serve; False once the server is closed."""
         poll = select.poll()  # not `select`: this process may have more than 1024 descriptors
         poll.register(self._woken, select.POLLIN)
-        if len(self._clients) < CLIENTS:
-            poll.register(self._listener, select.POLLIN)
+        poll.register(self._listener, select.POLLIN)
         for fd, client in self._clients.items():
             poll.register(fd, select.POLLIN if client.answer is None else select.POLLOUT)
         ends_s = min((client.ends_s for client in self._clients.values()), default=None)
@@ -95,17 +94,25 @@ class ScrapeServer:
         if self._woken.fileno() in ready:
             return False
         if self._listener.fileno() in ready:
-            try:
-                client = _Client(self._listener.accept()[0])
-                self._clients[client.connection.fileno()] = client
-            except OSError:  # no descriptor is left; the connection waits and stays readable
-                time.sleep(RETRY_S)
+            self._accept()
         now_s = time.monotonic()
         for fd, client in [*self._clients.items()]:
             if now_s >= client.ends_s or (fd in ready and not client.turn(self._page)):
                 del self._clients[fd]
                 client.connection.close()
         return True
+
+    def _accept(self) -> None:
+        if len(self._clients) >= CLIENTS:
+            silent = [fd for fd, client in self._clients.items() if client.answer is None]
+            oldest = next(iter(silent or self._clients))
+            self._clients.pop(oldest).connection.close()
+        try:
+            client = _Client(self._listener.accept()[0])
+        except OSError:  # no descriptor is left; the connection waits and stays readable
+            time.sleep(RETRY_S)
+        else:
+            self._clients[client.connection.fileno()] = client
 
 
 class _Client:

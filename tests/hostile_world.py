@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -38,6 +39,7 @@ from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq import receiver as receiver_module
 from penstock.transport.zmq.receiver import Receiver
 from penstock.transport.zmq.relay_tree import RelayTree
+from penstock.transport.zmq.sockets import SENT, IsReleased
 
 RUN_ID = 0x1234_5678_9ABC_DEF0
 SLOTS = 8
@@ -89,9 +91,11 @@ class LocalReceiver(Receiver):
 
     said: list[tuple[bytes, wire.Message]]
 
-    def _send(self, peer: bytes, parts: wire.Parts) -> bool:
+    def _send(
+        self, peer: bytes, parts: Sequence[wire.Buffer], *, tracked: bool = False
+    ) -> tuple[int, IsReleased]:
         self.said.append((peer, wire.decode(parts)))
-        return True
+        return SENT, lambda: True
 
     def _connected(self, stream: ActorStream) -> bool:
         return True

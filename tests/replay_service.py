@@ -8,16 +8,10 @@ from typing import Any
 import numpy as np
 
 from penstock.replay.buffer import Replay
-from penstock.replay.remote.service import (
-    GONE,
-    REPLAY_VERSION,
-    SENT,
-    IsReleased,
-    ReplayService,
-    ServiceLimits,
-)
+from penstock.replay.remote.service import REPLAY_VERSION, ReplayService, ServiceLimits
 from penstock.transport import wire
 from penstock.transport.wire import Header, Message, MessageKind
+from penstock.transport.zmq.sockets import GONE, SENT, IsReleased
 
 FRAMES: dict[str, Any] = {"obs": (np.uint8, (4, 5, 5)), "action": (np.int64, ())}
 ENVS, UNROLL = 2, 8

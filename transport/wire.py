@@ -39,8 +39,8 @@ from penstock.transport.checksum import crc32
 PROTOCOL_VERSION = 1
 MAGIC = b"PNSK"
 MAX_FRAMES = 64
-META_NBYTES = 1 << 20
-SHORT_META_NBYTES = 1 << 10  # largest meta of a slot
+META_NBYTES = 1 << 20  # largest meta of the kinds in `LONG_METAS`
+SHORT_META_NBYTES = 1 << 10  # largest meta of any other kind
 MAX_COUNT = 1 << 62  # above any sequence, version or number of steps
 MAX_DURATION_S = 86_400.0  # of an unroll
 MAX_DEPTH = 16  # relays between the connector and another relay
@@ -81,6 +81,25 @@ class MessageKind(IntEnum):
     ASK_STATS = 38
     STATS = 39
     WAIT = 40
+
+
+# Reading a meta takes time by the number of its elements. Long ones are sent only by a learner or
+# replay server, which its clients trust; and in HELLO, which the connector limits by its own spec.
+LONG_METAS = frozenset(
+    {
+        MessageKind.HELLO,
+        MessageKind.WELCOME,
+        MessageKind.REFUSE,
+        MessageKind.SPEC,
+        MessageKind.BATCH,
+        MessageKind.STATS,
+        MessageKind.WAIT,
+    }
+)
+# Others have no frames, over which a checksum would be computed in vain.
+WITH_FRAMES = frozenset(
+    {MessageKind.SLOT, MessageKind.WEIGHTS, MessageKind.BATCH, MessageKind.UPDATE}
+)
 
 
 class WireError(Exception):
@@ -151,8 +170,13 @@ def decode(parts: Sequence[Buffer]) -> Message:
         raise WireError("header", f"kind {head.kind}, counters {fields[_COUNTS]}")
     if head.frames != len(parts) - 2:
         raise WireError("frames", f"{len(parts) - 2} instead of {head.frames}")
-    if _nbytes(parts[1]) > META_NBYTES or head.coded_nbytes != sum(map(_nbytes, parts[2:])):
-        raise WireError("size", "meta or frames")
+    if head.frames and head.kind not in WITH_FRAMES:
+        raise WireError("frames", f"{head.frames}, and kind {head.kind} has none")
+    meta_nbytes = META_NBYTES if head.kind in LONG_METAS else SHORT_META_NBYTES
+    if _nbytes(parts[1]) > meta_nbytes:
+        raise WireError("size", f"a meta of {_nbytes(parts[1])} bytes")
+    if head.coded_nbytes != sum(map(_nbytes, parts[2:])):
+        raise WireError("size", "frames")
     return Message(head, parts)
 
 

@@ -2,7 +2,8 @@
 
 - The Host header must name this server, and Origin, if present, too: a page of another site, also
   one whose name was made to resolve to this host (DNS rebinding), gets nothing.
-- On loopback the peer must be a process of this user, or of root; with a token it must show that.
+- On loopback a peer must be a process of this user, or of root, to connect at all
+  (`penstock.watch.connections`); with a token each request must show that.
 - An order needs a token that only this page can read, in a header.
 """
 
@@ -29,6 +30,10 @@ COOKIE = "penstock_watch"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 TOKEN_LENGTH = 16  # characters at least
+NOT_OWN = (
+    "only processes of the user that runs penstock watch, on the same host, are served; start it "
+    "with --token for others"
+)
 HEADERS = {
     # plotly.js writes style elements, and draws its pictures as data: and blob: URLs.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self' "
@@ -93,18 +98,16 @@ class Guard:
         site = _one(headers, "sec-fetch-site")
         if site in ("cross-site", "same-site") and scope["path"] != "/":
             raise Refusal(403, "the request comes from a page of another site")
-        self._check_peer(scope, headers)
+        self._check_token(headers)
         if scope["method"] == "POST":
             self._check_order(headers)
 
-    def _check_peer(self, scope: Scope, headers: Mapping[str, list[str]]) -> None:
+    def admits(self, scope: Scope) -> bool:
+        """Whether a peer may connect, by the addresses of both ends."""
+        return self.token is not None or self.is_own(scope)
+
+    def _check_token(self, headers: Mapping[str, list[str]]) -> None:
         if self.token is None:
-            if not self.is_own(scope):
-                raise Refusal(
-                    403,
-                    "only processes of the user that runs penstock watch, on the same host, are "
-                    "served; start it with --token for others",
-                )
             return
         shown = [text.removeprefix("Bearer ") for text in headers.get("authorization", [])]
         shown += [value for name, value in _cookies(headers) if name == COOKIE]

@@ -10,7 +10,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.watch.catalog import RunCatalog
@@ -21,7 +20,6 @@ PORT = 8700
 PORTS = 20  # tried after `PORT`, if none is given
 NICE = 10  # a run beside the page has priority
 CONNECTIONS = 64
-IDLE_S = 15  # after which a connection is closed on which no request was completed
 PACKAGES = ("starlette", "uvicorn", "plotly")
 
 
@@ -86,11 +84,13 @@ def serve(target: str, listen: Listen, ready: Callable[[str], None]) -> None:
     import uvicorn
 
     from penstock.watch.app import make_app
+    from penstock.watch.connections import IDLE_S, limited
     from penstock.watch.orders import Orders
 
     # A recording that is in progress would delay the end by its length.
     orders = Orders(cancels=lambda: server.should_exit)
-    app = make_app(Views(RunCatalog(Path(target))), listen.guard(), orders)
+    guard = listen.guard()
+    app = make_app(Views(RunCatalog(Path(target))), guard, orders)
     _check_tls(listen)
     with suppress(OSError):
         os.nice(NICE)
@@ -104,7 +104,7 @@ def serve(target: str, listen: Listen, ready: Callable[[str], None]) -> None:
             timeout_keep_alive=IDLE_S,
             timeout_graceful_shutdown=2,
             h11_max_incomplete_event_size=1 << 14,
-            http=timed_protocol,  # type: ignore[arg-type, unused-ignore]
+            http=limited(guard.admits),  # type: ignore[arg-type, unused-ignore]
             ws="none",
             loop="asyncio",
             server_header=False,
@@ -117,32 +117,6 @@ def serve(target: str, listen: Listen, ready: Callable[[str], None]) -> None:
         ready(_address(listen, listener.getsockname()[1]))
         with suppress(KeyboardInterrupt):
             server.run([listener])
-
-
-def timed_protocol(**arguments: Any) -> Any:
-    """uvicorn's protocol for a new connection, which is closed if its client completes no request
-    within `IDLE_S`: uvicorn itself waits for the headers of a request without limit."""
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    protocol: Any = H11Protocol(**arguments)
-    before: Any = None  # the request of the last check
-
-    def check() -> None:
-        nonlocal before
-        transport, request = protocol.transport, protocol.cycle
-        if transport is None or not transport.is_closing():
-            if transport is not None and request is before and _is_over(request):
-                transport.close()
-                return
-            before = request
-            protocol.loop.call_later(IDLE_S, check)
-
-    protocol.loop.call_later(IDLE_S, check)
-    return protocol
-
-
-def _is_over(request: Any) -> bool:
-    return request is None or bool(request.response_complete)
 
 
 def _address(listen: Listen, port: int) -> str:

@@ -45,7 +45,6 @@ class Peers:
             opening.callback(context.destroy, 0)  # sockets too
             self._zap = zap(context) if keys else None
             self._router = router(context, bind, keys, max_frame_nbytes)
-            self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self._listener = Listener(self._router)
             opening.callback(self._listener.close)
             self._ended = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)

@@ -77,6 +77,7 @@ MAX_GROWTH = 1 << 40  # most of the counts of one push
 MAX_SUM = 1e100  # most of the sums in a tally, up or down
 MAX_SPARE = 2**32 - 1  # most further pushes that an answer allows
 TEXT_CHARACTERS = 2000
+TEXT_NBYTES = 4 * TEXT_CHARACTERS  # in UTF-8
 # magic, protocol, kind, flags, rank, number, session, version, samples, entries, rules, lag,
 # workers, tally, checksum of the payload, checksum of all before it
 HEAD = struct.Struct(f"<4sBBHIQQqqQIiI{GROWTH}dII")
@@ -252,7 +253,7 @@ def sparse(message: ServerMessage, size: int) -> tuple[Indices, Floats]:
 
 def text(message: ServerMessage) -> str:
     """The sentence of a message, at most `TEXT_CHARACTERS` long."""
-    return bytes(message.payload[: 4 * TEXT_CHARACTERS]).decode(errors="replace")[:TEXT_CHARACTERS]
+    return bytes(message.payload[:TEXT_NBYTES]).decode(errors="replace")[:TEXT_CHARACTERS]
 
 
 def _nbytes(head: ServerHeader) -> int:
@@ -266,6 +267,8 @@ def _nbytes(head: ServerHeader) -> int:
         return 2 * int(head.entries)
     if head.kind == ServerMessageKind.JOIN:  # there ``entries`` describes what is not sent
         return 0
+    if not flags and head.entries > TEXT_NBYTES:
+        raise WireError("size", f"a text of {head.entries} bytes")
     return int(head.entries) * {Flag.DENSE: 4, Flag.SPARSE: 8}.get(Flag(flags), 1)
 
 

@@ -22,7 +22,7 @@ from penstock.replay.samplers import MAX_PRIORITY
 from penstock.replay.table import NONE
 from penstock.transport import wire
 from penstock.transport.shm.store import Slot
-from penstock.transport.wire import SHORT_META_NBYTES, SlotDecoder, WireError
+from penstock.transport.wire import SlotDecoder, WireError
 
 FIRST_STREAM = 1 << 48  # above the streams of writers on this host
 WINDOW = 8  # slots of a client that may be on their way
@@ -97,11 +97,9 @@ class Intake:
             return  # it was received before
         if head.sequence > line.next + len(line.waiting) or len(line.waiting) >= WINDOW:
             raise WireError("ungranted")
-        # Only the bytes of frames are counted while the slot waits, so all else has to be small.
+        # Only the bytes of frames are counted while the slot waits; the meta is small.
         if len(message.frames) != len(self._spec.blocks):
             raise WireError("frames", f"{len(message.frames)} instead of {len(self._spec.blocks)}")
-        if (meta := memoryview(message.parts[1]).nbytes) > SHORT_META_NBYTES:
-            raise WireError("size", f"a meta of {meta} bytes")
         nbytes = self.waiting_nbytes + head.coded_nbytes
         if self.waiting_nbytes and nbytes > self._most_waiting_nbytes:
             raise WireError("busy", "slots of other clients wait; it will be sent again")

@@ -28,23 +28,19 @@ from penstock.core import descriptors
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.replay.remote.intake import WINDOW
-from penstock.replay.remote.service import (
-    FULL,
-    GONE,
-    SENT,
-    IsReleased,
-    ReplayService,
-    ServiceLimits,
-)
+from penstock.replay.remote.service import ReplayService, ServiceLimits
 from penstock.transport import wire
 from penstock.transport.addresses import is_local
-from penstock.transport.wire import Buffer
+from penstock.transport.wire import Buffer, Header, MessageKind
 from penstock.transport.zmq.keys import answer_zap, load_learner
 from penstock.transport.zmq.listener import LOOK_EVERY_S, Listener
 from penstock.transport.zmq.sockets import (
+    IsReleased,
     Socket,
+    WasWritten,
     receive,
     router,
+    send_to,
     zap,
 )
 
@@ -52,6 +48,9 @@ BATCH = 64  # messages handled between two checks of everything else
 TICK_S = 0.005  # period of retries
 REOPEN_S = 10.0  # longest wait for the address after all connections were closed
 STREAMS = "streams"
+# With keys libzmq holds an encrypted answer for each connection; smaller ones are not counted.
+ENCRYPTED_NBYTES = 1 << 18
+NOTHING = wire.encode(Header(MessageKind.WAIT), {"reason": ""})  # of no run: clients drop it
 Marks = Callable[[], dict[str, Any]]
 
 
@@ -233,8 +232,6 @@ class ReplayServer:
 
     def _bind(self, address: str) -> None:
         made = router(self._context, address, self._keys, self._max_frame_nbytes, received=WINDOW)
-        # A message that does not fit, or whose peer has left, is reported and not dropped.
-        made.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._poller.register(made, zmq.POLLIN)
         self._router, self._listener = made, Listener(made)
 
@@ -251,22 +248,12 @@ class ReplayServer:
                 )
 
     def _send(self, name: bytes, parts: wire.Parts) -> tuple[int, IsReleased]:
-        """Send a message; returns SENT, FULL or GONE, and a function that returns whether libzmq
-        has released the message."""
-        is_released, copy = _was_copied, len(parts) < 3
-        sent: list[Any] = [name, *parts]
-        if not copy:  # libzmq sends and releases the last part last
-            sent[-1] = last = zmq.Frame(parts[-1], track=True, copy=False, copy_threshold=0)
-            is_released = partial(getattr, last.tracker, "done")
-        try:
-            self._router.send_multipart(sent, zmq.NOBLOCK, copy=copy)
-        except zmq.Again:
-            return FULL, is_released
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            return GONE, is_released
-        return SENT, is_released
+        outcome, is_released = send_to(self._router, name, parts)
+        nbytes = sum(memoryview(frame).nbytes for frame in parts[2:])
+        if self._keys is not None and nbytes > ENCRYPTED_NBYTES:
+            send_next = partial(send_to, self._router, name, NOTHING, tracked=True)
+            is_released = WasWritten(is_released, send_next)
+        return outcome, is_released
 
     def _reopen(self) -> None:
         """Close every connection, which frees the memory of those that are not read."""
@@ -285,11 +272,6 @@ class ReplayServer:
                 if time.monotonic() > ends_s:
                     raise
                 time.sleep(TICK_S)
-
-
-def _was_copied() -> bool:
-    """Whether libzmq has released a message without frames: it has only a copy, which is small."""
-    return True
 
 
 def _address(bind: str, bound: Socket) -> str:

@@ -35,6 +35,7 @@ from penstock.replay.remote.intake import Intake, Taken
 from penstock.replay.samplers import MAX_PRIORITY
 from penstock.transport import wire
 from penstock.transport.wire import Buffer, Header, MessageKind, WireError
+from penstock.transport.zmq.sockets import FULL, GONE, SENT, IsReleased, Send
 
 REPLAY_VERSION = 2  # of docs/replay-protocol.md, in JOIN and SPEC
 MAX_ASKS = 64  # requests of a peer that may wait
@@ -51,10 +52,6 @@ OTHER_VERSION = (
     f"the server speaks version {REPLAY_VERSION} of the replay protocol; use the same release of "
     "Penstock on all hosts"
 )
-
-SENT, FULL, GONE = range(3)  # result of sending: on its way, no room now, no such peer
-IsReleased = Callable[[], bool]  # whether the socket has released a message that was sent
-Send = Callable[[bytes, wire.Parts], tuple[int, IsReleased]]
 
 
 @dataclass(frozen=True)
@@ -364,9 +361,9 @@ class ReplayService:
         peer.asks[number] = PendingRequest(number, source, batch, count, stacked, nbytes)
 
     def _update(self, name: bytes, message: wire.Message) -> None:
-        wire.verify(message)
         if len(message.frames) != 2:
             raise WireError("frames", "an update has keys and priorities")
+        wire.verify(message)
         keys = np.frombuffer(message.frames[0], np.int64)
         priorities = np.frombuffer(message.frames[1], np.float64)
         if len(keys) != len(priorities):

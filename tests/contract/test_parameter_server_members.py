@@ -26,6 +26,7 @@ from penstock.learner.parameter_server.protocol import (
     ServerMessageKind,
 )
 from penstock.transport.checksum import crc32
+from penstock.transport.wire import WireError
 from penstock.transport.zmq import keys
 from penstock.transport.zmq.sockets import dealer
 from server_rig import (
@@ -319,6 +320,12 @@ def test_a_rank_is_there_once(rig: Callable[..., Rig]) -> None:
     second = made.client(0)
     assert second.pull(0.3) is None
     assert second.said == "another learner with rank 0 is connected"
+
+
+def test_a_text_of_a_worker_is_short() -> None:
+    text = protocol.pack_text("x" * (protocol.TEXT_NBYTES + 1))
+    with pytest.raises(WireError, match="size"):
+        protocol.decode(protocol.encode(ServerHeader(ServerMessageKind.PULL), text))
 
 
 def test_garbage_is_counted_and_dropped(rig: Callable[..., Rig]) -> None:

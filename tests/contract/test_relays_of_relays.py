@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pytest
 import zmq
 
-from penstock.core.params import Stamp
+from penstock.core.params import ParamLayout, Stamp
 from penstock.transport import wire
 from penstock.transport.wire import Header, MessageKind, WeightsAt
 from penstock.transport.zmq import keys, relay_peers
@@ -370,10 +370,14 @@ def server(world: World) -> Iterator[RelayServer]:
     made.close()
 
 
-def child(world: World, server: RelayServer, key: str | None = None) -> zmq.Socket[bytes]:
-    """A connection to a relay's server, by the key that the connector would hand out."""
+def child(
+    world: World, server: RelayServer, key: str | None = None, received: int = 1000
+) -> zmq.Socket[bytes]:
+    """A connection to a relay's server, by the key that the connector would hand out, on which
+    ``received`` messages may wait to be read."""
     context = world.relays[0].client.context
     socket = context.socket(zmq.DEALER)
+    socket.rcvhwm = received
     if server.key:
         socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
         socket.curve_serverkey = (key or server.key).encode()
@@ -434,10 +438,34 @@ def test_the_number_of_children_is_bounded(world: World, server: RelayServer) ->
             server.handle(b"%d" % number, wire.encode(head, {"want": [2, want]}))
     assert len(server._waiting) == MAX_CHILDREN
     server.publish(published(4))
-    assert len(server._served) == MAX_CHILDREN
+    assert len(server._copies) == MAX_CHILDREN
     for number in range(MAX_CHILDREN + 10):
         server.handle(b"%d" % number, wire.encode(head, {"want": [2, 4]}))
-    assert len(server._served) == MAX_CHILDREN
+    assert len(server._copies) == MAX_CHILDREN
+
+
+def test_a_child_that_reads_nothing_is_sent_no_further_version(
+    world: World, server: RelayServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if server.key:
+        pytest.skip("libzmq holds one more copy, which is encrypted")
+    values = np.zeros(4 << 20, np.float32)  # more than the system's buffers of a connection hold
+    monkeypatch.setattr(server, "_layout", ParamLayout((("w", values.shape),)))
+    with child(world, server, received=1) as socket:
+        for version in range(1, 7):
+            server.publish((Stamp(2, version), values))
+            request(socket, {"want": [2, version]})
+            wait_until(lambda: server.turn() > 0)
+        received: list[int] = []
+
+        def has_newest() -> bool:
+            server.turn()
+            if (parts := receive(socket)) is not None:
+                received.append(wire.decode(parts).head.version)
+            return 6 in received
+
+        wait_until(has_newest)
+        assert received.count(0) + 3 >= len(received), "REFUSE, and at most three copies"
 
 
 def test_children_that_want_a_version_that_never_comes_keep_no_other_from_waiting(

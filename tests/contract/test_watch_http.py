@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from penstock.configs.errors import UserError
 from penstock.evaluation.decisions import FORMAT, NBYTES
 from penstock.watch import app as app_module
 from penstock.watch import catalog as catalog_module
+from penstock.watch import connections
 from penstock.watch import server as server_module
 from penstock.watch.app import make_app
 from penstock.watch.catalog import RunCatalog
@@ -520,23 +522,22 @@ def test_every_reply_has_the_headers(page: TestClient) -> None:
     assert page.get("/api/runs").headers["cache-control"] == "no-store"
 
 
-def test_a_peer_that_is_not_this_user_is_refused(runs: Path) -> None:
-    with client(runs, Guard(is_own=lambda scope: False)) as page:
-        for path in ("/", "/api/runs", "/app.js"):
-            assert page.get(path).status_code == 403
-
-
-@pytest.fixture
-def address(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
-    """Where uvicorn serves the page, with time limits of half a second."""
+@contextmanager
+def served(runs: Path, guard: Guard) -> Iterator[tuple[str, int]]:
+    """Where uvicorn serves the page."""
     import uvicorn
 
-    monkeypatch.setattr(server_module, "IDLE_S", 0.5)
-    monkeypatch.setattr(app_module, "BODY_S", 0.5)
     listener = socket.create_server(("127.0.0.1", 0))
-    app = make_app(Views(RunCatalog(runs)), Guard(order_token=TOKEN))
-    protocol: Any = server_module.timed_protocol
-    config = uvicorn.Config(app, log_level="error", lifespan="off", ws="none", http=protocol)
+    app = make_app(Views(RunCatalog(runs)), guard)
+    protocol: Any = connections.limited(guard.admits)
+    config = uvicorn.Config(
+        app,
+        log_level="error",
+        lifespan="off",
+        ws="none",
+        http=protocol,
+        limit_concurrency=server_module.CONNECTIONS,
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -549,6 +550,31 @@ def address(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, 
         server.should_exit = True
         thread.join(20)
         listener.close()
+
+
+@pytest.fixture
+def address(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
+    """Where the page is served, with time limits of half a second."""
+    monkeypatch.setattr(connections, "IDLE_S", 0.5)
+    monkeypatch.setattr(app_module, "BODY_S", 0.5)
+    with served(runs, Guard(order_token=TOKEN)) as where:
+        yield where
+
+
+def test_a_peer_that_is_not_this_user_is_refused_before_it_takes_a_place(runs: Path) -> None:
+    with served(runs, Guard(is_own=lambda scope: False)) as address, ExitStack() as stack:
+        for _ in range(70):
+            other = stack.enter_context(socket.create_connection(address, timeout=20))
+            assert other.recv(1 << 16).startswith(b"HTTP/1.1 403")
+            assert other.recv(1) == b""
+
+
+def test_seventy_silent_connections_keep_the_owner_from_nothing(runs: Path) -> None:
+    with served(runs, Guard()) as address, ExitStack() as stack:
+        for _ in range(70):
+            stack.enter_context(socket.create_connection(address, timeout=20))
+        with httpx2.Client(base_url=f"http://127.0.0.1:{address[1]}", trust_env=False) as own:
+            assert own.get("/api/runs").status_code == 200
 
 
 def test_the_peer_of_a_real_connection(address: tuple[str, int]) -> None:

@@ -21,6 +21,7 @@ from penstock.transport.wire import FAILURES, Header, MessageKind, WeightsAt
 from penstock.transport.zmq import relay_peers
 from penstock.transport.zmq.client import Client
 from penstock.transport.zmq.relay_peers import MAX_CHILDREN, ParentRelay, RelayServer, Weights
+from penstock.transport.zmq.sockets import SENT, IsReleased
 from transport_world import LAYOUT, RUN_ID, SPEC, context
 
 NEWEST = Stamp(2, 5)
@@ -50,8 +51,13 @@ def server(client: Client) -> Iterator[RelayServer]:
 def test_a_relay_serves_on_whatever_children_send(server: RelayServer, data: st.DataObject) -> None:
     sent: list[tuple[bytes, wire.Message]] = []
     version = data.draw(st.integers(1, 100))
+
+    def send(peer: bytes, parts: wire.Parts) -> tuple[int, IsReleased]:
+        sent.append((peer, wire.decode(parts)))
+        return SENT, lambda: True
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server, "_send", lambda peer, parts: sent.append((peer, wire.decode(parts))))
+        patch.setattr(server, "_send", send)
         server.publish((Stamp(2, version), VALUES))
         for _ in range(data.draw(st.integers(1, 8))):
             peer = data.draw(st.sampled_from([b"evil", b"worse"]))

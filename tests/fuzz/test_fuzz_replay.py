@@ -31,9 +31,10 @@ from penstock.replay import Prioritized, Replay, ReplayError
 from penstock.replay.remote import client as client_module
 from penstock.replay.remote.client import ReplayClient
 from penstock.replay.remote.server import ReplayServer
-from penstock.replay.remote.service import REPLAY_VERSION, SENT, IsReleased
+from penstock.replay.remote.service import REPLAY_VERSION
 from penstock.transport import wire
 from penstock.transport.wire import Header, MessageKind, WireError
+from penstock.transport.zmq.sockets import SENT, IsReleased
 
 COLUMNS: dict[str, Any] = {
     "obs": {"speed": ("<f4", (2,)), "image": ("|u1", (3, 6, 6))},

@@ -17,9 +17,11 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgpack
 import numpy as np
 import numpy.typing as npt
 import zmq
@@ -41,12 +43,25 @@ from penstock.transport.zmq.keys import LearnerKeys, answer_zap, load_learner
 from penstock.transport.zmq.listener import Listener
 from penstock.transport.zmq.relay import WeightsResponder
 from penstock.transport.zmq.relay_tree import RelayTree
-from penstock.transport.zmq.sockets import Sender, boot_id, receive_from, router, zap
+from penstock.transport.zmq.sockets import (
+    GONE,
+    IsReleased,
+    Sender,
+    WasWritten,
+    boot_id,
+    receive_from,
+    router,
+    send_to,
+    zap,
+)
 
 TICK_S = 0.01  # longest wait of new weights
 QUIET_S = 0.2  # after so long without a message, all sent messages have arrived
 BATCH = 64  # messages handled between two checks of everything else
 REFUSE_CHARACTERS = 2000
+# A HELLO may describe a slot by so many bytes more than the learner's: reading a column of it takes
+# 3 µs, and the sentence about a difference names each.
+EXTRA_SPEC_NBYTES = 2048
 MAX_RELEASES = 8  # that are reported
 
 
@@ -124,6 +139,7 @@ class Receiver:
         self._gone = False  # whether the learner is gone, at the last check
         self._newest = (0, 0)  # generation and version of weights, at the last check
         self._welcome = _welcome_meta(link, unix_path)
+        self._hello_nbytes = len(msgpack.packb(spec.to_dict())) + EXTRA_SPEC_NBYTES
         self._handlers: dict[int, Callable[[wire.Message, Sender], None]] = {
             MessageKind.HELLO: self._hello,
             MessageKind.SLOT: self._slot,
@@ -141,8 +157,6 @@ class Receiver:
             opening.callback(context.destroy, 500)  # sockets too
             self._zap = zap(context) if keys else None
             self._router = router(context, address, keys, wire.max_frame_nbytes(self._link.spec))
-            # A message to a peer that has left raises an error, by which this is detected.
-            self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self.listener = Listener(self._router)
             opening.callback(self.listener.close)
             self._stack = opening.pop_all()
@@ -245,8 +259,9 @@ class Receiver:
         self._stack.close()
 
     def _hello(self, message: wire.Message, sender: Sender) -> None:
-        meta = wire.verify(message)
         try:
+            self._check_size(message)
+            meta = wire.verify(message)
             want = int(meta["want"])
             check_spec(self._link.spec, meta["spec"])
         except UserError as error:
@@ -268,6 +283,16 @@ class Receiver:
                 message.head, sender.peer, want, time.monotonic(), sender.key
             )
         self._say(sender.peer, MessageKind.WELCOME, self._welcome, stream)
+
+    def _check_size(self, message: wire.Message) -> None:
+        """Raise UserError for a HELLO that is too long to be read."""
+        nbytes = memoryview(message.parts[1]).nbytes
+        if nbytes > self._hello_nbytes:
+            raise UserError(
+                f"the actor describes its slots in {nbytes} bytes, and the learner reads at most "
+                f"{self._hello_nbytes}, as its own take {self._hello_nbytes - EXTRA_SPEC_NBYTES}; "
+                "start both with the same config and the same version of the environment"
+            )
 
     def _slot(self, message: wire.Message, sender: Sender) -> None:
         head = message.head
@@ -354,7 +379,7 @@ class Receiver:
         if offer is not None:
             address = None if offer.port is None else self._relay_address(offer, sender.host)
             responder.tree.asked(peer, address, offer.key, offer.failed, time.monotonic())
-        if responder.ask(peer, have):  # nothing newer yet, but the connector lives
+        if responder.ask(peer, have, sender.host):  # nothing newer yet, but the connector lives
             self._say(peer, MessageKind.GRANT, None, self.grants.of(message.head, peer))
 
     def _relay_address(self, offer: wire.RelayOffer, host: str) -> str:
@@ -378,9 +403,7 @@ class Receiver:
             for stream in self.grants.lend(self._writer.available):
                 self._say(stream.peer, MessageKind.GRANT, None, stream)
         for responder in self._responders.values():
-            for peer, parts in responder.due(now_s):
-                if not self._send(peer, parts):
-                    responder.tree.gone(peer)  # before it is named to others
+            responder.serve(now_s, self._send_weights)
         self.grants.expire(now_s)
         self.listener.look(now_s)
         if self._writer.want != self.grants.want:
@@ -408,6 +431,15 @@ class Receiver:
     def _say(
         self, peer: bytes, kind: MessageKind, meta: Any = None, stream: ActorStream | None = None
     ) -> bool:
+        """Send a message without frames; False where the peer has left.
+
+        A peer that does not read loses the message, and asks again.
+        """
+        return self._send(peer, self._message(kind, meta, stream))[0] != GONE
+
+    def _message(
+        self, kind: MessageKind, meta: Any = None, stream: ActorStream | None = None
+    ) -> wire.Parts:
         welcome = self._link.welcome
         newest = self._link.board.stamp if self._by_batch else None
         head = Header(
@@ -420,27 +452,28 @@ class Receiver:
             incarnation=stream.incarnation if stream else 0,
             sequence=stream.limit if stream else 0,
         )
-        return self._send(peer, wire.encode(head, meta))
+        return wire.encode(head, meta)
 
     def _connected(self, stream: ActorStream) -> bool:
         """Whether the connection of a stream is open; repeats its grant to test that."""
         return self._say(stream.peer, MessageKind.GRANT, None, stream)
 
-    def _send(self, peer: bytes, parts: wire.Parts) -> bool:
-        """Send a message; False where the peer has left.
+    def _send_weights(self, peer: bytes, parts: wire.Parts) -> tuple[int, IsReleased]:
+        outcome, is_released = self._send(peer, parts)
+        if self._zap is not None:
+            is_released = WasWritten(is_released, partial(self._send_grant, peer))
+        return outcome, is_released
 
-        A peer that does not read loses the message, and asks again.
-        """
-        try:
-            # A message without frames is small, and cheaper to copy.
-            self._router.send_multipart([peer, *parts], zmq.NOBLOCK, copy=len(parts) <= 2)
-        except zmq.Again:
-            pass
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            return False
-        return True
+    def _send_grant(self, peer: bytes) -> tuple[int, IsReleased]:
+        """Repeat the grant of a peer, if it has one, in a tracked message."""
+        streams = self.grants.streams.values()
+        stream = next((stream for stream in streams if stream.peer == peer), None)
+        return self._send(peer, self._message(MessageKind.GRANT, None, stream), tracked=True)
+
+    def _send(
+        self, peer: bytes, parts: wire.Parts, *, tracked: bool = False
+    ) -> tuple[int, IsReleased]:
+        return send_to(self._router, peer, parts, tracked=tracked)
 
 
 def _welcome_meta(link: ShmLink, unix_path: Path) -> dict[str, Any]:

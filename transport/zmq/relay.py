@@ -11,6 +11,10 @@ are examined again when there is another version, not in every turn. A peer repe
 every second, also while a copy is on its way: on a slow link more copies would queue up behind it,
 each older on arrival than the one before.
 
+A peer may claim to have read a copy that it did not. So it is sent no further one while the socket
+holds it, and the copies that the socket holds for all connections of a host are limited: each
+takes memory, of a version that is needed for nothing else.
+
 With many relays the connector sends a part of them to other relays for a version
 (`transport.zmq.relay_tree`), which they fetch as `transport.zmq.relay_peers` describes.
 """
@@ -18,7 +22,8 @@ With many relays the connector sends a part of them to other relays for a versio
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections import Counter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,12 +36,21 @@ from penstock.transport import wire
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.zmq.client import Client
-from penstock.transport.zmq.relay_peers import WeightsPuller
+from penstock.transport.zmq.relay_peers import SentCopy, WeightsPuller
 from penstock.transport.zmq.relay_tree import RelayTree
+from penstock.transport.zmq.sockets import GONE, SENT, Send
 
 TICK_S = 0.05
 MAX_WAITING = 1 << 14  # peers that wait for another version; most of them may have left
 ARRIVAL_S = 30.0  # after which a copy that was sent is no longer expected to arrive
+HOST_NBYTES = 32 << 20  # of copies to a host that the socket holds, beyond the first
+
+
+class _Ask(NamedTuple):
+    """A request of a peer: the version that it has, and its host."""
+
+    have: Stamp | None
+    host: str
 
 
 class WeightsResponder:
@@ -59,71 +73,87 @@ class WeightsResponder:
         self._board = board
         self._welcome = welcome
         self._dtype = dtype
-        self._asks: dict[bytes, Stamp | None] = {}  # not examined yet
-        self._content: set[bytes] = set()  # peers that had the newest version at the last check
-        self._sent: dict[bytes, tuple[Stamp, float]] = {}  # copies on their way, and since when
+        self._asks: dict[bytes, _Ask] = {}  # by peer; not examined yet, or cannot be answered yet
+        self._content: dict[bytes, str] = {}  # host by peer that had the newest version
+        self._sent: dict[bytes, SentCopy] = {}  # the last one by peer, until it has arrived
+        self._held: dict[bytes, SentCopy] = {}  # those that the socket had not released
         self._newest: Stamp | None = None  # at the last check
         self._stamp: Stamp | None = None
         self._parts: wire.Parts = []
         self._sha256 = ""  # of the encoded weights, once a relay needs it
+        self._host_copies = 1  # that the socket may hold for a host
 
-    def ask(self, peer: bytes, have: Stamp | None) -> bool:
+    def ask(self, peer: bytes, have: Stamp | None, host: str = "") -> bool:
         """Note a request of a peer that has the version ``have``.
 
         Returns whether one was waiting already.
         """
         waiting = peer in self._asks or peer in self._content
         if len(self._content) >= MAX_WAITING:
-            self._content.pop()  # the peer asks again
-        self._content.discard(peer)
-        if peer in self._sent and self._sent[peer][0] == have:
-            del self._sent[peer]  # it has arrived
-        self._asks[peer] = have
+            self._content.popitem()  # the peer asks again
+        self._content.pop(peer, None)
+        self._asks[peer] = _Ask(have, host)
         return waiting
 
-    def due(self, now_s: float) -> Iterator[tuple[bytes, wire.Parts]]:
-        """The answers that are possible at ``now_s``, as peer and message.
-
-        Send each before the next is taken: a relay that cannot be reached is not named to others
-        after `RelayTree.gone`.
-        """
+    def serve(self, now_s: float, send: Send) -> None:
+        """Send the answers that are possible at ``now_s``."""
         newest = self._board.stamp
         if newest is None:
             return
         if newest != self._newest:
-            self._asks |= dict.fromkeys(self._content, self._newest)
+            self._asks |= {peer: _Ask(self._newest, host) for peer, host in self._content.items()}
             self._content.clear()
             self._newest = newest
             self.tree.begin(now_s)
         if not self._asks:
             return
+        self._held = {peer: copy for peer, copy in self._held.items() if not copy.is_released()}
         asks, self._asks = self._asks, {}
-        self._content.update(peer for peer, have in asks.items() if have == newest)
-        wanting = [peer for peer, have in asks.items() if have != newest]
-        peers = [peer for peer in wanting if not self._awaits(peer, now_s)]
-        if peers and newest != self._stamp:
+        wanting = {}
+        for peer, ask in asks.items():
+            sent = self._sent.get(peer)
+            if sent is not None and sent.stamp == ask.have and peer not in self._held:
+                del self._sent[peer]  # it has arrived
+                sent = None
+            if ask.have == newest:
+                self._content[peer] = ask.host
+            elif peer in self._held or sent is None or now_s >= sent.sent_s + ARRIVAL_S:
+                wanting[peer] = ask
+        if wanting and newest != self._stamp:
             self._encode()
-        for peer in self.tree.ordered(peers):
-            yield peer, self._answer(peer, now_s)
+        hosts = Counter(copy.host for copy in self._held.values())
+        for peer in self.tree.ordered(wanting):
+            host = wanting[peer].host
+            if peer in self._held or hosts[host] >= self._host_copies:
+                self._asks[peer] = wanting[peer]  # again in the next turn
+            elif self._answer(peer, host, now_s, send):
+                hosts[host] += 1
 
-    def _awaits(self, peer: bytes, now_s: float) -> bool:
-        """Whether a copy is on its way to a peer, which asks again after its arrival."""
-        return peer in self._sent and now_s < self._sent[peer][1] + ARRIVAL_S
+    def _answer(self, peer: bytes, host: str, now_s: float, send: Send) -> bool:
+        """Answer a peer; returns whether by a copy."""
+        parts = self._answer_to(peer, now_s)
+        outcome, is_released = send(peer, parts)
+        if outcome == GONE:
+            self.tree.gone(peer)  # before it is named to others
+        if outcome != SENT or parts is not self._parts:
+            return False
+        assert self._stamp is not None
+        if len(self._sent) >= MAX_WAITING:
+            del self._sent[next(iter(self._sent))]
+        self._sent[peer] = self._held[peer] = SentCopy(self._stamp, is_released, now_s, host)
+        return True
 
-    def _answer(self, peer: bytes, now_s: float) -> wire.Parts:
+    def _answer_to(self, peer: bytes, now_s: float) -> wire.Parts:
         run_id, policy_id = self._welcome.run_id, self._board.policy_id
         if self.tree.must_listen(peer):
             return wire.encode_weights_at(None, run_id, policy_id)
         parent = self.tree.place(peer, now_s)
-        assert self._stamp is not None
         if parent is None:
-            if len(self._sent) >= MAX_WAITING:
-                del self._sent[next(iter(self._sent))]
-            self._sent[peer] = self._stamp, now_s
             return self._parts
         weights = memoryview(self._parts[2])
         self._sha256 = self._sha256 or hashlib.sha256(weights).hexdigest()
         depth = min(parent.depth, wire.MAX_DEPTH)
+        assert self._stamp is not None
         at = wire.WeightsAt(
             self._stamp, weights.nbytes, parent.address, parent.key, self._sha256, depth
         )
@@ -139,6 +169,7 @@ class WeightsResponder:
         policy_id = self._board.policy_id
         self._parts = wire.encode_weights(values, stamp, self._dtype, layout, run_id, policy_id)
         self._stamp, self._sha256 = stamp, ""
+        self._host_copies = 1 + HOST_NBYTES // memoryview(self._parts[2]).nbytes
 
 
 def run(ctx: RoleContext) -> None:

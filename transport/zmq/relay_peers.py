@@ -22,7 +22,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 import zmq
@@ -35,7 +35,15 @@ from penstock.transport.zmq.client import REPEAT_S, Client
 from penstock.transport.zmq.keys import ActorKeys, KeyPair, LearnerKeys
 from penstock.transport.zmq.listener import Listener
 from penstock.transport.zmq.relay_tree import FANOUT
-from penstock.transport.zmq.sockets import Socket, dealer, receive, receive_from, router
+from penstock.transport.zmq.sockets import (
+    IsReleased,
+    Socket,
+    dealer,
+    receive,
+    receive_from,
+    router,
+    send_to,
+)
 
 # most bytes of weights per second of one host: limits the load of the learner
 MAX_NBYTES_PER_S = 32e6
@@ -217,8 +225,7 @@ class ParentRelay:
 
     def _accept(self, message: wire.Message, at: WeightsAt) -> Weights | None:
         """The weights of a message of the parent. Raises WireError for any that were not named."""
-        if message.head.kind == MessageKind.REFUSE:
-            wire.verify(message)
+        if message.head.kind == MessageKind.REFUSE:  # its sentence may be long, and is not read
             self._fail("passed")
             return None
         head, welcome = message.head, self._client.welcome
@@ -269,6 +276,15 @@ class ParentRelay:
             self._socket = None
 
 
+class SentCopy(NamedTuple):
+    """A copy of the weights that was sent to a peer."""
+
+    stamp: Stamp
+    is_released: IsReleased
+    sent_s: float = 0.0
+    host: str = ""
+
+
 class RelayServer:
     """Sends the newest weights of a relay to other relays: one version at a time, to each once."""
 
@@ -283,7 +299,8 @@ class RelayServer:
         self._run_id, self._layout = client.welcome.run_id, client.welcome.layout
         self._newest: Stamp | None = None
         self._parts: wire.Parts = []
-        self._served: set[bytes] = set()  # with the newest version
+        # The last copy to each child: all of the newest version, and older ones that are held.
+        self._copies: dict[bytes, SentCopy] = {}
         self._waiting: dict[bytes, Stamp] = {}
         with ExitStack() as opening:
             bind = f"tcp://{_own_host(client.address)}:*"
@@ -306,10 +323,10 @@ class RelayServer:
         """Send newer weights to the relays that wait for them."""
         self._newest, values = weights
         self._parts = wire.encode_payload(values, self._newest, self._layout, self._run_id)
-        self._served.clear()
-        waiting, self._waiting = self._waiting, {}
-        for peer, want in waiting.items():
-            self._answer(peer, want)
+        # A child that does not read keeps its place, so that few versions are held in all.
+        copies = self._copies.items()
+        self._copies = {peer: copy for peer, copy in copies if not copy.is_released()}
+        self._answer_waiting()
 
     def turn(self) -> int:
         """Handle the requests that have arrived, without waiting; returns their number."""
@@ -317,6 +334,7 @@ class RelayServer:
         while count < BATCH and (received := receive_from(self._router, keys=False)) is not None:
             count += 1
             self.handle(received[0].peer, received[1])
+        self._answer_waiting()
         self._listener.look(time.monotonic())
         return count
 
@@ -332,22 +350,39 @@ class RelayServer:
         except (WireError, *wire.STRANGE):
             return
 
+    def _answer_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for peer, want in waiting.items():
+            self._answer(peer, want)
+
     def _answer(self, peer: bytes, want: Stamp) -> None:
+        copy = self._copies.get(peer)
         if self._newest is None or want > self._newest:
-            if peer not in self._waiting and len(self._waiting) >= MAX_CHILDREN:
-                # the oldest may wait for a version that never comes
-                del self._waiting[next(iter(self._waiting))]
-            self._waiting[peer] = want
+            self._wait(peer, want)
         elif want < self._newest:
             head = Header(MessageKind.REFUSE, run_id=self._run_id)
             self._send(peer, wire.encode(head, {"error": "this relay has a newer version"}))
-        elif peer not in self._served and len(self._served) < MAX_CHILDREN:
-            self._served.add(peer)
-            self._send(peer, self._parts)
+        elif copy is None and len(self._copies) < MAX_CHILDREN:
+            self._send_copy(peer, self._newest)
+        elif copy is not None and copy.stamp != self._newest:
+            if copy.is_released():
+                self._send_copy(peer, self._newest)
+            else:
+                self._wait(peer, want)
 
-    def _send(self, peer: bytes, parts: wire.Parts) -> None:
+    def _wait(self, peer: bytes, want: Stamp) -> None:
+        if peer not in self._waiting and len(self._waiting) >= MAX_CHILDREN:
+            # the oldest may wait for a version that never comes
+            del self._waiting[next(iter(self._waiting))]
+        self._waiting[peer] = want
+
+    def _send_copy(self, peer: bytes, stamp: Stamp) -> None:
+        _, is_released = self._send(peer, self._parts)
+        self._copies[peer] = SentCopy(stamp, is_released)
+
+    def _send(self, peer: bytes, parts: wire.Parts) -> tuple[int, IsReleased]:
         """Send a message; a peer that has left, or does not read, loses it."""
-        self._router.send_multipart([peer, *parts], zmq.NOBLOCK, copy=len(parts) <= 2)
+        return send_to(self._router, peer, parts)
 
     def close(self) -> None:
         self._stack.close()

@@ -13,9 +13,10 @@ version is on 30 hosts after ten copies, on 100 after thirteen. With 3 to 6 the 
 for 30 to 1,000 hosts, and the larger ones have fewer levels, each of which can fail.
 
 Nothing of the tree outlives a version. A relay's parent was placed in the tree of the same version
-before it, so there is no loop. A relay whose parent fails asks the connector for a copy, which then
-names that parent to no other for a while. So dead, slow, unreachable and hostile parents are one
-case, and cost their children one delay.
+before it, so there is no loop. A relay whose parent fails asks the connector for a copy. The
+connector then names no relay of that parent's host for a minute, whatever connections it opens, and
+the parent loses its seniority: it comes back at the end of the tree, where relays have no children.
+So dead, slow, unreachable and hostile parents are one case, and cost their children one delay.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ MIN_NBYTES = 32_000_000  # of the copies of a version: a quarter of a second of 
 MAX_RELAYS = 4096  # that are remembered; further ones are sent copies
 ALIVE_S = 10.0  # a relay asks every second while it waits; after this silence it is no parent
 FORGET_S = 60.0
-REST_S = 60.0  # a parent that failed once is not named for this long; twice as long after the next
-FORGIVE_S = 3600.0  # after a rest; then earlier failures do not count any more
+REST_S = 60.0  # for so long no relay of a host is named, after one of them has failed
 
 
 class Parent(NamedTuple):
@@ -45,14 +45,13 @@ class Parent(NamedTuple):
 
 @dataclass
 class _Relay:
-    order: int  # the longer a relay is here, the nearer to the connector: parents change rarely
+    order: int  # the longer one works, the nearer it is to the connector: parents change rarely
     address: str | None  # None while it does not listen, empty if it cannot
     key: str
     seen_s: float
-    parent: bytes | None = None  # that it was sent to last
+    host: str = ""  # of its address; stays when it serves no more, or is gone
+    parent: _Relay | None = None  # that it was sent to last
     direct: bool = False  # whether only a copy from the connector helps
-    failures: int = 0
-    rests_until_s: float = 0.0
 
 
 @dataclass
@@ -85,6 +84,7 @@ class RelayTree:
         self._nbytes, self._fanout = nbytes, fanout
         self._min_relays, self._min_nbytes = min_relays, min_nbytes
         self._relays: dict[bytes, _Relay] = {}
+        self._rests: dict[str, float] = {}  # until when, by host of a parent that failed
         self._joined = 0
         self._copies = fanout  # that the connector has left for this version
         self._level: deque[_Node] = deque()  # where the next child goes, one by one in turns
@@ -98,9 +98,7 @@ class RelayTree:
         count = len(self._relays)
         return count >= self._min_relays and count * self._nbytes >= self._min_nbytes
 
-    def asked(
-        self, relay: bytes, address: str | None, key: str, failed: str, now_s: float
-    ) -> str | None:
+    def asked(self, relay: bytes, address: str | None, key: str, failed: str, now_s: float) -> None:
         """A relay requests weights.
 
         Args:
@@ -109,30 +107,23 @@ class RelayTree:
             key: of its socket.
             failed: why its last parent was of no use; empty if it was.
             now_s: the time.
-
-        Returns:
-            The address of the parent that failed, if it did. Reports about a parent that rests
-            already do not extend its rest: each of its children reports one stall.
         """
         known = self._relays.get(relay)
         if known is None:
             if len(self._relays) >= MAX_RELAYS:
-                return None
-            self._joined += 1
-            known = self._relays[relay] = _Relay(self._joined, address, key, now_s)
+                return
+            known = self._relays[relay] = _Relay(self._next_order(), address, key, now_s)
         known.address, known.key, known.seen_s = address, key, now_s
+        known.host = (address or "").rpartition(":")[0] or known.host
         known.direct = bool(failed)
-        parent = self._relays.get(known.parent) if failed and known.parent else None
-        known.parent = None  # blamed once
-        if parent is None or failed == "passed":  # a newer version is no fault
-            return None
-        if now_s < parent.rests_until_s:
-            return parent.address
-        if now_s - parent.rests_until_s > FORGIVE_S:
-            parent.failures = 0
-        parent.failures += 1
-        parent.rests_until_s = now_s + REST_S * 2 ** min(parent.failures - 1, 10)
-        return parent.address
+        parent, known.parent = known.parent, None  # blamed once
+        if parent is not None and failed in ("late", "wrong"):  # a newer version is no fault
+            self._rests[parent.host] = now_s + REST_S
+            parent.order = self._next_order()
+
+    def _next_order(self) -> int:
+        self._joined += 1
+        return self._joined
 
     def gone(self, relay: bytes) -> None:
         """The connection of a relay is closed."""
@@ -145,6 +136,7 @@ class RelayTree:
         self._next_level.clear()
         self._placed.clear()
         self._depths.clear()
+        self._rests = {host: ends_s for host, ends_s in self._rests.items() if now_s < ends_s}
         silent = [r for r, known in self._relays.items() if now_s - known.seen_s > FORGET_S]
         for relay in silent:
             del self._relays[relay]
@@ -173,8 +165,7 @@ class RelayTree:
         above = self._placed[peer]
         if above is None or known.direct or not self._can_serve(above, now_s):
             return None
-        known.parent = above
-        parent = self._relays[above]
+        parent = known.parent = self._relays[above]
         assert parent.address
         return Parent(parent.address, parent.key, self._depths[peer])
 
@@ -197,4 +188,4 @@ class RelayTree:
         known = self._relays.get(relay)
         if known is None or not known.address:
             return False
-        return now_s - known.seen_s <= ALIVE_S and now_s >= known.rests_until_s
+        return now_s - known.seen_s <= ALIVE_S and now_s >= self._rests.get(known.host, 0.0)

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import zmq
 
 from penstock.configs.errors import UserError
 from penstock.transport.addresses import check_port
-from penstock.transport.wire import MAX_FRAMES, Buffer
+from penstock.transport.wire import MAX_FRAMES, Buffer, Parts
 from penstock.transport.zmq.keys import ZAP_ADDRESS, ZAP_DOMAIN, ActorKeys, LearnerKeys
 
 COPIED_PARTS = 3
@@ -42,6 +43,9 @@ COMMON_OPTIONS = (
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 Socket = zmq.Socket[bytes]
+SENT, FULL, GONE = range(3)  # result of sending: on its way, no room now, no such peer
+IsReleased = Callable[[], bool]  # whether the socket has released a message that was sent
+Send = Callable[[bytes, Parts], tuple[int, IsReleased]]
 
 
 class Sender(NamedTuple):
@@ -99,7 +103,7 @@ def router(
     received: int = HIGH_WATER,
     sent: int = HIGH_WATER,
 ) -> Socket:
-    """A connector's or relay's bound ROUTER.
+    """A bound ROUTER.
 
     ``received`` and ``sent``: messages from and to a peer that may wait. Raises UserError where the
     address is taken or not ours.
@@ -110,6 +114,8 @@ def router(
         made.setsockopt(zmq.RCVHWM, received)
         made.setsockopt(zmq.SNDHWM, sent)
         made.setsockopt(zmq.BACKLOG, BACKLOG)
+        # A message that does not fit, or whose peer has left, is reported and not dropped.
+        made.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if keys is not None:
             made.curve_publickey, made.curve_secretkey = keys.own.public, keys.own.secret
             made.curve_server = True
@@ -165,6 +171,60 @@ def receive_from(source: Socket, *, keys: bool) -> tuple[Sender, list[Buffer]] |
     except zmq.ZMQError:
         host = ""
     return Sender(bytes(peer), key, host.removeprefix("::ffff:")), parts
+
+
+def send_to(
+    target: Socket, peer: bytes, parts: Parts, *, tracked: bool = False
+) -> tuple[int, IsReleased]:
+    """Send a message by a ROUTER, without waiting.
+
+    Returns:
+        SENT, FULL or GONE, and a function that returns whether the socket has released the message,
+        if that has frames or is ``tracked``: a small one is copied. A peer that does not read can
+        report anything, so what waits for it counts until then.
+    """
+    is_released, copy = _was_copied, len(parts) < COPIED_PARTS and not tracked
+    sent: list[Any] = [peer, *parts]
+    if not copy:  # libzmq sends and releases the last part last
+        sent[-1] = last = zmq.Frame(parts[-1], track=True, copy=False, copy_threshold=0)
+        is_released = partial(getattr, last.tracker, "done")
+    try:
+        target.send_multipart(sent, zmq.NOBLOCK, copy=copy)
+    except zmq.Again:
+        return FULL, is_released
+    except zmq.ZMQError as error:
+        if error.errno != zmq.EHOSTUNREACH:
+            raise
+        return GONE, is_released
+    return SENT, is_released
+
+
+class WasWritten:
+    """Whether a message was written to its connection with CURVE, where it is released before.
+
+    libzmq releases it when it is encrypted, and turns to the next message when all of the encrypted
+    one is written. So a small message is sent after it, whose release shows that.
+    """
+
+    def __init__(
+        self, is_released: IsReleased, send_next: Callable[[], tuple[int, IsReleased]]
+    ) -> None:
+        """``send_next`` sends a tracked message to the same peer."""
+        self._is_released = is_released
+        self._send_next: Callable[[], tuple[int, IsReleased]] | None = send_next
+
+    def __call__(self) -> bool:
+        if not self._is_released() or self._send_next is None:
+            return self._is_released()
+        outcome, is_released = self._send_next()
+        if outcome == SENT:
+            self._is_released, self._send_next = is_released, None
+        return outcome == GONE
+
+
+def _was_copied() -> bool:
+    """Whether libzmq has released a message without frames: it has only a copy, which is small."""
+    return True
 
 
 def _rest(source: Socket, parts: list[Buffer]) -> list[Buffer]:

@@ -385,17 +385,22 @@ def test_a_client_that_does_not_read_costs_its_credit_and_no_more(
         check(silent.sample(32))  # it reads after all
 
 
+@pytest.mark.parametrize("encrypted", [False, True])
 def test_a_client_that_says_that_it_reads_and_does_not_costs_no_more(
-    rig: Callable[..., Rig],
+    rig: Callable[..., Rig], tmp_path: Path, encrypted: bool
 ) -> None:
     """Its answers would wait in libzmq, which takes 64 of any size."""
-    r = rig(limits=ServiceLimits(peer_nbytes=1 << 20, answers_nbytes=64 << 20))
-    with ReplayClient(r.server.address) as client:
+    curve = tmp_path / "keys" if encrypted else None
+    if curve is not None:
+        keys.new(curve)
+    r = rig(curve=curve, limits=ServiceLimits(peer_nbytes=1 << 20, answers_nbytes=64 << 20))
+    own = keys.load_actor(curve) if curve is not None else None
+    with ReplayClient(r.server.address, curve=curve) as client:
         for count in range(2000):
             client.add(**step(count))
         client.flush()
     peers = r.server._service._peers
-    with zmq.Context() as context, dealer(context, r.server.address, None, received=1) as liar:
+    with zmq.Context() as context, dealer(context, r.server.address, own, received=1) as liar:
         while not liar.poll(50):
             with suppress(zmq.Again):  # no connection yet
                 meta = {"version": service.REPLAY_VERSION, "token": ""}

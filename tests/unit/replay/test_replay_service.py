@@ -14,6 +14,7 @@ from penstock.replay.remote.intake import WINDOW
 from penstock.replay.samplers import Prioritized
 from penstock.transport.wire import Header, MessageKind, encode
 from replay_service import ENVS, UNROLL, Served, frame_replay
+from waiting import least_ms
 
 A, B = b"a", b"b"
 
@@ -360,6 +361,18 @@ def test_what_is_not_counted_of_a_waiting_slot_is_small(
     assert served.service.rejected == {reason: 1}
     assert served.service.figures()["waiting_nbytes"] == before
     served.close()
+
+
+@pytest.mark.parametrize("kind", ["JOIN", "SLOT", "SAMPLE", "UPDATE", "ASK_STATS"])
+@pytest.mark.parametrize("count", [1_000, 960_000])
+def test_no_meta_of_a_client_takes_more_than_two_milliseconds(
+    serve: Callable[..., Served], kind: str, count: int
+) -> None:
+    served = serve()
+    served.join(A)
+    head = Header(MessageKind[kind], run_id=served.run_id, spec_hash=served.spec.hash)
+    parts = [bytes(part) for part in encode(head, [[]] * count, [b""] * 2 * (kind == "UPDATE"))]
+    assert least_ms(lambda: served.service.handle(A, parts)) < 2.0
 
 
 # ----------------------------------------------------------------------------- coming back

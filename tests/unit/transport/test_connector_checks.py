@@ -20,6 +20,7 @@ from penstock.transport.shm.link import ShmLink
 from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq import connector as room
 from penstock.transport.zmq.receiver import MAX_RELEASES, ActorShare, Receiver
+from penstock.transport.zmq.sockets import SENT
 from transport_world import RUN_ID, Learner, context, learner, reports
 from waiting import wait_until
 
@@ -34,7 +35,7 @@ def far_side(tmp_path: Path) -> Iterator[tuple[Learner, Receiver]]:
     with learner(tmp_path, spec=SPEC) as side:
         link = ShmLink(side.path, None, want=0, lane=True)
         receiver = Receiver(link, f"ipc://{tmp_path}/wire", side.path)
-        receiver._send = lambda peer, parts: True  # type: ignore[method-assign]
+        receiver._send = lambda *_, **__: (SENT, lambda: True)  # type: ignore[method-assign]
         say(receiver, MessageKind.HELLO, {"spec": None, "want": 8})
         wait_until(lambda: bool(receiver.turn(0) or receiver.grants.outstanding >= 8))
         yield side, receiver

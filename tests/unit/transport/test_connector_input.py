@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +20,7 @@ from penstock.transport.wire import Header, MessageKind, RelayOffer
 from penstock.transport.zmq import connector as room
 from penstock.transport.zmq.receiver import REFUSE_CHARACTERS, Receiver
 from penstock.transport.zmq.relay_tree import RelayTree
+from penstock.transport.zmq.sockets import SENT, IsReleased
 from transport_world import (
     LAYOUT,
     RUN_ID,
@@ -29,7 +30,7 @@ from transport_world import (
     learner,
     reports,
 )
-from waiting import wait_until
+from waiting import least_ms, wait_until
 
 VALUES = st.recursive(
     st.none()
@@ -116,15 +117,45 @@ def test_no_garbage_ends_it(receiver: Receiver, parts: list[bytes]) -> None:
     assert receiver.rejected.total() == before + 1
 
 
-def test_a_long_difference_is_cut_short(receiver: Receiver) -> None:
-    said: list[wire.Parts] = []
-    receiver._send = lambda peer, parts: not said.append(parts)  # type: ignore[method-assign, func-returns-value]
-    spec = {"unroll": 1, "envs": 1, "side": 0, "columns": [["n" * 500_000, "|u1", [], "slot"]]}
+def said_by(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> list[wire.Message]:
+    """What a connector says from now on, instead of sending it."""
+    said: list[wire.Message] = []
+
+    def send(_: bytes, parts: wire.Parts) -> tuple[int, IsReleased]:
+        said.append(wire.decode(parts))
+        return SENT, lambda: True
+
+    monkeypatch.setattr(receiver, "_send", send)
+    return said
+
+
+@pytest.mark.parametrize("columns", [100, 50_000])
+def test_a_long_description_of_slots_is_answered_by_a_short_refusal(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    said = said_by(receiver, monkeypatch)
+    names = [[f"{i:x}", "|u1", [], "slot"] for i in range(columns)]
+    spec = {"unroll": 1, "envs": 1, "side": 0, "columns": names}
     receiver.handle(b"peer", sealed(Header(MessageKind.HELLO), {"spec": spec, "want": 1}))
     (answer,) = said
-    message = wire.decode(answer)
-    assert message.head.kind == MessageKind.REFUSE
-    assert len(msgpack.unpackb(answer[1])["error"]) == REFUSE_CHARACTERS
+    assert answer.head.kind == MessageKind.REFUSE
+    error = wire.verify(answer)["error"]
+    assert len(error) <= REFUSE_CHARACTERS
+    assert ("column 1f: learner absent, actor |u1[] per slot" in error) == (columns == 100)
+
+
+@pytest.mark.parametrize("kind", ["HELLO", "BEAT", "BYE", "WEIGHTS_GET"])
+@pytest.mark.parametrize("nbytes", [1 << 10, 2200, 1 << 20])
+def test_no_meta_of_a_peer_takes_more_than_two_milliseconds(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, kind: str, nbytes: int
+) -> None:
+    """A connector that reads a million lists, ten times a second, receives nothing else."""
+    said_by(receiver, monkeypatch)
+    empty: list[Any] = [[]] * (nbytes - 80)
+    for columns in (empty, [[f"{i:03x}", "|u1", [], "slot"] for i in range(nbytes // 20)]):
+        meta = {"spec": {"unroll": 4, "envs": 3, "side": 0, "columns": columns}, "want": 1}
+        parts = sealed(Header(MessageKind[kind], run_id=RUN_ID), meta)
+        assert least_ms(partial(receiver.handle, b"peer", parts)) < 2.0
 
 
 def test_ended_streams_are_reported_once_and_in_portions(
@@ -160,8 +191,7 @@ def test_a_policy_that_is_not_published_is_refused(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, policy_id: Any
 ) -> None:
     reason = "policy" if policy_id in (3, 2**31 - 1) else "meta"
-    said: list[Any] = []
-    monkeypatch.setattr(receiver, "_send", lambda _, parts: said.append(wire.decode(parts)))
+    said = said_by(receiver, monkeypatch)
     before = receiver.rejected[reason]
     head = Header(MessageKind.WEIGHTS_GET, run_id=RUN_ID)
     receiver.handle(b"peer", sealed(head, {"have": None, "policy_id": policy_id}))
@@ -182,13 +212,7 @@ def answers(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, relays: list[tuple[Any, str]]
 ) -> list[wire.Message]:
     """The answers to relays, of an offer and a host each, that request weights one by one."""
-    said: list[wire.Message] = []
-
-    def send(_: bytes, parts: wire.Parts) -> bool:
-        said.append(wire.decode(parts))
-        return True
-
-    monkeypatch.setattr(receiver, "_send", send)
+    said = said_by(receiver, monkeypatch)
     tree = RelayTree(LAYOUT.size * 2, fanout=1, min_relays=2, min_nbytes=0)
     receiver._responders[0].tree = tree
     receiver._responders[0]._newest = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -12,7 +12,9 @@ from penstock.core.params import ParamLayout, Stamp
 from penstock.core.specs import Column, SlotSpec
 from penstock.transport import wire
 from penstock.transport.shm.weights_board import WeightsBoard
+from penstock.transport.zmq import relay
 from penstock.transport.zmq.relay import ARRIVAL_S, WeightsResponder
+from penstock.transport.zmq.sockets import SENT, IsReleased
 
 LAYOUT = ParamLayout((("w", (3,)),))
 WELCOME = Welcome(1, 0, SlotSpec(2, 1, (Column("obs", "|u1"),)), LAYOUT, {})
@@ -31,15 +33,22 @@ def publish(board: WeightsBoard, version: int) -> Stamp:
     return stamp
 
 
-def given(desk: WeightsResponder, now_s: float = 0.0) -> dict[bytes, int]:
-    """Versions by peer, which the weights themselves confirm."""
+def given(
+    desk: WeightsResponder, now_s: float = 0.0, stuck: Collection[bytes] = ()
+) -> dict[bytes, int]:
+    """Versions by peer, which the weights themselves confirm. The socket holds copies to ``stuck``
+    peers."""
     versions: dict[bytes, int] = {}
-    for peer, parts in desk.due(now_s):
+
+    def send(peer: bytes, parts: Sequence[wire.Buffer]) -> tuple[int, IsReleased]:
         message = wire.decode(parts)
         assert peer not in versions
         versions[peer] = message.head.version
         weights = wire.to_float32(wire.decode_weights(message, LAYOUT)[1])
         np.testing.assert_array_equal(weights, message.head.version)
+        return SENT, lambda: peer not in stuck
+
+    desk.serve(now_s, send)
     return versions
 
 
@@ -86,6 +95,35 @@ def test_a_slow_link_gets_one_copy_at_a_time(board: WeightsBoard) -> None:
     assert given(desk, 9.0) == {b"slow": 9}
 
 
+def test_a_peer_that_claims_a_copy_that_the_socket_holds_is_sent_no_other(
+    board: WeightsBoard,
+) -> None:
+    desk = WeightsResponder(board, WELCOME, "fp32")
+    stuck = {b"liar"}
+    desk.ask(b"liar", publish(board, 1)._replace(version=0))
+    assert given(desk, stuck=stuck) == {b"liar": 1}
+    for version in range(2, 9):
+        desk.ask(b"liar", Stamp(0, version - 1))
+        publish(board, version)
+        assert given(desk, version * ARRIVAL_S, stuck) == {}
+    stuck.clear()
+    assert given(desk, 8 * ARRIVAL_S) == {b"liar": 8}, "as soon as the socket has released it"
+
+
+def test_connections_of_a_host_that_read_nothing_are_sent_few_copies_and_others_all(
+    board: WeightsBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "HOST_NBYTES", 3 * 4 * LAYOUT.size)
+    desk = WeightsResponder(board, WELCOME, "fp32")
+    silent = [b"%d" % number for number in range(10)]
+    for version, peer in enumerate(silent, 1):
+        publish(board, version)
+        desk.ask(peer, None, "10.0.0.66")
+        desk.ask(b"honest", Stamp(0, version - 1), "10.0.0.7")
+        sent = given(desk, float(version), silent)
+        assert sent == {b"honest": version} | ({peer: version} if version <= 4 else {})
+
+
 def test_statistics_of_observations_arrive_exactly(board: WeightsBoard) -> None:
     """With 8 bits of 10000 a value of 10003 would be 19 away from its mean; with the statistics
     everything is sent as fp32."""
@@ -94,8 +132,14 @@ def test_statistics_of_observations_arrive_exactly(board: WeightsBoard) -> None:
     board.publish(values, Stamp(0, 1))
     desk = WeightsResponder(board, Welcome(1, 0, WELCOME.spec, layout, {}), "bf16")
     desk.ask(b"peer", None)
-    ((_, parts),) = desk.due(0.0)
-    _, sent = wire.decode_weights(wire.decode(parts), layout)
+    answers: list[Sequence[wire.Buffer]] = []
+
+    def send(_: bytes, parts: Sequence[wire.Buffer]) -> tuple[int, IsReleased]:
+        answers.append(parts)
+        return SENT, lambda: True
+
+    desk.serve(0.0, send)
+    _, sent = wire.decode_weights(wire.decode(answers[0]), layout)
     np.testing.assert_array_equal(wire.to_float32(sent), values)
 
 

@@ -169,7 +169,7 @@ def test_reasons_of_refusal() -> None:
     assert refused(resealed(good, sequence=wire.MAX_COUNT)) == "header"
     assert refused(resealed(good, raw_nbytes=1)) == "size"
     assert refused([*good[:3], good[3] + b"!", *good[4:]]) == "size"
-    assert refused([good[0], b" " * (wire.META_NBYTES + 1), *good[2:]]) == "size"
+    assert refused([good[0], b" " * (wire.SHORT_META_NBYTES + 1), *good[2:]]) == "size"
     assert refused(resealed(good, steps=13, produced_steps=99)) == "steps"
     assert refused(resealed(good, produced_steps=11)) == "steps"
     for duration_s in (math.nan, math.inf, -1.0, 86_400.0, 1e5):
@@ -184,6 +184,22 @@ def test_reasons_of_refusal() -> None:
     assert refused(resealed([*good[:2], zip_bomb, *good[3:]])) == "size"
     assert refused(resealed([*good[:2], good[2][:-1], *good[3:]])) == "codec"
     assert refused(resealed([*good[:3], good[3][:-1], *good[4:]])) == "size"  # the raw one
+
+
+@pytest.mark.parametrize("kind", MessageKind)
+def test_only_kinds_of_a_server_and_hello_have_long_metas(kind: MessageKind) -> None:
+    long = {"HELLO", "WELCOME", "REFUSE", "SPEC", "BATCH", "STATS", "WAIT"}
+    parts = wire.encode(Header(kind), "x" * wire.SHORT_META_NBYTES)
+    if kind.name in long:
+        assert wire.verify(wire.decode(parts)) == "x" * wire.SHORT_META_NBYTES
+    else:
+        assert refused([bytes(part) for part in parts]) == "size"
+
+
+@pytest.mark.parametrize("kind", ["HELLO", "BEAT", "WEIGHTS_GET", "JOIN", "SAMPLE"])
+def test_a_message_of_a_kind_without_frames_has_none(kind: str) -> None:
+    parts = wire.encode(Header(MessageKind[kind]), None, [b"x"])
+    assert refused([bytes(part) for part in parts]) == "frames"
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,75 @@
+"""Decides which connections to the page stay open, so that its owner is always served.
+
+A peer that the `Guard` does not admit is refused before it takes a place. Each other connection is
+closed if it completes no request within `IDLE_S`, and the oldest one if more than `SILENT` have no
+request in progress. uvicorn itself waits for the headers of a request without limit, and answers
+no request while all places are taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from penstock.watch.guard import NOT_OWN, Scope
+
+IDLE_S = 15
+SILENT = 32  # connections without a request in progress; a browser has at most six
+REFUSAL = (
+    "HTTP/1.1 403 Forbidden\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n\r\n"
+    f"penstock: {NOT_OWN}\n"
+).encode()
+
+
+def limited(admits: Callable[[Scope], bool]) -> Callable[..., asyncio.Protocol]:
+    """What uvicorn calls for each new connection; ``admits`` decides on its two addresses."""
+    return partial(LimitedProtocol, admits)
+
+
+class LimitedProtocol(H11Protocol):
+    """uvicorn's protocol for one connection; all connections of a server have this class."""
+
+    def __init__(self, admits: Callable[[Scope], bool], **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._admits = admits
+        self.silent_s = self.loop.time()
+        """Since when no request was in progress."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override, unused-ignore]
+        super().connection_made(transport)
+        if not self._admits({"client": self.client, "server": self.server}):
+            self.connections.discard(self)
+            transport.write(REFUSAL)
+            transport.close()
+            return
+        others: set[Any] = self.connections
+        silent = [other for other in others if other.is_silent]
+        if len(silent) > SILENT:
+            min(silent, key=lambda other: other.silent_s).end()
+        self.loop.call_later(IDLE_S, self._check)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether no request is in progress."""
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    def end(self) -> None:
+        """Close the connection, whose place is free at once."""
+        self.connections.discard(self)
+        self.transport.close()
+
+    def on_response_complete(self) -> None:
+        self.silent_s = self.loop.time()
+        super().on_response_complete()
+
+    def _check(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self.is_silent and self.loop.time() >= self.silent_s + IDLE_S:
+            self.end()
+        else:
+            self.loop.call_later(IDLE_S, self._check)
