@@ -20,6 +20,7 @@ Array = npt.NDArray[Any]
 
 ALIGN = 8  # bytes: each part begins at a multiple of it
 MASK = "action_mask"
+UNBOUNDED = 1e30  # bounds as large as that are written in place of infinity
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,14 @@ def open_choices(mask: Array, counts: Sequence[int] = ()) -> Array:
         return np.asarray(mask.any(-1, keepdims=True))
     begins = np.cumsum((0, *counts[:-1]))
     return np.asarray(np.logical_or.reduceat(mask, begins, axis=-1))
+
+
+def is_bounded(box: Any, most: float = UNBOUNDED) -> bool:
+    """Whether all bounds of a Box are below ``most`` in magnitude, and none is the largest number
+    of a float type, which is written in place of infinity."""
+    if box.dtype.kind == "f":
+        most = min(most, float(np.finfo(box.dtype).max))
+    return all(bool((np.abs(b.astype(np.float64)) < most).all()) for b in (box.low, box.high))
 
 
 class Spaces(Protocol):

@@ -140,7 +140,7 @@ class _Player:
 
     def step(self, action: Array) -> Any:
         """The results of actions in a policy's form; None where it cannot be stepped on."""
-        own = action if self._to_game is None else self._to_game(action)
+        own = self._to_game(action)
         given = own.copy()
         since = time.perf_counter()
         try:

@@ -35,6 +35,11 @@ ERRORS = [
     (config("Acrobot-v1", max_episode_step=5), r"no option max_episode_step; .*max_episode_steps"),
     (config("CartPole-v1", num_envs=5), r"num_envs is not set here; set actors.envs$"),
     (config("shopping:box", high=np.inf), r"actions of Box.*must have finite bounds.*env.wrappers"),
+    (
+        config("shopping:box", high=3.4e38),
+        r"actions of Box.*must have finite bounds, within ±1e\+30",
+    ),
+    (config("shopping:box", high=6.5504e4, dtype="float16"), r"must have finite bounds"),
     (config("shopping:box", high=-1.0), r"actions of Box.*the lower below the upper"),
     (config("shopping:box", dtype="int32"), r"MultiBinary and a Box of floats are supported"),
     (config("shopping:pair"), r"actions of Tuple.*only Discrete, MultiDiscrete, MultiBinary and"),

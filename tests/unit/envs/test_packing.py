@@ -22,6 +22,7 @@ from penstock.core.observations import (
     views,
 )
 from penstock.envs import BatchedEnv, EnvInfo, find_bad_observation, make
+from penstock.envs.checking.vector import draw
 
 Array = npt.NDArray[Any]
 COUNT = 3
@@ -352,6 +353,36 @@ def test_observations_of_another_byte_order_are_packed_in_this_one() -> None:
     assert out.dtype.isnative
     game.step_into(np.zeros(2, np.int32), out)
     assert out.tolist() == [[1, 258]] * 2
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3),
+        spaces.Discrete(3, dtype=np.int8),
+        spaces.Discrete(3, start=10, dtype=np.uint8),
+        spaces.MultiDiscrete([3, 4]),
+        spaces.MultiDiscrete([3, 4], start=[1, 0], dtype=np.int16),
+        spaces.MultiBinary(2),
+        spaces.Box(-3, 5, (2,), np.float64),
+        spaces.Box(-3, 5, (2,), np.float16),
+    ],
+    ids=str,
+)
+def test_an_environment_gets_actions_as_its_space_samples_them(space: spaces.Space[Any]) -> None:
+    class Told(Sound):
+        action_space = space  # type: ignore[assignment]
+
+        def step(self, action: Any) -> Any:
+            assert space.contains(action)
+            assert type(action) is type(space.sample())
+            assert action.dtype == space.dtype
+            return super().step(np.int64(0))
+
+    vector = SyncVectorEnv([Told] * COUNT, autoreset_mode=AutoresetMode.NEXT_STEP)
+    game = BatchedEnv("told", vector, 1, "how")
+    out = first(game)
+    game.step_into(draw(game.info.action_space, COUNT, np.random.default_rng(0)), out)
 
 
 def test_an_action_outside_the_space_is_one_sentence() -> None:
