@@ -7,6 +7,7 @@ A Dict or a Tuple becomes a row of bytes, whose parts `core.observations` descri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from penstock.configs.errors import UserError
 from penstock.core.observations import (
     MASK,
     ObservationPart,
+    bounds_of,
     laid_out,
     open_choices,
     row_nbytes,
@@ -37,6 +39,7 @@ class PackedLeaf(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     write: Write
+    bounds: tuple[float, float] | None = None
 
     def of(self, observations: Any) -> Array:
         """Its values within an observation."""
@@ -62,7 +65,8 @@ class Packer:
             self.space = space if space.dtype.isnative else _native(space)
         elif isinstance(space, spaces.Dict | spaces.Tuple):
             named = [(".".join(map(str, leaf.keys)), leaf.shape, leaf.dtype) for leaf in leaves]
-            self.parts = laid_out(named)
+            places = zip(laid_out(named), leaves, strict=True)
+            self.parts = tuple(replace(part, bounds=leaf.bounds) for part, leaf in places)
             self.space = spaces.Box(0, 255, (row_nbytes(self.parts),), np.uint8)
             self._rows = _row_dtype(self.parts)
         else:
@@ -150,12 +154,12 @@ def _numbers(space: spaces.Box | spaces.MultiBinary, keys: tuple[Any, ...]) -> P
     assert space.dtype is not None
     if keys == (MASK,):
         return PackedLeaf(keys, space.shape, "|u1", _write_mask)
-    if isinstance(space, spaces.Box) and keys:
-        if space.dtype == np.bool_:
-            return PackedLeaf(keys, space.shape, "|u1", _write_flags)
-        if space.dtype == np.uint8:
-            return PackedLeaf(keys, space.shape, "|u1", _copy)
-    return PackedLeaf(keys, space.shape, "<f4", _copy)
+    if not isinstance(space, spaces.Box):
+        return PackedLeaf(keys, space.shape, "<f4", _copy)
+    if keys and space.dtype == np.bool_:
+        return PackedLeaf(keys, space.shape, "|u1", _write_flags)
+    dtype = "|u1" if keys and space.dtype == np.uint8 else "<f4"
+    return PackedLeaf(keys, space.shape, dtype, _copy, bounds_of(space))
 
 
 def _several_choices(space: spaces.MultiDiscrete, keys: tuple[Any, ...]) -> PackedLeaf:

@@ -24,6 +24,7 @@ from safetensors.numpy import save as to_bytes
 
 from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
+from penstock.configs.model import complete_stored
 from penstock.configs.schema import Config
 from penstock.core.params import Float32, ParamLayout
 from penstock.envs import EnvInfo
@@ -105,6 +106,7 @@ def read(path: Path) -> Exported:
             raise UserError(
                 f"{path} has format {about['format']}, this version reads {FORMAT}; export it again"
             )
+        complete_stored(about["config"])
         config = Config.model_validate(about["config"])
         observations, actions = map(from_json, about["spaces"])
         packer = Packer(config.env.id, observations)

@@ -51,7 +51,7 @@ def test_presets_are_sent_with_options_of_0_1_0_alone(preset: str) -> None:
 @pytest.mark.parametrize("preset", presets())
 def test_an_actor_of_this_release_plays_as_the_config_says(preset: str) -> None:
     config = resolve(preset)
-    received = read_for_actor(json.loads(json.dumps(for_actors(config))))
+    received = read_for_actor(json.loads(json.dumps(for_actors(config, scaled=True))))
     for section in ("model", "transport", "weights"):
         assert getattr(received, section) == getattr(config, section)
     assert received.env.id == config.env.id

@@ -371,7 +371,7 @@ def test_observations_of_another_byte_order_are_packed_in_this_one() -> None:
 )
 def test_an_environment_gets_actions_as_its_space_samples_them(space: spaces.Space[Any]) -> None:
     class Told(Sound):
-        action_space = space  # type: ignore[assignment]
+        action_space = space
 
         def step(self, action: Any) -> Any:
             assert space.contains(action)
