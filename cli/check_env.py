@@ -11,6 +11,7 @@ import numpy as np
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.sections import EnvConfig
+from penstock.core.notes import notes_to
 from penstock.core.observations import MASK, views
 from penstock.envs import BatchedEnv, make
 from penstock.envs.checking.checks import Checker, cost, refused_by_gymnasium, told
@@ -29,6 +30,7 @@ def check(target: str, overrides: list[str], steps: int, envs: int) -> dict[str,
     made, found = makers(env), Checker()
     figures: dict[str, Any] = {}
     refused: str | None = None
+    logged: list[str] = []
     _check_constructor(found, env)
     if made.single and not made.vector:
         figures |= _play(found, made.single, steps)
@@ -40,7 +42,8 @@ def check(target: str, overrides: list[str], steps: int, envs: int) -> dict[str,
         figures |= check_vector(found, made.vector, steps, PART_S)
     if not found.problems:
         try:
-            figures = _rate(env, envs) | figures
+            with notes_to(logged.append):
+                figures = _rate(env, envs) | figures
         except UserError as error:
             found.add("vector", str(error))
         except Exception as error:
@@ -48,7 +51,7 @@ def check(target: str, overrides: list[str], steps: int, envs: int) -> dict[str,
     return {
         "env": env.id,
         "problems": [problem._asdict() for problem in found.problems],
-        "notes": list(_notes(found, figures, refused)),
+        "notes": [*_notes(found, figures, refused), *logged],
         "figures": figures,
     }
 
@@ -150,6 +153,7 @@ def _rate(env: EnvConfig, envs: int) -> dict[str, Any]:
     try:
         info, rng = game.info, np.random.default_rng(0)
         out = np.zeros((envs, *info.observation_space.shape), info.observation_space.dtype)
+        game.watch_precision()
         game.reset_into(0, out)
         for _ in range(3):
             game.step_into(_actions(game, out, rng), out)

@@ -123,6 +123,10 @@ class BatchedEnv:
         """The vector environment that it steps."""
         return self._vector
 
+    def watch_precision(self, writes: int = 1000) -> None:
+        """Note of the next observations which of their numbers networks will not tell apart."""
+        self._pack.watches = writes
+
     def reset_into(self, seed: int, out: Array) -> None:
         """Begin new episodes everywhere, and write their first observations.
 

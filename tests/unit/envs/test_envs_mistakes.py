@@ -141,6 +141,12 @@ def test_a_check_says_what_it_could_not_test() -> None:
 
 
 @pytest.mark.usefixtures("shop")
+def test_a_check_notes_numbers_that_float32_does_not_tell_apart() -> None:
+    notes = check("shopping:ids", [], 50, 2)["notes"]
+    assert any("16777216 and 16777217 at [0] of its observations" in note for note in notes)
+
+
+@pytest.mark.usefixtures("shop")
 def test_what_only_many_games_raise_is_a_problem_too() -> None:
     for envs, kinds in ((3, []), (4, ["vector"])):
         report = check("shopping:Crowded", [], 50, envs)
