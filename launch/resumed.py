@@ -56,8 +56,8 @@ def resolve_resumed(
 
 
 def _scale_before(run_dir: str | None, resume: Resume, source: str | None) -> str | None:
-    """`model.scale` of the run that goes on, whose network must read observations as before; None
-    where that is not known, or none goes on."""
+    """`model.scale` of the run that is resumed, whose network must read observations as before;
+    None where that is not known, or where no run is resumed."""
     folders: list[Path] = []
     if run_dir is not None and resume != "no":
         folders.append(Path(run_dir))

@@ -67,6 +67,12 @@ def test_an_option_with_an_effect_is_sent() -> None:
     assert for_actors(two)["transport"]["connectors"] == 2
 
 
+def test_a_scale_that_is_not_sent_is_that_of_earlier_releases() -> None:
+    config = resolve("cartpole")
+    assert read_for_actor(for_actors(config)).model.scale == "bytes"
+    assert read_for_actor(for_actors(config, scaled=True)).model.scale == "bounds"
+
+
 def test_auto_is_sent_as_a_number() -> None:
     config = resolve("cartpole", ["actors.count=auto", "actors.envs=auto"])
     sent = for_actors(config)["actors"]

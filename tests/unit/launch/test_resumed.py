@@ -57,7 +57,7 @@ def test_of_many_differences_the_first_are_told(folder: Path) -> None:
     assert said.endswith(", and 2 more")
 
 
-def test_a_run_that_goes_on_scales_observations_as_before(folder: Path) -> None:
+def test_a_resumed_run_scales_observations_as_before(folder: Path) -> None:
     old = dump(resolve("cartpole", ["model.scale=bytes"]))
     (folder / "config.yaml").write_text(old.replace("  scale: bytes\n", ""))
     own = [f"run.dir={folder}"]
