@@ -146,6 +146,8 @@ class Player:
         self._incarnation = incarnation
         self._status, self._ledger = status, ledger
         self._inference = make_inference(config, game.info, int(seeds[0]), actor_number(actor))
+        if actor_number(actor) == 0:  # the others' environments are alike
+            game.watch_precision()
         discount = config.algo.discount if config.algo.normalizes_rewards else None
         self._rollout = Rollout(game, self._inference, int(seeds[1]), ledger, discount, link.beat)
         self._weights = np.empty(link.welcome.layout.size, np.float32)

@@ -81,10 +81,10 @@ class Rollout:
         self._last_obs = np.zeros((game.count, *(space.shape or ())), dtype)
         self._alive = np.ones(game.count, np.bool_)
         self._resets = False  # whether some environment's next step only resets
-        self._return = np.zeros(game.count, np.float32)
+        self._return = np.zeros(game.count)
         self._length = np.zeros(game.count, np.int32)
         self._discount = discount
-        self._discounted = np.zeros(game.count, np.float32)  # returns
+        self._discounted = np.zeros(game.count)  # returns
         self._recorded = inference.recorded + (() if discount is None else (RETURN,))
         self._rows: dict[int, list[tuple[Rows, Rows]]] = {}
         self._pad = np.zeros(game.count, np.int16)

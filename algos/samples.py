@@ -17,13 +17,21 @@ from penstock.core.interfaces import SlotProcessor, Unrolls
 from penstock.core.observations import Spaces
 from penstock.core.params import ParamLayout
 from penstock.core.specs import Column, SlotSpec
-from penstock.models.fitting import AnyShape
+from penstock.models.fitting import AnyShape, scales_of
 from penstock.models.general import GeneralShape
 
 
 def network_shape(config: Config, spaces: Spaces) -> AnyShape:
     """The network that actors get; UserError where none fits the environment."""
     return algorithm(config.algo).network(config, spaces)
+
+
+def scales(config: Config, spaces: Spaces) -> list[list[float]]:
+    """`scales_of` the network; empty where `model.scale` has no effect on it."""
+    model = config.model.model_copy(update={"scale": "bytes"})
+    earlier = scales_of(network_shape(config.model_copy(update={"model": model}), spaces))
+    found = scales_of(network_shape(config, spaces))
+    return [] if found == earlier else found
 
 
 def slot_spec(config: Config, spaces: Spaces) -> SlotSpec:

@@ -110,9 +110,9 @@ class BareNetwork:
                 net = nn.Sequential(_nature(channels, height, width), _heads(shape, FEATURES))
                 return cls(net, (channels, height, width), shape.obs_scale, device)
             case GeneralShape(heads=ActorCriticHeads()) if _is_impala(shape):
-                frames = shape.inputs[0].shape
-                net = nn.Sequential(_impala(*frames), _heads(shape, IMPALA_FEATURES))
-                return cls(net, frames, 1 / 255, device)
+                only = shape.inputs[0]
+                net = nn.Sequential(_impala(*only.shape), _heads(shape, IMPALA_FEATURES))
+                return cls(net, only.shape, 1 / only.span, device)
         return None
 
     def fastest(self, rows: tuple[int, ...], *, learns: bool) -> Form:

@@ -11,6 +11,7 @@ import numpy as np
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.sections import EnvConfig
+from penstock.core.notes import notes_to
 from penstock.core.observations import MASK, views
 from penstock.core.place import exit_refused
 from penstock.envs import BatchedEnv, make
@@ -37,6 +38,7 @@ def _report(env: EnvConfig, steps: int, envs: int) -> dict[str, Any]:
     made, found = makers(env), Checker()
     figures: dict[str, Any] = {}
     refused: str | None = None
+    logged: list[str] = []
     _check_constructor(found, env)
     if made.single and not made.vector:
         figures |= _play(found, made.single, steps)
@@ -48,7 +50,8 @@ def _report(env: EnvConfig, steps: int, envs: int) -> dict[str, Any]:
         figures |= check_vector(found, made.vector, steps, PART_S)
     if not found.problems:
         try:
-            figures = _rate(env, envs) | figures
+            with notes_to(logged.append):
+                figures = _rate(env, envs) | figures
         except UserError as error:
             found.add("vector", str(error))
         except Exception as error:
@@ -56,7 +59,7 @@ def _report(env: EnvConfig, steps: int, envs: int) -> dict[str, Any]:
     return {
         "env": env.id,
         "problems": [problem._asdict() for problem in found.problems],
-        "notes": list(_notes(found, figures, refused)),
+        "notes": [*_notes(found, figures, refused), *logged],
         "figures": figures,
     }
 
@@ -158,6 +161,7 @@ def _rate(env: EnvConfig, envs: int) -> dict[str, Any]:
     try:
         info, rng = game.info, np.random.default_rng(0)
         out = np.zeros((envs, *info.observation_space.shape), info.observation_space.dtype)
+        game.watch_precision()
         game.reset_into(0, out)
         for _ in range(3):
             game.step_into(_actions(game, out, rng), out)

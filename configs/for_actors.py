@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.configs.model import complete_stored
 from penstock.configs.schema import Config
 
 SECTIONS = ("env", "algo", "model", "actors", "transport", "weights", "run")
@@ -26,15 +27,19 @@ their section or algorithm."""
 WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
     "transport": {"connectors": 1},
     "actors": {"memory_format": "auto"},
+    "model": {"scale": "bytes"},
     "custom": {"data": "unrolls", "n_step": 1},
 }
 """Options added after 0.1.0 with the value at which an actor plays as one without the option does,
 by their section or algorithm. Each later option of `SECTIONS` has its place here or above."""
 
 
-def for_actors(config: Config) -> dict[str, Any]:
-    """The config as JSON for an actor of any release that speaks the same protocol."""
+def for_actors(config: Config, scaled: bool = False) -> dict[str, Any]:
+    """The config as JSON for an actor of any release that speaks the same protocol. ``scaled``:
+    whether `model.scale` has an effect on the observations of the environment."""
     sent: dict[str, Any] = config.model_dump(mode="json", include=set(SECTIONS))
+    if not scaled:
+        sent["model"]["scale"] = "bytes"
     # `auto` depends on what is not sent, and is refused by 0.1.0.
     sent["actors"] |= {"count": config.first_actors, "envs": config.actor_envs}
     for section in SECTIONS:
@@ -56,4 +61,5 @@ def read_for_actor(received: object) -> Config:
     Combinations of options are not checked: the learner did, with the sections that are missing
     here. Raises pydantic's ValidationError.
     """
+    complete_stored(received)
     return Config.model_validate(received, context={Config.ALONE: True})

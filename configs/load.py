@@ -24,6 +24,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.kinds import defaults, kind_of, without_replaced
 from penstock.configs.layers import Layers
 from penstock.configs.messages import explain, show
+from penstock.configs.model import complete_stored
 from penstock.configs.schema import Config
 from penstock.configs.yaml_text import MOST_CHARS, parse, write
 
@@ -69,7 +70,9 @@ def resolve_target(target: str | Config, overrides: Sequence[str] = ()) -> Resol
     algo, kind = (found[-1] if found else None for found in (named, kinds))
     name, origin = _lay_target(layers, target, algo, None if kind == "auto" else kind)
     written = isinstance(target, Config) or Path(target).name == CONFIG_FILE
-    written |= Config.model_fields.keys() <= layers.values.keys()
+    if Config.model_fields.keys() <= layers.values.keys():
+        written = True
+        complete_stored(layers.values)
     is_complete = layers.has_preset or written
     mistakes = []
     for override in overrides:

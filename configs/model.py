@@ -12,6 +12,14 @@ from penstock.configs.value_types import Large, LogStd, Options, Sizes, Switch, 
 CORES = ("lstm", "gru")
 
 
+def complete_stored(sections: object) -> None:
+    """Add to the sections of a config that was stored, or received, what an earlier version did not
+    write."""
+    match sections:
+        case {"model": dict(model)}:
+            model.setdefault("scale", "bytes")
+
+
 class ModelConfig(Section):
     """The neural network."""
 
@@ -43,6 +51,10 @@ class ModelConfig(Section):
     where values differ much in scale. If all observations are frames, each pixel has its own
     statistics, taken from 32 observations of each batch. Frames beside other inputs are only scaled
     to 0 ... 1."""
+    scale: Literal["bounds", "bytes"] = "bounds"
+    """What brings bytes and frames to 0 ... 1, or to -1 ... 1: `bounds` divides them by the bounds
+    of their space, `bytes` bytes by 255 and nothing else. Runs and policies of versions without
+    this option are `bytes`, and stay so."""
     gaussian: Literal["clipped", "squashed"] = "clipped"
     """How an actor-critic's continuous actions are kept within their bounds: `clipped` cuts off
     values beyond them, `squashed` applies tanh. SAC always squashes."""

@@ -3,7 +3,7 @@
 An environment whose observation is a single array stores it unchanged. Where there are several, in
 a Dict or a Tuple, each has its own place in a row of bytes, so that slots, replay and wire always
 hold one column "obs". Numbers are stored as float32, pixels and flags as uint8; a flag is 0 or 255,
-so that 1/255 scales every uint8 to 0 ... 1. Only `action_mask` holds 0 and 1.
+as white and black pixels are. Only `action_mask` holds 0 and 1.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ Array = npt.NDArray[Any]
 
 ALIGN = 8  # bytes: each part begins at a multiple of it
 MASK = "action_mask"
+UNBOUNDED = 1e30  # bounds as large as that are written in place of infinity
+COUNTED = 2**24  # float32 holds every whole number below it
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class ObservationPart:
     """"<f4" or "|u1"."""
     offset: int
     """Bytes from the row's beginning, a multiple of 8."""
+    bounds: tuple[float, float] | None = None
+    """`bounds_of` its space; None also for flags, choices and masks."""
 
     @property
     def nbytes(self) -> int:
@@ -73,6 +77,22 @@ def open_choices(mask: Array, counts: Sequence[int] = ()) -> Array:
         return np.asarray(mask.any(-1, keepdims=True))
     begins = np.cumsum((0, *counts[:-1]))
     return np.asarray(np.logical_or.reduceat(mask, begins, axis=-1))
+
+
+def is_bounded(box: Any, most: float = UNBOUNDED) -> bool:
+    """Whether all bounds of a Box are below ``most`` in magnitude, and none is the largest number
+    of a float type, which is written in place of infinity."""
+    if box.dtype.kind == "f":
+        most = min(most, float(np.finfo(box.dtype).max))
+    return all(bool((np.abs(b.astype(np.float64)) < most).all()) for b in (box.low, box.high))
+
+
+def bounds_of(box: Any) -> tuple[float, float] | None:
+    """The least and the greatest number of an observation's Box; None where it has no bounds, or
+    some from `COUNTED` on, which tell nothing of the numbers."""
+    if not box.low.size or not is_bounded(box, COUNTED):
+        return None
+    return float(box.low.min()), float(box.high.max())
 
 
 class Spaces(Protocol):

@@ -7,6 +7,7 @@ A Dict or a Tuple becomes a row of bytes, whose parts `core.observations` descri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +15,11 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from penstock.configs.errors import UserError
+from penstock.core.notes import note_logger
 from penstock.core.observations import (
     MASK,
     ObservationPart,
+    bounds_of,
     laid_out,
     open_choices,
     row_nbytes,
@@ -24,7 +27,9 @@ from penstock.core.observations import (
 )
 
 MOST_REWARD = 1e6
+COARSE = 2.0**13  # from here on differences between neighbours of float32 are a thousandth or more
 
+logger = note_logger(__name__)
 Array = npt.NDArray[Any]
 Write = Callable[[Array, Array], None]
 """Writes values [count, ...] to their place [count, *shape]."""
@@ -37,6 +42,7 @@ class PackedLeaf(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     write: Write
+    bounds: tuple[float, float] | None = None
 
     def of(self, observations: Any) -> Array:
         """Its values within an observation."""
@@ -48,6 +54,9 @@ class PackedLeaf(NamedTuple):
 class Packer:
     """Writes the observations of `count` environments, [count, ...] each, into one array."""
 
+    watches = 0
+    """Of how many more writes `lost_digits` are looked for, and noted; of each array once."""
+
     def __init__(self, name: str, space: spaces.Space[Any]) -> None:
         """Plan the packing.
 
@@ -58,11 +67,14 @@ class Packer:
         self._leaves = leaves = list(_leaves(name, space, ()))
         self.parts: tuple[ObservationPart, ...] = ()
         self._rows = np.dtype(np.uint8)
+        self._previous: dict[tuple[Any, ...], Array] = {}  # of arrays that are watched
+        self._noted: set[tuple[Any, ...]] = set()
         if isinstance(space, spaces.Box):
             self.space = space if space.dtype.isnative else _native(space)
         elif isinstance(space, spaces.Dict | spaces.Tuple):
             named = [(".".join(map(str, leaf.keys)), leaf.shape, leaf.dtype) for leaf in leaves]
-            self.parts = laid_out(named)
+            places = zip(laid_out(named), leaves, strict=True)
+            self.parts = tuple(replace(part, bounds=leaf.bounds) for part, leaf in places)
             self.space = spaces.Box(0, 255, (row_nbytes(self.parts),), np.uint8)
             self._rows = _row_dtype(self.parts)
         else:
@@ -74,19 +86,40 @@ class Packer:
         out: [count, *shape] of the space's dtype, contiguous. Raises UserError where the
         observations do not match their space.
         """
-        if not self.parts:
+        if self.parts:
+            rows: Array = out.view(self._rows)[:, 0]
+            for leaf, part in zip(self._leaves, self.parts, strict=True):
+                self._write(leaf, leaf.of(observations), rows[part.name])
+        else:
             found = np.asarray(observations)
             if found.shape == out.shape and found.dtype == out.dtype:
                 np.copyto(out, found)  # the usual case, as fast as possible
             else:
                 self._write(self._leaves[0], found, out)
-            return
-        rows: Array = out.view(self._rows)[:, 0]
-        for leaf, part in zip(self._leaves, self.parts, strict=True):
-            self._write(leaf, leaf.of(observations), rows[part.name])
+        if self.watches:
+            self.watches -= 1
+            self._watch(observations)
+
+    def _watch(self, observations: Any) -> None:
+        for leaf in self._leaves:
+            values = leaf.of(observations)
+            if leaf.keys in self._noted or np.can_cast(values.dtype, np.float32):
+                continue
+            previous = self._previous.get(leaf.keys, values)
+            self._previous[leaf.keys] = values.copy()
+            if lost := lost_digits(values, previous) or lost_digits(values, values[::-1]):
+                self._noted.add(leaf.keys)
+                logger.info(
+                    "environment %s shows %s of its observations%s, which networks cannot tell "
+                    "apart, as they compute in float32; subtract an offset, scale or split such "
+                    "numbers in the environment, or in a wrapper of yours (env.wrappers)",
+                    self._name,
+                    lost,
+                    _placed(leaf),
+                )
 
     def _write(self, leaf: PackedLeaf, values: Array, target: Array) -> None:
-        which = f" in {'.'.join(map(str, leaf.keys))}" if leaf.keys else ""
+        which = _placed(leaf)
         try:
             leaf.write(values, target)
         except _OutsideError as error:
@@ -100,6 +133,30 @@ class Packer:
                 f"{[*values.shape]}{which} where its observation space says {target.dtype}"
                 f"{[*target.shape]}; correct its space, or what it returns"
             ) from error
+
+
+def lost_digits(values: Array, others: Array) -> str:
+    """The first of ``values`` ``[count, *shape]`` that differs from that of ``others``, but not in
+    float32: both and their place, in words. Empty if there is none.
+
+    Below `COARSE` float32 shows thousandths; what is less is taken for noise.
+    """
+    large = np.abs(values) >= COARSE
+    if not large.any():
+        return ""
+    with np.errstate(over="ignore"):  # of float64 that becomes infinite
+        alike = values.astype(np.float32) == others.astype(np.float32)
+    lost = large & alike & (values != others)
+    if not lost.any():
+        return ""
+    at = np.unravel_index(int(np.argmax(lost)), lost.shape)
+    place = ", ".join(str(i) for i in at[1:])
+    pair = sorted((values[at].item(), others[at].item()))
+    return f"{pair[0]!r} and {pair[1]!r} at [{place}]"
+
+
+def _placed(leaf: PackedLeaf) -> str:
+    return f" in {'.'.join(map(str, leaf.keys))}" if leaf.keys else ""
 
 
 class _OutsideError(ValueError):
@@ -150,12 +207,12 @@ def _numbers(space: spaces.Box | spaces.MultiBinary, keys: tuple[Any, ...]) -> P
     assert space.dtype is not None
     if keys == (MASK,):
         return PackedLeaf(keys, space.shape, "|u1", _write_mask)
-    if isinstance(space, spaces.Box) and keys:
-        if space.dtype == np.bool_:
-            return PackedLeaf(keys, space.shape, "|u1", _write_flags)
-        if space.dtype == np.uint8:
-            return PackedLeaf(keys, space.shape, "|u1", _copy)
-    return PackedLeaf(keys, space.shape, "<f4", _copy)
+    if not isinstance(space, spaces.Box):
+        return PackedLeaf(keys, space.shape, "<f4", _copy)
+    if keys and space.dtype == np.bool_:
+        return PackedLeaf(keys, space.shape, "|u1", _write_flags)
+    dtype = "|u1" if keys and space.dtype == np.uint8 else "<f4"
+    return PackedLeaf(keys, space.shape, dtype, _copy, bounds_of(space))
 
 
 def _several_choices(space: spaces.MultiDiscrete, keys: tuple[Any, ...]) -> PackedLeaf:

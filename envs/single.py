@@ -29,7 +29,7 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         return observations[0], _first(info)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        actions = np.array([action], dtype=np.int64)
+        actions = np.array([action], self.action_space.dtype)
         observations, reward, terminated, truncated, info = self._vector.step(actions)
         ended = bool(terminated[0]), bool(truncated[0])
         return observations[0], float(reward[0]), *ended, _first(info)

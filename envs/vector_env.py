@@ -8,7 +8,8 @@ Invariants:
 - Where Atari's lives are episodes, `life_lost` marks those that end while their game continues.
 - `shortened` marks the end of a first episode that was truncated before its time limit.
 - Rewards are raw. Discrete actions count from 0, wherever the environment's own begin, and Box
-  actions run from -1 to 1 in each value, whatever the environment's bounds are.
+  actions run from -1 to 1 in each value, whatever the environment's bounds are. The environment
+  gets its own, in the dtype of its space.
 - Observations are one array per row: see `penstock.envs.packing`.
 """
 
@@ -28,7 +29,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from penstock.configs.errors import UserError
 from penstock.core.notes import note_logger
-from penstock.core.observations import MASK, ObservationPart
+from penstock.core.observations import MASK, UNBOUNDED, ObservationPart, is_bounded
 from penstock.core.place import exit_refused
 from penstock.envs.action_names import action_names
 from penstock.envs.first_episodes import SHORTENED
@@ -133,6 +134,10 @@ class BatchedEnv:
         """The vector environment that it steps."""
         return self._vector
 
+    def watch_precision(self, writes: int = 1000) -> None:
+        """Note of the next observations which of their numbers networks will not tell apart."""
+        self._pack.watches = writes
+
     def reset_into(self, seed: int, out: Array) -> None:
         """Begin new episodes everywhere, and write their first observations.
 
@@ -163,8 +168,8 @@ class BatchedEnv:
         out: as in `reset_into`. Returns reward (real [count]), terminated and truncated (bool
         [count]); the environment does not write to them again, and the caller must not.
         """
-        # A copy, as the environment may write to its actions, or keep them.
-        mapped = actions.copy() if self._to_game is None else self._to_game(actions)
+        # A new array, as the environment may write to its actions, or keep them.
+        mapped = self._to_game(actions)
         try:
             observations, reward, terminated, truncated, info = self._step(mapped)
         except SystemExit as error:
@@ -337,20 +342,20 @@ def own_reset(info: Mapping[str, Any], terminated: Any, truncated: Any) -> str:
     return ""
 
 
-def action_map(space: Space[Any]) -> Callable[[Array], Array] | None:
-    """The map from a policy's actions to the environment's; None where they are the same."""
-    if isinstance(space, Discrete | MultiDiscrete):
-        start = np.asarray(space.start)
-        return (lambda actions: actions + start) if start.any() else None
-    if isinstance(space, MultiBinary):
-        return lambda actions: actions.astype(np.int8)
-    assert isinstance(space, Box)
+def action_map(space: Space[Any]) -> Callable[[Array], Array]:
+    """The map from a policy's actions to the environment's, a new array of the space's dtype."""
+    dtype = space.dtype
+    if isinstance(space, Discrete | MultiDiscrete) and np.any(space.start):
+        start = space.start
+        return lambda actions: (actions + start).astype(dtype)
+    if not isinstance(space, Box):
+        return lambda actions: actions.astype(dtype)
     low, high = space.low, space.high
     half = high / 2 - low / 2
 
     def scaled(actions: Array) -> Array:
         # Clipped, since rounding must not leave the bounds, which environments check.
-        found: Array = np.multiply(actions + 1, half, dtype=space.dtype)
+        found: Array = np.multiply(actions + 1, half, dtype=dtype)
         found += low
         np.clip(found, low, high, out=found)
         return found
@@ -385,11 +390,11 @@ def checked_actions(name: str, action: Space[Any]) -> Actions:
             "MultiDiscrete, MultiBinary and a Box of floats are supported; set env.wrappers to a "
             "wrapper of yours that offers one of these"
         )
-    if not action.is_bounded() or not (action.low < action.high).all():
+    if not is_bounded(action) or not (action.low < action.high).all():
         raise UserError(
             f"environment {name} has actions of {_brief(action)}, and a Box of actions must have "
-            "finite bounds, the lower below the upper; give its action space such bounds, or set "
-            "env.wrappers to a wrapper of yours that does"
+            f"finite bounds, within ±{UNBOUNDED:g} and the lower below the upper; give its action "
+            "space such bounds, or set env.wrappers to a wrapper of yours that does"
         )
     return action
 

@@ -24,6 +24,7 @@ from safetensors.numpy import save as to_bytes
 from penstock.algos.samples import network_shape
 from penstock.configs import code_references
 from penstock.configs.errors import UserError
+from penstock.configs.model import complete_stored
 from penstock.configs.schema import Config
 from penstock.core.params import Float32, ParamLayout
 from penstock.envs import EnvInfo
@@ -119,6 +120,7 @@ def read(path: Path, allow: Sequence[str] = (), *, plays: bool = False) -> Expor
             raise ValueError("its tensors are not those of its layout")
         for name, shape in stored.entries:
             _check_tensor(name, tensors[name], shape)
+        complete_stored(about["config"])
         config = Config.model_validate(about["config"])
         _check_names(path, config, allow, plays)
         most = max(MOST_NBYTES, SPACE_NBYTES_PER_BYTE * path.stat().st_size)

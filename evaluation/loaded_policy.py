@@ -92,7 +92,7 @@ class LoadedPolicy:
         policy = self._policy(count)
         self._remember(policy, state, lead)
         action = policy.act(packed) if self.sample else policy.greedy(packed)
-        own = self._own(action)
+        own = self._to_game(action)
         after = policy.state.copy() if policy.state.size else None
         if lead:
             return own, after
@@ -164,11 +164,6 @@ class LoadedPolicy:
                 "the call before returned for as many observations, or None to begin anew"
             )
         policy.state[:] = state
-
-    def _own(self, action: Array) -> Array:
-        """Actions as the environment takes them, in an array of their own."""
-        found = self._to_game(action) if self._to_game is not None else action
-        return np.array(found, self.action_space.dtype)
 
 
 def load_policy(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,24 @@ def resolve_resumed(
     resolved = resolve_target(target, overrides)
     if source is None:
         check_folder_named(resolved.config, resume)
+    scale = _scale_before(resolved.config.run.dir, resume, source)
+    if scale not in (None, resolved.config.model.scale):
+        resolved = resolve_target(target, [f"model.scale={scale}", *overrides])
     return resolved
+
+
+def _scale_before(run_dir: str | None, resume: Resume, source: str | None) -> str | None:
+    """`model.scale` of the run that is resumed, whose network must read observations as before;
+    None where that is not known, or where no run is resumed."""
+    folders: list[Path] = []
+    if run_dir is not None and resume != "no":
+        folders.append(Path(run_dir))
+    if source:  # a run, a checkpoint in it, or the file of that
+        folders += [Path(source), *Path(source).absolute().parents[:3]]
+    for folder in folders:
+        with suppress(UserError):
+            return load_run(folder).model.scale
+    return None
 
 
 def check_folder_named(config: Config, resume: Resume) -> None:

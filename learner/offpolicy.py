@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from penstock.algos.base import ReplayAlgorithm
 from penstock.algos.registry import algorithm
 from penstock.algos.replay_update import ReplayUpdate, UpdateContext, UpdateResult
-from penstock.algos.samples import slot_spec
+from penstock.algos.samples import scales, slot_spec
 from penstock.configs.errors import UserError
 from penstock.configs.schedules import over_run
 from penstock.configs.schema import Config
@@ -70,6 +70,7 @@ class OffPolicyTrainer:
         self._columns = (*NAMES, *MORE, *algo.batch_columns)
         shape = in_memory_format(algo.network(config, info), config.learner.memory_format)
         self.layout = shape.layout
+        self.scales = scales(config, info)
         self.form = form_of(config, self.device, shape)
         """How passes are computed on a CPU; None on a GPU."""
         dtype = trunk_dtype(config.learner.precision, self.device, shape)

@@ -196,7 +196,7 @@ class LearnerProcess(TrainingLoop[Any]):
             self._progress.generation,
             trainer.spec,
             trainer.layout,
-            for_actors(config),
+            for_actors(config, scaled=bool(trainer.scales)),
         )
         socket = learner_socket(ctx.runtime_dir, ctx.learner)
         self._host = ShmHost(socket, welcome, self._board, self._actor_source.store)

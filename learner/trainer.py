@@ -23,7 +23,7 @@ from penstock.algos.base import UnrollAlgorithm
 from penstock.algos.ops.backward import backward
 from penstock.algos.ops.frame_stacks import some_observations
 from penstock.algos.registry import algorithm
-from penstock.algos.samples import slot_spec
+from penstock.algos.samples import scales, slot_spec
 from penstock.algos.slots import RETURN
 from penstock.configs.errors import UserError
 from penstock.configs.policy_lag import lent_by_batch
@@ -89,6 +89,7 @@ class Trainer:
         self._per_slot = frozenset(c.name for c in self.spec.columns if c.rows == "slot")
         shape = in_memory_format(algo.network(config, info), config.learner.memory_format)
         self.layout = shape.layout
+        self.scales = scales(config, info)
         dtype = trunk_dtype(config.learner.precision, self.device, shape)
         self.form = form_of(config, self.device, shape)
         """How passes are computed on a CPU; None on a GPU."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 from gymnasium import spaces
 
 from penstock.configs.errors import UserError
 from penstock.configs.model import ModelConfig
 from penstock.configs.schema import Config
 from penstock.configs.sections import EnvKind
-from penstock.core.observations import MASK, ObservationPart, Spaces
+from penstock.core.observations import MASK, ObservationPart, Spaces, bounds_of
 from penstock.core.params import ParamLayout
 from penstock.models.actions import action_spec
 from penstock.models.general import (
@@ -55,7 +54,7 @@ def actor_critic_shape(config: Config, game: Spaces) -> ActorCriticShape:
     inputs, mask, scale = _read(config, game)
     only = inputs[0]
     general = GeneralShape(inputs, mask, ActorCriticHeads(actions), model, _layout)
-    if only.part or model.core != "none" or model.entry is not None:
+    if only.part or only.low or model.core != "none" or model.entry is not None:
         return general
     if _is_fast_cnn(model, only):
         channels, height, width = only.shape
@@ -77,7 +76,7 @@ def q_shape(config: Config, game: Spaces, *, duelling: bool = False) -> HeadShap
     model, actions = config.model, _choices(game, config.algo.name)
     inputs, mask, scale = _read(config, game)
     only = inputs[0]
-    if not only.part and model.entry is None and _is_fast_cnn(model, only):
+    if not (only.part or only.low) and model.entry is None and _is_fast_cnn(model, only):
         channels, height, width = only.shape
         normalize = model.normalize_observations
         return QCnnShape(channels, height, width, actions, scale, duelling, normalize)
@@ -102,7 +101,7 @@ def _head_shape(
     head: SingleHead,
 ) -> DenseShape | GeneralShape[SingleHead]:
     only = inputs[0]
-    if only.part or model.entry is not None or only.is_image:
+    if only.part or only.low or model.entry is not None or only.is_image:
         return GeneralShape(inputs, mask, head, model, _layout)
     return DenseShape(
         math.prod(only.shape),
@@ -113,6 +112,13 @@ def _head_shape(
         head.duelling,
         model.normalize_observations,
     )
+
+
+def scales_of(shape: AnyShape) -> list[list[float]]:
+    """For each array of an observation, what is subtracted, and the factor of what is left."""
+    if isinstance(shape, GeneralShape):
+        return [[given.low, 1 / given.span] for given in shape.inputs]
+    return [[0.0, shape.obs_scale]]
 
 
 def action_size(game: Spaces) -> int:
@@ -138,7 +144,7 @@ def _read(config: Config, game: Spaces) -> tuple[tuple[Input, ...], ObservationP
     model, mask = config.model, mask_of(game)
     if parts := parts_of(game):
         visible = [part for part in parts if part is not mask and part.nbytes]
-        inputs = tuple(_input(model, p.name, p.shape, p.dtype, p) for p in visible)
+        inputs = tuple(_input(model, p.name, p.shape, p.dtype, p, p.bounds) for p in visible)
         _check_inputs(model, inputs, mask)
         return inputs, mask, 1.0
     space = game.observation_space
@@ -147,19 +153,39 @@ def _read(config: Config, game: Spaces) -> tuple[tuple[Input, ...], ObservationP
             f"observation space {space} is not a Box, the only kind that networks "
             "read; add gymnasium.wrappers:FlattenObservation to env.wrappers"
         )
-    inputs = (_input(model, "obs", space.shape, space.dtype.str, None),)
-    _check_inputs(model, inputs, None)
-    is_scaled = space.dtype == np.uint8 and not model.normalize_observations
-    return inputs, None, 1 / 255 if is_scaled else 1.0
+    bounds = None if model.normalize_observations else bounds_of(space)
+    only = _input(model, "obs", space.shape, space.dtype.str, None, bounds)
+    _check_inputs(model, (only,), None)
+    return (only,), None, 1.0 if model.normalize_observations else 1 / only.span
 
 
 def _input(
-    model: ModelConfig, name: str, shape: tuple[int, ...], dtype: str, part: ObservationPart | None
+    model: ModelConfig,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    part: ObservationPart | None,
+    bounds: tuple[float, float] | None,
 ) -> Input:
     frames = _with_channel(shape, dtype)
     is_image = _is_image(model, frames)
     read = frames if is_image and model.entry is None else shape or (1,)
-    return Input(name, read, dtype, part, is_image)
+    return Input(name, read, dtype, part, is_image, *_scale(model, shape, dtype, bounds))
+
+
+def _scale(
+    model: ModelConfig, shape: tuple[int, ...], dtype: str, bounds: tuple[float, float] | None
+) -> tuple[float, float]:
+    """`Input.low` and `Input.span` that bring bytes and frames into -1 ... 1 by the bounds of their
+    space. Other numbers stay as they are: their bounds are often far from what occurs."""
+    is_bytes = dtype == "|u1"
+    is_like_frames = is_bytes or len(shape) > 2 or _is_large(shape)
+    if bounds is None or not is_like_frames or model.scale == "bytes":
+        return 0.0, 255.0 if is_bytes else 1.0
+    low, high = bounds
+    if low <= 0 <= high:  # nothing stays nothing
+        return 0.0, max(-low, high) or 1.0
+    return low, high - low or 1.0
 
 
 def _with_channel(shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ FLOATS = "floats."  # begins the names of empty entries of a layout that tell wh
 
 @dataclass(frozen=True)
 class Input:
-    """One array of an observation, as networks read it: uint8 comes from 0 ... 255 to 0 ... 1."""
+    """One array of an observation, which networks read as ``(x - low) / span``."""
 
     name: str
     shape: tuple[int, ...]
@@ -34,6 +34,8 @@ class Input:
     """Where it lies in a row of bytes; None where it is the observation itself."""
     is_image: bool
     """Whether it goes through convolutions; if not it is flattened."""
+    low: float = 0.0
+    span: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -282,8 +282,11 @@ def arrays_of(
         if given.is_image or normalizer is None:
             own = shape.model.entry is not None
             kind = dtype if given.is_image and not own else torch.float32
-            array = _array(given, obs).to(kind)
-            arrays[given.name] = array / 255 if given.dtype == "|u1" else array
+            array = _array(given, obs)
+            if given.low:  # before it is rounded, as the numbers may differ by little
+                array = array.float() - given.low
+            array = array.to(kind)
+            arrays[given.name] = array if given.span == 1 else array / given.span
     if normalizer is not None:
         rows = normalizer(numbers_of(shape, obs))
         numbers = [given for given in shape.inputs if not given.is_image]

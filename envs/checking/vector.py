@@ -160,7 +160,7 @@ class _Player:
 
     def step(self, action: Array) -> Any:
         """The results of actions in a policy's form; None where it cannot be stepped on."""
-        own = action if self._to_game is None else self._to_game(action)
+        own = self._to_game(action)
         since = time.perf_counter()
         try:
             results = self._vector.step(own.copy())

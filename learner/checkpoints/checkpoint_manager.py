@@ -61,6 +61,7 @@ RANDOM = "random/"
 GROUP = "team/"  # as in checkpoints of 0.1.0
 EPOCH = "epoch"  # in the meta: of the group of learners that wrote it
 LR = "lr"  # in the meta: `learner.lr`
+SCALES = "scales"  # in the meta: `algos.samples.scales`, unless empty
 FORM = "form"  # in the meta: how a learner on a CPU computed, and the model of its processor
 
 logger = note_logger(__name__)
@@ -152,6 +153,12 @@ class CheckpointManager:
             _set_random_states(under(RANDOM, stored.arrays), device_of(trainer.device))
             self.stored = under(GROUP, stored.arrays)
             same = same_game(stored.meta.get(ENV, {}), trainer.config.env)
+            if same and (before := stored.meta.get(SCALES, [])) != trainer.scales:
+                raise UserError(
+                    f"{folder} was trained with observations scaled by {before or 'bytes'}, and "
+                    f"now it is {trainer.scales or 'bytes'}; set model.scale and the bounds of the "
+                    "environment's observations as they were, or another run.dir"
+                )
             trainer.progress.load_state_dict(stored.meta["progress"], same_game=same)
             self._resume_lr_factor(stored.meta.get(LR))
             self._compare_form(stored.meta)
@@ -411,6 +418,8 @@ class CheckpointManager:
             self.play = self.requests.play
         if self.play is not None:
             meta[PLAY] = self.play
+        if trainer.scales:
+            meta[SCALES] = trainer.scales
         if trainer.form is not None:
             meta[FORM] = [[*trainer.form], processor().model]
         return Checkpoint(trainer.layout, weights_of(trainer), arrays, meta)

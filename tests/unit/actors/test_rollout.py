@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from fake_inference import LateInference, ScriptedInference
 from penstock.actors.rollout import Rollout
@@ -95,6 +95,34 @@ def test_discounted_returns_are_summed_up_within_each_episode() -> None:
             np.testing.assert_allclose(columns["discounted_return"][t], sums, rtol=1e-5)
             sums[columns["terminated"][t] | columns["truncated"][t]] = 0
     assert "discounted_return" not in unrolls(1)[0]
+
+
+@pytest.mark.parametrize("discount", [None, 1.0])
+def test_small_rewards_count_in_a_large_return(discount: float | None) -> None:
+    """Beyond 2**24 = 16,777,216 float32 does not count half a point."""
+
+    class Long(gymnasium.Env[Any, Any]):
+        observation_space = spaces.Box(-1, 1, (4,))
+        action_space = spaces.Discrete(2)
+        rewards = iter([1e6] * 20 + [0.5] * 20)
+
+        def reset(self, **_: Any) -> Any:
+            return np.zeros(4, np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            return np.zeros(4, np.float32), next(self.rewards), False, False, {}
+
+    options = ["actors.envs=1", f"actors.unroll={UNROLL}", "algo.reward_scale=1"]
+    config = resolve("cartpole", [*options, f"algo.normalize_rewards={discount is not None}"])
+    vector = SyncVectorEnv([Long], autoreset_mode=AutoresetMode.NEXT_STEP)
+    game = BatchedEnv("long", vector, 1, "how")
+    spec, inference = slot_spec(config, game.info), script(np.zeros(1, np.int32))
+    rollout = Rollout(game, inference, SEED, TimeLedger(), discount)
+    inference.refresh(np.empty(0, np.float32), Stamp(0, 0))
+    rollout.fill(columns := spec.views(spec.zeros()), 0)
+    assert columns["episode_return"][-1].item() == 20_000_010
+    if discount is not None:
+        assert columns["discounted_return"][-1].item() == 20_000_010
 
 
 def test_a_shortened_first_episode_is_no_result() -> None:

@@ -220,6 +220,16 @@ def test_a_run_is_loaded_from_its_folder(tmp_path: Path) -> None:
         load_run(tmp_path / "nothing")
 
 
+def test_a_run_of_a_version_without_the_option_scales_as_it_did(tmp_path: Path) -> None:
+    cfg = resolve("pong")
+    assert cfg.model.scale == "bounds"
+    lines = dump(cfg).splitlines()
+    (tmp_path / "config.yaml").write_text("\n".join(x for x in lines if "  scale:" not in x))
+    assert load_run(tmp_path).model.scale == "bytes"
+    (tmp_path / "config.yaml").write_text("env: {id: CartPole-v1}")  # a user's, of that name
+    assert resolve(str(tmp_path / "config.yaml")).model.scale == "bounds"
+
+
 def assert_round_trip(cfg: Config) -> None:
     values, _ = parse(dump(cfg), "dump")
     assert Config.model_validate(values) == cfg

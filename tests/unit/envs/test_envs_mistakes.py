@@ -35,6 +35,11 @@ ERRORS = [
     (config("Acrobot-v1", max_episode_step=5), r"no option max_episode_step; .*max_episode_steps"),
     (config("CartPole-v1", num_envs=5), r"num_envs is not set here; set actors.envs$"),
     (config("shopping:box", high=np.inf), r"actions of Box.*must have finite bounds.*env.wrappers"),
+    (
+        config("shopping:box", high=3.4e38),
+        r"actions of Box.*must have finite bounds, within ±1e\+30",
+    ),
+    (config("shopping:box", high=6.5504e4, dtype="float16"), r"must have finite bounds"),
     (config("shopping:box", high=-1.0), r"actions of Box.*the lower below the upper"),
     (config("shopping:box", dtype="int32"), r"MultiBinary and a Box of floats are supported"),
     (config("shopping:pair"), r"actions of Tuple.*only Discrete, MultiDiscrete, MultiBinary and"),
@@ -133,6 +138,12 @@ def test_a_check_says_what_it_could_not_test() -> None:
     note = "no episode ended in 50 steps, and the reset after an episode's end was not "
     assert report["notes"][0].startswith(f"{note}tested")
     assert "played        50 steps of 2 games, 0 episodes" in describe(report)
+
+
+@pytest.mark.usefixtures("shop")
+def test_a_check_notes_numbers_that_float32_does_not_tell_apart() -> None:
+    notes = check("shopping:ids", [], 50, 2)["notes"]
+    assert any("16777216 and 16777217 at [0] of its observations" in note for note in notes)
 
 
 @pytest.mark.usefixtures("shop")

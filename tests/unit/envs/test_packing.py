@@ -22,6 +22,8 @@ from penstock.core.observations import (
     views,
 )
 from penstock.envs import BatchedEnv, EnvInfo, find_bad_observation, make
+from penstock.envs.checking.vector import draw
+from penstock.envs.packing import Packer
 
 Array = npt.NDArray[Any]
 COUNT = 3
@@ -352,6 +354,62 @@ def test_observations_of_another_byte_order_are_packed_in_this_one() -> None:
     assert out.dtype.isnative
     game.step_into(np.zeros(2, np.int32), out)
     assert out.tolist() == [[1, 258]] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other", "note"),
+    [
+        (np.int64, 2**24, 2**24 + 1, "16777216 and 16777217 at [1]"),
+        (np.uint32, 2**31, 2**31 + 3, "2147483648 and 2147483651 at [1]"),
+        (np.float64, 1.7e9, 1.7e9 + 0.01, "1700000000.0 and 1700000000.01 at [1]"),
+        (np.int64, 2**24, 2**24 + 2, ""),
+        (np.float64, 0.5, 0.5 + 1e-12, ""),  # a simulation at rest
+    ],
+)
+def test_numbers_that_are_one_to_networks_are_noted_once(
+    kind: type, one: float, other: float, note: str, notes: list[str]
+) -> None:
+    """Also where they differ between environments, as numbers of their own do."""
+    box = spaces.Box(0, 2e9, (2,), kind)
+    for steps in ([[one, one], [other, other], [one, one]], [[one, other], [one, other]]):
+        packer = Packer("ids", spaces.Dict(id=box))
+        packer.watches = 10
+        for row in steps:
+            seen: Any = np.array([[0, number] for number in row], kind)
+            packer.write({"id": seen}, np.zeros((2, 8), np.uint8))
+        found = [text for text in notes if f"{note} of its observations in id," in text]
+        assert len(found) == len(notes) == bool(note)
+        notes.clear()
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3),
+        spaces.Discrete(3, dtype=np.int8),
+        spaces.Discrete(3, start=10, dtype=np.uint8),
+        spaces.MultiDiscrete([3, 4]),
+        spaces.MultiDiscrete([3, 4], start=[1, 0], dtype=np.int16),
+        spaces.MultiBinary(2),
+        spaces.Box(-3, 5, (2,), np.float64),
+        spaces.Box(-3, 5, (2,), np.float16),
+    ],
+    ids=str,
+)
+def test_an_environment_gets_actions_as_its_space_samples_them(space: spaces.Space[Any]) -> None:
+    class Told(Sound):
+        action_space = space
+
+        def step(self, action: Any) -> Any:
+            assert space.contains(action)
+            assert type(action) is type(space.sample())
+            assert action.dtype == space.dtype
+            return super().step(np.int64(0))
+
+    vector = SyncVectorEnv([Told] * COUNT, autoreset_mode=AutoresetMode.NEXT_STEP)
+    game = BatchedEnv("told", vector, 1, "how")
+    out = first(game)
+    game.step_into(draw(game.info.action_space, COUNT, np.random.default_rng(0)), out)
 
 
 def test_an_action_outside_the_space_is_one_sentence() -> None:

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from gymnasium import spaces
+from safetensors import safe_open
+from safetensors.numpy import save as to_bytes
 
 import penstock
 from penstock import LoadedPolicy, UserError
@@ -46,6 +48,11 @@ class Shown(gymnasium.Env[Any, Any]):
 
 
 THREE = spaces.Box(-1.0, 1.0, (3,), np.float32)
+CELLS = spaces.Box(0, 10, (3, 3), np.uint8, seed=0)
+
+
+def cells() -> Shown:
+    return Shown(CELLS, spaces.Discrete(3))
 
 
 def starts_at_five() -> Shown:
@@ -318,6 +325,22 @@ def test_one_file_gives_the_same_policy_where_there_is_no_environment(
         action_again, state_again = again(seen, state_again)
         np.testing.assert_array_equal(action_again, action)
         np.testing.assert_array_equal(state_again, state)
+
+
+def test_a_file_without_the_scale_plays_as_it_did(tmp_path: Path) -> None:
+    """Bytes up to 10 were divided by 255."""
+    policy = loaded(tmp_path, "cells")
+    old = loaded(tmp_path / "old", "cells", "model.scale=bytes")
+    file = tmp_path / "policy.safetensors"
+    old.save(file)
+    with safe_open(file, "numpy") as read:
+        about = json.loads(read.metadata()["penstock_policy"])
+        tensors = {name: read.get_tensor(name) for name in read.keys()}  # noqa: SIM118
+    del about["config"]["model"]["scale"]
+    file.write_bytes(to_bytes(tensors, {"penstock_policy": json.dumps(about)}))
+    seen = np.stack([CELLS.sample() for _ in range(99)])
+    np.testing.assert_array_equal(penstock.load_policy(file)(seen)[0], old(seen)[0])
+    assert (policy(seen)[0] != old(seen)[0]).any()
 
 
 @pytest.mark.parametrize(

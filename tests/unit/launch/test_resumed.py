@@ -57,6 +57,17 @@ def test_of_many_differences_the_first_are_told(folder: Path) -> None:
     assert said.endswith(", and 2 more")
 
 
+def test_a_resumed_run_scales_observations_as_before(folder: Path) -> None:
+    old = dump(resolve("cartpole", ["model.scale=bytes"]))
+    (folder / "config.yaml").write_text(old.replace("  scale: bytes\n", ""))
+    own = [f"run.dir={folder}"]
+    assert resolve_resumed("cartpole", own, "must").config.model.scale == "bytes"
+    assert resolve_resumed("cartpole", own, "no").config.model.scale == "bounds"
+    for source in (folder, folder / "checkpoints" / "last", folder / "checkpoints" / "last" / FILE):
+        found = resolve_resumed("cartpole", [], "no", str(source))
+        assert found.config.model.scale == "bytes"
+
+
 def test_another_algorithm_cannot_go_on(folder: Path) -> None:
     config = resolve("cartpole", ("algo.name=ppo",))
     with pytest.raises(

@@ -282,6 +282,16 @@ def test_a_run_without_a_whole_checkpoint_is_not_begun_anew(tmp_path: Path, how:
     assert (last / FILE).read_bytes() == b""
 
 
+def test_a_checkpoint_of_a_network_that_scales_otherwise_is_refused(tmp_path: Path) -> None:
+    Run(tmp_path).save(10)
+    again = Run(tmp_path)
+    again.trainer.scales = [[0.0, 0.1]]
+    with pytest.raises(
+        UserError, match=r"scaled by bytes, and now it is \[\[0.0, 0.1\]\]; set model.scale and"
+    ):
+        again.checkpoints.resume("must")
+
+
 def test_a_checkpoint_whose_file_is_gone_is_stood_in_for(tmp_path: Path) -> None:
     run, last = Run(tmp_path), tmp_path / "checkpoints" / "last"
     for steps in (10, 20):

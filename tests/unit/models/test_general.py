@@ -20,10 +20,13 @@ from penstock.configs.schema import Config
 from penstock.core.observations import laid_out, row_nbytes, views
 from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
+from penstock.envs import EnvInfo
+from penstock.envs.packing import Packer
 from penstock.models.fitting import actor_critic_shape
 from penstock.models.general import GeneralShape
 from penstock.models.layout import CnnShape, MlpShape
 from penstock.models.torch_encoders import ImpalaEncoder
+from penstock.models.torch_general import arrays_of
 from penstock.models.torch_nets import build_net
 
 TWO = spaces.Discrete(2)
@@ -121,6 +124,35 @@ def test_an_actor_computes_what_the_learner_does(game: Any, model: dict[str, Any
     if mask is not None:
         outputs = outputs.masked_fill(mask == 0, -1e9)
     np.testing.assert_allclose(policy.outputs(obs[0].numpy()), outputs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("low", "high", "shape", "kind", "middle"),
+    [
+        (0, 10, (4,), np.uint8, 0.5),
+        (0, 255, (2, 40, 44), np.float32, 0.5),
+        (0, 60000, (40, 44, 3), np.uint16, 0.5),
+        (-100, 100, (40, 44, 3), np.int8, 0.0),
+        (1000, 1010, (2, 40, 44), np.float32, 0.5),
+        (-510, -500, (5, 4, 3), np.float64, 0.5),
+    ],
+)
+def test_bytes_and_frames_are_read_within_their_bounds(
+    low: int, high: int, shape: tuple[int, ...], kind: type, middle: float, dtype: torch.dtype
+) -> None:
+    """As an observation of its own, and as a part of one."""
+    box = spaces.Box(low, high, shape, kind)
+    seen: Any = np.full((1, *shape), (low + high) // 2, kind)
+    for space, numbers in ((box, seen), (spaces.Dict(obs=box), {"obs": seen})):
+        packer = Packer("x", space)
+        row = np.zeros((1, *packer.space.shape), packer.space.dtype)
+        packer.write(numbers, row)
+        game = EnvInfo(packer.space, TWO, 1, "how", packer.parts)
+        net = actor_critic_shape(config(core="lstm"), game)
+        assert isinstance(net, GeneralShape)
+        found = arrays_of(net, torch.from_numpy(row), None, dtype)["obs"].float()
+        torch.testing.assert_close(found, torch.full((1, *shape), middle), rtol=0.01, atol=0)
 
 
 def test_what_is_fast_stays_so() -> None:

@@ -17,7 +17,7 @@ from penstock.configs.model import ModelConfig
 from penstock.configs.schema import Config
 from penstock.core.params import ParamLayout
 from penstock.models.actions import discrete
-from penstock.models.fitting import AnyShape
+from penstock.models.fitting import AnyShape, scales_of
 from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape
 from penstock.models.torch_nets import build_net
 
@@ -134,14 +134,37 @@ def test_a_gray_frame_is_computed_as_one_channel(algo: str) -> None:
     assert len(found if algo == "dqn" else found[0]) == 6
 
 
-def test_only_bytes_are_scaled() -> None:
-    numbers = shape_of(ModelConfig(), VECTOR, TWO)
-    assert isinstance(numbers, MlpShape)
-    assert numbers.obs_scale == 1.0
-    floats = spaces.Box(0, 1, (4, 84, 84), np.float32)
-    frames = shape_of(ModelConfig(), floats, TWO)
-    assert isinstance(frames, CnnShape)
-    assert frames.obs_scale == 1.0
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize(
+    ("observation_space", "factor"),
+    [
+        (VECTOR, 1),
+        (spaces.Box(0, 1, (4, 84, 84), np.float32), 1),
+        (spaces.Box(0, 255, (4, 84, 84), np.float32), 1 / 255),
+        (spaces.Box(0, 255, (7, 7, 3), np.float64), 1 / 255),
+        (spaces.Box(0, 255, (84, 80), np.float32), 1 / 255),
+        (spaces.Box(0, 65535, (7, 7, 3), np.uint16), 1 / 65535),
+        (spaces.Box(-128, 127, (7, 7, 3), np.int8), 1 / 128),
+        (spaces.Box(0, 10, (7, 7, 3), np.uint8), 1 / 10),
+        (spaces.Box(0, np.array([10, 5, 3], np.uint8), dtype=np.uint8), 1 / 10),
+        (spaces.Box(0, 1, (5,), np.uint8), 1),
+        (spaces.Box(0, 0, (5,), np.uint8), 1),
+        (spaces.Box(0, np.inf, (7, 7, 3), np.float32), 1),
+        (spaces.Box(-LARGEST, LARGEST, (7, 7, 3), np.float32), 1),
+        (spaces.Box(0, 2**31 - 1, (7, 7, 3), np.int32), 1),
+        (spaces.Box(-1000, 1000, (6,), np.float32), 1),
+    ],
+    ids=str,
+)
+def test_bytes_and_frames_are_scaled_by_their_bounds(
+    observation_space: spaces.Box, factor: float
+) -> None:
+    for algo in ("impala", "dqn"):
+        assert scales_of(shape_of(ModelConfig(), observation_space, TWO, algo)) == [[0, factor]]
+        earlier = scales_of(shape_of(ModelConfig(scale="bytes"), observation_space, TWO, algo))
+        assert earlier == [[0, 1 / 255 if observation_space.dtype == np.uint8 else 1]]
 
 
 @pytest.mark.parametrize(
