@@ -66,7 +66,7 @@ class Layers:
                 f"{place}: its name has {len(path)} parts, and at most {MOST_PARTS} are allowed; "
                 f"{_EXAMPLE}"
             )
-        value, _ = parse(raw, place, lined=False)
+        value, _ = parse(raw, place, is_override=True)
         for key in reversed(path):
             value = {key: value}
         self._lay(value, (), lambda _: place)

@@ -45,7 +45,7 @@ The presets are
 **Overrides** are `section.option=value`, such as `learner.lr=3e-4`, `model.hidden=[64,64]` or
 `env.kwargs.frameskip=2`; the last one counts. Values in files and in overrides are read as YAML
 1.2: `3e-4` and `1e6` are numbers, only `true` and `false` are booleans, `null` is the absent value,
-and a value in quotes is text.
+and a value in quotes is text. In an override `#` is part of the value, not a comment.
 
 A file changes only the options that it names of its base, and an override only its own option: maps
 are merged key by key. An empty map removes all keys: `env.kwargs={{{{}}}}` leaves no argument.
