@@ -29,6 +29,8 @@ class ActionSampler(ABC):
 
     recorded: Mapping[str, npt.NDArray[Any]]
     """By column, what the last `sample` knows of its actions that the learner needs: ``[envs]``."""
+    untrained = False
+    """Whether the outputs are those of a network before its first update."""
 
     def __init__(
         self,
