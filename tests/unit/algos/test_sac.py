@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from gymnasium import spaces
@@ -84,11 +85,11 @@ def test_actions_are_uniform_until_the_first_update() -> None:
     inference = make_inference(config, Game(), seed=0)
     weights = np.full(shape.layout.size, 0.5, np.float32)
     obs = np.ones((5000, 3))
-    drawn = []
+    drawn: list[npt.NDArray[np.float32]] = []
     for version in (0, 1):
         inference.refresh(weights, Stamp(0, version))
         inference.begin(0, obs)
-        drawn.append(inference.finish(0)[0].copy())
+        drawn.append(inference.finish(0)[0].astype(np.float32))
     quantiles = np.quantile(drawn[0], [0.0, 0.25, 0.5, 0.75, 1.0])
     np.testing.assert_allclose(quantiles, [-1, -0.5, 0, 0.5, 1], atol=0.03)
     assert np.median(drawn[1]) > 0.9, "the network's means are large"
