@@ -201,10 +201,9 @@ class EpsilonGreedySampler(ActionSampler):
         np.maximum.reduce(self.outputs, axis=0, out=self._q_max)
         self.outputs.argmax(axis=0, out=chosen)
         self._rng.random(out=uniform)
-        epsilon, spread = self._epsilon, self._spread
-        if self.untrained:
-            epsilon, spread = 1.0, len(self.outputs)
+        epsilon = 1.0 if self.untrained else self._epsilon
         if np.less(uniform, epsilon, out=self._curious).any():
+            spread = len(self.outputs) if self.untrained else self._spread
             np.multiply(uniform, spread, out=uniform)
             if self._allowed is not None:
                 uniform = _spread_over(self._allowed, uniform)
