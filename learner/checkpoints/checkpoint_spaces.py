@@ -47,8 +47,8 @@ def check_spaces(folder: Path, stored: Checkpoint, info: EnvInfo, env_id: str) -
         found = _other_dtype(stored, info)
     if found is not None:
         raise UserError(
-            f"{path} is of another network or environment: its {found.column} were {found.known}, "
-            f"and those of {env_id} are {found.own}; set env.id and model.* as they were, correct "
+            f"{path} is of another network or environment: {found.column} {found.known} in "
+            f"training, {found.own} in {env_id} now; set env.id and model.* as they were, correct "
             "the environment, or set another run.dir"
         )
     return known[0]
