@@ -37,7 +37,7 @@ for _spec in (
     ),
     AlgorithmSpec(PpoConfig, "penstock.algos.ppo.algorithm:PPO", HERE / "ppo" / "defaults.yaml"),
     AlgorithmSpec(CustomConfig, "penstock.algos.custom.algorithm:CUSTOM"),
-    AlgorithmSpec(DqnConfig, "penstock.algos.dqn.algorithm:DQN"),
-    AlgorithmSpec(SacConfig, "penstock.algos.sac.algorithm:SAC"),
+    AlgorithmSpec(DqnConfig, "penstock.algos.dqn.algorithm:DQN", HERE / "dqn" / "defaults.yaml"),
+    AlgorithmSpec(SacConfig, "penstock.algos.sac.algorithm:SAC", HERE / "sac" / "defaults.yaml"),
 ):
     ALGORITHMS.register(_spec)

@@ -114,6 +114,11 @@ class AlgorithmSpec:
 class AlgorithmRegistry(Registry[AlgorithmSpec]):
     """The registered algorithms; the first is the default."""
 
+    def has_defaults(self, name: str) -> bool:
+        """Whether the algorithm is known, and has defaults for each kind of environment."""
+        spec = self.specs.get(name)
+        return spec is not None and spec.defaults is not None
+
     def parse(self, value: Any) -> Any:
         """The config of the algorithm that a map names; without a name, of the default
         algorithm."""

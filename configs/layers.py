@@ -3,7 +3,9 @@
 Maps are merged key by key. An empty map clears the values below it. null in place of a map is
 ignored, so that all keys of a section may be commented out. A map that names another algorithm than
 the one below it replaces the section `algo`, as settings of one algorithm are not meant for
-another; only `OF_GAME`, the options about rewards that all algorithms share, are kept. Likewise
+another; only `OF_GAME`, the options about the environment's rewards, are kept. If the algorithm has
+defaults of its own for each kind of environment, a preset below it lends its section `env` and no
+other, as its network, replay and optimizer were chosen for another algorithm. Likewise
 `stop.return: null` removes the `stop.hold_s` below it, and a schedule of `learner.lr` removes
 `learner.lr_end_fraction` and `learner.lr_decay_steps`.
 """
@@ -14,12 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.configs.algorithms import DEFAULT, AlgoConfig
+from penstock.configs.algorithms import ALGORITHMS, DEFAULT
 from penstock.configs.errors import UserError
 from penstock.configs.keys import is_section
 from penstock.configs.yaml_text import KeyPath, parse
 
-OF_GAME = tuple(name for name in AlgoConfig.model_fields if name != "name")
+OF_GAME = ("reward_clip", "reward_scale")
 HOLD = ("stop", "hold_s")
 MAPS = (("env", "kwargs"), ("algo", "settings"), ("model", "settings"))
 DECAY = (("learner", "lr_end_fraction"), ("learner", "lr_decay_steps"))
@@ -38,8 +40,10 @@ class Layers:
     """Options of the section `algo` that a change of the algorithm removed."""
     before: str = DEFAULT
     """The algorithm that had them."""
-    has_preset: bool = False
-    """Whether the values include those of a preset."""
+    preset: dict[KeyPath, str] = field(default_factory=dict)
+    """The places of a preset whose values are included; empty where there is none."""
+    lent_by: str = ""
+    """The algorithm of a preset that lent its section `env` alone."""
 
     @property
     def algo(self) -> str:
@@ -66,7 +70,7 @@ class Layers:
                 f"{place}: its name has {len(path)} parts, and at most {MOST_PARTS} are allowed; "
                 f"{_EXAMPLE}"
             )
-        value, _ = parse(raw, place, lined=False)
+        value, _ = parse(raw, place, is_override=True)
         for key in reversed(path):
             value = {key: value}
         self._lay(value, (), lambda _: place)
@@ -87,6 +91,30 @@ class Layers:
                 continue
             self.places.setdefault(path, places[path])
 
+    def lend(self) -> None:
+        """Remove what the preset has set, except in the sections `env` and `algo`."""
+        lent = ("env", "algo")
+        for key in [*self.values]:
+            if key not in lent:
+                self.values |= self._without_preset({key: self.values.pop(key)})
+        self.places = {
+            path: place
+            for path, place in self.places.items()
+            if path[0] in lent or self.preset.get(path) != place
+        }
+        self.preset = {}
+
+    def _without_preset(self, values: Mapping[str, Any], at: KeyPath = ()) -> dict[str, Any]:
+        kept = {}
+        for key, value in values.items():
+            path = (*at, key)
+            if isinstance(value, dict) and value:
+                if inner := self._without_preset(value, path):
+                    kept[key] = inner
+            elif path not in self.preset or self.places.get(path) != self.preset[path]:
+                kept[key] = value
+        return kept
+
     def keep_game(self) -> None:
         """Keep only `OF_GAME` of the section `algo`."""
         below = self._map_at(("algo",))
@@ -105,8 +133,11 @@ class Layers:
         return None
 
     def _lay(self, over: Mapping[str, Any], at: KeyPath, place: Callable[[KeyPath], str]) -> None:
-        if at == ("algo",) and str(over.get("name", self.algo)) != self.algo:
+        if at == ("algo",) and (name := str(over.get("name", self.algo))) != self.algo:
             self.keep_game()
+            if self.preset and ALGORITHMS.has_defaults(name):
+                self.lent_by = self.before
+                self.lend()
         target = self._map_at(at)
         if at == ("stop",) and over.get("return", 0) is None:
             self._drop(target, HOLD)

@@ -2,7 +2,7 @@
 
 A target is a preset, a YAML file, a gymnasium id, or `module:EnvId-v0` / `module:function`. A
 gymnasium id for which there is a preset stands for that preset. Any other Atari game stands for
-`breakout` with that game. Where no preset applies, PPO and IMPALA have defaults for the kind of
+`breakout` with that game. Where no preset of the algorithm applies, it has defaults for the kind of
 environment (`configs.kinds`). The environment is not imported here, so its existence is not
 checked.
 """
@@ -73,7 +73,6 @@ def resolve_target(target: str | Config, overrides: Sequence[str] = ()) -> Resol
     if Config.model_fields.keys() <= layers.values.keys():
         written = True
         complete_stored(layers.values)
-    is_complete = layers.has_preset or written
     mistakes = []
     for override in overrides:
         try:
@@ -82,7 +81,7 @@ def resolve_target(target: str | Config, overrides: Sequence[str] = ()) -> Resol
             mistakes.append(str(error))
     if mistakes:
         raise UserError("\n".join(mistakes))
-    of_kind = "" if is_complete else _lay_kind(layers)
+    of_kind = "" if layers.preset or written else _lay_kind(layers)
     config = _check(layers, target if isinstance(target, str) else origin)
     return Resolved(config, name, origin, _dropped(layers, config), of_kind)
 
@@ -173,6 +172,8 @@ def _dropped(layers: Layers, config: Config) -> str:
             changed.append(f"algo.{key} {show(value)} -> {show(now[key])}")
     parts = [f"{', '.join(changed)} by default"] if changed else []
     parts += [f"without {', '.join(gone)}"] if gone else []
+    if layers.lent_by:
+        parts.append("of the preset's other sections only env is kept")
     if not parts:
         return ""
     return f"algo.name {config.algo.name} in place of {layers.before}: {'; '.join(parts)}"
@@ -184,6 +185,7 @@ def _lay_sibling(layers: Layers, name: str, algo: str | None) -> tuple[str, str]
     for sibling, preset in _by_game(env_id).items():
         if preset.algo == algo:
             layers.values, layers.places = preset.values, preset.places
+            layers.preset = preset.preset
             return sibling, f"preset {sibling}, which is {name} with algo.name {algo}"
     return name, f"preset {name}"
 
@@ -220,15 +222,15 @@ def _lay_game(layers: Layers, env_id: str, algo: str | None, kind: str | None) -
     if found:
         name = next((name for name in found if found[name].algo == algo), next(iter(found)))
         layers.values, layers.places = found[name].values, found[name].places
+        layers.preset = found[name].preset
         if algo in (None, found[name].algo) and kind is None:
-            layers.has_preset = True
             base = f"{_ATARI_PRESET}, with" if name == own_name else f"{name}, which trains"
             return name, f"preset {base} {env_id}"
         layers.keep_game()  # its other settings are for another algorithm
         layers.dropped = {}  # the target is the environment, not this preset
-        kept = ("env", "algo") if kind is None else ("env",)
-        layers.values = {key: layers.values[key] for key in kept}
-        layers.places = {path: at for path, at in layers.places.items() if path[0] in layers.values}
+        layers.lend()
+        if kind is not None:
+            del layers.values["algo"]
     return own_name, "no preset"
 
 
@@ -246,8 +248,8 @@ def _lay_kind(layers: Layers) -> str:
 
 
 def _lay_preset(layers: Layers, name: str) -> None:
-    layers.has_preset = True
     _lay_file(layers, PRESETS / f"{name}.yaml", f"configs/{name}.yaml")
+    layers.preset = dict(layers.places)
     layers.dropped = {}  # by the preset itself, and not by the user
 
 
@@ -275,6 +277,8 @@ def _lay_file(layers: Layers, path: Path, source: str) -> str | None:
                 f"{', '.join(presets())}"
             )
         _lay_preset(layers, base)
+        if path.resolve().parent == PRESETS:  # a preset was chosen with all that its base has
+            layers.preset = {}
     layers.add_file(values, lines, source)
     return base
 

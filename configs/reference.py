@@ -35,7 +35,7 @@ A **target** is one of
 | a gymnasium id | `CartPole-v1` | the preset for this environment, otherwise the defaults |
 | a module with an id or a function | `games:Maze-v0`, `games:make_maze` | the defaults |
 
-The defaults are those in the tables below. PPO and IMPALA have
+The defaults are those in the tables below. The algorithms have
 [others for each kind of environment](algorithms.md#defaults), in which `env.kind` is chosen.
 
 The presets are
@@ -45,13 +45,13 @@ The presets are
 **Overrides** are `section.option=value`, such as `learner.lr=3e-4`, `model.hidden=[64,64]` or
 `env.kwargs.frameskip=2`; the last one counts. Values in files and in overrides are read as YAML
 1.2: `3e-4` and `1e6` are numbers, only `true` and `false` are booleans, `null` is the absent value,
-and a value in quotes is text.
+and a value in quotes is text. In an override `#` is part of the value, not a comment.
 
 A file changes only the options that it names of its base, and an override only its own option: maps
 are merged key by key. An empty map removes all keys: `env.kwargs={{{{}}}}` leaves no argument.
 Another `algo.name` than that of the base drops the base's options of `algo`, except
-`algo.discount`, `algo.reward_clip` and `algo.reward_scale`; a line at the start of the run lists
-them.
+`algo.reward_clip` and `algo.reward_scale`, and of a preset all sections but `env`; a line at the
+start of the run lists them.
 
 **An editor** completes, explains and checks the options of a file by its JSON Schema:
 

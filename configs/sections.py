@@ -57,7 +57,7 @@ class EnvConfig(Section):
     """A gymnasium id such as `CartPole-v1` or `ALE/Pong-v5`; `module:EnvId-v0`, which imports the
     module first; or `module:function`, a function that returns an environment."""
     kind: EnvKind = "auto"
-    """The kind of environment, which decides the defaults of PPO and IMPALA where no preset has
+    """The kind of environment, which decides the algorithm's defaults where no preset of it has
     settings: `vector` has observations of numbers and actions to choose from, `continuous` has
     actions of numbers, such as MuJoCo, `pixels` has images, `atari` is ale-py. `auto` finds it from
     the id, and takes `vector` for an id that is not known. With a gymnasium id for which there is a

@@ -24,14 +24,16 @@ MOST_CHARS = 1 << 20  # of a text; larger ones take ruamel.yaml tens of seconds
 # dotted name: a file from elsewhere may repeat one long key under hundreds of aliases.
 MOST_VALUES = 100_000
 MOST_VALUE_CHARS = 1 << 22
+_HASH = "\U00100023"  # stands for # where that begins no comment; for private use, so in no text
 _PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "null"))
 
 
-def parse(text: str, source: str, *, lined: bool = True) -> tuple[Any, dict[KeyPath, int]]:
+def parse(text: str, source: str, *, is_override: bool = False) -> tuple[Any, dict[KeyPath, int]]:
     """The value of a YAML text, and the line (from 1) of each key by its path.
 
-    Raises UserError for invalid YAML, and for a text that is too large or whose aliases make it so;
-    it begins with ``source`` and, if ``lined``, the line.
+    The value of an override has no comments: ``#`` is part of it. Raises UserError for invalid
+    YAML, and for a text that is too large or whose aliases make it so; it begins with ``source``
+    and, except for an override, the line.
     """
     if len(text) > MOST_CHARS:
         raise UserError(
@@ -41,7 +43,9 @@ def parse(text: str, source: str, *, lined: bool = True) -> tuple[Any, dict[KeyP
     from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
 
     yaml = _yaml()
-    reader = _Reader(yaml, lambda line: f"{source}:{line}" if lined else source)
+    reader = _Reader(yaml, lambda line: source if is_override else f"{source}:{line}")
+    if is_override:
+        text = text.replace("#", _HASH)
     try:
         with warnings.catch_warnings():  # YAML 1.2, 7.1: an alias means the last anchor before it
             warnings.simplefilter("ignore", ReusedAnchorWarning)
@@ -102,7 +106,7 @@ class _Reader:
         if node.id == "sequence":
             return [self.value(item, (*path, str(i))) for i, item in enumerate(node.value)]
         if node.tag not in _PLAIN_TAGS:
-            return node.value
+            return _text_of(node)
         try:
             value = self._scalar(node)
             str(value)  # raises ValueError for a number of more digits than Python writes
@@ -119,7 +123,7 @@ class _Reader:
                 raise UserError(
                     f"{self.place(line)}: a key must be plain text; write `name: value`"
                 )
-            key = str(key_node.value)
+            key = _text_of(key_node)
             if key in values:
                 first = self.lines[(*path, key)]
                 raise UserError(
@@ -129,3 +133,7 @@ class _Reader:
             self.lines[(*path, key)] = line
             values[key] = self.value(value_node, (*path, key))
         return values
+
+
+def _text_of(scalar: Any) -> str:
+    return str(scalar.value).replace(_HASH, "#")

@@ -19,7 +19,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,13 @@ class EnvInfo:
     """
     parts: tuple[ObservationPart, ...] = ()
     """The parts of an observation packed into bytes; empty where it is one array."""
+    own_spaces: tuple[Space[Any], Space[Any]] | None = None
+    """Of observations and of actions, as the environment has them; None: those above."""
+
+    @property
+    def spaces(self) -> tuple[Space[Any], Space[Any]]:
+        """Of observations and of actions, as the environment has them."""
+        return self.own_spaces or (self.observation_space, self.action_space)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -110,24 +117,41 @@ class BatchedEnv:
 
     def __init__(self, name: str, vector: VectorEnv, frames_per_step: int, how: str) -> None:
         """Take over `vector`. Raises UserError where Penstock cannot play it."""
-        action_space = checked_actions(name, vector.single_action_space)
+        own_spaces = vector.single_observation_space, vector.single_action_space
+        action_space = checked_actions(name, own_spaces[1])
         _check_autoreset(name, vector)
-        self._pack = packer = Packer(name, vector.single_observation_space)
+        packer = Packer(name, own_spaces[0])
         check_mask(name, packer.parts, action_space)
-        self.info = EnvInfo(packer.space, action_space, frames_per_step, how, packer.parts)
-        self.own_spaces = vector.single_observation_space, vector.single_action_space
+        self.info = EnvInfo(
+            packer.space, action_space, frames_per_step, how, packer.parts, own_spaces
+        )
         self.count = vector.num_envs
         self._name = name
         self._vector = vector
         self._singles = isinstance(vector, SyncVectorEnv)
         self._to_game = action_map(vector.single_action_space)
         self._shown: Array | None = None  # the observations that the policy acts on
+        self._over: tuple[Any, Any] = (False, False)
+        self._on_users_side = True  # in the first step after a reset, and where the sides differ
+        self._pack_by(packer)
+
+    def pack_as(self, space: Space[Any]) -> None:
+        """Pack observations in the order of the parts of ``space``, which has the same parts.
+
+        Call it before `reset_into`. A policy reads the parts where they were in training.
+        """
+        packer = Packer(self._name, space)
+        if packer.parts != self.info.parts:
+            own_spaces = space, self.info.spaces[1]
+            self.info = replace(self.info, parts=packer.parts, own_spaces=own_spaces)
+            self._pack_by(packer)
+
+    def _pack_by(self, packer: Packer) -> None:
+        self._pack = packer
         part = next((part for part in packer.parts if part.name == MASK), None)
         self._mask_bytes = slice(part.offset, part.offset + part.nbytes) if part else slice(0)
         # A copy of the masks in them, as their memory may be a slot that was passed on.
         self._mask = None if part is None else np.ones((self.count, part.nbytes), np.uint8)
-        self._over: tuple[Any, Any] = (False, False)
-        self._on_users_side = True  # in the first step after a reset, and where the sides differ
 
     @property
     def vector(self) -> VectorEnv:

@@ -24,12 +24,15 @@ from penstock.configs.load import CONFIG_FILE, load_run
 from penstock.configs.schema import Config
 from penstock.core import used_names
 from penstock.core.formatting import number
-from penstock.core.params import Float32, ParamLayout
+from penstock.core.params import Float32
 from penstock.envs import BatchedEnv, find_bad_observation, make
+from penstock.envs.space_difference import difference
 from penstock.evaluation import exported
 from penstock.evaluation.estimates import way_of
 from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 from penstock.learner.checkpoints.checkpoint_history import PLAY
+from penstock.learner.checkpoints.checkpoint_spaces import check_spaces
 from penstock.models.acting.policy import Policy
 
 ENVS = 16
@@ -48,13 +51,14 @@ class PolicySource(NamedTuple):
     """Of the checkpoint; "file" for an exported file."""
     sampled: bool
     """Whether it is played with sampled actions by default."""
-    weights: Callable[[ParamLayout], Float32]
+    weights: Callable[[BatchedEnv], Float32]
+    """For an environment, which then packs observations as in training. Raises UserError where it
+    has other spaces than in training, or another network."""
 
     def policy(self, game: BatchedEnv, seed: int) -> Policy:
-        """The policy for the environments of ``game``. Raises UserError where it is of another
-        network than theirs."""
+        """The policy for the environments of ``game``. Raises UserError as `weights`."""
         # Weights first: a config from elsewhere may ask for a network of any size.
-        weights = self.weights(network_shape(self.config, game.info).layout)
+        weights = self.weights(game)
         actors = self.config.actors.model_copy(update={"envs": game.count})
         policy = make_policy(self.config.model_copy(update={"actors": actors}), game.info, seed)
         policy.load(weights)
@@ -174,20 +178,32 @@ def find_policy(source: str | Path, which: str, allow: Sequence[str] = ()) -> Po
 
 def of_checkpoint(config: Config, folder: Path, sampled: bool = False) -> PolicySource:
     """A checkpoint in ``folder``, of a run with ``config``."""
-    return PolicySource(
-        config, folder.name, sampled, lambda layout: checkpoint_format.load(folder, layout).weights
-    )
+
+    def weights(game: BatchedEnv) -> Float32:
+        return fitted(config, folder, checkpoint_format.load(folder), game)
+
+    return PolicySource(config, folder.name, sampled, weights)
+
+
+def fitted(config: Config, folder: Path, stored: Checkpoint, game: BatchedEnv) -> Float32:
+    """The weights in the checkpoint of ``folder``, for ``game``, as `PolicySource.weights`."""
+    game.pack_as(check_spaces(folder, stored, game.info, config.env.id))
+    layout = network_shape(config, game.info).layout
+    checkpoint_format.check_layout(folder / checkpoint_format.FILE, stored.layout, layout)
+    return stored.weights
 
 
 def _of_file(path: Path, allow: Sequence[str]) -> PolicySource:
     found = exported.read(path, allow, plays=True)
 
-    def weights(layout: ParamLayout) -> Float32:
-        if layout != network_shape(found.config, found.info).layout:
+    def weights(game: BatchedEnv) -> Float32:
+        if differs := difference(found.spaces, game.info.spaces):
             raise UserError(
                 f"{path} is a policy for {found.config.env.id} with other observations or actions "
-                "than that environment has here; install the version that it was trained with"
+                f"than that environment has here: {differs.column} {differs.known} in training, "
+                f"{differs.own} here; install the version that it was trained with"
             )
+        game.pack_as(found.spaces[0])
         return found.weights
 
     return PolicySource(found.config, "file", way_of(found.play) == "sampled", weights)

@@ -127,7 +127,8 @@ def read(path: Path, allow: Sequence[str] = (), *, plays: bool = False) -> Expor
         observations, actions = (from_json(told, most) for told in about["spaces"])
         packer = Packer(config.env.id, observations)
         choices = checked_actions(config.env.id, actions)
-        info = EnvInfo(packer.space, choices, 1, f"of {path}", packer.parts)
+        own = observations, actions
+        info = EnvInfo(packer.space, choices, 1, f"of {path}", packer.parts, own)
         layout = network_shape(config, info).layout
         if layout != stored:
             raise ValueError("its network is built otherwise in this version")
@@ -136,7 +137,7 @@ def read(path: Path, allow: Sequence[str] = (), *, plays: bool = False) -> Expor
         if play is not None and not isinstance(play, dict):
             raise TypeError("its way to play is no object")
         weights = np.concatenate(parts)
-        return Exported(config, (observations, actions), info, weights, play)
+        return Exported(config, own, info, weights, play)
     except UserError:
         raise
     except Exception as error:  # spaces and their checks raise what they like, assertions too

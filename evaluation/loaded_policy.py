@@ -16,7 +16,6 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from penstock.algos.acting import make_policy
-from penstock.algos.samples import network_shape
 from penstock.configs.code_references import references
 from penstock.configs.errors import UserError, whole_number
 from penstock.configs.load import load_run
@@ -25,9 +24,10 @@ from penstock.core import used_names
 from penstock.core.params import Float32
 from penstock.envs import EnvInfo, find_bad_observation, make
 from penstock.envs.packing import Packer
+from penstock.envs.space_difference import brief, difference
 from penstock.envs.vector_env import action_map
 from penstock.evaluation.estimates import way_of
-from penstock.evaluation.evaluate import checkpoint_folder
+from penstock.evaluation.evaluate import checkpoint_folder, fitted
 from penstock.evaluation.exported import read, write
 from penstock.learner.checkpoints.checkpoint_format import load
 from penstock.learner.checkpoints.checkpoint_history import PLAY
@@ -107,16 +107,13 @@ class LoadedPolicy:
 
     def check(self, env: gymnasium.Env[Any, Any]) -> None:
         """Raise UserError unless ``env`` has the spaces of the environment it was trained on."""
-        for kind, mine, its in (
-            ("observations", self.observation_space, env.observation_space),
-            ("actions", self.action_space, env.action_space),
-        ):
-            if not _alike(mine, its):
-                raise UserError(
-                    f"this policy was trained on {self.config.env.id}, whose {kind} are "
-                    f"{_brief(mine)}, and the environment's are {_brief(its)}; give it an "
-                    "environment with those, wrapped as in training (env.wrappers)"
-                )
+        own = env.observation_space, env.action_space
+        if differs := difference((self.observation_space, self.action_space), own):
+            raise UserError(
+                f"this policy was trained on {self.config.env.id}, whose {differs.column} are "
+                f"{differs.known}, and the environment's are {differs.own}; give it an "
+                "environment with those, wrapped as in training (env.wrappers)"
+            )
 
     def _leading(self, observation: Any) -> tuple[int, ...]:
         """() for one observation, (N,) for N of them; UserError for anything else."""
@@ -127,7 +124,7 @@ class LoadedPolicy:
             return found.pop()
         raise UserError(
             f"the observation is{wrong or ' of parts that are not equally many'}: this policy was "
-            f"trained on {self.config.env.id}, which shows {_brief(self.observation_space)}; give "
+            f"trained on {self.config.env.id}, which shows {brief(self.observation_space)}; give "
             "it one of these, or a batch with one more axis in front"
         )
 
@@ -196,9 +193,10 @@ def load_policy(
     game = make(config.env, 1)
     game.close()
     folder = checkpoint_folder(source, checkpoint)
-    found_in = load(folder, network_shape(config, game.info).layout)
-    about = game.own_spaces, game.info, sample, seed, found_in.meta.get(PLAY)
-    return LoadedPolicy(config, found_in.weights, *about)
+    found_in = load(folder)
+    weights = fitted(config, folder, found_in, game)
+    about = game.info.spaces, game.info, sample, seed, found_in.meta.get(PLAY)
+    return LoadedPolicy(config, weights, *about)
 
 
 def _leads(
@@ -234,19 +232,3 @@ def _one_more_axis(space: spaces.Space[Any], found: Any) -> Any:
 
 def _items(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[Any, spaces.Space[Any]]]:
     return list(space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces))
-
-
-def _alike(mine: spaces.Space[Any], its: spaces.Space[Any]) -> bool:
-    """Whether one stands for the other: bounds of observations are often written otherwise."""
-    if isinstance(mine, spaces.Box) and isinstance(its, spaces.Box):
-        return mine.shape == its.shape and mine.dtype == its.dtype
-    if isinstance(mine, spaces.Dict) and isinstance(its, spaces.Dict):
-        return mine.spaces.keys() == its.spaces.keys() and all(
-            _alike(mine.spaces[key], its.spaces[key]) for key in mine.spaces
-        )
-    return mine == its
-
-
-def _brief(space: object) -> str:
-    text = " ".join(str(space).split())  # numpy aligns the bounds of a Box in columns
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -63,16 +63,17 @@ def record(run_dir: Path, which: Checkpoint, seed: int) -> dict[str, Any]:
     """
     from penstock.configs.load import load_run
     from penstock.evaluation.estimates import way_of
-    from penstock.evaluation.evaluate import Episode, PolicySource
+    from penstock.evaluation.evaluate import Episode, PolicySource, fitted
     from penstock.evaluation.video import acting, encoding
     from penstock.learner.checkpoints import checkpoint_format
     from penstock.learner.checkpoints.checkpoint_history import PLAY
 
     config = load_run(run_dir)
-    found = checkpoint_format.load(run_dir / "checkpoints" / which)  # once: it may be replaced
+    folder = run_dir / "checkpoints" / which
+    found = checkpoint_format.load(folder)  # once: it may be replaced
     steps = int(found.meta["progress"]["trained_steps"])
     sampled = way_of(found.meta.get(PLAY)) == "sampled"
-    source = PolicySource(config, which, sampled, lambda layout: found.weights)
+    source = PolicySource(config, which, sampled, lambda game: fitted(config, folder, found, game))
     path = run_dir / FOLDER / ("now.mp4" if which == "last" else f"best-at-{steps}.mp4")
     part = path.with_name(part_name(which))
     with held(part), acting(source, None, seed, None, tracked=True) as actor:

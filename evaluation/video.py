@@ -272,7 +272,7 @@ def acting(
         actor = Actor(config.env.id, game, policy, choose, source.name, most, sample)
         if tracked:
             shape = network_shape(config, game.info)
-            critic = make_critic(shape, source.weights(shape.layout))
+            critic = make_critic(shape, source.weights(game))
             actor.track = DecisionTrack(policy, critic, sample)
             actor.choose = actor.track.choose
         yield actor

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from penstock.algos.base import UnrollAlgorithm
-from penstock.algos.registry import algorithm
+from penstock.algos.registry import ALGORITHMS, algorithm
 from penstock.algos.samples import network_shape, slot_spec
-from penstock.configs.kinds import OTHERWISE
+from penstock.configs.kinds import OTHERWISE, defaults
 from penstock.configs.schedules import over_run, with_values
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Unrolls
@@ -50,7 +50,10 @@ def kind_note(config: Config, info: EnvInfo) -> str:
     """A sentence where the defaults for another kind of environment would suit the spaces better;
     otherwise empty."""
     chosen, kind = config.env.kind, kind_of(config, info)
-    if chosen != OTHERWISE or kind == OTHERWISE:
+    path = ALGORITHMS.specs[config.algo.name].defaults
+    if chosen != OTHERWISE or path is None:
+        return ""
+    if defaults(path, kind).values == defaults(path, chosen).values:
         return ""
     has = "images" if kind == "pixels" else "actions of numbers"
     return (

@@ -53,6 +53,8 @@ class OffPolicyTrainer:
         set_up_torch(config.learner.first_threads)
         torch.manual_seed(config.run.seed)
         self.config = config
+        self.info = info
+        """The properties of the run's environments."""
         self.device = pick_device(config.learner.device)
         device = device_of(self.device)
         device.enter_thread()

@@ -70,6 +70,8 @@ class Trainer:
         set_up_torch(config.learner.first_threads)
         torch.manual_seed(config.run.seed)
         self.config = config
+        self.info = info
+        """The properties of the run's environments."""
         self._ledger = ledger or TimeLedger()
         algo = algorithm(config.algo)
         assert isinstance(algo, UnrollAlgorithm), config.algo

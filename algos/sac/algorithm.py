@@ -53,7 +53,8 @@ def network(config: Config, spaces: Spaces) -> HeadShape:
 def action_sampler(
     config: Config, spaces: Spaces, seed: int, actor: int
 ) -> SquashedGaussianSampler:
-    """Numbers between -1 and 1, drawn by the policy's own deviations."""
+    """Numbers between -1 and 1, drawn by the policy's own deviations; uniformly until its first
+    update."""
     cfg = config.algo
     assert isinstance(cfg, SacConfig), cfg
     bounds, rng = (cfg.log_std_min, cfg.log_std_max), np.random.default_rng(seed)

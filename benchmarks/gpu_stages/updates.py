@@ -30,7 +30,7 @@ FRAMES = (
 CASES: dict[str, tuple[str, ...]] = {
     "impala": ("synthetic", *FRAMES),
     "ppo": ("synthetic", "algo.name=ppo", "algo.epochs=1", *FRAMES),
-    "dqn": ("synthetic", "algo.name=dqn", *FRAMES),
+    "dqn": ("synthetic", "algo.name=dqn", "env.kind=pixels", *FRAMES),
     "sac": ("pendulum_sac",),
 }
 # Two epochs, since the second one copies its order to the device. With `LONG` that is more than

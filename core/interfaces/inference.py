@@ -73,7 +73,8 @@ class Inference(Protocol):
     def refresh(self, weights: Float32, stamp: Stamp) -> None:
         """Use ``weights`` from now on, a flat vector float32 ``[layout.size]``, which is copied.
 
-        No group may be within an unroll, so that each unroll has one policy version. Raises
+        No group may be within an unroll, so that each unroll has one policy version. Of version 0,
+        before the first update, actions may be random (`ActionSampler.untrained`). Raises
         ValueError for a vector of another size.
         """
 

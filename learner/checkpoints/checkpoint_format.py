@@ -163,7 +163,7 @@ def _opened(
         with safe_open(path, framework="numpy") as file:
             about = _about(path, file.metadata() or {})
             stored = ParamLayout.from_list(about["layout"])
-            _check_layout(path, stored, layout or stored)
+            check_layout(path, stored, layout or stored)
             yield file, stored, about
     except UserError:
         raise
@@ -229,7 +229,8 @@ def _write(folder: Path, data: bytes, temporary: str) -> None:
     sync_folder(folder)
 
 
-def _check_layout(path: Path, stored: ParamLayout, wanted: ParamLayout) -> None:
+def check_layout(path: Path, stored: ParamLayout, wanted: ParamLayout) -> None:
+    """Raise UserError where the checkpoint at ``path`` is of another network."""
     if stored == wanted:
         return
     rows = max(len(stored.entries), len(wanted.entries))

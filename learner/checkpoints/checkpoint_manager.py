@@ -31,6 +31,7 @@ from penstock.core.params import POLICY_ID, Arrays
 from penstock.core.processor import processor
 from penstock.device.choice import device_of
 from penstock.device.interface import Device
+from penstock.envs.packing import Packer
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints import checkpoint_history as history
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint, DamagedCheckpointError
@@ -43,6 +44,7 @@ from penstock.learner.checkpoints.checkpoint_history import (
     best_locked,
     best_meta,
 )
+from penstock.learner.checkpoints.checkpoint_spaces import SPACES, check_spaces, described
 from penstock.learner.checkpoints.checkpoint_store import (
     CheckpointStore,
     CheckpointWriter,
@@ -93,6 +95,7 @@ class CheckpointManager:
         self._best = run_dir / "checkpoints" / "best"
         self._requested = run_dir / "checkpoints" / REQUESTED
         self._trainer = trainer
+        self._spaces = described(trainer.info)
         self._config = trainer.config.checkpoint
         self._best_return: float | None = None
         self._resumed_elsewhere: int | None = None  # in another game, after so many trained steps
@@ -125,7 +128,8 @@ class CheckpointManager:
             take_newer(self._store, self._last)  # this host may not be that of the newest
         if how == "no" or (how == "auto" and not history.any_exists(self._last)):
             return False
-        folder, stored, damaged = history.newest_whole(self._last, self._trainer.layout)
+        folder, stored, damaged = history.newest_whole(self._last)
+        self._check_fits(folder, stored)
         if stored.policy_id != POLICY_ID:
             raise UserError(
                 f"{folder} holds policy {stored.policy_id}, and a run trains policy {POLICY_ID}; "
@@ -176,6 +180,21 @@ class CheckpointManager:
                 "return, stop.return, replay and the best checkpoint start anew"
             )
         return True
+
+    def _check_fits(self, folder: Path, stored: Checkpoint) -> None:
+        trainer = self._trainer
+        env_id, own = trainer.config.env.id, trainer.info.parts
+        space = check_spaces(folder, stored, trainer.info, env_id)
+        parts = Packer(env_id, space).parts
+        if parts != own:  # the same in another order, in which the actors would pack them
+            raise UserError(
+                f"{folder} was trained on the keys {[part.name for part in parts]} of observations "
+                f"in that order, and {env_id} has the order {[part.name for part in own]}; give "
+                "its observation space the former order, or set another run.dir"
+            )
+        checkpoint_format.check_layout(
+            folder / checkpoint_format.FILE, stored.layout, trainer.layout
+        )
 
     def _resume_lr_factor(self, lr: Any) -> None:
         """Keep the learning rate that rollbacks have lowered, unless `learner.lr` has changed.
@@ -411,6 +430,7 @@ class CheckpointManager:
             "best_return": best_return,
             LR: trainer.config.learner.model_dump()[LR],
             ENV: settings(trainer.config.env),
+            SPACES: self._spaces,
             "spec": trainer.spec.to_dict(),
             EPOCH: self.epoch,
         }

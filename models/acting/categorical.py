@@ -29,6 +29,8 @@ class ActionSampler(ABC):
 
     recorded: Mapping[str, npt.NDArray[Any]]
     """By column, what the last `sample` knows of its actions that the learner needs: ``[envs]``."""
+    untrained = False
+    """Whether the outputs are those of a network before its first update."""
 
     def __init__(
         self,
@@ -165,7 +167,8 @@ class MultiCategoricalSampler(ActionSampler):
 
 class EpsilonGreedySampler(ActionSampler):
     """Takes the action int32 ``[envs]`` of the highest Q-value, or one at random: each environment
-    with its own probability ``epsilon`` (``[envs]``).
+    with its own probability ``epsilon`` (``[envs]``), and with certainty before the network's first
+    update, as published (Mnih et al. 2015).
 
     Records ``q_taken`` and ``q_max``, the values of the action and of the best one, float32. What
     `forbid` names is neither the best nor taken at random; an environment that it leaves nothing,
@@ -198,8 +201,10 @@ class EpsilonGreedySampler(ActionSampler):
         np.maximum.reduce(self.outputs, axis=0, out=self._q_max)
         self.outputs.argmax(axis=0, out=chosen)
         self._rng.random(out=uniform)
-        if np.less(uniform, self._epsilon, out=self._curious).any():
-            np.multiply(uniform, self._spread, out=uniform)
+        epsilon = 1.0 if self.untrained else self._epsilon
+        if np.less(uniform, epsilon, out=self._curious).any():
+            spread = len(self.outputs) if self.untrained else self._spread
+            np.multiply(uniform, spread, out=uniform)
             if self._allowed is not None:
                 uniform = _spread_over(self._allowed, uniform)
             np.minimum(uniform, len(self.outputs) - 1, out=uniform)

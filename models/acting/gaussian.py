@@ -69,7 +69,9 @@ class SquashedGaussianSampler(ActionSampler):
     """Draws ``tanh`` of normal numbers: actions float32 ``[envs, *shape]``, from -1 to 1.
 
     Outputs are the means, then the logarithms of the standard deviations, which are kept within
-    ``log_std``. Records nothing.
+    ``log_std``. Before the first update of the network actions are uniform: the first
+    `replay.min_size` steps cover all of them, as published (Haarnoja et al. 2018, the authors'
+    code). Records nothing.
     """
 
     def __init__(
@@ -89,6 +91,11 @@ class SquashedGaussianSampler(ActionSampler):
 
     def sample(self) -> Float32:
         noise, std = self._noise, self._log_std
+        if self.untrained:
+            self._rng.random(out=noise, dtype=np.float32)
+            np.multiply(noise, 2, out=noise)
+            np.subtract(noise, 1, out=self._flat)
+            return self._actions
         np.clip(std, *self._bounds, out=std)
         np.exp(std, out=std)
         self._rng.standard_normal(out=noise, dtype=np.float32)

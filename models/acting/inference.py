@@ -46,6 +46,7 @@ class LocalInference:
         for group, policy in enumerate(self._policies):
             self._check_finished(group)
             policy.load(weights)
+            policy.decider.untrained = stamp.version == 0
         self.stamp = stamp
 
     def state_dict(self) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def _policy_parts() -> tuple[dict[str, Any], dict[str, Any]]:
     path = Path("/tmp") / f"fuzz-policy-{struct.pack('d', np.random.random()).hex()}"
     info = _game().info
     layout = network_shape(CONFIG, info).layout
-    exported.write(path, CONFIG, _game().own_spaces, info, np.zeros(layout.size, np.float32))
+    exported.write(path, CONFIG, _game().info.spaces, info, np.zeros(layout.size, np.float32))
     data = path.read_bytes()
     path.unlink()
     (nbytes,) = struct.unpack("<Q", data[:8])

@@ -20,6 +20,7 @@ from penstock.algos.slots import newest_frames
 from penstock.configs.load import resolve
 from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
+from penstock.models.acting.categorical import EpsilonGreedySampler
 
 TWO = ParamLayout((("head.bias", (2,)),))
 
@@ -292,3 +293,14 @@ def test_a_stack_refers_to_no_side_rows(pad: int) -> None:
     columns["pad"][1, 1] = pad
     with pytest.raises(ValueError, match="column pad"):
         make_receive(DqnConfig(), TWO)(columns)
+
+
+def test_actions_are_random_until_the_first_update() -> None:
+    """And never those that are forbidden."""
+    sampler = EpsilonGreedySampler(4, np.zeros(3000), np.random.default_rng(0))
+    for untrained, counts in ((True, [1000, 0, 1000, 1000]), (False, [0, 0, 0, 3000])):
+        sampler.untrained = untrained
+        sampler.outputs[:] = np.arange(4, dtype=np.float32)[:, None]
+        sampler.forbid(np.repeat(np.arange(4)[:, None] == 1, 3000, axis=1))
+        found = np.bincount(sampler.sample(), minlength=4)
+        np.testing.assert_allclose(found, counts, atol=100)

@@ -6,17 +6,19 @@ import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from penstock.algos.acting import make_inference
 from penstock.algos.sac import algorithm as sac
 from penstock.algos.sac import update
 from penstock.algos.sac.config import SacConfig
-from penstock.algos.samples import make_receive, process, slot_spec
+from penstock.algos.samples import make_receive, network_shape, process, slot_spec
 from penstock.configs.load import resolve
-from penstock.core.params import ParamLayout
+from penstock.core.params import ParamLayout, Stamp
 from penstock.core.specs import SlotSpec
 from penstock.models.acting.gaussian import SquashedGaussianSampler
 
@@ -75,6 +77,22 @@ def test_deviations_are_kept_within_bounds_and_numpy_draws_the_same_distribution
     drawn = np.arctanh(decider.sample().astype(np.float64))
     assert drawn.mean() == pytest.approx(0.3, abs=0.03)
     assert drawn.std() == pytest.approx(math.exp(0.5), rel=0.02)
+
+
+def test_actions_are_uniform_until_the_first_update() -> None:
+    config = resolve("Acrobot-v1", ["algo.name=sac", "actors.envs=5000"])
+    shape = network_shape(config, Game())
+    inference = make_inference(config, Game(), seed=0)
+    weights = np.full(shape.layout.size, 0.5, np.float32)
+    obs = np.ones((5000, 3))
+    drawn: list[npt.NDArray[np.float32]] = []
+    for version in (0, 1):
+        inference.refresh(weights, Stamp(0, version))
+        inference.begin(0, obs)
+        drawn.append(inference.finish(0)[0].astype(np.float32))
+    quantiles = np.quantile(drawn[0], [0.0, 0.25, 0.5, 0.75, 1.0])
+    np.testing.assert_allclose(quantiles, [-1, -0.5, 0, 0.5, 1], atol=0.03)
+    assert np.median(drawn[1]) > 0.9, "the network's means are large"
 
 
 class Planes:

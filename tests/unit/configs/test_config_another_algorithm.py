@@ -14,14 +14,11 @@ from penstock.algos.sac.config import SacConfig
 from penstock.configs.errors import UserError
 from penstock.configs.layers import OF_GAME
 from penstock.configs.load import resolve, resolve_target
-from penstock.configs.schema import Config
 from penstock.configs.section import Section
 
 
 def test_another_algorithm_starts_from_its_own_defaults_wherever_it_is_named() -> None:
-    """But for the discount, which belongs to the game."""
-    algo = {"name": "dqn", "discount": 0.0}
-    plain = Config.model_validate({"env": {"id": "x"}, "algo": algo}).algo
+    plain = resolve("x:f", ["algo.name=dqn", "env.kind=vector"]).algo
     for name in ("algo.name=dqn", "algo={name: dqn}"):
         assert resolve("synthetic", [name]).algo == plain
     for overrides in (["algo.name=dqn", "algo.n_step=5"], ["algo.n_step=5", "algo.name=dqn"]):
@@ -40,10 +37,12 @@ def test_options_that_another_algorithm_drops_are_listed(tmp_path: Path) -> None
         "env: {id: Acrobot-v1}\nalgo: {name: dqn, discount: 0.9, n_step: 3, huber: 2.0}\n"
     )
     assert resolve_target(str(file), OWN).note == (
-        "algo.name custom in place of dqn: algo.n_step 3 -> 1 by default; without algo.huber 2.0"
+        "algo.name custom in place of dqn: algo.discount 0.9 -> 0.99, algo.n_step 3 -> 1 by "
+        "default; without algo.huber 2.0"
     )
     assert resolve_target(str(file), [*OWN, "algo.n_step=4"]).note == (
-        "algo.name custom in place of dqn: without algo.huber 2.0"
+        "algo.name custom in place of dqn: algo.discount 0.9 -> 0.99 by default; "
+        "without algo.huber 2.0"
     )
     over = tmp_path / "over.yaml"
     over.write_text("base: cartpole_ppo\nalgo: {name: impala, entropy_cost: 0.03}\n")
@@ -71,8 +70,28 @@ def test_a_preset_with_another_algorithm_is_that_of_its_game_and_the_algorithm()
     said = resolve_target("cartpole", ["algo.name=ppo"]).origin
     assert said == "preset cartpole_ppo, which is cartpole with algo.name ppo"
     assert resolve_target("lunarlander", ["algo.name=ppo"]).origin == "preset lunarlander"
-    without = resolve_target("lunarlander", ["algo.name=impala"])
-    assert (without.name, without.config.learner.lr) == ("lunarlander", 2e-3)
+
+
+@pytest.mark.parametrize("algo", ["impala", "dqn"])
+def test_a_preset_lends_another_algorithm_its_environment_alone(algo: str, tmp_path: Path) -> None:
+    given = [f"algo.name={algo}", "learner.eps=1e-3"]
+    lent = ["algo.reward_scale=0.1", "env.kind=vector"]
+    plain = resolve("x:f", [*given, *lent]).model_dump(exclude={"env"})
+    for target in ("lunarlander", "LunarLander-v3"):
+        found = resolve_target(target, given)
+        assert found.config.model_dump(exclude={"env"}) == plain
+        assert found.config.env.id == "LunarLander-v3"
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "base: lunarlander\nlearner: {lr: 0.5, eps: 1e-3}\nreplay: {}\n"
+        f"algo: {{name: {algo}}}\n"
+    )
+    found = resolve_target(str(file))
+    assert found.config.learner.lr == 0.5, "what the file sets is the user's"
+    assert found.note.endswith("of the preset's other sections only env is kept")
+    plain["learner"]["lr"] = 0.5
+    plain["replay"] = resolve("x:f").model_dump()["replay"]  # an empty map clears
+    assert found.config.model_dump(exclude={"env"}) == plain
 
 
 @pytest.mark.parametrize("target", ["ALE/Pong-v5", "pong", "pong_apex"])
@@ -84,28 +103,25 @@ def test_a_game_with_presets_takes_the_one_of_the_algorithm(target: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("target", "algo", "discount", "clip", "scale"),
+    ("target", "algo", "clip", "scale"),
     [
-        ("doom_basic", "impala", 0.99, None, 0.01),
-        ("breakout", "impala", 0.99, 1.0, 1.0),
-        ("ALE/Freeway-v5", "dqn", 0.99, 1.0, 1.0),
-        ("lunarlander", "impala", 0.999, None, 0.1),
-        ("LunarLander-v3", "dqn", 0.999, None, 0.1),
-        ("CartPole-v1", "sac", 0.99, None, 0.02),
-        ("Acrobot-v1", "dqn", 0.99, None, 1.0),
+        ("doom_basic", "impala", None, 0.01),
+        ("breakout", "impala", 1.0, 1.0),
+        ("ALE/Freeway-v5", "dqn", 1.0, 1.0),
+        ("lunarlander", "impala", None, 0.1),
+        ("LunarLander-v3", "dqn", None, 0.1),
+        ("CartPole-v1", "sac", None, 0.02),
+        ("Acrobot-v1", "dqn", None, 1.0),
     ],
 )
 def test_another_algorithm_keeps_what_tells_of_the_game(
-    target: str, algo: str, discount: float, clip: float | None, scale: float
+    target: str, algo: str, clip: float | None, scale: float
 ) -> None:
     found = resolve(target, [f"algo.name={algo}"]).algo
-    assert (found.discount, found.reward_clip, found.reward_scale) == (discount, clip, scale)
+    assert (found.discount, found.reward_clip, found.reward_scale) == (0.99, clip, scale)
     given = ["algo.discount=0.5", "algo.reward_clip=2", "algo.reward_scale=3"]
     own = resolve(target, [*given, f"algo.name={algo}"]).algo
     assert (own.discount, own.reward_clip, own.reward_scale) == (0.5, 2.0, 3.0)
-    defaults = Config.model_validate({"env": {"id": "x"}, "algo": {"name": algo}}).algo.model_dump()
-    kept = {"discount": discount, "reward_clip": clip, "reward_scale": scale}
-    assert found.model_dump() == defaults | kept
 
 
 def test_what_tells_of_the_game_is_laid_over_as_anything_else(tmp_path: Path) -> None:

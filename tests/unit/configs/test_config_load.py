@@ -86,7 +86,7 @@ def test_any_other_atari_game_takes_the_settings_that_suit_all_of_them() -> None
     breakout = resolve("breakout", ["env.id=ALE/Freeway-v5"])
     assert freeway == breakout
     assert freeway.env.kwargs["img_height"] == 84
-    assert resolve("ALE/Freeway-v5", ["algo.name=dqn"]).env == breakout.env
+    assert resolve("ALE/Freeway-v5", ["algo.name=dqn"]).env.kwargs == breakout.env.kwargs
 
 
 def test_without_its_return_a_preset_holds_nothing() -> None:
@@ -97,8 +97,9 @@ def test_without_its_return_a_preset_holds_nothing() -> None:
 
 
 def test_a_game_without_preset_starts_from_the_defaults() -> None:
-    plain = {"env": {"id": "Acrobot-v1"}, "algo": {"name": "dqn"}}
-    assert resolve("Acrobot-v1", ["algo.name=dqn"]) == Config.model_validate(plain)
+    algo = {"name": "custom", "entry": "mine"}
+    found = resolve("Acrobot-v1", ["algo.name=custom", "algo.entry=mine"])
+    assert found == Config.model_validate({"env": {"id": "Acrobot-v1"}, "algo": algo})
 
 
 def test_a_file_starts_from_the_defaults_or_from_its_base(tmp_path: Path) -> None:

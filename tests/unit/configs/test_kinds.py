@@ -17,7 +17,7 @@ from penstock.configs.schedules import LinearSchedule
 from penstock.configs.schema import Config
 
 ROOT = Path(__file__).parents[3]
-WITH_KINDS = ("ppo", "impala")
+WITH_KINDS = ("ppo", "impala", "dqn", "sac")
 PPO = "algo.name=ppo"
 ABSENT = "\N{EN DASH}"
 
@@ -141,12 +141,38 @@ def test_a_preset_wins_unless_a_kind_is_asked_for() -> None:
     assert (atari.algo.passes, atari.actors.unroll, atari.algo.reward_clip) == (4, 128, 1.0)
 
 
-def test_other_algorithms_have_no_kinds() -> None:
-    for algo in ("dqn", "sac"):
-        found = resolve_target("Walker2d-v5", [f"algo.name={algo}"])
-        assert (found.defaults, found.config.env.kind) == ("", "auto")
-        plain = Config.model_validate({"env": {"id": "Walker2d-v5"}, "algo": {"name": algo}})
-        assert found.config == plain
+REPLAY = ("capacity", "min_size", "batch_size", "samples_per_insert", "prioritized")
+
+
+@pytest.mark.parametrize(
+    ("target", "algo", "replay", "network", "lr"),
+    [
+        # One update a step, by uniform replay: Haarnoja et al. 2018, table 1.
+        ("HalfCheetah-v5", "sac", (10**6, 10**4, 256, 256, False), ([256, 256], "relu"), 3e-4),
+        ("Walker2d-v5", "sac", (10**6, 10**4, 256, 256, False), ([256, 256], "relu"), 3e-4),
+        ("games:make", "sac", (10**6, 10**4, 256, 256, False), ([256, 256], "relu"), 3e-4),
+        ("CarRacing-v3", "sac", (10**5, 10**3, 128, 128, False), ([256, 256], "relu"), 3e-4),
+        # An update every 10 steps: CleanRL, dqn.py.
+        ("Acrobot-v1", "dqn", (20_000, 10_000, 128, 12.8, False), ([120, 84], "relu"), 2.5e-4),
+        ("LunarLander-v3", "dqn", (20_000, 10_000, 128, 12.8, False), ([120, 84], "relu"), 2.5e-4),
+        # An update every 4 steps: Hessel et al. 2018, table 1.
+        ("ALE/Seaquest-v5", "dqn", (500_000, 20_000, 32, 8, True), ([64, 64], "tanh"), 6.25e-5),
+        ("penstock/Doom-v0", "dqn", (10**5, 20_000, 32, 8, True), ([64, 64], "tanh"), 6.25e-5),
+        # Presets of the algorithm stay as they were measured.
+        ("CartPole-v1", "dqn", (100_000, 2_000, 128, 16, True), ([64, 64], "tanh"), 2e-3),
+        ("ALE/Pong-v5", "dqn", (200_000, 5_000, 64, 4, True), ([64, 64], "tanh"), 2.5e-4),
+        ("Pendulum-v1", "sac", (200_000, 1_000, 256, 128, False), ([128, 128], "relu"), 1e-3),
+    ],
+)
+def test_replay_network_and_rate_by_the_id(
+    target: str, algo: str, replay: tuple[Any, ...], network: tuple[Any, ...], lr: float
+) -> None:
+    config = resolve(target, [f"algo.name={algo}"])
+    assert tuple(getattr(config.replay, name) for name in REPLAY) == replay
+    assert (config.model.hidden, config.model.activation) == network
+    assert (config.learner.lr, config.algo.discount) == (lr, 0.99)
+    # The stacks of Atari would need four times the memory.
+    assert config.transport.frame_stack == (4 if target.startswith("ALE/") else None)
 
 
 def test_a_file_without_base_has_them_and_a_complete_config_has_not(tmp_path: Path) -> None:
@@ -183,7 +209,7 @@ def _shown(value: Any) -> str:
         return f"{value['from']:g} → {value['to']:g}"
     if isinstance(value, float):
         return f"{value:g}"
-    return str(value).lower()
+    return "null" if value is None else str(value).lower()
 
 
 @pytest.mark.parametrize("algo", WITH_KINDS)
@@ -197,8 +223,8 @@ def test_the_page_has_every_default_and_its_source(algo: str) -> None:
     assert found.keys() == {name for values in per_kind.values() for name in values}
     for name, cells in found.items():
         for kind, cell in zip(KINDS, cells, strict=True):
-            own = per_kind[kind].get(name)
-            assert cell == (ABSENT if own is None else _shown(own)), f"{name} {kind}"
+            own = per_kind[kind]
+            assert cell == (_shown(own[name]) if name in own else ABSENT), f"{name} {kind}"
     path = ALGORITHMS.specs[algo].defaults
     assert path is not None
     text = " ".join(page.split())

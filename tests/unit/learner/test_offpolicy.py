@@ -172,7 +172,8 @@ def test_what_is_published_has_the_layout_of_what_acts(algo: str) -> None:
     assert sum(t.numel() for t in made.published()) == made.layout.size
     policy = make_policy(made.config.model_copy(), GAMES[algo], 0)
     policy.load(values(made))
-    obs = np.random.default_rng(1).normal(size=(64, *GAMES[algo].observation_space.shape))
+    shape = GAMES[algo].observation_space.shape
+    obs = np.random.default_rng(1).normal(size=(made.config.actor_envs, *shape))
     net = dqn_of(made).net if algo == "dqn" else sac_of(made).actor
     expected = net(torch.from_numpy(obs.astype(np.float32))).detach()
     np.testing.assert_allclose(policy.outputs(obs), expected, rtol=0, atol=1e-5)

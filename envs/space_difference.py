@@ -1,0 +1,101 @@
+"""Whether a policy that was trained on some spaces can play an environment, and if not, why.
+
+The spaces of observations and actions are compared column by column: each part of a Dict or Tuple
+by its name, kind, shape, dtype and bounds. The same spaces are those that mean the same:
+- in another order of a Dict's keys, as parts are found by name;
+- with bounds that are equal but for the rounding of float32, in which networks compute;
+- with the largest float32 or float64 for a bound where the other has none: both mean unbounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from penstock.envs.space_json import to_json
+
+UNBOUNDED = float(np.finfo(np.float32).max) * (1 - 1e-6)
+ROUNDING = 1e-6  # of a bound; that of float32 and a few operations
+LONGEST = 80  # characters of a space in a sentence
+ABSENT = "absent"
+
+AnySpace = spaces.Space[Any]
+
+
+class SpaceDifference(NamedTuple):
+    """The first column that differs."""
+
+    column: str
+    """ "observations" or "actions", and the name of the part behind a dot."""
+    known: str
+    """Description of the column in training."""
+    own: str
+    """Description of the environment's column."""
+
+
+def difference(known: Sequence[AnySpace], own: Sequence[AnySpace]) -> SpaceDifference | None:
+    """The first difference between two pairs of spaces, of observations and of actions; None where
+    they are the same."""
+    parts, own_parts = (
+        dict([*_columns("observations", pair[0]), *_columns("actions", pair[1])])
+        for pair in (known, own)
+    )
+    for column in {**parts, **own_parts}:
+        part, own_part = parts.get(column), own_parts.get(column)
+        if part is None or own_part is None or not _is_same(part, own_part):
+            return SpaceDifference(column, *_described(part, own_part))
+    return None
+
+
+def brief(space: AnySpace) -> str:
+    """The space in at most `LONGEST` characters."""
+    text = " ".join(str(space).split())  # numpy aligns the bounds of a Box in columns
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def _columns(name: str, space: AnySpace) -> Iterator[tuple[str, AnySpace]]:
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        yield name, space
+        return
+    inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    for key, part in inner:
+        yield from _columns(f"{name}.{key}", part)
+
+
+def _is_same(one: AnySpace, other: AnySpace) -> bool:
+    if not isinstance(one, spaces.Box) or not isinstance(other, spaces.Box):
+        try:
+            return to_json(one) == to_json(other)
+        except ValueError:  # of a kind that no policy reads
+            return False
+    if one.shape != other.shape or one.dtype.newbyteorder("=") != other.dtype.newbyteorder("="):
+        return False
+    return not _apart(one, other).any()
+
+
+def _apart(one: spaces.Box, other: spaces.Box) -> npt.NDArray[np.bool_]:
+    """Which bounds of two Boxes differ, bool ``[*shape]``."""
+    if one.dtype.kind != "f":
+        return np.asarray((one.low != other.low) | (one.high != other.high))
+    rounding = max(ROUNDING, float(np.spacing(np.ones((), one.dtype))))
+    apart = np.zeros(one.shape, np.bool_)
+    for bound, other_bound in ((one.low, other.low), (one.high, other.high)):
+        pair = (np.asarray(each, np.float64) for each in (bound, other_bound))
+        a, b = (np.where(abs(each) >= UNBOUNDED, np.copysign(np.inf, each), each) for each in pair)
+        apart |= ~np.isclose(a, b, rtol=rounding, atol=1e-12)
+    return apart
+
+
+def _described(known: AnySpace | None, own: AnySpace | None) -> tuple[str, str]:
+    texts = tuple(ABSENT if space is None else brief(space) for space in (known, own))
+    if texts[0] != texts[1] or not isinstance(known, spaces.Box) or not isinstance(own, spaces.Box):
+        return texts[0], texts[1]
+    # Both are cut before the bound that differs.
+    at = np.unravel_index(int(np.argmax(_apart(known, own))), known.shape)
+    place = ", ".join(str(i) for i in at)
+    texts = tuple(f"[{box.low[at]}, {box.high[at]}] at [{place}]" for box in (known, own))
+    return texts[0], texts[1]

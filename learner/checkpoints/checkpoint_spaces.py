@@ -1,0 +1,64 @@
+"""The spaces on which a checkpoint was trained, and whether they are those of an environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gymnasium import spaces
+
+from penstock.configs.errors import UserError
+from penstock.envs import EnvInfo
+from penstock.envs.space_difference import SpaceDifference, difference
+from penstock.envs.space_json import from_json, to_json
+from penstock.learner.checkpoints.checkpoint_format import (
+    FILE,
+    Checkpoint,
+    DamagedCheckpointError,
+)
+
+SPACES = (
+    "spaces"  # in a checkpoint's meta: of observations and actions, as the environment has them
+)
+
+
+def described(info: EnvInfo) -> list[Any]:
+    """The spaces as JSON, for the meta."""
+    return [to_json(space) for space in info.spaces]
+
+
+def check_spaces(folder: Path, stored: Checkpoint, info: EnvInfo, env_id: str) -> spaces.Space[Any]:
+    """Check that the checkpoint of ``folder`` was trained on the spaces of an environment.
+
+    Returns the observation space in training, whose parts may be in another order. Raises UserError
+    with the first column that differs. A checkpoint of an earlier version, which has no spaces, is
+    compared by the dtype of its observations; its network shows their number.
+    """
+    path = folder / FILE
+    known, found = info.spaces, None
+    if SPACES in stored.meta:
+        try:
+            observations, actions = map(from_json, stored.meta[SPACES])
+        except (LookupError, TypeError, ValueError, AssertionError) as error:
+            raise DamagedCheckpointError(f"{path} has spaces that cannot be read") from error
+        known = observations, actions
+        found = difference(known, info.spaces)
+    else:
+        found = _other_dtype(stored, info)
+    if found is not None:
+        raise UserError(
+            f"{path} is of another network or environment: {found.column} {found.known} in "
+            f"training, {found.own} in {env_id} now; set env.id and model.* as they were, correct "
+            "the environment, or set another run.dir"
+        )
+    return known[0]
+
+
+def _other_dtype(stored: Checkpoint, info: EnvInfo) -> SpaceDifference | None:
+    columns = stored.meta.get("spec", {}).get("columns", [])
+    known = next((dtype for name, dtype, *_ in columns if name == "obs"), None)
+    space = info.observation_space
+    own = "<f4" if space.dtype.kind == "f" else space.dtype.str  # as slots have it
+    if known in (None, own):
+        return None
+    return SpaceDifference("observations", f"of dtype {known}", f"of dtype {own}")
