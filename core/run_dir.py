@@ -68,7 +68,7 @@ def run_folder(path: Path, resume: Resume) -> Iterator[int]:
         os.close(lock)
 
 
-class OwnFolder:
+class HeldFolder:
     """The folder that a run has locked. A user may remove it, and the next run make another one at
     its path, which this one must not write to."""
 

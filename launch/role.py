@@ -29,8 +29,8 @@ from penstock.core.control import Channel, Message
 from penstock.core.imports import gc_paused
 from penstock.core.notes import notes_to
 from penstock.core.place import place
+from penstock.core.processes import SHIM_DIED
 from penstock.core.role import LOST_SHIM, RoleContext, RunEndedError, Store
-from penstock.launch.engines.shim import SHIM_DIED
 from penstock.profiling.dump import answer_with_stacks, stacks_path
 from penstock.profiling.status import Phase, StatusPage
 

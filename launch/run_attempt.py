@@ -12,7 +12,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
 from penstock.core.files import open_private
 from penstock.core.machine import VERSIONS
-from penstock.core.run_dir import OwnFolder
+from penstock.core.run_dir import HeldFolder
 from penstock.monitor.record import EVALUATIONS, METRICS, RESERVED, SUMMARY
 
 REPLACED = (CONFIG_FILE, SUMMARY, VERSIONS)
@@ -37,7 +37,7 @@ class Attempt:
 
     def __init__(self, path: Path, new: list[Path]) -> None:
         self._path = path
-        self._folder = OwnFolder(path)
+        self._folder = HeldFolder(path)
         self._new = new
         held = [name for name in REPLACED if (path / name).is_file()]
         self._texts = {name: (path / name).read_bytes() for name in held}

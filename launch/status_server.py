@@ -23,7 +23,7 @@ from typing import Any
 from penstock.core.files import without_nan, write_atomic
 from penstock.core.interfaces import Handle
 from penstock.core.processes import began_ticks
-from penstock.core.run_dir import SUPERVISOR_FILE, OwnFolder
+from penstock.core.run_dir import SUPERVISOR_FILE, HeldFolder
 from penstock.profiling.dump import answer_with_stacks, stacks_path
 
 SOCKET = "supervisor.sock"
@@ -36,7 +36,7 @@ class StatusServer:
 
     def __init__(self, run_dir: Path, runtime_dir: Path) -> None:
         self._run_dir = run_dir
-        self._folder = OwnFolder(run_dir)
+        self._folder = HeldFolder(run_dir)
         self._file = run_dir / SUPERVISOR_FILE
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)

@@ -30,7 +30,7 @@ from penstock.core.interfaces import Engine, Handle, Liveness, MetricSink, RoleS
 from penstock.core.loop_pace import LoopPace
 from penstock.core.role import EXIT_REJOIN
 from penstock.core.role_spec import RoleSpec, Stage
-from penstock.core.run_dir import OwnFolder, has_checkpoint
+from penstock.core.run_dir import HeldFolder, has_checkpoint
 from penstock.launch.core_split import CoreSplit
 from penstock.launch.decisions import Decisions
 from penstock.launch.ledgers import Ledgers
@@ -156,7 +156,7 @@ class Supervisor:
             **arguments,
         }
         self._logs = logs
-        self._folder = OwnFolder(logs.parent)
+        self._folder = HeldFolder(logs.parent)
         self._lost_folder = False
         self._sinks = sinks
         self._engine = engine

@@ -19,7 +19,7 @@ from penstock.configs.secrets import redacted
 from penstock.configs.sections import EnvConfig
 from penstock.core.files import open_private, open_regular, without_nan, write_atomic
 from penstock.core.interfaces import Json, MetricSink, RunEvent
-from penstock.core.run_dir import OwnFolder
+from penstock.core.run_dir import HeldFolder
 from penstock.monitor.ranks import lags
 from penstock.profiling.histogram import latencies
 
@@ -114,7 +114,7 @@ class Record(MetricSink):
             goal: `stop.return`; closing evaluations for another one do not count.
         """
         self._run_dir = run_dir
-        self._folder = OwnFolder(run_dir)
+        self._folder = HeldFolder(run_dir)
         self.evaluation: Json = {}
         """Figures of the last evaluation before a resume, unless its environment was not
         ``env``."""

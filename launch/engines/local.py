@@ -32,10 +32,9 @@ from penstock.core.interfaces import (
     RoleUsage,
     ThreadUsage,
 )
-from penstock.core.processes import began_ticks, catches, process_facts
+from penstock.core.processes import SHIM_DIED, began_ticks, catches, process_facts
 from penstock.core.role_spec import RoleSpec
 from penstock.launch.engines import early_roles
-from penstock.launch.engines.shim import SHIM_DIED
 from penstock.launch.engines.shim_process import ShimProcess
 from penstock.profiling.ledger import Part, now_in, seconds_of
 from penstock.profiling.status import Phase

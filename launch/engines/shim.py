@@ -11,14 +11,14 @@ descriptors becomes a child of the nearest one that lives, and is killed there. 
   does the guard, whose exit status the supervisor reads;
 - the supervisor is killed: guard and keeper have a pidfd of it. The role gets SIGTERM; when it has
   ended, or after the grace, its descendants are killed;
-- the keeper is killed: the role gets SHIM_DIED from the kernel (PR_SET_PDEATHSIG) and becomes a
+- the keeper is killed: the role gets `shim_died` from the kernel (PR_SET_PDEATHSIG) and becomes a
   child of the guard, which takes over, its output included;
-- the guard is killed: the keeper has a pidfd of it, and sends the role SHIM_DIED;
+- the guard is killed: the keeper has a pidfd of it, and sends the role `shim_died`;
 - the keeper is stopped: the guard kills it `LINGER_S` after the role's end. The supervisor does the
   same with a guard that is stopped;
 - both are killed at once: the supervisor kills what carries the role's mark in its environment.
 
-SIGTERM ends a learner with the run, SHIM_DIED has it save its state and be started again. A role
+SIGTERM ends a learner with the run, `shim_died` has it save its state and be started again. A role
 without state gets SIGKILL instead of either.
 
 The role's output goes through a pipe. The last of it is always in the status page, where the
@@ -65,8 +65,6 @@ HANDLED = (
     signal.SIGUSR2, signal.SIGALRM, signal.SIGTSTP,
 )  # fmt: skip
 
-SHIM_DIED = signal.SIGUSR2
-
 libc = ctypes.CDLL(None)
 
 
@@ -83,7 +81,8 @@ class ShimPlan:
         places = map(int, arguments[2].split(","))
         self._role_at, self._tail_at, self.tail_nbytes, self._log_at = places
         self.role_fds = [int(fd) for fd in arguments[3].split(",") if fd]
-        self._saves = arguments[4] == "1"
+        self.shim_died = int(arguments[4])  # the signal that the role gets when its shim dies
+        self._saves = self.shim_died != signal.SIGKILL
         self.mark = arguments[5]  # NAME=VALUE, put into the role's environment
         self.command = arguments[6:]
         self.output = (-1, -1)  # the pipe
@@ -93,9 +92,10 @@ class ShimPlan:
         """Seconds from a death signal until the role is killed."""
         return self._read(self._role_at + 32) / 1000 if self._saves else 0.0
 
-    def death_signal(self, signum: int) -> int:
-        """What the role gets at the death of its supervisor (SIGTERM) or of its shim."""
-        return signum if self._saves else int(signal.SIGKILL)
+    @property
+    def supervisor_died(self) -> int:
+        """The signal that the role gets when its supervisor dies."""
+        return int(signal.SIGTERM if self._saves else signal.SIGKILL)
 
     @property
     def log(self) -> bytes:
@@ -157,7 +157,7 @@ def guard(plan: ShimPlan) -> Never:
     own = os.pidfd_open(os.getpid())
     keeper = os.fork()
     if keeper == 0:
-        keep(plan, {supervisor: signal.SIGTERM, own: SHIM_DIED})
+        keep(plan, {supervisor: plan.supervisor_died, own: plan.shim_died})
     os.close(own)
     plan.leave_to_role()
     wake = _wake_pipe()
@@ -221,7 +221,7 @@ def keep(plan: ShimPlan, owners: dict[int, int]) -> Never:
 def _execute(plan: ShimPlan, keeper: int) -> Never:
     """Become the role."""
     try:
-        libc.prctl(PR_SET_PDEATHSIG, plan.death_signal(SHIM_DIED), 0, 0, 0)
+        libc.prctl(PR_SET_PDEATHSIG, plan.shim_died, 0, 0, 0)
         if os.getppid() != keeper:
             os._exit(1)
         os.setpgid(0, 0)
@@ -247,7 +247,7 @@ def tend(plan: ShimPlan, role: int, wake: int, owners: dict[int, int]) -> int:
         role: its pid.
         wake: readable after a signal.
         owners: pidfds of processes that the role must not outlive, each with the signal that the
-            role gets at its end. Without any, the keeper has died: the role gets SHIM_DIED at once.
+            role gets at its end. Without any, the keeper has died.
 
     Returns the role's wait status.
     """
@@ -256,10 +256,10 @@ def tend(plan: ShimPlan, role: int, wake: int, owners: dict[int, int]) -> int:
     for fd in (wake, pump.fd, *owners):
         poller.register(fd, select.POLLIN)
     ends_s = float("inf")
-    death = None if owners else SHIM_DIED
+    death = None if owners else plan.shim_died
     while (status := _reap(role)[0]) is None:
         if death is not None:
-            os.kill(role, plan.death_signal(death))
+            os.kill(role, death)
             ends_s = time.monotonic() + plan.grace_s
             death = None
         left_s = ends_s - time.monotonic()

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from penstock.core.control import Channel
-from penstock.core.processes import THREAD_VARIABLES, began_ticks, python
+from penstock.core.processes import SHIM_DIED, THREAD_VARIABLES, began_ticks, python
 from penstock.profiling.status import LOG_AT, ROLE_AT, TAIL_AT, TAIL_NBYTES, StatusPage
 
 OPENMP_WAIT = {"OMP_WAIT_POLICY": "passive"}
@@ -58,7 +58,8 @@ class ShimProcess:
                 undo.callback(os.close, self.status_fd)
                 control, status = theirs.fileno(), self.status_fd
                 places = ",".join(map(str, (ROLE_AT, TAIL_AT, TAIL_NBYTES, LOG_AT)))
-                plan = os.getpid(), status, places, control, int(saves), self.mark
+                shim_died = SHIM_DIED if saves else signal.SIGKILL
+                plan = os.getpid(), status, places, control, int(shim_died), self.mark
                 early = [ahead, nice] if ahead else []
                 role = python("penstock.launch.role", name, control, status, *early)
                 shim = [sys.executable, "-I", "-S", "-c", BOOT, str(Path(__file__).parent)]

@@ -29,7 +29,7 @@ from penstock.core.control import Message
 from penstock.core.notes import note_logger
 from penstock.core.params import POLICY_ID, Arrays
 from penstock.core.processor import processor
-from penstock.core.run_dir import OwnFolder
+from penstock.core.run_dir import HeldFolder
 from penstock.device.choice import device_of
 from penstock.device.interface import Device
 from penstock.learner.checkpoints import checkpoint_format
@@ -89,7 +89,7 @@ class CheckpointManager:
         self.requests: EvaluationRequests | None = None
         """Requests to the run's evaluator; None where the learner makes none."""
         self._every_s = min(every_s, evaluated_s or every_s)  # each evaluation needs a new one
-        self._folder = OwnFolder(run_dir)
+        self._folder = HeldFolder(run_dir)
         self._last = run_dir / "checkpoints" / "last"
         self._best = run_dir / "checkpoints" / "best"
         self._requested = run_dir / "checkpoints" / REQUESTED
