@@ -12,8 +12,8 @@ repeats its session, and keeps the folder; the exit code is then 1. Some faults 
 libfaketime or control groups: those that this machine cannot have are counted as skipped.
 
     python benchmarks/chaos.py [--seed 0] [--faults 100] [--minutes M] [--topology shm ...]
-                               [--fault kill:actor ...] [--without end:term ...] [--session 40]
-                               [--slack 1] [--no-strict] [--verbose] [--json] [--save]
+                               [--fault kill:* ...] [--without end:term ...] [--session 40]
+                               [--each N] [--slack 1] [--no-strict] [--verbose] [--json] [--save]
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import statistics
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from fnmatch import filter as filter_names
 from typing import Any
 
 from common import finish, parser
@@ -42,8 +43,9 @@ def main() -> None:
     )
     made.add_argument("--minutes", type=float, help="no new fault after so long")
     made.add_argument("--topology", action="append", choices=TOPOLOGIES, help="this alone; again")
-    made.add_argument("--fault", action="append", default=[], help="this kind alone; again")
+    made.add_argument("--fault", action="append", default=[], help="this kind or pattern; again")
     made.add_argument("--without", action="append", default=[], help="not this kind; again")
+    made.add_argument("--each", type=int, help="for each topology and kind a session of so many")
     made.add_argument("--session", type=int, default=SESSION_FAULTS, help="faults of a session")
     made.add_argument("--slack", type=float, default=1.0, help="factor on every bound on time")
     made.add_argument("--no-strict", dest="strict", action="store_false", help="causes unchecked")
@@ -51,31 +53,40 @@ def main() -> None:
     args = made.parse_args()
     names = args.topology or list(TOPOLOGIES)
     known = {kind for name in names for kind in TOPOLOGIES[name].kinds}
-    unknown = {*args.fault, *args.without} - known
+    unknown = [kind for kind in (*args.fault, *args.without) if not filter_names(known, kind)]
     if unknown:
-        made.error(f"no {', '.join(sorted(unknown))} in {', '.join(names)}; {sorted(known)} are")
-    kinds = frozenset(args.fault or known) - set(args.without)
+        made.error(f"no {', '.join(unknown)} in {', '.join(names)}; {sorted(known)} are")
+    chosen = {kind for pattern in args.fault or ["*"] for kind in filter_names(known, pattern)}
+    kinds = frozenset(chosen - {*args.without})
     names = [name for name in names if kinds & TOPOLOGIES[name].kinds.keys()]
+    each = [
+        (name, frozenset({kind}))
+        for name in names
+        for kind in sorted(kinds & TOPOLOGIES[name].kinds.keys())
+    ]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     until_s = time.monotonic() + args.minutes * 60 if args.minutes else float("inf")
     results: list[Result] = []
     left = args.faults or (sys.maxsize if args.minutes else FAULTS)
+    if args.each:
+        left = args.each * len(each)
     code = 0
     try:
         while left > 0 and time.monotonic() < until_s:
-            seed, count = args.seed + len(results), min(args.session, left)
+            seed, count = args.seed + len(results), min(args.each or args.session, left)
+            name, of = each[len(results)] if args.each else (names[seed % len(names)], kinds)
             session = make(
-                TOPOLOGIES[names[seed % len(names)]],
+                TOPOLOGIES[name],
                 seed,
                 count,
-                kinds=kinds,
+                kinds=of,
                 slack=args.slack,
                 strict=args.strict,
                 until_s=until_s,
                 verbose=args.verbose,
             )
             results.append(session.run())
-            _tell(results[-1], args)
+            _tell(results[-1], of)
             left -= count
     except KeyboardInterrupt:
         print("interrupted: the session that went on does not count", file=sys.stderr)
@@ -84,14 +95,16 @@ def main() -> None:
     sys.exit(code or any(result.failure for result in results))
 
 
-def _tell(result: Result, args: Any) -> None:
+def _tell(result: Result, kinds: Collection[str]) -> None:
     """A line for a session; of one that failed, how to repeat it."""
     took = f"{result.injected} of {result.faults} faults in {result.seconds:.0f} s"
     print(f"{result.topology:10} seed {result.seed}: {took}", file=sys.stderr, flush=True)
     if result.failure is None:
         return
-    chosen = "".join(f" --fault {kind}" for kind in args.fault)
-    chosen += "".join(f" --without {kind}" for kind in args.without)
+    others = TOPOLOGIES[result.topology].kinds.keys() - set(kinds)
+    own = TOPOLOGIES[result.topology].kinds.keys() & set(kinds)
+    option, listed = ("fault", own) if len(own) < len(others) else ("without", others)
+    chosen = "".join(f" --{option} {kind}" for kind in sorted(listed))
     print(
         f"FAILED: {result.failure}\n"
         f"repeat: python benchmarks/chaos.py --seed {result.seed} --topology {result.topology} "

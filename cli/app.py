@@ -39,6 +39,7 @@ from penstock.cli.options import (
 )
 from penstock.cli.render import render_app
 from penstock.configs.errors import UserError
+from penstock.core.descriptors import limit
 from penstock.core.imports import exit_on_interrupt, gc_paused
 
 EPILOG = (
@@ -72,7 +73,8 @@ app.add_typer(replay_app, name="replay", rich_help_panel=PREPARE)
 
 def main() -> None:
     """Run a command. A UserError is printed as a sentence, with exit code 2. So is an OSError for a
-    path that cannot be accessed, as every command takes paths and uses them in many places."""
+    path that cannot be accessed, as every command takes paths and uses them in many places, and one
+    for a lack of descriptors, which any call may meet."""
     if "" not in sys.path:
         sys.path.append("")  # environments of the user are imported from the current folder
     try:
@@ -80,6 +82,11 @@ def main() -> None:
     except UserError as error:
         _refuse(str(error))
     except OSError as error:
+        if error.errno == errno.EMFILE:
+            _refuse(
+                f"the limit of {limit()} open files is used up, and the command needs more; raise "
+                "it with `ulimit -n`"
+            )
         if error.errno not in OUT_OF_REACH or error.filename is None:
             raise
         shown = str(error.filename)

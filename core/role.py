@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 EXIT_REJOIN = os.EX_TEMPFAIL  # exit code of a role that lost its learner: it is restarted at once
 ACTOR_INDEX_BITS = 16  # lowest bits of the id of an actor that was started by hand: its index
+LOST_SHIM = "a process of its shim was killed"  # the error of a role that ends for that
 URGENT = frozenset(
     {
         "checkpoint", "entered", "error", "evaluation", "final", "group_failed", "join", "ready",
@@ -86,6 +87,9 @@ class RoleContext:
     ``store`` is None where one supervisor names the groups of learners; ``meets_at`` and
     ``servers`` are as in `RoleSpec`. ``group_begun`` is true for a learner that was started after
     others had formed a group, so that the trained state is theirs.
+
+    A learner sets ``holds_state`` while it alone has the trained state. It is then given time to
+    save when a process of its shim has died: ``shim_died`` turns true.
     """
 
     role: str
@@ -108,6 +112,8 @@ class RoleContext:
     meets_at: str | None = None
     servers: tuple[str, ...] = ()
     group_begun: bool = False
+    holds_state: bool = False
+    shim_died: bool = False
     _stopping: bool = False  # a plain flag: a signal handler must not take a lock
     _given: Message | None = None
 

@@ -68,6 +68,35 @@ def run_folder(path: Path, resume: Resume) -> Iterator[int]:
         os.close(lock)
 
 
+class HeldFolder:
+    """The folder that a run has locked. A user may remove it, and the next run make another one at
+    its path, which this one must not write to."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.absolute()
+        self._about = os.stat(path) if path.exists() else None
+
+    def is_in_place(self) -> bool:
+        """Whether it is still at its path. The kernel gives its inode to no other folder, as the
+        lock holds a descriptor."""
+        if self._about is None:
+            return True
+        try:
+            return os.path.samestat(os.stat(self._path), self._about)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # a disk that does not answer tells nothing
+            return True
+
+    def check(self) -> None:
+        """Raise UserError where it is not at its path."""
+        if not self.is_in_place():
+            raise UserError(
+                f"{self._path} was removed or replaced while its run went on, so the run ends "
+                "without saving there; give every run a folder of its own with run.dir"
+            )
+
+
 def in_use(path: Path) -> bool:
     """Whether a run holds this folder."""
     with suppress(OSError):

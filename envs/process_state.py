@@ -19,7 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
+from penstock.core.processes import SHIM_DIED
+
+# A role is told by these to stop, to write its stacks, and that its shim has died.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGUSR1, SHIM_DIED)
 
 
 class ProcessState(NamedTuple):

@@ -373,10 +373,16 @@ class Decisions:
         if self._signals == 1:
             note = Note("the run is stopping; another signal kills it")
             return [note, *self._end_evaluation(now_s)]
-        running = [w for w in self._workers.values() if w.runs]
-        for worker in running:
+        for worker in self._workers.values():
             worker.failure = Failure(worker.spec.name, KILLED_AS_ASKED)
-        return [Kill(w.spec.name, signal.SIGKILL) for w in running]
+        return self._kill_all()
+
+    def abandon(self, failure: Failure, now_s: float) -> list[Effect]:
+        """End the run without saving it."""
+        return self._fail(failure, now_s) + self._kill_all()
+
+    def _kill_all(self) -> list[Effect]:
+        return [Kill(w.spec.name, signal.SIGKILL) for w in self._workers.values() if w.runs]
 
     def pass_on(self, name: str, message: dict[str, Any]) -> list[Effect]:
         """Forward a message to the learner of ``name``, such as a connector's counts; that of an

@@ -29,7 +29,14 @@ from penstock.core.control import Channel, Message
 from penstock.core.imports import gc_paused
 from penstock.core.notes import notes_to
 from penstock.core.place import exit_refused, place
-from penstock.core.role import EXIT_REJOIN, RoleContext, RunEndedError, Store
+from penstock.core.processes import SHIM_DIED
+from penstock.core.role import (
+    EXIT_REJOIN,
+    LOST_SHIM,
+    RoleContext,
+    RunEndedError,
+    Store,
+)
 from penstock.profiling.dump import answer_with_stacks, stacks_path
 from penstock.profiling.status import Phase, StatusPage
 
@@ -136,22 +143,30 @@ def _context(arguments: Message, channel: Channel, status: StatusPage) -> RoleCo
 
 
 def _catch_signals(ctx: RoleContext, grace_s: float) -> None:
-    """Handle SIGTERM as a request to stop, with a kill after ``grace_s``; ignore SIGINT, which the
-    supervisor handles.
+    """Handle SIGTERM as a request to stop, and SHIM_DIED as one to save and end, with a kill after
+    ``grace_s``; ignore SIGINT, which the supervisor handles. SHIM_DIED ends a role at once that has
+    nothing to save.
 
-    A separate thread reads the signals' wake-up pipe, so that SIGTERM works while the main thread
-    is in a call that does not return to Python.
+    A separate thread reads the signals' wake-up pipe, so that they work while the main thread is in
+    a call that does not return to Python.
     """
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
     signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: ctx.stop())
+    signal.signal(SHIM_DIED, lambda *_: None)  # for the thread
 
     def watch() -> None:
-        while signal.SIGTERM not in os.read(read_fd, 64):
+        while not {signal.SIGTERM, SHIM_DIED} & (signums := {*os.read(read_fd, 64)}):
             pass
-        ctx.stop()
+        if signal.SIGTERM in signums:
+            ctx.stop()
+        elif ctx.holds_state:
+            ctx.shim_died = True
+        else:
+            ctx.report("error", user=False, fault=False, message=LOST_SHIM, traceback="")
+            os._exit(1)
         # Later than the supervisor, which reports the reason.
         signal.setitimer(signal.ITIMER_REAL, grace_s + BACKSTOP_S)
 

@@ -12,6 +12,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
 from penstock.core.files import open_private
 from penstock.core.machine import VERSIONS
+from penstock.core.run_dir import HeldFolder
 from penstock.monitor.record import EVALUATIONS, METRICS, RESERVED, SUMMARY
 
 REPLACED = (CONFIG_FILE, SUMMARY, VERSIONS)
@@ -36,6 +37,7 @@ class Attempt:
 
     def __init__(self, path: Path, new: list[Path]) -> None:
         self._path = path
+        self._folder = HeldFolder(path)
         self._new = new
         held = [name for name in REPLACED if (path / name).is_file()]
         self._texts = {name: (path / name).read_bytes() for name in held}
@@ -45,6 +47,8 @@ class Attempt:
 
     def put_back(self) -> None:
         """Restore the files of an earlier run."""
+        if not self._folder.is_in_place():
+            return
         with suppress(OSError):  # the failure of the run is reported, not this
             for name, text in self._texts.items():
                 temporary = self._path / f"{name}.tmp"
@@ -58,6 +62,8 @@ class Attempt:
     def undo(self) -> None:
         """`put_back`, and remove new files of a run, by their names: other files may be the user's.
         A new folder is removed too if it is then empty."""
+        if not self._folder.is_in_place():
+            return
         self.put_back()
         with suppress(OSError):
             for name in {*REPLACED, *APPENDED, RESERVED} - {*self._texts, *self._sizes}:

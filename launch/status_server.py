@@ -23,7 +23,7 @@ from typing import Any
 from penstock.core.files import without_nan, write_atomic
 from penstock.core.interfaces import Handle
 from penstock.core.processes import began_ticks
-from penstock.core.run_dir import SUPERVISOR_FILE
+from penstock.core.run_dir import SUPERVISOR_FILE, HeldFolder
 from penstock.profiling.dump import answer_with_stacks, stacks_path
 
 SOCKET = "supervisor.sock"
@@ -36,6 +36,7 @@ class StatusServer:
 
     def __init__(self, run_dir: Path, runtime_dir: Path) -> None:
         self._run_dir = run_dir
+        self._folder = HeldFolder(run_dir)
         self._file = run_dir / SUPERVISOR_FILE
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
@@ -58,14 +59,18 @@ class StatusServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):
-            self._file.unlink()  # first: while it exists, the socket must answer
+        if self._folder.is_in_place():
+            self._remove_files()  # first: while `supervisor.json` exists, the socket must answer
         for asker in self._askers:
             asker.close()
         self._listener.close()
         faulthandler.unregister(signal.SIGUSR1)
         with suppress(OSError):
             self.path.unlink()
+
+    def _remove_files(self) -> None:
+        with suppress(OSError):
+            self._file.unlink()
         with suppress(OSError):
             for path in (self._run_dir / "logs").glob("*.stacks"):
                 if not path.stat().st_size:  # no process was asked for its stacks

@@ -30,7 +30,7 @@ from penstock.core.interfaces import Engine, Handle, Liveness, MetricSink, RoleS
 from penstock.core.loop_pace import LoopPace
 from penstock.core.role import EXIT_REJOIN
 from penstock.core.role_spec import RoleSpec, Stage
-from penstock.core.run_dir import has_checkpoint
+from penstock.core.run_dir import HeldFolder, has_checkpoint
 from penstock.launch.core_split import CoreSplit
 from penstock.launch.decisions import Decisions
 from penstock.launch.ledgers import Ledgers
@@ -156,6 +156,8 @@ class Supervisor:
             **arguments,
         }
         self._logs = logs
+        self._folder = HeldFolder(logs.parent)
+        self._lost_folder = False
         self._sinks = sinks
         self._engine = engine
         self._core_split = core_split
@@ -239,6 +241,8 @@ class Supervisor:
 
     def _turn(self) -> None:
         now_s = time.monotonic()
+        if not self._lost_folder:
+            self._check_folder(now_s)
         statuses = {name: handle.status() for name, handle in self._handles.items()}
         beats = {name: status.alive_s for name, status in statuses.items()}
         phases = {name: status.phase for name, status in statuses.items()}
@@ -260,6 +264,15 @@ class Supervisor:
             self._look_at(name, handle)
         for handle in list(self._presumed):
             self._look_at_presumed(handle)
+
+    def _check_folder(self, now_s: float) -> None:
+        """End the run at once where its folder is not at its path: its roles would save there."""
+        try:
+            self._folder.check()
+        except UserError as error:
+            self._lost_folder = True
+            failure = Failure("supervisor", str(error), user=True)
+            self._do(self._decisions.abandon(failure, now_s))
 
     def _watched(self) -> list[int]:
         """Descriptors that become readable when an event occurs."""

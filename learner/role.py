@@ -29,7 +29,7 @@ from penstock.core.interfaces import Dataset, Transitions, TransitionSequences, 
 from penstock.core.memory import TRIM_S, give_back_memory
 from penstock.core.notes import note_logger
 from penstock.core.params import Arrays, Floats
-from penstock.core.role import RoleContext, RunEndedError, learner_socket
+from penstock.core.role import LOST_SHIM, RoleContext, RunEndedError, learner_socket
 from penstock.device.choice import device_of
 from penstock.envs import probe
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager, form_of_checkpoint
@@ -236,6 +236,9 @@ class LearnerProcess(TrainingLoop[Any]):
         going = True
         while going:
             self._ctx.status.beat()
+            self._ctx.holds_state = self._group.sync.world == 1
+            if self._ctx.shim_died and not self._ctx.stopping():
+                self._save_and_end()
             lost = None
             try:
                 going = self.turn()
@@ -247,6 +250,18 @@ class LearnerProcess(TrainingLoop[Any]):
             if time.monotonic() >= self._next_report_s:
                 self._report()
         self._report(last=True)
+
+    def _save_and_end(self) -> None:
+        """Save for the process that replaces this one, whose shim has died. Returns where the
+        supervisor has died too, and nothing will replace it."""
+        self._hear()
+        if self._ctx.stopping():
+            return
+        self._learner.queue.drain()
+        self._ledger.switch(Part.SAVE)
+        self._ctx.status.phase = Phase.SAVING
+        self.keep(save=True)
+        raise RunEndedError(LOST_SHIM)
 
     def finish(self) -> None:
         """Wait until all producers have ended, count remaining steps, save, report."""

@@ -16,7 +16,9 @@ The schema is stable; docs/runs.md describes it. A line has
 The first event is written at once. Later events with the same kind, role, incarnation and text are
 counted, and the count is written at most every `REPEAT_S` seconds and at the end. Each start of a
 process has a new incarnation, so all starts and ends are written at once. The file is bounded: at
-`FILE_NBYTES` it becomes `events.jsonl.1`, which replaces the one before.
+`FILE_NBYTES` it becomes `events.jsonl.1`, which replaces the one before. Events of the traffic
+(`OF_TRAFFIC`), whose number peers determine, must not displace deaths: each kind has a share of the
+file, beyond which its events are one, that is written every `LATER_S` seconds.
 
 Adding an event never raises. While the disk is full, lines wait in memory, at most `WAITING_NBYTES`
 of them, and are written when there is room.
@@ -27,7 +29,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -58,9 +60,12 @@ KINDS = {
     "stop": "the run began to stop",
     "end": "the run has ended",
 }
+OF_TRAFFIC = ("drop", "lost", "rejected", "refused")
 REPEAT_S = 10.0
+LATER_S = 3600.0
 RETRY_S = 1.0  # between two attempts to write to a disk that was full
 FILE_NBYTES = 16 << 20
+SHARE_NBYTES = 2 << 20
 WAITING_NBYTES = 4 << 20
 ALIKE = 1000  # distinct events whose repetitions are counted at a time
 TEXT_LIMIT = 4000  # characters
@@ -106,6 +111,7 @@ class EventLog(MetricSink):
         self._retry_s = 0.0
         self._next_check_s = 0.0
         self._alike: dict[Alike, _Repeated] = {}
+        self._used: Counter[str] = Counter()  # bytes of each kind in the file
 
     def event(self, event: RunEvent) -> bool:
         """`add` events with a text; evaluations are in `evaluations.jsonl`."""
@@ -125,6 +131,9 @@ class EventLog(MetricSink):
         written within `REPEAT_S`."""
         now_s = self._clock()
         text = redacted(text)[:TEXT_LIMIT]
+        if self._is_beyond_share(kind):
+            text = "more events of this kind; they are only counted, so that the file has room"
+            role = incarnation = data = None
         line: dict[str, Any] = {
             "schema": SCHEMA,
             "time": round(self._now(), 3),
@@ -145,7 +154,7 @@ class EventLog(MetricSink):
             self._write(line)
             return
         repeated.count, repeated.line = repeated.count + 1, line
-        if now_s - repeated.written_s >= REPEAT_S:
+        if now_s - repeated.written_s >= self._repeat_s(kind):
             self._write_repeated(repeated, now_s)
 
     def tick(self) -> None:
@@ -154,7 +163,7 @@ class EventLog(MetricSink):
         if now_s >= self._next_check_s:
             self._next_check_s = now_s + RETRY_S
             for key, repeated in [*self._alike.items()]:
-                if now_s - repeated.written_s >= REPEAT_S:
+                if now_s - repeated.written_s >= self._repeat_s(key[0]):
                     if repeated.count:
                         self._write_repeated(repeated, now_s)
                     else:
@@ -171,6 +180,12 @@ class EventLog(MetricSink):
             os.close(self._fd)
             self._fd = -1
 
+    def _is_beyond_share(self, kind: str) -> bool:
+        return kind in OF_TRAFFIC and self._used[kind] >= SHARE_NBYTES
+
+    def _repeat_s(self, kind: str) -> float:
+        return LATER_S if self._is_beyond_share(kind) else REPEAT_S
+
     def _flush_repeated(self, key: Alike) -> None:
         repeated = self._alike.pop(key)
         if repeated.count:
@@ -182,6 +197,7 @@ class EventLog(MetricSink):
 
     def _write(self, line: dict[str, Any]) -> None:
         data = json.dumps(line).encode() + b"\n"
+        self._used[line["kind"]] += len(data)
         self._waiting.append(data)
         self._waiting_nbytes += len(data)
         while self._waiting_nbytes > WAITING_NBYTES:
@@ -213,6 +229,7 @@ class EventLog(MetricSink):
         if self._fd >= 0 and self._nbytes + len(data) > FILE_NBYTES:
             os.close(self._fd)
             self._fd = -1
+            self._used.clear()
             with suppress(FileNotFoundError):  # a user has removed it
                 os.replace(self._path, self._path.with_name(f"{EVENTS}.1"))
         if self._fd < 0:

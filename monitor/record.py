@@ -19,6 +19,7 @@ from penstock.configs.secrets import redacted
 from penstock.configs.sections import EnvConfig
 from penstock.core.files import open_private, open_regular, without_nan, write_atomic
 from penstock.core.interfaces import Json, MetricSink, RunEvent
+from penstock.core.run_dir import HeldFolder
 from penstock.monitor.ranks import lags
 from penstock.profiling.histogram import latencies
 
@@ -113,6 +114,7 @@ class Record(MetricSink):
             goal: `stop.return`; closing evaluations for another one do not count.
         """
         self._run_dir = run_dir
+        self._folder = HeldFolder(run_dir)
         self.evaluation: Json = {}
         """Figures of the last evaluation before a resume, unless its environment was not
         ``env``."""
@@ -147,7 +149,8 @@ class Record(MetricSink):
             self._whole.update(metrics.keys() - OF_A_MOMENT)
             return
         self._count_time(metrics)
-        self._lines.metrics(metrics)
+        if self._folder.is_in_place():
+            self._lines.metrics(metrics)
 
     def event(self, event: RunEvent) -> bool:
         """Append an evaluation; keep the summary for the end."""
@@ -158,6 +161,8 @@ class Record(MetricSink):
             self.last |= evaluation_figures(evaluation)
             if "closing" in evaluation:
                 self.last |= _closing_figures(evaluation)
+            if not self._folder.is_in_place():
+                return False
             try:
                 _append(self._run_dir / EVALUATIONS, evaluation)
             except OSError as error:
@@ -217,6 +222,8 @@ class Record(MetricSink):
 
     def close(self) -> None:
         """Write the last interval, due or not, and `summary.json`."""
+        if not self._folder.is_in_place():
+            return
         self._lines.close()
         summary, self._summary = self._summary, None
         if summary is not None:

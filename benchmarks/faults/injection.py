@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,8 @@ def victim(world: World, fault: Fault, kinds: tuple[str, ...], ready: bool = Tru
     return found[min(int(fault.pick * len(found)), len(found) - 1)]
 
 
-def _kill(world: World, fault: Fault, what: str) -> Struck:
+def _kill(world: World, fault: Fault, what: str, above: int = 0) -> Struck:
+    """Kill a role, or the process that is so many ``above`` it: its keeper or its guard."""
     if what == "learner":
         _await_group(world)
     if what == "host":
@@ -94,7 +96,7 @@ def _kill(world: World, fault: Fault, what: str) -> Struck:
     falls_back = what == "server" or (what == "learner" and world.topology.learners == 1)
     if falls_back:
         _await_checkpoint(world)
-    now_s = _killed(role)
+    now_s = _killed(role, above)
     if falls_back:
         time.sleep(LAST_LINES_S)
         world.progress.begin()
@@ -319,7 +321,8 @@ def _clock(world: World, fault: Fault, what: str) -> Struck:
 
 
 INJECTIONS: dict[str, Callable[[World, Fault, str], Struck]] = {
-    "kill": _kill, "pair": _pair, "stop": _stop, "hang": _hang, "end": _end,
+    "kill": _kill, "keeper": partial(_kill, above=1), "guard": partial(_kill, above=2),
+    "pair": _pair, "stop": _stop, "hang": _hang, "end": _end,
     "checkpoint": _checkpoint, "disk": _disk, "descriptors": _descriptors, "memory": _memory,
     "oom": _oom, "hostile": _hostile, "hoard": _hoard, "net": _net, "clock": _clock,
 }  # fmt: skip
@@ -328,11 +331,14 @@ INJECTIONS: dict[str, Callable[[World, Fault, str], Struck]] = {
 # ------------------------------------------------------------------------------------ parts
 
 
-def _killed(role: Role) -> float:
-    """Kill it; when the system has confirmed that it is dead."""
-    with suppress(ProcessLookupError):
-        os.kill(role.pid, signal.SIGKILL)
-    wait_until(lambda: not alive(role.pid), 1.0, 0.002)
+def _killed(role: Role, above: int = 0) -> float:
+    """Kill it, or the process ``above`` it, with which it must end; when the system has confirmed
+    that it is dead."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(role.pid)
+        (process.parents()[above - 1] if above else process).kill()
+    if not wait_until(lambda: not alive(role.pid), BOUND_S, 0.002):
+        raise Broken(f"{role.name} lives {BOUND_S:g} s after the kill")
     return time.monotonic()
 
 

@@ -22,23 +22,34 @@ DQN = (
     "replay.samples_per_insert=2",
 )
 
+EVALUATED = ("eval.every_s=2", "eval.episodes=2")
+
+
+def _shim(weight: float, *roles: str) -> dict[str, float]:
+    """Kills of each of the two processes between the supervisor and the ``roles``."""
+    return {f"{process}:{role}": weight for process in ("guard", "keeper") for role in roles}
+
+
 LATE = ("run.hang_timeout_s=30",)  # the wire must not need it to notice that peers are gone
 HANGS = ("hang:actor", "hang:relay", "hang:connector")
 ENDS = {  # of a run with one learner: each costs a start, so they are rare
     "kill:learner": 0.5, "end:supervisor": 0.15, "end:term": 0.1, "end:term-all": 0.1,
-    "checkpoint:flip": 0.1, "checkpoint:cut": 0.1,
+    "checkpoint:flip": 0.1, "checkpoint:cut": 0.1, **_shim(0.2, "learner"),
 }  # fmt: skip
 ACTORS = {"kill:actor": 4.0, "stop:actor": 2.0, "hang:actor": 0.5, "memory:actor": 1.0}
+ACTORS |= _shim(0.3, "actor")
+EVALUATOR = {"kill:evaluator": 1.0, **_shim(0.2, "evaluator")}
 HOST = {"disk:full": 0.7, "descriptors:supervisor": 0.7, "stop:supervisor": 0.5, "oom:actor": 0.5}
 CARRIERS = {
     "kill:connector": 2.0, "kill:relay": 2.0, "stop:connector": 0.7, "stop:relay": 0.7,
     "hang:connector": 0.2, "hang:relay": 0.2, "pair:any": 1.0,
 }  # fmt: skip
+CARRIERS |= _shim(0.3, "connector", "relay")
 WIRE = {"hostile:wire": 2.0, "hoard:grants": 0.7, "descriptors:connector": 0.7}
 GROUP = {
     "kill:actor": 3.0, "kill:learner": 1.5, "stop:learner": 1.5, "stop:actor": 1.0,
     "pair:any": 0.5, "stop:supervisor": 0.3, "disk:full": 0.3,
-    "end:supervisor": 0.1, "end:term": 0.1,
+    "end:supervisor": 0.1, "end:term": 0.1, **_shim(0.4, "learner"),
 }  # fmt: skip
 
 
@@ -68,17 +79,17 @@ def _group(pace: str, **kinds: float) -> Topology:
     return Topology(pace, GROUP | kinds, options=options, actors=4, learners=2)
 
 
-_SERVER = {"stop:server": 0.7, "kill:server": 0.3}
+_SERVER = {"stop:server": 0.7, "kill:server": 0.3, **_shim(0.1, "server")}
 _ALL = (
     Topology(
         "shm",
-        ACTORS | HOST | ENDS | {"kill:evaluator": 1.0, "stop:learner": 1.0, "hostile:attach": 1.0},
-        options=("eval.every_s=2", "eval.episodes=2"),
+        ACTORS | HOST | ENDS | EVALUATOR | {"stop:learner": 1.0, "hostile:attach": 1.0},
+        options=EVALUATED,
     ),
     Topology(
         "zmq",
-        ACTORS | HOST | ENDS | CARRIERS | WIRE | {"hostile:attach": 0.5},
-        options=("transport.kind=zmq",),
+        ACTORS | HOST | ENDS | CARRIERS | WIRE | EVALUATOR | {"hostile:attach": 0.5},
+        options=("transport.kind=zmq", *EVALUATED),
     ),
     Topology(
         "connectors",

@@ -12,7 +12,6 @@ The processes end by themselves with the command, as those of all roles do (`shi
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Collection, Sequence
 
@@ -22,12 +21,12 @@ if TYPE_CHECKING:  # `typing` itself takes a while to import
     from penstock.launch.engines.shim_process import ShimProcess
 
 EARLY_ROLES = {
-    "learner-0": ("penstock.learner.ahead:import_modules", 0, signal.SIGTERM),
-    "actor-0": ("penstock.actors.role", 5, signal.SIGKILL),
+    "learner-0": ("penstock.learner.ahead:import_modules", 0, True),
+    "actor-0": ("penstock.actors.role", 5, False),
 }
 """By role: the module that it imports while it waits, with a function to call if there is one, its
-niceness meanwhile, by which the learner has priority, and the signal that it gets when the command
-dies."""
+niceness meanwhile, by which the learner has priority, and whether it saves before it dies with the
+command."""
 THREADS = 1
 COMMAND = "train"
 OPTIONS_WITHOUT_EARLY_ROLES = (
@@ -49,8 +48,8 @@ def start(arguments: Sequence[str]) -> None:
 
     try:
         _inherited_at_start = _inherited_state()
-        for name, (module, nice, death_signal) in EARLY_ROLES.items():
-            _waiting[name] = ShimProcess(name, THREADS, death_signal, module, nice)
+        for name, (module, nice, saves) in EARLY_ROLES.items():
+            _waiting[name] = ShimProcess(name, THREADS, saves, module, nice)
     except OSError:  # it is reported where the run's folder cannot be made, or a role not started
         return
 

@@ -32,7 +32,7 @@ from penstock.core.interfaces import (
     RoleUsage,
     ThreadUsage,
 )
-from penstock.core.processes import began_ticks, catches, process_facts
+from penstock.core.processes import SHIM_DIED, began_ticks, catches, process_facts
 from penstock.core.role_spec import RoleSpec
 from penstock.launch.engines import early_roles
 from penstock.launch.engines.shim_process import ShimProcess
@@ -132,11 +132,11 @@ class LocalHandle:
         # A learner can still save what it has learned; the others have nothing to lose. One with
         # learners on other hosts does not: they have its state, and would all stop with it.
         saves = spec.essential and spec.meets_at is None
-        self._death_signal = signal.SIGTERM if saves else signal.SIGKILL
+        self._shim_died = SHIM_DIED if saves else signal.SIGKILL
         self._grace_s = arguments.get("grace_s", GRACE_S) if saves else 0.0
         with ExitStack() as undo:
             if shim is None:
-                shim = ShimProcess(spec.name, spec.threads, self._death_signal)
+                shim = ShimProcess(spec.name, spec.threads, saves)
             undo.callback(shim.discard)
             self.channel, self.page, self._mark = shim.channel, shim.page, shim.mark
             self._process = shim.process
@@ -212,7 +212,7 @@ class LocalHandle:
         if self._kill_at_s is None:
             self._kill_at_s = now_s + (self._grace_s if guard_ended else LINGER_S)
             if guard_ended:
-                self.signal(self._death_signal)
+                self.signal(self._shim_died)
         elif now_s >= self._kill_at_s:
             if guard_ended:
                 self.signal(signal.SIGKILL)

@@ -61,6 +61,8 @@ CLOSE_S = 10.0  # for the ends of all roles, when the engine closes
 MOST_REPORTS = 1000  # of one call
 PATIENCE_S = 5.0  # of an agent whose host supervisor does not read
 CONNECT_S = 5.0
+HTTP2_BEGINS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+HTTP2_SETTINGS = b"\x04"  # the type of the first frame of a server, after its length
 LEARNER, SERVER = "learner-", "server-"  # begin the names of roles with the trained state
 FIRST_S = 60.0  # for the first answer of an agent that replaces a lost one
 LONGEST_RETRY_S = 60.0  # until an agent that did not start is replaced; SILENT_S at first
@@ -665,7 +667,7 @@ def connect(address: str | None, working_dir: str | None = None, cores: int | No
     ray = import_ray()
     try:
         if address is not None:
-            _check_port(_found_by_ray() if address == "auto" else address)
+            _check_port(_found_by_ray(address))
         ray.init(
             "local" if address is None else address,  # Ray itself takes None for "auto"
             num_cpus=cores,
@@ -682,12 +684,15 @@ def connect(address: str | None, working_dir: str | None = None, cores: int | No
         ) from error
 
 
-def _found_by_ray() -> str:
-    """The ``host:port`` to which ``ray.init("auto")`` would connect."""
+def _found_by_ray(address: str) -> str:
+    """The ``host:port`` to which ``ray.init(address)`` would connect."""
     from ray._private.services import canonicalize_bootstrap_address
 
+    host, _, port = address.rpartition(":")
+    if address != "auto" and (not host or not port.isdecimal() or "/" in host):
+        raise ValueError(f"{address} is not auto, or host:port of the head node")
     try:
-        found: str | None = canonicalize_bootstrap_address("auto")
+        found: str | None = canonicalize_bootstrap_address(address)
     except ConnectionError:
         raise ConnectionError("RAY_ADDRESS is not set, and none runs on this host") from None
     if found is None:
@@ -696,12 +701,16 @@ def _found_by_ray() -> str:
 
 
 def _check_port(address: str) -> None:
-    """Raise ValueError or OSError if nothing listens at ``host:port``: Ray tries for minutes."""
+    """Raise OSError if no server of HTTP/2, as gRPC has, is at ``host:port``: Ray tries for
+    minutes."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or "/" in host:
-        raise ValueError(f"{address} is not auto, or host:port of the head node")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S):
-            pass
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S) as connection:
+            if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+                return
+            connection.sendall(HTTP2_BEGINS)
+            answer = connection.makefile("rb").read(4)
     except (OSError, OverflowError) as error:
         raise ConnectionError(f"nothing answers at {address}: {error}") from error
+    if answer[3:] != HTTP2_SETTINGS:
+        raise ConnectionError(f"{address} does not answer as a head node does, by gRPC")

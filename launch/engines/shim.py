@@ -9,14 +9,17 @@ descriptors becomes a child of the nearest one that lives, and is killed there. 
 
 - the role ends: the keeper kills the role's descendants, then ends with the role's exit status. So
   does the guard, whose exit status the supervisor reads;
-- the supervisor is killed: guard and keeper have a pidfd of it. The role gets its death signal;
-  when it has ended, or after the grace, its descendants are killed;
-- the keeper is killed: the role gets its death signal from the kernel (PR_SET_PDEATHSIG) and
-  becomes a child of the guard, which takes over, its output included;
-- the guard is killed: the keeper has a pidfd of it, and acts as if the supervisor had been killed;
+- the supervisor is killed: guard and keeper have a pidfd of it. The role gets SIGTERM; when it has
+  ended, or after the grace, its descendants are killed;
+- the keeper is killed: the role gets `shim_died` from the kernel (PR_SET_PDEATHSIG) and becomes a
+  child of the guard, which takes over, its output included;
+- the guard is killed: the keeper has a pidfd of it, and sends the role `shim_died`;
 - the keeper is stopped: the guard kills it `LINGER_S` after the role's end. The supervisor does the
   same with a guard that is stopped;
 - both are killed at once: the supervisor kills what carries the role's mark in its environment.
+
+SIGTERM ends a learner with the run, `shim_died` has it save its state and be started again. A role
+without state gets SIGKILL instead of either.
 
 The role's output goes through a pipe. The last of it is always in the status page, where the
 supervisor finds it after the role's death. A thread writes all of it to the log, so that a disk
@@ -78,15 +81,21 @@ class ShimPlan:
         places = map(int, arguments[2].split(","))
         self._role_at, self._tail_at, self.tail_nbytes, self._log_at = places
         self.role_fds = [int(fd) for fd in arguments[3].split(",") if fd]
-        self.death_signal = int(arguments[4])
+        self.shim_died = int(arguments[4])  # the signal that the role gets when its shim dies
+        self._saves = self.shim_died != signal.SIGKILL
         self.mark = arguments[5]  # NAME=VALUE, put into the role's environment
         self.command = arguments[6:]
         self.output = (-1, -1)  # the pipe
 
     @property
     def grace_s(self) -> float:
-        """Seconds from a death signal of SIGTERM until the role is killed."""
-        return self._read(self._role_at + 32) / 1000 if self.death_signal == signal.SIGTERM else 0.0
+        """Seconds from a death signal until the role is killed."""
+        return self._read(self._role_at + 32) / 1000 if self._saves else 0.0
+
+    @property
+    def supervisor_died(self) -> int:
+        """The signal that the role gets when its supervisor dies."""
+        return int(signal.SIGTERM if self._saves else signal.SIGKILL)
 
     @property
     def log(self) -> bytes:
@@ -148,13 +157,13 @@ def guard(plan: ShimPlan) -> Never:
     own = os.pidfd_open(os.getpid())
     keeper = os.fork()
     if keeper == 0:
-        keep(plan, [supervisor, own])
+        keep(plan, {supervisor: plan.supervisor_died, own: plan.shim_died})
     os.close(own)
     plan.leave_to_role()
     wake = _wake_pipe()
     status = _watch_keeper(plan, keeper, supervisor, wake)
     if plan.role in _children():  # the keeper was killed
-        status = tend(plan, plan.role, wake, [])
+        status = tend(plan, plan.role, wake, {})
     else:
         _end_descendants(wake)
     plan.note_cleared()
@@ -198,9 +207,8 @@ def _watch_keeper(plan: ShimPlan, keeper: int, supervisor: int, wake: int) -> in
             ends_s = min(ends_s, time.monotonic() + more_s)
 
 
-def keep(plan: ShimPlan, owners: list[int]) -> Never:
-    """Start the role, and end with it; ``owners`` are pidfds of processes that the role must not
-    outlive."""
+def keep(plan: ShimPlan, owners: dict[int, int]) -> Never:
+    """Start the role, and end with it; ``owners`` are as for `tend`."""
     _become_subreaper()
     wake = _wake_pipe()
     keeper, role = os.getpid(), os.fork()
@@ -213,7 +221,7 @@ def keep(plan: ShimPlan, owners: list[int]) -> Never:
 def _execute(plan: ShimPlan, keeper: int) -> Never:
     """Become the role."""
     try:
-        libc.prctl(PR_SET_PDEATHSIG, plan.death_signal, 0, 0, 0)
+        libc.prctl(PR_SET_PDEATHSIG, plan.shim_died, 0, 0, 0)
         if os.getppid() != keeper:
             os._exit(1)
         os.setpgid(0, 0)
@@ -231,10 +239,15 @@ def _execute(plan: ShimPlan, keeper: int) -> Never:
         os._exit(os.EX_OSERR)
 
 
-def tend(plan: ShimPlan, role: int, wake: int, owners: list[int]) -> int:
+def tend(plan: ShimPlan, role: int, wake: int, owners: dict[int, int]) -> int:
     """Capture the output of a child, the role, until it has ended, then kill its descendants.
 
-    The role gets its death signal when one of ``owners`` ends, or at once if there are none.
+    Args:
+        plan: of the role.
+        role: its pid.
+        wake: readable after a signal.
+        owners: pidfds of processes that the role must not outlive, each with the signal that the
+            role gets at its end. Without any, the keeper has died.
 
     Returns the role's wait status.
     """
@@ -242,12 +255,13 @@ def tend(plan: ShimPlan, role: int, wake: int, owners: list[int]) -> int:
     poller = select.poll()
     for fd in (wake, pump.fd, *owners):
         poller.register(fd, select.POLLIN)
-    signalled, ends_s = False, float("inf")
+    ends_s = float("inf")
+    death = None if owners else plan.shim_died
     while (status := _reap(role)[0]) is None:
-        if not owners and not signalled:
-            signalled = True
-            os.kill(role, plan.death_signal)
+        if death is not None:
+            os.kill(role, death)
             ends_s = time.monotonic() + plan.grace_s
+            death = None
         left_s = ends_s - time.monotonic()
         if left_s <= 0:
             os.kill(role, signal.SIGKILL)
@@ -258,10 +272,11 @@ def tend(plan: ShimPlan, role: int, wake: int, owners: list[int]) -> int:
             elif fd == pump.fd:
                 if not pump.take():
                     poller.unregister(fd)
-            else:
+            elif fd in owners:
+                death = owners[fd]
                 for owner in owners:
                     poller.unregister(owner)
-                owners = []
+                owners = {}
     _end_descendants(wake)
     pump.close()
     return status

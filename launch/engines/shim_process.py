@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from penstock.core.control import Channel
-from penstock.core.processes import THREAD_VARIABLES, began_ticks, python
+from penstock.core.processes import SHIM_DIED, THREAD_VARIABLES, began_ticks, python
 from penstock.profiling.status import LOG_AT, ROLE_AT, TAIL_AT, TAIL_NBYTES, StatusPage
 
 OPENMP_WAIT = {"OMP_WAIT_POLICY": "passive"}
@@ -32,14 +32,15 @@ class ShimProcess:
     """
 
     def __init__(
-        self, name: str, threads: int, death_signal: int, ahead: str = "", nice: int = 0
+        self, name: str, threads: int, saves: bool, ahead: str = "", nice: int = 0
     ) -> None:
         """Start the program of the role ``name``.
 
         Args:
             name: such as "learner-0".
             threads: of numerical libraries, which read it when they are imported.
-            death_signal: that the role gets when its supervisor dies.
+            saves: whether the role has time to save its state when its supervisor or its shim dies;
+                otherwise it is killed.
             ahead: ``module`` to import, or ``module:function`` to import and call, before the first
                 message, if any.
             nice: added to the niceness until then.
@@ -57,7 +58,8 @@ class ShimProcess:
                 undo.callback(os.close, self.status_fd)
                 control, status = theirs.fileno(), self.status_fd
                 places = ",".join(map(str, (ROLE_AT, TAIL_AT, TAIL_NBYTES, LOG_AT)))
-                plan = os.getpid(), status, places, control, int(death_signal), self.mark
+                shim_died = SHIM_DIED if saves else signal.SIGKILL
+                plan = os.getpid(), status, places, control, int(shim_died), self.mark
                 early = [ahead, nice] if ahead else []
                 role = python("penstock.launch.role", name, control, status, *early)
                 shim = [sys.executable, "-I", "-S", "-c", BOOT, str(Path(__file__).parent)]

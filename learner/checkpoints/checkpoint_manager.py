@@ -29,6 +29,7 @@ from penstock.core.control import Message
 from penstock.core.notes import note_logger
 from penstock.core.params import POLICY_ID, Arrays
 from penstock.core.processor import processor
+from penstock.core.run_dir import HeldFolder
 from penstock.device.choice import device_of
 from penstock.device.interface import Device
 from penstock.envs.packing import Packer
@@ -91,6 +92,7 @@ class CheckpointManager:
         self.requests: EvaluationRequests | None = None
         """Requests to the run's evaluator; None where the learner makes none."""
         self._every_s = min(every_s, evaluated_s or every_s)  # each evaluation needs a new one
+        self._folder = HeldFolder(run_dir)
         self._last = run_dir / "checkpoints" / "last"
         self._best = run_dir / "checkpoints" / "best"
         self._requested = run_dir / "checkpoints" / REQUESTED
@@ -330,8 +332,10 @@ class CheckpointManager:
             )
 
     def _check_not_replaced(self) -> CheckpointWriter:
-        """This learner as a writer. Raises ReplacedError where `last` is of a later one: on a disk
-        of several hosts, learners that were presumed dead may still run."""
+        """This learner as a writer. Raises UserError where the folder is another run's, and
+        ReplacedError where `last` is of a later writer: on a disk of several hosts, learners that
+        were presumed dead may still run."""
+        self._folder.check()
         own = CheckpointWriter(self._trainer.progress.generation, self.epoch)
         other = own
         with suppress(UserError, LookupError):  # there is none, or a damaged one
@@ -362,6 +366,7 @@ class CheckpointManager:
         assert self.requests is not None
         request = self.requests.due()
         if request is not None:
+            self._folder.check()
             state = self._state(group or {}, self._find_best())
             meta = {**state.meta, REQUEST: request}
             checkpoint_format.save(self._requested, replace(state, meta=meta))

@@ -78,16 +78,17 @@ class CheckpointStore:
     """One store, by its path or URL. Not thread-safe."""
 
     def __init__(self, url: str) -> None:
-        """Raises UserError for a URL that nothing here can open."""
+        """Raises UserError for a URL that nothing here can open, or that does not answer."""
         import fsspec
 
         self.url = url.rstrip("/")
         try:
             self._fs, self._path = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError) as error:
+        except Exception as error:  # of whatever library opens it, and may connect now
             raise UserError(
-                f"checkpoint.store is {url!r}, which cannot be opened ({error}); give a path, or a "
-                "URL whose package is installed, such as s3://bucket/folder with penstock[s3]"
+                f"checkpoint.store is {url!r}, which cannot be opened ({_text(error)}); give a "
+                "path, or a URL that answers and whose package is installed, such as "
+                "s3://bucket/folder with penstock[s3]"
             ) from error
         protocol = self._fs.protocol
         protocols = {protocol} if isinstance(protocol, str) else {*protocol}
@@ -247,11 +248,12 @@ def take_newer(store: CheckpointStore, last: Path) -> str:
         last: folder of the run's newest checkpoint.
 
     Returns a note about what was taken; empty if nothing was. Raises UserError where the store
-    cannot be read.
+    cannot be read, and where the run has no checkpoint and none of the store's can be used.
     """
     own = _newest(last)
     fetched = last.parent / FETCHED
-    for entry in reversed(store.entries()):
+    entries = store.entries()
+    for entry in reversed(entries):
         if own is not None and (entry.generation, entry.learner_steps) <= own:
             return ""
         try:
@@ -264,12 +266,19 @@ def take_newer(store: CheckpointStore, last: Path) -> str:
                 "%s of %s is damaged, and an older one is tried: %s",
                 *(entry.name, store.url, error),
             )
+        except FileNotFoundError:
+            logger.info("%s is not in %s, and an older one is tried", entry.name, store.url)
         except OSError as error:
             raise UserError(
                 f"{entry.name} cannot be copied from {store.url}: {_text(error)}"
             ) from error
         finally:
             history.remove(fetched)
+    if entries and own is None:
+        raise UserError(
+            f"none of the {len(entries)} checkpoints in {store.url}/{MANIFEST} can be used; "
+            f"restore {entries[-1].name}, or name another checkpoint.store to begin anew"
+        )
     return ""
 
 

@@ -133,6 +133,20 @@ def test_a_damaged_one_gives_way_to_the_one_before(url: str, tmp_path: Path) -> 
     assert steps_of(last) == 10
 
 
+def test_a_missing_one_gives_way_to_the_one_before(url: str, tmp_path: Path) -> None:
+    for steps in (10, 20):
+        put(url, tmp_path / "a", steps)
+    fs, path = fsspec.core.url_to_fs(url)
+    fs.rm_file(f"{path}/g0-step-20.safetensors")
+    last = tmp_path / "b" / "checkpoints" / "last"
+    assert "g0-step-10" in take_newer(CheckpointStore(url), last)
+    assert steps_of(last) == 10
+    fs.rm_file(f"{path}/g0-step-10.safetensors")
+    assert take_newer(CheckpointStore(url), last) == ""
+    with pytest.raises(UserError, match="none of the 2 checkpoints"):
+        take_newer(CheckpointStore(url), tmp_path / "c" / "checkpoints" / "last")
+
+
 def test_what_the_manifest_does_not_name_neither_counts_nor_goes(url: str, tmp_path: Path) -> None:
     put(url, tmp_path / "a", 10, keep=1)
     fs, path = fsspec.core.url_to_fs(url)
@@ -165,7 +179,7 @@ def test_a_manifest_of_something_else_is_refused(tmp_path: Path, text: str) -> N
         CheckpointStore(str(tmp_path)).entries()
 
 
-@pytest.mark.parametrize("url", ["nope://bucket/x", "s4://"])
+@pytest.mark.parametrize("url", ["nope://bucket/x", "s4://", "ftp://127.0.0.1:1/x"])
 def test_a_url_that_nothing_opens_is_refused(url: str) -> None:
     with pytest.raises(UserError, match=r"checkpoint\.store is .*, which cannot be opened"):
         CheckpointStore(url)

@@ -194,7 +194,7 @@ def test_the_first_error_of_an_early_import_is_reported(
     )
     path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
-    early = ShimProcess(LEARNER.name, 1, signal.SIGTERM, "fails_twice")
+    early = ShimProcess(LEARNER.name, 1, True, "fails_twice")
     arguments = role_arguments(tmp_path, tmp_path) | {"run_id": 1, "grace_s": 20.0}
     (tmp_path / "logs").mkdir()
     spec = RoleSpec("learner", 0, "fails_twice:work", Stage.LEARNER)

@@ -254,6 +254,23 @@ def test_a_role_goes_on_writing_when_the_keeper_is_killed(tmp_path: Path) -> Non
     assert child.reap() == 7
 
 
+@pytest.mark.parametrize("killed", ["guard", "keeper"])
+def test_a_learner_whose_state_others_have_ends_at_once_with_its_shim(
+    tmp_path: Path, killed: str
+) -> None:
+    child = start(tmp_path, "work", "learner", grace_s=60.0)
+    wait_until(lambda: any(message["kind"] == "ready" for message in child.receive()))
+    keeper = psutil.Process(child.pid).parent()
+    assert keeper is not None
+    shim = {"guard": keeper.parent(), "keeper": keeper}[killed]
+    assert shim is not None
+    shim.kill()
+    assert child.wait(GONE_WITHIN_S)
+    [error] = [message for message in child.receive() if message["kind"] == "error"]
+    assert not error["user"]
+    child.reap()
+
+
 def test_an_interpreter_that_cannot_be_executed_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,6 +179,22 @@ def test_two_runs_do_not_share_a_folder(supervise: Supervise) -> None:
     assert run.result()["exit_code"] == 130
 
 
+def test_a_run_whose_folder_was_taken_ends_and_writes_nothing_there(
+    supervise: Supervise, tmp_path: Path
+) -> None:
+    run = supervise(actors=["work"], learner="learn")
+    run.wait_for("metrics")
+    taken = tmp_path / "run"
+    taken.rename(tmp_path / "moved")
+    taken.mkdir()
+    (taken / "supervisor.json").write_text("of another run")
+    result = run.result()
+    assert (result["exit_code"], result["reason"]) == (2, "user_error")
+    assert str(taken) in result["failure"]["message"]
+    assert [path.name for path in taken.iterdir()] == ["supervisor.json"]
+    assert (taken / "supervisor.json").read_text() == "of another run"
+
+
 def test_a_fault_of_the_supervisor_itself_leaves_nothing_and_loses_nothing(
     supervise: Supervise,
 ) -> None:

@@ -275,6 +275,7 @@ def with_a_daemon(ctx: RoleContext) -> None:
     open and no environment. The role then does not end when it is asked to."""
     command = [sys.executable, "-I", "-S", "-c", HIDDEN, str(ctx.run_dir / "daemon")]
     subprocess.run(command, env={}, check=True)
+    ctx.holds_state = True  # a learner's
     deaf(ctx)
 
 
@@ -294,9 +295,10 @@ def talk(ctx: RoleContext) -> None:
 
 
 def talk_when_asked(ctx: RoleContext) -> None:
-    """A learner that has much to say when it stops."""
+    """A learner that has much to say when its shim dies."""
+    ctx.holds_state = True
     print("ready", flush=True)
-    while not ctx.stopping():
+    while not ctx.shim_died:
         time.sleep(TURN_S)
     time.sleep(0.3)
     talk(ctx)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -227,6 +228,19 @@ def test_a_folder_that_the_user_may_not_read_is_a_mistake(
     said = "of-another-user cannot be accessed: Permission denied; name another path"
     assert code == 2
     assert err.startswith(f"penstock: {said}")
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_a_mistake(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "train", "cartpole", "run.dir=run"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (14, 14)),
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "the limit of 14 open files" in done.stderr
 
 
 def test_a_mistake_leaves_no_folder(

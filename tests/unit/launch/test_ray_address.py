@@ -6,6 +6,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -82,4 +83,19 @@ def test_what_is_no_address(address: str) -> None:
 
 
 def test_a_port_that_does_not_exist() -> None:
-    assert refusal("127.0.0.1:99999").startswith("nothing answers at 127.0.0.1:99999: ")
+    assert re.match(r"nothing answers at [\d.]+:99999: ", refusal("127.0.0.1:99999"))
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n", b"SSH-2.0-server\r\n"])
+def test_a_port_of_another_service(answer: bytes) -> None:
+    with socket.create_server(("", 0)) as server:
+
+        def serve() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(64)
+                connection.sendall(answer)
+
+        with ThreadPoolExecutor() as threads:
+            threads.submit(serve)
+            said = refusal(f"127.0.0.1:{server.getsockname()[1]}")
+    assert said.endswith("does not answer as a head node does, by gRPC")

@@ -231,3 +231,19 @@ def test_another_policy_is_not_resumed(tmp_path: Path) -> None:
     checkpoint_format.save(last, replace(checkpoint_format.load(last), policy_id=3))
     with pytest.raises(UserError, match="holds policy 3, and a run trains policy 0; resume from"):
         run.checkpoints.resume("must")
+
+
+def test_a_learner_whose_folder_was_taken_leaves_the_checkpoint_of_the_other_run(
+    tmp_path: Path,
+) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    mine, theirs = Learned(run_dir), Learned(run_dir)
+    run_dir.rename(tmp_path / "moved")
+    run_dir.mkdir()
+    theirs.checkpoints = CheckpointManager(run_dir, theirs.trainer)
+    theirs.checkpoints.save()
+    saved = (run_dir / "checkpoints" / "last" / FILE).read_bytes()
+    with pytest.raises(UserError, match=str(run_dir)):
+        mine.checkpoints.save()
+    assert (run_dir / "checkpoints" / "last" / FILE).read_bytes() == saved

@@ -157,6 +157,23 @@ def test_the_file_is_bounded(
     assert numbers == [*range(numbers[0], 1000)]
 
 
+def test_messages_that_are_rejected_for_long_leave_the_record_of_deaths(
+    log: EventLog, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "FILE_NBYTES", 20_000)
+    monkeypatch.setattr(events, "SHARE_NBYTES", 4_000)
+    log.add("exit", "was killed", "actor-0", 0)
+    for number in range(1000):
+        log.add("rejected", f"a peer has version {number}", "connector-0", 0)
+        clock.s += events.REPEAT_S
+        log.tick()
+    log.add("exit", "was killed", "actor-0", 1)
+    log.close()
+    assert not (tmp_path / "events.jsonl.1").exists()
+    assert [x["incarnation"] for x in lines(tmp_path) if x["kind"] == "exit"] == [0, 1]
+    assert sum(x["count"] for x in lines(tmp_path) if x["kind"] == "rejected") == 1000
+
+
 def test_a_removed_file_delays_no_event(
     log: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

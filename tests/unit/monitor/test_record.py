@@ -57,6 +57,17 @@ def test_metrics_are_lines_and_the_summary_is_the_last_with_the_end(tmp_path: Pa
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
 
 
+def test_a_record_whose_folder_was_taken_writes_nothing_there(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    record = Record(run_dir)
+    run_dir.rename(tmp_path / "moved")
+    run_dir.mkdir()
+    record.metrics({"time_s": 1.0})
+    assert close(record, "fault", "it was taken")["time_s"] == 1.0
+    assert not [*run_dir.iterdir()]
+
+
 def test_a_resumed_run_appends(tmp_path: Path) -> None:
     for time_s in (1.0, 2.0):
         record = Record(tmp_path)
