@@ -21,8 +21,8 @@ import numpy as np
 
 from penstock.core.processes import SHIM_DIED
 
-# A role is told by these to stop, to write its stacks, and that its shim has died.
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGUSR1, SHIM_DIED)
+# These tell a role to stop, or that its shim has died.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, SHIM_DIED)
 
 
 class ProcessState(NamedTuple):
