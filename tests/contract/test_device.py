@@ -78,7 +78,11 @@ def weights() -> Any:
 def transitions() -> Any:
     """Train on arrays that are overwritten as soon as a step returns, and take the differences."""
     config = resolve(
-        "Acrobot-v1", ["algo.name=dqn", "learner.precision=fp32", "learner.device=cpu"]
+        "Acrobot-v1",
+        [
+            *("algo.name=dqn", "replay.prioritized=true"),
+            *("learner.precision=fp32", "learner.device=cpu"),
+        ],
     )
     made = OffPolicyTrainer(config, probe(config.env))
     rng = np.random.default_rng(3)

@@ -17,6 +17,7 @@ from gymnasium import spaces
 import penstock
 from penstock import UserError
 from penstock.configs.load import dump, resolve
+from penstock.core import used_names
 from penstock.envs import make, probe
 from penstock.envs.space_difference import difference
 from penstock.evaluation.evaluate import find_policy
@@ -57,6 +58,7 @@ def trained(folder: Path) -> CheckpointManager:
     options = ("algo.name=ppo", "model.hidden=[8]", "learner.device=cpu")
     config = resolve(f"{__name__}:Changing", options)
     (folder / "config.yaml").write_text(dump(config))
+    used_names.note(config)
     return CheckpointManager(folder, make_trainer(config, probe(config.env)))
 
 
