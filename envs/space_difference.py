@@ -4,7 +4,7 @@ The spaces of observations and actions are compared column by column: each part 
 by its name, kind, shape, dtype and bounds. The same spaces are those that mean the same:
 - in another order of a Dict's keys, as parts are found by name;
 - with bounds that are equal but for the rounding of float32, in which networks compute;
-- with the largest float32 or float64 for a bound where the other has none: both mean unbounded.
+- with a bound as large as `UNBOUNDED` where the other has none: both mean unbounded.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
+from penstock.core.observations import UNBOUNDED
 from penstock.envs.space_json import to_json
 
-UNBOUNDED = float(np.finfo(np.float32).max) * (1 - 1e-6)
 ROUNDING = 1e-6  # of a bound; that of float32 and a few operations
 LONGEST = 80  # characters of a space in a sentence
 ABSENT = "absent"

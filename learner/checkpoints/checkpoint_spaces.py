@@ -17,9 +17,8 @@ from penstock.learner.checkpoints.checkpoint_format import (
     DamagedCheckpointError,
 )
 
-SPACES = (
-    "spaces"  # in a checkpoint's meta: of observations and actions, as the environment has them
-)
+# The key in a checkpoint's meta of the spaces of observations and actions.
+SPACES = "spaces"
 
 
 def described(info: EnvInfo) -> list[Any]:

@@ -32,6 +32,7 @@ def make(render_mode=None):
 """
 
 
+@pytest.mark.slow
 def test_a_new_best_is_recorded_with_its_decisions(penstock: Penstock, tmp_path: Path) -> None:
     run = penstock("train", "cartpole", "--json", *EVALUATED, "stop.minutes=0.4")
     code, summary, err = run.end()

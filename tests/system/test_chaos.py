@@ -24,6 +24,7 @@ def inject(*options: str) -> None:
     assert found["faults"] == int(options[options.index("--faults") + 1])
 
 
+@pytest.mark.slow
 def test_kills_and_stops_over_zeromq() -> None:
     kinds = ("kill:actor", "kill:connector", "kill:relay", "stop:actor", "stop:relay")
     inject("--topology", "zmq", "--faults", "6", *(f"--fault={kind}" for kind in kinds))

@@ -28,6 +28,7 @@ def run(program: Path, *options: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(done.stdout or "{}"), done.stderr
 
 
+@pytest.mark.slow
 def test_stages_of_one_process_run_on_a_cpu(tmp_path: Path) -> None:
     names = ["set-up", "correctness", "copies", "ceilings", "synchronisations", "codecs"]
     file = tmp_path / "gpu.json"
@@ -57,6 +58,7 @@ def test_stages_that_start_runs_do_so_on_a_cpu() -> None:
     assert found["skipped"]["value"] > 0
 
 
+@pytest.mark.slow
 def test_a_stage_that_fails_dies_or_hangs_loses_no_other() -> None:
     code, result, text = run(FAILING)
     assert code == 1
@@ -71,6 +73,7 @@ def test_a_stage_that_fails_dies_or_hangs_loses_no_other() -> None:
     assert stages["works"]["findings"][0]["data"] == [1, 2]
 
 
+@pytest.mark.slow
 def test_stopped_within_a_stage_it_leaves_nothing() -> None:
     command = [sys.executable, str(FAILING), "--device", "cpu", "--only", "hangs"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

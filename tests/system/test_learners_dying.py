@@ -213,7 +213,7 @@ def test_a_resumed_first_learner_killed_before_any_group_stood_takes_nothing_wit
     assert learners.run.end()[0] == 143
 
 
-@pytest.mark.parametrize("shard", [0, 1])
+@pytest.mark.parametrize("shard", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_ends_with_a_shard_of_its_server_and_is_resumed_with_another_number(
     penstock: Penstock, tmp_path: Path, shard: int
 ) -> None:

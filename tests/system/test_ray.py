@@ -67,6 +67,7 @@ def test_a_lost_host_of_actors_is_replaced(tmp_path: Path, nodes: Any) -> None:
     assert lost in left[0]
 
 
+@pytest.mark.slow
 def test_the_host_of_the_only_learner_is_replaced_and_its_checkpoint_resumed(
     tmp_path: Path, nodes: Any
 ) -> None:
@@ -87,6 +88,7 @@ def test_the_host_of_the_only_learner_is_replaced_and_its_checkpoint_resumed(
     ended(command)
 
 
+@pytest.mark.slow
 def test_a_run_on_a_cluster_is_saved_and_shows_its_stacks(tmp_path: Path, nodes: Any) -> None:
     command, run_dir = train(tmp_path, nodes.address), tmp_path / "run"
     command.wait_until(lambda: all(ready(run_dir, f"actor-{i}") for i in range(4)))
@@ -101,6 +103,7 @@ def test_a_run_on_a_cluster_is_saved_and_shows_its_stacks(tmp_path: Path, nodes:
     assert command.end()[0] == 143
 
 
+@pytest.mark.slow
 def test_a_run_on_a_cluster_is_profiled(tmp_path: Path, nodes: Any) -> None:
     options = ("actors.count=4", "run.dir=run", *SMALL, "--seconds", "4", "--json")
     placed = ("--engine", "ray", "--address", nodes.address)
@@ -145,7 +148,7 @@ def test_a_run_whose_driver_is_killed_saves_and_is_resumed(tmp_path: Path, nodes
     assert metrics(run_dir)[-1]["time_s"] > 0
 
 
-@pytest.mark.parametrize("lost", ["learner-0", "learner-1"])
+@pytest.mark.parametrize("lost", ["learner-0", pytest.param("learner-1", marks=pytest.mark.slow)])
 def test_learners_train_on_without_a_lost_host(tmp_path: Path, lost: str) -> None:
     """Learner 0 serves the meeting of the first group, and writes the checkpoints."""
     with cluster(nodes=4, cores=1) as made:
@@ -163,6 +166,7 @@ def test_learners_train_on_without_a_lost_host(tmp_path: Path, lost: str) -> Non
     assert summary["accounting"]["lost"]["learner"] > 0
 
 
+@pytest.mark.slow
 def test_learners_on_several_hosts_save_when_their_driver_is_killed(tmp_path: Path) -> None:
     with cluster(nodes=4, cores=1) as made:
         more = ("learner.count=2", "actors.count=2")
@@ -180,6 +184,7 @@ def test_learners_on_several_hosts_save_when_their_driver_is_killed(tmp_path: Pa
     assert summary["trained_steps"] >= before + 20_000
 
 
+@pytest.mark.slow
 def test_code_of_the_user_reaches_the_hosts(tmp_path: Path, nodes: Any) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -194,6 +199,7 @@ def test_code_of_the_user_reaches_the_hosts(tmp_path: Path, nodes: Any) -> None:
     assert_balanced(summary)
 
 
+@pytest.mark.slow
 def test_auto_fills_the_cluster(tmp_path: Path, nodes: Any) -> None:
     command, run_dir = train(tmp_path, nodes.address, "actors.count=auto"), tmp_path / "run"
     command.wait_until(lambda: metrics(run_dir) and last(run_dir)["actors_alive"] == 4)
@@ -230,6 +236,7 @@ def test_bad_options_are_refused(tmp_path: Path, options: tuple[str, ...], messa
     assert not list(tmp_path.iterdir()), err
 
 
+@pytest.mark.slow
 def test_auto_is_the_cluster_of_the_environment(
     tmp_path: Path, nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +245,7 @@ def test_auto_is_the_cluster_of_the_environment(
     assert (code, summary["exit_reason"]) == (0, "env_steps"), err
 
 
+@pytest.mark.slow
 def test_a_run_whose_head_node_is_lost_is_stopped_and_saved(tmp_path: Path, nodes: Any) -> None:
     command, run_dir = train(tmp_path, nodes.address), tmp_path / "run"
     command.wait_until(lambda: metrics(run_dir) and last(run_dir)["trained_steps"] > 1000)

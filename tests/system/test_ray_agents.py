@@ -38,6 +38,7 @@ def of_other_release(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
+@pytest.mark.slow
 def test_a_node_of_another_release_is_given_up_and_others_are_used(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
 
@@ -71,6 +72,7 @@ def wait_until(engine: RayEngine, condition: Callable[[Mapping[str, str]], bool]
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_agents_that_have_ended_are_forgotten(tmp_path: Path) -> None:
     bundles = [Bundle("first", ("actor-0",), 1), Bundle("later", ("actor-1",), 2, required=False)]
     with (

@@ -18,6 +18,7 @@ def play(run_dir: Path) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_actors_come_and_go_with_the_nodes_of_the_cluster(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with cluster(nodes=2) as made:
@@ -38,6 +39,7 @@ def test_actors_come_and_go_with_the_nodes_of_the_cluster(tmp_path: Path) -> Non
     assert changes[0]["lost"] == [f"actor-{i}" for i in range(2, 6)] + ["relay-1", "relay-2"]
 
 
+@pytest.mark.slow
 def test_actors_on_a_node_whose_end_was_announced_move_with_nothing_lost(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with cluster(nodes=3) as made:

@@ -39,6 +39,7 @@ def node_of(role: str) -> psutil.Process:
     return found
 
 
+@pytest.mark.slow
 def test_shards_are_on_hosts_of_their_own_and_one_that_is_lost_is_replaced(
     tmp_path: Path, nodes: Any
 ) -> None:
@@ -64,6 +65,7 @@ def test_shards_are_on_hosts_of_their_own_and_one_that_is_lost_is_replaced(
     ended(command)
 
 
+@pytest.mark.slow
 def test_learners_save_by_their_shards_when_the_command_is_killed(
     tmp_path: Path, nodes: Any
 ) -> None:
@@ -80,6 +82,7 @@ def test_learners_save_by_their_shards_when_the_command_is_killed(
     assert (code, summary["exit_reason"]) == (0, "learner_steps"), err
 
 
+@pytest.mark.slow
 def test_learners_on_several_hosts_share_a_parameter_server(tmp_path: Path, nodes: Any) -> None:
     """Three learners need three cores, and no host has more than two."""
     options = (*OPTIONS, "learner.count=3", "actors.count=3", "stop.learner_steps=200")
