@@ -25,7 +25,7 @@ SOURCES := actors algos bench benchmarks cli configs core device envs evaluation
 	models monitor penstock profiling replay tests transport watch
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train test test-all test-slow learn-check chaos fuzz check lint types imports links texts wheel format docs reference pictures bench peers clean
+.PHONY: help venv train test test-all test-slow learn-check chaos fuzz check lint types imports wheel format docs reference pictures bench peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,12 +48,12 @@ train: venv ## train CartPole with two actors and one learner
 	@$(BIN)/python -m compileall -q penstock penstock/*/
 	$(BIN)/penstock train cartpole
 
-# Tests that start whole runs are left to `make test-all`, one at a time: they compete for cores.
+# Most tests that start whole runs are left to `make test-all`: they wait for processes most of the time.
 test: venv ## run the tests of the parts and some of whole runs, some minutes on two cores
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal -m "not slow and not gpu and (smoke or not system)"
 
 test-all: test ## run `make test`, then the tests of whole runs, faults and recovery
-	$(BIN)/pytest -m "system and not smoke and not slow and not gpu"
+	$(BIN)/pytest -n 2 --dist loadgroup -m "system and not smoke and not slow and not gpu"
 
 test-slow: venv ## run the tests that `make test-all` leaves out: long ones and variants
 	$(BIN)/pytest -m "slow or gpu"
@@ -75,7 +75,7 @@ chaos: venv ## inject faults into runs of every topology: make chaos MINUTES=60 
 fuzz: venv ## give hostile bytes to all that reads bytes from elsewhere: make fuzz SEED=1
 	PENSTOCK_FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -q --hypothesis-seed $(SEED) tests/fuzz
 
-check: lint types imports links texts ## check style, types, the import rule, links and texts
+check: lint types imports ## check style, types and the import rule
 
 lint: venv
 	$(BIN)/ruff check .
@@ -86,12 +86,6 @@ types: venv
 
 imports: venv
 	$(BIN)/lint-imports --no-logo
-
-links: venv
-	$(BIN)/pytest -q tests/unit/test_layout.py
-
-texts: venv
-	$(BIN)/pytest -q tests/unit/test_style.py
 
 wheel: venv ## build a wheel, install it elsewhere, import all of it
 	$(BIN)/pytest -q tests/system/test_wheel.py
