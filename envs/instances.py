@@ -46,11 +46,12 @@ def parts_of(env: Any, kind: Any = gymnasium.Env | VectorEnv) -> dict[int, Any]:
         part = waiting.pop()
         if id(part) in parts:
             continue
+
         parts[id(part)] = part
         for value in vars(part).values():
             members = value if isinstance(value, list | tuple) else [value]
             if members and isinstance(members[0], kind):
-                waiting += members
+                waiting += [member for member in members if isinstance(member, kind)]
     return parts
 
 

@@ -19,8 +19,8 @@ from gymnasium import spaces
 from penstock.core.observations import UNBOUNDED
 from penstock.envs.space_json import to_json
 
-ROUNDING = 1e-6  # of a bound; that of float32 and a few operations
-LONGEST = 80  # characters of a space in a sentence
+ROUNDING = 1e-6  # relative error of a bound after a few operations in float32
+LONGEST = 80  # most characters of a space in a sentence
 ABSENT = "absent"
 
 AnySpace = spaces.Space[Any]
@@ -31,23 +31,23 @@ class SpaceDifference(NamedTuple):
 
     column: str
     """ "observations" or "actions", and the name of the part behind a dot."""
-    known: str
+    trained: str
     """Description of the column in training."""
-    own: str
+    present: str
     """Description of the environment's column."""
 
 
-def difference(known: Sequence[AnySpace], own: Sequence[AnySpace]) -> SpaceDifference | None:
+def difference(trained: Sequence[AnySpace], present: Sequence[AnySpace]) -> SpaceDifference | None:
     """The first difference between two pairs of spaces, of observations and of actions; None where
     they are the same."""
-    parts, own_parts = (
+    trained_columns, present_columns = (
         dict([*_columns("observations", pair[0]), *_columns("actions", pair[1])])
-        for pair in (known, own)
+        for pair in (trained, present)
     )
-    for column in {**parts, **own_parts}:
-        part, own_part = parts.get(column), own_parts.get(column)
-        if part is None or own_part is None or not _is_same(part, own_part):
-            return SpaceDifference(column, *_described(part, own_part))
+    for column in {**trained_columns, **present_columns}:
+        one, other = trained_columns.get(column), present_columns.get(column)
+        if one is None or other is None or not _is_same(one, other):
+            return SpaceDifference(column, *_described(one, other))
     return None
 
 
@@ -70,8 +70,9 @@ def _is_same(one: AnySpace, other: AnySpace) -> bool:
     if not isinstance(one, spaces.Box) or not isinstance(other, spaces.Box):
         try:
             return to_json(one) == to_json(other)
-        except ValueError:  # of a kind that no policy reads
+        except ValueError:  # No policy reads a space of this kind.
             return False
+
     if one.shape != other.shape or one.dtype.newbyteorder("=") != other.dtype.newbyteorder("="):
         return False
     return not _apart(one, other).any()
@@ -90,12 +91,13 @@ def _apart(one: spaces.Box, other: spaces.Box) -> npt.NDArray[np.bool_]:
     return apart
 
 
-def _described(known: AnySpace | None, own: AnySpace | None) -> tuple[str, str]:
-    texts = tuple(ABSENT if space is None else brief(space) for space in (known, own))
-    if texts[0] != texts[1] or not isinstance(known, spaces.Box) or not isinstance(own, spaces.Box):
+def _described(one: AnySpace | None, other: AnySpace | None) -> tuple[str, str]:
+    texts = tuple(ABSENT if space is None else brief(space) for space in (one, other))
+    if texts[0] != texts[1] or not isinstance(one, spaces.Box) or not isinstance(other, spaces.Box):
         return texts[0], texts[1]
+
     # Both are cut before the bound that differs.
-    at = np.unravel_index(int(np.argmax(_apart(known, own))), known.shape)
+    at = np.unravel_index(int(np.argmax(_apart(one, other))), one.shape)
     place = ", ".join(str(i) for i in at)
-    texts = tuple(f"[{box.low[at]}, {box.high[at]}] at [{place}]" for box in (known, own))
+    texts = tuple(f"[{box.low[at]}, {box.high[at]}] at [{place}]" for box in (one, other))
     return texts[0], texts[1]

@@ -14,9 +14,9 @@ from gymnasium import spaces
 from penstock.core.specs import plain_dtype, read_shape
 
 Told = dict[str, Any]
-MOST_NBYTES = 32 << 20  # of memory that a space may take, with all of its parts
-SPACE_NBYTES = 1 << 10  # at least, that a space takes in memory
-VALUE_NBYTES = 16  # of a choice: its number, and where it is in an observation that is one-hot
+MOST_NBYTES = 32 << 20  # most memory that a space may take, with all of its parts
+SPACE_NBYTES = 1 << 10  # least memory that a space takes
+VALUE_NBYTES = 16  # memory of a choice: its number, and its place in a one-hot observation
 
 
 def to_json(space: spaces.Space[Any]) -> Told:
@@ -42,20 +42,20 @@ def to_json(space: spaces.Space[Any]) -> Told:
 def from_json(told: Told, most_nbytes: int = MOST_NBYTES) -> spaces.Space[Any]:
     """Decode a space. Raises ValueError, TypeError or KeyError for invalid input, and for a space
     of more than ``most_nbytes``: a text of some bytes may claim any size."""
-    nbytes = _claimed_nbytes(told)
+    nbytes = claimed_nbytes(told)
     if nbytes > most_nbytes:
         raise ValueError(f"a space that takes {nbytes:,} bytes; the most is {most_nbytes:,}")
     return _decoded(told)
 
 
-def _claimed_nbytes(told: Told) -> int:
+def claimed_nbytes(told: Told) -> int:
     """The memory that a space would take, in which bounds are kept for each value."""
     ((kind, about),) = told.items()
     match kind:
         case "Dict":
-            return SPACE_NBYTES + sum(_claimed_nbytes(inner) for _, inner in about)
+            return SPACE_NBYTES + sum(claimed_nbytes(inner) for _, inner in about)
         case "Tuple":
-            return SPACE_NBYTES + sum(map(_claimed_nbytes, about))
+            return SPACE_NBYTES + sum(map(claimed_nbytes, about))
         case "Discrete":
             return SPACE_NBYTES + VALUE_NBYTES * abs(int(about[0]))
         case "MultiDiscrete":

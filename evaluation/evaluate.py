@@ -200,8 +200,8 @@ def _of_file(path: Path, allow: Sequence[str]) -> PolicySource:
         if differs := difference(found.spaces, game.info.spaces):
             raise UserError(
                 f"{path} is a policy for {found.config.env.id} with other observations or actions "
-                f"than that environment has here: {differs.column} {differs.known} in training, "
-                f"{differs.own} here; install the version that it was trained with"
+                f"than that environment has here: {differs.column} {differs.trained} in training, "
+                f"{differs.present} here; install the version that it was trained with"
             )
         game.pack_as(found.spaces[0])
         return found.weights

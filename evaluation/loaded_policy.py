@@ -92,11 +92,12 @@ class LoadedPolicy:
         policy = self._policy(count)
         self._remember(policy, state, lead)
         action = policy.act(packed) if self.sample else policy.greedy(packed)
-        own = self._to_game(action)
+        env_actions = self._to_game(action)
         after = policy.state.copy() if policy.state.size else None
         if lead:
-            return own, after
-        one = int(own[0]) if isinstance(self.action_space, spaces.Discrete) else own[0]
+            return env_actions, after
+        is_choice = isinstance(self.action_space, spaces.Discrete)
+        one = int(env_actions[0]) if is_choice else env_actions[0]
         return one, None if after is None else after[0]
 
     def save(self, path: str | Path, *, half: bool = False) -> int:
@@ -107,11 +108,11 @@ class LoadedPolicy:
 
     def check(self, env: gymnasium.Env[Any, Any]) -> None:
         """Raise UserError unless ``env`` has the spaces of the environment it was trained on."""
-        own = env.observation_space, env.action_space
-        if differs := difference((self.observation_space, self.action_space), own):
+        trained = self.observation_space, self.action_space
+        if differs := difference(trained, (env.observation_space, env.action_space)):
             raise UserError(
                 f"this policy was trained on {self.config.env.id}, whose {differs.column} are "
-                f"{differs.known}, and the environment's are {differs.own}; give it an "
+                f"{differs.trained}, and the environment's are {differs.present}; give it an "
                 "environment with those, wrapped as in training (env.wrappers)"
             )
 
@@ -188,14 +189,15 @@ def load_policy(
         found = read(Path(source), allow)
         about = found.spaces, found.info, sample, seed, found.play
         return LoadedPolicy(found.config, found.weights, *about)
+
     config = load_run(source)
     used_names.check(references(config), allow, str(source))
     game = make(config.env, 1)
     game.close()
     folder = checkpoint_folder(source, checkpoint)
-    found_in = load(folder)
-    weights = fitted(config, folder, found_in, game)
-    about = game.info.spaces, game.info, sample, seed, found_in.meta.get(PLAY)
+    stored = load(folder)
+    weights = fitted(config, folder, stored, game)
+    about = game.info.spaces, game.info, sample, seed, stored.meta.get(PLAY)
     return LoadedPolicy(config, weights, *about)
 
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from penstock.configs.errors import UserError
 from penstock.envs import EnvInfo
 from penstock.envs.space_difference import SpaceDifference, difference
-from penstock.envs.space_json import from_json, to_json
+from penstock.envs.space_json import MOST_NBYTES, claimed_nbytes, from_json, to_json
 from penstock.learner.checkpoints.checkpoint_format import (
     FILE,
     Checkpoint,
@@ -34,30 +34,32 @@ def check_spaces(folder: Path, stored: Checkpoint, info: EnvInfo, env_id: str) -
     compared by the dtype of its observations; its network shows their number.
     """
     path = folder / FILE
-    known, found = info.spaces, None
     if SPACES in stored.meta:
+        # The same spaces take as much memory as the environment's, which may be more.
+        most = max(MOST_NBYTES, *map(claimed_nbytes, described(info)))
         try:
-            observations, actions = map(from_json, stored.meta[SPACES])
+            observations, actions = (from_json(told, most) for told in stored.meta[SPACES])
         except (LookupError, TypeError, ValueError, AssertionError) as error:
             raise DamagedCheckpointError(f"{path} has spaces that cannot be read") from error
-        known = observations, actions
-        found = difference(known, info.spaces)
+        differs = difference((observations, actions), info.spaces)
     else:
-        found = _other_dtype(stored, info)
-    if found is not None:
+        observations = info.spaces[0]
+        differs = _other_dtype(stored, info)
+
+    if differs is not None:
         raise UserError(
-            f"{path} is of another network or environment: {found.column} {found.known} in "
-            f"training, {found.own} in {env_id} now; set env.id and model.* as they were, correct "
-            "the environment, or set another run.dir"
+            f"{path} is of another network or environment: {differs.column} {differs.trained} in "
+            f"training, {differs.present} in {env_id} now; set env.id and model.* as they were, "
+            "correct the environment, or set another run.dir"
         )
-    return known[0]
+    return observations
 
 
 def _other_dtype(stored: Checkpoint, info: EnvInfo) -> SpaceDifference | None:
     columns = stored.meta.get("spec", {}).get("columns", [])
-    known = next((dtype for name, dtype, *_ in columns if name == "obs"), None)
+    trained = next((dtype for name, dtype, *_ in columns if name == "obs"), None)
     space = info.observation_space
-    own = "<f4" if space.dtype.kind == "f" else space.dtype.str  # as slots have it
-    if known in (None, own):
+    present = "<f4" if space.dtype.kind == "f" else space.dtype.str  # as slots have it
+    if trained in (None, present):
         return None
-    return SpaceDifference("observations", f"of dtype {known}", f"of dtype {own}")
+    return SpaceDifference("observations", f"of dtype {trained}", f"of dtype {present}")

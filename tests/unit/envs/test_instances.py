@@ -14,6 +14,7 @@ from gymnasium.wrappers import vector as vector_wrappers
 from penstock.cli.check_env import check
 from penstock.configs.errors import UserError
 from penstock.envs import BatchedEnv, make
+from penstock.envs.instances import parts_of
 from user_shop import config
 
 HERE = __name__
@@ -87,6 +88,12 @@ def test_environment_that_edits_its_action_leaves_that_of_the_policy(
     reward, _, _ = game.step_into(actions, out)
     assert reward.tolist() == [1, 0, 1]
     assert actions.tolist() == [[1, 1], [0, 1], [1, 0]]
+
+
+def test_instances_are_found_beside_other_values_of_one_attribute() -> None:
+    inner, outer = Counts(), Counts()
+    vars(outer)["rated"] = (inner, 0.5, None)
+    assert [*parts_of(outer).values()] == [outer, inner]
 
 
 @pytest.mark.parametrize("threads", [1, 2])

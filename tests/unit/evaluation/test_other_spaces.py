@@ -18,12 +18,14 @@ import penstock
 from penstock import UserError
 from penstock.configs.load import dump, resolve
 from penstock.core import used_names
-from penstock.envs import make, probe
+from penstock.core.params import ParamLayout
+from penstock.envs import EnvInfo, make, probe
 from penstock.envs.space_difference import difference
 from penstock.evaluation.evaluate import find_policy
 from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
-from penstock.learner.checkpoints.checkpoint_spaces import SPACES
+from penstock.learner.checkpoints.checkpoint_spaces import SPACES, check_spaces, described
 from penstock.learner.factory import make_trainer
 
 Space = spaces.Space[Any]
@@ -158,6 +160,15 @@ def test_keys_in_another_order_are_the_same_observation(tmp_path: Path, become: 
     assert [again(obs)[0] for _ in range(20)] == [decided(obs)[0] for _ in range(20)]
     with pytest.raises(UserError, match=r"\['speed', 'place'\].*\['place', 'speed'\]"):
         trained(tmp_path).resume("must")
+
+
+def test_large_spaces_of_a_checkpoint_are_read_where_the_environment_has_them(
+    tmp_path: Path,
+) -> None:
+    space = boxed(0, 1, size=3_000_000)
+    info = EnvInfo(space, CHOICE, 1, "")
+    stored = Checkpoint(ParamLayout(()), np.empty(0, np.float32), {}, {SPACES: described(info)})
+    assert check_spaces(tmp_path, stored, info, "Large-v0") == space
 
 
 def test_an_earlier_checkpoint_is_compared_by_what_it_has(tmp_path: Path, become: Become) -> None:
