@@ -29,9 +29,9 @@ def network_shape(config: Config, spaces: Spaces) -> AnyShape:
 def scales(config: Config, spaces: Spaces) -> list[list[float]]:
     """`scales_of` the network; empty where `model.scale` has no effect on it."""
     model = config.model.model_copy(update={"scale": "bytes"})
-    earlier = scales_of(network_shape(config.model_copy(update={"model": model}), spaces))
-    found = scales_of(network_shape(config, spaces))
-    return [] if found == earlier else found
+    of_bytes = scales_of(network_shape(config.model_copy(update={"model": model}), spaces))
+    chosen = scales_of(network_shape(config, spaces))
+    return [] if chosen == of_bytes else chosen
 
 
 def slot_spec(config: Config, spaces: Spaces) -> SlotSpec:

@@ -52,42 +52,48 @@ def main() -> None:
     made.add_argument("--verbose", action="store_true", help="a line for each fault")
     args = made.parse_args()
     names = args.topology or list(TOPOLOGIES)
-    known = {kind for name in names for kind in TOPOLOGIES[name].kinds}
-    unknown = [kind for kind in (*args.fault, *args.without) if not filter_names(known, kind)]
+    all_kinds = {kind for name in names for kind in TOPOLOGIES[name].kinds}
+    unknown = [kind for kind in (*args.fault, *args.without) if not filter_names(all_kinds, kind)]
     if unknown:
-        made.error(f"no {', '.join(unknown)} in {', '.join(names)}; {sorted(known)} are")
-    chosen = {kind for pattern in args.fault or ["*"] for kind in filter_names(known, pattern)}
+        made.error(f"no {', '.join(unknown)} in {', '.join(names)}; {sorted(all_kinds)} are")
+
+    chosen = {kind for pattern in args.fault or ["*"] for kind in filter_names(all_kinds, pattern)}
     kinds = frozenset(chosen - {*args.without})
     names = [name for name in names if kinds & TOPOLOGIES[name].kinds.keys()]
-    each = [
+    # The sessions of --each.
+    single_kinds = [
         (name, frozenset({kind}))
         for name in names
         for kind in sorted(kinds & TOPOLOGIES[name].kinds.keys())
     ]
+
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     until_s = time.monotonic() + args.minutes * 60 if args.minutes else float("inf")
     results: list[Result] = []
-    left = args.faults or (sys.maxsize if args.minutes else FAULTS)
+    remaining = args.faults or (sys.maxsize if args.minutes else FAULTS)
     if args.each:
-        left = args.each * len(each)
+        remaining = args.each * len(single_kinds)
     code = 0
     try:
-        while left > 0 and time.monotonic() < until_s:
-            seed, count = args.seed + len(results), min(args.each or args.session, left)
-            name, of = each[len(results)] if args.each else (names[seed % len(names)], kinds)
+        while remaining > 0 and time.monotonic() < until_s:
+            seed = args.seed + len(results)
+            count = min(args.each or args.session, remaining)
+            name, session_kinds = names[seed % len(names)], kinds
+            if args.each:
+                name, session_kinds = single_kinds[len(results)]
             session = make(
                 TOPOLOGIES[name],
                 seed,
                 count,
-                kinds=of,
+                kinds=session_kinds,
                 slack=args.slack,
                 strict=args.strict,
                 until_s=until_s,
                 verbose=args.verbose,
             )
             results.append(session.run())
-            _tell(results[-1], of)
-            left -= count
+            _tell(results[-1], session_kinds)
+            remaining -= count
     except KeyboardInterrupt:
         print("interrupted: the session that went on does not count", file=sys.stderr)
         code = 128 + signal.SIGINT
@@ -101,9 +107,12 @@ def _tell(result: Result, kinds: Collection[str]) -> None:
     print(f"{result.topology:10} seed {result.seed}: {took}", file=sys.stderr, flush=True)
     if result.failure is None:
         return
-    others = TOPOLOGIES[result.topology].kinds.keys() - set(kinds)
-    own = TOPOLOGIES[result.topology].kinds.keys() & set(kinds)
-    option, listed = ("fault", own) if len(own) < len(others) else ("without", others)
+
+    injected = TOPOLOGIES[result.topology].kinds.keys() & set(kinds)
+    omitted = TOPOLOGIES[result.topology].kinds.keys() - set(kinds)
+    option, listed = "without", omitted
+    if len(injected) < len(omitted):
+        option, listed = "fault", injected
     chosen = "".join(f" --{option} {kind}" for kind in sorted(listed))
     print(
         f"FAILED: {result.failure}\n"

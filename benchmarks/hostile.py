@@ -440,7 +440,8 @@ class HonestActor(threading.Thread):
 
     def __init__(self, address: str, curve: Path | None) -> None:
         super().__init__(daemon=True)
-        self._address, self._curve = address, curve
+        self._address = address
+        self._curve = curve
         self.sent = 0
         self.stop = threading.Event()
 
@@ -495,7 +496,8 @@ def connector(
         address = f"ipc://{name}/wire"
         folder = None
         if curve:
-            address, folder = f"tcp://127.0.0.1:{_free_port()}", Path(name, "keys")
+            address = f"tcp://127.0.0.1:{_free_port()}"
+            folder = Path(name, "keys")
             keys.new(folder)
         receiver = LocalReceiver(
             links[0], address, learner.path, process=_check_columns, curve=folder
@@ -594,7 +596,9 @@ def weights_phase(messages: int, seed: int) -> dict[str, Any]:
             target=hoard, args=(address, folder, messages), daemon=True
         )
         hoarder.start()
-        version, publish_s = 1, 0.0
+
+        version = 1
+        publish_s = 0.0
         while watch.done < messages and hoarder.is_alive():
             if time.monotonic() >= publish_s:
                 publish_s = time.monotonic() + PUBLISH_S
@@ -602,13 +606,14 @@ def weights_phase(messages: int, seed: int) -> dict[str, Any]:
                 learner.publish(version)
             watch.count(receiver.turn(0.01))
             watch.call(learner.turn, ended_streams(receiver))
+
         hoarder.kill()
         _drain(receiver, learner, actor, watch, honest)
         return watch.result(receiver.rejected, honest)
 
 
 def hoard(address: str, folder: Path, messages: int) -> None:
-    """Requests weights over more and more connections, claims to have them, and reads none."""
+    """Request weights over more and more connections, claim to have them, and read none."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sockets: list[zmq.Socket[bytes]] = []
     head = Header(MessageKind.WEIGHTS_GET, run_id=RUN_ID)

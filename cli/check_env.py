@@ -39,6 +39,7 @@ def _report(env: EnvConfig, steps: int, envs: int) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     refused: str | None = None
     logged: list[str] = []
+
     _check_constructor(found, env)
     if made.single and not made.vector:
         figures |= _play(found, made.single, steps)
@@ -48,6 +49,7 @@ def _report(env: EnvConfig, steps: int, envs: int) -> dict[str, Any]:
             refused = refused_by_gymnasium(made.single)
     elif made.vector:
         figures |= check_vector(found, made.vector, steps, PART_S)
+
     if not found.problems:
         try:
             with notes_to(logged.append):
@@ -56,6 +58,7 @@ def _report(env: EnvConfig, steps: int, envs: int) -> dict[str, Any]:
             found.add("vector", str(error))
         except Exception as error:
             found.add("vector", f"a vector of {envs} environments raised {told(error)}; correct it")
+
     return {
         "env": env.id,
         "problems": [problem._asdict() for problem in found.problems],

@@ -62,10 +62,11 @@ def references_in_training(config: Config) -> list[Reference]:
     ]
 
 
-def not_allowed(found: Iterable[Reference], allow: Sequence[str]) -> Iterator[Reference]:
-    """Those of ``found`` whose texts match none of the patterns, with `*` and `?`, in ``allow``."""
-    patterns = [allow] if isinstance(allow, str) else allow  # of which a name could be a part
-    for reference in found:
+def not_allowed(named: Iterable[Reference], allow: Sequence[str]) -> Iterator[Reference]:
+    """Those of ``named`` whose texts match none of the patterns, with `*` and `?`, in ``allow``."""
+    # A name could be a part of a text, and only one element of a list is a whole pattern.
+    patterns = [allow] if isinstance(allow, str) else allow
+    for reference in named:
         text = reference.text
         if text not in patterns and not any(fnmatchcase(text, pattern) for pattern in patterns):
             yield reference

@@ -94,9 +94,9 @@ class Layers:
     def lend(self) -> None:
         """Remove what the preset has set, except in the sections `env` and `algo`."""
         lent = ("env", "algo")
-        for key in [*self.values]:
-            if key not in lent:
-                self.values |= self._without_preset({key: self.values.pop(key)})
+        for section in [*self.values]:
+            if section not in lent:
+                self.values |= self._without_preset({section: self.values.pop(section)})
         self.places = {
             path: place
             for path, place in self.places.items()
@@ -105,15 +105,15 @@ class Layers:
         self.preset = {}
 
     def _without_preset(self, values: Mapping[str, Any], at: KeyPath = ()) -> dict[str, Any]:
-        kept = {}
+        others = {}
         for key, value in values.items():
             path = (*at, key)
             if isinstance(value, dict) and value:
                 if inner := self._without_preset(value, path):
-                    kept[key] = inner
+                    others[key] = inner
             elif path not in self.preset or self.places.get(path) != self.preset[path]:
-                kept[key] = value
-        return kept
+                others[key] = value
+        return others
 
     def keep_game(self) -> None:
         """Keep only `OF_GAME` of the section `algo`."""
@@ -133,11 +133,13 @@ class Layers:
         return None
 
     def _lay(self, over: Mapping[str, Any], at: KeyPath, place: Callable[[KeyPath], str]) -> None:
-        if at == ("algo",) and (name := str(over.get("name", self.algo))) != self.algo:
+        name = str(over.get("name", self.algo))
+        if at == ("algo",) and name != self.algo:
             self.keep_game()
             if self.preset and ALGORITHMS.has_defaults(name):
                 self.lent_by = self.before
                 self.lend()
+
         target = self._map_at(at)
         if at == ("stop",) and over.get("return", 0) is None:
             self._drop(target, HOLD)

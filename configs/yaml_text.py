@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 KeyPath = tuple[str, ...]
 _WHOLE = re.compile(r"[-+]?\d+[eE]\+?\d{1,2}")  # also where the schema has no whole number
-MOST_CHARS = 1 << 20  # of a text; larger ones take ruamel.yaml tens of seconds
+MOST_CHARS = 1 << 20  # most characters of a text; larger ones take ruamel.yaml tens of seconds
 # Aliases of aliases multiply, so all values count, and the characters of each with those of its
 # dotted name: a file from elsewhere may repeat one long key under hundreds of aliases.
 MOST_VALUES = 100_000
 MOST_VALUE_CHARS = 1 << 22
-_HASH = "\U00100023"  # stands for # where that begins no comment; for private use, so in no text
+# It stands for a # that begins no comment. It is for private use, so it is in no text.
+_HASH = "\U00100023"
 _PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "null"))
 
 
@@ -40,6 +41,7 @@ def parse(text: str, source: str, *, is_override: bool = False) -> tuple[Any, di
             f"{source} has more than the {MOST_CHARS:,} characters of YAML that are read; keep "
             "large values in a file of their own, and name that"
         )
+
     from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
 
     yaml = _yaml()

@@ -19,7 +19,7 @@ from pathlib import Path
 import penstock
 
 PR_SET_PDEATHSIG = 1
-SHIM_DIED = signal.SIGUSR2  # to a role with state: it saves, and is started again
+SHIM_DIED = signal.SIGUSR2  # asks a role with state to save, as it is started again
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 STATES = {"R": "running", "S": "sleeping", "D": "in the kernel", "T": "stopped", "Z": "ended"}
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -74,15 +74,15 @@ class HeldFolder:
 
     def __init__(self, path: Path) -> None:
         self._path = path.absolute()
-        self._about = os.stat(path) if path.exists() else None
+        self._stat = os.stat(path) if path.exists() else None
 
     def is_in_place(self) -> bool:
         """Whether it is still at its path. The kernel gives its inode to no other folder, as the
         lock holds a descriptor."""
-        if self._about is None:
+        if self._stat is None:
             return True
         try:
-            return os.path.samestat(os.stat(self._path), self._about)
+            return os.path.samestat(os.stat(self._path), self._stat)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:  # a disk that does not answer tells nothing

@@ -389,7 +389,7 @@ class _Copied(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _own_vector(vector: Callable[[int], VectorEnv], purpose: str, count: int) -> VectorEnv:
-    made = vector(count)
-    if isinstance(made, VectorEnv):
-        refuse_statistics(purpose, made)
-    return made
+    env = vector(count)
+    if isinstance(env, VectorEnv):
+        refuse_statistics(purpose, env)
+    return env

@@ -27,7 +27,7 @@ from penstock.core.observations import (
 )
 
 MOST_REWARD = 1e6
-COARSE = 2.0**13  # from here on differences between neighbours of float32 are a thousandth or more
+COARSE = 2.0**13  # from here on neighbours in float32 are a thousandth or more apart
 
 logger = note_logger(__name__)
 Array = npt.NDArray[Any]
@@ -55,7 +55,7 @@ class Packer:
     """Writes the observations of `count` environments, [count, ...] each, into one array."""
 
     watches = 0
-    """Of how many more writes `lost_digits` are looked for, and noted; of each array once."""
+    """Number of further writes in which `lost_digits` are noted, once for each array."""
 
     def __init__(self, name: str, space: spaces.Space[Any]) -> None:
         """Plan the packing.
@@ -67,7 +67,7 @@ class Packer:
         self._leaves = leaves = list(_leaves(name, space, ()))
         self.parts: tuple[ObservationPart, ...] = ()
         self._rows = np.dtype(np.uint8)
-        self._previous: dict[tuple[Any, ...], Array] = {}  # of arrays that are watched
+        self._previous: dict[tuple[Any, ...], Array] = {}  # values, by the keys of their array
         self._noted: set[tuple[Any, ...]] = set()
         if isinstance(space, spaces.Box):
             self.space = space if space.dtype.isnative else _native(space)
@@ -105,6 +105,7 @@ class Packer:
             values = leaf.of(observations)
             if leaf.keys in self._noted or np.can_cast(values.dtype, np.float32):
                 continue
+
             previous = self._previous.get(leaf.keys, values)
             self._previous[leaf.keys] = values.copy()
             if lost := lost_digits(values, previous) or lost_digits(values, values[::-1]):
@@ -144,11 +145,13 @@ def lost_digits(values: Array, others: Array) -> str:
     large = np.abs(values) >= COARSE
     if not large.any():
         return ""
-    with np.errstate(over="ignore"):  # of float64 that becomes infinite
+    # A large float64 becomes infinite.
+    with np.errstate(over="ignore"):
         alike = values.astype(np.float32) == others.astype(np.float32)
     lost = large & alike & (values != others)
     if not lost.any():
         return ""
+
     at = np.unravel_index(int(np.argmax(lost)), lost.shape)
     place = ", ".join(str(i) for i in at[1:])
     pair = sorted((values[at].item(), others[at].item()))

@@ -40,6 +40,7 @@ class ProcessState(NamedTuple):
         """The present state."""
         raising = [each for each in warnings.filters if each[0] == "error"]
         state = cls(os.getcwd(), {**np.geterr()}, raising)
+
         torch = sys.modules.get("torch")
         if torch is None:
             return state
@@ -51,12 +52,15 @@ class ProcessState(NamedTuple):
     def write(self) -> None:
         """Make this the state of the process."""
         present = self.read()
+
         if self.folder != present.folder:
             os.chdir(self.folder)
         np.seterr(**self.numpy_errors)
+
         if self.raising != present.raising:
             others = [each for each in warnings.filters if each[0] != "error"]
             warnings.filters = [*self.raising, *others]
+
         if self.torch != present.torch:
             torch = sys.modules["torch"]
             dtype, device, computes_gradients = self.torch
@@ -88,9 +92,11 @@ def users_side() -> Iterator[None]:
     if _sides.entered:
         yield
         return
+
     ours = ProcessState.read()
     if _sides.users is not None:
         _sides.users.write()
+
     _sides.entered = True
     try:
         with _our_signals():
@@ -108,15 +114,17 @@ def _our_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only that one can set handlers
         yield
         return
+
     handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     wakeup = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+
     try:
         yield
     finally:
         for signum, handler in handlers.items():
-            if handler is not None:  # of C, which Python cannot set
+            if handler is not None:  # else it is of C, and Python cannot set it
                 signal.signal(signum, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)

@@ -70,7 +70,7 @@ def _is_same(one: AnySpace, other: AnySpace) -> bool:
     if not isinstance(one, spaces.Box) or not isinstance(other, spaces.Box):
         try:
             return to_json(one) == to_json(other)
-        except ValueError:  # No policy reads a space of this kind.
+        except ValueError:  # a kind that no policy reads
             return False
 
     if one.shape != other.shape or one.dtype.newbyteorder("=") != other.dtype.newbyteorder("="):

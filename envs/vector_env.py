@@ -51,7 +51,7 @@ Actions = Discrete | MultiDiscrete | Box
 FINAL_KEYS = ("final_obs", "final_observation", "terminal_observation")  # in `info`
 READ = frozenset((SHORTENED, *FINAL_KEYS))
 _ABOUT_ACTIONS = re.compile(r"\b(action|move|legal|illegal|invalid)s?\b", re.IGNORECASE)
-CONSTANTS = (int, float, np.generic, type(None))  # as observations, or parts of them
+CONSTANTS = (int, float, np.generic, type(None))  # observations, or parts, that cannot change
 SEEDS = 2**30  # ale-py takes int32, and gives environment i of a vector seed + i
 
 
@@ -369,20 +369,22 @@ def own_reset(info: Mapping[str, Any], terminated: Any, truncated: Any) -> str:
 def action_map(space: Space[Any]) -> Callable[[Array], Array]:
     """The map from a policy's actions to the environment's, a new array of the space's dtype."""
     dtype = space.dtype
+
     if isinstance(space, Discrete | MultiDiscrete) and np.any(space.start):
         start = space.start
         return lambda actions: (actions + start).astype(dtype)
     if not isinstance(space, Box):
         return lambda actions: actions.astype(dtype)
+
     low, high = space.low, space.high
     half = high / 2 - low / 2
 
     def scaled(actions: Array) -> Array:
         # Clipped, since rounding must not leave the bounds, which environments check.
-        found: Array = np.multiply(actions + 1, half, dtype=dtype)
-        found += low
-        np.clip(found, low, high, out=found)
-        return found
+        env_actions: Array = np.multiply(actions + 1, half, dtype=dtype)
+        env_actions += low
+        np.clip(env_actions, low, high, out=env_actions)
+        return env_actions
 
     return scaled
 

@@ -112,18 +112,20 @@ def custom(entry: str, data: Data) -> Custom:
     return _on_unrolls(own, purpose) if data == "unrolls" else _on_transitions(own, purpose)
 
 
-def _check_maker(own: Any, module: str, purpose: str) -> None:
+def _check_maker(maker: Any, module: str, purpose: str) -> None:
     """Refuse what is called neither to make an algorithm nor by its author: a module that the user
     allows may have imported any class or function."""
-    if inspect.isclass(own):
-        is_maker = any(hasattr(own, name) for kind in KINDS.values() for name in kind.needed)
+    if inspect.isclass(maker):
+        is_allowed = any(hasattr(maker, name) for kind in KINDS.values() for name in kind.needed)
     else:
         package = module.partition(".")[0]
-        is_maker = inspect.isfunction(own) and str(own.__module__).partition(".")[0] == package
-    if not is_maker:
-        each = " or ".join(_listed(kind.needed) for kind in KINDS.values())
+        is_of_package = str(maker.__module__).partition(".")[0] == package
+        is_allowed = inspect.isfunction(maker) and is_of_package
+
+    if not is_allowed:
+        needed = " or ".join(_listed(kind.needed) for kind in KINDS.values())
         raise UserError(
-            f"{purpose} makes no algorithm; name a class that has {each}, or a function of "
+            f"{purpose} makes no algorithm; name a class that has {needed}, or a function of "
             f"{module} that returns an object that has them"
         )
 

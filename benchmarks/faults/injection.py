@@ -332,8 +332,8 @@ INJECTIONS: dict[str, Callable[[World, Fault, str], Struck]] = {
 
 
 def _killed(role: Role, above: int = 0) -> float:
-    """Kill it, or the process ``above`` it, with which it must end; when the system has confirmed
-    that it is dead."""
+    """Kill it, or the process that is so many ``above`` it, with which it must end. Returns the
+    time at which its death is confirmed."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(role.pid)
         (process.parents()[above - 1] if above else process).kill()

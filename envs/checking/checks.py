@@ -38,8 +38,9 @@ from penstock.envs.vector_env import check_mask, checked_actions, copied, counts
 
 Single = gymnasium.Env[Any, Any]
 NOT_OF_USER = ("builtins", "gymnasium", "penstock", "typing")  # packages
-NOT_STATE = (spaces.Space, gymnasium.Env, VectorEnv)  # is what they draw, or refused as shared
-LOOKS = 10  # at variables, in the first steps of a play
+# Spaces change as they draw, and environments that are shared are refused anyway.
+NOT_STATE = (spaces.Space, gymnasium.Env, VectorEnv)
+LOOKS = 10  # first steps of a play after which variables are compared
 READINGS = 30  # of the memory
 LEAK_NBYTES = 100  # per step: 1 GB in ten million
 SAMPLES = 20  # drawn from a space, which must contain them
@@ -120,7 +121,7 @@ class Checker:
         Ends early where the environment cannot be stepped on.
         """
         rng = np.random.default_rng(seed)
-        space = deepcopy(env.action_space)  # of which several environments may have the same one
+        space = deepcopy(env.action_space)  # several environments may have the same one
         space.seed(seed)
         shown = self._reset(env, seed)
         bounds = _bounds(space)  # policies often choose them, random actions never
@@ -156,9 +157,11 @@ class Checker:
             if share_instance((first, second)):
                 self.add("shared", SAME_INSTANCE)
                 return
+
             played = list(self.play(first, steps, 7, seconds))
             other = list(self.play(second, len(played), 7))
             again = list(self.play(first, len(played), 7))
+
             if reason := difference(played, other):
                 self._add_difference(first, reason, len(played))
             elif reason := difference(played, again):
@@ -177,9 +180,11 @@ class Checker:
         """Check that an environment, which has ``played`` alone with seed 7, does the same in turn
         with another one, and that one too."""
         steps = len(played)
-        other = list(self.play(second, steps, 8))
+        played_second = list(self.play(second, steps, 8))
         turns = list(zip(self.play(first, steps, 7), self.play(second, steps, 8), strict=False))
-        for alone, in_turn in ((played, [a for a, _ in turns]), (other, [b for _, b in turns])):
+
+        pairs = (played, [step for step, _ in turns]), (played_second, [step for _, step in turns])
+        for alone, in_turn in pairs:
             if reason := difference(alone[: len(turns)], in_turn):
                 self.add_shared(reason, changed_variables(first, self.play(first, steps, 9)))
 
@@ -247,10 +252,10 @@ class Checker:
         if action is None:
             self.add_closed()
             return None, None, {}
-        given = action.copy() if isinstance(action, np.ndarray) else action
+        argument = action.copy() if isinstance(action, np.ndarray) else action
         since = time.perf_counter()
         try:
-            found = env.step(given)
+            found = env.step(argument)
         except Exception as error:
             self.add(
                 "step",
@@ -351,28 +356,29 @@ def difference(one: list[PlayedStep], other: list[PlayedStep]) -> str:
 
 def changed_variables(env: Any, play: Iterable[object]) -> list[str]:
     """The variables of an environment's classes, and of their modules, that a play changes."""
-    before = _variables(env)
+    first_values = _variables(env)
     changed: set[str] = set()
     for step, _ in enumerate(play):
         if step < LOOKS:  # not only at the end, where a variable may have its first value again
-            now = _variables(env)
-            changed.update(name for name in now if now[name] != before.get(name))
+            values = _variables(env)
+            changed.update(name for name in values if values[name] != first_values.get(name))
     return sorted(changed)
 
 
 def _variables(env: Any) -> dict[str, bytes]:
     """What can be pickled of the variables, by their names."""
-    kinds = {kind for part in parts_of(env).values() for kind in type(part).__mro__}
-    kinds = {kind for kind in kinds if kind.__module__.partition(".")[0] not in NOT_OF_USER}
-    names = {kind.__module__ for kind in kinds} & sys.modules.keys()
-    owners: list[type | ModuleType] = [*kinds, *(sys.modules[name] for name in names)]
-    found: dict[str, bytes] = {}
+    classes = {each for part in parts_of(env).values() for each in type(part).__mro__}
+    classes = {each for each in classes if each.__module__.partition(".")[0] not in NOT_OF_USER}
+    modules = {each.__module__ for each in classes} & sys.modules.keys()
+    owners: list[type | ModuleType] = [*classes, *(sys.modules[name] for name in modules)]
+
+    pickled: dict[str, bytes] = {}
     for owner in owners:
         for name, value in vars(owner).items():
             if not name.startswith("__") and not isinstance(value, NOT_STATE):
                 with suppress(Exception):
-                    found[f"{owner.__name__}.{name}"] = pickle.dumps(value)
-    return found
+                    pickled[f"{owner.__name__}.{name}"] = pickle.dumps(value)
+    return pickled
 
 
 def as_bytes(observation: Any) -> bytes:

@@ -160,15 +160,15 @@ class _Player:
 
     def step(self, action: Array) -> Any:
         """The results of actions in a policy's form; None where it cannot be stepped on."""
-        own = self._to_game(action)
+        env_actions = self._to_game(action)
         since = time.perf_counter()
         try:
-            results = self._vector.step(own.copy())
+            results = self._vector.step(env_actions.copy())
         except Exception as error:
             self._found.add(
                 "step",
                 f"playing the vector raised {told(error)}; correct it, or single_action_space or "
-                f"the mask if it is right to refuse the actions {own.tolist()}",
+                f"the mask if it is right to refuse the actions {env_actions.tolist()}",
             )
             return None
         self._found.times_s.append(time.perf_counter() - since)
@@ -268,6 +268,7 @@ def _check_copies(found: Checker, make: Callable[[int], VectorEnv], steps: int) 
             return False
         if not (one.reset() and other.reset()):
             return False
+
         if reason := _difference(one, other, steps):
             if variables := changed_variables(vectors[0], one.play(steps)):
                 found.add_shared(reason, variables)
@@ -299,11 +300,13 @@ def _check_members(found: Checker, make: Callable[[int], VectorEnv], steps: int)
         members = members_of(vector)
         if len(members) < COUNT:
             return
+
+        # The vector reads the observations when all members have been reset.
         first, second = members[:COUNT]
         shown, _ = first.reset(seed=SEED)
-        before = as_bytes(shown)
+        shown_bytes = as_bytes(shown)
         second.reset(seed=SEED + 1)
-        if as_bytes(shown) != before:  # which the vector reads when all have been reset
+        if as_bytes(shown) != shown_bytes:
             found.add_shared("from each alone", ["the memory of their observations"])
             return
         found.independence(first, second, list(found.play(first, steps, SEED)))
