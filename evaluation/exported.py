@@ -115,29 +115,31 @@ def read(path: Path, allow: Sequence[str] = (), *, plays: bool = False) -> Expor
             raise UserError(
                 f"{path} has format {about['format']}, this version reads {FORMAT}; export it again"
             )
+
         stored = ParamLayout.from_list(about["layout"])
         if tensors.keys() != dict(stored.entries).keys():
             raise ValueError("its tensors are not those of its layout")
         for name, shape in stored.entries:
             _check_tensor(name, tensors[name], shape)
+        play = about.get("play")  # absent in files of earlier versions
+        if play is not None and not isinstance(play, dict):
+            raise TypeError("its way to play is no object")
+
         complete_stored(about["config"])
         config = Config.model_validate(about["config"])
         _check_names(path, config, allow, plays)
+
         most = max(MOST_NBYTES, SPACE_NBYTES_PER_BYTE * path.stat().st_size)
         observations, actions = (from_json(told, most) for told in about["spaces"])
         packer = Packer(config.env.id, observations)
         choices = checked_actions(config.env.id, actions)
-        own = observations, actions
-        info = EnvInfo(packer.space, choices, 1, f"of {path}", packer.parts, own)
-        layout = network_shape(config, info).layout
-        if layout != stored:
+        trained = observations, actions
+        info = EnvInfo(packer.space, choices, 1, f"of {path}", packer.parts, trained)
+
+        if network_shape(config, info).layout != stored:
             raise ValueError("its network is built otherwise in this version")
-        parts = [tensors[name].ravel().astype(np.float32) for name, _ in layout.entries]
-        play = about.get("play")  # absent in files of earlier versions
-        if play is not None and not isinstance(play, dict):
-            raise TypeError("its way to play is no object")
-        weights = np.concatenate(parts)
-        return Exported(config, own, info, weights, play)
+        parts = [tensors[name].ravel().astype(np.float32) for name, _ in stored.entries]
+        return Exported(config, trained, info, np.concatenate(parts), play)
     except UserError:
         raise
     except Exception as error:  # spaces and their checks raise what they like, assertions too

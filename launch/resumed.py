@@ -47,19 +47,21 @@ def resolve_resumed(
                 f"{target} already holds a run; resume it with --resume auto, or train "
                 f"{folder / CONFIG_FILE} run.dir=OTHER for a new run with the same options"
             )
+
         way = f"train {folder / CONFIG_FILE} run.dir={folder}"
         used_names.check(references_in_training(load_run(folder)), (), str(folder), way)
         target, overrides = str(folder / CONFIG_FILE), [f"run.dir={folder}", *overrides]
+
     resolved = resolve_target(target, overrides)
     if source is None:
         check_folder_named(resolved.config, resume)
-    scale = _scale_before(resolved.config.run.dir, resume, source)
+    scale = _stored_scale(resolved.config.run.dir, resume, source)
     if scale not in (None, resolved.config.model.scale):
         resolved = resolve_target(target, [f"model.scale={scale}", *overrides])
     return resolved
 
 
-def _scale_before(run_dir: str | None, resume: Resume, source: str | None) -> str | None:
+def _stored_scale(run_dir: str | None, resume: Resume, source: str | None) -> str | None:
     """`model.scale` of the run that is resumed, whose network must read observations as before;
     None where that is not known, or where no run is resumed."""
     folders: list[Path] = []

@@ -158,8 +158,10 @@ def _catch_signals(ctx: RoleContext, grace_s: float) -> None:
     signal.signal(SHIM_DIED, lambda *_: None)  # for the thread
 
     def watch() -> None:
-        while not {signal.SIGTERM, SHIM_DIED} & (signums := {*os.read(read_fd, 64)}):
-            pass
+        signums: set[int] = set()
+        while not signums & {signal.SIGTERM, SHIM_DIED}:
+            signums = {*os.read(read_fd, 64)}
+
         if signal.SIGTERM in signums:
             ctx.stop()
         elif ctx.holds_state:
@@ -167,6 +169,7 @@ def _catch_signals(ctx: RoleContext, grace_s: float) -> None:
         else:
             ctx.report("error", user=False, fault=False, message=LOST_SHIM, traceback="")
             os._exit(1)
+
         # Later than the supervisor, which reports the reason.
         signal.setitimer(signal.ITIMER_REAL, grace_s + BACKSTOP_S)
 

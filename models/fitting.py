@@ -117,7 +117,7 @@ def _head_shape(
 def scales_of(shape: AnyShape) -> list[list[float]]:
     """For each array of an observation, what is subtracted, and the factor of what is left."""
     if isinstance(shape, GeneralShape):
-        return [[given.low, 1 / given.span] for given in shape.inputs]
+        return [[each.low, 1 / each.span] for each in shape.inputs]
     return [[0.0, shape.obs_scale]]
 
 
@@ -182,6 +182,7 @@ def _scale(
     is_like_frames = is_bytes or len(shape) > 2 or _is_large(shape)
     if bounds is None or not is_like_frames or model.scale == "bytes":
         return 0.0, 255.0 if is_bytes else 1.0
+
     low, high = bounds
     if low <= 0 <= high:  # nothing stays nothing
         return 0.0, max(-low, high) or 1.0

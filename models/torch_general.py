@@ -261,7 +261,7 @@ def layout(shape: GeneralShape[Any]) -> ParamLayout:
         except Exception:
             if shape.model.entry is None:
                 raise
-            net = general_net(shape)  # one's own may compute with numbers, which there are none of
+            net = general_net(shape)  # a network of the user may need numbers, and meta has none
     tensors = (*net.named_parameters(), *net.named_buffers())
     return ParamLayout(tuple((name, tuple(tensor.shape)) for name, tensor in tensors))
 
@@ -283,7 +283,7 @@ def arrays_of(
             own = shape.model.entry is not None
             kind = dtype if given.is_image and not own else torch.float32
             array = _array(given, obs)
-            if given.low:  # before it is rounded, as the numbers may differ by little
+            if given.low:  # subtracted before it is rounded, as the numbers may differ by little
                 array = array.float() - given.low
             array = array.to(kind)
             arrays[given.name] = array if given.span == 1 else array / given.span

@@ -133,7 +133,7 @@ class EventLog(MetricSink):
         text = redacted(text)[:TEXT_LIMIT]
         if self._is_beyond_share(kind):
             text = "more events of this kind; they are only counted, so that the file has room"
-            role = incarnation = data = None
+            role, incarnation, data = None, None, None
         line: dict[str, Any] = {
             "schema": SCHEMA,
             "time": round(self._now(), 3),

@@ -103,6 +103,7 @@ class ScrapeServer:
         return True
 
     def _accept(self) -> None:
+        """Take a new client in place of the one that has been silent for longest, if needed."""
         if len(self._clients) >= CLIENTS:
             silent = [fd for fd, client in self._clients.items() if client.answer is None]
             oldest = next(iter(silent or self._clients))

@@ -46,10 +46,11 @@ class LimitedProtocol(H11Protocol):
             transport.write(REFUSAL)
             transport.close()
             return
-        others: set[Any] = self.connections
-        silent = [other for other in others if other.is_silent]
+
+        connections: set[Any] = self.connections
+        silent = [connection for connection in connections if connection.is_silent]
         if len(silent) > SILENT:
-            min(silent, key=lambda other: other.silent_s).end()
+            min(silent, key=lambda connection: connection.silent_s).end()
         self.loop.call_later(IDLE_S, self._check)
 
     @property

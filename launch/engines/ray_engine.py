@@ -701,7 +701,7 @@ def _found_by_ray(address: str) -> str:
 
 
 def _check_port(address: str) -> None:
-    """Raise OSError if no server of HTTP/2, as gRPC has, is at ``host:port``: Ray tries for
+    """Raise OSError if no server of HTTP/2, as gRPC has, is at ``host:port``: Ray would try for
     minutes."""
     host, _, port = address.rpartition(":")
     try:

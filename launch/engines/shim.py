@@ -256,16 +256,18 @@ def tend(plan: ShimPlan, role: int, wake: int, owners: dict[int, int]) -> int:
     for fd in (wake, pump.fd, *owners):
         poller.register(fd, select.POLLIN)
     ends_s = float("inf")
-    death = None if owners else plan.shim_died
+    death_signal = None if owners else plan.shim_died
+
     while (status := _reap(role)[0]) is None:
-        if death is not None:
-            os.kill(role, death)
+        if death_signal is not None:
+            os.kill(role, death_signal)
             ends_s = time.monotonic() + plan.grace_s
-            death = None
+            death_signal = None
         left_s = ends_s - time.monotonic()
         if left_s <= 0:
             os.kill(role, signal.SIGKILL)
             left_s = ends_s = float("inf")
+
         for fd, _ in poller.poll(left_s * 1000 + 1 if ends_s < float("inf") else None):
             if fd == wake:
                 os.read(wake, 4096)
@@ -273,10 +275,11 @@ def tend(plan: ShimPlan, role: int, wake: int, owners: dict[int, int]) -> int:
                 if not pump.take():
                     poller.unregister(fd)
             elif fd in owners:
-                death = owners[fd]
+                death_signal = owners[fd]
                 for owner in owners:
                     poller.unregister(owner)
                 owners = {}
+
     _end_descendants(wake)
     pump.close()
     return status

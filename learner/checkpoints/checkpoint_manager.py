@@ -159,9 +159,10 @@ class CheckpointManager:
             _set_random_states(under(RANDOM, stored.arrays), device_of(trainer.device))
             self.stored = under(GROUP, stored.arrays)
             same = same_game(stored.meta.get(ENV, {}), trainer.config.env)
-            if same and (before := stored.meta.get(SCALES, [])) != trainer.scales:
+            scales = stored.meta.get(SCALES, [])
+            if same and scales != trainer.scales:
                 raise UserError(
-                    f"{folder} was trained with observations scaled by {before or 'bytes'}, and "
+                    f"{folder} was trained with observations scaled by {scales or 'bytes'}, and "
                     f"now it is {trainer.scales or 'bytes'}; set model.scale and the bounds of the "
                     "environment's observations as they were, or another run.dir"
                 )
@@ -184,15 +185,17 @@ class CheckpointManager:
         return True
 
     def _check_fits(self, folder: Path, stored: Checkpoint) -> None:
+        """Raise UserError where a checkpoint is of another network, or of other spaces."""
         trainer = self._trainer
-        env_id, own = trainer.config.env.id, trainer.info.parts
+        env_id = trainer.config.env.id
         space = check_spaces(folder, stored, trainer.info, env_id)
-        parts = Packer(env_id, space).parts
-        if parts != own:  # the same in another order, in which the actors would pack them
+        trained, present = Packer(env_id, space).parts, trainer.info.parts
+        if trained != present:  # the same in another order, in which the actors would pack them
             raise UserError(
-                f"{folder} was trained on the keys {[part.name for part in parts]} of observations "
-                f"in that order, and {env_id} has the order {[part.name for part in own]}; give "
-                "its observation space the former order, or set another run.dir"
+                f"{folder} was trained on the keys {[part.name for part in trained]} of "
+                f"observations in that order, and {env_id} has the order "
+                f"{[part.name for part in present]}; give its observation space the former order, "
+                "or set another run.dir"
             )
         checkpoint_format.check_layout(
             folder / checkpoint_format.FILE, stored.layout, trainer.layout

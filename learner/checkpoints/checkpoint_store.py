@@ -84,7 +84,7 @@ class CheckpointStore:
         self.url = url.rstrip("/")
         try:
             self._fs, self._path = fsspec.core.url_to_fs(url)
-        except Exception as error:  # of whatever library opens it, and may connect now
+        except Exception as error:  # any library may open it, and may connect now
             raise UserError(
                 f"checkpoint.store is {url!r}, which cannot be opened ({_text(error)}); give a "
                 "path, or a URL that answers and whose package is installed, such as "

@@ -50,7 +50,8 @@ REOPEN_S = 10.0  # longest wait for the address after all connections were close
 STREAMS = "streams"
 # With keys libzmq holds an encrypted answer for each connection; smaller ones are not counted.
 ENCRYPTED_NBYTES = 1 << 18
-NOTHING = wire.encode(Header(MessageKind.WAIT), {"reason": ""})  # of no run: clients drop it
+# It is of no run, so clients drop it.
+NOTHING = wire.encode(Header(MessageKind.WAIT), {"reason": ""})
 Marks = Callable[[], dict[str, Any]]
 
 

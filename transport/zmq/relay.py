@@ -43,7 +43,7 @@ from penstock.transport.zmq.sockets import GONE, SENT, Send
 TICK_S = 0.05
 MAX_WAITING = 1 << 14  # peers that wait for another version; most of them may have left
 ARRIVAL_S = 30.0  # after which a copy that was sent is no longer expected to arrive
-HOST_NBYTES = 32 << 20  # of copies to a host that the socket holds, beyond the first
+HOST_NBYTES = 32 << 20  # most that the socket holds of copies to a host, beyond the first
 
 
 class _Ask(NamedTuple):
@@ -81,7 +81,7 @@ class WeightsResponder:
         self._stamp: Stamp | None = None
         self._parts: wire.Parts = []
         self._sha256 = ""  # of the encoded weights, once a relay needs it
-        self._host_copies = 1  # that the socket may hold for a host
+        self._host_copies = 1  # most copies to a host that the socket may hold
 
     def ask(self, peer: bytes, have: Stamp | None, host: str = "") -> bool:
         """Note a request of a peer that has the version ``have``.
@@ -107,9 +107,10 @@ class WeightsResponder:
             self.tree.begin(now_s)
         if not self._asks:
             return
+
         self._held = {peer: copy for peer, copy in self._held.items() if not copy.is_released()}
         asks, self._asks = self._asks, {}
-        wanting = {}
+        wanting: dict[bytes, _Ask] = {}
         for peer, ask in asks.items():
             sent = self._sent.get(peer)
             if sent is not None and sent.stamp == ask.have and peer not in self._held:
@@ -119,6 +120,7 @@ class WeightsResponder:
                 self._content[peer] = ask.host
             elif peer in self._held or sent is None or now_s >= sent.sent_s + ARRIVAL_S:
                 wanting[peer] = ask
+
         if wanting and newest != self._stamp:
             self._encode()
         hosts = Counter(copy.host for copy in self._held.values())
@@ -144,12 +146,14 @@ class WeightsResponder:
         return True
 
     def _answer_to(self, peer: bytes, now_s: float) -> wire.Parts:
+        """The newest copy for a peer, or the relay that it is to ask."""
         run_id, policy_id = self._welcome.run_id, self._board.policy_id
         if self.tree.must_listen(peer):
             return wire.encode_weights_at(None, run_id, policy_id)
         parent = self.tree.place(peer, now_s)
         if parent is None:
             return self._parts
+
         weights = memoryview(self._parts[2])
         self._sha256 = self._sha256 or hashlib.sha256(weights).hexdigest()
         depth = min(parent.depth, wire.MAX_DEPTH)

@@ -372,7 +372,7 @@ class RelayServer:
 
     def _wait(self, peer: bytes, want: Stamp) -> None:
         if peer not in self._waiting and len(self._waiting) >= MAX_CHILDREN:
-            # the oldest may wait for a version that never comes
+            # The oldest may wait for a version that never comes.
             del self._waiting[next(iter(self._waiting))]
         self._waiting[peer] = want
 

@@ -108,15 +108,16 @@ class RelayTree:
             failed: why its last parent was of no use; empty if it was.
             now_s: the time.
         """
-        known = self._relays.get(relay)
-        if known is None:
+        asking = self._relays.get(relay)
+        if asking is None:
             if len(self._relays) >= MAX_RELAYS:
                 return
-            known = self._relays[relay] = _Relay(self._next_order(), address, key, now_s)
-        known.address, known.key, known.seen_s = address, key, now_s
-        known.host = (address or "").rpartition(":")[0] or known.host
-        known.direct = bool(failed)
-        parent, known.parent = known.parent, None  # blamed once
+            asking = self._relays[relay] = _Relay(self._next_order(), address, key, now_s)
+        asking.address, asking.key, asking.seen_s = address, key, now_s
+        asking.host = (address or "").rpartition(":")[0] or asking.host
+        asking.direct = bool(failed)
+
+        parent, asking.parent = asking.parent, None  # blamed once
         if parent is not None and failed in ("late", "wrong"):  # a newer version is no fault
             self._rests[parent.host] = now_s + REST_S
             parent.order = self._next_order()

@@ -183,11 +183,13 @@ def send_to(
         if that has frames or is ``tracked``: a small one is copied. A peer that does not read can
         report anything, so what waits for it counts until then.
     """
-    is_released, copy = _was_copied, len(parts) < COPIED_PARTS and not tracked
+    copy = len(parts) < COPIED_PARTS and not tracked
+    is_released: IsReleased = _was_copied
     sent: list[Any] = [peer, *parts]
     if not copy:  # libzmq sends and releases the last part last
         sent[-1] = last = zmq.Frame(parts[-1], track=True, copy=False, copy_threshold=0)
         is_released = partial(getattr, last.tracker, "done")
+
     try:
         target.send_multipart(sent, zmq.NOBLOCK, copy=copy)
     except zmq.Again:
