@@ -21,7 +21,6 @@ import json
 import multiprocessing as mp
 import os
 import random
-import socket
 import struct
 import sys
 import tempfile
@@ -40,7 +39,7 @@ import numpy.typing as npt
 import psutil
 import zmq
 
-from common import finish, parser
+from common import finish, free_port, parser
 from penstock.core.interfaces import Welcome
 from penstock.core.params import ParamLayout, Stamp
 from penstock.core.specs import Column, SlotSpec
@@ -496,7 +495,7 @@ def connector(
         address = f"ipc://{name}/wire"
         folder = None
         if curve:
-            address = f"tcp://127.0.0.1:{_free_port()}"
+            address = f"tcp://127.0.0.1:{free_port()}"
             folder = Path(name, "keys")
             keys.new(folder)
         receiver = LocalReceiver(
@@ -626,12 +625,6 @@ def hoard(address: str, folder: Path, messages: int) -> None:
                 wire.encode(head, claimed), zmq.NOBLOCK
             )
         time.sleep(0.002)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def _raise(error: Exception) -> None:

@@ -39,6 +39,7 @@ from penstock.envs.packing import Packer, find_bad_observation
 from penstock.envs.process_state import sides_differ, users_side
 from penstock.envs.rendering import pictures, pictures_per_s
 from penstock.envs.saved_state import restore, state_of
+from penstock.envs.space_difference import brief
 from penstock.envs.space_misfit import stacking_misfit
 
 logger = note_logger(__name__)
@@ -412,13 +413,13 @@ def checked_actions(name: str, action: Space[Any]) -> Actions:
         return action
     if not isinstance(action, Box) or action.dtype.kind != "f":
         raise UserError(
-            f"environment {name} has actions of {_brief(action)}, and only Discrete, "
+            f"environment {name} has actions of {brief(action)}, and only Discrete, "
             "MultiDiscrete, MultiBinary and a Box of floats are supported; set env.wrappers to a "
             "wrapper of yours that offers one of these"
         )
     if not is_bounded(action) or not (action.low < action.high).all():
         raise UserError(
-            f"environment {name} has actions of {_brief(action)}, and a Box of actions must have "
+            f"environment {name} has actions of {brief(action)}, and a Box of actions must have "
             f"finite bounds, within ±{UNBOUNDED:g} and the lower below the upper; give its action "
             "space such bounds, or set env.wrappers to a wrapper of yours that does"
         )
@@ -432,14 +433,14 @@ def check_mask(name: str, parts: tuple[ObservationPart, ...], action: Actions) -
         return
     if isinstance(action, Box):
         raise UserError(
-            f"environment {name} shows an {MASK} and has actions of {_brief(action)}, where there "
+            f"environment {name} shows an {MASK} and has actions of {brief(action)}, where there "
             "is nothing to choose from; leave it out of its observations"
         )
     choices = sum(counts_of(action))
     if mask.shape != (choices,):
         raise UserError(
             f"environment {name} shows an {MASK} of shape {[*mask.shape]}, and it must be "
-            f"[{choices}], a value for each choice of {_brief(action)}"
+            f"[{choices}], a value for each choice of {brief(action)}"
         )
 
 
@@ -453,8 +454,3 @@ def _check_autoreset(name: str, vector: VectorEnv) -> None:
             "where an episode's final observation is not lost; give it that mode, or set env.id to "
             "a module:function that returns a single gymnasium.Env"
         )
-
-
-def _brief(space: object) -> str:
-    text = str(space)
-    return text if len(text) <= 80 else f"{text[:77]}..."
