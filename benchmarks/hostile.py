@@ -492,12 +492,14 @@ def connector(
         joining.start()
         while joining.is_alive():
             learner.serve()
+
         address = f"ipc://{name}/wire"
         folder = None
         if curve:
             address = f"tcp://127.0.0.1:{free_port()}"
             folder = Path(name, "keys")
             keys.new(folder)
+
         receiver = LocalReceiver(
             links[0], address, learner.path, process=_check_columns, curve=folder
         )

@@ -24,7 +24,7 @@ MOST_CHARS = 1 << 20  # most characters of a text; larger ones take ruamel.yaml 
 # dotted name: a file from elsewhere may repeat one long key under hundreds of aliases.
 MOST_VALUES = 100_000
 MOST_VALUE_CHARS = 1 << 22
-# It stands for a # that begins no comment. It is for private use, so it is in no text.
+# It stands for a # that begins no comment; it is for private use, so no text has it.
 _HASH = "\U00100023"
 _PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "null"))
 
@@ -103,6 +103,7 @@ class _Reader:
                 f"more than {MOST_VALUES:,} values, or {MOST_VALUE_CHARS:,} characters in them and "
                 "their names; use fewer aliases (*name)"
             )
+
         if node.id == "mapping":
             return self._map(node, path)
         if node.id == "sequence":

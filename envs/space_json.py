@@ -39,18 +39,18 @@ def to_json(space: spaces.Space[Any]) -> Told:
     raise ValueError(f"{space} is of a kind that cannot be written down")
 
 
-def from_json(told: Told, most_nbytes: int = MOST_NBYTES) -> spaces.Space[Any]:
+def from_json(encoded: Told, most_nbytes: int = MOST_NBYTES) -> spaces.Space[Any]:
     """Decode a space. Raises ValueError, TypeError or KeyError for invalid input, and for a space
     of more than ``most_nbytes``: a text of some bytes may claim any size."""
-    nbytes = claimed_nbytes(told)
+    nbytes = claimed_nbytes(encoded)
     if nbytes > most_nbytes:
         raise ValueError(f"a space that takes {nbytes:,} bytes; the most is {most_nbytes:,}")
-    return _decoded(told)
+    return _decoded(encoded)
 
 
-def claimed_nbytes(told: Told) -> int:
+def claimed_nbytes(encoded: Told) -> int:
     """The memory that a space would take, in which bounds are kept for each value."""
-    ((kind, about),) = told.items()
+    ((kind, about),) = encoded.items()
     match kind:
         case "Dict":
             return SPACE_NBYTES + sum(claimed_nbytes(inner) for _, inner in about)
@@ -67,8 +67,8 @@ def claimed_nbytes(told: Told) -> int:
     raise ValueError(f"there is no space {kind}")
 
 
-def _decoded(told: Told) -> spaces.Space[Any]:
-    ((kind, about),) = told.items()
+def _decoded(encoded: Told) -> spaces.Space[Any]:
+    ((kind, about),) = encoded.items()
     match kind:
         case "Dict":
             return spaces.Dict(OrderedDict((key, _decoded(inner)) for key, inner in about))
@@ -83,9 +83,9 @@ def _decoded(told: Told) -> spaces.Space[Any]:
             return spaces.MultiBinary(about)
         case "Box":
             low, high, shape, dtype = about
-            kept: Any = plain_dtype(dtype)
-            least, most = (np.broadcast_to(np.array(b, kept), shape) for b in (low, high))
-            return spaces.Box(least, most, tuple(shape), kept)
+            plain: Any = plain_dtype(dtype)
+            least, most = (np.broadcast_to(np.array(b, plain), shape) for b in (low, high))
+            return spaces.Box(least, most, tuple(shape), plain)
     raise ValueError(f"there is no space {kind}")
 
 

@@ -76,11 +76,11 @@ class EnvInfo:
     parts: tuple[ObservationPart, ...] = ()
     """The parts of an observation packed into bytes; empty where it is one array."""
     own_spaces: tuple[Space[Any], Space[Any]] | None = None
-    """Of observations and of actions, as the environment has them; None: those above."""
+    """The environment's own, of observations and of actions; None: those above."""
 
     @property
     def spaces(self) -> tuple[Space[Any], Space[Any]]:
-        """Of observations and of actions, as the environment has them."""
+        """The environment's own, of observations and of actions."""
         return self.own_spaces or (self.observation_space, self.action_space)
 
     @property
@@ -123,6 +123,7 @@ class BatchedEnv:
         _check_autoreset(name, vector)
         packer = Packer(name, own_spaces[0])
         check_mask(name, packer.parts, action_space)
+
         self.info = EnvInfo(
             packer.space, action_space, frames_per_step, how, packer.parts, own_spaces
         )
@@ -133,7 +134,8 @@ class BatchedEnv:
         self._to_game = action_map(vector.single_action_space)
         self._shown: Array | None = None  # the observations that the policy acts on
         self._over: tuple[Any, Any] = (False, False)
-        self._on_users_side = True  # in the first step after a reset, and where the sides differ
+        # It is true in the first step after a reset, and where the sides differ.
+        self._on_users_side = True
         self._pack_by(packer)
 
     def pack_as(self, space: Space[Any]) -> None:

@@ -194,19 +194,19 @@ def fitted(config: Config, folder: Path, stored: Checkpoint, game: BatchedEnv) -
 
 
 def _of_file(path: Path, allow: Sequence[str]) -> PolicySource:
-    found = exported.read(path, allow, plays=True)
+    stored = exported.read(path, allow, plays=True)
 
     def weights(game: BatchedEnv) -> Float32:
-        if differs := difference(found.spaces, game.info.spaces):
+        if differs := difference(stored.spaces, game.info.spaces):
             raise UserError(
-                f"{path} is a policy for {found.config.env.id} with other observations or actions "
+                f"{path} is a policy for {stored.config.env.id} with other observations or actions "
                 f"than that environment has here: {differs.column} {differs.trained} in training, "
                 f"{differs.present} here; install the version that it was trained with"
             )
-        game.pack_as(found.spaces[0])
-        return found.weights
+        game.pack_as(stored.spaces[0])
+        return stored.weights
 
-    return PolicySource(found.config, "file", way_of(found.play) == "sampled", weights)
+    return PolicySource(stored.config, "file", way_of(stored.play) == "sampled", weights)
 
 
 def play(

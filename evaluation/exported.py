@@ -130,7 +130,7 @@ def read(path: Path, allow: Sequence[str] = (), *, plays: bool = False) -> Expor
         _check_names(path, config, allow, plays)
 
         most = max(MOST_NBYTES, SPACE_NBYTES_PER_BYTE * path.stat().st_size)
-        observations, actions = (from_json(told, most) for told in about["spaces"])
+        observations, actions = (from_json(encoded, most) for encoded in about["spaces"])
         packer = Packer(config.env.id, observations)
         choices = checked_actions(config.env.id, actions)
         trained = observations, actions

@@ -186,9 +186,9 @@ def load_policy(
     The environment of a run is made once, to ask for its spaces, and closed. Raises UserError.
     """
     if Path(source).is_file():
-        found = read(Path(source), allow)
-        about = found.spaces, found.info, sample, seed, found.play
-        return LoadedPolicy(found.config, found.weights, *about)
+        exported = read(Path(source), allow)
+        about = exported.spaces, exported.info, sample, seed, exported.play
+        return LoadedPolicy(exported.config, exported.weights, *about)
 
     config = load_run(source)
     used_names.check(references(config), allow, str(source))

@@ -70,10 +70,10 @@ def record(run_dir: Path, which: Checkpoint, seed: int) -> dict[str, Any]:
 
     config = load_run(run_dir)
     folder = run_dir / "checkpoints" / which
-    found = checkpoint_format.load(folder)  # once: it may be replaced
-    steps = int(found.meta["progress"]["trained_steps"])
-    sampled = way_of(found.meta.get(PLAY)) == "sampled"
-    source = PolicySource(config, which, sampled, lambda game: fitted(config, folder, found, game))
+    stored = checkpoint_format.load(folder)  # once: it may be replaced
+    steps = int(stored.meta["progress"]["trained_steps"])
+    sampled = way_of(stored.meta.get(PLAY)) == "sampled"
+    source = PolicySource(config, which, sampled, lambda game: fitted(config, folder, stored, game))
     path = run_dir / FOLDER / ("now.mp4" if which == "last" else f"best-at-{steps}.mp4")
     part = path.with_name(part_name(which))
     with held(part), acting(source, None, seed, None, tracked=True) as actor:

@@ -155,7 +155,7 @@ def _catch_signals(ctx: RoleContext, grace_s: float) -> None:
     signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: ctx.stop())
-    signal.signal(SHIM_DIED, lambda *_: None)  # for the thread
+    signal.signal(SHIM_DIED, lambda *_: None)  # the thread handles it
 
     def watch() -> None:
         signums: set[int] = set()
@@ -184,6 +184,7 @@ def _run(target: str, ctx: RoleContext, early_error: Exception | None = None) ->
         ctx.status.begin(Phase.IMPORTING)
         with gc_paused(), _noting(early_error):
             role = getattr(importlib.import_module(module), function)
+
         ctx.status.begin(Phase.STARTING)
         try:
             role(ctx)

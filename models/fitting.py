@@ -147,12 +147,14 @@ def _read(config: Config, game: Spaces) -> tuple[tuple[Input, ...], ObservationP
         inputs = tuple(_input(model, p.name, p.shape, p.dtype, p, p.bounds) for p in visible)
         _check_inputs(model, inputs, mask)
         return inputs, mask, 1.0
+
     space = game.observation_space
     if not isinstance(space, spaces.Box):
         raise UserError(
             f"observation space {space} is not a Box, the only kind that networks "
             "read; add gymnasium.wrappers:FlattenObservation to env.wrappers"
         )
+
     bounds = None if model.normalize_observations else bounds_of(space)
     only = _input(model, "obs", space.shape, space.dtype.str, None, bounds)
     _check_inputs(model, (only,), None)

@@ -99,17 +99,18 @@ def _load(entry: str, purpose: str) -> Callable[..., nn.Module]:
     have imported any function."""
     module, _, name = entry.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        network = getattr(importlib.import_module(module), name, None)
     except Exception as error:
         raise UserError(
             f"{purpose}: importing {module} failed with {type(error).__name__}: {error}; correct "
             "its name, start in its folder, or install what it needs"
         ) from error
-    if not isinstance(found, type):
+
+    if not isinstance(network, type):
         raise UserError(f"{purpose}: module {module} has no class {name}; correct its name")
-    if not issubclass(found, nn.Module):
+    if not issubclass(network, nn.Module):
         raise UserError(f"{purpose} is no class of torch.nn.Module; derive it from that")
-    return found
+    return network
 
 
 def _described(found: Any) -> str:

@@ -168,6 +168,7 @@ def decode(parts: Sequence[Buffer]) -> Message:
         raise WireError("version", text)
     if head.kind not in _KINDS or max(fields[_COUNTS]) >= MAX_COUNT:
         raise WireError("header", f"kind {head.kind}, counters {fields[_COUNTS]}")
+
     if head.frames != len(parts) - 2:
         raise WireError("frames", f"{len(parts) - 2} instead of {head.frames}")
     if head.frames and head.kind not in WITH_FRAMES:

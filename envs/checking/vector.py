@@ -61,6 +61,7 @@ def check_vector(
             return {}
         if not (sound and found.check_spaces("of the vector", vector, "single_")):
             return {}
+
         player = _Player(found, vector)
         if not player.reset():
             return {}
@@ -70,6 +71,7 @@ def check_vector(
             found.close(vector)
     if found.problems:
         return figures
+
     alike = min(figures["steps"], REPEATED_STEPS)
     ended = next((end for end in player.ends if end >= alike), max(player.ends, default=0))
     if ended < alike:

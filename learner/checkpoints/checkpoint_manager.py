@@ -130,6 +130,7 @@ class CheckpointManager:
             take_newer(self._store, self._last)  # this host may not be that of the newest
         if how == "no" or (how == "auto" and not history.any_exists(self._last)):
             return False
+
         folder, stored, damaged = history.newest_whole(self._last)
         self._check_fits(folder, stored)
         if stored.policy_id != POLICY_ID:
@@ -145,6 +146,7 @@ class CheckpointManager:
                 "the next checkpoint has them",
                 folder,
             )
+
         trainer = self._trainer
         set_weights(trainer, stored.weights)
         own = {k: v for k, v in stored.arrays.items() if not k.startswith((RANDOM, GROUP))}
@@ -189,12 +191,12 @@ class CheckpointManager:
         trainer = self._trainer
         env_id = trainer.config.env.id
         space = check_spaces(folder, stored, trainer.info, env_id)
-        trained, present = Packer(env_id, space).parts, trainer.info.parts
+        trained = [part.name for part in Packer(env_id, space).parts]
+        present = [part.name for part in trainer.info.parts]
         if trained != present:  # the same in another order, in which the actors would pack them
             raise UserError(
-                f"{folder} was trained on the keys {[part.name for part in trained]} of "
-                f"observations in that order, and {env_id} has the order "
-                f"{[part.name for part in present]}; give its observation space the former order, "
+                f"{folder} was trained on the keys {trained} of observations in that order, and "
+                f"{env_id} has the order {present}; give its observation space the former order, "
                 "or set another run.dir"
             )
         checkpoint_format.check_layout(

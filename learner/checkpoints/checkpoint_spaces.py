@@ -38,7 +38,7 @@ def check_spaces(folder: Path, stored: Checkpoint, info: EnvInfo, env_id: str) -
         # The same spaces take as much memory as the environment's, which may be more.
         most = max(MOST_NBYTES, *map(claimed_nbytes, described(info)))
         try:
-            observations, actions = (from_json(told, most) for told in stored.meta[SPACES])
+            observations, actions = (from_json(encoded, most) for encoded in stored.meta[SPACES])
         except (LookupError, TypeError, ValueError, AssertionError) as error:
             raise DamagedCheckpointError(f"{path} has spaces that cannot be read") from error
         differs = difference((observations, actions), info.spaces)

@@ -274,6 +274,7 @@ def take_newer(store: CheckpointStore, last: Path) -> str:
             ) from error
         finally:
             history.remove(fetched)
+
     if entries and own is None:
         raise UserError(
             f"none of the {len(entries)} checkpoints in {store.url}/{MANIFEST} can be used; "

@@ -73,10 +73,10 @@ class WeightsResponder:
         self._board = board
         self._welcome = welcome
         self._dtype = dtype
-        self._asks: dict[bytes, _Ask] = {}  # by peer; not examined yet, or cannot be answered yet
+        self._asks: dict[bytes, _Ask] = {}  # by peer, not examined or not answered yet
         self._content: dict[bytes, str] = {}  # host by peer that had the newest version
-        self._sent: dict[bytes, SentCopy] = {}  # the last one by peer, until it has arrived
-        self._held: dict[bytes, SentCopy] = {}  # those that the socket had not released
+        self._sent: dict[bytes, SentCopy] = {}  # last copy by peer, until it has arrived
+        self._held: dict[bytes, SentCopy] = {}  # copies by peer that the socket had not released
         self._newest: Stamp | None = None  # at the last check
         self._stamp: Stamp | None = None
         self._parts: wire.Parts = []

@@ -32,7 +32,7 @@ MIN_NBYTES = 32_000_000  # of the copies of a version: a quarter of a second of 
 MAX_RELAYS = 4096  # that are remembered; further ones are sent copies
 ALIVE_S = 10.0  # a relay asks every second while it waits; after this silence it is no parent
 FORGET_S = 60.0
-REST_S = 60.0  # for so long no relay of a host is named, after one of them has failed
+REST_S = 60.0  # time after a relay has failed in which none of its host is named
 
 
 class Parent(NamedTuple):
@@ -49,8 +49,8 @@ class _Relay:
     address: str | None  # None while it does not listen, empty if it cannot
     key: str
     seen_s: float
-    host: str = ""  # of its address; stays when it serves no more, or is gone
-    parent: _Relay | None = None  # that it was sent to last
+    host: str = ""  # host of its last address; stays when it serves no more, or is gone
+    parent: _Relay | None = None  # last relay that it was sent to
     direct: bool = False  # whether only a copy from the connector helps
 
 
@@ -84,7 +84,7 @@ class RelayTree:
         self._nbytes, self._fanout = nbytes, fanout
         self._min_relays, self._min_nbytes = min_relays, min_nbytes
         self._relays: dict[bytes, _Relay] = {}
-        self._rests: dict[str, float] = {}  # until when, by host of a parent that failed
+        self._rests: dict[str, float] = {}  # end of the rest by host of a parent that failed
         self._joined = 0
         self._copies = fanout  # that the connector has left for this version
         self._level: deque[_Node] = deque()  # where the next child goes, one by one in turns

@@ -88,7 +88,12 @@ CHANGES: dict[str, tuple[tuple[Space, Space], tuple[Space, Space], str | None]] 
     "fewer choices": ((SPEED, CHOICE), (SPEED, spaces.Discrete(2)), "actions"),
     "choices from 1": ((SPEED, CHOICE), (SPEED, spaces.Discrete(3, start=1)), "actions"),
     "the same": ((SEEN, TORQUE), (spaces.Dict(speed=SPEED, place=PLACE), TORQUE), None),
-    "rounded bounds": ((boxed(0, 0.3), CHOICE), (boxed(0, 0.1 + 0.2 + 1e-8), CHOICE), None),
+    "rounded bounds": ((boxed(0, 0.3), CHOICE), (boxed(0, 0.3000001), CHOICE), None),
+    "rounded bounds of a part": (
+        (spaces.Dict(speed=boxed(0, 0.6), place=PLACE), CHOICE),
+        (spaces.Dict(speed=boxed(0, 0.6000002), place=PLACE), CHOICE),
+        None,
+    ),
     "the largest float": (
         (boxed(-np.inf, np.inf), CHOICE),
         (boxed(-LARGEST, LARGEST), CHOICE),
