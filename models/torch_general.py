@@ -278,6 +278,7 @@ def arrays_of(
             arrays[given.name] = normalizer.frames(frames, dtype, first, shape.memory_format)
             first += math.prod(given.shape)
         return arrays
+
     for given in shape.inputs:
         if given.is_image or normalizer is None:
             own = shape.model.entry is not None
@@ -287,6 +288,7 @@ def arrays_of(
                 array = array.float() - given.low
             array = array.to(kind)
             arrays[given.name] = array if given.span == 1 else array / given.span
+
     if normalizer is not None:
         rows = normalizer(numbers_of(shape, obs))
         numbers = [given for given in shape.inputs if not given.is_image]
