@@ -231,6 +231,7 @@ def _lay_game(layers: Layers, env_id: str, algo: str | None, kind: str | None) -
         layers.lend()
         if kind is not None:
             del layers.values["algo"]
+            layers.places = {path: at for path, at in layers.places.items() if path[0] != "algo"}
     return own_name, "no preset"
 
 
