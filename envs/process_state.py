@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, SHIM_DI
 class ProcessState(NamedTuple):
     """What both sides have of their own."""
 
-    folder: str
+    folder: str | None
+    """The current folder; None where the user has removed it."""
     numpy_errors: dict[str, Any]
     raising: list[Any]
     """The filters of warnings that raise; others only print."""
@@ -39,7 +40,10 @@ class ProcessState(NamedTuple):
     def read(cls) -> ProcessState:
         """The present state."""
         raising = [each for each in warnings.filters if each[0] == "error"]
-        state = cls(os.getcwd(), {**np.geterr()}, raising)
+        folder: str | None = None
+        with suppress(FileNotFoundError):
+            folder = os.getcwd()
+        state = cls(folder, {**np.geterr()}, raising)
 
         torch = sys.modules.get("torch")
         if torch is None:
@@ -53,7 +57,7 @@ class ProcessState(NamedTuple):
         """Make this the state of the process."""
         present = self.read()
 
-        if self.folder != present.folder:
+        if self.folder is not None and self.folder != present.folder:
             os.chdir(self.folder)
         np.seterr(**self.numpy_errors)
 

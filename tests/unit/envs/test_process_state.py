@@ -150,3 +150,15 @@ def test_exit_of_an_environment_is_a_mistake_with_its_text_and_place(
         play(env_id, threads)
     with pytest.raises(UserError, match=sentence):
         check(env_id, [], 20, 2)
+
+
+def test_environment_is_made_in_a_folder_that_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "removed"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    game = make(EnvConfig(id="CartPole-v1"), 1)
+    game.reset_into(0, np.empty((1, 4), np.float32))
+    game.close()
