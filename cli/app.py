@@ -75,8 +75,6 @@ def main() -> None:
     """Run a command. A UserError is printed as a sentence, with exit code 2. So is an OSError for a
     path that cannot be accessed, as every command takes paths and uses them in many places, and one
     for a lack of descriptors, which any call may meet."""
-    if "" not in sys.path:
-        sys.path.append("")  # environments of the user are imported from the current folder
     try:
         app()
     except UserError as error:

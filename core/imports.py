@@ -1,14 +1,19 @@
-"""Imports at the start of a process: without garbage collections, which would find nothing in them
-and take a tenth of their time, and with an end at once where they are interrupted."""
+"""Imports at the start of a process, and of the user's modules.
+
+At the start there are no garbage collections, which would find nothing and take a tenth of the
+time, and an interrupt ends the process at once. The user's modules are found in the current folder
+too.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 @contextmanager
@@ -48,3 +53,15 @@ def exit_on_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def find_users_modules() -> None:
+    """Let imports find modules in the current folder, after all that are installed.
+
+    Call it only to import what the user has named or allowed. A current folder may have come from
+    elsewhere, as a run does, and libraries try to import modules that are not installed.
+    """
+    with suppress(FileNotFoundError):  # a folder that was removed holds no module
+        folder = os.getcwd()
+        if folder not in sys.path and "" not in sys.path:
+            sys.path.append(folder)

@@ -14,6 +14,7 @@ from typing import Any
 from gymnasium.error import DependencyNotInstalled
 
 from penstock.configs.errors import UserError
+from penstock.core.imports import find_users_modules
 from penstock.core.place import exit_refused
 
 # What to install for a module whose package has another name.
@@ -35,6 +36,7 @@ _OWN_EXTRAS = ("box2d", "mujoco")  # that gymnasium has too, with other versions
 def import_module(name: str, purpose: str) -> ModuleType:
     """Import a module; an error's sentence begins with `purpose`."""
     with explained(purpose):
+        find_users_modules()
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:

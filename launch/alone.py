@@ -68,8 +68,6 @@ def main() -> None:
     answer = os.dup(1)  # of its own, as C code writes to descriptor 1
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     module, _, function = sys.argv[1].partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # where a role looks for a user's game
     try:
         with contextlib.redirect_stdout(sys.stderr):  # libraries that greet
             result = getattr(importlib.import_module(module), function)(**asked["request"])

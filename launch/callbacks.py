@@ -14,7 +14,6 @@ written to `logs/callbacks.log`; the run continues.
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -161,8 +160,6 @@ def _check_hears(path: str, hook: object) -> None:
 
 
 def _make(path: str) -> Any:
-    if "" not in sys.path:
-        sys.path.append("")  # a user's module lies where the command was given
     from penstock.envs.loading import explained, load
 
     purpose = f"callback {path}"

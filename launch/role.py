@@ -63,8 +63,6 @@ def main() -> None:
     os.nice(arguments["nice"] - nice)
     if arguments["role"] in ("actor", "evaluator"):
         _yield_to_learners()
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
     with gc_paused(), _noting(early_error):
         ctx = _context(arguments, channel, page)
     _catch_signals(ctx, arguments["grace_s"])

@@ -260,7 +260,6 @@ def main() -> int:
     of `command`."""
     parent_pid, path, resume, source, target, *overrides = sys.argv[1:]
     die_with(int(parent_pid), signal.SIGTERM)
-    sys.path.append("")  # environments of the user are imported from the current folder
     try:
         resolved = resolve_target(target, overrides)
         begins = cast(Resume, resume)

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.configs.errors import UserError
+from penstock.core.imports import find_users_modules
 from penstock.models.general import GeneralShape, SingleHead
 
 ROWS = 3  # of the batch that is tried
@@ -98,6 +99,7 @@ def _load(entry: str, purpose: str) -> Callable[..., nn.Module]:
     """The class that ``entry`` names. Nothing else is called: a module that the user allows may
     have imported any function."""
     module, _, name = entry.partition(":")
+    find_users_modules()
     try:
         network = getattr(importlib.import_module(module), name, None)
     except Exception as error:

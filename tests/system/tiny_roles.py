@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import json
 import logging
 import os
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from penstock.configs.errors import UserError
 from penstock.core.control import Message
 from penstock.core.role import EXIT_REJOIN, RoleContext
+from penstock.envs.loading import import_module
 from penstock.profiling.ledger import Part
 from penstock.profiling.status import Phase
 
@@ -253,7 +253,7 @@ def stuck_in_c(ctx: RoleContext) -> None:
 
 def import_from_here(ctx: RoleContext) -> None:
     """A role that needs a module of the current folder."""
-    word: str = importlib.import_module("module_of_the_user").WORD
+    word: str = import_module("module_of_the_user", "the role").WORD
     (ctx.run_dir / "saved").write_text(word)
     work(ctx)
 

@@ -112,6 +112,19 @@ def test_who_starts_and_watches_a_run_imports_no_torch() -> None:
     assert done.stdout == "set()\n", done.stderr
 
 
+def test_a_command_in_a_folder_from_elsewhere_imports_nothing_there(tmp_path: Path) -> None:
+    """Libraries try to import modules that are not installed: ruamel.yaml one of this name."""
+    (tmp_path / "_ruamel_yaml.py").write_text("open('imported', 'w')")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("env: {id: CartPole-v1}")
+
+    program = Path(sys.executable).with_name("penstock")
+    subprocess.run([program, "runs", "."], cwd=tmp_path, capture_output=True, check=True)
+
+    assert not (tmp_path / "imported").exists()
+
+
 def test_the_version() -> None:
     assert command("--version") == (0, f"{penstock.__version__}\n", "")
 
