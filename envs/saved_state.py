@@ -3,11 +3,13 @@
 `state_of` walks the attributes of a vector environment: numbers, texts, containers, numpy arrays
 and random generators, and in turn the attributes of its objects. `restore` walks a new one, already
 reset, alongside: it sets the attributes of the objects in it. No object of any class is
-made from a file, so a state may come from anyone. Containers and arrays are made anew; those that
-were shared, also in part (views), are shared again.
+made from a file, and only those objects are changed that the writer would walk (`_kind` decides for
+both), so a state may come from anyone. Containers and arrays are made anew; those that were shared,
+also in part (views), are shared again.
 
-What is part of the program stays as it is in the new environment: functions, classes, locks, specs
-of environments, the bounds of spaces; so do texts that contain a secret of the config. An object of
+What is part of the program stays as it is in the new environment: functions, classes, locks,
+loggers, specs of environments, the bounds of spaces; so do texts that contain a secret of the
+config. A state that changes such a part was not written here and ends the resume. An object of
 a class in C or C++ cannot be saved (`NotSavableError`), except numpy's and Python's random
 generators and MuJoCo's data. An environment with such objects is saved if its class has
 `state_dict() -> plain data` and `load_state_dict(state)`.
@@ -15,6 +17,7 @@ generators and MuJoCo's data. An environment with such objects is saved if its c
 
 from __future__ import annotations
 
+import logging
 import random
 import sys
 import threading
@@ -33,6 +36,7 @@ import numpy.typing as npt
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from gymnasium.vector import VectorEnv
 
+from penstock.configs.errors import UserError, printable
 from penstock.configs.secrets import redacted
 from penstock.core.specs import plain_dtype
 
@@ -40,10 +44,17 @@ ATOMS = (type(None), bool, int, float, str)
 KEPT = (
     types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type,
     partial, np.dtype, np.ufunc, slice, range, EnvSpec, WrapperSpec, PurePath, Executor,
-    type(threading.Lock()), type(threading.RLock()),
+    type(threading.Lock()), type(threading.RLock()), logging.Logger, logging.Handler,
 )  # fmt: skip
 BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
-CONTAINERS: Mapping[type, str] = {list: "list", set: "set", frozenset: "frozenset"}
+KINDS: Mapping[type, str] = {
+    **dict.fromkeys(ATOMS, "atom"),
+    bytes: "bytes", tuple: "tuple", np.ndarray: "array", list: "list", set: "set",
+    frozenset: "frozenset", dict: "dict", OrderedDict: "ordered", deque: "deque",
+    np.random.Generator: "generator", np.random.RandomState: "random_state",
+    random.Random: "random",
+}  # fmt: skip
+PROGRAM = ("keep", "enum", "unsavable")  # kinds of values whose attributes no state holds
 POINTER_NBYTES = np.dtype(np.intp).itemsize
 NOTHING = object()  # in the place of a value that the new environment does not have
 
@@ -95,54 +106,58 @@ class _Writer:
         self._alive: list[Any] = []  # so that no `id` is used twice
 
     def node(self, value: Any, place: str) -> Node:
-        if type(value) in ATOMS:
-            secret = isinstance(value, str) and redacted(value) != value
-            return ["keep"] if secret else value
-        if isinstance(value, KEPT) or _is_mujoco(value, "MjModel"):
-            return ["keep"]
-        if isinstance(value, Enum):
-            return ["enum", _class_name(value), value.name]
-        if isinstance(value, np.generic):
-            return ["scalar", self._plain(np.asarray(value), place)]
-        if type(value) is bytes:
-            return ["bytes", np.frombuffer(value, np.uint8)]
-        if type(value) is tuple:
-            return ["tuple", self._items(value, place)]
+        kind = _kind(value)
+        match kind:
+            case "atom":
+                secret = isinstance(value, str) and redacted(value) != value
+                return ["keep"] if secret else value
+            case "keep":
+                return ["keep"]
+            case "enum":
+                return ["enum", _class_name(value), value.name]
+            case "scalar":
+                return ["scalar", self._plain(np.asarray(value), place)]
+            case "bytes":
+                return ["bytes", np.frombuffer(value, np.uint8)]
+            case "tuple":
+                return ["tuple", self._items(value, place)]
         if id(value) in self._numbers:
             return ["ref", self._numbers[id(value)]]
-        if type(value) is np.ndarray:
+        if kind == "array":
             return self._array(value, place)
         self._number(value)
-        return self._numbered(value, place)
+        return self._numbered(kind, value, place)
 
-    def _numbered(self, value: Any, place: str) -> Node:
-        if type(value) in CONTAINERS:
-            return [CONTAINERS[type(value)], self._items(value, place)]
-        if type(value) in (dict, OrderedDict):
-            items = [
-                [self.node(k, place), self.node(v, f"{place}[{k!r}]")] for k, v in value.items()
-            ]
-            return ["dict" if type(value) is dict else "ordered", items]
-        if type(value) is deque:
-            return ["deque", value.maxlen, self._items(value, place)]
-        if type(value) is np.random.Generator:
-            state = value.bit_generator.state
-            if state["bit_generator"] in BIT_GENERATORS:
-                return ["generator", state]
-        if type(value) is np.random.RandomState:
-            return ["random_state", dict(value.get_state(legacy=False))]
-        if type(value) is random.Random:
-            version, words, gauss = value.getstate()
-            return ["random", [version, [*words], gauss]]
-        if (names := _mujoco_arrays(value)) is not None:
-            arrays = {name: np.array(getattr(value, name)) for name in names}
-            return ["mujoco", value.time, arrays]
-        if _saves_itself(value):
-            return ["own", _class_name(value), self.node(value.state_dict(), place)]
-        if not _is_plain(type(value)):
-            raise NotSavableError(f"{place} is of class {_class_name(value)}")
-        own = sorted(_attributes(value).items())
-        return ["object", _class_name(value), {k: self.node(v, f"{place}.{k}") for k, v in own}]
+    def _numbered(self, kind: str, value: Any, place: str) -> Node:
+        match kind:
+            case "list" | "set" | "frozenset":
+                return [kind, self._items(value, place)]
+            case "dict" | "ordered":
+                items = [
+                    [self.node(k, place), self.node(v, f"{place}[{k!r}]")] for k, v in value.items()
+                ]
+                return [kind, items]
+            case "deque":
+                return [kind, value.maxlen, self._items(value, place)]
+            case "generator":
+                state = value.bit_generator.state
+                if state["bit_generator"] in BIT_GENERATORS:
+                    return [kind, state]
+            case "random_state":
+                return [kind, dict(value.get_state(legacy=False))]
+            case "random":
+                version, words, gauss = value.getstate()
+                return [kind, [version, [*words], gauss]]
+            case "mujoco":
+                arrays = {name: np.array(getattr(value, name)) for name in _mujoco_arrays(value)}
+                return [kind, value.time, arrays]
+            case "own":
+                return [kind, _class_name(value), self.node(value.state_dict(), place)]
+            case "object":
+                own = sorted(_attributes(value).items())
+                attributes = {k: self.node(v, f"{place}.{k}") for k, v in own}
+                return [kind, _class_name(value), attributes]
+        raise NotSavableError(f"{place} is of class {_class_name(value)}")
 
     def _items(self, values: Iterable[Any], place: str) -> list[Node]:
         return [self.node(value, f"{place}[{i}]") for i, value in enumerate(values)]
@@ -201,7 +216,7 @@ class _Reader:
                     raise NotSavableError(f"{place} is missing in a new environment")
                 return now
             case "ref":
-                return self._numbered[rest[0]]
+                return self._shared(rest[0], now, place)
             case "enum":
                 return _enum(*rest)
             case "scalar":
@@ -218,12 +233,20 @@ class _Reader:
                 return self._random(kind, rest[-1], now)
         return self._container(kind, rest, now, place)
 
+    def _shared(self, number: Any, now: Any, place: str) -> Any:
+        if type(number) is not int or not 0 <= number < len(self._numbered):
+            raise ValueError(f"{place} is value {number!r:.40} of {len(self._numbered)}")
+        value = self._numbered[number]
+        if id(value) in self._used and _kind(now) in PROGRAM:
+            raise _other_class(place, _class_name(value), now)
+        return value
+
     def _container(self, kind: str, rest: list[Any], now: Any, place: str) -> Any:
         made: Any
         if kind in ("dict", "ordered"):
             made = {} if kind == "dict" else OrderedDict()
             self._numbered.append(made)
-            before = now if isinstance(now, dict) else {}
+            before = now if _kind(now) in ("dict", "ordered") else {}
             for key_node, node in rest[0]:
                 key = self.value(key_node, NOTHING, place)
                 made[key] = self.value(node, before.get(key, NOTHING), f"{place}[{key!r}]")
@@ -251,7 +274,7 @@ class _Reader:
         return made
 
     def _items(self, nodes: list[Node], now: Any, place: str) -> list[Any]:
-        before = [*now] if isinstance(now, list | tuple | deque) else []
+        before = [*now] if _kind(now) in ("list", "tuple", "deque") else []
         before += [NOTHING] * (len(nodes) - len(before))
         return [self.value(node, before[i], f"{place}[{i}]") for i, node in enumerate(nodes)]
 
@@ -271,13 +294,22 @@ class _Reader:
     def _object(self, kind: str, rest: list[Any], now: Any, place: str) -> Any:
         if now is NOTHING or now is None or id(now) in self._used:
             raise NotSavableError(f"{place} has no object in a new environment")
+        if kind != "mujoco" and _class_name(now) != rest[0]:
+            raise _other_class(place, rest[0], now)
+        if _kind(now) in PROGRAM:
+            raise UserError(
+                f"the checkpoint would change {printable(place)}, which is of class "
+                f"{_class_name(now)}: a part of the program, which no state of environments "
+                "includes; it was made up or is of another version, so resume from another one"
+            )
+        if _kind(now) != kind:
+            raise NotSavableError(f"{place} was saved as {kind} and would be as {_kind(now)}")
+
         self._numbered.append(now)
         self._used.add(id(now))
         if kind == "mujoco":
             return self._mujoco(now, *rest)
-        name, state = rest
-        if _class_name(now) != name:
-            raise NotSavableError(f"{place} was of class {name} and is of {_class_name(now)}")
+        state = rest[1]
         if kind == "own":
             now.load_state_dict(self.value(state, NOTHING, place))
             return now
@@ -297,11 +329,8 @@ class _Reader:
 
     @staticmethod
     def _mujoco(now: Any, time: float, arrays: dict[str, npt.NDArray[Any]]) -> Any:
-        names = _mujoco_arrays(now)
-        if names is None:
-            raise ValueError(f"MuJoCo's data, and {_class_name(now)}")
         now.time = time
-        for name in names:
+        for name in _mujoco_arrays(now):
             values = getattr(now, name)
             if name in arrays and values.shape == arrays[name].shape:  # contacts come and go
                 values[...] = arrays[name]
@@ -328,6 +357,27 @@ class _Reader:
         self._used.add(id(made))
         self._numbered.append(made)
         return made
+
+
+def _kind(value: Any) -> str:
+    """The kind of node that the writer makes of a value, which the reader changes no other way."""
+    if type(value) in KINDS:
+        return KINDS[type(value)]
+    if isinstance(value, KEPT) or _is_mujoco(value, "MjModel"):
+        return "keep"
+    if isinstance(value, Enum):
+        return "enum"
+    if isinstance(value, np.generic):
+        return "scalar"
+    if _is_mujoco(value, "MjData"):
+        return "mujoco"
+    if _saves_itself(value):
+        return "own"
+    return "object" if _is_plain(type(value)) else "unsavable"
+
+
+def _other_class(place: str, name: str, now: Any) -> NotSavableError:
+    return NotSavableError(f"{place} was of class {name} and is of {_class_name(now)}")
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -360,10 +410,8 @@ def _saves_itself(value: Any) -> bool:
     return own and isinstance(value, gymnasium.Env | VectorEnv)
 
 
-def _mujoco_arrays(value: Any) -> list[str] | None:
-    """The names of the arrays of MuJoCo's data; None for any other object."""
-    if not _is_mujoco(value, "MjData"):
-        return None
+def _mujoco_arrays(value: Any) -> list[str]:
+    """The names of the arrays of MuJoCo's data."""
     names = [name for name in dir(value) if not name.startswith("_")]
     found = {name: getattr(value, name) for name in names}
     return [name for name, own in found.items() if type(own) is np.ndarray and own.flags.writeable]

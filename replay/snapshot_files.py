@@ -135,6 +135,7 @@ class FolderReader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._names_read: set[str] = set()
         path = folder / MANIFEST
         if not path.is_file():
             raise ReplayError(
@@ -172,7 +173,12 @@ class FolderReader:
             ) from error
 
     def read(self, name: str, parts: Iterator[Array]) -> None:
-        """Fill ``parts``, one after the other, with all bytes of a file."""
+        """Fill ``parts``, one after the other, with all bytes of a file, which is read once."""
+        # A short manifest could else ask for any amount of memory.
+        if name in self._names_read:
+            raise ValueError(f"{name} is named twice")
+        self._names_read.add(name)
+
         about, crc32, nbytes = self._files[name], 0, 0
         with _open(self._path(name)) as stream:
             for part in parts:

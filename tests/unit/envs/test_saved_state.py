@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -14,13 +17,15 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 
+from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.state_bytes import from_bytes, to_bytes
 from penstock.envs import BatchedEnv, make
 from penstock.envs.checking.saving import why_not_savable
 from penstock.envs.checking.vector import draw
-from penstock.envs.saved_state import NotSavableError
+from penstock.envs.saved_state import NotSavableError, _attributes, _class_name
 
 STACKED = "env.wrappers=[{'gymnasium.wrappers:FrameStackObservation': {stack_size: 4}}]"
 CASES = {
@@ -305,4 +310,94 @@ def test_a_state_of_something_else_is_refused(state: Any) -> None:
     env = begun(of_class(Walk), 1)
     with pytest.raises(NotSavableError):
         env.load_state_dict(state)
+    env.close()
+
+
+KEEP = ["keep"]
+ATTACK = {
+    "entry_point": "subprocess:Popen",
+    "kwargs": ["dict", [["args", "touch run"], ["shell", True]]],
+}
+
+
+def object_node(value: Any, **changes: Any) -> Any:
+    """A node for any object that keeps all attributes but ``changes``."""
+    return ["object", _class_name(value), dict.fromkeys(_attributes(value), KEEP) | changes]
+
+
+def partial_node(first: Any, count: int) -> Any:
+    """A node for a partial whose first of ``count`` arguments becomes that of ``first``."""
+    arguments = ["tuple", [first, *[KEEP] * (count - 1)]]
+    attributes = {"args": arguments, "func": KEEP, "keywords": KEEP, "__vectorcalloffset__": KEEP}
+    return ["object", "functools.partial", attributes]
+
+
+def through_partials() -> dict[str, Any]:
+    """To the registry through the functions that make the environments."""
+    spec = object_node(gymnasium.registry["FrozenLake-v1"], **ATTACK)
+    return {"env_fns": ["list", [partial_node(partial_node(spec, 2), 3)]]}
+
+
+def through_spec() -> dict[str, Any]:
+    return {"spec": object_node(gymnasium.registry["CartPole-v1"], **ATTACK)}
+
+
+def through_enum() -> dict[str, Any]:
+    """To the registry through the globals of a method of an enumeration, and `sys.modules`."""
+    registration = gymnasium.envs.registration
+    spec = object_node(gymnasium.registry["CartPole-v1"], **ATTACK)
+    module = object_node(registration, registry=["dict", [["CartPole-v1", spec]]])
+    modules = object_node(sys, modules=["dict", [["gymnasium.envs.registration", module]]])
+    method = AutoresetMode.__dict__["__new__"]
+    function = object_node(method, __globals__=["dict", [["sys", modules]]])
+    enumeration = object_node(AutoresetMode, __new__=function)
+    member = object_node(AutoresetMode.NEXT_STEP, __objclass__=enumeration)
+    return {"metadata": ["dict", [["autoreset_mode", member]]]}
+
+
+@pytest.mark.parametrize(
+    ("name", "attack"),
+    [("frozen lake", through_partials), ("cartpole", through_spec), ("frozen lake", through_enum)],
+)
+def test_a_state_of_a_part_of_the_program_is_refused_and_changes_nothing(
+    name: str, attack: Callable[[], dict[str, Any]]
+) -> None:
+    env = begun(of_case(name), 1)
+    kind, class_name, attributes = env.state_dict()
+    specs = copy.deepcopy(gymnasium.registry)
+
+    with pytest.raises(UserError, match="a part of the program"):
+        env.load_state_dict([kind, class_name, attributes | attack()])
+
+    assert gymnasium.registry == specs
+    env.close()
+
+
+@pytest.mark.parametrize("number", [0, -1, True])
+def test_a_reference_puts_no_object_in_the_place_of_a_function(number: int) -> None:
+    env = begun(of_class(Walk), 1)
+    kind, class_name, attributes = env.state_dict()
+    functions = ["list", [["ref", number], KEEP]]
+    with pytest.raises(NotSavableError, match="env_fns"):
+        env.load_state_dict([kind, class_name, attributes | {"env_fns": functions}])
+    env.close()
+
+
+class Logs(Walk):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = logging.getLogger("penstock.test")
+        self.handler = logging.StreamHandler()
+
+
+def test_loggers_are_not_saved_and_stay() -> None:
+    assert why_not_savable(of_class(Logs)) == ""
+
+
+def test_a_state_of_an_environment_that_now_saves_itself_does_not_fit() -> None:
+    env = begun(of_class(SavesItself), 1)
+    kind, class_name, attributes = env.state_dict()
+    single = ["object", "test_saved_state.SavesItself", {"age": 1}]
+    with pytest.raises(NotSavableError, match="was saved as object and would be as own"):
+        env.load_state_dict([kind, class_name, attributes | {"envs": ["list", [single]]}])
     env.close()

@@ -15,6 +15,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 from data_algorithms import BURN_IN, train_dqn_on
 from lockstep_run import of_kind, train_in_lockstep
+from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.interfaces import Dataset, Transitions, TransitionSequences
 from penstock.core.notes import notes_to
@@ -191,6 +192,24 @@ def test_a_damaged_state_begins_new_episodes(tmp_path: Path, keep: float) -> Non
     checkpoint_format.save(folder, replace(stored, arrays={**stored.arrays, **part}))
     _, [note] = noted(tmp_path, CASES["impala"])
     assert "episodes begin anew" in note
+
+
+def test_a_state_of_a_part_of_the_program_ends_the_resume(tmp_path: Path) -> None:
+    """Instead of new episodes in environments that it has changed."""
+    train(tmp_path, CASES["impala"], HALF)
+    folder = tmp_path / "checkpoints" / "last"
+    stored = checkpoint_format.load(folder)
+    state = from_bytes(stored.arrays[STATE])
+    spec = ["object", "gymnasium.envs.registration.EnvSpec", {"entry_point": "subprocess:Popen"}]
+    state["players"][0]["env"][2]["spec"] = spec
+    checkpoint_format.save(
+        folder, replace(stored, arrays={**stored.arrays, STATE: to_bytes(state)})
+    )
+
+    with pytest.raises(UserError, match="a part of the program"):
+        train(tmp_path, CASES["impala"], WHOLE, resume="must")
+
+    assert gymnasium.spec("CartPole-v1").entry_point != "subprocess:Popen"
 
 
 def test_an_empty_replay_is_noted(tmp_path: Path) -> None:

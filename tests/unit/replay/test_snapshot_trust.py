@@ -165,6 +165,16 @@ def seal(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     writer.finish(about)
 
 
+def test_a_manifest_that_names_a_file_twice_is_refused(tmp_path: Path) -> None:
+    """As a short one could ask for any amount of memory so."""
+    writer = FolderWriter(tmp_path)
+    writer.append("data", np.zeros(8, np.uint8))
+    array = {"$array": "data", "dtype": "|u1", "shape": [8]}
+    writer.finish({"table": [array] * 2})
+    with pytest.raises(DamagedSnapshotError, match="data is named twice"):
+        FolderReader(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["..", "../other", "/etc", ".", "", "replay-1/..", "other"])
 def test_a_manifest_that_names_another_folder(tmp_path: Path, name: str) -> None:
     replay, _ = made(20, capacity=20)
