@@ -1,10 +1,11 @@
-"""References: texts of a config that make a process import a module or open a file.
+"""References: texts of a config that make a process import a module, open a file or an address.
 
 A config may come from elsewhere: an actor receives it from the learner that it joins, and policy
 files and run folders hold one. Other values of a config can at worst waste time and memory; a
-reference runs code as this user. So references are refused unless `--allow` names them or their
-source is trusted: an actor that has authenticated its learner (`check`), or a run folder with names
-that this user's runs have used (`penstock.core.used_names`). A policy file is never trusted.
+reference runs code as this user, or has data of this user read, replaced or sent. So references are
+refused unless `--allow` names them or their source is trusted: an actor that has authenticated its
+learner (`check`), or a run folder with names that this user's runs have used
+(`penstock.core.used_names`). A policy file is never trusted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import NamedTuple
 from pydantic import JsonValue
 
 from penstock.configs.errors import UserError
+from penstock.configs.registry import ExtraOptions
+from penstock.configs.run import SINKS
 from penstock.configs.schema import Config
 
 SHOWN = 100  # characters of a received text in a sentence
@@ -24,7 +27,7 @@ _NAMES_CODE_OR_FILE = re.compile(r"[:/\\]")
 
 
 class Reference(NamedTuple):
-    """A text of a config that names code or a file, and the option that contains it."""
+    """A text of a config that names code, a file or an address, and the option that contains it."""
 
     option: str
     text: str
@@ -55,11 +58,25 @@ def references(config: Config) -> list[Reference]:
 
 
 def references_in_training(config: Config) -> list[Reference]:
-    """`references`, and the classes that only the command imports that trains the run."""
-    return [
+    """`references`, and what only the command that trains the run uses: the classes that it
+    imports; the addresses at which it listens; and the places outside the run's folder from which
+    it reads, or to which it writes or sends."""
+    found = [
         *references(config),
         *(Reference("run.callbacks", name) for name in config.run.callbacks),
     ]
+    places = {
+        "checkpoint.store": config.checkpoint.store,
+        "learner.reduce.interface": config.learner.reduce.interface,
+        "transport.bind": config.transport.bind,
+        "transport.curve": config.transport.curve,
+    }
+    found += [Reference(option, place) for option, place in places.items() if place is not None]
+    if config.transport.insecure:
+        found.append(Reference("transport.insecure", "insecure=true"))
+    for spec in SINKS.specs.values():
+        found += _changed_options("run", spec.options.of(config.run))
+    return found
 
 
 def not_allowed(named: Iterable[Reference], allow: Sequence[str]) -> Iterator[Reference]:
@@ -109,6 +126,16 @@ def refusal(source: str, reference: Reference, why: str, way: str = "") -> UserE
 def shown(text: str) -> str:
     """A received text, quoted for a message: of bounded length, without control characters."""
     return ascii(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
+
+
+def _changed_options(section: str, options: ExtraOptions) -> Iterator[Reference]:
+    """The options of a sink that are not the defaults."""
+    for name, field in type(options).model_fields.items():
+        value = getattr(options, name)
+        if value != field.default:
+            # The true of one option must not allow another one.
+            text = f"{name}={value}".lower() if isinstance(value, bool) else str(value)
+            yield Reference(f"{section}.{name}", text)
 
 
 def _texts(option: str, value: JsonValue) -> Iterator[Reference]:

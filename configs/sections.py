@@ -316,7 +316,7 @@ class CheckpointConfig(Section):
     buffer is kept with the newest only."""
     store: Text | None = None
     """Where each checkpoint is also copied, in the background: a folder that all hosts reach, or a
-    URL that fsspec opens, such as `s3://bucket/pong` (`pip install 'penstock[s3]'`). The last
+    URL of an object store, such as `s3://bucket/pong` (`pip install 'penstock[s3]'`). The last
     `keep` of them remain. `--resume auto` and `must` take the newest from there if it is newer than
     the run folder's. Replay buffers are not copied. null: checkpoints are in the run folder
     only."""

@@ -24,6 +24,8 @@ MOST_CHARS = 1 << 20  # most characters of a text; larger ones take ruamel.yaml 
 # dotted name: a file from elsewhere may repeat one long key under hundreds of aliases.
 MOST_VALUES = 100_000
 MOST_VALUE_CHARS = 1 << 22
+# Numbers to the base 60 of YAML 1.1 take a time that grows with the square of their length.
+MOST_NUMBER_CHARS = 4300  # as many digits as Python reads
 # It stands for a # that begins no comment; it is for private use, so no text has it.
 _HASH = "\U00100023"
 _PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "null"))
@@ -57,7 +59,7 @@ def parse(text: str, source: str, *, is_override: bool = False) -> tuple[Any, di
         mark = error.problem_mark or error.context_mark
         place = reader.place(mark.line + 1) if mark else source
         raise UserError(f"{place}: this is not YAML: {error.problem}; {_HINT}") from None
-    except (YAMLError, ValueError, RecursionError) as error:
+    except (YAMLError, ValueError, ArithmeticError, RecursionError) as error:
         problem = str(error).partition("\n")[0]
         if isinstance(error, RecursionError):
             problem = "values are nested too deeply, or an anchor (&name) contains itself (*name)"
@@ -110,6 +112,11 @@ class _Reader:
             return [self.value(item, (*path, str(i))) for i, item in enumerate(node.value)]
         if node.tag not in _PLAIN_TAGS:
             return _text_of(node)
+        if len(node.value) > MOST_NUMBER_CHARS:
+            raise ValueError(
+                f"a number of {len(node.value):,} characters; at most {MOST_NUMBER_CHARS:,} are "
+                "read"
+            )
         try:
             value = self._scalar(node)
             str(value)  # raises ValueError for a number of more digits than Python writes

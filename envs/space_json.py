@@ -57,9 +57,12 @@ def claimed_nbytes(encoded: Told) -> int:
         case "Tuple":
             return SPACE_NBYTES + sum(map(claimed_nbytes, about))
         case "Discrete":
-            return SPACE_NBYTES + VALUE_NBYTES * abs(int(about[0]))
+            count, _ = map(_whole_number, about)
+            return SPACE_NBYTES + VALUE_NBYTES * abs(count)
         case "MultiDiscrete":
-            return SPACE_NBYTES + VALUE_NBYTES * sum(abs(int(n)) for n in _numbers(about[0]))
+            nvec, start, _ = about
+            sum(_whole_numbers(start))  # raises ValueError where it has something else
+            return SPACE_NBYTES + VALUE_NBYTES * sum(map(abs, _whole_numbers(nvec)))
         case "MultiBinary":
             return SPACE_NBYTES + VALUE_NBYTES * _size(about)
         case "Box":
@@ -93,10 +96,20 @@ def _size(shape: int | list[int]) -> int:
     return math.prod(read_shape([shape] if isinstance(shape, int) else shape))
 
 
-def _numbers(nested: Any) -> Iterator[Any]:
+def _whole_numbers(nested: Any) -> Iterator[int]:
     """The numbers in lists of lists."""
-    for inner in nested:
-        yield from _numbers(inner) if isinstance(inner, list) else (inner,)
+    if isinstance(nested, list):
+        for inner in nested:
+            yield from _whole_numbers(inner)
+    else:
+        yield _whole_number(nested)
+
+
+def _whole_number(value: Any) -> int:
+    """Raises ValueError for anything else, such as a text of digits, which gymnasium would read."""
+    if type(value) is not int:
+        raise ValueError(f"a {type(value).__name__} where a space has whole numbers")
+    return value
 
 
 def _brief(bounds: npt.NDArray[Any]) -> Any:

@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 from penstock.configs import load
 from penstock.configs.errors import UserError, whole_number
 from penstock.configs.schema import Config
+from penstock.core.files import open_regular
 from penstock.core.interfaces import MetricSink
 from penstock.core.run_dir import Resume, default_run_dir
 from penstock.launch import topology
@@ -26,7 +27,7 @@ from penstock.launch.resumed import resolve_resumed
 from penstock.launch.run import conduct
 from penstock.launch.supervisor_messages import KILLED_AS_ASKED, Outcome
 from penstock.monitor.json_lines import JsonView
-from penstock.monitor.record import METRICS, objects
+from penstock.monitor.record import METRICS, objects_in
 from penstock.monitor.view import ProgressLine, Silent
 
 
@@ -215,12 +216,12 @@ def evaluate(
 def history(run_dir: str | Path) -> list[dict[str, Any]]:
     """The metrics of each interval of a finished or live run. Raises UserError."""
     try:
-        text = (Path(run_dir) / METRICS).read_bytes()
+        with open_regular(Path(run_dir) / METRICS) as file:
+            return objects_in(file)
     except OSError as error:
         raise UserError(
             f"{run_dir} has no readable {METRICS} ({error.strerror}); give the folder of a run"
         ) from error
-    return objects(text)
 
 
 def _named(function: str, target: str | Path | Config) -> str | Config:

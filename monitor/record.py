@@ -12,12 +12,21 @@ import os
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from penstock.configs.same_env import same_game
 from penstock.configs.secrets import redacted
 from penstock.configs.sections import EnvConfig
-from penstock.core.files import open_private, open_regular, without_nan, write_atomic
+from penstock.core.files import (
+    CHUNK_NBYTES,
+    LINE_NBYTES,
+    LINES_NBYTES,
+    CompleteLines,
+    open_private,
+    open_regular,
+    without_nan,
+    write_atomic,
+)
 from penstock.core.interfaces import Json, MetricSink, RunEvent
 from penstock.core.run_dir import HeldFolder
 from penstock.monitor.ranks import lags
@@ -291,21 +300,33 @@ def evaluation_figures(evaluation: Json) -> Json:
 
 
 def lines(path: Path) -> Lines:
-    """`objects` of a file; an empty list if it cannot be read."""
+    """`objects_in` a file; an empty list if it cannot be read."""
     try:
         with open_regular(path) as file:
-            return objects(file.read())
+            return objects_in(file)
     except OSError:
         return []
 
 
+def objects_in(file: BinaryIO) -> Lines:
+    """`objects` of the last `LINES_NBYTES` of a file, which is read in chunks: that of a stranger
+    may have holes of many gigabytes."""
+    begin = max(0, file.seek(0, os.SEEK_END) - LINES_NBYTES)
+    file.seek(begin)
+    complete = CompleteLines(skips=begin > 0)
+    found: Lines = []
+    while chunk := file.read(CHUNK_NBYTES):
+        found += objects(complete.add(chunk))
+    return found
+
+
 def objects(text: bytes) -> Lines:
     """The objects of complete lines of JSON. Lines that are still being written, or were damaged by
-    a crash or a full disk, are skipped."""
+    a crash or a full disk, are skipped, and so are those of more than `LINE_NBYTES`."""
     found = []
     for line in text.rpartition(b"\n")[0].splitlines():
         with suppress(ValueError, RecursionError):
-            found.append(json.loads(line))
+            found.append(json.loads(line) if len(line) <= LINE_NBYTES else None)
     return [line for line in found if isinstance(line, dict)]
 
 

@@ -16,10 +16,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from penstock.core.files import TEXT_NBYTES
+from penstock.core.files import CHUNK_NBYTES, LINE_NBYTES, TEXT_NBYTES, CompleteLines
 
-LINE_NBYTES = 1 << 20  # a longer line is skipped
-CHUNK_NBYTES = 1 << 20  # read at a time
 PROBES = 8  # places of a file at which the length of its lines is measured
 PROBED_LINES = 8  # at each
 
@@ -173,8 +171,7 @@ class JsonLines:
         self._folder, self._parts, self._most = folder, parts, most
         self._inode = 0
         self._offset = 0
-        self._left = b""  # the beginning of a line that is not complete
-        self._skips = False  # within a line that is too long
+        self._lines = CompleteLines()
         self.replaced = False
         self.nbytes = 0
         """Size of the file at the last read."""
@@ -206,21 +203,11 @@ class JsonLines:
                 about.st_ino != self._inode or about.st_size < self._offset
             )
             if about.st_ino != self._inode or about.st_size < self._offset:
-                self._inode, self._offset, self._left, self._skips = about.st_ino, 0, b"", False
+                self._inode, self._offset, self._lines = about.st_ino, 0, CompleteLines()
             if self._most is not None and self.nbytes - self._offset > self._most:
-                self._offset, self._left, self._skips = self.nbytes - self._most, b"", True
+                self._offset, self._lines = self.nbytes - self._most, CompleteLines(skips=True)
             file.seek(self._offset)
             while data := file.read(CHUNK_NBYTES):
                 self._offset += len(data)
-                yield self._complete(data)
+                yield _objects(self._lines.add(data))
                 self.replaced = False
-
-    def _complete(self, data: bytes) -> list[Row]:
-        complete, newline, rest = (self._left + data).rpartition(b"\n")
-        self._left = rest
-        if newline and self._skips:
-            complete = complete.partition(b"\n")[2]
-            self._skips = False
-        if len(self._left) > LINE_NBYTES:
-            self._left, self._skips = b"", True
-        return _objects(complete) if newline else []

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
 from penstock.configs.yaml_text import parse
-from penstock.core.files import CONFIG_NBYTES
+from penstock.core.files import CONFIG_NBYTES, LINES_NBYTES
 from penstock.core.formatting import finite
 from penstock.core.run_dir import SUPERVISOR_FILE
 from penstock.monitor import runs
@@ -66,7 +66,7 @@ class WatchedRun:
     def unload(self) -> None:
         """Forget what was read, to free memory; the next `read` reads it again."""
         with self.lock:
-            self._metrics = JsonLines(self.folder, METRICS)
+            self._metrics = JsonLines(self.folder, METRICS, most=LINES_NBYTES)
             self._evaluations = JsonLines(self.folder, EVALUATIONS, most=TAILS_NBYTES)
             self._logs = [self._log(name) for name in (ROTATED, EVENTS)]
             self.columns = MetricColumns()

@@ -1,6 +1,6 @@
 """Copies of a run's checkpoints where all its hosts can reach them: `checkpoint.store`.
 
-A store is a folder, or a prefix of an object store, that fsspec can open:
+A store is a folder, or a prefix of an object store that fsspec can open:
 
     STORE/g2-step-12000.safetensors    checkpoints, by generation of the run and optimizer steps
     STORE/manifest.json                which of them count, the newest last
@@ -32,7 +32,8 @@ from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints import checkpoint_history as history
 
 MANIFEST = "manifest.json"
-OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs"}
+OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
+PROTOCOLS = {"file", *OBJECT_STORES}
 MANIFEST_NBYTES = 1 << 20
 NAME = re.compile(r"g\d{1,10}-step-\d{1,19}\.safetensors")
 FETCHED = ".fetched"  # folder beside checkpoints/last
@@ -81,6 +82,13 @@ class CheckpointStore:
         """Raises UserError for a URL that nothing here can open, or that does not answer."""
         import fsspec
 
+        # Other protocols of fsspec run templates of a file, or extract and cache what they read.
+        protocol, _ = fsspec.core.split_protocol(url)
+        if "::" in url or (protocol or "file") not in PROTOCOLS:
+            raise UserError(
+                f"checkpoint.store is {url!r}, which is neither a folder nor an object store; give "
+                "a path without ::, or a URL of s3://, gs:// or az://"
+            )
         self.url = url.rstrip("/")
         try:
             self._fs, self._path = fsspec.core.url_to_fs(url)
@@ -90,10 +98,8 @@ class CheckpointStore:
                 "path, or a URL that answers and whose package is installed, such as "
                 "s3://bucket/folder with penstock[s3]"
             ) from error
-        protocol = self._fs.protocol
-        protocols = {protocol} if isinstance(protocol, str) else {*protocol}
-        self._renames = "file" in protocols
-        self._has_buckets = bool(protocols & OBJECT_STORES)
+        self._renames = (protocol or "file") == "file"
+        self._has_buckets = not self._renames
 
     def entries(self) -> list[Entry]:
         """The checkpoints that count, the newest last.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,10 +180,25 @@ def test_a_manifest_of_something_else_is_refused(tmp_path: Path, text: str) -> N
         CheckpointStore(str(tmp_path)).entries()
 
 
-@pytest.mark.parametrize("url", ["nope://bucket/x", "s4://", "ftp://127.0.0.1:1/x"])
-def test_a_url_that_nothing_opens_is_refused(url: str) -> None:
-    with pytest.raises(UserError, match=r"checkpoint\.store is .*, which cannot be opened"):
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("nope://bucket/x", "s4://", "ftp://127.0.0.1:1/x", "reference://refs.json", "data:,x"),
+        *("reference::refs.json", "simplecache::s3://bucket/x", "file::/tmp/x", "FILE:///tmp/x"),
+    ],
+)
+def test_a_url_that_is_no_store_is_refused_before_it_is_opened(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fsspec.core, "url_to_fs", None)
+    with pytest.raises(UserError, match=r"checkpoint\.store is .*, which is neither a folder nor"):
         CheckpointStore(url)
+
+
+def test_a_store_whose_package_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(UserError, match=r"checkpoint\.store is .*, which cannot be opened"):
+        CheckpointStore("gs://bucket/x")
 
 
 @pytest.mark.usefixtures("endpoint")

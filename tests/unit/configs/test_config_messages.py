@@ -263,7 +263,12 @@ def test_an_override_that_is_not_yaml_is_refused() -> None:
         ("env:\n  id: !!int abc", "x.yaml: this is not YAML: invalid literal"),
         ("env:\n  id: !!int ''", "x.yaml: this is not YAML: '' is no int; correct it"),
         ("run:\n  log: !!bool x", "x.yaml: this is not YAML: 'x' is no bool; correct it"),
-        ("a: 0x" + "f" * 5000, "x.yaml: this is not YAML: Exceeds the limit (4300 digits)"),
+        ("a: 0x" + "f" * 4000, "x.yaml: this is not YAML: Exceeds the limit (4300 digits)"),
+        ("a: " + "9" * 400 + "e99", "x.yaml: this is not YAML: cannot convert float infinity"),
+        (
+            "%YAML 1.1\n---\na: 1" + ":59" * 300_000,
+            "x.yaml: this is not YAML: a number of 900,001 characters; at most 4,300 are read",
+        ),
         ("a: \x01", "x.yaml: this is not YAML: unacceptable character"),
         (f"a: &k {{? {'k' * 99_000}}}\nb: [{'*k, ' * 50}]", "x.yaml: this is not YAML: more than"),
         (f"a: &k {'v' * 99_000}\nb: [{'*k, ' * 50}]", "x.yaml: this is not YAML: more than"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ import penstock
 from penstock import UserError
 from penstock.algos.samples import network_shape
 from penstock.cli.app import main
-from penstock.configs.code_references import check
+from penstock.configs.code_references import check, references_in_training
 from penstock.configs.for_actors import read_for_actor
 from penstock.configs.keys import algorithms, options
 from penstock.configs.load import dump, resolve
@@ -106,11 +106,11 @@ def rewrite(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
     file.write_bytes(to_bytes(tensors, {exported.KEY: json.dumps(about)}))
 
 
-def places() -> Iterator[tuple[str, dict[str, Any]]]:
+def places(values: Iterable[Any] = VALUES) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every option that can hold a name, by the schema, with a config that holds it there."""
     for algo in algorithms():
         for option in options(algo):
-            for value in VALUES:
+            for value in values:
                 algo_section = {"name": algo} | ({"entry": "stranger"} if algo == "custom" else {})
                 config: dict[str, Any] = {"env": {"id": "CartPole-v1"}, "algo": algo_section}
                 if option == "model.settings":
@@ -149,6 +149,16 @@ def test_a_name_in_any_option_of_a_strangers_policy_run_or_learner_imports_nothi
         *("env.id", "env.kwargs", "env.wrappers", "model.entry", "model.settings"),
         *("algo.entry", "algo.settings", "run.callbacks", "run.dir", "checkpoint.store"),
     }
+
+
+def test_every_option_that_takes_any_text_or_an_address_is_found_in_training() -> None:
+    others = set()
+    for option, config in places(("stranger", "tcp://127.0.0.1:7700")):
+        validated = Config.model_validate(config, context={Config.ALONE: True})
+        if option not in {reference.option for reference in references_in_training(validated)}:
+            others.add(option)
+    # An id of gymnasium, and a folder in whose place the run's own is taken.
+    assert others == {"env.id", "run.dir"}
 
 
 def test_a_name_of_a_policy_file_is_imported_where_the_caller_allows_it(
@@ -244,6 +254,23 @@ def test_spaces_that_claim_more_than_the_file_holds_are_refused_before_they_are_
     monkeypatch.setattr(space_json, "_decoded", None)  # makes them
     with pytest.raises(UserError, match=r"a space that takes [\d,]+ bytes; the most is"):
         penstock.load_policy(file)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"MultiDiscrete": ["300000000", 0, "<i8"]},
+        {"MultiDiscrete": [["300000000"], [0], "<i8"]},
+        {"MultiDiscrete": [[2], ["300000000"], "<i8"]},
+        {"MultiDiscrete": [[2.0], [0], "<i8"]},
+        {"Discrete": ["300000000", 0]},
+        {"Discrete": [2, "0"]},
+        {"Discrete": [True, 0]},
+    ],
+)
+def test_a_space_counts_in_whole_numbers(space: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="where a space has whole numbers"):
+        space_json.from_json(space)
 
 
 @pytest.mark.parametrize("twice", [True, False])

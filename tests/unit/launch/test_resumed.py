@@ -83,14 +83,35 @@ def test_weights_that_were_copied_into_a_folder_are_compared_with_nothing(folder
     assert differences(folder, resolve("cartpole"), "must") == ""
 
 
-@pytest.mark.parametrize("option", ["env.id=my_game:make", "run.callbacks=['my_game:make']"])
-def test_a_run_that_names_code_is_resumed_where_a_run_of_this_user_has_used_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, option: str
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("env.id=my_game:make", "my_game:make"),
+        ("run.callbacks=['my_game:make']", "my_game:make"),
+        ("checkpoint.store=/elsewhere/store", "/elsewhere/store"),
+        ("checkpoint.store=reference::refs.json", "reference::refs.json"),
+        ("learner.reduce.interface=eth0", "eth0"),
+        ("transport.bind=tcp://127.0.0.1:7700", "tcp://127.0.0.1:7700"),
+        ("transport.curve=keys", "keys"),
+        ("transport.insecure=true", "insecure=true"),
+        ("run.wandb=project", "project"),
+        ("run.tensorboard=true", "tensorboard=true"),
+        ("run.metrics_port=0", "0"),
+        ("run.metrics_host=127.0.0.2", "127.0.0.2"),
+        ("run.metrics_insecure=true", "metrics_insecure=true"),
+    ],
+)
+def test_code_and_places_that_a_run_names_are_used_where_a_run_of_this_user_has_used_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, option: str, text: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     config = resolve("cartpole", [option])
     (folder / "config.yaml").write_text(dump(config))
-    with pytest.raises(UserError, match=rf"'my_game:make', .* train {folder}/config\.yaml run\.d"):
+    name = option.partition("=")[0]
+    with pytest.raises(
+        UserError,
+        match=rf"{name} '{text}', which no run of yours .* train {folder}/config\.yaml run\.d",
+    ):
         resolve_resumed(str(folder), [], "auto")
     assert resolve_resumed(f"{folder}/config.yaml", [f"run.dir={folder}"], "auto")
     run._record_start(folder, config)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from penstock.configs.same_env import settings
 from penstock.configs.sections import EnvConfig
 from penstock.core.files import write_atomic
 from penstock.core.interfaces import Json, RunEvent
+from penstock.launch.api import history
+from penstock.monitor import record as record_file
 from penstock.monitor.record import RESERVED_NBYTES, Record, lines
 from penstock.monitor.sinks import FanOut
 
@@ -85,6 +88,24 @@ def test_what_is_appended_stands_apart_from_a_broken_line(tmp_path: Path) -> Non
     close(record, "return", None)
     assert lines(path) == [{"time_s": 1.0}, {"time_s": 3.0}]
     assert lines(tmp_path / "evaluations.jsonl") == []
+
+
+def test_a_hole_of_many_gigabytes_takes_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_file, "LINES_NBYTES", 64 << 20)
+    path = tmp_path / "metrics.jsonl"
+    with path.open("wb") as file:
+        file.truncate(40 << 30)
+        file.seek(0, os.SEEK_END)
+        file.write(b'\n{"time_s": 1.0}\n')
+        file.write(json.dumps({"x": "y" * (1 << 20)}).encode())
+        file.write(b'\n{"time_s": 2.0}\n{"time_s": 3')
+    tracemalloc.start()
+    assert lines(path) == history(tmp_path) == [{"time_s": 1.0}, {"time_s": 2.0}]
+    _, most_nbytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_nbytes < 16 << 20
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "evaluations.jsonl"])

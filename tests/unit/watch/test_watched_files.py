@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from penstock.core import files as core_files
 from penstock.watch import files
 from penstock.watch.files import (
     JsonLines,
@@ -57,7 +58,8 @@ def test_a_file_that_begins_anew_is_read_from_its_start(tmp_path: Path, how: str
 def test_damaged_and_overlong_lines_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "LINE_NBYTES", 100)
+    for module in (files, core_files):
+        monkeypatch.setattr(module, "LINE_NBYTES", 100)
     monkeypatch.setattr(files, "CHUNK_NBYTES", 64)
     long = json.dumps({"a": "x" * 500})
     deep = "[" * 40
