@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -196,9 +197,10 @@ def _from_function(function: Callable[..., Any], env: EnvConfig, filmed: bool) -
     if "num_envs" not in parameters(function):
         if kwargs is not plain:
             return _Source(single=lambda: _shown_or_plain(function, kwargs, plain))
-        return _Source(single=partial(function, **kwargs))
+        return _Source(single=lambda: function(**deepcopy(kwargs)))
     return _Source(
-        vector=lambda count: function(num_envs=count, **kwargs), vector_name="its own vector form"
+        vector=lambda count: function(num_envs=count, **deepcopy(kwargs)),
+        vector_name="its own vector form",
     )
 
 
@@ -211,9 +213,9 @@ def _shown_or_plain(
     error says that it cannot render.
     """
     try:
-        made = function(**kwargs)
+        made = function(**deepcopy(kwargs))
     except (TypeError, ValueError, AssertionError):
-        made = function(**plain)
+        made = function(**deepcopy(plain))
         if not rendering.draws_otherwise(made):
             raise
         return made
@@ -301,13 +303,13 @@ def _filmed_single(
 
 def _registered_single(spec: EnvSpec, env: EnvConfig) -> gymnasium.Env[Any, Any]:
     _creator(spec.entry_point, env, _GYMNASIUM_OPTIONS)
-    kwargs: dict[str, Any] = dict(env.kwargs)
+    kwargs: dict[str, Any] = deepcopy(env.kwargs)
     return gymnasium.make(spec, **kwargs)
 
 
 def _registered_vector(spec: EnvSpec, env: EnvConfig, count: int) -> VectorEnv:
     creator = _creator(spec.vector_entry_point, env, _GYMNASIUM_OPTIONS[:1])
-    kwargs = _next_step(creator, env.kwargs)
+    kwargs = _next_step(creator, deepcopy(env.kwargs))
     vector = gymnasium.make_vec(spec, count, "vector_entry_point", **kwargs)
     if type(vector.action_space) is MultiDiscrete:
         vector.action_space = _Unchecked(vector.action_space)
@@ -370,7 +372,7 @@ def _wrapped(
             wrapper = load(path, name)
             check_keywords(wrapper, kwargs, name, reserved={"env": "the environment is given"})
             keeps = isinstance(wrapper, type) and issubclass(wrapper, KEEP_OBSERVATIONS)
-            made = wrapper(_Copied(made) if keeps else made, **kwargs)
+            made = wrapper(_Copied(made) if keeps else made, **deepcopy(kwargs))
     refuse_statistics(purpose, made)
     return made
 

@@ -103,17 +103,22 @@ class Packer:
     def _watch(self, observations: Any) -> None:
         for leaf in self._leaves:
             values = leaf.of(observations)
-            if leaf.keys in self._noted or np.can_cast(values.dtype, np.float32):
+            is_choice = values.shape[1:] != leaf.shape
+            if leaf.keys in self._noted or is_choice or np.can_cast(values.dtype, np.float32):
                 continue
 
             previous = self._previous.get(leaf.keys, values)
             self._previous[leaf.keys] = values.copy()
-            if lost := lost_digits(values, previous) or lost_digits(values, values[::-1]):
+            lost = lost_digits(values, previous) or lost_digits(values, values[::-1])
+            if values.dtype.kind in "iu":
+                lost = lost or lost_digits(values, values.astype(np.float32).astype(np.float64))
+            if lost:
                 self._noted.add(leaf.keys)
                 logger.info(
-                    "environment %s shows %s of its observations%s, which networks cannot tell "
-                    "apart, as they compute in float32; subtract an offset, scale or split such "
-                    "numbers in the environment, or in a wrapper of yours (env.wrappers)",
+                    "environment %s shows numbers as large as %s of its observations%s, which "
+                    "networks cannot tell apart, as they compute in float32; subtract an offset, "
+                    "scale or split such numbers in the environment, or in a wrapper of yours "
+                    "(env.wrappers)",
                     self._name,
                     lost,
                     _placed(leaf),

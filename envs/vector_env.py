@@ -379,15 +379,18 @@ def action_map(space: Space[Any]) -> Callable[[Array], Array]:
     if not isinstance(space, Box):
         return lambda actions: actions.astype(dtype)
 
-    low, high = space.low, space.high
+    # Twice a bound of float16 may be beyond its largest number.
+    computed = np.promote_types(space.low.dtype, np.float32)
+    low = space.low.astype(computed)
+    high = space.high.astype(computed)
     half = high / 2 - low / 2
 
     def scaled(actions: Array) -> Array:
         # Clipped, since rounding must not leave the bounds, which environments check.
-        env_actions: Array = np.multiply(actions + 1, half, dtype=dtype)
+        env_actions: Array = np.multiply(actions + 1, half, dtype=computed)
         env_actions += low
         np.clip(env_actions, low, high, out=env_actions)
-        return env_actions
+        return env_actions.astype(dtype, copy=False)
 
     return scaled
 

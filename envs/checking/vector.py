@@ -78,6 +78,8 @@ def check_vector(
         _check_copies(found, make, alike)
     tested = bool(ended) and _check_copies(found, make, ended)
     if not found.problems:
+        _check_repeated_reset(found, make, alike)
+    if not found.problems:
         _check_members(found, make, alike)
     if player.sign and not found.problems:
         found.add("autoreset", player.sign)
@@ -293,6 +295,27 @@ def _difference(one: _Player, other: _Player, steps: int) -> str:
         if not _same(ones[:4], others[:4]):
             return f"in what step {number} returned"
     return ""
+
+
+def _check_repeated_reset(found: Checker, make: Callable[[int], VectorEnv], steps: int) -> None:
+    """Check that a vector that has been played does the same after a reset as a new one."""
+    vectors = make(COUNT), make(COUNT)
+    try:
+        used = _Player(found, vectors[0])
+        if not used.reset():
+            return
+        list(used.play(steps))
+
+        again, fresh = (_Player(found, vector) for vector in vectors)
+        if again.reset() and fresh.reset() and (reason := _difference(again, fresh, steps)):
+            found.add(
+                "determinism",
+                f"a vector that is reset with the same seed again differs {reason} from a new one; "
+                "reset all of its state, also statistics that it has gathered",
+            )
+    finally:
+        for vector in vectors:
+            found.close(vector)
 
 
 def _check_members(found: Checker, make: Callable[[int], VectorEnv], steps: int) -> None:

@@ -62,6 +62,28 @@ class LiesLate(LiesQuietly):
             env.last = 400
 
 
+class Averages(gymnasium.vector.VectorWrapper):
+    """Takes the mean of all observations so far from each, also of those before a reset."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(SyncVectorEnv([Sound] * count, autoreset_mode=AutoresetMode.NEXT_STEP))
+        self.total: Any = np.zeros(2, np.float32)
+        self.count = 0
+
+    def reset(self, **options: Any) -> Any:
+        observations, infos = super().reset(**options)
+        return self.centred(observations), infos
+
+    def step(self, actions: Any) -> Any:
+        observations, *outcome = super().step(actions)
+        return self.centred(observations), *outcome
+
+    def centred(self, observations: Any) -> Any:
+        self.total = self.total + observations.mean(0)
+        self.count += 1
+        return observations - self.total / self.count
+
+
 class Shuts(Masked):
     """Of its second choice nothing is allowed in the third step."""
 
@@ -121,6 +143,7 @@ BROKEN_VECTORS: dict[str, tuple[Any, str, str]] = {
     "lies": (Lies, "autoreset", r"it gave a reward or an end there"),
     "lies quietly": (LiesQuietly, "autoreset", r"what followed depended on the action"),
     "chance": (vectors(GlobalChance), "determinism", r"differ in their first observations"),
+    "statistics": (Averages, "determinism", r"reset with the same seed again differs in their"),
     "rewards": (
         lambda count: Changes(count, 1, lambda reward: reward[:1]),
         "reward",

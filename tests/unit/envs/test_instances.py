@@ -207,3 +207,26 @@ def test_running_statistics_are_refused_of_a_wrapper_in_the_config() -> None:
 
 def test_fixed_statistics_are_allowed() -> None:
     make(config(f"{HERE}:normalized", observations=True, fixed=True), 2).close()
+
+
+class Pops(Counts):
+    """Takes its length from a nested option, and a factor from that of its wrapper."""
+
+    def __init__(self, options: dict[str, int]) -> None:
+        self.length = options.pop("length", 50)
+
+
+class Multiplies(gymnasium.Wrapper[Any, Any, Any, Any]):
+    def __init__(self, env: gymnasium.Env[Any, Any], options: dict[str, int]) -> None:
+        super().__init__(env)
+        self.factor = options.pop("factor", 1)
+
+
+def test_options_that_an_environment_changes_are_its_own() -> None:
+    multiplied = {f"{HERE}:Multiplies": {"options": {"factor": 3}}}
+    target = config(f"{HERE}:Pops", multiplied, options={"length": 10})
+
+    for _ in range(2):
+        envs: Any = make(target, 2).vector
+        assert [env.unwrapped.length for env in envs.envs] == [10, 10]
+        assert [env.get_wrapper_attr("factor") for env in envs.envs] == [3, 3]

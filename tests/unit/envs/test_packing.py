@@ -24,6 +24,7 @@ from penstock.core.observations import (
 from penstock.envs import BatchedEnv, EnvInfo, find_bad_observation, make
 from penstock.envs.checking.vector import draw
 from penstock.envs.packing import Packer
+from penstock.envs.vector_env import action_map
 
 Array = npt.NDArray[Any]
 COUNT = 3
@@ -380,6 +381,37 @@ def test_numbers_that_are_one_to_networks_are_noted_once(
         found = [text for text in notes if f"{note} of its observations in id," in text]
         assert len(found) == len(notes) == bool(note)
         notes.clear()
+
+
+def test_a_whole_number_that_float32_lacks_is_noted_where_no_other_is_near(
+    notes: list[str],
+) -> None:
+    packer = Packer("ids", spaces.Dict(id=spaces.Box(0, 2**31 - 1, (1,), np.int64)))
+    packer.watches = 1
+
+    packer.write({"id": np.array([[2**30 + 1], [5]])}, np.zeros((2, 8), np.uint8))
+
+    assert len(notes) == 1
+    assert "1073741825" in notes[0]
+
+
+def test_a_choice_is_one_hot_however_large_its_number(notes: list[str]) -> None:
+    packer = Packer("ids", spaces.Dict(id=spaces.Discrete(2, start=2**40)))
+    packer.watches = 2
+
+    for number in (2**40, 2**40 + 1):
+        packer.write({"id": np.array([number])}, np.zeros((1, 8), np.uint8))
+
+    assert notes == []
+
+
+def test_actions_within_wide_bounds_of_float16_stay_in_proportion() -> None:
+    scaled = action_map(spaces.Box(-40_000, 40_000, (1,), np.float16))
+
+    actions = scaled(np.array([[0.7]], np.float32))
+
+    assert actions.dtype == np.float16
+    assert float(actions[0, 0]) == pytest.approx(28_000, rel=1e-3)
 
 
 @pytest.mark.parametrize(
