@@ -80,6 +80,7 @@ def test_a_learner_that_waits_for_slow_environments_gets_more_actors(
     assert summary.metrics["actors_restarted"] == 0
 
 
+@pytest.mark.system
 def test_actors_end_and_come_back_and_every_step_is_accounted_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
