@@ -68,13 +68,18 @@ def inject(world: World, fault: Fault) -> Struck:
     return INJECTIONS[verb](world, fault, what)
 
 
-def victim(world: World, fault: Fault, kinds: tuple[str, ...], ready: bool = True) -> Role:
-    """One of those that live and work, by the fault's pick."""
+def victim(
+    world: World, fault: Fault, kinds: tuple[str, ...], ready: bool = True, above: int = 0
+) -> Role:
+    """One of those that live and work, by the fault's pick; with both processes of its shim where
+    one that is ``above`` it is to be killed."""
     found: list[Role] = []
 
     def there() -> bool:
         roles = world.roles()
         found[:] = [r for r in roles if r.kind in kinds and not (ready and r.phase == STARTING)]
+        if above:
+            found[:] = [role for role in found if _has_shim(role)]
         return bool(found)
 
     if not wait_until(there, READY_S, 0.1):
@@ -92,7 +97,7 @@ def _kill(world: World, fault: Fault, what: str, above: int = 0) -> Struck:
         return _kill_replay(world)
     if what == "client":
         return _kill_client(world, fault)
-    role = victim(world, fault, (what,), ready=what in KEEPERS)
+    role = victim(world, fault, (what,), ready=what in KEEPERS, above=above)
     falls_back = what == "server" or (what == "learner" and world.topology.learners == 1)
     if falls_back:
         _await_checkpoint(world)
@@ -329,6 +334,15 @@ INJECTIONS: dict[str, Callable[[World, Fault, str], Struck]] = {
 
 
 # ------------------------------------------------------------------------------------ parts
+
+
+def _has_shim(role: Role) -> bool:
+    """Whether keeper, guard and supervisor are above the role. While it starts or ends, its pid may
+    be its guard's, or other processes above it."""
+    with suppress(psutil.NoSuchProcess):
+        above = psutil.Process(role.pid).parents()
+        return len(above) > 2 and above[2].pid == role.program.pid
+    return False
 
 
 def _killed(role: Role, above: int = 0) -> float:
