@@ -139,7 +139,7 @@ def test_a_run_of_a_number_of_steps_ends_with_an_evaluation_of_its_last_weights(
 ) -> None:
     options = (
         "run.dir=run", "eval.every_steps=4000", "eval.share=null", "eval.episodes=2",
-        "stop.env_steps=10000",
+        "stop.env_steps=60000",
     )  # fmt: skip
     code, answer, err = penstock("train", "cartpole", "--json", *SMALL, *options).end()
     assert (code, answer["exit_reason"]) == (0, "env_steps"), err
