@@ -53,7 +53,7 @@ test: venv ## run the tests of the parts and some of whole runs, some minutes on
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal -m "not slow and not gpu and (smoke or not system)"
 
 test-all: test ## run `make test`, then the tests of whole runs, faults and recovery
-	$(BIN)/pytest -n 2 --dist loadgroup -m "system and not smoke and not slow and not gpu"
+	$(BIN)/pytest -n 2 --dist loadfile -m "system and not smoke and not slow and not gpu"
 
 test-slow: venv ## run the tests that `make test-all` leaves out: long ones and variants
 	$(BIN)/pytest -m "slow or gpu"

@@ -27,16 +27,6 @@ hypothesis.settings.register_profile("penstock", deadline=None, max_examples=25)
 hypothesis.settings.load_profile("penstock")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup` the tests of a file run in one process, as they share fixtures, and
-    so do all that start hosts or a Ray cluster: two at once would see each other's supervisors of
-    hosts and shared memory."""
-    for item in items:
-        has_hosts = "ray" in item.path.stem or "engine" in item.path.stem
-        item.add_marker(pytest.mark.xdist_group("hosts" if has_hosts else item.path.stem))
-
-
 def pytest_collection_finish() -> None:
     """What was imported and collected stays to the end, so no garbage collection looks at it: tests
     that collect take hundredths of a second then, and not whole ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -91,7 +92,13 @@ def test_agents_that_have_ended_are_forgotten(tmp_path: Path) -> None:
 def host_supervisors() -> list[psutil.Process]:
     """Those of this test that run."""
     module = "penstock.launch.engines.host_supervisor"
-    return [p for p in psutil.process_iter(["cmdline"]) if module in (p.info["cmdline"] or [])]
+    running = psutil.process_iter(["cmdline", "environ"])
+    return [
+        process
+        for process in running
+        if module in (process.info["cmdline"] or [])
+        and (process.info["environ"] or {}).get("PENSTOCK_TEST") == os.environ["PENSTOCK_TEST"]
+    ]
 
 
 def test_a_host_whose_supervisor_hangs_is_replaced(
