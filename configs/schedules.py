@@ -14,7 +14,7 @@ from penstock.configs.section import Section
 from penstock.configs.value_types import Count, NotNegative, Part, Positive, ValueDescription
 
 
-class LinearSchedule(Section, use_attribute_docstrings=True):  # for the schema of its options
+class LinearSchedule(Section):
     """A value that changes linearly from ``from`` to ``to`` over ``steps``, and then stays.
 
     The steps are the agent steps on which all learners have trained, so that a schedule is equal
@@ -23,8 +23,10 @@ class LinearSchedule(Section, use_attribute_docstrings=True):  # for the schema 
 
     from_: NotNegative = Field(alias="from")
     to: NotNegative
-    steps: Count | None = None
-    """null: `stop.env_steps`, and if that is null too, the value stays at ``from``."""
+    steps: Count | None = Field(
+        None,
+        description="null: `stop.env_steps`, and if that is null too, the value stays at ``from``.",
+    )
 
     def at(self, trained_steps: int) -> float:
         """The value after ``trained_steps``."""

@@ -25,8 +25,9 @@ class Section(BaseModel):
 def description(kind: type[Section], attribute: str) -> str:
     """The docstring of an option, or the description of its field; empty if it has neither.
 
-    It is read from the source only here: pydantic's ``use_attribute_docstrings`` reads those of all
-    options in every process, which takes a third of the time of the schema.
+    It is read from the source, and only by commands that show it. With pydantic's
+    ``use_attribute_docstrings`` every process would read those of all options when it imports the
+    schema, which then takes 30 ms more than its 75.
     """
     for base in kind.__mro__:
         if text := _docstrings(base.__module__).get((base.__qualname__, attribute)):
