@@ -120,6 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     server: ScrapeServer
     protocol_version = "HTTP/1.1"
+    server_version = "penstock"
+    sys_version = ""
     error_message_format = "%(code)d: %(message)s\n"
     error_content_type = "text/plain; charset=utf-8"
     timeout = CLIENT_S
