@@ -1,7 +1,7 @@
 """Runs to watch: long files of metrics, and living runs of many processes on many hosts.
 
 The lines are those of a real run, with counters that continue and figures that vary. A living run
-has a real status socket, the supervisor's, which reports processes that do not exist.
+has a real socket of a supervisor, which reports processes that do not exist.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.configs.load import CONFIG_FILE
 from penstock.core.interfaces import Handle
 from penstock.core.interfaces.engine import RoleStatus, RoleUsage, ThreadUsage
 from penstock.core.role_spec import RoleSpec, Stage
-from penstock.launch.status_server import StatusServer
+from penstock.launch.supervisor_server import SupervisorServer
 from penstock.monitor.record import METRICS, SUMMARY
 
 Line = dict[str, Any]
@@ -176,7 +176,7 @@ class LivingRun:
     def _serve(self) -> None:
         with (
             tempfile.TemporaryDirectory(prefix="status-") as runtime,
-            StatusServer(self.folder, Path(runtime)) as server,
+            SupervisorServer(self.folder, Path(runtime)) as server,
         ):
             due_s = time.monotonic() + 1.0
             while not self._ended.wait(TURN_S):

@@ -331,14 +331,14 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show the current phase of each process of a live run, and its duration."""
-    from penstock.monitor import status_client
+    from penstock.monitor import status
 
     if probe:
-        pid = status_client.probe(run_dir)
+        pid = status.probe(run_dir)
         answer(f"the supervisor of {run_dir} replies, pid {pid}", {"pid": pid}, as_json)
         return
-    report = status_client.status(run_dir)
-    answer(status_client.describe(report), report, as_json)
+    report = status.status(run_dir)
+    answer(status.describe(report), report, as_json)
 
 
 @app.command(rich_help_panel=WATCH)
@@ -359,9 +359,9 @@ def save(
     as_json: Json = False,
 ) -> None:
     """Have a live run write a checkpoint now, and wait until it is written."""
-    from penstock.monitor import order_client
+    from penstock.monitor import supervisor_client
 
-    saved = order_client.save(run_dir, timeout)
+    saved = supervisor_client.save(run_dir, timeout)
     text = f"{saved['folder']} was written, after {saved['trained_steps']:,} trained agent steps"
     answer(text, saved, as_json)
 

@@ -6,16 +6,15 @@ a note and no evaluation. The processes take at most about `SHARE` of a core: af
 the next one waits, and then shows the best weights of that time. The first seconds of a run, in
 which small environments are solved, are left alone.
 
-In `RUN/videos` the newest `KEPT` are kept as `best-at-<trained steps>.mp4`, each with its
-decisions. `.best-videos.json` there lists them by inode, size and time: a file is deleted only if
-it is still the one that was written.
+That process writes `RUN/videos/best-at-<trained steps>.mp4` with its decisions, and deletes all but
+the newest of these files.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -32,15 +31,13 @@ from penstock.core.processes import python
 from penstock.evaluation.decisions import beside
 
 FOLDER = "videos"
-LIST = ".best-videos.json"
-KEPT = 5
+PART = ".recording-"  # begins the name of a file that is written, until the video is whole
 FIRST_S = 10.0  # after the start of the evaluator
 SHARE = 0.05  # of a core, for all recordings
 LIMIT_S = 600.0  # for one recording, on a host that does much else
 NOW_S = 120.0  # for one that a viewer waits for
 LAST_S = 15.0  # for the recording that runs when the run has ended
 ANSWER_NBYTES = 1 << 16
-LIST_NBYTES = 1 << 16
 END_S = 2.0  # for its process, once it has answered
 POLL_S = 0.05
 
@@ -55,10 +52,11 @@ class Recording:
     def __init__(self, run_dir: Path, which: Checkpoint, seed: int, cwd: str | None = None) -> None:
         """which: of the run's checkpoints. ``cwd``: the folder in which the run was started, by
         default the present one. Raises OSError."""
-        self._part = run_dir.absolute() / FOLDER / part_name(which)
+        part = f"{PART}{secrets.token_hex(8)}.part"
+        self._part = run_dir.absolute() / FOLDER / part
         self._began_s = time.monotonic()
         self._said = b""
-        arguments = os.getpid(), run_dir.absolute(), which, seed
+        arguments = os.getpid(), run_dir.absolute(), which, seed, part
         self._process = subprocess.Popen(
             python("penstock.evaluation.recording_process", *arguments),
             stdin=subprocess.DEVNULL,
@@ -103,7 +101,9 @@ class Recording:
         self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
-        _remove_abandoned(self._part)
+        for path in (self._part, beside(self._part)):
+            with suppress(OSError):
+                path.unlink()
 
 
 class BestVideos:
@@ -168,7 +168,6 @@ class BestVideos:
         elif "error" in answer:
             self._give_up(str(answer["error"]))
         else:
-            keep(self._run_dir / FOLDER, str(answer["file"]))
             self._next_s = time.monotonic() + float(answer["cpu_s"]) / SHARE
 
     def _give_up(self, reason: str) -> None:
@@ -204,66 +203,3 @@ def record_newest(
     if "file" not in answer:
         raise UserError(str(answer.get("error", answer.get("skipped"))))
     return answer
-
-
-def part_name(which: Checkpoint) -> str:
-    """The file in which a recording is written until it is whole."""
-    return f".{which}-video.part"
-
-
-def is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file is the one at ``path``."""
-    with suppress(OSError):
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    return False
-
-
-def _remove_abandoned(part: Path) -> None:
-    """Remove what a recording has left, unless another one has begun to write it."""
-    with suppress(OSError):
-        descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_at(descriptor, part):
-                beside(part).unlink(missing_ok=True)
-                part.unlink()
-        finally:
-            os.close(descriptor)
-
-
-def keep(folder: Path, name: str) -> None:
-    """Add a video, and its decisions, to the list of those that were recorded, and delete the
-    oldest beyond `KEPT`; only files that are still as they were listed."""
-    listed = [entry for entry in _listed(folder) if entry["video"] != name]
-    files = {each: _identity(folder / each) for each in (name, f"{name}.json")}
-    listed.append({"video": name, "files": files})
-    for entry in listed[:-KEPT]:
-        for each, identity in entry["files"].items():
-            if identity is not None and _identity(folder / each) == identity:
-                with suppress(OSError):
-                    (folder / each).unlink()
-    part = folder / f"{LIST}.part"
-    with suppress(OSError):
-        part.write_text(json.dumps(listed[-KEPT:]) + "\n")
-        part.replace(folder / LIST)
-
-
-def _listed(folder: Path) -> list[dict[str, Any]]:
-    """The entries of the list; none of a list that is damaged. Names lie in the folder itself."""
-    found: list[dict[str, Any]] = []
-    with suppress(OSError, ValueError, RecursionError):
-        with open(folder / LIST, "rb") as file:
-            entries = json.loads(file.read(LIST_NBYTES))
-        for entry in entries if isinstance(entries, list) else ():
-            files = entry.get("files") if isinstance(entry, dict) else None
-            if isinstance(files, dict) and all(name == Path(name).name for name in files):
-                found.append({"video": entry.get("video"), "files": files})
-    return found
-
-
-def _identity(path: Path) -> list[int] | None:
-    """Inode, size and time of a regular file, which differ if it was replaced or written to."""
-    with suppress(OSError):
-        about = path.lstat()
-        return [about.st_ino, about.st_size, about.st_mtime_ns]
-    return None

@@ -1,34 +1,37 @@
 """The process of a `Recording`: an episode by a checkpoint of a run, played in the better way.
 
-It is bounded in pictures, bytes and CPU time: a longer episode is cut there. The result, or the
-reason for none, is a JSON object on standard output.
+It is bounded in pictures, bytes and CPU time: a longer episode is cut there. The newest `KEPT`
+videos of new bests are kept. The result, or the reason for none, is a JSON object on standard
+output.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+import re
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from penstock.configs.errors import UserError
 from penstock.core.processes import die_with
-from penstock.evaluation.best_videos import FOLDER, Checkpoint, is_at, part_name
+from penstock.evaluation.best_videos import FOLDER, LIMIT_S, PART, Checkpoint
+from penstock.evaluation.decisions import beside
 
+BEST = re.compile(r"best-at-[0-9]+\.mp4")
+KEPT = 5
 MOST_PICTURES = 3600  # a minute of Atari
 MOST_NBYTES = 16 << 20
 MOST_CPU_S = 30.0  # of the environment and the policy
 MOST_HEIGHT = 720  # larger pictures are reduced
 
 
-def main(parent: int, run_dir: str, which: Checkpoint, seed: int) -> NoReturn:
+def main(parent: int, run_dir: str, which: Checkpoint, seed: int, part: str) -> NoReturn:
     """Record it, print the result, and exit."""
     die_with(parent, signal.SIGKILL)
     os.nice(19)
@@ -41,7 +44,7 @@ def main(parent: int, run_dir: str, which: Checkpoint, seed: int) -> NoReturn:
     from penstock.evaluation.video import NotShownError
 
     try:
-        answer = record(Path(run_dir), which, seed)
+        answer = record(Path(run_dir), which, seed, part)
     except NotShownError as error:
         answer = {"skipped": str(error)}
     except UserError as error:
@@ -55,9 +58,10 @@ def main(parent: int, run_dir: str, which: Checkpoint, seed: int) -> NoReturn:
     os._exit(0)  # renderers that are unloaded in the wrong order crash
 
 
-def record(run_dir: Path, which: Checkpoint, seed: int) -> dict[str, Any]:
+def record(run_dir: Path, which: Checkpoint, seed: int, part_name: str) -> dict[str, Any]:
     """Record an episode as `videos/best-at-<trained steps>.mp4`, or `videos/now.mp4` of the last
-    checkpoint; the name, and the CPU seconds that it took.
+    checkpoint; the name, and the CPU seconds that it took. ``part_name``: of the file that is
+    written until the video is whole.
 
     Raises UserError, as `NotShownError` for an environment that cannot be shown.
     """
@@ -75,8 +79,9 @@ def record(run_dir: Path, which: Checkpoint, seed: int) -> dict[str, Any]:
     sampled = way_of(stored.meta.get(PLAY)) == "sampled"
     source = PolicySource(config, which, sampled, lambda game: fitted(config, folder, stored, game))
     path = run_dir / FOLDER / ("now.mp4" if which == "last" else f"best-at-{steps}.mp4")
-    part = path.with_name(part_name(which))
-    with held(part), acting(source, None, seed, None, tracked=True) as actor:
+    part = path.with_name(part_name)
+    remove_abandoned(path.parent)
+    with acting(source, None, seed, None, tracked=True) as actor:
         track, pictures, total = actor.track, 0, 0.0
         played: list[Episode] = []
         assert track is not None
@@ -93,37 +98,29 @@ def record(run_dir: Path, which: Checkpoint, seed: int) -> dict[str, Any]:
                 elif _is_long(pictures, part):
                     played = [Episode(total, track.steps, True)]
                     break
+    if which == "best":
+        keep_newest(path.parent)
     times = os.times()
     spent = times.user + times.system + times.children_user + times.children_system
     return {"file": path.name, "cpu_s": spent}
 
 
-@contextmanager
-def held(part: Path) -> Iterator[None]:
-    """Make and lock the file that the encoder writes, as servers of the page may each record the
-    same run. The lock ends with this process. Raises UserError if another process holds it."""
-    try:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise UserError(f"{part} cannot be written ({error.strerror})") from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_mine = is_at(descriptor, part)  # not if the file was just put in place, or removed
-        except BlockingIOError:
-            is_mine = False
-        except OSError:  # a file system without locks
-            is_mine = True
-        if not is_mine:
-            raise UserError("another recording of this run is in progress; wait for it")
-        try:
-            yield
-        finally:
-            if is_at(descriptor, part):
-                part.unlink()
-    finally:
-        os.close(descriptor)
+def keep_newest(folder: Path) -> None:
+    """Delete all videos of new bests but the newest `KEPT`, with their decisions."""
+    with suppress(OSError):  # another program deletes here too
+        videos = [path for path in folder.iterdir() if BEST.fullmatch(path.name)]
+        videos.sort(key=lambda path: path.lstat().st_mtime_ns)
+        for video in videos[:-KEPT]:
+            video.unlink()
+            beside(video).unlink(missing_ok=True)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Delete what recordings have left that were killed. None takes longer than `LIMIT_S`."""
+    with suppress(OSError):  # as there is no folder yet
+        for path in folder.glob(f"{PART}*"):
+            if path.lstat().st_mtime < time.time() - LIMIT_S:
+                path.unlink()
 
 
 def _is_long(pictures: int, part: Path) -> bool:
@@ -141,5 +138,5 @@ def _reduced(picture: Any) -> Any:
 
 
 if __name__ == "__main__":
-    _, parent, folder, which, game = sys.argv
-    main(int(parent), folder, "last" if which == "last" else "best", int(game))
+    _, parent, folder, which, game, part = sys.argv
+    main(int(parent), folder, "last" if which == "last" else "best", int(game), part)

@@ -34,9 +34,7 @@ from penstock.core.run_dir import HeldFolder, has_checkpoint
 from penstock.launch.core_split import CoreSplit
 from penstock.launch.decisions import Decisions
 from penstock.launch.ledgers import Ledgers
-from penstock.launch.order_server import OrderServer
 from penstock.launch.role_messages import FIELDS, fault_of
-from penstock.launch.status_server import StatusServer
 from penstock.launch.supervisor_messages import (
     KILLED_AS_ASKED,
     Effect,
@@ -52,8 +50,9 @@ from penstock.launch.supervisor_messages import (
     signal_name,
     why_not_started,
 )
-from penstock.monitor.order_client import SAVE, STACKS, TIMELINE
+from penstock.launch.supervisor_server import SupervisorServer
 from penstock.monitor.ranks import RankPhase, Ranks, whereabouts
+from penstock.monitor.supervisor_client import SAVE, STACKS, TIMELINE
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase
 
@@ -199,16 +198,14 @@ class Supervisor:
         folders = Path(self._arguments["run_dir"]), Path(self._arguments["runtime_dir"])
         with (
             self._signals(after),
-            StatusServer(*folders) as status_server,
-            OrderServer(folders[1]) as self._order_server,
+            SupervisorServer(*folders) as self._server,
         ):
             try:
                 self._reserve.take()
                 while (outcome := self._decisions.outcome) is None:
                     self._turn()
-                    for order in self._order_server.orders():
+                    for order in self._server.turn(self._decisions.listed(), self._handles):
                         self._obey(order)
-                    status_server.turn(self._decisions.listed(), self._handles)
                 return outcome
             except HeldUpError as error:
                 reason = "interrupted" if error.signum == signal.SIGINT else "terminated"
@@ -322,14 +319,14 @@ class Supervisor:
 
     def _obey(self, order: Message) -> None:
         """Carry out what a command has ordered."""
-        if order["order"] == STACKS:
+        if order["request"] == STACKS:
             for name in order["roles"]:
                 if name in self._handles:
                     self._handles[name].signal(signal.SIGUSR1)
-        elif order["order"] == TIMELINE:
-            self._order_server.recorded(self._record_timeline())
+        elif order["request"] == TIMELINE:
+            self._server.reply(TIMELINE, self._record_timeline())
         elif not self._has_learner:
-            self._order_server.saved({"error": "it has no learner; save the run of its learner"})
+            self._server.reply(SAVE, {"error": "it has no learner; save the run of its learner"})
         elif not self.stopping:  # a stopping run saves in any case
             for handle in self._handles.values():
                 if handle.spec.stage is Stage.LEARNER:
@@ -470,11 +467,11 @@ class Supervisor:
         elif kind in ("checkpoint", "evaluation"):
             if kind == "checkpoint":
                 self._decisions.checkpoint_exists()
-                self._order_server.saved(message)
+                self._server.reply(SAVE, message)
             if self._sinks.event(_result(self._handles[name], kind, message)):
                 return self._decisions.stop(CALLBACK, now_s)
         elif kind == "save_failed":
-            self._order_server.saved({"error": message.get("error")})
+            self._server.reply(SAVE, {"error": message.get("error")})
         elif kind == "server":
             if not self._specs[name].index:  # all shards count the same pushes
                 self._ranks.server = message

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,23 +16,20 @@ class NewVideos:
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / FOLDER
-        self._seen: set[tuple[int, int]] = set()
+        self._written_ns: dict[Path, int] = {}
         self.take()
 
     def take(self) -> list[Path]:
         """The mp4 files that are new or were replaced since the last call, oldest first; none if
         the folder cannot be read."""
-        found = []
         try:
-            listed = [Path(entry) for entry in os.scandir(self._folder)]
-        except OSError:  # `_seen` remains, so that the next call does not return all again
+            paths = list(self._folder.iterdir())
+        except OSError:  # `_written_ns` remains, so that the next call does not return all again
             return []
-        for path in listed:
-            if path.suffix != ".mp4" or path.name.startswith("."):
-                continue
-            with suppress(OSError):  # deleted just now
-                about = path.lstat()
-                found.append((about.st_mtime_ns, about.st_ino, path))
-        new = [path for ns, inode, path in sorted(found) if (ns, inode) not in self._seen]
-        self._seen = {(ns, inode) for ns, inode, _ in found}
-        return new
+        previous_ns, self._written_ns = self._written_ns, {}
+        for path in paths:
+            if path.suffix == ".mp4" and not path.name.startswith("."):
+                with suppress(OSError):  # deleted just now
+                    self._written_ns[path] = path.lstat().st_mtime_ns
+        oldest_first = sorted(self._written_ns.items(), key=lambda item: (item[1], item[0]))
+        return [path for path, written_ns in oldest_first if previous_ns.get(path) != written_ns]

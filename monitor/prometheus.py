@@ -6,7 +6,7 @@
 
 A figure of a process has one series for each kind of role ("actor"), not for each process, and a
 label's values are limited in number (`LABELS`), so that a run's series do not grow with its time.
-The thread of the supervisor only stores the figures; a thread of the server makes the text of a
+The thread of the supervisor only stores the figures; threads of the server make the text of a
 scrape, once for each change. docs/metrics.md explains the names, and `monitor/grafana/` has a
 dashboard and alert rules that use them.
 """
@@ -269,7 +269,7 @@ class PrometheusSink(MetricSink):
         self._server.close()
 
     def _page(self, path: str) -> Page:
-        """The answer to a request; called in the thread of the server."""
+        """The answer to a request; called in a thread of the server."""
         if path == "/metrics":
             return Page(HTTPStatus.OK, TEXT_FORMAT, self._exposition())
         if path == "/healthz":

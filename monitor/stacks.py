@@ -21,8 +21,8 @@ import psutil
 
 from penstock.configs.errors import UserError
 from penstock.core.processes import catches, signal_masks
-from penstock.monitor.order_client import STACKS, give_order
-from penstock.monitor.status_client import Report, in_a_line, lasting, reach
+from penstock.monitor.status import in_a_line, lasting
+from penstock.monitor.supervisor_client import STACKS, Report, give_order, reach
 from penstock.profiling.dump import stacks_path
 
 TIMEOUT_S = 2.0
@@ -106,7 +106,7 @@ def stacks(run: str) -> Report:
                     asked[-1].ask(pidfd)
         here = {one.name for one in asked}
         away = [n for n in told if n not in here and told[n]["pid"] is not None]
-        asked += _order(run, reached.runtime_dir, away, told) if away else []
+        asked += _order(run, away, told) if away else []
         ends_s = time.monotonic() + (ELSEWHERE_S if away else TIMEOUT_S)
         while time.monotonic() < ends_s and not all(one.done for one in asked):
             time.sleep(POLL_S)
@@ -130,14 +130,14 @@ def describe(report: Report) -> str:
     return "\n\n".join(blocks)
 
 
-def _order(run: str, runtime_dir: Path, names: list[str], told: Report) -> list[Asked]:
+def _order(run: str, names: list[str], told: Report) -> list[Asked]:
     """Have the supervisor ask the processes that it has started on other hosts."""
     found = []
     for name in names:
         path = stacks_path(Path(run), name)
         found.append(Asked(name, told[name]["pid"], path, _size(path), elsewhere=True))
     try:
-        give_order(runtime_dir, STACKS, TIMEOUT_S, roles=names)
+        give_order(run, STACKS, TIMEOUT_S, roles=names)
     except (TimeoutError, UserError):
         for one in found:
             one.why_not = "it is not a process of this host, and the supervisor does not reply"

@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 
 from penstock.configs.errors import UserError
-from penstock.monitor.status_client import Report, add_shares, reach
+from penstock.monitor.status import add_shares
+from penstock.monitor.supervisor_client import Report, reach
 from penstock.watch.files import is_trusted
 
 EVERY_S = 1.0

@@ -20,12 +20,11 @@ from penstock.core.processes import began_ticks
 from penstock.core.run_dir import in_use
 from penstock.evaluation.best_videos import record_newest
 from penstock.monitor import stacks as process_stacks
-from penstock.monitor.order_client import TIMELINE, give_order
-from penstock.monitor.order_client import save as order_save
-from penstock.monitor.status_client import reach
+from penstock.monitor.supervisor_client import SAVE, STACKS, TIMELINE, give_order, reach
+from penstock.monitor.supervisor_client import save as order_save
 
 SAVE_S = 120.0
-KINDS = ("save", "stop", "stacks", TIMELINE, "record")
+KINDS = (SAVE, "stop", STACKS, TIMELINE, "record")
 TIMELINE_S = 10.0
 
 
@@ -50,13 +49,13 @@ class Orders:
         if not lock.acquire(blocking=False):
             raise UserError(f"another order to {order} is being carried out; wait for it")
         try:
-            if order == "save":
+            if order == SAVE:
                 return order_save(str(folder), SAVE_S)
             if order == TIMELINE:
                 return _timeline(folder)
             if order == "record":
                 return self._record(folder)
-            return process_stacks.stacks(str(folder)) if order == "stacks" else self._stop(folder)
+            return process_stacks.stacks(str(folder)) if order == STACKS else self._stop(folder)
         finally:
             lock.release()
 
@@ -143,7 +142,7 @@ def _inaccessible(pid: int, error: OSError) -> UserError:
 
 def _timeline(folder: Path) -> dict[str, Any]:
     """Have a run write the timeline of its last minute."""
-    reply = give_order(reach(str(folder)).runtime_dir, TIMELINE, TIMELINE_S)
+    reply = give_order(str(folder), TIMELINE, TIMELINE_S)
     if "error" in reply:
         raise UserError(f"no timeline was recorded: {reply['error']}")
     return {}

@@ -14,7 +14,7 @@ from typing import Any
 
 from faults.vitals import alive
 from penstock.configs.errors import UserError
-from penstock.monitor.status_client import reach
+from penstock.monitor.supervisor_client import reach
 
 SUPERVISOR = "supervisor"
 STARTING = "starting"

@@ -32,7 +32,7 @@ from penstock.configs.errors import UserError
 from penstock.core.control import MESSAGE_NBYTES, Channel
 from penstock.core.processes import began_ticks
 from penstock.core.run_dir import SUPERVISOR_FILE
-from penstock.monitor import status_client
+from penstock.monitor import status, supervisor_client
 from penstock.transport.shm.attach import ATTACH_VERSION, AttachClient
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import SlotStore
@@ -194,7 +194,7 @@ def test_a_status_is_shown_or_refused(
     refused = only(UserError)
 
     def use() -> None:
-        status_client.describe(status_client.status(str(folder), 0.0))
+        status.describe(status.status(str(folder), 0.0))
 
     with path, bounded():
         refused(use)
@@ -246,4 +246,4 @@ def test_what_a_run_says_of_its_supervisor_is_used_or_refused(
     folder = tmp_path_factory.getbasetemp() / "about"
     folder.mkdir(exist_ok=True)
     (folder / SUPERVISOR_FILE).write_text(text)
-    only(UserError)(lambda: status_client.reach(str(folder)))
+    only(UserError)(lambda: supervisor_client.reach(str(folder)))

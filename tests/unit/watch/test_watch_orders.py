@@ -18,8 +18,8 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.core.run_dir import SUPERVISOR_FILE, run_folder
-from penstock.launch.status_server import StatusServer
-from penstock.monitor.status_client import Reached, reach
+from penstock.launch.supervisor_server import SupervisorServer
+from penstock.monitor.supervisor_client import Reached, reach
 from penstock.watch import orders
 from penstock.watch.orders import Orders, supervisor_of
 from run_folders import make_run
@@ -31,7 +31,7 @@ def run() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir="/tmp") as place, ExitStack() as stack:
         folder = Path(place) / "run"
         stack.enter_context(run_folder(folder, "auto"))
-        server = stack.enter_context(StatusServer(folder, folder))
+        server = stack.enter_context(SupervisorServer(folder, folder))
         ends = threading.Event()
 
         def reply() -> None:
@@ -90,7 +90,7 @@ def test_a_copy_whose_reply_names_it_is_refused_without_a_lock(
     crafted = run.parent / "crafted"
     crafted.mkdir()
     report = {**(reached.report or {}), "run": str(crafted)}
-    made = Reached(reached.pid, report, run)
+    made = Reached(reached.pid, report)
     monkeypatch.setattr(orders, "reach", lambda _: made)
     with pytest.raises(UserError, match="is not that of a run in"):
         Orders().give("record", crafted)
@@ -103,7 +103,7 @@ def test_a_socket_that_does_not_reply_takes_no_orders(
     run: Path, given: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     about = json.loads((run / SUPERVISOR_FILE).read_text())
-    made = Reached(about["pid"], None, run)
+    made = Reached(about["pid"], None)
     monkeypatch.setattr(orders, "reach", lambda _: made)
     with pytest.raises(UserError, match="does not reply"):
         Orders().give("record", run)

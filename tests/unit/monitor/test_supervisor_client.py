@@ -8,6 +8,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -15,9 +16,11 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.core.run_dir import SUPERVISOR_FILE, run_folder
-from penstock.launch.status_server import StatusServer
-from penstock.monitor import status_client
-from penstock.monitor.status_client import lasting, reach, status
+from penstock.launch.supervisor_server import SupervisorServer
+from penstock.monitor import status as process_status
+from penstock.monitor import supervisor_client
+from penstock.monitor.status import lasting, status
+from penstock.monitor.supervisor_client import give_order, reach
 
 
 @pytest.fixture
@@ -46,15 +49,15 @@ def crowd(path: str) -> Iterator[None]:
 
 def dead(folder: Path) -> None:
     """What a supervisor that was killed leaves behind."""
-    with StatusServer(folder, folder) as desk:
+    with SupervisorServer(folder, folder) as server:
         about = json.loads((folder / SUPERVISOR_FILE).read_text())
-        del desk
+        del server
     about["began"] -= 1  # of a process that has ended, whose number this one has got
     (folder / SUPERVISOR_FILE).write_text(json.dumps(about))
 
 
 def without_a_socket(folder: Path) -> None:
-    with StatusServer(folder, folder):
+    with SupervisorServer(folder, folder):
         text = (folder / SUPERVISOR_FILE).read_text()
     (folder / SUPERVISOR_FILE).write_text(text)
 
@@ -127,7 +130,7 @@ def test_a_run_that_is_ending_has_not_ended(
 
 
 def test_a_busy_supervisor_whose_number_is_another_process_is_not_signalled(folder: Path) -> None:
-    with StatusServer(folder, folder):  # nobody takes its turn
+    with SupervisorServer(folder, folder):  # nobody takes its turn
         about = json.loads((folder / SUPERVISOR_FILE).read_text())
         (folder / SUPERVISOR_FILE).write_text(json.dumps({**about, "began": about["began"] + 1}))
         words = "run this command in the container of the run"
@@ -139,7 +142,7 @@ def test_a_busy_supervisor_whose_number_is_another_process_is_not_signalled(fold
 def test_a_run_of_another_user_is_none_of_ours(folder: Path) -> None:
     private = folder / "runtime"
     private.mkdir(mode=0o700)
-    with StatusServer(folder, private):
+    with SupervisorServer(folder, private):
         os.seteuid(65534)
         try:
             with pytest.raises(UserError, match="is a run of root, and you are user 65534"):
@@ -151,8 +154,8 @@ def test_a_run_of_another_user_is_none_of_ours(folder: Path) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_a_folder_of_another_user_cannot_name_a_process_of_theirs(folder: Path) -> None:
     """Its reply could say anything, and be of any process that this user may signal."""
-    with StatusServer(folder, folder) as desk:
-        desk.path.chmod(0o777)
+    with SupervisorServer(folder, folder) as server:
+        server.path.chmod(0o777)
         (folder / SUPERVISOR_FILE).chmod(0o644)
         os.seteuid(65534)
         try:
@@ -163,21 +166,36 @@ def test_a_folder_of_another_user_cannot_name_a_process_of_theirs(folder: Path) 
 
 
 def test_a_supervisor_that_is_stuck_and_asked_by_many_is_stuck_and_not_dead(folder: Path) -> None:
-    with StatusServer(folder, folder) as desk, crowd(str(desk.path)):  # nobody takes its turn
+    # Nobody takes its turn.
+    with SupervisorServer(folder, folder) as server, crowd(str(server.path)):
         reached = reach(str(folder))
         assert (reached.pid, reached.report) == (os.getpid(), None)
 
 
 def test_a_supervisor_that_is_stuck_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_client, "TIMEOUT_S", 0.2)
-    with StatusServer(folder, folder):
-        assert reach(str(folder)) == status_client.Reached(os.getpid(), None, folder)
+    for module in (supervisor_client, process_status):
+        monkeypatch.setattr(module, "TIMEOUT_S", 0.2)
+    with SupervisorServer(folder, folder):
+        assert reach(str(folder)) == supervisor_client.Reached(os.getpid(), None)
+        with pytest.raises(TimeoutError):
+            give_order(str(folder), "save", 0.2)
         with pytest.raises(UserError) as raised:
             status(str(folder))
     assert str(raised.value) == (
         f"the supervisor of {folder} (pid {os.getpid()}) did not reply within 0.2 s; "
         f"penstock stacks {folder} shows where it hangs"
     )
+
+
+def test_a_supervisor_that_ends_meanwhile_is_told_at_once(folder: Path) -> None:
+    with SupervisorServer(folder, folder) as server, ThreadPoolExecutor(1) as pool:
+        order = pool.submit(give_order, str(folder), "save", 30.0)
+        while not server.turn([], {}):
+            time.sleep(0.01)
+        for client in server._clients:
+            client.close()
+        with pytest.raises(UserError, match="has just ended, without a reply"):
+            order.result(10)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Asking a supervisor what its processes are in, over its real socket."""
+"""Asking a supervisor what its processes are in, and orders to it, over its real socket."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ import pytest
 
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.core.run_dir import SUPERVISOR_FILE
-from penstock.launch import status_server
 from penstock.launch.engines.local import LocalHandle
-from penstock.launch.status_server import StatusServer
-from penstock.monitor.status_client import describe, reach, status
+from penstock.launch.supervisor_server import SupervisorServer
+from penstock.monitor.status import describe, status
+from penstock.monitor.supervisor_client import reach
 from penstock.profiling.ledger import COUNT, PART_BITS, PARTS, RING, Part
 from penstock.profiling.status import Phase
 
@@ -54,6 +54,12 @@ def connect(folder: Path) -> socket.socket:
     return client
 
 
+def asking(folder: Path, request: str = "status", **fields: Any) -> socket.socket:
+    client = connect(folder)
+    client.sendall(json.dumps({"request": request, **fields}).encode() + b"\n")
+    return client
+
+
 def read_all(client: socket.socket) -> Any:
     with client:
         return json.loads(b"".join(iter(lambda: client.recv(1 << 16), b"")))
@@ -62,19 +68,19 @@ def read_all(client: socket.socket) -> Any:
 @contextmanager
 def served(
     folder: Path, names: list[str], children: Mapping[str, LocalHandle], every_s: float = 0.01
-) -> Iterator[StatusServer]:
+) -> Iterator[SupervisorServer]:
     """A supervisor's loop that only answers questions, in a thread of its own."""
     ended = threading.Event()
-    with StatusServer(folder, folder) as desk:
+    with SupervisorServer(folder, folder) as server:
 
         def loop() -> None:
             while not ended.wait(every_s):
-                desk.turn(names, children)
+                server.turn(names, children)
 
         thread = threading.Thread(target=loop, daemon=True)
         thread.start()
         try:
-            yield desk
+            yield server
         finally:
             ended.set()
             thread.join()
@@ -88,9 +94,9 @@ def test_who_asks_is_told_what_each_process_is_in_and_since_when(
     ledger = child.page.ledger("main")
     ledger.switch(Part.STEP)
     time.sleep(0.2)
-    with StatusServer(folder, folder) as desk:
-        client = connect(folder)
-        desk.turn(["actor-3", "actor-4"], {"actor-3": child})
+    with SupervisorServer(folder, folder) as server:
+        client = asking(folder)
+        server.turn(["actor-3", "actor-4"], {"actor-3": child})
         report = read_all(client)
     assert (report["run"], report["pid"]) == (str(folder), os.getpid())
     told, absent = report["processes"]
@@ -107,9 +113,9 @@ def test_who_asks_is_told_what_each_process_is_in_and_since_when(
 def test_a_process_that_has_only_been_started_has_nothing_to_tell_yet(
     folder: Path, child: LocalHandle
 ) -> None:
-    with StatusServer(folder, folder) as desk:
-        client = connect(folder)
-        desk.turn(["actor-3"], {"actor-3": child})
+    with SupervisorServer(folder, folder) as server:
+        client = asking(folder)
+        server.turn(["actor-3"], {"actor-3": child})
         [told] = read_all(client)["processes"]
     assert (told["phase"], told["silent_s"], told["threads"]) == ("starting", None, [])
     assert told["phase_for_s"] == told["age_s"]
@@ -121,69 +127,108 @@ def test_a_page_full_of_nonsense_is_no_harm(folder: Path, child: LocalHandle) ->
     lane[COUNT], lane[RING] = 1, 1 << PART_BITS | PARTS - 1  # there is no such part
     child.page.phase = 99
     child.page.ints[9] = -(1 << 52)  # as a float: minus infinity; when the phase began
-    with StatusServer(folder, folder) as desk:
-        client = connect(folder)
-        desk.turn(["actor-3"], {"actor-3": child})
+    with SupervisorServer(folder, folder) as server:
+        client = asking(folder)
+        server.turn(["actor-3"], {"actor-3": child})
         [told] = read_all(client)["processes"]
     [thread] = told["threads"]
     assert (told["phase"], thread["part"]) == ("99", "other")
     assert told["phase_for_s"] == told["silent_s"] == told["age_s"]
 
 
-def test_what_a_client_says_is_not_even_read(folder: Path) -> None:
-    with StatusServer(folder, folder) as desk:
-        talker = connect(folder)
-        talker.setblocking(False)
-        with suppress(BlockingIOError):
-            while True:
-                talker.send(b"\xff" * 65536)
-        desk.turn([], {})
-        assert read_all_of_another(folder, desk)["processes"] == []
-        talker.close()
-
-
-def read_all_of_another(folder: Path, desk: StatusServer) -> Any:
-    client = connect(folder)
-    desk.turn([], {})
-    return read_all(client)
-
-
 def test_a_client_that_vanishes_leaves_nothing_open(folder: Path) -> None:
-    with StatusServer(folder, folder) as desk:
+    with SupervisorServer(folder, folder) as server:
         before = len(os.listdir("/proc/self/fd"))
         many = [f"actor-{i}" for i in range(50_000)]  # more than a socket takes at once
         for _ in range(3):
             connect(folder).close()
-            client = connect(folder)
-            desk.turn(many, {})
+            asking(folder, "save").close()
+            client = asking(folder)
+            server.turn(many, {})
             client.close()
-            desk.turn(many, {})
+            server.turn(many, {})
         assert len(os.listdir("/proc/self/fd")) <= before  # what others left open may be closed
 
 
-def test_clients_that_do_not_read_are_borne_for_a_while_and_never_waited_for(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(status_server, "PATIENCE_S", 0.3)
+def test_clients_that_are_silent_or_do_not_read_delay_nobody(folder: Path) -> None:
     many = [f"actor-{i}" for i in range(50_000)]
-    with StatusServer(folder, folder) as desk:
-        sleepers = [connect(folder) for _ in range(status_server.ASKERS)]
-        desk.turn(many, {})
-        patient = connect(folder)
-        patient.setblocking(False)
+    with SupervisorServer(folder, folder) as server, ExitStack() as stack:
+        for _ in range(50):
+            stack.enter_context(connect(folder))
+            server.turn(many, {})
+        for _ in range(8):
+            stack.enter_context(asking(folder))
+        server.turn(many, {})
+        patient = asking(folder)
         start_s = time.monotonic()
-        desk.turn([], {})
-        assert time.monotonic() - start_s < 0.3  # which is what each of them is borne for
-        with pytest.raises(BlockingIOError):  # all places are taken
-            patient.recv(1)
-        time.sleep(0.3)
-        desk.turn([], {})  # they are sent away
-        desk.turn([], {})
-        patient.setblocking(True)
+        server.turn([], {})
+        assert time.monotonic() - start_s < 0.3
         assert read_all(patient)["processes"] == []
-        for sleeper in sleepers:
-            with pytest.raises(json.JSONDecodeError):  # cut off
-                read_all(sleeper)
+
+
+def test_a_request_may_arrive_in_pieces(folder: Path) -> None:
+    with SupervisorServer(folder, folder) as server:
+        client = connect(folder)
+        for part in (b'{"requ', b'est": "sta', b'tus"}', b"\n"):
+            client.sendall(part)
+            server.turn([], {})
+        assert read_all(client)["processes"] == []
+
+
+def test_all_who_ordered_a_checkpoint_get_the_same_answer(folder: Path) -> None:
+    with SupervisorServer(folder, folder) as server:
+        clients = [asking(folder, "save") for _ in range(2)]
+        assert server.turn([], {}) == [{"request": "save"}, {"request": "save"}]
+        assert server.turn([], {}) == []
+        server.reply("timeline", {})
+        server.reply("save", {"folder": "last"})
+        assert [read_all(client) for client in clients] == [{"folder": "last"}] * 2
+        assert server.turn([], {}) == []
+
+
+def test_an_order_for_a_timeline_is_answered_once_it_is_written(folder: Path) -> None:
+    with SupervisorServer(folder, folder) as server:
+        client = asking(folder, "timeline")
+        assert server.turn([], {}) == [{"request": "timeline"}]
+        assert server.turn([], {}) == []
+        server.reply("timeline", {})
+        assert read_all(client) == {}
+
+
+def test_an_order_for_stacks_is_answered_at_once(folder: Path) -> None:
+    with SupervisorServer(folder, folder) as server:
+        client = asking(folder, "stacks", roles=["actor-1"])
+        assert server.turn([], {}) == [{"request": "stacks", "roles": ["actor-1"]}]
+        assert read_all(client) == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"request": "erase"}',
+        b'{"request": ["save"]}',
+        b"{}",
+        b'{"request": "stacks"}',
+        b'{"request": "stacks", "roles": [["actor-1"]]}',
+        b"save",
+        b"[1]",
+        b"\xff" * 100,
+        b"[" * 100_000,
+    ],
+)
+def test_an_unknown_request_is_refused(folder: Path, line: bytes) -> None:
+    with SupervisorServer(folder, folder) as server:
+        client = connect(folder)
+        client.sendall(line + b"\n")
+        assert [server.turn([], {}) for _ in range(3)] == [[]] * 3
+        assert "is unknown to this run's release" in read_all(client)["error"]
+
+
+def test_the_end_of_a_run_is_an_answer(folder: Path) -> None:
+    with SupervisorServer(folder, folder) as server:
+        client = asking(folder, "save")
+        server.turn([], {})
+    assert "the run has ended" in read_all(client)["error"]
 
 
 def test_a_long_answer_comes_whole_in_many_turns(folder: Path) -> None:
@@ -212,7 +257,7 @@ def test_shares_are_those_of_the_window(folder: Path, child: LocalHandle) -> Non
 
 
 def test_the_file_and_the_socket_are_there_as_long_as_somebody_answers(folder: Path) -> None:
-    with StatusServer(folder, folder):
+    with SupervisorServer(folder, folder):
         about = json.loads((folder / SUPERVISOR_FILE).read_text())
         assert about["pid"] == os.getpid()
         assert Path(about["socket"]).is_socket()
@@ -225,4 +270,4 @@ def test_a_clock_that_was_set_back_changes_no_duration(
     with served(folder, [], {}):
         hour_ago_s = time.time() - 3600
         monkeypatch.setattr(time, "time", lambda: hour_ago_s)
-        assert 0 <= read_all(connect(folder))["running_s"] < 600
+        assert 0 <= read_all(asking(folder))["running_s"] < 600

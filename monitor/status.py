@@ -1,0 +1,110 @@
+"""What the processes of a live run do: `penstock status RUN`."""
+
+from __future__ import annotations
+
+import time
+
+from penstock.configs.errors import UserError
+from penstock.core.formatting import percent
+from penstock.monitor.supervisor_client import TIMEOUT_S, Report, reach
+from penstock.profiling.ledger import fractions
+
+WINDOW_S = 1.0
+SHOWN_PARTS = 4
+
+
+def status(run: str, window_s: float = WINDOW_S) -> Report:
+    """The status of the processes of a run, with their time shares over ``window_s``.
+
+    Raises UserError if the run is not live, or the supervisor does not reply.
+    """
+    before = _must_answer(run)
+    time.sleep(window_s)
+    report = _must_answer(run)
+    add_shares(report, before)
+    return report
+
+
+def add_shares(report: Report, before: Report) -> None:
+    """Add to a report the shares of time since an earlier one: `ledger` of each thread, in place of
+    its `seconds`, and `cpu` of each process. ``before`` keeps its `seconds`."""
+    report["window_s"] = report["running_s"] - before["running_s"]
+    earlier = {(p["name"], p["pid"]): p for p in before["processes"]}
+    for process in report["processes"]:
+        _add_shares(process, earlier.get((process["name"], process["pid"]), {}), report["window_s"])
+
+
+def probe(run: str) -> int:
+    """The pid of the supervisor of a run, which replies. Raises UserError if it does not."""
+    pid: int = _must_answer(run)["pid"]
+    return pid
+
+
+def describe(report: Report) -> str:
+    """The report as text: a line for each process, and one for each of its threads."""
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report["since"]))
+    lines = [
+        f"{report['run']}: since {began}, for {lasting(report['running_s'])}; supervisor pid "
+        f"{report['pid']}; shares are of the last {lasting(report['window_s'])}"
+    ]
+    width = max((len(p["name"]) for p in report["processes"]), default=0)
+    for process in report["processes"]:
+        here = report.get("host")
+        host = process.get("host", here)
+        place = "" if host == here else f"{host}: "
+        lines.append(f"{process['name']:{width}}  {place}{in_a_line(process)}")
+        lines += [_thread_line(thread, width) for thread in process.get("threads", [])]
+    return "\n".join(lines)
+
+
+def in_a_line(process: Report) -> str:
+    """A process in a line: "pid 71, stopped, silent for 41 s, in phase environment for 41 s"."""
+    if process["pid"] is None:
+        return "does not run: it has ended, or will be restarted"
+    silent_s = process["silent_s"]
+    said = "no sign of life yet" if silent_s is None else f"silent for {lasting(silent_s)}"
+    cpu = f", cpu {percent(process['cpu'])}" if process.get("cpu") is not None else ""
+    again = f", incarnation {process['incarnation']}" if process["incarnation"] else ""
+    return (
+        f"pid {process['pid']}{again}, {process.get('state', 'ended')}, {said}, in phase "
+        f"{process['phase']} for {lasting(process['phase_for_s'])}{cpu}"
+    )
+
+
+def lasting(seconds: float) -> str:
+    """0.0213 -> "0.02 s", 41.3 -> "41 s", 200 -> "3 min 20 s", 7400 -> "2 h 3 min"."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes, s = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {s} s"
+
+
+def _thread_line(thread: Report, width: int) -> str:
+    inside = "not started yet"
+    if thread["part"] is not None:
+        inside = f"in {thread['part']} for {lasting(thread['for_s'])}"
+    most = sorted(thread["ledger"].items(), key=lambda item: -item[1])[:SHOWN_PARTS]
+    shares = ", ".join(f"{part} {share:.0%}" for part, share in most if share >= 0.005)
+    return f"{'':{width}}    {thread['name']:8}  {inside:24}  {shares}"
+
+
+def _add_shares(process: Report, before: Report, window_s: float) -> None:
+    """Shares of each thread's time, and of a processor, since ``before``; or since its start."""
+    threads = {thread["name"]: thread["seconds"] for thread in before.get("threads", [])}
+    for thread in process.get("threads", []):
+        thread["ledger"] = fractions(thread.pop("seconds"), threads.get(thread["name"], {}))
+    if "cpu_s" in process and "cpu_s" in before and window_s > 0:
+        process["cpu"] = (process["cpu_s"] - before["cpu_s"]) / window_s
+
+
+def _must_answer(run: str) -> Report:
+    reached = reach(run)
+    if reached.report is None:
+        raise UserError(
+            f"the supervisor of {run} (pid {reached.pid}) did not reply within {TIMEOUT_S:g} s; "
+            f"penstock stacks {run} shows where it hangs"
+        )
+    return reached.report

@@ -1,0 +1,202 @@
+"""Asks the supervisor of a live run for the status of its processes, or to do something now.
+
+The requests and their replies are described in `penstock.launch.supervisor_server`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pwd
+import socket
+import struct
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.configs.errors import UserError
+from penstock.core.files import read_regular
+from penstock.core.processes import began_ticks
+from penstock.core.run_dir import SUPERVISOR_FILE, in_use
+
+Report = dict[str, Any]
+
+STATUS = "status"
+SAVE, STACKS, TIMELINE = "save", "stacks", "timeline"  # the orders
+TIMEOUT_S = 5.0
+REPLY_NBYTES = 1 << 26
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A live supervisor: its pid in this process's namespace, and its status; None if it is too
+    busy or hangs."""
+
+    pid: int
+    report: Report | None
+
+
+def reach(run: str) -> Reached:
+    """The supervisor of a run, and its status. Raises UserError if the run is not live."""
+    pid, report = _ask(run, {"request": STATUS}, TIMEOUT_S)
+    return Reached(pid, report)
+
+
+def save(run: str, timeout_s: float) -> dict[str, Any]:
+    """Have a live run write a checkpoint now, and wait for it.
+
+    Returns: its folder, with the steps and the return of the run at that time.
+
+    Raises UserError if the run is not live, or if nothing was saved within the time.
+    """
+    if not 0 < timeout_s < math.inf:
+        raise UserError(f"--timeout is {timeout_s:g}; it must be a number above 0, such as 60")
+    try:
+        reply = give_order(run, SAVE, timeout_s)
+    except TimeoutError:
+        raise UserError(
+            f"{run} wrote no checkpoint within {timeout_s:g} s; `penstock status {run}` shows what "
+            "its learner does, and a larger --timeout waits longer"
+        ) from None
+    if "error" in reply or "folder" not in reply:
+        why = reply.get("error", "it was started by an older release of Penstock")
+        raise UserError(f"{run} was not saved: {why}")
+    return reply
+
+
+def give_order(run: str, order: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
+    """Send an order with its ``fields`` to the supervisor of a run, and wait for the reply.
+
+    Raises TimeoutError without a reply in time, UserError if the run is not live.
+    """
+    _, reply = _ask(run, {"request": order, **fields}, timeout_s)
+    if reply is None:
+        raise TimeoutError(f"the supervisor of {run} did not reply within {timeout_s:g} s")
+    return reply
+
+
+def _ask(run: str, request: Report, timeout_s: float) -> tuple[int, Report | None]:
+    """The pid of the supervisor of a run, and its reply to ``request``; None without one in time.
+    Raises UserError if the run is not live."""
+    folder = Path(run)
+    about = _about(folder)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout_s)
+        try:
+            connection.connect(about["socket"])
+        except PermissionError as error:
+            raise _not_ours(folder) from error
+        except (TimeoutError, BlockingIOError) as error:  # the latter if many clients are connected
+            if not _lives(about):  # here its pid is that of another process
+                raise UserError(
+                    f"the supervisor of {run} is busy, and runs in another container; run this "
+                    "command in the container of the run"
+                ) from error
+            return about["pid"], None
+        except OSError as error:
+            if _about(folder) != about:  # it ended just now, and another has begun
+                return _ask(run, request, timeout_s)
+            if _lives(about):
+                raise UserError(
+                    f"the supervisor of {run} (pid {about['pid']}) runs, but its socket "
+                    f"{about['socket']} was deleted; end the run with: kill {about['pid']}"
+                ) from error
+            raise UserError(
+                f"the supervisor of {run} (pid {about['pid']}) has died without ending the run, "
+                "and its processes end with it; resume the run with --resume auto"
+            ) from error
+
+        ucred = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        pid, uid, _ = struct.unpack("3i", ucred)
+        if os.geteuid() not in (0, uid):  # a folder of another user can name any socket
+            raise _not_ours(folder)
+        return pid, _reply(connection, request, timeout_s, run)
+
+
+def _reply(connection: socket.socket, request: Report, timeout_s: float, run: str) -> Report | None:
+    """The complete reply to ``request``; None if it takes too long or cannot be read."""
+    data = bytearray()
+    ends_s = time.monotonic() + timeout_s
+    try:
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        while chunk := connection.recv(1 << 16):
+            data += chunk
+            if len(data) > REPLY_NBYTES or time.monotonic() > ends_s:
+                return None
+    except TimeoutError:
+        return None
+    except OSError as error:
+        raise UserError(f"the run in {run} has just ended ({error.strerror})") from error
+    if not data:
+        raise UserError(f"the run in {run} has just ended, without a reply")
+    try:
+        reply: Report = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return reply if isinstance(reply, dict) else None
+
+
+def _lives(about: Report) -> bool:
+    """Whether the supervisor's pid still belongs to the supervisor."""
+    return bool(began_ticks(about["pid"]) == about["began"])
+
+
+def _about(folder: Path) -> Report:
+    """The contents of `supervisor.json`. Raises UserError if they name no live run of this host."""
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}; give the folder of a run")
+    try:
+        about: Report = json.loads(read_regular(folder / SUPERVISOR_FILE))
+        host = about["host"]
+        kinds = {"socket": str, "pid": int, "began": int}
+        if wrong := [name for name, kind in kinds.items() if type(about[name]) is not kind]:
+            raise ValueError(f"its {wrong[0]} is {about[wrong[0]]!r:.40}")
+        if "\0" in about["socket"]:
+            raise ValueError("its socket is no path")
+        about["socket"].encode()
+    except FileNotFoundError:
+        raise UserError(_how_it_ended(folder)) from None
+    except PermissionError as error:
+        raise _not_ours(folder) from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"{folder / SUPERVISOR_FILE} is damaged ({error}); check whether the run is live: "
+            "ps ax | grep penstock"
+        ) from error
+    if host != socket.gethostname():
+        raise UserError(
+            f"{folder} is of a run on {host}, and this host is {socket.gethostname()}; run this "
+            f"command on {host}"
+        )
+    return about
+
+
+def _how_it_ended(folder: Path) -> str:
+    if in_use(folder):
+        return f"the run in {folder} is starting or ending; try again in a moment"
+    summary = folder / "summary.json"
+    try:
+        found = json.loads(read_regular(summary))
+        ended_s = summary.stat().st_mtime
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        return (
+            f"no run is live in {folder}, and it has no summary.json; give the folder of a live run"
+        )
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended_s))
+    error = f" ({found['error']})" if found.get("error") else ""
+    return f"the run in {folder} has ended, at {when}: {found.get('exit_reason')}{error}"
+
+
+def _not_ours(folder: Path) -> UserError:
+    owner = "another user"
+    with suppress(OSError, KeyError):
+        owner = pwd.getpwuid(folder.stat().st_uid).pw_name
+    me = os.geteuid()
+    return UserError(
+        f"{folder} is a run of {owner}, and you are user {me}; run this command as that user"
+    )
