@@ -16,7 +16,7 @@ from penstock.core.run_dir import HeldFolder
 from penstock.monitor.record import EVALUATIONS, METRICS, RESERVED, SUMMARY
 
 REPLACED = (CONFIG_FILE, SUMMARY, VERSIONS)
-APPENDED = (METRICS, EVALUATIONS)
+APPENDED = (METRICS, EVALUATIONS)  # lines of a refused attempt stay behind those of an earlier run
 CHECKPOINTS = "checkpoints"
 CHECKPOINT_NAME = re.compile(r"\.?checkpoint\.[a-z.]+")
 LOGS = "logs"
@@ -41,8 +41,7 @@ class Attempt:
         self._new = new
         held = [name for name in REPLACED if (path / name).is_file()]
         self._texts = {name: (path / name).read_bytes() for name in held}
-        logs = [name for name in APPENDED if (path / name).is_file()]
-        self._sizes = {name: (path / name).stat().st_size for name in logs}
+        self._kept = {*held, *(name for name in APPENDED if (path / name).is_file())}
         self._saved = (path / CHECKPOINTS).exists()
 
     def put_back(self) -> None:
@@ -55,9 +54,6 @@ class Attempt:
                 with open(temporary, "wb", opener=open_private) as file:
                     file.write(text)
                 temporary.replace(self._path / name)
-            for name, size in self._sizes.items():
-                if (self._path / name).stat().st_size > size:
-                    os.truncate(self._path / name, size)
 
     def undo(self) -> None:
         """`put_back`, and remove new files of a run, by their names: other files may be the user's.
@@ -66,7 +62,7 @@ class Attempt:
             return
         self.put_back()
         with suppress(OSError):
-            for name in {*REPLACED, *APPENDED, RESERVED} - {*self._texts, *self._sizes}:
+            for name in {*REPLACED, *APPENDED, RESERVED} - self._kept:
                 (self._path / name).unlink(missing_ok=True)
             if not self._saved:
                 _remove_files(self._path / CHECKPOINTS, CHECKPOINT_NAME)

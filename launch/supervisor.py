@@ -34,7 +34,6 @@ from penstock.core.run_dir import HeldFolder, has_checkpoint
 from penstock.launch.core_split import CoreSplit
 from penstock.launch.decisions import Decisions
 from penstock.launch.ledgers import Ledgers
-from penstock.launch.role_messages import FIELDS, fault_of
 from penstock.launch.supervisor_messages import (
     KILLED_AS_ASKED,
     Effect,
@@ -178,7 +177,6 @@ class Supervisor:
         self.began = False  # whether anybody has played or trained on an unroll
         self.ledger = TimeLedger()
         self.last_look: Callable[[Handle], None] | None = None  # at a process that has ended
-        self._faulty: set[tuple[str, str]] = set()  # roles and kinds of messages that were ignored
         self._dropping: set[str] = set()  # roles whose output is not all in their logs
         self._pace = LoopPace(SHARE)
         self._reserve = Reserve()
@@ -426,19 +424,7 @@ class Supervisor:
 
     def _take_messages(self, name: str, handle: Handle) -> None:
         for message in handle.receive():
-            if fault := fault_of(message):
-                self._ignore(handle, message, fault)
-            else:
-                self._do(self._handle(name, message))
-
-    def _ignore(self, handle: Handle, message: Message, fault: str) -> None:
-        """Note that a message cannot be used: once for each kind of each role."""
-        name, kind = handle.spec.name, str(message.get("kind"))
-        which = f" of the kind {kind}" if kind in FIELDS else ""
-        if (name, which) not in self._faulty:
-            self._faulty.add((name, which))
-            text = f"{name}: a message{which} is ignored: {fault}; this is a bug, please report it"
-            self._log(handle, "note", text)
+            self._do(self._handle(name, message))
 
     def _handle(self, name: str, message: Message) -> list[Effect]:
         now_s = time.monotonic()
@@ -448,8 +434,7 @@ class Supervisor:
             return self._decisions.ready(name, now_s)
         if kind == "error":
             log = str(self._logs / f"{name}.log")
-            known = {key: message[key] for key in FIELDS["error"] if key in message}
-            return self._decisions.failed(Failure(name, log=log, **known), now_s)
+            return self._decisions.failed(Failure(name, log=log, **message), now_s)
         if kind == "stop":
             error = message.get("error")
             failure = Failure(name, error) if error else None
@@ -750,5 +735,4 @@ def _result(handle: Handle, kind: str, message: Message) -> RunEvent:
     if kind == "evaluation":
         return replace(_about(handle, kind, "", {}), result=message)
     data = {key: message[key] for key in ("trained_steps", "learner_steps", "best")}
-    result = {key: message[key] for key in FIELDS["checkpoint"]}
-    return replace(_about(handle, kind, f"{message['folder']} was written", data), result=result)
+    return replace(_about(handle, kind, f"{message['folder']} was written", data), result=message)

@@ -204,7 +204,6 @@ class LearnerProcess(TrainingLoop[Any]):
         self._kept: Arrays | None = {}  # state of the group's members, for the last checkpoint
         self._next_report_s = self._next_messages_s = 0.0
         self._trim_s = time.monotonic() + TRIM_S
-        self._turned_away: Counter[str] = Counter()  # connections reported so far
         self._others = StreamTracker(self._accounting)
         self._torch_trace = TorchTrace()
         self._requests = EvaluationRequests(config, trainer.progress, checkpoints.play)
@@ -442,19 +441,11 @@ class LearnerProcess(TrainingLoop[Any]):
         self._progress.arrived(self._accounting)
         statistics = self._trainer.statistics(wait=last)
         self._nonfinite.tell_skipped()
-        self._report_turned_away()
         if time.monotonic() >= self._trim_s:
             self._trim_s = time.monotonic() + TRIM_S
             give_back_memory()
         self._show_counts()  # so that the page never shows less than the metrics
         self._ctx.report("metrics", **self._metrics(), **statistics)
-
-    def _report_turned_away(self) -> None:
-        """Report as events, by reason, the connections to the attach socket that got no answer."""
-        for reason, count in (self._host.turned_away - self._turned_away).items():
-            text = f"{self._ctx.name} turned away connections to its attach socket: {reason}"
-            if self._ctx.event("refused", text, reason=reason, count=count):
-                self._turned_away[reason] += count
 
     def _metrics(self) -> dict[str, Any]:
         actors = self._host.actors + self._others.actors

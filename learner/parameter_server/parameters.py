@@ -24,7 +24,6 @@ from penstock.configs.sections import LearnerConfig
 from penstock.core.params import Arrays
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.parameter_server.protocol import (
-    MAX_TOTAL,
     Floats,
     Indices,
     Packed,
@@ -127,7 +126,7 @@ class Summed(Parameters):
         self._optimizer.learners, self._in_step = self._in_step, 0
         self._optimizer.step(count, steps)
         self._optimizer.zero_grad()
-        self.samples = min(MAX_TOTAL, self.samples + self._count)
+        self.samples += self._count
         self._count = 0
         return True
 
@@ -164,7 +163,7 @@ class Shared(Parameters):
 
     def update(self, *, alone: bool, steps: int) -> bool:
         count, self._count = self._count, 0
-        self.samples = min(MAX_TOTAL, self.samples + count)
+        self.samples += count
         return bool(count)
 
     def arrays(self) -> Arrays:

@@ -53,21 +53,6 @@ def test_one_signal_saves_and_ends(
     assert result["took_s"] < 3
 
 
-def test_messages_that_lack_fields_do_not_end_the_supervisor(supervise: Supervise) -> None:
-    run = supervise(actors=["work"], learner="learn_and_garble")
-    run.wait_for("metrics")
-    run.signal(signal.SIGINT)
-    result = run.result()
-    assert (result["exit_code"], result["failure"]) == (130, None)
-    ignored = [note for note in result["notes"] if "is ignored" in note]
-    assert len(ignored) == 9, "each kind is noted once"
-    assert ignored[0] == (
-        "learner-0: a message is ignored: 'kind' is missing, and must be text; this is a bug, "
-        "please report it"
-    )
-    assert "learner-0: a message of the kind stop is ignored: 'reason' is missing" in ignored[1]
-
-
 def test_the_learner_hears_of_every_actor_before_it_is_asked_to_finish(
     supervise: Supervise,
 ) -> None:

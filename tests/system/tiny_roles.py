@@ -141,22 +141,6 @@ def stop_soon(ctx: RoleContext) -> None:
     ctx.report("final", solved_at_s=0.5, accounting=accounting)
 
 
-def learn_and_garble(ctx: RoleContext) -> None:
-    """A learner with a defect: messages lack fields, or have values of other types."""
-    for _ in range(2):
-        ctx.channel.send({}, 5.0)
-        ctx.channel.send({"kind": [3]}, 5.0)
-        ctx.report("stop")
-        ctx.report("error", messages="no such field")
-        ctx.report("group_failed", epoch="1")
-        ctx.report("metrics", env_steps="many", dropped=[])
-        ctx.report("final", accounting={"produced": 3})
-        ctx.report("checkpoint", folder=None)
-        ctx.report("evaluation", best=True)
-        ctx.report("event", text="something", data=[1])
-    learn(ctx)
-
-
 def refuse(ctx: RoleContext) -> None:
     raise UserError("the game Pong-v9 does not exist; the nearest is Pong-v5")
 

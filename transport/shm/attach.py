@@ -6,9 +6,8 @@ The owner watches each client's pidfd. A client's memory is taken back only when
 its end, or the client itself sends that it will not write any more: a closed connection proves
 neither.
 
-Both sides check the other's user with the kernel, and close the connection to another user. An
-attached client maps the memory and may write to it, so it is trusted; the other checks (sizes,
-counts, times) keep a mistake from ending both.
+The folder's mode keeps other users away. An attached client maps the memory and may write to it, so
+it is trusted, as the owner is; a request or an answer of another release is refused in a sentence.
 
 Everything runs in the thread that calls `AttachServer.poll`.
 """
@@ -16,14 +15,11 @@ Everything runs in the thread that calls `AttachServer.poll`.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import selectors
 import socket
-import stat
 import struct
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -35,11 +31,10 @@ from penstock import __version__
 from penstock.configs.errors import UserError
 
 ATTACH_VERSION = 1
-ATTACH_TIMEOUT_S = 10.0  # for a request after connecting, and for its answer
+ATTACH_TIMEOUT_S = 10.0  # for the answer to a request
 SHORT_OF_DESCRIPTORS_S = 0.01  # rest after a connection that could not be accepted
 MESSAGE_NBYTES = 1 << 17
 MAX_FDS = 4
-MAX_SILENT = 64  # connections without a request; the oldest is closed for another one
 BYE = b"bye"
 STRANGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Exceptions of handling a message with unexpected content."""
@@ -67,13 +62,11 @@ class AttachServer:
         left: Callable[[int], None],
     ) -> None:
         """Open the socket. Raises UserError where another process listens at ``path``."""
-        self.turned_away: Counter[str] = Counter()  # connections without an answer, by reason
         self._path = path
         self._attach = attach
         self._left = left
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, tuple[socket.socket, int | None]] = {}  # pidfd -> peer, lane
-        self._silent: dict[socket.socket, float] = {}  # peer -> deadline of its request, in order
         self._listener = _listen(path)
         self._made = os.lstat(path)
         self.watch(self._listener, self._accept)
@@ -92,18 +85,6 @@ class AttachServer:
             # A callback before this one may have removed it, and its number may be another's now.
             if self._selector.get_map().get(key.fileobj) is key:
                 key.data()
-        self._drop_silent(MAX_SILENT)
-
-    def _drop_silent(self, most: int) -> None:
-        """Close connections whose request is late, and the oldest beyond ``most``."""
-        now_s = time.monotonic()
-        for peer, ends_s in list(self._silent.items()):
-            if now_s < ends_s and len(self._silent) <= most:
-                break
-            self.turned_away["silent" if now_s >= ends_s else "crowd"] += 1
-            del self._silent[peer]
-            self.unwatch(peer)
-            peer.close()
 
     def close(self) -> None:
         sockets = [key.fileobj for key in self._selector.get_map().values()]
@@ -127,25 +108,17 @@ class AttachServer:
             time.sleep(SHORT_OF_DESCRIPTORS_S)  # the listener stays readable meanwhile
             return
         peer.setblocking(False)
-        if peer_of(peer).uid != os.geteuid():
-            self.turned_away["user"] += 1
-            peer.close()
-            return
-        self._silent[peer] = time.monotonic() + ATTACH_TIMEOUT_S
         self.watch(peer, lambda: self._serve(peer))
-        self._drop_silent(MAX_SILENT)
 
     def _serve(self, peer: socket.socket) -> None:
         """Answer a peer's request; from then on its pidfd reports its end."""
         self.unwatch(peer)
-        del self._silent[peer]
         try:
             request = _unpack(peer.recv(MESSAGE_NBYTES))
             if hung_up(peer):
                 raise ValueError("it did not wait for an answer")
-            pidfd = os.pidfd_open(peer_of(peer).pid)
+            pidfd = os.pidfd_open(pid_of(peer))
         except (OSError, ValueError):  # it left, or it is not a client of ours
-            self.turned_away["request"] += 1
             peer.close()
             return
         lane, fds, reply = self._answer(request)
@@ -211,11 +184,6 @@ class AttachClient:
         self._socket.settimeout(timeout_s)
         try:
             self._socket.connect(str(path))
-            if peer_of(self._socket).uid != os.geteuid():
-                raise UserError(
-                    f"another user (uid {peer_of(self._socket).uid}) listens at {path}, and memory "
-                    "is shared within one user alone; use --transport zmq, or run both as one user"
-                )
             self.reply, self.fds = self._ask(request)
             self._socket.settimeout(None)
         except BaseException as error:
@@ -261,23 +229,12 @@ class AttachClient:
         self._socket.close()
 
 
-class Credentials(NamedTuple):
-    """The kernel's record of the other end of a Unix socket.
-
-    It is as of the time of connecting or, for a listener, of listening.
-    """
-
-    pid: int
-    uid: int
-    gid: int
-
-
-def peer_of(peer: socket.socket) -> Credentials:
-    """The credentials of the process at the other end."""
-    size = struct.calcsize("3i")
-    return Credentials(
-        *struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    )
+def pid_of(peer: socket.socket) -> int:
+    """The pid of the process at the other end of a Unix socket, as of its connecting."""
+    credentials = struct.Struct("3i")  # pid, uid, gid
+    found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
+    pid: int = credentials.unpack(found)[0]
+    return pid
 
 
 def strange_answer(why: str) -> UserError:
@@ -286,28 +243,6 @@ def strange_answer(why: str) -> UserError:
         f"the answer of the memory's owner cannot be used ({why}); use the same release of "
         "Penstock in both processes"
     )
-
-
-def check_fds(fds: list[int], memories: int, events: int) -> None:
-    """Check that ``fds`` are so many memories of sealed size, then so many eventfds.
-
-    Raises ValueError: a memory that can shrink would end this process by SIGBUS.
-    """
-    if len(fds) != memories + events:
-        raise ValueError(f"{len(fds)} descriptors instead of {memories + events}")
-    for fd in fds[:memories]:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ValueError("a descriptor that is no memory")
-        try:
-            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-        except OSError:  # a file, which any process may shrink
-            seals = 0
-        if not seals & fcntl.F_SEAL_SHRINK:
-            raise ValueError("a memory that may shrink")
-    for fd in fds[memories:]:
-        if os.readlink(f"/proc/self/fd/{fd}") != "anon_inode:[eventfd]":
-            raise ValueError("a descriptor that is no event")
-        os.set_blocking(fd, False)
 
 
 def close_all(fds: list[int]) -> None:
@@ -364,6 +299,7 @@ def _listen(path: Path) -> socket.socket:
             f"cannot listen at {path} ({error.strerror}); another process may be using it: "
             "stop that one first"
         ) from error
+    path.chmod(0o600)  # where a user gave a path, its folder may be open to other users
     listener.listen(128)
     listener.setblocking(False)
     return listener

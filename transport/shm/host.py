@@ -5,7 +5,6 @@ Everything runs in the thread that calls `poll`, which owns the store.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,15 +57,6 @@ class ShmHost:
     def actors(self) -> int:
         """The number of actors on this host that hold a lane now."""
         return len(self._actor_lanes)
-
-    @property
-    def turned_away(self) -> Counter[str]:
-        """Connections that were closed without an answer, by reason.
-
-        A peer of another user, a silent one, one of too many silent ones, one that left or sent no
-        request.
-        """
-        return self._door.turned_away
 
     def close(self) -> None:
         self._door.close()

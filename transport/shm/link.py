@@ -13,7 +13,6 @@ from penstock.core.specs import SlotSpec
 from penstock.transport.shm.attach import (
     STRANGE,
     AttachClient,
-    check_fds,
     close_all,
     strange_answer,
 )
@@ -64,7 +63,6 @@ class ShmLink:
         reply, fds = self._entry.reply, self._entry.fds
         with ExitStack() as received:
             received.callback(close_all, fds)
-            check_fds(fds[:1], memories=1, events=0)
             self.welcome = Welcome(
                 int(reply["run_id"]),
                 int(reply["generation"]),

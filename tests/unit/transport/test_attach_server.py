@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
 import resource
 import shutil
@@ -23,7 +23,7 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.transport.shm import attach
-from penstock.transport.shm.attach import AttachClient, Attached, AttachServer, check_fds, close_all
+from penstock.transport.shm.attach import AttachClient, Attached, AttachServer
 
 NOBODY = 65534
 
@@ -140,7 +140,7 @@ def test_the_end_of_a_process_that_left_takes_no_lane_of_another(tmp_path: Path)
         assert first.stdin is not None
         assert first.stdout is not None
         lower = os.dup(0)
-        while not door._silent:
+        while len(door._selector.get_map()) < 2:  # the listener, and its connection
             door.poll(0.05)
         os.close(lower)  # the number of its pidfd, and of the next one after its end
         while not door._peers:
@@ -273,68 +273,16 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_another_user_gets_no_answer(open_folder: Path) -> None:
+def test_another_user_cannot_connect(open_folder: Path) -> None:
     house = House(open_folder / "door")
-    (open_folder / "door").chmod(0o777)
 
-    def is_turned_away() -> bool:
+    def is_refused() -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
-            peer.settimeout(5.0)
-            peer.connect(str(open_folder / "door"))
-            try:
-                peer.send(msgpack.packb({"attach": 1, "name": "friend"}))
-                return peer.recv(100) == b""
-            except OSError:
-                return True
+            return peer.connect_ex(str(open_folder / "door")) == errno.EACCES
 
-    with another_user(is_turned_away) as was_turned_away:
-        assert was_turned_away()
-    assert house.given == 0
+    with another_user(is_refused) as was_refused:
+        assert was_refused()
     house.close()
-
-
-def test_nothing_is_taken_from_another_users_socket(open_folder: Path) -> None:
-    def listens_in_vain() -> bool:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            listener.bind(str(open_folder / "door"))
-            os.chmod(open_folder / "door", 0o777)
-            listener.listen(1)
-            peer, _ = listener.accept()
-            return peer.recv(100) == b""
-
-    with another_user(listens_in_vain) as heard_nothing:
-        deadline_s = time.monotonic() + 5
-        while True:
-            try:
-                with pytest.raises(UserError, match=rf"another user \(uid {NOBODY}\) listens at"):
-                    AttachClient(open_folder / "door", {"name": "friend"})
-                break
-            except OSError:  # it has not begun to
-                assert time.monotonic() < deadline_s
-                time.sleep(0.01)
-        assert heard_nothing()
-
-
-def test_who_says_nothing_holds_up_nobody_and_is_let_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attach, "MAX_SILENT", 4)
-    monkeypatch.setattr(attach, "ATTACH_TIMEOUT_S", 0.2)
-    house = House(tmp_path / "door")
-    silent = []
-    for _ in range(8):
-        silent.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        silent[-1].settimeout(5.0)
-        silent[-1].connect(str(tmp_path / "door"))
-    entry = AttachClient(tmp_path / "door", {"name": "friend"}, timeout_s=5.0)
-    assert entry.reply == {"lane": 1}
-    assert [peer.recv(1) for peer in silent] == [b""] * 8
-    assert house.door.turned_away.total() == 8
-    assert house.door.turned_away.keys() <= {"silent", "crowd"}
-    entry.leave()
-    house.close()
-    for peer in silent:
-        peer.close()
 
 
 @pytest.mark.parametrize(
@@ -394,35 +342,3 @@ def test_a_strange_answer_is_one_sentence_and_leaves_no_descriptor(
             AttachClient(tmp_path / "door", {"name": "friend"})
     os.close(null)
     assert len(set(os.listdir("/proc/self/fd"))) <= len(before)
-
-
-def memory(nbytes: int, *, sealed: bool = True) -> int:
-    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.truncate(fd, nbytes)
-    if sealed:
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    return fd
-
-
-@pytest.mark.parametrize(
-    ("make", "events", "why"),
-    [
-        (lambda: [memory(8), os.eventfd(0)], 1, None),
-        (lambda: [memory(8)], 1, "1 descriptors instead of 2"),
-        (lambda: [memory(8, sealed=False), os.eventfd(0)], 1, "a memory that may shrink"),
-        (lambda: [os.open("/bin/sh", os.O_RDONLY)], 0, "a memory that may shrink"),
-        (lambda: [os.eventfd(0)], 0, "a descriptor that is no memory"),
-        (lambda: [memory(8), memory(8)], 1, "a descriptor that is no event"),
-        (lambda: [memory(8), os.open(os.devnull, os.O_RDWR)], 1, "a descriptor that is no event"),
-    ],
-)
-def test_descriptors_are_looked_at_before_they_are_used(
-    make: Callable[[], list[int]], events: int, why: str | None
-) -> None:
-    fds = make()
-    if why is None:
-        check_fds(fds, 1, events)
-    else:
-        with pytest.raises(ValueError, match=why):
-            check_fds(fds, 1, events)
-    close_all(fds)
