@@ -15,7 +15,6 @@ from penstock.configs.algorithms import AlgoConfig
 from penstock.configs.schema import Config
 from penstock.core.interfaces import SlotProcessor, Unrolls
 from penstock.core.observations import Spaces
-from penstock.core.params import ParamLayout
 from penstock.core.specs import Column, SlotSpec
 from penstock.models.fitting import AnyShape, scales_of
 from penstock.models.general import GeneralShape
@@ -48,15 +47,12 @@ def slot_spec(config: Config, spaces: Spaces) -> SlotSpec:
     return SlotSpec(config.actors.unroll, config.actor_envs, columns)
 
 
-def make_receive(cfg: AlgoConfig, layout: ParamLayout) -> SlotProcessor:
-    """`process` for slots that came over the wire; ValueError for what would harm a learner.
-
-    ``layout`` is that of the network; it defines the number of actions.
-    """
+def make_receive(cfg: AlgoConfig, spaces: Spaces) -> SlotProcessor:
+    """`process` for slots that came over the wire; ValueError for what would harm a learner."""
     algo = algorithm(cfg)
 
     def receive(columns: dict[str, npt.NDArray[Any]]) -> None:
-        algo.check(columns, layout)
+        algo.check(columns, spaces)
         algo.process(cfg, columns)
 
     return receive

@@ -78,6 +78,17 @@ class EnvInfo:
     own_spaces: tuple[Space[Any], Space[Any]] | None = None
     """The environment's own, of observations and of actions; None: those above."""
 
+    @classmethod
+    def of_spaces(
+        cls, name: str, spaces: tuple[Space[Any], Space[Any]], frames_per_step: int, how: str
+    ) -> EnvInfo:
+        """Describe environment ``name`` by its own spaces. Raises UserError for spaces that
+        Penstock cannot play."""
+        action_space = checked_actions(name, spaces[1])
+        packer = Packer(name, spaces[0])
+        check_mask(name, packer.parts, action_space)
+        return cls(packer.space, action_space, frames_per_step, how, packer.parts, spaces)
+
     @property
     def spaces(self) -> tuple[Space[Any], Space[Any]]:
         """The environment's own, of observations and of actions."""
@@ -118,15 +129,9 @@ class BatchedEnv:
 
     def __init__(self, name: str, vector: VectorEnv, frames_per_step: int, how: str) -> None:
         """Take over `vector`. Raises UserError where Penstock cannot play it."""
-        own_spaces = vector.single_observation_space, vector.single_action_space
-        action_space = checked_actions(name, own_spaces[1])
         _check_autoreset(name, vector)
-        packer = Packer(name, own_spaces[0])
-        check_mask(name, packer.parts, action_space)
-
-        self.info = EnvInfo(
-            packer.space, action_space, frames_per_step, how, packer.parts, own_spaces
-        )
+        own_spaces = vector.single_observation_space, vector.single_action_space
+        self.info = EnvInfo.of_spaces(name, own_spaces, frames_per_step, how)
         self.count = vector.num_envs
         self._name = name
         self._vector = vector
@@ -136,7 +141,7 @@ class BatchedEnv:
         self._over: tuple[Any, Any] = (False, False)
         # It is true in the first step after a reset, and where the sides differ.
         self._on_users_side = True
-        self._pack_by(packer)
+        self._pack_by(Packer(name, own_spaces[0]))
 
     def pack_as(self, space: Space[Any]) -> None:
         """Pack observations in the order of the parts of ``space``, which has the same parts.

@@ -18,7 +18,7 @@ from penstock.algos.sac import update
 from penstock.algos.sac.config import SacConfig
 from penstock.algos.samples import make_receive, network_shape, process, slot_spec
 from penstock.configs.load import resolve
-from penstock.core.params import ParamLayout, Stamp
+from penstock.core.params import Stamp
 from penstock.core.specs import SlotSpec
 from penstock.models.acting.gaussian import SquashedGaussianSampler
 
@@ -198,7 +198,7 @@ def test_process_scales_rewards_alone() -> None:
 def test_what_a_stranger_sent_is_checked(value: float, sentence: str) -> None:
     columns = sound()
     columns["action"][0, 0] = [1.0, -1.0]
-    make_receive(SacConfig(), ParamLayout(()))(columns)
+    make_receive(SacConfig(), Game())(columns)
     columns["action"][1, 1, 0] = value
     with pytest.raises(ValueError, match=sentence):
-        make_receive(SacConfig(), ParamLayout(()))(columns)
+        make_receive(SacConfig(), Game())(columns)
