@@ -27,8 +27,9 @@ def make_policy(config: Config, spaces: Spaces, seed: int, actor: int = 0) -> Po
 
 
 def make_inference(config: Config, spaces: Spaces, seed: int, actor: int = 0) -> Inference:
-    """The inference of actor number ``actor``, for one group of ``actors.envs`` environments."""
-    return LocalInference([make_policy(config, spaces, seed, actor)])
+    """The inference of actor number ``actor``, for ``actors.envs`` environments."""
+    size = algorithm(config.algo).network(config, spaces).layout.size
+    return LocalInference(make_policy(config, spaces, seed, actor), size)
 
 
 def timed(config: Config, spaces: Spaces) -> tuple[Config, str]:

@@ -10,8 +10,10 @@ from typing import Any
 import numpy.typing as npt
 
 from penstock.algos import slots
+from penstock.algos.recorded import columns_of
 from penstock.algos.registry import algorithm
 from penstock.configs.algorithms import AlgoConfig
+from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.interfaces import SlotProcessor, Unrolls
 from penstock.core.observations import Spaces
@@ -37,14 +39,25 @@ def slot_spec(config: Config, spaces: Spaces) -> SlotSpec:
     """The slots of a run; UserError where no network fits the game."""
     shape, algo = network_shape(config, spaces), algorithm(config.algo)
     columns = algo.columns(spaces.observation_space, spaces.action_space)
-    if config.algo.normalizes_rewards:
-        columns = slots.with_returns(columns)
+    columns = (*columns, *_unique(columns_of(config, spaces), columns))
     if (stack := config.transport.frame_stack) and stack > 1:
         fresh = isinstance(algo.data(config.algo), Unrolls)
         columns = (slots.frames_of_unroll if fresh else slots.newest_frames)(columns, stack)
     if isinstance(shape, GeneralShape) and shape.state_size:
         columns = (*columns, Column("core_state", "<f4", (shape.state_size,), rows="slot"))
     return SlotSpec(config.actors.unroll, config.actor_envs, columns)
+
+
+def _unique(more: tuple[Column, ...], columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """``more``; UserError where one has the name of another or of one of ``columns``."""
+    names = [column.name for column in (*columns, *more)]
+    for column in more:
+        if names.count(column.name) > 1:
+            raise UserError(
+                f"two columns of a slot would be called {column.name}; give the one that the "
+                "environment or a recorder adds another name"
+            )
+    return more
 
 
 def make_receive(cfg: AlgoConfig, spaces: Spaces) -> SlotProcessor:

@@ -17,7 +17,7 @@ from penstock.models.fitting import parts_of
 
 MOST_RETURN = 1e12  # discounted
 FLAGS = ("terminated", "truncated", "alive")
-RETURN = "discounted_return"
+RETURN = "discounted_return"  # the discounted sum of raw rewards since each episode began
 OLDER = "older"  # the frames of the first stack but its newest
 BEGINS = "begins"  # at row t: whether an episode begins with obs[t + 1], and what comes before it
 REPEATS, AFTER_ZEROS = 1, 2  # its first frame again, zeros; 0: none begins, the stack moves on
@@ -110,11 +110,6 @@ def _framed(columns: tuple[Column, ...], stack: int) -> tuple[Column, ...]:
             "must be the extent of their first axis, or null"
         )
     return (replace(obs, shape=obs.shape[1:]), *rest)
-
-
-def with_returns(columns: tuple[Column, ...]) -> tuple[Column, ...]:
-    """The same slot with the discounted sum of raw rewards since each episode began."""
-    return (*columns, Column(RETURN, "<f4"))
 
 
 def check(columns: dict[str, npt.NDArray[Any]]) -> None:

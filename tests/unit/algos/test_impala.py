@@ -17,10 +17,10 @@ from penstock.algos.impala import algorithm as impala
 from penstock.algos.impala.config import ImpalaConfig
 from penstock.algos.ops.vtrace import vtrace
 from penstock.algos.samples import process, slot_spec
-from penstock.algos.slots import RETURN, with_returns
+from penstock.algos.slots import RETURN
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
-from penstock.core.specs import SlotSpec
+from penstock.core.specs import Column, SlotSpec
 from penstock.envs import EnvInfo
 from penstock.models.acting.categorical import CategoricalSampler
 from penstock.models.acting.numpy_mlp import NumpyMlp
@@ -289,7 +289,7 @@ def test_what_a_stranger_sent_is_checked(column: str, value: float, sentence: st
 @pytest.mark.parametrize("value", [2e12, -2e12])
 def test_a_discounted_return_is_bounded_as_a_reward_is(value: float) -> None:
     columns = impala.columns(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
-    spec = SlotSpec(2, 2, with_returns(columns))
+    spec = SlotSpec(2, 2, (*columns, Column(RETURN, "<f4")))
     sent = spec.views(spec.zeros())
     sent[RETURN][1, 1] = value / 2
     impala.check(sent, TWO_ACTIONS)

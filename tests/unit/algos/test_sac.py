@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from fake_inference import given
 from penstock.algos.acting import make_inference
 from penstock.algos.sac import algorithm as sac
 from penstock.algos.sac import update
@@ -87,9 +88,8 @@ def test_actions_are_uniform_until_the_first_update() -> None:
     obs = np.ones((5000, 3))
     drawn: list[npt.NDArray[np.float32]] = []
     for version in (0, 1):
-        inference.refresh(weights, Stamp(0, version))
-        inference.begin(0, obs)
-        drawn.append(inference.finish(0)[0].astype(np.float32))
+        inference.refresh(given(weights, Stamp(0, version)))
+        drawn.append(inference.decide(obs)[0].astype(np.float32))
     quantiles = np.quantile(drawn[0], [0.0, 0.25, 0.5, 0.75, 1.0])
     np.testing.assert_allclose(quantiles, [-1, -0.5, 0, 0.5, 1], atol=0.03)
     assert np.median(drawn[1]) > 0.9, "the network's means are large"

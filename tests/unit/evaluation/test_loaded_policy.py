@@ -327,6 +327,20 @@ def test_one_file_gives_the_same_policy_where_there_is_no_environment(
         np.testing.assert_array_equal(state_again, state)
 
 
+def test_a_file_whose_layout_has_empty_entries_plays_as_without_them(tmp_path: Path) -> None:
+    """As those of 0.1 have, for choices and parts of observations."""
+    policy, file = loaded(tmp_path, "cells"), tmp_path / "policy.safetensors"
+    policy.save(file)
+    with safe_open(file, "numpy") as read:
+        about = json.loads(read.metadata()["penstock_policy"])
+        tensors = {name: read.get_tensor(name) for name in read.keys()}  # noqa: SIM118
+    about["layout"].append(["floats.0", [0, 8, 16]])
+    tensors["floats.0"] = np.zeros((0, 8, 16), np.float32)
+    file.write_bytes(to_bytes(tensors, {"penstock_policy": json.dumps(about)}))
+    seen = np.stack([CELLS.sample() for _ in range(9)])
+    np.testing.assert_array_equal(penstock.load_policy(file)(seen)[0], policy(seen)[0])
+
+
 def test_a_file_without_the_scale_plays_as_it_did(tmp_path: Path) -> None:
     """Bytes up to 10 were divided by 255."""
     policy = loaded(tmp_path, "cells")
