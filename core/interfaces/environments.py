@@ -41,7 +41,7 @@ class Environments(Protocol):
     def reset_into(self, seed: int, out: Array) -> None:
         """Begin new episodes everywhere, and write their first observations ``[count, *shape]``."""
 
-    def step_into(self, actions: Array, out: Array) -> tuple[Array, Flags, Flags]:
+    def step_into(self, actions: Array, out: Array) -> tuple[npt.NDArray[Any], Flags, Flags]:
         """Step every environment, and write the observations that follow.
 
         Returns: raw rewards, terminated and truncated, each ``[count]``; never both flags.

@@ -17,7 +17,7 @@ class Step(NamedTuple):
     actions: Array
     next_observations: Array
     """What the policy sees next, ``[E, *shape]``, packed: stacks of frames are whole."""
-    rewards: Array
+    rewards: npt.NDArray[Any]
     """Raw, ``[E]``."""
     ended: npt.NDArray[np.bool_]
     """Whether the step ended an episode, also one that ended with a life."""

@@ -85,6 +85,28 @@ def test_columns_are_what_a_vector_environment_gives_step_by_step() -> None:
     vector.close()
 
 
+def test_each_row_has_the_version_that_chose_its_action() -> None:
+    """Also where it changes within an unroll, and where a replaced server has older weights."""
+    config = resolve("cartpole", [f"actors.envs={ENVS}", "actors.unroll=6"])
+    env, inference = make(config.env, ENVS), script()
+    spec = slot_spec(config, env.info)
+    rollout = Rollout(env, inference, SEED, TimeLedger())
+    stamps = iter([Stamp(1, version) for version in (4, 4, 7, 7, 6, 8, 8, 8, 8, 8, 8, 9)])
+    decide = inference.decide
+
+    def newer(observations: Array) -> tuple[Array, tuple[Array, ...]]:
+        inference.stamp = next(stamps)
+        return decide(observations)
+
+    inference.decide = newer  # type: ignore[method-assign]
+    columns = spec.views(spec.zeros())
+    for versions, oldest in (([4, 4, 7, 7, 6, 8], 4), ([8, 8, 8, 8, 8, 9], 8)):
+        rollout.fill(columns, 0)
+        assert columns["policy_version"].tolist() == [[version] * ENVS for version in versions]
+        assert rollout.oldest == Stamp(1, oldest)
+    env.close()
+
+
 def test_discounted_returns_are_summed_up_within_each_episode() -> None:
     options = ("algo.normalize_rewards=true", "algo.reward_scale=1", "algo.discount=0.9")
     found = unrolls(2, *options)
