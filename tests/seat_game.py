@@ -42,8 +42,8 @@ class Pair(VectorEnv):
 
     def step(self, actions: Any) -> Any:
         self._age = (self._age + 1) % (max(LENGTHS) + 1)  # 0: a step that only resets
-        ended = (self._age == self._length).astype(np.bool_)
-        playing = self._age < self._length
+        ended = np.equal(self._age, self._length)
+        playing = np.less(self._age, self._length)
         reward = np.where(self._age > 0, self._age <= self._length, False).astype(np.float32)
         info = {"playing": playing, "whose": self._seat, "outcome": np.where(ended, 0.5, 0.0)}
         if self._lies == "playing":

@@ -119,6 +119,26 @@ def test_discounted_returns_are_summed_up_within_each_episode() -> None:
     assert "discounted_return" not in unrolls(1)[0]
 
 
+def test_a_state_that_0_1_saved_is_continued() -> None:
+    """In it discounted returns stand beside the rest."""
+    config = resolve(
+        "cartpole", [f"actors.envs={ENVS}", "algo.normalize_rewards=true", "algo.reward_scale=1"]
+    )
+    env = make(config.env, ENVS)
+    rollouts = [
+        Rollout(env, script(), SEED, TimeLedger(), make_recorders(config, env)) for _ in range(2)
+    ]
+    spec = slot_spec(config, env.info)
+    rollouts[0].fill(spec.views(spec.zeros()), 0)
+    state = rollouts[0].state_dict()
+    returns = state["recorders"]["discounted"]
+    assert returns.any()
+    old = {name: value for name, value in state.items() if name != "recorders"}
+    rollouts[1].load_state_dict(old | {"discounted": returns})
+    np.testing.assert_equal(rollouts[1].state_dict(), state)
+    env.close()
+
+
 @pytest.mark.parametrize("discount", [None, 1.0])
 def test_small_rewards_count_in_a_large_return(discount: float | None) -> None:
     """Beyond 2**24 = 16,777,216 float32 does not count half a point."""
