@@ -20,8 +20,8 @@ def run(ctx: RoleContext) -> None:
     def prepare(welcome: Welcome) -> SlotProcessor:
         assert welcome.spaces is not None, "the learner is of this release"
         # The learner's own spaces may be of any size.
-        own = tuple(from_json(space, sys.maxsize) for space in welcome.spaces)
-        info = EnvInfo.of_spaces(config.env.id, own, 1, "of the learner")
+        observations, actions = (from_json(space, sys.maxsize) for space in welcome.spaces)
+        info = EnvInfo.of_spaces(config.env.id, (observations, actions), 1, "of the learner")
         return make_receive(config.algo, info)
 
     connector_of(TRANSPORTS.elsewhere(config.transport.kind))(ctx, prepare)

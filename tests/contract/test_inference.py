@@ -188,7 +188,7 @@ def test_one_with_the_state_of_another_continues_as_it(make: Make, case: Case) -
 def test_only_a_refresh_changes_the_weights(make: Make, case: Case) -> None:
     obs, old, new = case.observations(0)[0], case.weights(0), case.weights(1)
 
-    def decided(change: Callable[[Inference, Float32], None]) -> list[Array]:
+    def decided(change: Callable[[Inference, Float32], object]) -> list[Array]:
         inference, weights = make(case.config, case.game, 0), old.copy()
         inference.refresh(given(weights, Stamp(0, 1)))
         change(inference, weights)
