@@ -114,20 +114,18 @@ class SinglesVectorEnv(SyncVectorEnv):
     into one: None and a number, or arrays of different lengths.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._recorded = tuple(self.metadata.get(RECORDED, ()))
-
     def _add_info(
         self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
     ) -> dict[str, Any]:
         # Called after each environment's reset or step. The observations are stacked after the last
         # one, and until then another environment may write to the same memory.
         self._env_obs[env_num] = copied(self._env_obs[env_num])
-        if READ.isdisjoint(env_info.keys()) and not self._recorded:
+        # Not an attribute: a saved state of 0.1 has none.
+        recorded = self.metadata.get(RECORDED)
+        if READ.isdisjoint(env_info.keys()) and not recorded:
             return vector_infos
         kept = dict.fromkeys(READ & env_info.keys(), True)
-        kept |= {name: env_info[name] for name in self._recorded if name in env_info}
+        kept |= {name: env_info[name] for name in recorded or () if name in env_info}
         return super()._add_info(vector_infos, kept, env_num)
 
 
