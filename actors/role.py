@@ -16,12 +16,12 @@ import numpy as np
 from penstock.actors.join import Found, find, join
 from penstock.actors.rollout import Rollout
 from penstock.algos.acting import make_inference, timed
+from penstock.algos.recorded import make_recorders
 from penstock.algos.registry import algorithm
 from penstock.algos.samples import slot_spec
 from penstock.configs.schema import Config
-from penstock.core.interfaces import LearnerGoneError, Link
+from penstock.core.interfaces import Environments, LearnerGoneError, Link
 from penstock.core.notes import note_logger
-from penstock.core.params import Stamp
 from penstock.core.role import ACTOR_INDEX_BITS, EXIT_REJOIN, RoleContext
 from penstock.envs import BatchedEnv, make
 from penstock.profiling.ledger import Part, TimeLedger
@@ -130,7 +130,7 @@ class Player:
         self,
         config: Config,
         link: Link,
-        game: BatchedEnv,
+        game: Environments,
         actor: int,
         incarnation: int,
         status: StatusPage,
@@ -148,10 +148,8 @@ class Player:
         self._inference = make_inference(config, game.info, int(seeds[0]), actor_number(actor))
         if actor_number(actor) == 0:  # the others' environments are alike
             game.watch_precision()
-        discount = config.algo.discount if config.algo.normalizes_rewards else None
-        self._rollout = Rollout(game, self._inference, int(seeds[1]), ledger, discount, link.beat)
-        self._weights = np.empty(link.welcome.layout.size, np.float32)
-        self._stamp: Stamp | None = None
+        recorders = make_recorders(config, game)
+        self._rollout = Rollout(game, self._inference, int(seeds[1]), ledger, recorders, link.beat)
         self._began = False  # also where the first unroll reached no learner
         self.sequence = 0
         self.produced_steps = 0
@@ -161,7 +159,7 @@ class Player:
         self._link = link
         self._rollout.beat = link.beat
         self._incarnation = incarnation
-        self._stamp = None  # the version may be the same with other weights
+        self._inference.forget()
         self._rollout.forget_slots()
         # A stream that does not begin with sequence 0 begins in the middle of episodes.
         self.sequence = int(self._began)
@@ -170,7 +168,7 @@ class Player:
     def play(self, timeout_s: float) -> bool:
         """Play one unroll with the newest weights; False when no slot was granted in time."""
         self._ledger.switch(Part.WAIT)
-        if not self._swap_weights():
+        if self._inference.refresh(self._link.read_weights) is None:
             self._link.beat()
             time.sleep(min(timeout_s, 0.005))  # the relay has none yet
             return False
@@ -178,8 +176,8 @@ class Player:
             if slot is None:
                 return False
             self._ledger.switch(Part.OTHER)
-            self._swap_weights()  # newer ones may have arrived while it waited
-            assert self._stamp is not None
+            # Newer weights may have arrived while it waited.
+            self._inference.refresh(self._link.read_weights)
             self._status.phase = Phase.ENVIRONMENT
             self._status.beat()
             began_s = time.monotonic()
@@ -192,7 +190,8 @@ class Player:
             header = slot.header
             header["actor"] = self._actor
             header["incarnation"] = self._incarnation
-            header["generation"], header["version"] = self._stamp
+            assert self._rollout.oldest is not None
+            header["generation"], header["version"] = self._rollout.oldest
             header["sequence"] = self.sequence
             header["steps"] = steps
             header["produced_steps"] = self.produced_steps + steps
@@ -229,11 +228,3 @@ class Player:
         """Close inference and environments; the caller closes the link."""
         self._inference.close()
         self._game.close()
-
-    def _swap_weights(self) -> bool:
-        """Read newer weights if there are any; False while there are none at all."""
-        stamp = self._link.read_weights(self._weights, self._stamp)
-        if stamp is not None:
-            self._stamp = stamp
-            self._inference.refresh(self._weights, stamp)
-        return self._stamp is not None

@@ -18,16 +18,18 @@ column ``pad``, that column describes the padding, and older frames are those of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.algos.slots import BEGINS, OLDER, REPEATS, RETURN
+from penstock.algos.recorded import ActiveRecorder
+from penstock.algos.slots import BEGINS, OLDER, REPEATS
 from penstock.configs.errors import UserError
-from penstock.core.interfaces import Inference
-from penstock.envs import BatchedEnv, find_bad_observation, find_bad_reward
+from penstock.core.interfaces import Environments, Inference, Step
+from penstock.core.params import Stamp
+from penstock.envs import find_bad_observation, find_bad_reward
 from penstock.profiling.ledger import Part, TimeLedger
 
 Columns = dict[str, npt.NDArray[Any]]
@@ -42,21 +44,23 @@ PER_STEP = (
     "episode_return",
     "episode_length",
 )
-BETWEEN_SLOTS = ("last_obs", "alive", "return", "length", "discounted", "pad", "begun")
+BETWEEN_SLOTS = ("last_obs", "alive", "return", "length", "pad", "begun")
 
 
 class Rollout:
-    """A group of an actor's environments between slots."""
+    """An actor's environments between slots."""
+
+    oldest: Stamp | None
+    """Of the last unroll: the oldest weights that chose one of its actions."""
 
     def __init__(
         self,
-        game: BatchedEnv,
+        game: Environments,
         inference: Inference,
         seed: int,
         ledger: TimeLedger,
-        discount: float | None = None,
+        recorders: Sequence[ActiveRecorder] = (),
         beat: Callable[[], None] = lambda: None,
-        group: int = 0,
     ) -> None:
         """Make the rollout.
 
@@ -65,15 +69,13 @@ class Rollout:
             inference: computes their actions.
             seed: of the first reset.
             ledger: the time ledger of the calling thread.
-            discount: gamma of the discounted returns, where they are recorded.
+            recorders: fill further columns (`algos.recorded.make_recorders`).
             beat: called about every `BEAT_NS` while an unroll is played, between steps; after an
                 exception that it raises, the next unroll continues from that step.
-            group: the number of this group in the inference.
         """
         space = game.info.observation_space
         self._game = game
         self._inference = inference
-        self._group = group
         self._ledger = ledger
         dtype = np.float32 if space.dtype.kind == "f" else space.dtype  # as in slots
         self.beat = beat
@@ -83,39 +85,34 @@ class Rollout:
         self._resets = False  # whether some environment's next step only resets
         self._return = np.zeros(game.count)
         self._length = np.zeros(game.count, np.int32)
-        self._discount = discount
-        self._discounted = np.zeros(game.count)  # returns
-        self._recorded = inference.recorded + (() if discount is None else (RETURN,))
+        self._recorders = recorders
+        further = (name for entry in recorders for name in entry.columns)
+        self._recorded = (*inference.recorded, *further)
+        self.oldest = None
+        self._stamp: Stamp | None = None  # of the last row of this unroll
+        self._versions = np.zeros((0, 0), np.uint32)  # the column of this unroll
         self._rows: dict[int, list[tuple[Rows, Rows]]] = {}
         self._pad = np.zeros(game.count, np.int16)
         self._begun = np.ones(game.count, np.bool_)  # the first slot begins with first observations
         game.reset_into(seed, self._last_obs)
+        self._mark_playing()
 
     def fill(self, columns: Columns, slot_index: int) -> int:
         """Play one unroll into a slot's ``columns``; returns its agent steps."""
-        for _ in self.play(columns, slot_index):
-            pass  # with one group there is nothing else to step
-        return int(np.count_nonzero(columns["alive"]))
-
-    def play(self, columns: Columns, slot_index: int) -> Iterator[None]:
-        """`fill` that yields while actions are computed: a thread can then step another group."""
         obs = columns["obs"]
         rows = self._rows_of(columns, slot_index)
+        self._stamp, self.oldest, self._versions = None, None, columns["policy_version"]
         if "core_state" in columns:
-            np.copyto(columns["core_state"], self._inference.state(self._group))
+            np.copyto(columns["core_state"], self._inference.state())
         if OLDER in columns:
-            yield from self._play_frames(obs, columns[OLDER], columns[BEGINS], rows)
+            self._play_frames(obs, columns[OLDER], columns[BEGINS], rows)
         elif "pad" in columns:
-            yield from self._play_newest(obs, columns["pad"], rows)
+            self._play_newest(obs, columns["pad"], rows)
         else:
             np.copyto(obs[0], self._last_obs)
             for t, (row, recorded) in enumerate(rows):
-                self._begin(obs[t])
-                yield
-                self._step(obs[t + 1], recorded, *row)
+                self._step(t, obs[t], obs[t + 1], recorded, *row)
             np.copyto(self._last_obs, obs[-1])
-        assert self._inference.stamp is not None
-        columns["policy_version"][...] = self._inference.stamp.version
         columns["seat"][...] = 0
         columns["policy_id"][...] = 0
         info = self._game.info
@@ -130,17 +127,22 @@ class Rollout:
                 f"the environment gave {bad}: correct what the environment returns, or set "
                 "env.wrappers to a wrapper that scales its rewards"
             )
+        return int(np.count_nonzero(columns["alive"]))
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of the state between two slots, besides that of environments and inference."""
         state = {name: getattr(self, f"_{name}").copy() for name in BETWEEN_SLOTS}
-        return state | {"resets": self._resets}
+        recorders = {entry.name: entry.recorder.state_dict() for entry in self._recorders}
+        return state | {"resets": self._resets, "recorders": recorders}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. Raises ValueError where it has another shape."""
         for name in BETWEEN_SLOTS:
             getattr(self, f"_{name}")[...] = state[name]
         self._resets = bool(state["resets"])
+        recorders = state.get("recorders", state)  # 0.1 had them beside the others
+        for entry in self._recorders:
+            entry.recorder.load_state_dict(recorders[entry.name])
 
     def forget_slots(self) -> None:
         """Forget cached views: the slots lie in other memory from now on."""
@@ -152,7 +154,7 @@ class Rollout:
         older: npt.NDArray[Any],
         begins: npt.NDArray[np.uint8],
         rows: list[tuple[Rows, Rows]],
-    ) -> Iterator[None]:
+    ) -> None:
         """Write the first stack to the slot, then the newest frame of each step."""
         stacks = self._last_obs
         np.copyto(older, stacks[:, :-1])
@@ -160,9 +162,7 @@ class Rollout:
         begins[...] = 0
         for t, (row, recorded) in enumerate(rows):
             reset = ~self._alive if self._resets else None
-            self._begin(stacks)
-            yield
-            self._step(stacks, recorded, *row)
+            self._step(t, stacks, stacks, recorded, *row)
             np.copyto(frames[t + 1], stacks[:, -1])
             if reset is not None:
                 begins[t, reset] = REPEATS + padding(stacks, reset, self._pad)[reset]
@@ -170,7 +170,7 @@ class Rollout:
 
     def _play_newest(
         self, frames: npt.NDArray[Any], pad: npt.NDArray[Any], rows: list[tuple[Rows, Rows]]
-    ) -> Iterator[None]:
+    ) -> None:
         """Play in separate memory, and write the newest frame of each stack to the slot."""
         stacks = self._last_obs
         np.copyto(frames[0], stacks[:, -1])
@@ -179,25 +179,15 @@ class Rollout:
         for t, (row, recorded) in enumerate(rows):
             pad[t] = self._pad
             reset = ~self._alive
-            self._begin(stacks)
-            yield
-            self._step(stacks, recorded, *row)
+            self._step(t, stacks, stacks, recorded, *row)
             np.copyto(frames[t + 1], stacks[:, -1])
             if reset.any():
                 self._pad[:] = padding(stacks, reset, self._pad)
 
-    def _begin(self, obs: npt.NDArray[Any]) -> None:
-        if self._ledger.since > self._beat_at:
-            self._beat_at = self._ledger.since + BEAT_NS
-            # Between two steps: where the learner is lost it raises, and the next unroll, for
-            # another one, continues from here.
-            np.copyto(self._last_obs, obs)
-            self.beat()
-        self._ledger.switch(Part.INFER)
-        self._inference.begin(self._group, obs)
-
     def _step(
         self,
+        t: int,
+        obs: npt.NDArray[Any],
         next_obs: npt.NDArray[Any],
         recorded: Rows,
         action: npt.NDArray[Any],
@@ -208,8 +198,17 @@ class Rollout:
         episode_return: npt.NDArray[Any],
         episode_length: npt.NDArray[Any],
     ) -> None:
+        """Play row ``t``; ``next_obs`` may be the memory of ``obs``."""
+        if self._ledger.since > self._beat_at:
+            self._beat_at = self._ledger.since + BEAT_NS
+            # Between two steps: where the learner is lost it raises, and the next unroll, for
+            # another one, continues from here.
+            np.copyto(self._last_obs, obs)
+            self.beat()
         self._ledger.switch(Part.INFER)
-        actions, known = self._inference.finish(self._group)
+        actions, known = self._inference.decide(obs)
+        if self._inference.stamp is not self._stamp:
+            self._note_version(t)
         self._ledger.switch(Part.STEP)
         rewards, terminations, truncations = self._game.step_into(actions, next_obs)
         self._ledger.switch(Part.WRITE)
@@ -219,16 +218,17 @@ class Rollout:
                 "resets (autoreset mode NEXT_STEP); a wrapper of the vector environment that "
                 "resets in the same step does that; run `penstock check-env` for details"
             )
-        if self._discount is not None:
-            self._discounted *= self._discount
-            self._discounted += rewards
-            known = (*known, self._discounted)
+        over = np.logical_or(terminations, truncations)
+        if self._recorders:
+            step = Step(actions, next_obs, rewards, over, self._alive)
+            for entry in self._recorders:
+                known = (*known, *entry.recorder.record(step))
         action[:] = actions
         for target, values in zip(recorded, known, strict=True):
             target[:] = values
         alive[:] = self._alive
         if self._resets:
-            self._inference.reset(self._group, ~self._alive)
+            self._inference.reset(~self._alive)
         reward[:] = rewards
         terminated[:] = terminations
         truncated[:] = truncations
@@ -236,11 +236,11 @@ class Rollout:
         self._length += self._alive
         episode_return[:] = self._return
         episode_length[:] = self._length
-        over = np.logical_or(terminations, truncations)
         np.logical_not(over, out=self._alive)
-        self._resets = bool(over.any())
-        if self._resets:
-            self._discounted[over] = 0.0
+        self._resets = ends = bool(over.any())
+        if self._game.playing is not None:
+            self._mark_playing()
+        if ends:
             if self._game.life_lost is not None:  # returns and lengths are those of games
                 episode_length[self._game.life_lost] = 0
                 over &= ~self._game.life_lost
@@ -248,6 +248,20 @@ class Rollout:
                 episode_length[self._game.shortened] = 0
             self._return[over] = 0.0
             self._length[over] = 0
+
+    def _mark_playing(self) -> None:
+        """Take over which rows play, where the environments say it."""
+        if self._game.playing is not None:
+            self._alive[:] = self._game.playing
+            self._resets = not self._alive.all()
+
+    def _note_version(self, t: int) -> None:
+        """Record the weights that chose row ``t``, for this row and those that follow."""
+        stamp = self._inference.stamp
+        assert stamp is not None
+        self._versions[t:] = stamp.version
+        self.oldest = stamp if self.oldest is None else min(stamp, self.oldest)
+        self._stamp = stamp
 
     def _rows_of(self, columns: Columns, slot_index: int) -> list[tuple[Rows, Rows]]:
         """Views of each step's row, for `PER_STEP` and the inference's columns.

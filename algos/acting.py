@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from penstock.algos.registry import algorithm
-from penstock.algos.samples import slot_spec
+from penstock.algos.samples import network_shape, slot_spec
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Inference
 from penstock.core.observations import Spaces
@@ -15,20 +15,24 @@ from penstock.models.acting import policy
 from penstock.models.acting.inference import LocalInference
 from penstock.models.acting.policy import Policy
 from penstock.models.compute_form import Options, acting_forms
+from penstock.models.fitting import AnyShape
 from penstock.models.timed_forms import Task, time_forms
 
 
 def make_policy(config: Config, spaces: Spaces, seed: int, actor: int = 0) -> Policy:
     """The policy of actor number ``actor`` over ``actors.envs`` environments."""
-    algo = algorithm(config.algo)
-    shape = algo.network(config, spaces)
-    sampler = algo.action_sampler(config, spaces, seed, actor)
-    return policy.make_policy(config, spaces, shape, sampler)
+    return _policy_of(network_shape(config, spaces), config, spaces, seed, actor)
 
 
 def make_inference(config: Config, spaces: Spaces, seed: int, actor: int = 0) -> Inference:
-    """The inference of actor number ``actor``, for one group of ``actors.envs`` environments."""
-    return LocalInference([make_policy(config, spaces, seed, actor)])
+    """The inference of actor number ``actor``, for ``actors.envs`` environments."""
+    shape = network_shape(config, spaces)
+    return LocalInference(_policy_of(shape, config, spaces, seed, actor), shape.layout.size)
+
+
+def _policy_of(shape: AnyShape, config: Config, spaces: Spaces, seed: int, actor: int) -> Policy:
+    sampler = algorithm(config.algo).action_sampler(config, spaces, seed, actor)
+    return policy.make_policy(config, spaces, shape, sampler)
 
 
 def timed(config: Config, spaces: Spaces) -> tuple[Config, str]:

@@ -13,7 +13,6 @@ from penstock.configs.algorithms import AlgoConfig
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Dataset, SampleSpec, Transitions, Unrolls
 from penstock.core.observations import Spaces
-from penstock.core.params import ParamLayout
 from penstock.core.specs import Column
 from penstock.models.acting.categorical import (
     ActionSampler,
@@ -43,7 +42,7 @@ class UnrollAlgorithm(Generic[Cfg]):
     statistics: tuple[str, ...]
     """Names of the sums that `loss` returns."""
     columns: Callable[[Any, Any], tuple[Column, ...]]
-    check: Callable[[Columns, ParamLayout], None]
+    check: Callable[[Columns, Spaces], None]
     process: Callable[[Cfg, Columns], None]
     loss: Callable[..., tuple[Tensor, Tensor]]
     """(net, batch, cfg, envs, add_others) -> the loss and `statistics`, sums over alive rows of the
@@ -91,7 +90,7 @@ class ReplayAlgorithm(Generic[Cfg]):
     """An off-policy algorithm: an `Algorithm`, and what makes its update."""
 
     columns: Callable[[Any, Any], tuple[Column, ...]]
-    check: Callable[[Columns, ParamLayout], None]
+    check: Callable[[Columns, Spaces], None]
     process: Callable[[Cfg, Columns], None]
     network: Callable[[Config, Spaces], HeadShape]
     action_sampler: Callable[[Config, Spaces, int, int], ActionSampler]

@@ -10,12 +10,13 @@ from typing import Any
 import numpy.typing as npt
 
 from penstock.algos import slots
+from penstock.algos.recorded import columns_of
 from penstock.algos.registry import algorithm
 from penstock.configs.algorithms import AlgoConfig
+from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.interfaces import SlotProcessor, Unrolls
 from penstock.core.observations import Spaces
-from penstock.core.params import ParamLayout
 from penstock.core.specs import Column, SlotSpec
 from penstock.models.fitting import AnyShape, scales_of
 from penstock.models.general import GeneralShape
@@ -38,8 +39,7 @@ def slot_spec(config: Config, spaces: Spaces) -> SlotSpec:
     """The slots of a run; UserError where no network fits the game."""
     shape, algo = network_shape(config, spaces), algorithm(config.algo)
     columns = algo.columns(spaces.observation_space, spaces.action_space)
-    if config.algo.normalizes_rewards:
-        columns = slots.with_returns(columns)
+    columns = (*columns, *_unique(columns_of(config, spaces), columns))
     if (stack := config.transport.frame_stack) and stack > 1:
         fresh = isinstance(algo.data(config.algo), Unrolls)
         columns = (slots.frames_of_unroll if fresh else slots.newest_frames)(columns, stack)
@@ -48,15 +48,24 @@ def slot_spec(config: Config, spaces: Spaces) -> SlotSpec:
     return SlotSpec(config.actors.unroll, config.actor_envs, columns)
 
 
-def make_receive(cfg: AlgoConfig, layout: ParamLayout) -> SlotProcessor:
-    """`process` for slots that came over the wire; ValueError for what would harm a learner.
+def _unique(more: tuple[Column, ...], columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """``more``; UserError where one has the name of another or of one of ``columns``."""
+    names = [column.name for column in (*columns, *more)]
+    for column in more:
+        if names.count(column.name) > 1:
+            raise UserError(
+                f"two columns of a slot would be called {column.name}; give the one that the "
+                "environment or a recorder adds another name"
+            )
+    return more
 
-    ``layout`` is that of the network; it defines the number of actions.
-    """
+
+def make_receive(cfg: AlgoConfig, spaces: Spaces) -> SlotProcessor:
+    """`process` for slots that came over the wire; ValueError for what would harm a learner."""
     algo = algorithm(cfg)
 
     def receive(columns: dict[str, npt.NDArray[Any]]) -> None:
-        algo.check(columns, layout)
+        algo.check(columns, spaces)
         algo.process(cfg, columns)
 
     return receive

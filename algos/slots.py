@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.configs.errors import UserError
-from penstock.core.params import ParamLayout
+from penstock.core.observations import Spaces, views
 from penstock.core.specs import Column
 from penstock.envs import find_bad_reward
-from penstock.models.general import floats_of
+from penstock.models.fitting import parts_of
 
 MOST_RETURN = 1e12  # discounted
 FLAGS = ("terminated", "truncated", "alive")
-RETURN = "discounted_return"
+RETURN = "discounted_return"  # the discounted sum of raw rewards since each episode began
 OLDER = "older"  # the frames of the first stack but its newest
 BEGINS = "begins"  # at row t: whether an episode begins with obs[t + 1], and what comes before it
 REPEATS, AFTER_ZEROS = 1, 2  # its first frame again, zeros; 0: none begins, the stack moves on
@@ -112,11 +112,6 @@ def _framed(columns: tuple[Column, ...], stack: int) -> tuple[Column, ...]:
     return (replace(obs, shape=obs.shape[1:]), *rest)
 
 
-def with_returns(columns: tuple[Column, ...]) -> tuple[Column, ...]:
-    """The same slot with the discounted sum of raw rewards since each episode began."""
-    return (*columns, Column(RETURN, "<f4"))
-
-
 def check(columns: dict[str, npt.NDArray[Any]]) -> None:
     """Raise ValueError for values that no sound actor records: numbers that would end the learner,
     or flags that are neither 0 nor 1."""
@@ -142,11 +137,11 @@ def check(columns: dict[str, npt.NDArray[Any]]) -> None:
         raise ValueError(f"column {BEGINS} holds {begins.max()}, and is at most {AFTER_ZEROS}")
 
 
-def check_numbers(obs: npt.NDArray[Any], layout: ParamLayout) -> None:
-    """Raise ValueError if an observation of several parts contains a number that is not finite;
-    ``layout`` is that of the network."""
-    for numbers in floats_of(layout):
-        if not np.isfinite(obs[..., numbers].view(np.float32)).all():
+def check_numbers(obs: npt.NDArray[Any], spaces: Spaces) -> None:
+    """Raise ValueError if an observation of several parts contains a number that is not finite."""
+    numbers = [part for part in parts_of(spaces) if part.dtype == "<f4"]
+    for array in views(numbers, obs).values():
+        if not np.isfinite(array).all():
             raise ValueError("column obs holds numbers that are not finite")
 
 

@@ -25,7 +25,7 @@ from penstock.configs.schema import Config
 from penstock.core.interfaces import Inference
 from penstock.core.memory import keep_freed_memory
 from penstock.core.observations import MASK, views
-from penstock.core.params import POLICY_ID, Stamp
+from penstock.core.params import POLICY_ID, Float32, Stamp
 from penstock.core.specs import HEADER
 from penstock.device.choice import device_of, pick_device
 from penstock.envs import BatchedEnv, make
@@ -79,9 +79,13 @@ class Parts:
         self._layout = network_shape(config, self._game.info).layout
         self._weights = self._rng.normal(0, 0.05, self._layout.size).astype(np.float32)
         self._inference = make_inference(timed(config, self._game.info)[0], self._game.info, 0)
-        self._inference.refresh(self._weights, Stamp(0, 1))
+        self._inference.refresh(self._read_weights)
         self._played: list[Slot] = []
         self._coded: list[Message] = []
+
+    def _read_weights(self, out: Float32, newer_than: Stamp | None) -> Stamp:
+        np.copyto(out, self._weights)
+        return Stamp(0, 1)
 
     def memory(self) -> Work:
         """One thread copies a large block: the yardstick of this machine."""
@@ -122,11 +126,7 @@ class Parts:
             self._game.reset_into(0, obs[0])
         rows = itertools.cycle(list(obs))
 
-        def decide() -> None:
-            self._inference.begin(0, next(rows))
-            self._inference.finish(0)
-
-        return Work(decide, self._game.count)
+        return Work(lambda: self._inference.decide(next(rows)), self._game.count)
 
     def write(self) -> Work:
         """The rest of an actor's step: an unroll is recorded in a slot and processed, while game
@@ -314,7 +314,7 @@ class StillGame(BatchedEnv):
     """A game in which nothing happens, and that takes no time."""
 
     def __init__(self, game: BatchedEnv) -> None:
-        self.info, self.count = game.info, game.count
+        self.info, self.count, self.recorded = game.info, game.count, game.recorded
         self._nothing = np.zeros(game.count, np.float32), *(np.zeros(game.count, np.bool_),) * 2
 
     def reset_into(self, seed: int, out: Array) -> None:
@@ -328,15 +328,12 @@ class StillInference:
     """Decides what ``inference`` decided for ``observations``, and takes no time."""
 
     def __init__(self, inference: Inference, observations: Array) -> None:
-        inference.begin(0, observations)
-        self._decision = inference.finish(0)
+        self._decision = inference.decide(observations)
         self.recorded, self.stamp = inference.recorded, inference.stamp
-        self.state, self.reset = inference.state, inference.reset
+        self.state, self.reset, self.forget = inference.state, inference.reset, inference.forget
         self.refresh, self.close = inference.refresh, inference.close
         self.state_dict, self.load_state_dict = inference.state_dict, inference.load_state_dict
 
-    def begin(self, group: int, observations: Array) -> None:
+    def decide(self, observations: Array) -> tuple[Array, tuple[Array, ...]]:
         """Nothing is computed."""
-
-    def finish(self, group: int) -> tuple[Array, tuple[Array, ...]]:
         return self._decision

@@ -68,6 +68,11 @@ class ParamLayout:
             offset += count
         return arrays
 
+    @property
+    def filled(self) -> ParamLayout:
+        """Without the empty entries by which layouts of 0.1 described spaces."""
+        return ParamLayout(tuple(entry for entry in self.entries if 0 not in entry[1]))
+
     def to_list(self) -> list[list[Any]]:
         return [[name, list(shape)] for name, shape in self.entries]
 

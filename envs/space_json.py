@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -14,19 +15,25 @@ from gymnasium import spaces
 from penstock.core.specs import plain_dtype, read_shape
 
 Told = dict[str, Any]
+MOST_BOUNDS = 64  # of a Box of observations in `brief_spaces`
 MOST_NBYTES = 32 << 20  # most memory that a space may take, with all of its parts
 SPACE_NBYTES = 1 << 10  # least memory that a space takes
 VALUE_NBYTES = 16  # memory of a choice: its number, and its place in a one-hot observation
 
 
-def to_json(space: spaces.Space[Any]) -> Told:
-    """Encode a space for `from_json`. Raises ValueError for a kind that no policy reads."""
+def to_json(space: spaces.Space[Any], most_bounds: int = sys.maxsize) -> Told:
+    """Encode a space for `from_json`. Raises ValueError for a kind that no policy reads.
+
+    Of a Box with more than ``most_bounds`` values only the lowest and the highest bound are kept.
+    """
     match space:
         case spaces.Dict():
             # A list of pairs: the order of the parts is that of a packed observation.
-            return {"Dict": [[key, to_json(inner)] for key, inner in space.spaces.items()]}
+            return {
+                "Dict": [[key, to_json(inner, most_bounds)] for key, inner in space.spaces.items()]
+            }
         case spaces.Tuple():
-            return {"Tuple": [to_json(inner) for inner in space.spaces]}
+            return {"Tuple": [to_json(inner, most_bounds) for inner in space.spaces]}
         case spaces.Discrete():
             return {"Discrete": [int(space.n), int(space.start)]}
         case spaces.MultiDiscrete():
@@ -34,9 +41,22 @@ def to_json(space: spaces.Space[Any]) -> Told:
         case spaces.MultiBinary():
             return {"MultiBinary": space.n if isinstance(space.n, int) else list(space.n)}
         case spaces.Box():
-            bounds = [_brief(space.low), _brief(space.high)]
+            low, high = space.low, space.high
+            if low.size > most_bounds:
+                low, high = low.min(), high.max()
+            bounds = [_brief(low), _brief(high)]
             return {"Box": [*bounds, list(space.shape), space.dtype.str]}
     raise ValueError(f"{space} is of a kind that cannot be written down")
+
+
+def brief_spaces(
+    observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+) -> list[Told]:
+    """Encode the spaces of an environment in a few kilobytes: an answer to attach has 128 KiB.
+
+    Networks read no more of an observation's bounds than the lowest and the highest.
+    """
+    return [to_json(observation_space, MOST_BOUNDS), to_json(action_space)]
 
 
 def from_json(encoded: Told, most_nbytes: int = MOST_NBYTES) -> spaces.Space[Any]:

@@ -31,6 +31,7 @@ from penstock.configs.errors import UserError
 from penstock.core.notes import note_logger
 from penstock.core.observations import MASK, UNBOUNDED, ObservationPart, is_bounded
 from penstock.core.place import exit_refused
+from penstock.core.specs import Column, plain_dtype
 from penstock.envs.action_names import action_names
 from penstock.envs.first_episodes import SHORTENED
 from penstock.envs.instances import release
@@ -50,6 +51,9 @@ Flags = npt.NDArray[np.bool_]
 Actions = Discrete | MultiDiscrete | Box
 
 FINAL_KEYS = ("final_obs", "final_observation", "terminal_observation")  # in `info`
+RECORDED = "recorded"  # in metadata: dtypes of the columns that an environment records, by name
+SEATS = "seats"  # in metadata: rows of one game
+PLAYING = "playing"  # in `info` of an environment with seats: the rows that play, bool [count]
 READ = frozenset((SHORTENED, *FINAL_KEYS))
 _ABOUT_ACTIONS = re.compile(r"\b(action|move|legal|illegal|invalid)s?\b", re.IGNORECASE)
 CONSTANTS = (int, float, np.generic, type(None))  # observations, or parts, that cannot change
@@ -77,6 +81,19 @@ class EnvInfo:
     """The parts of an observation packed into bytes; empty where it is one array."""
     own_spaces: tuple[Space[Any], Space[Any]] | None = None
     """The environment's own, of observations and of actions; None: those above."""
+    recorded: tuple[Column, ...] = ()
+    """Further columns of a slot, whose values the environment gives in the `info` of each step."""
+
+    @classmethod
+    def of_spaces(
+        cls, name: str, spaces: tuple[Space[Any], Space[Any]], frames_per_step: int, how: str
+    ) -> EnvInfo:
+        """Describe environment ``name`` by its own spaces. Raises UserError for spaces that
+        Penstock cannot play."""
+        action_space = checked_actions(name, spaces[1])
+        packer = Packer(name, spaces[0])
+        check_mask(name, packer.parts, action_space)
+        return cls(packer.space, action_space, frames_per_step, how, packer.parts, spaces)
 
     @property
     def spaces(self) -> tuple[Space[Any], Space[Any]]:
@@ -91,7 +108,7 @@ class EnvInfo:
 
 class SinglesVectorEnv(SyncVectorEnv):
     """Steps single environments one by one. Of their infos only the keys in `READ` are kept, each
-    with the value True.
+    with the value True, and the columns that they record.
 
     gymnasium makes an array of each entry, over all environments, and raises where two do not fit
     into one: None and a number, or arrays of different lengths.
@@ -103,9 +120,13 @@ class SinglesVectorEnv(SyncVectorEnv):
         # Called after each environment's reset or step. The observations are stacked after the last
         # one, and until then another environment may write to the same memory.
         self._env_obs[env_num] = copied(self._env_obs[env_num])
-        if READ.isdisjoint(env_info.keys()):
+        # Not an attribute: a saved state of 0.1 has none.
+        recorded = self.metadata.get(RECORDED)
+        if READ.isdisjoint(env_info.keys()) and not recorded:
             return vector_infos
-        return super()._add_info(vector_infos, dict.fromkeys(READ & env_info.keys(), True), env_num)
+        kept = dict.fromkeys(READ & env_info.keys(), True)
+        kept |= {name: env_info[name] for name in recorded or () if name in env_info}
+        return super()._add_info(vector_infos, kept, env_num)
 
 
 class BatchedEnv:
@@ -115,19 +136,22 @@ class BatchedEnv:
     """Of the last step: which episodes ended with a life, while their game continues."""
     shortened: Flags | None = None
     """Of the last step: which first episodes were truncated before their time limit."""
+    playing: Flags | None = None
+    """Of the last step or reset: the rows whose next step is a decision, where the environment says
+    it; None: all but those whose episode has just ended."""
+    recorded: Mapping[str, Array]
+    """Values of the last step for `info.recorded`, each ``[count]``, in the same arrays always."""
 
     def __init__(self, name: str, vector: VectorEnv, frames_per_step: int, how: str) -> None:
         """Take over `vector`. Raises UserError where Penstock cannot play it."""
-        own_spaces = vector.single_observation_space, vector.single_action_space
-        action_space = checked_actions(name, own_spaces[1])
         _check_autoreset(name, vector)
-        packer = Packer(name, own_spaces[0])
-        check_mask(name, packer.parts, action_space)
-
-        self.info = EnvInfo(
-            packer.space, action_space, frames_per_step, how, packer.parts, own_spaces
-        )
+        own_spaces = vector.single_observation_space, vector.single_action_space
+        info = EnvInfo.of_spaces(name, own_spaces, frames_per_step, how)
+        self.info = replace(info, recorded=recorded_columns(name, vector.metadata))
         self.count = vector.num_envs
+        self.recorded = {c.name: np.zeros(self.count, c.dtype) for c in self.info.recorded}
+        # Rows of one game may pause and end apart.
+        self._has_seats = vector.metadata.get(SEATS, 1) > 1
         self._name = name
         self._vector = vector
         self._singles = isinstance(vector, SyncVectorEnv)
@@ -136,7 +160,7 @@ class BatchedEnv:
         self._over: tuple[Any, Any] = (False, False)
         # It is true in the first step after a reset, and where the sides differ.
         self._on_users_side = True
-        self._pack_by(packer)
+        self._pack_by(Packer(name, own_spaces[0]))
 
     def pack_as(self, space: Space[Any]) -> None:
         """Pack observations in the order of the parts of ``space``, which has the same parts.
@@ -175,7 +199,7 @@ class BatchedEnv:
         self._on_users_side = True
         try:
             with users_side():
-                observations, _ = self._vector.reset(seed=seed % SEEDS)
+                observations, info = self._vector.reset(seed=seed % SEEDS)
         except SystemExit as error:
             raise exit_refused(f"environment {self._name}", error) from error
         except Exception as error:
@@ -183,6 +207,8 @@ class BatchedEnv:
             raise
         self._pack.write(observations, out)
         self._shown, self._over = out, (False, False)
+        if self._has_seats:
+            self.playing = self._playing(info)
         if self._mask is not None:
             np.copyto(self._mask, out[:, self._mask_bytes])
 
@@ -213,8 +239,12 @@ class BatchedEnv:
         self.life_lost, self.shortened = info.get(LIFE_LOST), info.get(SHORTENED)
         if info and self._singles and (sign := own_reset(info, terminated, truncated)):
             raise UserError(f"environment {self._name}: {sign}")
+        if self.recorded:
+            self._record(info)
         self._pack.write(observations, out)
         self._shown, self._over = out, (terminated, truncated)
+        if self._has_seats:
+            self.playing = self._playing(info)
         if self._mask is not None:
             np.copyto(self._mask, out[:, self._mask_bytes])
         return reward, terminated, truncated > terminated
@@ -272,6 +302,31 @@ class BatchedEnv:
             results = self._vector.step(actions)
         self._on_users_side = sides_differ()
         return results
+
+    def _record(self, info: Mapping[str, Any]) -> None:
+        """Keep the values of the columns that the environment records."""
+        for name, values in self.recorded.items():
+            if name in info:
+                values[:] = info[name]
+            elif np.logical_or(*self._over).all():  # a step that only resets
+                values[:] = 0
+            else:
+                raise UserError(
+                    f"environment {self._name} records {name} by its metadata[{RECORDED!r}], and "
+                    "the info of a step has no such key; return a value in each step"
+                )
+
+    def _playing(self, info: Mapping[str, Any]) -> Flags | None:
+        """The rows that play after a step or reset, as the environment says."""
+        if PLAYING not in info:
+            return None
+        playing = np.asarray(info[PLAYING], np.bool_)
+        if (playing & np.logical_or(*self._over)).any():
+            raise UserError(
+                f"environment {self._name} says in info[{PLAYING!r}] that a row plays whose "
+                "episode has just ended; a row begins again in a later step, which only resets it"
+            )
+        return playing
 
     def _check_choices(self, actions: Array, error: Exception) -> None:
         """Raise UserError if an action that the vector refused is outside its space."""
@@ -429,6 +484,21 @@ def checked_actions(name: str, action: Space[Any]) -> Actions:
             "space such bounds, or set env.wrappers to a wrapper of yours that does"
         )
     return action
+
+
+def recorded_columns(name: str, metadata: Mapping[str, Any]) -> tuple[Column, ...]:
+    """The columns that environment ``name`` records, by its metadata."""
+    declared = metadata.get(RECORDED, {})
+    try:
+        dtypes = {key: plain_dtype(dtype).newbyteorder("=") for key, dtype in declared.items()}
+        if not all(dtype.kind in "biuf" for dtype in dtypes.values()):
+            raise ValueError("its values must be numbers or flags")
+    except (AttributeError, ValueError) as error:
+        raise UserError(
+            f"environment {name} has metadata[{RECORDED!r}] {declared!r:.200} ({error}); give it "
+            'names and dtypes, as in {"opponent": "<u4"}'
+        ) from error
+    return tuple(Column(str(key), dtype.str) for key, dtype in dtypes.items())
 
 
 def check_mask(name: str, parts: tuple[ObservationPart, ...], action: Actions) -> None:

@@ -231,21 +231,24 @@ def play(
         if tally.all_wait(owing):  # as they do at first
             game.reset_into(next(seeds), obs)
             tally.begin_anew()
-            resetting, first = np.zeros(game.count, np.bool_), np.ones(game.count, np.bool_)
+            first = np.ones(game.count, np.bool_)
+            resetting = ~first if game.playing is None else ~game.playing
         if bad := find_bad_observation(obs[None], parts, ~resetting[None], counts):
             raise UserError(f"there is {bad}; correct the environment")
         if begin is not None and first.any():
             begin(first)
-        first = resetting  # the step after an episode's end only resets
+        idle = resetting  # the step after an episode's end only resets
         reward, terminated, truncated = game.step_into(choose(obs), obs)
         if not np.isfinite(reward).all():  # no mean is above NaN: such a best would stay
             raise UserError(
                 f"the environment gave a reward of {reward[~np.isfinite(reward)][0]}; correct what "
                 "the environment returns"
             )
-        resetting = terminated | truncated
-        ends = resetting if game.life_lost is None else resetting & ~game.life_lost
-        tally.step(reward, ~first, ends)
+        over = terminated | truncated
+        ends = over if game.life_lost is None else over & ~game.life_lost
+        resetting = over if game.playing is None else ~game.playing
+        first = idle & ~resetting
+        tally.step(reward, ~idle, ends)
     return [episode for done in tally.played for episode in done]
 
 

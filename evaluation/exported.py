@@ -28,9 +28,7 @@ from penstock.configs.model import complete_stored
 from penstock.configs.schema import Config
 from penstock.core.params import Float32, ParamLayout
 from penstock.envs import EnvInfo
-from penstock.envs.packing import Packer
 from penstock.envs.space_json import MOST_NBYTES, from_json, to_json
-from penstock.envs.vector_env import checked_actions
 from penstock.learner.checkpoints.checkpoint_format import read_tensors
 
 KEY = "penstock_policy"
@@ -131,12 +129,10 @@ def read(path: Path, allow: Sequence[str] = (), *, plays: bool = False) -> Expor
 
         most = max(MOST_NBYTES, SPACE_NBYTES_PER_BYTE * path.stat().st_size)
         observations, actions = (from_json(encoded, most) for encoded in about["spaces"])
-        packer = Packer(config.env.id, observations)
-        choices = checked_actions(config.env.id, actions)
         trained = observations, actions
-        info = EnvInfo(packer.space, choices, 1, f"of {path}", packer.parts, trained)
+        info = EnvInfo.of_spaces(config.env.id, trained, 1, f"of {path}")
 
-        if network_shape(config, info).layout != stored:
+        if network_shape(config, info).layout.filled != stored.filled:
             raise ValueError("its network is built otherwise in this version")
         parts = [tensors[name].ravel().astype(np.float32) for name, _ in stored.entries]
         return Exported(config, trained, info, np.concatenate(parts), play)

@@ -83,7 +83,7 @@ def measure(config: Mapping[str, Any]) -> list[list[float]]:
     """
     import numpy as np
 
-    from penstock.algos.samples import make_receive, network_shape, slot_spec
+    from penstock.algos.samples import make_receive, slot_spec
     from penstock.core.specs import HEADER
     from penstock.device.choice import device_of
     from penstock.learner.factory import make_trainer, timed
@@ -101,7 +101,7 @@ def measure(config: Mapping[str, Any]) -> list[list[float]]:
         steps = header["steps"] = header["produced_steps"] = rollout.fill(spec.views(payload), 0)
     encoder, decoder = SlotEncoder(spec, settings.transport.codec), SlotDecoder(spec)
     parts = [bytes(part) for part in encoder.encode(header, payload, 1)]
-    receive = make_receive(settings.algo, network_shape(settings, info).layout)
+    receive = make_receive(settings.algo, info)
     columns = spec.views(payload)
 
     def take() -> None:

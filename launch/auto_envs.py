@@ -36,6 +36,7 @@ from penstock.launch.alone import alone
 
 if TYPE_CHECKING:
     from penstock.actors.rollout import Rollout
+    from penstock.core.params import Float32, Stamp
     from penstock.envs import BatchedEnv
 
 FOLDER = "envs"  # in the cache folder
@@ -167,22 +168,25 @@ def race(plays: Sequence[Callable[[], float]], rounds: int = LEAST_ROUNDS) -> li
 @contextmanager
 def playing(config: Config) -> Iterator[tuple[BatchedEnv, Rollout]]:
     """The environments of one actor, and what plays them, with made-up weights; imports both."""
-    import numpy as np
-
     from penstock.actors.rollout import Rollout
     from penstock.algos.acting import make_inference
-    from penstock.algos.samples import network_shape
-    from penstock.core.params import Stamp
+    from penstock.algos.recorded import make_recorders
     from penstock.envs import make
     from penstock.profiling.ledger import TimeLedger
 
-    algo, threads = config.algo, config.actors.env_threads
+    threads = config.actors.env_threads
     with closing(make(config.env, config.actor_envs, threads, stagger=0)) as game:
         inference = make_inference(config, game.info, 0)
-        size = network_shape(config, game.info).layout.size
-        inference.refresh(np.full(size, 0.01, np.float32), Stamp(0, 1))  # also of a variance
-        discount = algo.discount if algo.normalizes_rewards else None
-        yield game, Rollout(game, inference, 0, TimeLedger(), discount)
+        inference.refresh(_made_up)
+        yield game, Rollout(game, inference, 0, TimeLedger(), make_recorders(config, game))
+
+
+def _made_up(out: Float32, newer_than: Stamp | None) -> Stamp:
+    """Stands in for `Link.read_weights`."""
+    from penstock.core.params import Stamp
+
+    out.fill(0.01)  # also of a variance
+    return Stamp(0, 1)
 
 
 @contextmanager

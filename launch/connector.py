@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 from penstock.algos.samples import make_receive
 from penstock.core.interfaces import SlotProcessor, Welcome
 from penstock.core.role import RoleContext
+from penstock.envs import EnvInfo
+from penstock.envs.space_json import from_json
 from penstock.transport.registry import TRANSPORTS, connector_of
 
 
@@ -14,6 +18,10 @@ def run(ctx: RoleContext) -> None:
     assert config is not None
 
     def prepare(welcome: Welcome) -> SlotProcessor:
-        return make_receive(config.algo, welcome.layout)
+        assert welcome.spaces is not None, "the learner is of this release"
+        # The learner's own spaces may be of any size.
+        observations, actions = (from_json(space, sys.maxsize) for space in welcome.spaces)
+        info = EnvInfo.of_spaces(config.env.id, (observations, actions), 1, "of the learner")
+        return make_receive(config.algo, info)
 
     connector_of(TRANSPORTS.elsewhere(config.transport.kind))(ctx, prepare)

@@ -32,6 +32,7 @@ from penstock.core.params import Arrays, Floats
 from penstock.core.role import LOST_SHIM, RoleContext, RunEndedError, learner_socket
 from penstock.device.choice import device_of
 from penstock.envs import probe
+from penstock.envs.space_json import brief_spaces
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager, form_of_checkpoint
 from penstock.learner.evaluation_requests import EvaluationRequests
 from penstock.learner.factory import (
@@ -197,6 +198,7 @@ class LearnerProcess(TrainingLoop[Any]):
             trainer.spec,
             trainer.layout,
             for_actors(config, scaled=bool(trainer.scales)),
+            brief_spaces(*trainer.info.spaces),
         )
         socket = learner_socket(ctx.runtime_dir, ctx.learner)
         self._host = ShmHost(socket, welcome, self._board, self._actor_source.store)

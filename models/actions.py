@@ -15,10 +15,7 @@ from gymnasium import spaces
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.observations import Spaces
-from penstock.core.params import ParamLayout
 from penstock.core.specs import Column
-
-CHOICES = "choices."  # begins the names of empty entries of a layout that tell of the actions
 
 
 @dataclass(frozen=True)
@@ -91,9 +88,3 @@ def action_spec(config: Config, game: Spaces) -> ActionSpec:
 def action_column(space: Any) -> Column:
     """What a slot records of each action of a space."""
     return Column("action", "<f4" if isinstance(space, spaces.Box) else "<i4", tuple(space.shape))
-
-
-def counts_of(layout: ParamLayout) -> tuple[int, ...]:
-    """How many there are of each choice of the actor-critic of a layout."""
-    told = tuple(shape[1] for name, shape in layout.entries if name.startswith(CHOICES))
-    return told or dict(layout.entries)["policy.bias"]

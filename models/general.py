@@ -20,8 +20,6 @@ from penstock.core.observations import ObservationPart
 from penstock.core.params import ParamLayout
 from penstock.models.actions import ActionSpec
 
-FLOATS = "floats."  # begins the names of empty entries of a layout that tell where numbers lie
-
 
 @dataclass(frozen=True)
 class Input:
@@ -105,12 +103,6 @@ class GeneralShape(Generic[H]):
     @cached_property
     def layout(self) -> ParamLayout:
         return self.make_layout(self)
-
-
-def floats_of(layout: ParamLayout) -> list[slice]:
-    """Where in packed observations the network of a layout reads float32 numbers, in bytes."""
-    told = (shape[1:] for name, shape in layout.entries if name.startswith(FLOATS))
-    return [slice(offset, offset + nbytes) for offset, nbytes in told]
 
 
 def channels_last(shape: tuple[int, ...]) -> bool:

@@ -23,7 +23,7 @@ import numpy as np
 
 from penstock.configs.value_types import MemoryFormat
 from penstock.core.params import Float32, ParamLayout
-from penstock.models.actions import CHOICES, ActionSpec, Choices, Numbers
+from penstock.models.actions import ActionSpec, Numbers
 
 TOWERS = 2  # an MLP's policy tower and value tower, stacked along the first axis
 POLICY, VALUE = 0, -1  # which tower feeds which head; a CNN has one tower for both
@@ -222,16 +222,8 @@ def actor_critic(
         ("policy.bias", (actions.head,)),
         ("value.weight", (1, features)),
         ("value.bias", (1,)),
-        *choices_entries(actions),
         *statistics,
     )
-
-
-def choices_entries(actions: ActionSpec, has_head: bool = True) -> tuple[Entry, ...]:
-    """Empty buffers that tell how many there are of each choice, where no head's shape does."""
-    counts = actions.counts if isinstance(actions, Choices) else ()
-    told = len(counts) == 1 and has_head
-    return () if told else tuple((f"{CHOICES}{i}", (0, n)) for i, n in enumerate(counts))
 
 
 def normalizer_entries(inputs: int) -> tuple[Entry, ...]:

@@ -25,7 +25,7 @@ from penstock.models.normalizer import FrameNormalizer, Normalizer
 from penstock.models.own_network import make_own
 from penstock.models.torch_cores import make_core
 from penstock.models.torch_encoders import DenseLayers, Encoder
-from penstock.models.torch_heads import ActorCritic, HeadNet, Marks, PolicyNetwork, orthogonal
+from penstock.models.torch_heads import ActorCritic, HeadNet, PolicyNetwork, orthogonal
 from penstock.models.torch_trunks import activate
 
 
@@ -86,11 +86,6 @@ class GeneralNet(PolicyNetwork):
     def _arrays(self, obs: Tensor) -> dict[str, Tensor]:
         return arrays_of(self._shape, obs, self.normalizer, self._dtype)
 
-    def _make_marks(self) -> None:
-        inputs = self._shape.inputs
-        floats = [given.part for given in inputs if given.part and given.dtype == "<f4"]
-        self.floats = Marks((0, part.offset, part.nbytes) for part in floats)
-
     def _remember(
         self,
         features: list[Tensor],
@@ -123,8 +118,7 @@ class GeneralActorCritic(GeneralNet, ActorCritic):
         self.actions = shape.heads.actions
         if self._width is not None:
             self._make_heads(self._width, shape.model.log_std_init)
-        self._make_marks()
-        self._make_buffers(normalizer_of(shape), not self.is_whole)
+        self.normalizer = normalizer_of(shape)
 
     def forward(
         self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
@@ -160,7 +154,6 @@ class GeneralHeadNet(GeneralNet, HeadNet):
             plain = not shape.convolutional and shape.model.entry is None
             self._activate = activate(shape.model.activation if plain else "relu")
         self._make_head(width, head.outputs, head.duelling)
-        self._make_marks()
         self.normalizer = normalizer_of(shape)
 
     def acting_weights(self) -> list[Tensor]:

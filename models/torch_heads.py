@@ -8,14 +8,13 @@ HeadNet         one head: Q-values (duelling or not), or a Gaussian policy
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from penstock.models.actions import ActionSpec, Numbers
-from penstock.models.layout import choices_entries
 from penstock.models.normalizer import Normalizer
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
@@ -74,11 +73,6 @@ class ActorCritic(PolicyNetwork):
         self.policy = orthogonal(nn.Linear(width, actions.head), 0.01)
         self.value = orthogonal(nn.Linear(width, 1), 1.0)
 
-    def _make_buffers(self, normalizer: Normalizer | None, has_head: bool = True) -> None:
-        """After all parameters, as in `penstock.models.layout`."""
-        self.choices = Marks(shape for _, shape in choices_entries(self.actions, has_head))
-        self.normalizer = normalizer
-
     def logits(self, features: Tensor) -> Tensor:
         """Outputs ``[B, outputs]`` of features ``[B, width]``; contiguous along B.
 
@@ -93,15 +87,6 @@ class ActorCritic(PolicyNetwork):
         if isinstance(self.actions, Numbers):
             rows = torch.cat([rows, self.log_std[:, None].expand_as(rows)])
         return rows.t()
-
-
-class Marks(nn.Module):
-    """Buffers without values: their shapes tell, in the layout, what a connector has to know."""
-
-    def __init__(self, shapes: Iterable[tuple[int, ...]]) -> None:
-        super().__init__()
-        for i, shape in enumerate(shapes):
-            self.register_buffer(str(i), torch.empty(shape))
 
 
 class HeadNet(PolicyNetwork):

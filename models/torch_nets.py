@@ -93,7 +93,7 @@ class Mlp(MlpTrunk, Net):
         super().__init__(TOWERS, shape.widths, shape.activation, shape.obs_scale, dtype)
         self.actions = shape.actions
         self._make_heads(shape.hidden[-1], shape.log_std_init)
-        self._make_buffers(Normalizer(shape.inputs) if shape.normalize else None)
+        self.normalizer = Normalizer(shape.inputs) if shape.normalize else None
 
     def forward(
         self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
@@ -118,7 +118,7 @@ class NatureCnn(CnnTrunk, Net):
         super().__init__(frames, FEATURES, shape.obs_scale, dtype, shape.memory_format)
         self.actions = shape.actions
         self._make_heads(FEATURES, shape.log_std_init)
-        self._make_buffers(FrameNormalizer(math.prod(frames)) if shape.normalize else None)
+        self.normalizer = FrameNormalizer(math.prod(frames)) if shape.normalize else None
 
 
 class FusedHead(Trunk, HeadNet):

@@ -309,7 +309,7 @@ class _Tanh(torch.autograd.Function):
 def tanh(values: Tensor) -> Tensor:
     """Hyperbolic tangent, differentiable once; float32 of values of any dtype."""
     values = values.float()
-    if values.device.type != "cpu":
+    if values.device.type != "cpu" or torch.compiler.is_compiling():
         return torch.tanh(values)
     return _Tanh.apply(values)  # type: ignore[no-untyped-call, no-any-return]
 

@@ -1,16 +1,27 @@
-"""Inferences that stand in for the real ones, behind `penstock.core.interfaces.Inference`."""
+"""Stands in for a real inference, behind `penstock.core.interfaces.Inference`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.interfaces import ReadWeights
 from penstock.core.params import Array, Float32, Stamp
-from penstock.models.acting.inference import LocalInference
-from penstock.models.acting.policy import Policy
+
+
+def given(weights: Float32, stamp: Stamp) -> ReadWeights:
+    """A learner that has published these weights."""
+
+    def read(out: Float32, newer_than: Stamp | None) -> Stamp | None:
+        if newer_than == stamp:
+            return None
+        np.copyto(out, weights)
+        return stamp
+
+    return read
 
 
 class ScriptedInference:
@@ -22,20 +33,21 @@ class ScriptedInference:
         self.recorded = tuple(columns)
         self.stamp: Stamp | None = Stamp(0, 0)
 
-    def begin(self, group: int, observations: Array) -> None:
-        self._actions = self._decide(observations)
+    def decide(self, observations: Array) -> tuple[Array, tuple[Array, ...]]:
+        return self._decide(observations), tuple(self._columns.values())
 
-    def finish(self, group: int) -> tuple[Array, tuple[Array, ...]]:
-        return self._actions, tuple(self._columns.values())
-
-    def state(self, group: int) -> Float32:
+    def state(self) -> Float32:
         return np.zeros((0, 0), np.float32)
 
-    def reset(self, group: int, first: npt.NDArray[np.bool_]) -> None:
+    def reset(self, first: npt.NDArray[np.bool_]) -> None:
         pass
 
-    def refresh(self, weights: Float32, stamp: Stamp) -> None:
-        self.stamp = stamp
+    def refresh(self, read: ReadWeights) -> Stamp | None:
+        self.stamp = read(np.empty(0, np.float32), self.stamp) or self.stamp
+        return self.stamp
+
+    def forget(self) -> None:
+        self.stamp = None
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -45,30 +57,3 @@ class ScriptedInference:
 
     def close(self) -> None:
         pass
-
-
-class LateInference(LocalInference):
-    """Computes nothing before `finish`, as where answers come from elsewhere. ``calls`` are those
-    of `begin` and `finish`, with their group."""
-
-    def __init__(self, policies: Sequence[Policy]) -> None:
-        super().__init__(policies)
-        self._begun: dict[int, Array] = {}
-        self.calls: list[tuple[str, int]] = []
-
-    def begin(self, group: int, observations: Array) -> None:
-        self._check_finished(group)
-        if self.stamp is None:
-            raise RuntimeError("no weights")
-        self._begun[group] = observations
-        self.calls.append(("begin", group))
-
-    def finish(self, group: int) -> tuple[Array, tuple[Array, ...]]:
-        if group in self._begun:
-            super().begin(group, self._begun.pop(group))
-        self.calls.append(("finish", group))
-        return super().finish(group)
-
-    def _check_finished(self, group: int) -> None:
-        if group in self._begun:
-            raise RuntimeError("the group's last begin is not finished")

@@ -21,9 +21,8 @@ from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.configs.sections import StopConfig
 from penstock.core.interfaces import Welcome
-from penstock.core.params import ParamLayout, Stamp
-from penstock.core.specs import SlotSpec
-from penstock.envs import make
+from penstock.core.params import Stamp
+from penstock.envs import probe
 from penstock.learner.progress import Progress
 from penstock.learner.role import StreamTracker
 from penstock.learner.sources.staging import StagingBatch
@@ -50,13 +49,8 @@ PEER = b"honest"
 CONFIG: Config = resolve("CartPole-v1", ["actors.envs=3", "actors.unroll=4"])
 
 
-def _game() -> tuple[SlotSpec, ParamLayout]:
-    game = make(CONFIG.env, CONFIG.actor_envs)
-    game.close()
-    return slot_spec(CONFIG, game.info), network_shape(CONFIG, game.info).layout
-
-
-SPEC, LAYOUT = _game()
+INFO = probe(CONFIG.env)
+SPEC, LAYOUT = slot_spec(CONFIG, INFO), network_shape(CONFIG, INFO).layout
 MAX_STEPS = SPEC.unroll * SPEC.envs
 
 
@@ -151,7 +145,7 @@ class World:
             LocalLink(welcome, self.store, self.board),
             "inproc://connector",
             Path("/nonexistent"),
-            process=samples.make_receive(CONFIG.algo, LAYOUT),
+            process=samples.make_receive(CONFIG.algo, INFO),
             silence_s=60.0,
             tree=RelayTree(LAYOUT.size, fanout=1, min_relays=2, min_nbytes=0),
         )

@@ -48,12 +48,21 @@ SPEC = SlotSpec(
     ),
 )
 LAYOUT = ParamLayout((("w", (5, 3)), ("b", (3,))))
+SPACES = [
+    {
+        "Dict": [
+            ["seen", {"Box": [0, 255, [8, 8], "|u1"]}],
+            ["speed", {"Box": [[-np.inf, 0.0], 9.5, [2], "<f4"]}],
+        ]
+    },
+    {"Discrete": [3, 1]},
+]
 T = TypeVar("T")
 RUN_ID = 0x1234_5678_9ABC_DEF0
 
 
 def welcome(run_id: int = RUN_ID, spec: SlotSpec = SPEC) -> Welcome:
-    return Welcome(run_id, 2, spec, LAYOUT, {"env": {"id": "Test-v0"}})
+    return Welcome(run_id, 2, spec, LAYOUT, {"env": {"id": "Test-v0"}}, SPACES)
 
 
 class Heard(Channel):

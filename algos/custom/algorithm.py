@@ -53,7 +53,6 @@ from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Transitions
 from penstock.core.observations import Spaces
-from penstock.core.params import ParamLayout
 from penstock.core.specs import Column
 from penstock.envs.loading import check_keywords, explained, import_module, load
 from penstock.models.acting.categorical import ActionSampler
@@ -228,9 +227,9 @@ def _columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
     return slots.columns(observation_space, action_column(action_space))
 
 
-def _check_columns(columns: Columns, layout: ParamLayout) -> None:
+def _check_columns(columns: Columns, spaces: Spaces) -> None:
     check = dqn.check if columns["action"].dtype.kind == "i" else sac.check
-    check(columns, layout)
+    check(columns, spaces)
 
 
 def _settled(own: Any, purpose: str, cfg: CustomConfig) -> CustomConfig:

@@ -21,8 +21,9 @@ from penstock.configs.algorithms import AlgoConfig
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Transitions
 from penstock.core.observations import Spaces
-from penstock.core.params import Float32, ParamLayout
+from penstock.core.params import Float32
 from penstock.core.specs import Column
+from penstock.envs.vector_env import counts_of
 from penstock.models.acting.categorical import EpsilonGreedySampler, ladder
 from penstock.models.fitting import HeadShape, q_shape
 
@@ -39,11 +40,11 @@ def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
     return slots.columns(observation_space, Column("action", "<i4"), *recorded)
 
 
-def check(columns: dict[str, npt.NDArray[Any]], layout: ParamLayout) -> None:
-    """Raise ValueError for values that no sound actor of the network ``layout`` records."""
-    slots.check_choices(columns["action"], dict(layout.entries)["head.bias"])
+def check(columns: dict[str, npt.NDArray[Any]], spaces: Spaces) -> None:
+    """Raise ValueError for values that no sound actor records."""
+    slots.check_choices(columns["action"], counts_of(spaces.action_space))
     slots.check(columns)
-    slots.check_numbers(columns["obs"], layout)
+    slots.check_numbers(columns["obs"], spaces)
 
 
 def process(cfg: DqnConfig, columns: dict[str, npt.NDArray[Any]]) -> None:

@@ -17,9 +17,10 @@ from penstock.algos.diagnostics import LAG, MOMENTS, batch_sums
 from penstock.algos.impala.config import ImpalaConfig
 from penstock.algos.slots import process
 from penstock.configs.schedules import constant
-from penstock.core.params import ParamLayout
+from penstock.core.observations import Spaces
 from penstock.core.specs import Column
-from penstock.models.actions import action_column, counts_of
+from penstock.envs.vector_env import counts_of
+from penstock.models.actions import action_column
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,14 +39,14 @@ def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
     return slots.columns(observation_space, action_column(action_space), logp)
 
 
-def check(columns: dict[str, npt.NDArray[Any]], layout: ParamLayout) -> None:
-    """Raise ValueError for values that no sound actor of the network ``layout`` records."""
+def check(columns: dict[str, npt.NDArray[Any]], spaces: Spaces) -> None:
+    """Raise ValueError for values that no sound actor records."""
     slots.check(columns)
-    slots.check_numbers(columns["obs"], layout)
+    slots.check_numbers(columns["obs"], spaces)
     size = columns["action"][0, 0].size
     most = MOST_DENSITY * size
     if columns["action"].dtype.kind == "i":
-        slots.check_choices(columns["action"], counts_of(layout))
+        slots.check_choices(columns["action"], counts_of(spaces.action_space))
         most = 1e-3
     logp = columns["behaviour_logp"]
     if logp.min() < LEAST_LOGP * size or logp.max() > most:

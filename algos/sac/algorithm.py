@@ -20,7 +20,6 @@ from penstock.algos.sac.config import SacConfig
 from penstock.algos.slots import process
 from penstock.configs.schema import Config
 from penstock.core.observations import Spaces
-from penstock.core.params import ParamLayout
 from penstock.core.specs import Column
 from penstock.models.acting.gaussian import SquashedGaussianSampler
 from penstock.models.fitting import HeadShape, gaussian_shape
@@ -36,10 +35,10 @@ def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
     return slots.columns(observation_space, Column("action", "<f4", tuple(action_space.shape)))
 
 
-def check(columns: dict[str, npt.NDArray[Any]], layout: ParamLayout) -> None:
+def check(columns: dict[str, npt.NDArray[Any]], spaces: Spaces) -> None:
     """Raise ValueError for values that no sound actor records."""
     slots.check(columns)
-    slots.check_numbers(columns["obs"], layout)
+    slots.check_numbers(columns["obs"], spaces)
     most = np.abs(columns["action"]).max()
     if most > MOST_ACTION:
         raise ValueError(f"an action of {most}, which goes from -1 to 1")

@@ -11,6 +11,8 @@ test runs over all implementations of a seam. torch is imported here for types o
 | `Codec` | `codec.py` | `learner/codecs/` | `learner.codecs.registry` |
 | `Transport`, `Link`, `Connector` | `transport.py` | `transport/` | `transport.registry` |
 | `Inference` | `inference.py` | `models/acting/` | `algos.acting.make_inference` |
+| `Environments` | `environments.py` | `envs/` | `envs.make` |
+| `Recorder` | `recorder.py` | `algos/` | `algos.recorded` |
 | `MetricSink` | `metric_sink.py` | `monitor/` | `monitor.registry` |
 | `Engine`, `Handle` | `engine.py` | `launch/engines/` | `launch.engines.registry` |
 
@@ -54,13 +56,17 @@ from penstock.core.interfaces.engine import Liveness as Liveness
 from penstock.core.interfaces.engine import RoleStatus as RoleStatus
 from penstock.core.interfaces.engine import RoleUsage as RoleUsage
 from penstock.core.interfaces.engine import ThreadUsage as ThreadUsage
+from penstock.core.interfaces.environments import Environments as Environments
 from penstock.core.interfaces.gradient_sync import GradientSync as GradientSync
 from penstock.core.interfaces.gradient_sync import SharedOptimizer as SharedOptimizer
 from penstock.core.interfaces.inference import Inference as Inference
+from penstock.core.interfaces.inference import ReadWeights as ReadWeights
 from penstock.core.interfaces.metric_sink import Json as Json
 from penstock.core.interfaces.metric_sink import MetricSink as MetricSink
 from penstock.core.interfaces.metric_sink import RunEvent as RunEvent
 from penstock.core.interfaces.metric_sink import SinkFactory as SinkFactory
+from penstock.core.interfaces.recorder import Recorder as Recorder
+from penstock.core.interfaces.recorder import Step as Step
 from penstock.core.interfaces.transport import Connector as Connector
 from penstock.core.interfaces.transport import LearnerGoneError as LearnerGoneError
 from penstock.core.interfaces.transport import LearnerInfo as LearnerInfo

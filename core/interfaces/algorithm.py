@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from penstock.configs.schema import Config
     from penstock.core.observations import Spaces
-    from penstock.core.params import Floats, ParamLayout
+    from penstock.core.params import Floats
     from penstock.core.specs import Column
 
 Cfg_contra = TypeVar("Cfg_contra", contravariant=True)  # the section `algo` of an algorithm
@@ -35,10 +35,10 @@ class Algorithm(Protocol[Cfg_contra, Shape_co, Sampler_co]):
     def columns(self, observation_space: Any, action_space: Any) -> tuple[Column, ...]:
         """The columns of a slot that actors record, for gymnasium spaces of one environment."""
 
-    def check(self, columns: dict[str, npt.NDArray[Any]], layout: ParamLayout) -> None:
+    def check(self, columns: dict[str, npt.NDArray[Any]], spaces: Spaces) -> None:
         """Check a slot that arrived over the network.
 
-        Raises ValueError for values that no correct actor of the network ``layout`` records.
+        Raises ValueError for values that no correct actor records in an environment of ``spaces``.
         ``columns`` are arrays ``[T, E, ...]`` of one slot.
         """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -10,73 +11,73 @@ if TYPE_CHECKING:
 
     from penstock.core.params import Array, Float32, Stamp
 
+ReadWeights = Callable[["Float32", "Stamp | None"], "Stamp | None"]
+"""`Link.read_weights` of the policy that acts."""
+
 
 class Inference(Protocol):
-    """Computes the actions of an actor's environments.
+    """Computes the actions of an actor's E environments, which are stepped together.
 
-    A group is a fixed number E of environments that are stepped together and whose steps are rows
-    of one slot; groups are numbered from 0. Calls come from one thread, for each group in this
-    order:
+    Calls come from one thread, in this order:
 
-        refresh(weights, stamp)         once before all else; later between two unrolls
-        state(group)                    where an unroll begins, if the state is recorded
-        begin(group, observations)      then, until the unroll is full:
-        finish(group)                       step the environments
-        reset(group, first)                 if some environment's next observation is a first one
-        begin(group, observations) ...
-        state_dict()                    between two unrolls, if the run is saved exactly
-        close()                         last
+        refresh(read)               before all else, until it returns a stamp; later between unrolls
+        state()                     where an unroll begins, if the state is recorded
+        decide(observations)        then, until the unroll is full:
+        reset(first)                    if some environment's next observation is a first one
+        decide(observations) ...
+        forget()                    between two unrolls, where another learner was joined
+        state_dict()                between two unrolls, if the run is saved exactly
+        close()                     last
 
-    Between `begin` and `finish` of a group the caller may step another group. RuntimeError is
-    raised by a `begin` without weights, by a `finish` without `begin`, and, between the two, by
-    `begin`, `state` and `reset` of that group and by `refresh`.
+    `decide` raises RuntimeError while there are no weights.
     """
 
     @property
     def recorded(self) -> tuple[str, ...]:
-        """Columns of the slot that `finish` returns beside the actions.
+        """Columns of the slot that `decide` returns beside the actions.
 
         They are written after the actions, so that one named "action" replaces these.
         """
 
     @property
     def stamp(self) -> Stamp | None:
-        """The stamp of the present weights; None before the first `refresh`."""
+        """The stamp of the weights of the last `decide`, or of those that a later `refresh` read.
 
-    def begin(self, group: int, observations: Array) -> None:
-        """Start to compute the actions for ``observations`` ``[E, *shape]``, with the dtype of
-        slots.
-
-        The array must not change until `finish` has returned.
+        None before there are any. It may change with any `decide`: a row is recorded with the
+        version that chose its action.
         """
 
-    def finish(self, group: int) -> tuple[Array, tuple[Array, ...]]:
-        """Wait for the computation that `begin` started.
+    def refresh(self, read: ReadWeights) -> Stamp | None:
+        """Use the newest weights of the learner from now on.
+
+        ``read`` copies them into a flat vector float32 ``[layout.size]`` if they are newer than a
+        stamp. Of version 0, before the first update, actions may be random
+        (`ActionSampler.untrained`). Returns the stamp of the present weights, None where there are
+        none yet. Raises ValueError for weights of another size.
+        """
+
+    def decide(self, observations: Array) -> tuple[Array, tuple[Array, ...]]:
+        """Compute the actions for ``observations`` ``[E, *shape]``, with the dtype of slots.
 
         Returns: the actions, int32 ``[E, *shape]`` for choices or float32 ``[E, *shape]`` for a
         Box; and the columns named by `recorded`, each ``[E, *shape]``, computed by the same weights
-        in the same precision. All are views, valid until the group's next `begin`.
+        in the same precision. All are views, valid until the next `decide`.
         """
 
-    def state(self, group: int) -> Float32:
-        """The recurrent state before the group's next `begin`, float32 ``[E, size]``.
+    def state(self) -> Float32:
+        """The recurrent state before the next `decide`, float32 ``[E, size]``.
 
-        Zeros at first; size 0 for a network without memory. A view, valid until that `begin`.
+        Zeros at first; size 0 for a network without memory. A view, valid until that `decide`.
         """
 
-    def reset(self, group: int, first: npt.NDArray[np.bool_]) -> None:
+    def reset(self, first: npt.NDArray[np.bool_]) -> None:
         """Set the recurrent state to zeros in the environments marked in ``first``, bool ``[E]``.
 
         Their next observation is the first of an episode.
         """
 
-    def refresh(self, weights: Float32, stamp: Stamp) -> None:
-        """Use ``weights`` from now on, a flat vector float32 ``[layout.size]``, which is copied.
-
-        No group may be within an unroll, so that each unroll has one policy version. Of version 0,
-        before the first update, actions may be random (`ActionSampler.untrained`). Raises
-        ValueError for a vector of another size.
-        """
+    def forget(self) -> None:
+        """Forget the weights: those of another learner may have the same stamp. States stay."""
 
     def state_dict(self) -> dict[str, Any]:
         """Between two unrolls: recurrent states and random generators, as JSON values and copies of

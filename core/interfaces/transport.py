@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -30,6 +30,9 @@ class Welcome:
     spec: SlotSpec
     layout: ParamLayout
     config: Mapping[str, Any]
+    spaces: Sequence[Any] | None = None
+    """The environment's spaces of observations and of actions (`envs.space_json.brief_spaces`);
+    None from a learner of 0.1."""
 
 
 class LearnerGoneError(Exception):

@@ -231,6 +231,7 @@ def _write(folder: Path, data: bytes, temporary: str) -> None:
 
 def check_layout(path: Path, stored: ParamLayout, wanted: ParamLayout) -> None:
     """Raise UserError where the checkpoint at ``path`` is of another network."""
+    stored, wanted = stored.filled, wanted.filled
     if stored == wanted:
         return
     rows = max(len(stored.entries), len(wanted.entries))

@@ -2,68 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.interfaces import ReadWeights
 from penstock.core.params import Array, Float32, Stamp
 from penstock.models.acting.policy import Policy
 
 
 class LocalInference:
-    """Computes on the actor's own CPU, within `begin`. Each group has a `Policy`."""
+    """An `Inference` in the actor's own process: a policy and its weights."""
 
-    def __init__(self, policies: Sequence[Policy]) -> None:
-        self._policies = policies
-        self._columns = [tuple(policy.recorded.values()) for policy in policies]
-        self._actions: list[Array | None] = [None] * len(policies)  # since `begin`
-        self.recorded = tuple(policies[0].recorded)
+    def __init__(self, policy: Policy, size: int) -> None:
+        """``size`` is that of the policy's flat vector of weights."""
+        self._policy = policy
+        self._columns = tuple(policy.recorded.values())
+        self._weights = np.empty(size, np.float32)
+        self.recorded = tuple(policy.recorded)
         self.stamp: Stamp | None = None
 
-    def begin(self, group: int, observations: Array) -> None:
-        if self._actions[group] is not None or self.stamp is None:
-            raise RuntimeError("begin needs weights, and the group's last begin to be finished")
-        self._actions[group] = self._policies[group].act(observations)
+    def refresh(self, read: ReadWeights) -> Stamp | None:
+        stamp = read(self._weights, self.stamp)
+        if stamp is not None:
+            self._policy.load(self._weights)
+            self._policy.decider.untrained = stamp.version == 0
+            self.stamp = stamp
+        return self.stamp
 
-    def finish(self, group: int) -> tuple[Array, tuple[Array, ...]]:
-        actions = self._actions[group]
-        if actions is None:
-            raise RuntimeError("finish without begin")
-        self._actions[group] = None
-        return actions, self._columns[group]
+    def decide(self, observations: Array) -> tuple[Array, tuple[Array, ...]]:
+        if self.stamp is None:
+            raise RuntimeError("there are no weights")
+        return self._policy.act(observations), self._columns
 
-    def state(self, group: int) -> Float32:
-        self._check_finished(group)
-        return self._policies[group].state
+    def state(self) -> Float32:
+        return self._policy.state
 
-    def reset(self, group: int, first: npt.NDArray[np.bool_]) -> None:
-        self._check_finished(group)
-        self._policies[group].reset(first)
+    def reset(self, first: npt.NDArray[np.bool_]) -> None:
+        self._policy.reset(first)
 
-    def refresh(self, weights: Float32, stamp: Stamp) -> None:
-        for group, policy in enumerate(self._policies):
-            self._check_finished(group)
-            policy.load(weights)
-            policy.decider.untrained = stamp.version == 0
-        self.stamp = stamp
+    def forget(self) -> None:
+        self.stamp = None
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "states": [policy.state.copy() for policy in self._policies],
-            "deciders": [policy.state_dict() for policy in self._policies],
-        }
+        # Lists of one, as in the files of 0.1.
+        return {"states": [self._policy.state.copy()], "deciders": [self._policy.state_dict()]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        given = zip(self._policies, state["states"], state["deciders"], strict=True)
-        for policy, memory, decider in given:
-            policy.state[...] = memory
-            policy.load_state_dict(decider)
+        [recurrent], [decider] = state["states"], state["deciders"]
+        self._policy.state[...] = recurrent
+        self._policy.load_state_dict(decider)
 
     def close(self) -> None:
         """It holds nothing but memory."""
-
-    def _check_finished(self, group: int) -> None:
-        if self._actions[group] is not None:
-            raise RuntimeError("the group's last begin is not finished")

@@ -12,20 +12,26 @@ import numpy as np
 import pytest
 
 from contract.test_transports import CONTRACT, World
+from fake_inference import ScriptedInference
 from lockstep_run import of_kind, train_in_lockstep
 from pages import added, code
 from penstock.actors import role as actor_role
+from penstock.actors.rollout import Rollout
+from penstock.algos.recorded import RECORDED, make_recorders
 from penstock.algos.registry import ALGORITHMS
+from penstock.algos.samples import slot_spec
 from penstock.cli.check_env import check
 from penstock.configs.load import resolve
 from penstock.configs.reference import reference
 from penstock.core.interfaces import Collective, Link
 from penstock.core.params import Stamp
 from penstock.core.specs import SlotSpec
+from penstock.envs import make
 from penstock.learner import role as learner_role
 from penstock.learner.codecs.registry import CODECS
 from penstock.monitor.registry import SINKS
 from penstock.monitor.sinks import FanOut, make_sinks
+from penstock.profiling.ledger import TimeLedger
 from penstock.transport.registry import TRANSPORTS
 from reduce_ring import Floats, codec_for, gradients, reduce_all, run_ranks
 from transport_world import LAYOUT, SPEC, context, in_thread, learner, reports
@@ -81,6 +87,27 @@ def test_the_sink_writes_what_it_gets(tmp_path: Path) -> None:
         finally:
             SINKS.unregister("csv")
     assert (tmp_path / "returns.csv").read_text() == "100,10.0\n200,20.0\n"
+
+
+def test_the_column_is_recorded_and_trained_with(tmp_path: Path) -> None:
+    config = resolve("cartpole", [*LOCKSTEP, "learner.updates_per_batch=1"])
+    with added("extending/column.md", tmp_path):
+        try:
+            env = make(config.env, 4)
+            logp = np.zeros(4, np.float32)
+            left = ScriptedInference(lambda _: np.zeros(4, np.int32), behaviour_logp=logp)
+            recorders, spec = make_recorders(config, env), slot_spec(config, env.info)
+            columns = spec.views(spec.zeros())
+            Rollout(env, left, 0, TimeLedger(), recorders).fill(columns, 0)
+            env.close()
+            [stop] = of_kind(train_in_lockstep(tmp_path / "run", config), "stop")
+        finally:
+            del RECORDED["visits"]
+    keys = [row.round(1).tobytes() for row in columns["obs"][1:].reshape(-1, 4)]
+    counts = [keys[: i + 1].count(key) for i, key in enumerate(keys)]
+    assert columns["visits"].ravel().tolist() == counts
+    assert max(counts) > 1
+    assert (stop["reason"], stop["error"]) == ("learner_steps", "")
 
 
 def test_the_environment_is_sound_and_trains(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ import torch
 from gymnasium import spaces
 from torch.distributions import Categorical, Normal, TanhTransform
 
-from fake_inference import LateInference
+from fake_inference import given
 from penstock.algos.acting import make_policy
 from penstock.algos.dqn.config import DqnConfig
 from penstock.algos.sac.config import SacConfig
 from penstock.algos.samples import network_shape
 from penstock.configs.schema import Config
-from penstock.core.interfaces import Inference
+from penstock.core.interfaces import Inference, ReadWeights
 from penstock.core.params import Float32, Stamp
 from penstock.core.state_bytes import from_bytes, to_bytes
 from penstock.models.acting.inference import LocalInference
@@ -30,14 +30,14 @@ ENVS, UNROLL, ACTIONS = 5, 6, 6
 VECTOR, FRAMES = spaces.Box(-1, 1, (4,), np.float32), spaces.Box(0, 255, (4, 84, 84), np.uint8)
 CHOICE, TORQUES = spaces.Discrete(ACTIONS), spaces.Box(-1, 1, (2, 3), np.float32)
 Array = npt.NDArray[Any]
-Make = Callable[[Config, Any, list[int]], Inference]
+Make = Callable[[Config, Any, int], Inference]
 
 
-@pytest.fixture(params=[LocalInference, LateInference])
+@pytest.fixture(params=[LocalInference])
 def make(request: pytest.FixtureRequest) -> Make:
-    """An inference with a group for each seed of a random generator."""
-    return lambda config, game, seeds: request.param(
-        [make_policy(config, game, seed) for seed in seeds]
+    """Makes an inference, for a seed of its random generator."""
+    return lambda config, game, seed: request.param(
+        make_policy(config, game, seed), network_shape(config, game).layout.size
     )
 
 
@@ -136,22 +136,21 @@ def begins(seed: int) -> Array:
 
 def test_actions_columns_and_state_are_those_of_the_network(make: Make, case: Case) -> None:
     """Over unrolls with other weights each, in which episodes begin."""
-    inference, rng = make(case.config, case.game, [3]), np.random.default_rng(3)
+    inference, rng = make(case.config, case.game, 3), np.random.default_rng(3)
     assert inference.stamp is None
-    state = np.zeros_like(inference.state(0))
+    state = np.zeros_like(inference.state())
     assert len(state) == ENVS
     for version in (1, 2, 3):
-        inference.refresh(case.weights(version), Stamp(1, version))
-        assert inference.stamp == Stamp(1, version)
+        found = inference.refresh(given(case.weights(version), Stamp(1, version)))
+        assert inference.stamp == found == Stamp(1, version)
         obs, first = case.observations(version), begins(version)
         outputs, after = case.outputs(obs, state, first)
         for t in range(UNROLL):
-            inference.reset(0, first[t])
+            inference.reset(first[t])
             if t == 0:
                 state[first[0]] = 0
-                assert_near(inference.state(0), state)
-            inference.begin(0, obs[t])
-            actions, columns = inference.finish(0)
+                assert_near(inference.state(), state)
+            actions, columns = inference.decide(obs[t])
             expected, recorded = case.sample(outputs[t], rng)
             assert actions.dtype == (np.int32 if case.game.action_space is CHOICE else np.float32)
             assert_near(actions, expected)
@@ -163,48 +162,20 @@ def test_actions_columns_and_state_are_those_of_the_network(make: Make, case: Ca
     inference.close()
 
 
-def test_two_groups_do_not_mix(make: Make, case: Case) -> None:
-    """Each begins before the other finishes, and finds what it would find alone."""
-    weights, obs = case.weights(0), [case.observations(seed) for seed in (0, 1)]
-
-    def played(groups: list[int]) -> list[list[Array]]:
-        inference = make(case.config, case.game, [5, 6])
-        inference.refresh(weights, Stamp(0, 1))
-        found: list[list[Array]] = [[], []]
-        for t in range(UNROLL):
-            for group in groups:
-                if t == 3:
-                    inference.reset(group, np.arange(ENVS) == group)
-                inference.begin(group, obs[group][t])
-            answers = [(group, inference.finish(group)) for group in groups]
-            for group, (actions, columns) in answers:
-                found[group] += [actions.copy(), *(column.copy() for column in columns)]
-        for group in groups:
-            found[group].append(inference.state(group).copy())
-        return found
-
-    both = played([0, 1])
-    for group in (0, 1):
-        for mine, alone in zip(both[group], played([group])[group], strict=True):
-            np.testing.assert_array_equal(mine, alone)
-    assert any((one != other).any() for one, other in zip(*both, strict=True))
-
-
 def test_one_with_the_state_of_another_continues_as_it(make: Make, case: Case) -> None:
     """Between two unrolls, with the same weights; whatever it did before."""
     weights, obs = case.weights(0), case.observations(0)
 
     def played(inference: Inference) -> list[Array]:
-        found: list[Array] = [inference.state(0).copy()]
+        found: list[Array] = [inference.state().copy()]
         for t in range(UNROLL):
-            inference.begin(0, obs[t])
-            actions, columns = inference.finish(0)
+            actions, columns = inference.decide(obs[t])
             found += [actions.copy(), *(column.copy() for column in columns)]
         return found
 
-    one, other = make(case.config, case.game, [5]), make(case.config, case.game, [6])
+    one, other = (make(case.config, case.game, seed) for seed in (5, 6))
     for inference in (one, other):
-        inference.refresh(weights, Stamp(0, 1))
+        inference.refresh(given(weights, Stamp(0, 1)))
     played(one)
     state = one.state_dict()
     wanted, differs = played(one), played(other)
@@ -217,45 +188,55 @@ def test_one_with_the_state_of_another_continues_as_it(make: Make, case: Case) -
 def test_only_a_refresh_changes_the_weights(make: Make, case: Case) -> None:
     obs, old, new = case.observations(0)[0], case.weights(0), case.weights(1)
 
-    def decided(change: Callable[[Inference, Float32], None]) -> list[Array]:
-        inference, weights = make(case.config, case.game, [0]), old.copy()
-        inference.refresh(weights, Stamp(0, 1))
+    def decided(change: Callable[[Inference, Float32], object]) -> list[Array]:
+        inference, weights = make(case.config, case.game, 0), old.copy()
+        inference.refresh(given(weights, Stamp(0, 1)))
         change(inference, weights)
-        inference.begin(0, obs)
-        actions, columns = inference.finish(0)
+        actions, columns = inference.decide(obs)
         return [actions.copy(), *(column.copy() for column in columns)]
 
     before = decided(lambda inference, weights: None)
     overwritten = decided(lambda inference, weights: weights.fill(0))
-    refreshed = decided(lambda inference, weights: inference.refresh(new, Stamp(0, 2)))
+    refreshed = decided(lambda inference, weights: inference.refresh(given(new, Stamp(0, 2))))
     assert all((a == b).all() for a, b in zip(before, overwritten, strict=True))
     assert any((a != b).any() for a, b in zip(before, refreshed, strict=True))
 
 
-def test_calls_out_of_order_are_refused(make: Make) -> None:
+def test_without_weights_nothing_is_decided(make: Make) -> None:
     case = CASES["lstm"]()
-    inference = make(case.config, case.game, [0, 1])
-    obs, weights = case.observations(0)[0], case.weights(0)
+    inference, obs = make(case.config, case.game, 0), case.observations(0)[0]
+    weights, stamp = case.weights(0), Stamp(0, 1)
     with pytest.raises(RuntimeError):
-        inference.begin(0, obs)  # without weights
-    with pytest.raises(ValueError, match="flat vector has"):
-        inference.refresh(weights[:-1], Stamp(0, 0))
+        inference.decide(obs)
+    assert inference.refresh(lambda out, newer_than: None) is None
+    with pytest.raises(RuntimeError):
+        inference.decide(obs)
+    with pytest.raises(ValueError, match="broadcast"):
+        inference.refresh(given(weights[:-1], stamp))
     assert inference.stamp is None
-    inference.refresh(weights, Stamp(0, 1))
-    with pytest.raises(RuntimeError):
-        inference.finish(0)
-    inference.begin(0, obs)
-    for call in (
-        lambda: inference.begin(0, obs),
-        lambda: inference.finish(1),
-        lambda: inference.state(0),
-        lambda: inference.reset(0, np.ones(ENVS, np.bool_)),
-        lambda: inference.refresh(weights, Stamp(0, 2)),
-    ):
-        with pytest.raises(RuntimeError):
-            call()
-    assert inference.stamp == Stamp(0, 1)
-    inference.begin(1, obs)
-    inference.finish(0)
-    inference.finish(1)
+    assert inference.refresh(given(weights, stamp)) == stamp
+    inference.decide(obs)
     inference.close()
+
+
+def test_weights_of_another_learner_are_read_though_their_stamp_is_the_same(make: Make) -> None:
+    """Memory goes on with them, as the environments do."""
+    case = CASES["lstm"]()
+    inference, obs = make(case.config, case.game, 0), case.observations(0)[0]
+    stamp, asked = Stamp(0, 1), list[Stamp | None]()
+    for seed in (0, 1):
+        learner = given(case.weights(seed), stamp)
+
+        def read(out: Float32, newer_than: Stamp | None, learner: ReadWeights = learner) -> Any:
+            asked.append(newer_than)
+            return learner(out, newer_than)
+
+        assert inference.refresh(read) == stamp
+        assert inference.refresh(read) == stamp
+        inference.decide(obs)
+        state = inference.state().copy()
+        inference.forget()
+        assert inference.stamp is None
+        np.testing.assert_array_equal(inference.state(), state)
+        assert state.any()
+    assert asked == [None, stamp] * 2

@@ -104,6 +104,7 @@ class StreamLink:
             SlotSpec.from_dict(said["spec"]),
             ParamLayout.from_list(said["layout"]),
             said["config"],
+            said["spaces"],
         )
         geometry = Geometry(self.welcome.spec, slots=1, lanes=0)
         self._slot = geometry.slot(Arena.private(geometry.nbytes), 0)
@@ -222,6 +223,7 @@ class StreamConnector:
         welcome = self._link.welcome
         said: dict[str, Any] = {"run_id": welcome.run_id, "generation": welcome.generation}
         said |= {"spec": welcome.spec.to_dict(), "layout": welcome.layout.to_list()}
+        said["spaces"] = welcome.spaces
         return {"answer": said | {"config": welcome.config}}
 
     def _store(self, header: bytes, content: bytes) -> None:

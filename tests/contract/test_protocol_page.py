@@ -183,6 +183,10 @@ def test_a_stranger_trains_along(far_side: tuple[Learner, Receiver, str]) -> Non
     told = stranger.join(None)
     assert told["spec"] == json.loads(json.dumps(SPEC.to_dict()))
     assert told["config"] == {"env": {"id": "Test-v0"}}
+    observations, actions = told["spaces"]
+    assert [key for key, _ in observations["Dict"]] == ["seen", "speed"]
+    assert observations["Dict"][1][1]["Box"] == [[-math.inf, 0.0], 9.5, [2], "<f4"]
+    assert actions == {"Discrete": [3, 1]}
     assert (stranger.run_id, stranger.spec_hash) == (RUN_ID, json_hash(told["spec"]))
 
     stamp, weights = stranger.weights(None)

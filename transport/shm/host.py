@@ -69,6 +69,7 @@ class ShmHost:
             "spec": welcome.spec.to_dict(),
             "layout": welcome.layout.to_list(),
             "config": welcome.config,
+            "spaces": welcome.spaces,
             "release": __version__,
         }
         assert self._board.arena.fd is not None

@@ -69,6 +69,7 @@ class ShmLink:
                 SlotSpec.from_dict(reply["spec"]),
                 ParamLayout.from_list(reply["layout"]),
                 reply["config"],
+                reply.get("spaces"),
             )
             self.release = release_of(reply)
             received.pop_all()

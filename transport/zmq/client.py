@@ -331,6 +331,7 @@ class Client:
                 self._checked(SlotSpec.from_dict(meta["spec"])),
                 ParamLayout.from_list(meta["layout"]),
                 meta["config"],
+                meta.get("spaces"),
             )
             self.boot_id, self.unix_path = meta["boot_id"], meta["unix_path"]
             self.release = wire.release_of(meta)

@@ -481,6 +481,7 @@ def _welcome_meta(link: ShmLink, unix_path: Path) -> dict[str, Any]:
         "spec": link.spec.to_dict(),
         "layout": link.welcome.layout.to_list(),
         "config": link.welcome.config,
+        "spaces": link.welcome.spaces,
         "release": __version__,
         "boot_id": boot_id(),
         "unix_path": str(unix_path),

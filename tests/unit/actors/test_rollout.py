@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
 from typing import Any
 
 import gymnasium
@@ -12,15 +11,15 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from fake_inference import LateInference, ScriptedInference
+from fake_inference import ScriptedInference
 from penstock.actors.rollout import Rollout
-from penstock.algos.acting import make_policy
-from penstock.algos.samples import network_shape, slot_spec
+from penstock.algos.recorded import make_recorders
+from penstock.algos.samples import slot_spec
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.interfaces import LearnerGoneError
 from penstock.core.params import Array, Stamp
-from penstock.envs import BatchedEnv, make, probe
+from penstock.envs import BatchedEnv, make
 from penstock.profiling.ledger import TimeLedger
 
 ENVS, UNROLL, SEED = 3, 40, 7
@@ -39,17 +38,17 @@ def script(actions: Array | None = None) -> ScriptedInference:
     return ScriptedInference(decide, behaviour_logp=logp)
 
 
-def unrolls(count: int, *options: str, discount: float | None = None) -> list[dict[str, Any]]:
+def unrolls(count: int, *options: str) -> list[dict[str, Any]]:
     small = (f"actors.envs={ENVS}", f"actors.unroll={UNROLL}")
     config = resolve("cartpole", [*small, *options])
     game = make(config.env, ENVS)
     spec = slot_spec(config, game.info)
     inference = script()
-    rollout = Rollout(game, inference, SEED, TimeLedger(), discount)
+    rollout = Rollout(game, inference, SEED, TimeLedger(), make_recorders(config, game))
     filled = []
     for version in range(count):
         columns = spec.views(spec.zeros())
-        inference.refresh(np.empty(0, np.float32), Stamp(0, version))
+        inference.stamp = Stamp(0, version)
         steps = rollout.fill(columns, version)
         assert steps == np.count_nonzero(columns["alive"])
         filled.append(columns)
@@ -86,8 +85,31 @@ def test_columns_are_what_a_vector_environment_gives_step_by_step() -> None:
     vector.close()
 
 
+def test_each_row_has_the_version_that_chose_its_action() -> None:
+    """Also where it changes within an unroll, and where a replaced server has older weights."""
+    config = resolve("cartpole", [f"actors.envs={ENVS}", "actors.unroll=6"])
+    env, inference = make(config.env, ENVS), script()
+    spec = slot_spec(config, env.info)
+    rollout = Rollout(env, inference, SEED, TimeLedger())
+    stamps = iter([Stamp(1, version) for version in (4, 4, 7, 7, 6, 8, 8, 8, 8, 8, 8, 9)])
+    decide = inference.decide
+
+    def newer(observations: Array) -> tuple[Array, tuple[Array, ...]]:
+        inference.stamp = next(stamps)
+        return decide(observations)
+
+    inference.decide = newer  # type: ignore[method-assign]
+    columns = spec.views(spec.zeros())
+    for versions, oldest in (([4, 4, 7, 7, 6, 8], 4), ([8, 8, 8, 8, 8, 9], 8)):
+        rollout.fill(columns, 0)
+        assert columns["policy_version"].tolist() == [[version] * ENVS for version in versions]
+        assert rollout.oldest == Stamp(1, oldest)
+    env.close()
+
+
 def test_discounted_returns_are_summed_up_within_each_episode() -> None:
-    found = unrolls(2, "algo.normalize_rewards=true", "algo.reward_scale=1", discount=0.9)
+    options = ("algo.normalize_rewards=true", "algo.reward_scale=1", "algo.discount=0.9")
+    found = unrolls(2, *options)
     sums = np.zeros(ENVS)
     for columns in found:
         for t in range(UNROLL):
@@ -95,6 +117,26 @@ def test_discounted_returns_are_summed_up_within_each_episode() -> None:
             np.testing.assert_allclose(columns["discounted_return"][t], sums, rtol=1e-5)
             sums[columns["terminated"][t] | columns["truncated"][t]] = 0
     assert "discounted_return" not in unrolls(1)[0]
+
+
+def test_a_state_that_0_1_saved_is_continued() -> None:
+    """In it discounted returns stand beside the rest."""
+    config = resolve(
+        "cartpole", [f"actors.envs={ENVS}", "algo.normalize_rewards=true", "algo.reward_scale=1"]
+    )
+    env = make(config.env, ENVS)
+    rollouts = [
+        Rollout(env, script(), SEED, TimeLedger(), make_recorders(config, env)) for _ in range(2)
+    ]
+    spec = slot_spec(config, env.info)
+    rollouts[0].fill(spec.views(spec.zeros()), 0)
+    state = rollouts[0].state_dict()
+    returns = state["recorders"]["discounted"]
+    assert returns.any()
+    old = {name: value for name, value in state.items() if name != "recorders"}
+    rollouts[1].load_state_dict(old | {"discounted": returns})
+    np.testing.assert_equal(rollouts[1].state_dict(), state)
+    env.close()
 
 
 @pytest.mark.parametrize("discount", [None, 1.0])
@@ -113,12 +155,13 @@ def test_small_rewards_count_in_a_large_return(discount: float | None) -> None:
             return np.zeros(4, np.float32), next(self.rewards), False, False, {}
 
     options = ["actors.envs=1", f"actors.unroll={UNROLL}", "algo.reward_scale=1"]
-    config = resolve("cartpole", [*options, f"algo.normalize_rewards={discount is not None}"])
+    if discount is not None:
+        options += ["algo.normalize_rewards=true", f"algo.discount={discount}"]
+    config = resolve("cartpole", options)
     vector = SyncVectorEnv([Long], autoreset_mode=AutoresetMode.NEXT_STEP)
     game = BatchedEnv("long", vector, 1, "how")
     spec, inference = slot_spec(config, game.info), script(np.zeros(1, np.int32))
-    rollout = Rollout(game, inference, SEED, TimeLedger(), discount)
-    inference.refresh(np.empty(0, np.float32), Stamp(0, 0))
+    rollout = Rollout(game, inference, SEED, TimeLedger(), make_recorders(config, game))
     rollout.fill(columns := spec.views(spec.zeros()), 0)
     assert columns["episode_return"][-1].item() == 20_000_010
     if discount is not None:
@@ -132,7 +175,6 @@ def test_a_shortened_first_episode_is_no_result() -> None:
     columns = spec.views(spec.zeros())
     inference = ScriptedInference(lambda obs: np.zeros((1, 1), np.float32))
     rollout = Rollout(game, inference, SEED, TimeLedger())
-    inference.refresh(np.empty(0, np.float32), Stamp(0, 0))
     assert rollout.fill(columns, 0) == 348  # all but two resets
     game.close()
     ends = np.flatnonzero(columns["truncated"])
@@ -255,40 +297,3 @@ def test_an_unroll_that_was_given_up_is_continued_by_the_next(
     for name in ("obs", "reward", "terminated", "truncated", "alive", "episode_return"):
         np.testing.assert_array_equal(columns[name][: UNROLL - row], whole[name][row:UNROLL], name)
     game.close()
-
-
-def test_two_groups_overlap_in_one_thread() -> None:
-    """While one group's actions are computed the other group is stepped; each gets what is its
-    own, as if it were alone."""
-    config = resolve("cartpole", [f"actors.envs={ENVS}", f"actors.unroll={UNROLL}"])
-    info = probe(config.env)
-    spec = slot_spec(config, info)
-    size = network_shape(config, info).layout.size
-    weights = np.random.default_rng(0).normal(0, 1, size).astype(np.float32)
-
-    def play(groups: list[int]) -> tuple[list[dict[str, Array]], list[tuple[str, int]]]:
-        inference = LateInference([make_policy(config, info, seed) for seed in (5, 6)])
-        games, ledger = [make(config.env, ENVS) for _ in groups], TimeLedger()
-        rollouts = [
-            Rollout(game, inference, SEED + group, ledger, group=group)
-            for group, game in zip(groups, games, strict=True)
-        ]
-        slots = [spec.views(spec.zeros()) for _ in groups]
-        for version in range(3):
-            inference.refresh(weights * version, Stamp(0, version))
-            unrolls = (rollout.play(slot, 0) for rollout, slot in zip(rollouts, slots, strict=True))
-            for _ in zip_longest(*unrolls):
-                pass
-        for game in games:
-            game.close()
-        return slots, inference.calls
-
-    both, calls = play([0, 1])
-    for group in (0, 1):
-        (alone,), _ = play([group])
-        assert alone.keys() == both[group].keys()
-        for name, column in alone.items():
-            np.testing.assert_array_equal(both[group][name], column, name)
-    assert len({slot["behaviour_logp"].tobytes() for slot in both}) == 2
-    one_step = [("finish", 0), ("begin", 0), ("finish", 1), ("begin", 1)]
-    assert calls[: 4 * UNROLL - 2] == [("begin", 0), ("begin", 1), *one_step * (UNROLL - 1)]

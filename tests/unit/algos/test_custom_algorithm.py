@@ -19,7 +19,7 @@ from lockstep_run import of_kind, train_in_lockstep
 from pages import code
 from penstock.algos.custom.algorithm import custom
 from penstock.algos.registry import algorithm
-from penstock.algos.samples import make_receive, network_shape, process, slot_spec
+from penstock.algos.samples import make_receive, process, slot_spec
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
@@ -344,11 +344,10 @@ def test_one_on_replay_has_the_columns_that_fit_the_actions(off_policy: str) -> 
     columns = spec.views(spec.zeros())
     columns["reward"][...], columns["alive"][...] = 4, True
     columns["action"][...] = 2
-    layout = network_shape(choices, CHOICES).layout
     with pytest.raises(ValueError, match="actions from 2 to 2, there are 2"):
-        make_receive(choices.algo, layout)(columns)
+        make_receive(choices.algo, CHOICES)(columns)
     columns["action"][...] = 1
-    make_receive(choices.algo, layout)(columns)
+    make_receive(choices.algo, CHOICES)(columns)
     assert (columns["reward"] == 2).all()
     assert (columns["priority"] == 2).all()
     spec = slot_spec(numbers, NUMBERS)
@@ -359,7 +358,7 @@ def test_one_on_replay_has_the_columns_that_fit_the_actions(off_policy: str) -> 
     assert (columns["reward"] == 2).all()
     columns["action"][...] = 3
     with pytest.raises(ValueError, match=r"an action of 3\.0"):
-        make_receive(numbers.algo, network_shape(numbers, NUMBERS).layout)(columns)
+        make_receive(numbers.algo, NUMBERS)(columns)
     several = algorithm(choices.algo).columns(
         CHOICES.observation_space, spaces.MultiDiscrete(np.array([[2, 3], [4, 5]]))
     )
@@ -376,7 +375,7 @@ def test_one_on_replay_may_have_columns_of_its_own(off_policy: str) -> None:
     process(cfg.algo, columns)
     assert (columns["reward"] == 0.25).all()
     with pytest.raises(ValueError, match="never sound"):
-        make_receive(cfg.algo, network_shape(cfg, CHOICES).layout)(columns)
+        make_receive(cfg.algo, CHOICES)(columns)
     assert algorithm(cfg.algo).data(cfg.algo) == Transitions(5)
 
 

@@ -18,11 +18,11 @@ from penstock.algos.dqn.config import DqnConfig
 from penstock.algos.samples import make_receive, process, slot_spec
 from penstock.algos.slots import newest_frames
 from penstock.configs.load import resolve
-from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
+from penstock.envs import EnvInfo
 from penstock.models.acting.categorical import EpsilonGreedySampler
 
-TWO = ParamLayout((("head.bias", (2,)),))
+TWO = EnvInfo(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), 1, "")
 
 
 class Table(nn.Module):

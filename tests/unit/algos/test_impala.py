@@ -17,16 +17,16 @@ from penstock.algos.impala import algorithm as impala
 from penstock.algos.impala.config import ImpalaConfig
 from penstock.algos.ops.vtrace import vtrace
 from penstock.algos.samples import process, slot_spec
-from penstock.algos.slots import RETURN, with_returns
+from penstock.algos.slots import RETURN
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
-from penstock.core.params import ParamLayout
-from penstock.core.specs import SlotSpec
+from penstock.core.specs import Column, SlotSpec
+from penstock.envs import EnvInfo
 from penstock.models.acting.categorical import CategoricalSampler
 from penstock.models.acting.numpy_mlp import NumpyMlp
 from penstock.models.acting.policy import Policy
 from penstock.models.acting.torch_network import TorchNetwork
-from penstock.models.actions import Numbers, discrete
+from penstock.models.actions import discrete
 from penstock.models.layout import CnnShape, MlpShape
 from penstock.models.torch_nets import Net, build_net
 from random_unrolls import ACTIONS, make_batch
@@ -259,7 +259,7 @@ def test_actors_and_connectors_need_no_torch_for_it() -> None:
     assert done.stdout == "False\n"
 
 
-TWO_ACTIONS = ParamLayout((("policy.bias", (2,)),))
+TWO_ACTIONS = EnvInfo(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), 1, "")
 
 
 def _sound() -> dict[str, np.ndarray[Any, Any]]:
@@ -289,7 +289,7 @@ def test_what_a_stranger_sent_is_checked(column: str, value: float, sentence: st
 @pytest.mark.parametrize("value", [2e12, -2e12])
 def test_a_discounted_return_is_bounded_as_a_reward_is(value: float) -> None:
     columns = impala.columns(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
-    spec = SlotSpec(2, 2, with_returns(columns))
+    spec = SlotSpec(2, 2, (*columns, Column(RETURN, "<f4")))
     sent = spec.views(spec.zeros())
     sent[RETURN][1, 1] = value / 2
     impala.check(sent, TWO_ACTIONS)
@@ -311,15 +311,15 @@ def test_log_probabilities_of_choices_are_bounded(sound: float, value: float) ->
 @pytest.mark.parametrize(("size", "sound"), [(1, 999.0), (60, 59_999.0)])
 def test_log_densities_are_bounded_by_the_numbers_of_an_action(size: int, sound: float) -> None:
     """Deviations of e^-20 have log-densities of 19 each: 1140 of 60."""
-    shape = MlpShape(3, Numbers((size,)), (8,), "tanh", 1.0)
-    columns = impala.columns(spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (size,)))
+    info = EnvInfo(spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (size,)), 1, "")
+    columns = impala.columns(*info.spaces)
     spec = SlotSpec(2, 2, columns)
     sent = spec.views(spec.zeros())
     sent["behaviour_logp"][:] = sound
-    impala.check(sent, shape.layout)
+    impala.check(sent, info)
     sent["behaviour_logp"][1, 1] = sound + 2
     with pytest.raises(ValueError, match="log-probabilities"):
-        impala.check(sent, shape.layout)
+        impala.check(sent, info)
 
 
 @pytest.mark.parametrize("name", ["terminated", "truncated", "alive"])

@@ -12,13 +12,14 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from fake_inference import given
 from penstock.algos.acting import make_inference
 from penstock.algos.sac import algorithm as sac
 from penstock.algos.sac import update
 from penstock.algos.sac.config import SacConfig
 from penstock.algos.samples import make_receive, network_shape, process, slot_spec
 from penstock.configs.load import resolve
-from penstock.core.params import ParamLayout, Stamp
+from penstock.core.params import Stamp
 from penstock.core.specs import SlotSpec
 from penstock.models.acting.gaussian import SquashedGaussianSampler
 
@@ -87,9 +88,8 @@ def test_actions_are_uniform_until_the_first_update() -> None:
     obs = np.ones((5000, 3))
     drawn: list[npt.NDArray[np.float32]] = []
     for version in (0, 1):
-        inference.refresh(weights, Stamp(0, version))
-        inference.begin(0, obs)
-        drawn.append(inference.finish(0)[0].astype(np.float32))
+        inference.refresh(given(weights, Stamp(0, version)))
+        drawn.append(inference.decide(obs)[0].astype(np.float32))
     quantiles = np.quantile(drawn[0], [0.0, 0.25, 0.5, 0.75, 1.0])
     np.testing.assert_allclose(quantiles, [-1, -0.5, 0, 0.5, 1], atol=0.03)
     assert np.median(drawn[1]) > 0.9, "the network's means are large"
@@ -198,7 +198,7 @@ def test_process_scales_rewards_alone() -> None:
 def test_what_a_stranger_sent_is_checked(value: float, sentence: str) -> None:
     columns = sound()
     columns["action"][0, 0] = [1.0, -1.0]
-    make_receive(SacConfig(), ParamLayout(()))(columns)
+    make_receive(SacConfig(), Game())(columns)
     columns["action"][1, 1, 0] = value
     with pytest.raises(ValueError, match=sentence):
-        make_receive(SacConfig(), ParamLayout(()))(columns)
+        make_receive(SacConfig(), Game())(columns)

@@ -24,7 +24,7 @@ def test_unrolls_are_what_a_connector_would_take_in(slots: int) -> None:
     trainer = make_trainer(config, info)
     assert isinstance(trainer, Trainer)
     batch = staged(trainer, info)
-    impala.check(batch.arrays, trainer.layout)
+    impala.check(batch.arrays, info)
     assert batch.arrays["obs"].shape == (33, 64 * slots, 4)
     assert batch.steps == np.count_nonzero(batch.arrays["alive"]) == 32 * 64 * slots
     assert set(np.unique(batch.arrays["action"])) == {0, 1}

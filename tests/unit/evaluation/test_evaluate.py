@@ -40,7 +40,7 @@ SEEDS = ("seed-2", "seed-10")
 class Scripted:
     """Environment i's episodes last ``lengths[i]`` steps that pay ``pay``; a reset is a step."""
 
-    life_lost = None
+    life_lost = playing = None
 
     def __init__(self, lengths: list[int], bad_after: int = -1, pay: float = 1.0) -> None:
         self.count = len(lengths)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import msgpack
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -22,8 +23,8 @@ from penstock import LoadedPolicy, UserError
 from penstock.algos.samples import network_shape
 from penstock.configs.load import dump, resolve
 from penstock.core import used_names
-from penstock.envs import probe
-from penstock.envs.space_json import from_json, to_json
+from penstock.envs import EnvInfo, probe
+from penstock.envs.space_json import brief_spaces, from_json, to_json
 from penstock.evaluation import exported
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
@@ -327,6 +328,20 @@ def test_one_file_gives_the_same_policy_where_there_is_no_environment(
         np.testing.assert_array_equal(state_again, state)
 
 
+def test_a_file_whose_layout_has_empty_entries_plays_as_without_them(tmp_path: Path) -> None:
+    """As those of 0.1 have, for choices and parts of observations."""
+    policy, file = loaded(tmp_path, "cells"), tmp_path / "policy.safetensors"
+    policy.save(file)
+    with safe_open(file, "numpy") as read:
+        about = json.loads(read.metadata()["penstock_policy"])
+        tensors = {name: read.get_tensor(name) for name in read.keys()}  # noqa: SIM118
+    about["layout"].append(["floats.0", [0, 8, 16]])
+    tensors["floats.0"] = np.zeros((0, 8, 16), np.float32)
+    file.write_bytes(to_bytes(tensors, {"penstock_policy": json.dumps(about)}))
+    seen = np.stack([CELLS.sample() for _ in range(9)])
+    np.testing.assert_array_equal(penstock.load_policy(file)(seen)[0], policy(seen)[0])
+
+
 def test_a_file_without_the_scale_plays_as_it_did(tmp_path: Path) -> None:
     """Bytes up to 10 were divided by 255."""
     policy = loaded(tmp_path, "cells")
@@ -363,6 +378,20 @@ def test_a_space_comes_back_from_json_as_it_was(space: spaces.Space[Any]) -> Non
     if isinstance(space, spaces.Dict):
         assert isinstance(again, spaces.Dict)
         assert list(again.spaces) == list(space.spaces)
+
+
+def test_brief_spaces_are_small_and_have_what_networks_read() -> None:
+    low = np.linspace(-3, 0, 3 * 90 * 90, dtype=np.float32).reshape(3, 90, 90)
+    parts = {"seen": spaces.Box(low, low + 5), "speed": spaces.Box(-low[0, :2, 0], np.float32(9))}
+    own = spaces.Dict(OrderedDict(parts)), spaces.Box(low.ravel()[:70], np.float32(1), (70,))
+    packed = msgpack.packb(brief_spaces(*own))
+    assert len(packed) < 2_000
+    observations, actions = (from_json(space) for space in msgpack.unpackb(packed))
+    assert actions == own[1]
+    info, again = (EnvInfo.of_spaces("it", each, 1, "") for each in (own, (observations, actions)))
+    assert again.parts == info.parts
+    assert again.parts[0].bounds == (-3.0, 5.0)
+    assert again.observation_space == info.observation_space
 
 
 def test_a_file_that_is_no_policy_is_refused_in_a_sentence(

@@ -235,6 +235,16 @@ def test_another_network_is_named_by_its_first_difference(
         checkpoint_format.load(tmp_path, ParamLayout(tuple(entries)))
 
 
+def test_empty_entries_of_an_older_layout_are_no_difference(tmp_path: Path) -> None:
+    """By them 0.1 described choices and parts of observations."""
+    entries = (*LAYOUT.entries[:2], ("choices.0", (0, 3)), *LAYOUT.entries[2:])
+    checkpoint_format.save(tmp_path, replace(make(), layout=ParamLayout(entries)))
+    found = checkpoint_format.load(tmp_path, LAYOUT)
+    np.testing.assert_array_equal(found.weights, make().weights)
+    with pytest.raises(UserError, match=r"has mean \[\] where .* nothing"):
+        checkpoint_format.load(tmp_path, ParamLayout(LAYOUT.entries[:2]))
+
+
 def refused_or_harmless(folder: Path, data: bytes) -> bool:
     """Whether these bytes in the file's place are refused; what is read must be what was saved."""
     (folder / FILE).write_bytes(data)

@@ -215,22 +215,21 @@ def test_what_a_stranger_sent_is_checked_choice_by_choice_and_part_by_part() -> 
     game = mixed({"pixels": ((8,), "|u1"), "speed": ((2,), "<f4")}, spaces.MultiDiscrete([3, 2]))
     cfg = config(core="gru")
     spec: SlotSpec = slot_spec(cfg, game)
-    layout = ParamLayout.from_list(actor_critic_shape(cfg, game).layout.to_list())
     columns = spec.views(spec.zeros())
     columns["action"][0, 0] = [2, 1]
     columns["obs"][0, 0, :8] = 255  # a NaN, were these numbers
-    impala.check(columns, layout)
+    impala.check(columns, game)
     columns["action"][0, 0] = [1, 2]
     with pytest.raises(ValueError, match="actions from 0 to 2, there are 3, 2"):
-        impala.check(columns, layout)
+        impala.check(columns, game)
     columns["action"][0, 0] = 0
     columns["obs"][1, 2, 8:12] = 255
     with pytest.raises(ValueError, match="column obs holds numbers that are not finite"):
-        impala.check(columns, layout)
+        impala.check(columns, game)
     columns["obs"][1, 2, 8:12] = 0
     columns["core_state"][1, 3] = np.inf
     with pytest.raises(ValueError, match="column core_state"):
-        impala.check(columns, layout)
+        impala.check(columns, game)
 
 
 @pytest.mark.parametrize(

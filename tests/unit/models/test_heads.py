@@ -387,14 +387,13 @@ def test_a_mask_holds_for_one_decision() -> None:
 
 def test_what_a_stranger_sent_is_checked() -> None:
     cfg, made = config("dqn"), game("dqn", {**NUMBERS, **MASK})
-    layout = ParamLayout.from_list(network_shape(cfg, made).layout.to_list())
     spec = slot_spec(cfg, made)
     columns = spec.views(spec.zeros())
-    dqn.check(columns, layout)
+    dqn.check(columns, made)
     columns["obs"][0, 0, :4] = 255  # a NaN of `speed`
     with pytest.raises(ValueError, match="column obs holds numbers that are not finite"):
-        dqn.check(columns, layout)
+        dqn.check(columns, made)
     columns["obs"][0, 0, :4] = 0
     columns["action"][0, 0] = 3
     with pytest.raises(ValueError, match="actions from 0 to 3, there are 3"):
-        dqn.check(columns, layout)
+        dqn.check(columns, made)

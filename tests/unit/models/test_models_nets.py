@@ -351,3 +351,12 @@ def test_a_gpu_computes_the_same(shape: ActorCriticShape) -> None:
     found = net.cuda()(obs.cuda())
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a.cpu(), b, rtol=0, atol=1e-2)
+
+
+def test_a_network_with_tanh_is_exported_by_the_strict_and_the_plain_way() -> None:
+    """numpy, which computes it on a CPU, cannot be part of an exported graph."""
+    net = build_net(MlpShape(4, discrete(2), (8, 8), "tanh", 1.0))
+    obs = torch.randn(3, 4)
+    for strict in (False, True):
+        outputs, _ = torch.export.export(net, (obs,), strict=strict).module()(obs)
+        torch.testing.assert_close(outputs, net(obs)[0], rtol=1e-5, atol=1e-5)

@@ -183,13 +183,13 @@ def test_its_slots_are_received(name: str, space: Any, known: str) -> None:
     """What comes over the wire is checked against the choices that there are."""
     game: Any = SimpleNamespace(observation_space=GAME.observation_space, action_space=space)
     cfg = config(name)
-    layout, spec = actor_critic_shape(cfg, game).layout, samples.slot_spec(cfg, game)
+    spec = samples.slot_spec(cfg, game)
     columns = spec.views(spec.zeros())
     columns["action"][:] = 1
-    samples.make_receive(cfg.algo, layout)(columns)
+    samples.make_receive(cfg.algo, game)(columns)
     columns["action"][:] = 3
     with pytest.raises(ValueError, match=f"actions from 3 to 3, there are {known}$"):
-        samples.make_receive(cfg.algo, layout)(columns)
+        samples.make_receive(cfg.algo, game)(columns)
 
 
 def test_what_drops_at_random_computes_as_on_the_actors() -> None:

@@ -11,6 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from fake_inference import given
 from penstock.actors.rollout import Rollout
 from penstock.algos.acting import make_inference, make_policy
 from penstock.algos.samples import slot_spec
@@ -70,7 +71,7 @@ def test_the_learner_reproduces_the_actors_log_probabilities(
     net = build_net(actor_critic_shape(cfg, game.info))
     spec = slot_spec(cfg, game.info)
     inference = make_inference(cfg, game.info, 3)
-    inference.refresh(wide_awake(net), Stamp(0, 0))
+    inference.refresh(given(wide_awake(net), Stamp(0, 0)))
     rollout = Rollout(game, inference, 0, TimeLedger())  # type: ignore[arg-type]
     states = []
     for index in range(UNROLLS):
@@ -190,7 +191,7 @@ def test_a_gpu_computes_the_same_with_the_same_gradient(core: str) -> None:
     spec = slot_spec(cfg, game.info)
     columns = spec.views(spec.zeros())
     inference = make_inference(cfg, game.info, 0)
-    inference.refresh(wide_awake(net), Stamp(0, 0))
+    inference.refresh(given(wide_awake(net), Stamp(0, 0)))
     Rollout(game, inference, 0, TimeLedger()).fill(columns, 0)  # type: ignore[arg-type]
     found = []
     for device in ("cpu", "cuda"):

@@ -1,0 +1,63 @@
+"""What an actor plays: environments that are stepped together, one for each row of a slot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from penstock.core.params import Array
+    from penstock.envs.vector_env import EnvInfo
+
+    Flags = npt.NDArray[np.bool_]
+
+
+class Environments(Protocol):
+    """Steps as many environments as a slot has columns, each row by row.
+
+    Calls come from one thread: `reset_into` first, then `step_into`; `close` last. When a step ends
+    an episode, the observation that it writes is the final one, and a later step writes the first
+    of the next episode: by default the next step, in which the row does not play
+    (`penstock.envs.vector_env` has the invariants of a step).
+    """
+
+    info: EnvInfo
+    count: int
+    playing: Flags | None
+    """Of the last step or reset, bool ``[count]``: the rows whose next step is a decision. They are
+    `alive` in the slot; the others have no reward, and forget their recurrent state. None: all but
+    those whose episode has just ended."""
+    recorded: Mapping[str, Array]
+    """Values of the last step for the columns `info.recorded`, each ``[count]``. The arrays are the
+    same all the time."""
+    life_lost: Flags | None
+    """Of the last step: which episodes ended with a life, while their game continues."""
+    shortened: Flags | None
+    """Of the last step: which first episodes were truncated before their time limit."""
+
+    def reset_into(self, seed: int, out: Array) -> None:
+        """Begin new episodes everywhere, and write their first observations ``[count, *shape]``."""
+
+    def step_into(self, actions: Array, out: Array) -> tuple[npt.NDArray[Any], Flags, Flags]:
+        """Step every environment, and write the observations that follow.
+
+        Returns: raw rewards, terminated and truncated, each ``[count]``; never both flags.
+        """
+
+    def watch_precision(self) -> None:
+        """Note which numbers of the next observations networks will not tell apart."""
+
+    def state_dict(self) -> Any:
+        """The state between two steps, as plain data. Raises NotSavableError."""
+
+    def load_state_dict(self, state: Any) -> None:
+        """Continue from a `state_dict`. Raises NotSavableError where it does not fit."""
+
+    def pictures(self) -> list[Array]:
+        """Pictures of the last step, uint8 ``[H, W, 3]`` each, oldest first."""
+
+    def close(self) -> None:
+        """Close the environments."""

@@ -1,0 +1,57 @@
+"""A vector environment of games with two seats each, whose episodes end apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+LENGTHS = (3, 5)  # steps of an episode, by seat
+
+
+class Pair(VectorEnv):
+    """Row 2 g + s is seat s of game g. The first seat is out until the second one has ended.
+
+    It records its seat in each step, and at an episode's end the outcome.
+    """
+
+    def __init__(self, num_envs: int, lies: str = "") -> None:
+        self.metadata = {
+            "autoreset_mode": AutoresetMode.NEXT_STEP,
+            "seats": 2,
+            "recorded": {"whose": "|u1", "outcome": "<f4"},
+        }
+        self.num_envs = num_envs
+        self.single_observation_space = spaces.Dict(
+            age=spaces.Box(0, np.inf, (1,), np.float32), seat=spaces.Discrete(2)
+        )
+        self.single_action_space = spaces.Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._seat = np.arange(num_envs) % 2
+        self._length = np.array(LENGTHS)[self._seat]
+        self._lies = lies
+        self._age = 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self._age = 0
+        return self._observe(), {}
+
+    def step(self, actions: Any) -> Any:
+        self._age = (self._age + 1) % (max(LENGTHS) + 1)  # 0: a step that only resets
+        ended = np.equal(self._age, self._length)
+        playing = np.less(self._age, self._length)
+        reward = np.where(self._age > 0, self._age <= self._length, False).astype(np.float32)
+        info = {"playing": playing, "whose": self._seat, "outcome": np.where(ended, 0.5, 0.0)}
+        if self._lies == "playing":
+            info["playing"] = playing | ended
+        elif self._lies:
+            del info[self._lies]
+        return self._observe(), reward, ended, np.zeros_like(ended), info
+
+    def _observe(self) -> Any:
+        age = np.full((self.num_envs, 1), self._age, np.float32)
+        return {"age": age, "seat": self._seat.copy()}
