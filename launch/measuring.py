@@ -68,12 +68,13 @@ def time_steps(config: Mapping[str, Any]) -> list[list[Any]]:
 
     ``config`` is a config as JSON.
     """
-    from penstock.algos.acting import make_inference, timed
+    from penstock.algos.acting import make_inference
+    from penstock.autotune.forms import with_acting_form
     from penstock.envs import probe
 
     settings = Config.model_validate(config)
     choices, info = settings.envs_choices, probe(settings.env)
-    settings, _ = timed(with_number(settings, choices[0]), info)
+    settings, _ = with_acting_form(with_number(settings, choices[0]), info)
     make_inference(settings, info, 0)  # imports its library, which is no part of what follows
     seconds: Seconds = {}
     with ExitStack() as kept:  # the environments of the number before
@@ -105,9 +106,10 @@ def time_connector(config: Mapping[str, Any]) -> list[list[Any]]:
     import numpy as np
 
     from penstock.algos.samples import make_receive, network_shape, slot_spec
+    from penstock.autotune.forms import with_training_form
     from penstock.core.specs import HEADER
     from penstock.device.choice import device_of
-    from penstock.learner.factory import make_trainer, timed
+    from penstock.learner.factory import make_trainer
     from penstock.learner.sources.staging import StagingBatch
     from penstock.learner.trainer import Trainer
     from penstock.transport.shm.store import Slot
@@ -130,7 +132,7 @@ def time_connector(config: Mapping[str, Any]) -> list[list[Any]]:
         receive(columns)
 
     [slot_s] = race([lambda: own_seconds(take)])
-    trainer = make_trainer(timed(settings, info)[0], info)
+    trainer = make_trainer(with_training_form(settings, info)[0], info)
     assert isinstance(trainer, Trainer)
     slots = settings.learner.batch_slots
     batch = StagingBatch(spec, slots, trainer.device)
