@@ -34,31 +34,25 @@ CONNECTOR_S = 10.0  # for receiving and training
 
 
 def step_seconds(config: Config) -> list[list[Any]]:
-    """Numbers of environments and the seconds of an agent step with each, as `time_steps`.
-
-    Raises what `alone` does.
-    """
-    found: list[list[Any]] = alone(
-        f"{__name__}:time_steps",
-        {"config": config.model_dump(mode="json")},
-        seconds=BUDGET_S * len(config.envs_choices),
-        start_s=config.run.start_timeout_s,
-        threads=config.actors.threads,
-    )
-    return found
+    """Numbers of environments and the seconds of an agent step with each, as `time_steps`."""
+    seconds = BUDGET_S * len(config.envs_choices)
+    return _alone(time_steps.__name__, config, seconds, config.actors.threads)
 
 
 def connector_seconds(config: Config) -> list[list[Any]]:
-    """The seconds of an agent step in a connector and in a learner, as `time_connector`.
+    """The seconds of an agent step in a connector and in a learner, as `time_connector`."""
+    return _alone(time_connector.__name__, config, CONNECTOR_S, config.learner.first_threads)
 
-    Raises what `alone` does.
-    """
+
+def _alone(name: str, config: Config, seconds: float, threads: int) -> list[list[Any]]:
+    """What the function ``name`` of this file returns in a process of its own, with the errors of
+    `alone`."""
     found: list[list[Any]] = alone(
-        f"{__name__}:time_connector",
+        f"{__name__}:{name}",
         {"config": config.model_dump(mode="json")},
-        seconds=CONNECTOR_S,
+        seconds=seconds,
         start_s=config.run.start_timeout_s,
-        threads=config.learner.first_threads,
+        threads=threads,
     )
     return found
 

@@ -21,7 +21,7 @@ from penstock.core.files import CONFIG_NBYTES
 from penstock.core.formatting import finite
 from penstock.monitor.intervals import Floats
 from penstock.monitor.ranks import COUNTERS
-from penstock.profiling.ledger import Part
+from penstock.profiling.ledger import Part, learner_parts
 from penstock.profiling.report.profile import (
     RECEIVED,
     ActorEvidence,
@@ -211,7 +211,7 @@ def make_profile(
         actors=_actors(ledgers, window, options, produced or 0.0),
         connectors=_connectors(columns, window, ledgers, options),
         others=[
-            ProcessEvidence(name=name, parts=ledger, cpu=window.mean(f"cpu/{name}"))
+            ProcessEvidence(name=name, ledger=ledger, cpu=window.mean(f"cpu/{name}"))
             for name, ledger in ledgers.items()
             if not name.startswith(("learner-", "actor-", "connector-"))
         ],
@@ -249,13 +249,14 @@ def _learners(
     ranks = [name for name in ledgers if name.startswith("learner-")] or ["learner-0"]
     for name in ranks:
         own = _of_rank(columns, _number(name))
+        parts = ledgers.get(name, {})
         cpu = window.mean(f"cpu/{name}")
         learners.append(
             LearnerEvidence(
                 rank=_number(name),
                 name=name,
-                ledger=window.shares(f"{own}ledger/"),
-                parts=ledgers.get(name, {}),
+                ledger=window.shares(f"{own}ledger/") or learner_parts(parts),
+                parts=parts,
                 threads=threads.get(name, {}),
                 cpu=cpu,
                 coreless=None if cpu else 0.0,  # unknown without the processor's time
@@ -279,7 +280,7 @@ def _actors(
     return [
         ActorEvidence(
             name=name,
-            parts=ledger,
+            ledger=ledger,
             cpu=window.mean(f"cpu/{name}"),
             learner=_number(name) % _count(options, "learner", "most_count"),
             steps_per_s=produced * works[name] / total,
@@ -294,21 +295,16 @@ def _connectors(
     ledgers: Mapping[str, Mapping[str, float]],
     options: Mapping[str, Any],
 ) -> list[ConnectorEvidence]:
-    each = _count(options, "transport", "first_connectors")
+    own = {name: ledger for name, ledger in ledgers.items() if name.startswith("connector-")}
     connectors = []
-    for name, ledger in ledgers.items():
-        if name.startswith("connector-"):
-            rank = _number(name) // each
-            received = f"{_of_rank(columns, rank)}received/"
-            connectors.append(
-                ConnectorEvidence(
-                    name=name,
-                    parts=ledger,
-                    cpu=window.mean(f"cpu/{name}"),
-                    learner=rank,
-                    received={counter: window.rate(received + counter) for counter in RECEIVED},
-                )
-            )
+    for name, ledger in own.items():
+        rank = _number(name) // _count(options, "transport", "first_connectors")
+        received = f"{_of_rank(columns, rank)}received/"
+        rates: Any = {f"{counter}_per_s": window.rate(received + counter) for counter in RECEIVED}
+        cpu = window.mean(f"cpu/{name}")
+        connectors.append(
+            ConnectorEvidence(name=name, ledger=ledger, cpu=cpu, learner=rank, **rates)
+        )
     return connectors
 
 

@@ -14,12 +14,11 @@ from typing import Any
 
 from penstock.configs.policy_lag import batches_ahead, lag_of, lent_by_batch
 from penstock.configs.schema import Config
-from penstock.profiling.ledger import learner_parts
 from penstock.profiling.verdict import findings
 
 Profile = dict[str, Any]
 Shares = Mapping[str, float]
-RECEIVED = ("slots", "steps", "raw_nbytes", "coded_nbytes")  # counters of what connectors took in
+RECEIVED = ("slots", "steps", "raw_nbytes", "coded_nbytes")  # counters of connectors, in metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,26 +26,15 @@ class ProcessEvidence:
     """One process in the window. Shares are of its clock, rates are per second."""
 
     name: str
-    parts: Shares
-    """Of its main thread; of a learner on a GPU those of the GPU's stream."""
+    ended: bool = False
+    ledger: Shares
+    """Of its main thread, by part."""
+    unmeasured: Shares = field(default_factory=dict)
+    """By thread: the share that no part of its ledger has."""
     cpu: float | None
     """Cores that it keeps busy."""
     coreless: float | None = None
     """Share in which its main thread was ready to run and had no core."""
-    unmeasured: Shares = field(default_factory=dict)
-    """By thread: the share that no part of its ledger has."""
-    ended: bool = False
-
-    def entry(self) -> dict[str, Any]:
-        """What a profile has of every process."""
-        return {
-            "name": self.name,
-            "ended": self.ended,
-            "ledger": self.parts,
-            "unmeasured": self.unmeasured,
-            "cpu": self.cpu,
-            "coreless": self.coreless,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,51 +44,37 @@ class ActorEvidence(ProcessEvidence):
     learner: int
     steps_per_s: float
 
-    def entry(self) -> dict[str, Any]:
-        return super().entry() | {"learner": self.learner, "steps_per_s": self.steps_per_s}
-
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectorEvidence(ProcessEvidence):
-    """A connector; ``received`` are the figures `RECEIVED` of all connectors of its learner."""
+    """A connector, and what all connectors of its learner receive."""
 
     learner: int
-    received: Mapping[str, float | None]
-
-    def entry(self) -> dict[str, Any]:
-        rates = {f"{name}_per_s": rate for name, rate in self.received.items()}
-        return super().entry() | {"learner": self.learner} | rates
+    slots_per_s: float | None
+    steps_per_s: float | None
+    raw_nbytes_per_s: float | None
+    coded_nbytes_per_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerEvidence(ProcessEvidence):
-    """A learner. ``ledger`` are the shares by the names of `LearnerPart` where they do not follow
-    from the parts; ``ceiling_steps_per_s`` is the rate of a learner that never waits."""
+    """A learner. Its ``ledger`` has the names of `LearnerPart`; ``parts`` are of its main thread,
+    or with a GPU of that. ``ceiling_steps_per_s`` is the rate of one that never waits."""
 
     rank: int
+    parts: Shares
     threads: Mapping[str, Shares]
+    gpu_kernel_busy: float | None = None
     steps_per_s: float | None
     updates_per_s: float | None
-    queue_fill: float | None
-    ledger: Shares = field(default_factory=dict)
     ceiling_steps_per_s: float | None = None
-    gpu_kernel_busy: float | None = None
+    queue_fill: float | None
 
     def entry(self) -> dict[str, Any]:
-        ledger = self.ledger or learner_parts(self.parts)
-        ceiling, rate = self.ceiling_steps_per_s, self.steps_per_s
-        return super().entry() | {
-            "rank": self.rank,
-            "ledger": ledger,
-            "parts": self.parts,
-            "threads": self.threads,
-            "utilization": ledger.get("compute", 0.0),
-            "gpu_kernel_busy": self.gpu_kernel_busy,
-            "steps_per_s": rate,
-            "updates_per_s": self.updates_per_s,
-            "ceiling_steps_per_s": ceiling,
-            "achieved_over_ceiling": rate / ceiling if ceiling and rate is not None else None,
-            "queue_fill": self.queue_fill,
+        rate, ceiling = self.steps_per_s or 0.0, self.ceiling_steps_per_s
+        return vars(self) | {
+            "utilization": self.ledger.get("compute", 0.0),
+            "achieved_over_ceiling": rate / ceiling if ceiling else None,
         }
 
 
@@ -149,9 +123,9 @@ def build(
         "cores": cores,
         "device": device,
         "learner": [learner.entry() for learner in learners],
-        "actors": [actor.entry() for actor in actors],
-        "connectors": [connector.entry() for connector in connectors],
-        "others": [process.entry() for process in others],
+        "actors": [{**vars(actor)} for actor in actors],
+        "connectors": [{**vars(connector)} for connector in connectors],
+        "others": [{**vars(process)} for process in others],
         "flow": {**vars(flow)},
         "config": options,
     }

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.configs.schema import Config
 from penstock.core.role_spec import Stage
 from penstock.profiling.histogram import quantile
-from penstock.profiling.ledger import fractions
+from penstock.profiling.ledger import fractions, learner_parts
 from penstock.profiling.report import flow
 from penstock.profiling.report.flow import Rate, Seen
 from penstock.profiling.report.profile import (
@@ -101,6 +101,7 @@ def make(
     connectors = [c for c in changes if c.now.spec.role == "connector"]
     named = {c.now.spec.name for c in (*learners, *actors, *connectors)}
     seen = _seen(window, learners, _played(actors, slot_nbytes), wire=bool(connectors))
+    stages = flow.stages(config, seen, on_gpu=device == "cuda", weights_nbytes=weights_nbytes)
     options = judged_options(config)
     options["model"] |= {"convolutional": convolutional}
     return build(
@@ -113,19 +114,13 @@ def make(
         ],
         actors=[
             ActorEvidence(
-                **c.figures(),
-                learner=c.now.spec.learner,
-                steps_per_s=c.rate("played_steps"),
+                **c.figures(), learner=c.now.spec.learner, steps_per_s=c.rate("played_steps")
             )
             for c in actors
         ],
         connectors=[_connector(c, window) for c in connectors],
         others=[ProcessEvidence(**c.figures()) for c in changes if c.now.spec.name not in named],
-        flow=_flow(
-            window,
-            seen,
-            flow.stages(config, seen, on_gpu=device == "cuda", weights_nbytes=weights_nbytes),
-        ),
+        flow=_flow(window, seen, stages),
         options=options,
     )
 
@@ -150,12 +145,12 @@ class ProcessChange:
     def stage(self) -> Stage:
         return self.now.spec.stage
 
-    def figures(self, lane: str = MAIN) -> dict[str, Any]:
-        """The arguments of `ProcessEvidence`, with the parts of a ``lane``."""
+    def figures(self) -> dict[str, Any]:
+        """The arguments of `ProcessEvidence`."""
         return {
             "name": self.now.spec.name,
             "ended": self.ended,
-            "parts": self.shares(lane),
+            "ledger": self.shares(MAIN),
             "unmeasured": self.unmeasured(),
             "cpu": self.rate("cpu_s"),
             "coreless": self.rate("coreless_s"),
@@ -192,10 +187,12 @@ def _learner(
 ) -> LearnerEvidence:
     spec = change.now.spec
     own = GPU if GPU in change.now.lanes else MAIN
+    parts = change.shares(own)
     first, last, seconds = window.growth
     return LearnerEvidence(
-        **change.figures(own),
+        **change.figures() | {"ledger": learner_parts(parts)},
         rank=spec.learner,
+        parts=parts,
         threads={name: change.shares(name) for name in change.now.lanes if name != own},
         gpu_kernel_busy=kernel_busy,
         steps_per_s=change.rate("trained_steps"),
@@ -209,7 +206,8 @@ def _connector(change: ProcessChange, window: ProfileWindow) -> ConnectorEvidenc
     rank = change.now.spec.learner
     first, last, seconds = window.growth
     received = _received(_own(first, rank), _own(last, rank), seconds)
-    return ConnectorEvidence(**change.figures(), learner=rank, received=received)
+    rates: Any = {f"{name}_per_s": rate for name, rate in received.items()}
+    return ConnectorEvidence(**change.figures(), learner=rank, **rates)
 
 
 def _received(first: Metrics, last: Metrics, seconds: float) -> dict[str, float | None]:
