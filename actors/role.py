@@ -15,10 +15,11 @@ import numpy as np
 
 from penstock.actors.join import Found, find, join
 from penstock.actors.rollout import Rollout
-from penstock.algos.acting import make_inference, timed
+from penstock.algos.acting import make_inference
 from penstock.algos.recorded import make_recorders
 from penstock.algos.registry import algorithm
 from penstock.algos.samples import slot_spec
+from penstock.autotune.forms import with_acting_form
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Environments, LearnerGoneError, Link
 from penstock.core.notes import note_logger
@@ -83,7 +84,7 @@ def _live(ctx: RoleContext, found: Found, game: BatchedEnv) -> None:
                 continue
             ctx.report("ready")
             if player is None:
-                config, note = timed(config, game.info)
+                config, note = with_acting_form(config, game.info)
                 if note and actor_number(actor) == 0:  # that of the others is alike
                     logger.info("%s", note)
                 player = Player(config, link, game, actor, ctx.incarnation, ctx.status, ctx.ledger)

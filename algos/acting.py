@@ -6,17 +6,14 @@
 from __future__ import annotations
 
 from penstock.algos.registry import algorithm
-from penstock.algos.samples import network_shape, slot_spec
+from penstock.algos.samples import network_shape
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Inference
 from penstock.core.observations import Spaces
-from penstock.core.processor import processor
 from penstock.models.acting import policy
 from penstock.models.acting.inference import LocalInference
 from penstock.models.acting.policy import Policy
-from penstock.models.compute_form import Options, acting_forms
 from penstock.models.fitting import AnyShape
-from penstock.models.timed_forms import Task, time_forms
 
 
 def make_policy(config: Config, spaces: Spaces, seed: int, actor: int = 0) -> Policy:
@@ -33,23 +30,3 @@ def make_inference(config: Config, spaces: Spaces, seed: int, actor: int = 0) ->
 def _policy_of(shape: AnyShape, config: Config, spaces: Spaces, seed: int, actor: int) -> Policy:
     sampler = algorithm(config.algo).action_sampler(config, spaces, seed, actor)
     return policy.make_policy(config, spaces, shape, sampler)
-
-
-def timed(config: Config, spaces: Spaces) -> tuple[Config, str]:
-    """``config`` with the number format and the order of images in which this processor infers
-    fastest, where `actors.precision` and `actors.memory_format` leave them open; and a sentence
-    about the choice, empty where nothing is open."""
-    actors, envs = config.actors, config.actor_envs
-    shape = algorithm(config.algo).network(config, spaces)
-    if actors.inference == "numpy":
-        return config, ""
-    options = Options(actors.precision, actors.memory_format, envs)
-    forms = acting_forms(shape, options, envs, has_bf16=processor().has_bf16)
-    if len(forms) == 1:
-        return config, ""
-    seen = (tuple(spaces.observation_space.shape), slot_spec(config, spaces).columns[0].dtype)
-    timing = time_forms(Task(shape, seen, config.model, False, actors.threads), forms)
-    form = timing.form
-    chosen = {"precision": form.precision, "memory_format": form.memory_format}
-    changed = config.model_copy(update={"actors": actors.model_copy(update=chosen)})
-    return changed, f"actors infer in {timing}"

@@ -15,13 +15,14 @@ import numpy.typing as npt
 import torch
 from gymnasium import spaces
 
+from penstock.autotune.forms import with_training_form
 from penstock.bench.rates import Work, as_json, rounds_of
 from penstock.configs.schema import Config
 from penstock.core.observations import MASK, ObservationPart, views
 from penstock.core.specs import HEADER, SlotSpec
 from penstock.device.choice import device_of, pick_device
 from penstock.envs import EnvInfo, probe
-from penstock.learner.factory import make_trainer, timed
+from penstock.learner.factory import make_trainer
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.trainer import Trainer
@@ -46,7 +47,7 @@ def work(config: Config) -> Work:
     slowly = config.learner.model_copy(update={"lr": LEARNING_RATE})
     config = config.model_copy(update={"learner": slowly})
     info = probe(config.env)
-    trainer = make_trainer(timed(config, info)[0], info)
+    trainer = make_trainer(with_training_form(config, info)[0], info)
     settle = device_of(trainer.device).synchronize
     if isinstance(trainer, Trainer):
         batch = staged(trainer, info)

@@ -16,8 +16,9 @@ import numpy.typing as npt
 import torch
 
 from penstock.actors.rollout import Rollout
-from penstock.algos.acting import make_inference, timed
+from penstock.algos.acting import make_inference
 from penstock.algos.samples import network_shape, process, slot_spec
+from penstock.autotune.forms import with_acting_form
 from penstock.bench.ceiling import actions
 from penstock.bench.rates import Work, as_json, rounds_of
 from penstock.bench.traffic import receiving
@@ -78,7 +79,8 @@ class Parts:
         self._rng = np.random.default_rng(0)
         self._layout = network_shape(config, self._game.info).layout
         self._weights = self._rng.normal(0, 0.05, self._layout.size).astype(np.float32)
-        self._inference = make_inference(timed(config, self._game.info)[0], self._game.info, 0)
+        in_form, _ = with_acting_form(config, self._game.info)
+        self._inference = make_inference(in_form, self._game.info, 0)
         self._inference.refresh(self._read_weights)
         self._played: list[Slot] = []
         self._coded: list[Message] = []

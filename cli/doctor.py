@@ -14,17 +14,17 @@ from typing import Any
 
 import psutil
 
+from penstock.autotune.envs import cached_choices
+from penstock.autotune.forms import Task, Timing, cached_timings, time_forms
 from penstock.cli import doctor_gpu
 from penstock.configs.model import ModelConfig
 from penstock.core import cgroup
 from penstock.core.formatting import size
 from penstock.core.machine import version_of
 from penstock.core.processor import processor
-from penstock.launch.auto_envs import cached_choices
 from penstock.models.actions import discrete
 from penstock.models.compute_form import Options, UpdateSize, training_forms
 from penstock.models.layout import CnnShape
-from penstock.models.timed_forms import Task, Timing, cached_timings, time_forms
 
 PACKAGES = (
     "numpy", "torch", "gymnasium", "ale-py", "pyzmq", "msgpack", "cramjam", "python-snappy",

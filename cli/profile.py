@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any
@@ -26,8 +26,8 @@ from penstock.launch import run, topology
 from penstock.launch.alone import alone
 from penstock.launch.profile_watch import Watch
 from penstock.profiling.report import files, kernels, tables
-from penstock.profiling.report.data import GPU, Profile, ProfileWindow, make
-from penstock.profiling.verdict import findings
+from penstock.profiling.report.profile import Profile, with_verdict
+from penstock.profiling.report.window import GPU, ProfileWindow, make
 from penstock.watch import freeze
 
 CEILING_S = 4.0
@@ -142,8 +142,7 @@ def _profile(
         notes.append("torch's profiler (CUPTI) reported no kernel, so gpu_kernel_busy is unknown")
     cores = usable_cores() if watch.cores is None else watch.cores
     profile: Profile = without_nan(make(name, config, window, cores=cores, **known))
-    verdict, *also = map(asdict, findings(profile))
-    return {**profile, "verdict": verdict, "also": also, "notes": [*notes, *_remarks(profile)]}
+    return {**with_verdict(profile), "notes": [*notes, *_remarks(profile)]}
 
 
 def _measured(config: Config, no_ceiling: str | None) -> tuple[dict[str, Any], list[str]]:

@@ -71,10 +71,10 @@ def find_place(
 def check_place(place: LearnerPlace, config: Config, environ: Mapping[str, str]) -> None:
     """Raise UserError for options that do not work over several machines."""
     if place.world > 1:
-        from penstock.launch import auto_connectors, auto_envs  # which most runs do not need
+        from penstock.autotune import connectors, envs  # which most runs do not need
 
-        auto_envs.check_not_auto(config, f"{place.world} learners")
-        auto_connectors.check_not_auto(config, f"{place.world} learners need the same number")
+        envs.check_not_auto(config, f"{place.world} learners")
+        connectors.check_not_auto(config, f"{place.world} learners need the same number")
     if place.torchrun and config.run.dir is None:
         raise UserError(
             "torchrun restarts a learner with the same command, which must find its checkpoint; "

@@ -18,7 +18,6 @@ from penstock.core.interfaces import Handle, Json, MetricSink
 from penstock.core.notes import note_logger
 from penstock.core.role_spec import Stage
 from penstock.launch.supervisor import Supervisor
-from penstock.profiling.report.data import GPU, ProfileWindow
 from penstock.profiling.report.readings import (
     MAIN,
     SUPERVISOR,
@@ -27,6 +26,7 @@ from penstock.profiling.report.readings import (
     read_own,
     spans,
 )
+from penstock.profiling.report.window import GPU, ProfileWindow
 
 WARM_UP_S = 3.0  # of training, before the window begins
 PATIENCE_S = 60.0  # with a learner that has trained nothing; then the window begins all the same

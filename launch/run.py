@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+from penstock.autotune.cores import CoreSplit
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, Resolved, dump
 from penstock.configs.run import Log, RunConfig
@@ -39,7 +40,6 @@ from penstock.core.run_dir import (
 )
 from penstock.launch import placement, topology
 from penstock.launch.callbacks import Hooks, Run
-from penstock.launch.core_split import CoreSplit
 from penstock.launch.engines.registry import ENGINES, LOCAL, make_engine
 from penstock.launch.machines import LearnerPlace, check_place, where_to_write
 from penstock.launch.resumed import (
@@ -395,14 +395,14 @@ def _with_numbers(
     about them. Raises UserError."""
     if "auto" not in (config.actors.envs, config.transport.connectors):
         return config, ()
-    from penstock.launch.auto_connectors import check_not_auto, with_connectors
-    from penstock.launch.auto_envs import with_envs
+    from penstock.autotune import connectors, envs
+    from penstock.launch import measuring
 
     if on_cluster:
-        check_not_auto(config, "on a cluster learners may run on other hosts")
-    config, envs = with_envs(config, path, resume)
-    config, connectors = with_connectors(config)
-    return config, (envs, connectors)
+        connectors.check_not_auto(config, "on a cluster learners may run on other hosts")
+    config, about_envs = envs.with_envs(config, path, resume, measuring.step_seconds)
+    config, about_connectors = connectors.with_connectors(config, measuring.connector_seconds)
+    return config, (about_envs, about_connectors)
 
 
 def _place(specs: Sequence[RoleSpec], engine: Engine) -> PlaceSpecs:

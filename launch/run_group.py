@@ -20,13 +20,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO, cast
 
+from penstock.autotune import connectors, envs
 from penstock.configs.errors import UserError
 from penstock.configs.load import Resolved, resolve_target
 from penstock.configs.schema import Config
 from penstock.configs.transports import TRANSPORTS
 from penstock.core.processes import die_with, python
 from penstock.core.run_dir import Resume
-from penstock.launch import auto_connectors, auto_envs, run, topology
+from penstock.launch import run, topology
 from penstock.launch.supervisor import SIGNALS, SignalHandler, SignalsAfterRun
 from penstock.monitor.registry import PrometheusOptions
 from penstock.monitor.summary import INTERRUPTED
@@ -53,8 +54,8 @@ class Ended:
 
 def check_shared(config: Config, at_once: int) -> None:
     """Raise UserError for options that several runs of one command cannot share."""
-    auto_envs.check_not_auto(config, "the runs of this command")
-    auto_connectors.check_not_auto(config, "this command starts several runs")
+    envs.check_not_auto(config, "the runs of this command")
+    connectors.check_not_auto(config, "this command starts several runs")
     if config.run.log == "json":
         raise UserError(
             "run.log=json is the output of one run, and this command starts several; start each by "

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from penstock.autotune.cores import CoreSplit
 from penstock.configs.errors import UserError
 from penstock.core.cgroup import oom_kills
 from penstock.core.control import Message
@@ -31,7 +32,6 @@ from penstock.core.loop_pace import LoopPace
 from penstock.core.role import EXIT_REJOIN
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.core.run_dir import HeldFolder, has_checkpoint
-from penstock.launch.core_split import CoreSplit
 from penstock.launch.decisions import Decisions
 from penstock.launch.ledgers import Ledgers
 from penstock.launch.supervisor_messages import (

@@ -1,6 +1,6 @@
 """How many observations go through the network at a time (`learner.micro_batch`).
 
-On a CPU: as many as fit the cache, or were timed to be faster (`factory.timed`). On a GPU small
+On a CPU: as many as fit the cache, or were timed to be faster (`autotune.forms`). On a GPU small
 passes are bound by kernel launches, so a pass is a whole update, if its saved activations fit into
 a quarter of the free memory. The first pass, of at most `FEW` observations, measures them. It
 slightly overestimates, since saved weights count too.

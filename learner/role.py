@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from penstock.algos.registry import algorithm
+from penstock.autotune.forms import with_training_form
 from penstock.configs.errors import UserError
 from penstock.configs.for_actors import for_actors
 from penstock.configs.group import SERVED
@@ -41,7 +42,6 @@ from penstock.learner.factory import (
     make_trainer,
     network_of,
     on_own_gpu,
-    timed,
 )
 from penstock.learner.group.elastic_group import ElasticGroup
 from penstock.learner.loop import TrainingLoop
@@ -82,7 +82,7 @@ def run(ctx: RoleContext) -> None:
     if ctx.learner == 0 and (note := kind_note(config, info)):
         logger.info("%s", note)
     kept = None if ctx.resume == "no" else form_of_checkpoint(ctx.run_dir)
-    own, note = timed(on_own_gpu(config, ctx), info, kept)
+    own, note = with_training_form(on_own_gpu(config, ctx), info, kept)
     trainer = make_trainer(own, info, ctx.ledger)
     logger.info("%s", network_of(own, info, trainer))
     if note and ctx.learner == 0:

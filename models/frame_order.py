@@ -2,7 +2,7 @@
 
 cuDNN's kernels for tensor cores need channels_last, and transpose any other layout around each
 convolution. On a CPU the processor and the network decide, so a run times both
-(`penstock.models.timed_forms`). By rule, where nothing was timed, training in float32 takes
+(`penstock.autotune.forms`). By rule, where nothing was timed, training in float32 takes
 channels_last, which is faster by a quarter on a Zen 4 and by half on a Cascade Lake; inference, and
 bfloat16, take torch's default order.
 """

@@ -1,8 +1,8 @@
 """The verdict on a run: what costs it most throughput, why, and what to do about it.
 
-`judge` is a pure function of a profile. Each rule looks for one bottleneck; one that finds it says
-what it costs, as a share of throughput, and the costliest is the verdict. What costs none comes
-last, in the order of `RULES`.
+`findings` is a pure function of a profile. Each rule looks for one bottleneck; one that finds it
+says what it costs, as a share of throughput, and the costliest is the verdict. What costs none
+comes last, in the order of `RULES`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.profiling.rules_learner import (
     reduction_is_exposed,
 )
 
-__all__ = ["Verdict", "findings", "judge"]
+__all__ = ["Verdict", "findings"]
 
 RULES: tuple[Rule, ...] = (
     waits_for_data,
@@ -43,14 +43,9 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def judge(profile: Profile) -> Verdict:
-    """What costs most; "healthy" where nothing does. ``profile`` is what `penstock profile --json`
-    prints."""
-    return findings(profile)[0]
-
-
 def findings(profile: Profile) -> list[Verdict]:
-    """All that is found, the costliest first; at least one."""
+    """All that is found, the costliest first; "healthy" where nothing costs anything. ``profile``
+    is what `penstock profile --json` prints."""
     if not any(any(rank["ledger"].values()) for rank in profile["learner"]):
         return [empty("no learner", "the run ended before it trained: see its last words")]
     evidence = Evidence(profile)

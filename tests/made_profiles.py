@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.profiling.rule import Verdict
+from penstock.profiling.verdict import findings
+
 LEDGER = (
     "wait_data",
     "h2d_exposed",
@@ -63,3 +66,8 @@ def profile(
 
 def two(**parts: Any) -> list[dict[str, Any]]:
     return [actor(0, **parts), actor(1, **parts)]
+
+
+def judge(profile: dict[str, Any]) -> Verdict:
+    """What costs most."""
+    return findings(profile)[0]

@@ -1,15 +1,14 @@
-"""The verdict on a run that the page watches: the rules of `penstock profile`, on its metrics.
+"""The metrics of a run as evidence of a profile, on which the page's verdict follows.
 
-A profile reads each process; metrics have less. The window is the last seconds of a live run, and
-all of an ended one. Rates of single actors are not in the metrics: each is taken to play in
-proportion to the time in which it does not wait, so a straggler among them is not found. The
+`penstock profile` reads each process; metrics have less. The window is the last seconds of a live
+run, and all of an ended one. Rates of single actors are not in the metrics: each is taken to play
+in proportion to the time in which it does not wait, so a straggler among them is not found. The
 learner's ceiling is not measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,30 @@ import numpy as np
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, resolve
-from penstock.configs.policy_lag import batches_ahead, lag_of, lent_by_batch
 from penstock.core.cores import usable_cores
 from penstock.core.files import CONFIG_NBYTES
 from penstock.core.formatting import finite
 from penstock.monitor.intervals import Floats
 from penstock.monitor.ranks import COUNTERS
-from penstock.profiling.ledger import learner_parts
-from penstock.profiling.verdict import findings
+from penstock.profiling.ledger import Part, learner_parts
+from penstock.profiling.report.profile import (
+    RECEIVED,
+    ActorEvidence,
+    ConnectorEvidence,
+    FlowEvidence,
+    LearnerEvidence,
+    ProcessEvidence,
+    Profile,
+    build,
+    judged_options,
+    with_verdict,
+)
 from penstock.watch.columns import MetricColumns
 from penstock.watch.files import read_text, stamp
 
 WINDOW_S = 20.0
 LEDGERS = "ledgers/"
+ON_GPU = Part.DEVICE.name.lower()  # a part of learners that wait for a GPU, and of no others
 
 
 class MetricWindow:
@@ -174,8 +184,8 @@ def judge(
     profile = make_profile(columns, window, options, status, cores)
     if profile is None:
         return {"verdict": None, "also": [], "seconds": 0.0}
-    verdict, *also = map(asdict, findings(profile))
-    return {"verdict": verdict, "also": also, "seconds": window.seconds}
+    judged = with_verdict(profile)
+    return {key: judged[key] for key in ("verdict", "also", "seconds")}
 
 
 def make_profile(
@@ -184,47 +194,41 @@ def make_profile(
     options: Mapping[str, Any],
     status: Mapping[str, Any],
     cores: float | None = None,
-) -> dict[str, Any] | None:
+) -> Profile | None:
     """A profile as far as metrics have it; None before there are two lines with a ledger."""
     if window.seconds <= 0 or not window.shares("ledger/"):
         return None
     ledgers = window.ledgers()
     produced = window.rate("env_steps")
-    return {
-        "seconds": window.seconds,
-        "cores": usable_cores() if cores is None else cores,
-        "device": "cuda" if str(_at(options, "learner", "device")).startswith("cuda") else "cpu",
-        "learner": _learners(columns, window, ledgers, status),
-        "actors": _actors(ledgers, window, options, produced or 0.0),
-        "connectors": [
-            {
-                "name": name,
-                "ledger": ledger,
-                "learner": _number(name) // _count(options, "transport", "first_connectors"),
-                "cpu": window.mean(f"cpu/{name}"),
-            }
+    learners = _learners(columns, window, ledgers, status)
+    on_gpu = any(learner.parts.get(ON_GPU) for learner in learners)
+    on_gpu = on_gpu or str(_at(options, "learner", "device")).startswith("cuda")
+    return build(
+        seconds=window.seconds,
+        cores=usable_cores() if cores is None else cores,
+        device="cuda" if on_gpu else "cpu",
+        learners=learners,
+        actors=_actors(ledgers, window, options, produced or 0.0),
+        connectors=_connectors(columns, window, ledgers, options),
+        others=[
+            ProcessEvidence(name=name, ledger=ledger, cpu=window.mean(f"cpu/{name}"))
             for name, ledger in ledgers.items()
-            if name.startswith("connector-")
-        ],
-        "others": [
-            {"name": name, "cpu": window.mean(f"cpu/{name}")}
-            for name in ledgers
             if not name.startswith(("learner-", "actor-", "connector-"))
         ],
-        "flow": {
-            "produced_steps_per_s": produced,
-            "trained_steps_per_s": window.rate("trained_steps"),
-            "dropped": window.counts("dropped"),
-            "lost": window.counts("lost"),
-            "policy_lag": {
+        flow=FlowEvidence(
+            produced_steps_per_s=produced,
+            trained_steps_per_s=window.rate("trained_steps"),
+            dropped=window.counts("dropped"),
+            lost=window.counts("lost"),
+            policy_lag={
                 "mean": window.mean("policy_lag_mean"),
                 "max": window.highest("policy_lag_max"),
             },
-            "queue_fill": window.mean("queue_fill"),
-            "replay_size": columns.last("replay_size"),
-        },
-        "config": options,
-    }
+            queue_fill=window.mean("queue_fill"),
+            replay_size=columns.last("replay_size"),
+        ),
+        options=options,
+    )
 
 
 def _learners(
@@ -232,7 +236,7 @@ def _learners(
     window: MetricWindow,
     ledgers: Mapping[str, dict[str, float]],
     status: Mapping[str, Any],
-) -> list[dict[str, Any]]:
+) -> list[LearnerEvidence]:
     threads = {
         process.get("name"): {
             thread["name"]: thread.get("ledger") or {}
@@ -244,23 +248,22 @@ def _learners(
     learners = []
     ranks = [name for name in ledgers if name.startswith("learner-")] or ["learner-0"]
     for name in ranks:
-        parts, own = ledgers.get(name, {}), f"ranks/{_number(name)}/"
-        own = own if f"{own}trained_steps_per_s" in columns.names else ""
-        ledger = window.shares(f"{own}ledger/") or learner_parts(parts)
+        own = _of_rank(columns, _number(name))
+        parts = ledgers.get(name, {})
         cpu = window.mean(f"cpu/{name}")
         learners.append(
-            {
-                "rank": _number(name),
-                "name": name,
-                "ledger": ledger,
-                "parts": parts,
-                "threads": threads.get(name, {}),
-                "cpu": cpu,
-                "coreless": None if cpu else 0.0,  # unknown without the processor's time
-                "steps_per_s": window.mean(f"{own}trained_steps_per_s"),
-                "updates_per_s": window.rate("learner_steps"),
-                "queue_fill": window.mean(f"{own}queue_fill"),
-            }
+            LearnerEvidence(
+                rank=_number(name),
+                name=name,
+                ledger=window.shares(f"{own}ledger/") or learner_parts(parts),
+                parts=parts,
+                threads=threads.get(name, {}),
+                cpu=cpu,
+                coreless=None if cpu else 0.0,  # unknown without the processor's time
+                steps_per_s=window.mean(f"{own}trained_steps_per_s"),
+                updates_per_s=window.rate("learner_steps"),
+                queue_fill=window.mean(f"{own}queue_fill"),
+            )
         )
     return learners
 
@@ -270,20 +273,45 @@ def _actors(
     window: MetricWindow,
     options: Mapping[str, Any],
     produced: float,
-) -> list[dict[str, Any]]:
+) -> list[ActorEvidence]:
     own = {name: ledger for name, ledger in ledgers.items() if name.startswith("actor-")}
     works = {name: 1.0 - ledger.get("wait", 0.0) for name, ledger in own.items()}
     total = sum(works.values()) or 1.0
     return [
-        {
-            "name": name,
-            "ledger": ledger,
-            "cpu": window.mean(f"cpu/{name}"),
-            "learner": _number(name) % _count(options, "learner", "most_count"),
-            "steps_per_s": produced * works[name] / total,
-        }
+        ActorEvidence(
+            name=name,
+            ledger=ledger,
+            cpu=window.mean(f"cpu/{name}"),
+            learner=_number(name) % _count(options, "learner", "most_count"),
+            steps_per_s=produced * works[name] / total,
+        )
         for name, ledger in own.items()
     ]
+
+
+def _connectors(
+    columns: MetricColumns,
+    window: MetricWindow,
+    ledgers: Mapping[str, Mapping[str, float]],
+    options: Mapping[str, Any],
+) -> list[ConnectorEvidence]:
+    own = {name: ledger for name, ledger in ledgers.items() if name.startswith("connector-")}
+    connectors = []
+    for name, ledger in own.items():
+        rank = _number(name) // _count(options, "transport", "first_connectors")
+        received = f"{_of_rank(columns, rank)}received/"
+        rates: Any = {f"{counter}_per_s": window.rate(received + counter) for counter in RECEIVED}
+        cpu = window.mean(f"cpu/{name}")
+        connectors.append(
+            ConnectorEvidence(name=name, ledger=ledger, cpu=cpu, learner=rank, **rates)
+        )
+    return connectors
+
+
+def _of_rank(columns: MetricColumns, rank: int) -> str:
+    """What begins the names of a learner's own metrics; empty where there is only one."""
+    own = f"ranks/{rank}/"
+    return own if f"{own}trained_steps_per_s" in columns.names else ""
 
 
 def load_options(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,18 +324,10 @@ def load_options(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         checked = resolve(str(folder / CONFIG_FILE))
     except (UserError, OSError, ValueError):
         return {**config}
-    found = checked.model_dump(mode="json")
-    found["algo"] |= {"trains_on": checked.algo.trains_on, "passes": checked.algo.passes}
-    found["learner"] |= {
-        "prefetch": batches_ahead(checked),  # a number, where the option is null
-        "most_count": checked.learner.most_count,
-    }
-    found["transport"] |= {
-        "first_connectors": checked.transport.first_connectors,
-        "lent_by_batch": lent_by_batch(checked),
-        "least_lag": lag_of(checked, checked.learner.batch_slots),
-    }
-    return found
+    options = judged_options(checked)
+    options["learner"]["most_count"] = checked.learner.most_count
+    options["transport"]["first_connectors"] = checked.transport.first_connectors
+    return options
 
 
 def _at(options: Mapping[str, Any], section: str, name: str) -> Any:

@@ -10,7 +10,7 @@ The engine waits for reports with one call per agent at a time, which returns wh
 An agent that does not answer for `SILENT_S` is presumed dead, long before Ray says so. Its bundle
 gets a new agent in a new placement group, maybe on another host. The same for actors on a node that
 Ray drains, as its end was announced. An agent that does not start is replaced at growing intervals,
-and its node is given up after some (`ray_nodes`). An agent that is not called for `LEASE_S` has
+and its node is given up after some (`RefusedNodes`). An agent that is not called for `LEASE_S` has
 lost its engine: its learners save, its other roles are killed, and it removes its placement group
 and itself. It kills a host supervisor that does not report for `STUCK_S`, and so their roles.
 """
@@ -28,7 +28,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -43,7 +43,6 @@ from penstock.core.loop_pace import LoopPace
 from penstock.core.notes import note_logger
 from penstock.core.processes import python
 from penstock.core.role_spec import RoleSpec, Stage
-from penstock.launch.engines.ray_nodes import MOST_FAILURES, RefusedNodes
 from penstock.launch.engines.remote_handles import HostLine, RemoteHandle
 
 logger = note_logger(__name__)
@@ -67,6 +66,8 @@ LEARNER, SERVER = "learner-", "server-"  # begin the names of roles with the tra
 FIRST_S = 60.0  # for the first answer of an agent that replaces a lost one
 LONGEST_RETRY_S = 60.0  # until an agent that did not start is replaced; SILENT_S at first
 MOST_CAUSES = 16  # of agents that did not start, which are reported
+MOST_FAILURES = 3  # of starts on a node, until that is given up
+NODE_LABEL = "ray.io/node-id"  # that Ray gives to every node
 SAME_RELEASE = (
     "install the same version of Penstock, with its extra [ray], in the Python environment of "
     "every node"
@@ -143,6 +144,40 @@ class HostAgent:
         with suppress(Exception):  # the cluster may be gone
             ray.util.remove_placement_group(ray.util.get_current_placement_group())
         os._exit(0)
+
+
+class RefusedNodes:
+    """Nodes on which host agents do not start, such as those with another release.
+
+    Counts failed starts by the id of the node; used by several threads. After `MOST_FAILURES` of
+    them no bundle is placed there. Ray gives a node that joins the cluster again another id, so
+    that it is tried anew.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._failures: Counter[str] = Counter()
+
+    def failed(self, node: str, alive: Collection[str]) -> bool:
+        """A host agent did not start on a node; returns whether that is given up now.
+
+        Args:
+            node: its id.
+            alive: the ids of all nodes of the cluster; others are forgotten.
+        """
+        with self._lock:
+            for gone in self._failures.keys() - set(alive):
+                del self._failures[gone]
+            if node not in alive:
+                return False
+            self._failures[node] += 1
+            return self._failures[node] == MOST_FAILURES
+
+    def selector(self) -> list[dict[str, str]] | None:
+        """The label selector of a placement group of one bundle; None allows all nodes."""
+        with self._lock:
+            refused = sorted(n for n, count in self._failures.items() if count >= MOST_FAILURES)
+        return [{NODE_LABEL: f"!in({','.join(refused)})"}] if refused else None
 
 
 class RayEngine:

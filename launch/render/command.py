@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from penstock.autotune import connectors, envs
 from penstock.configs.load import Resolved, resolve_target
-from penstock.launch import auto_connectors, auto_envs
 
 AUTO = "auto"
 
@@ -45,8 +45,8 @@ def command(
     resolved = resolve_target(target, [*overrides, *_pairs(checked)])
     if learners is not None and learners > 1:
         config = resolved.config
-        auto_envs.check_not_auto(config, f"learners on {learners} hosts")
-        auto_connectors.check_not_auto(config, f"{learners} learners need the same number")
+        envs.check_not_auto(config, f"learners on {learners} hosts")
+        connectors.check_not_auto(config, f"{learners} learners need the same number")
     shown = [text for text in overrides if not text.startswith("run.dir=")]
     return Command(resolved, " ".join(map(shlex.quote, [target, *shown, *_pairs(added)])))
 

@@ -1,64 +1,38 @@
-"""`codec: auto`: the fastest form of the gradients that does not change what is learned.
+"""Times what `codec: auto` is chosen by (`penstock.autotune.codec`), on made-up gradients.
 
 At the start all learners together time small and large sums, and each times the coding of every
-codec that works with its optimizer. A step is then predicted as
-
-    coding + bytes sent / bandwidth + latency of one exchange for each bucket
-
-Candidates are fp32 and the codecs that only round (relative error up to a few per cent).
-Predictions leave out that learners wait for each other and share cores, so the fastest of them, and
-fp32 where it is close, run a few real steps; rounding must then gain ROUNDED_GAIN over fp32. Lossy
-codecs (more variance, or delayed values) are never chosen: what they cost in learning depends on
-the run's length and the network's size, and no measurement at the start shows it. Their predicted
-times are reported. Every rank decides by the same means over all ranks.
+codec that works with its optimizer; the finalists run a few real steps.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 import torch
 
+from penstock.autotune.codec import (
+    Choice,
+    Cost,
+    NetworkCost,
+    candidates,
+    decide,
+    finalists,
+    predict_s,
+)
 from penstock.configs.errors import UserError
-from penstock.configs.group import codec_contradictions
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import Codec, CodecContext, Collective, GradientPart
 from penstock.device.choice import device_of
 from penstock.learner.codecs.buckets import bucket_nbytes, buckets_of
 from penstock.learner.codecs.collective import SoloCollective, all_reduce_nbytes
-from penstock.learner.codecs.registry import CODECS, make_codec
+from penstock.learner.codecs.registry import make_codec
 
-ROUNDED_GAIN = 1.05
-CLOSE = 2.0  # predictions may be off by this factor
 PROBE_VALUES = 250_000  # 1 MB
 PROBES = 4  # the shortest counts: other load only makes them longer
 AFTER_WARMUP = 10**9 + 1  # every warm-up is over; with default intervals no variance is sent
-
-
-class Cost(NamedTuple):
-    """The cost of one update on one rank."""
-
-    code_s: float
-    nbytes: float
-
-
-class NetworkCost(NamedTuple):
-    """The cost of one rank's traffic, as measured by sums over all ranks."""
-
-    nbytes_per_s: float
-    latency_s: float
-
-
-class Choice(NamedTuple):
-    """A codec's name, and a sentence with the reason."""
-
-    codec: str
-    text: str
 
 
 def choose(
@@ -88,56 +62,6 @@ def choose(
         zip(names, trial.mean_over_ranks([trial.step_s(name) for name in names]), strict=True)
     )
     return decide(measured, predicted, network)
-
-
-def candidates(cfg: LearnerConfig) -> list[str]:
-    """Codecs to try that work with the optimizer and the pace."""
-    names = [name for name, spec in CODECS.specs.items() if spec.tried_by_auto]
-    return [name for name in names if not list(codec_contradictions(_with_codec(cfg, name)))]
-
-
-def predict_s(cost: Cost, network: NetworkCost, buckets: int) -> float:
-    """Predicted seconds of one step's reduction."""
-    return cost.code_s + cost.nbytes / network.nbytes_per_s + buckets * network.latency_s
-
-
-def best(step_s: Mapping[str, float]) -> str:
-    """The best of fp32 and the rounding codecs."""
-    rounding = [name for name in step_s if CODECS.specs[name].loss == "rounding"]
-    found = min(rounding, key=step_s.__getitem__, default="none")
-    return "none" if step_s.get("none", math.inf) < ROUNDED_GAIN * step_s[found] else found
-
-
-def finalists(predicted: Mapping[str, float]) -> tuple[str, ...]:
-    """The codecs to try; ``predicted`` seconds have at least "none"."""
-    found = best(predicted)
-    plain = ["none"] if predicted["none"] < CLOSE * predicted[found] else []
-    return tuple(dict.fromkeys([*plain, found]))
-
-
-def decide(
-    measured: Mapping[str, float], predicted: Mapping[str, float], network: NetworkCost
-) -> Choice:
-    """Choose among the `finalists` by their ``measured`` seconds of a step."""
-    chosen = best(measured)
-    text = (
-        f"{chosen}: reducing a step's gradients takes {_ms(measured[chosen])} on this network of "
-        f"{network.nbytes_per_s * 8 / 1e6:,.0f} Mbit/s"
-    )
-    text += "".join(f", {name} {_ms(measured[name])}" for name in measured if name != chosen)
-    rest = sorted((n for n in predicted if n not in measured), key=predicted.__getitem__)
-    lossy = [name for name in rest if CODECS.specs[name].loss == "lossy"]
-    for kind, names in (
-        ("predicted", [name for name in rest if name not in lossy]),
-        ("predicted of lossy codecs, which are used only if they are named", lossy),
-    ):
-        if names:
-            text += f"; {kind}: {', '.join(f'{name} {_ms(predicted[name])}' for name in names)}"
-    return Choice(chosen, text)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
 
 
 class _Trial:
@@ -199,7 +123,3 @@ class _Trial:
         call()
         device_of(self._device).synchronize()
         return time.perf_counter() - started_s
-
-
-def _with_codec(cfg: LearnerConfig, name: str) -> LearnerConfig:
-    return cfg.model_copy(update={"reduce": cfg.reduce.model_copy(update={"codec": name})})

@@ -13,8 +13,9 @@ from pathlib import Path
 from penstock.configs.errors import UserError
 from penstock.core.files import write_atomic
 from penstock.profiling.report import timeline, trace
-from penstock.profiling.report.data import Profile, ProfileWindow
+from penstock.profiling.report.profile import Profile
 from penstock.profiling.report.readings import Thread
+from penstock.profiling.report.window import ProfileWindow
 
 TRACE, TORCH_TRACE, KERNELS = "trace.json", "torch_trace.json", "kernels.json"
 TIMELINE, DATA = "timeline.png", "profile.json"

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.autotune.codec import candidates
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
 from penstock.configs.reduce import CODECS, CodecSpec, ReduceConfig
@@ -18,7 +19,6 @@ from penstock.configs.registry import ExtraOptions
 from penstock.configs.sections import LearnerConfig
 from penstock.configs.value_types import Positive
 from penstock.core.interfaces import Bucket, CodecContext, CodecFactory, Collective
-from penstock.learner.codecs.auto import candidates
 from penstock.learner.codecs.buckets import bucket_nbytes, buckets_of
 from penstock.learner.codecs.collective import all_reduce_nbytes
 from penstock.learner.codecs.rounding import Fp32

@@ -18,8 +18,7 @@ from penstock.core.interfaces import Bundle, EngineContext, Liveness
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch import topology
 from penstock.launch.engines import ray_engine
-from penstock.launch.engines.ray_engine import LEASE_S, RayEngine
-from penstock.launch.engines.ray_nodes import MOST_FAILURES
+from penstock.launch.engines.ray_engine import LEASE_S, MOST_FAILURES, RayEngine
 from ray_cluster import agents, cluster, drain, ended, events, train
 from train_command import last, metrics
 

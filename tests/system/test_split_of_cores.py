@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.launch import core_split
-from penstock.launch.core_split import Load, Split
+from penstock.autotune import cores as core_tuner
+from penstock.autotune.cores import Load, Split
 from penstock.monitor.record import objects
 
 SLOW_ENV = """
@@ -47,8 +47,8 @@ class IdleMachine:
 
 @pytest.fixture(autouse=True)
 def decisions_every_second(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(core_split, "WINDOW_S", 1.0)
-    monkeypatch.setattr(core_split, "IdleCores", IdleMachine)
+    monkeypatch.setattr(core_tuner, "WINDOW_S", 1.0)
+    monkeypatch.setattr(core_tuner, "IdleCores", IdleMachine)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "slow.py").write_text(SLOW_ENV)
 
@@ -67,7 +67,7 @@ def notes(run_dir: Path) -> list[str]:
 def test_a_learner_that_waits_for_slow_environments_gets_more_actors(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(core_split, "usable_cores", lambda: 9.0)  # whatever the actors use
+    monkeypatch.setattr(core_tuner, "usable_cores", lambda: 9.0)  # whatever the actors use
     limits = {"stop.env_steps": 9000, "stop.minutes": 1}
     summary = penstock.train("slow:make", SMALL | limits, run_dir=tmp_path / "run", progress=False)
     assert summary.accounting.balanced
@@ -86,14 +86,14 @@ def test_actors_end_and_come_back_and_every_step_is_accounted_for(
 ) -> None:
     wanted = iter([1, 3, 1, 2])
 
-    def decide(self: core_split.CoreSplit, load: Load) -> Split | None:
+    def decide(self: core_tuner.CoreSplit, load: Load) -> Split | None:
         actors = next(wanted, None)
         if actors is None:
             return None
         self.now = Split(actors, 1, "a test wants it")
         return self.now
 
-    monkeypatch.setattr(core_split.CoreSplit, "decide", decide)
+    monkeypatch.setattr(core_tuner.CoreSplit, "decide", decide)
     options = SMALL | {"stop.return": None, "stop.minutes": 0.3}
     summary = penstock.train("CartPole-v1", options, run_dir=tmp_path / "run", progress=False)
     assert summary.accounting.balanced

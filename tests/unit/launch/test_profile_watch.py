@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from penstock.autotune.cores import CoreSplit, Split
 from penstock.bench import learner_alone
 from penstock.cli import profile
 from penstock.cli.profile import as_trained
 from penstock.configs.load import resolve
 from penstock.core.interfaces import EngineContext
 from penstock.core.notes import notes_to
-from penstock.launch.core_split import CoreSplit, Split
 from penstock.launch.engines.local import LocalEngine
 from penstock.launch.profile_watch import PATIENCE_S, WARM_UP_S, WORD_S, Watch
 from penstock.launch.supervisor import Supervisor

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.configs.sections import LearnerConfig
-from penstock.core.interfaces import Collective
-from penstock.learner.codecs.auto import (
+from penstock.autotune.codec import (
     Choice,
     Cost,
     NetworkCost,
     candidates,
-    choose,
     decide,
     finalists,
     predict_s,
 )
+from penstock.configs.sections import LearnerConfig
+from penstock.core.interfaces import Collective
+from penstock.learner.codecs.auto import choose
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.collective import (
     SoloCollective,

@@ -11,14 +11,14 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from penstock.algos import acting
 from penstock.algos.acting import make_policy
 from penstock.algos.samples import network_shape
+from penstock.autotune import forms as form_tuner
+from penstock.autotune.forms import with_acting_form
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.configs.sections import ActorsConfig
 from penstock.core.processor import BF16_FLAGS, Processor
-from penstock.models import timed_forms
 from penstock.models.acting.numpy_mlp import NumpyMlp
 from penstock.models.acting.policy import Policy
 from penstock.models.acting.torch_network import TorchNetwork
@@ -139,12 +139,12 @@ TIMES = {"fp32": 2.0, "bf16": 1.0, "contiguous": 1.0, "channels_last": 2.0}
 def times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A processor with bf16, on which a pass takes as long as `TIMES` says."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(acting, "processor", lambda: Processor("fast", BF16_FLAGS))
+    monkeypatch.setattr(form_tuner, "processor", lambda: Processor("fast", BF16_FLAGS))
 
     def time_pass(form: ComputeForm) -> float:
         return 1e-6 * (TIMES[form.precision] + TIMES[form.memory_format])
 
-    monkeypatch.setattr(timed_forms, "passes", lambda task: time_pass)
+    monkeypatch.setattr(form_tuner, "passes", lambda task: time_pass)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_an_actor_infers_in_the_form_that_is_fastest(
     actors: dict[str, Any], expected: tuple[str, str]
 ) -> None:
-    found, note = acting.timed(config(**actors), Frames())
+    found, note = with_acting_form(config(**actors), Frames())
     assert (found.actors.precision, found.actors.memory_format) == expected
     assert note.startswith(f"actors infer in {', '.join(expected)}, 3 observations a pass: ")
 
@@ -175,7 +175,7 @@ def test_an_actor_infers_in_the_form_that_is_fastest(
 @pytest.mark.usefixtures("times")
 def test_nothing_is_timed_where_nothing_is_open(game: Any, actors: dict[str, Any]) -> None:
     before = config(**actors)
-    assert acting.timed(before, game) == (before, "")
+    assert with_acting_form(before, game) == (before, "")
 
 
 def test_each_form_of_inference_decides_alike() -> None:

@@ -14,10 +14,10 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.profiling.ledger import Part
 from penstock.profiling.report import files, timeline
-from penstock.profiling.report.data import ProfileWindow
 from penstock.profiling.report.readings import Spans, Thread
 from penstock.profiling.report.tables import duration, lines, rate_of_bytes
 from penstock.profiling.report.timeline import COLOURS
+from penstock.profiling.report.window import ProfileWindow
 
 PROFILE: dict[str, Any] = {
     "target": "pong <1>",

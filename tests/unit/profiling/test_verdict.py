@@ -6,9 +6,9 @@ from typing import Any, get_args
 
 import pytest
 
-from made_profiles import actor, connector, learner, profile, two
+from made_profiles import actor, connector, judge, learner, profile, two
 from penstock.profiling.rule import Kind
-from penstock.profiling.verdict import findings, judge
+from penstock.profiling.verdict import findings
 
 HEALTHY: dict[str, Any] = {"step": 0.5, "infer": 0.4, "wait": 0.1}
 STEPPING: dict[str, Any] = {"step": 0.88, "infer": 0.1, "wait": 0.02}

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from made_profiles import actor, learner, profile, two
-from penstock.profiling.verdict import judge
+from made_profiles import actor, judge, learner, profile, two
 
 HEALTHY: dict[str, Any] = {"step": 0.5, "infer": 0.4, "wait": 0.1}
 STEPPING: dict[str, Any] = {"step": 0.88, "infer": 0.1, "wait": 0.02}

@@ -557,6 +557,25 @@ def test_actors_belong_to_the_learner_that_they_play_for(tmp_path: Path) -> None
     assert "2 actors spend 95 % in env.step" in found["reason"]
 
 
+def test_a_learner_that_waits_for_its_gpu_has_one_and_connectors_have_rates() -> None:
+    columns = columns_of({"compute": 0.9, "wait_data": 0.05}, {"step": 0.9})
+    lines = [
+        {
+            "time_s": 60.0 + i,
+            "ledger": {"compute": 0.9},
+            "ledgers": {"learner-0": {"device": 0.8}, "connector-0": {"wait": 0.9}},
+            "received": {"slots": 5 * i, "coded_nbytes": 1000 * i},
+        }
+        for i in range(30)
+    ]
+    columns.extend(lines)
+    found = make_profile(columns, MetricWindow(columns, 20.0), {"learner": {"device": "auto"}}, {})
+    assert found is not None
+    assert found["device"] == "cuda"
+    assert found["connectors"][0]["slots_per_s"] == pytest.approx(5.0)
+    assert found["connectors"][0]["coded_nbytes_per_s"] == pytest.approx(1000.0)
+
+
 def test_no_verdict_before_two_lines() -> None:
     columns = MetricColumns()
     assert judge(columns, {}, {}, live=True)["verdict"] is None

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from penstock.autotune import forms as form_tuner
+from penstock.autotune.forms import update_size, with_training_form
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.core import user_cache
 from penstock.core.processor import BF16_FLAGS, Processor
 from penstock.envs import EnvInfo, probe
-from penstock.learner import factory
 from penstock.learner.checkpoints import checkpoint_manager
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager, form_of_checkpoint
-from penstock.learner.factory import make_trainer, timed, update_size
-from penstock.models import timed_forms
+from penstock.learner.factory import make_trainer
 from penstock.models.compute_form import ComputeForm
 
 TIMES = {"fp32": 4.0, "bf16": 2.0, "contiguous": 1.0, "channels_last": 2.0, "auto": 0.0}
@@ -28,13 +28,13 @@ def processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One with bf16, on which a pass takes as long as `TIMES` says, and small passes are fast."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     own = Processor("fast", BF16_FLAGS)
-    for module in (factory, checkpoint_manager, user_cache):
+    for module in (form_tuner, checkpoint_manager, user_cache):
         monkeypatch.setattr(module, "processor", lambda: own)
 
     def time_pass(form: ComputeForm) -> float:
         return 1e-6 * form.rows * (TIMES[form.precision] + TIMES[form.memory_format])
 
-    monkeypatch.setattr(timed_forms, "passes", lambda task: time_pass)
+    monkeypatch.setattr(form_tuner, "passes", lambda task: time_pass)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def pixels(*options: str) -> Config:
 def test_what_the_options_leave_open_is_timed(
     options: tuple[str, ...], expected: Any, info: EnvInfo
 ) -> None:
-    config, note = timed(pixels(*options), info)
+    config, note = with_training_form(pixels(*options), info)
     assert config.learner.model_dump(include={"precision", "memory_format", "micro_batch"}) == (
         dict(zip(("precision", "memory_format", "micro_batch"), expected, strict=True))
     )
@@ -70,7 +70,7 @@ def test_what_the_options_leave_open_is_timed(
 
 def test_an_update_that_is_always_one_pass_is_timed_as_one(info: EnvInfo) -> None:
     options = ("algo.normalize_advantages=true", "learner.micro_batch=40")
-    config, note = timed(pixels(*options), info)
+    config, note = with_training_form(pixels(*options), info)
     assert (config.learner.precision, config.learner.micro_batch) == ("bf16", 160)
     assert note.endswith("; an update is always one pass, since its loss needs all of it")
 
@@ -78,7 +78,7 @@ def test_an_update_that_is_always_one_pass_is_timed_as_one(info: EnvInfo) -> Non
 def test_nothing_is_timed_where_nothing_is_open(info: EnvInfo) -> None:
     fixed = ("learner.precision=fp32", "learner.memory_format=contiguous", "learner.micro_batch=9")
     before = pixels(*fixed)
-    assert timed(before, info) == (before, "")
+    assert with_training_form(before, info) == (before, "")
     assert make_trainer(before, info).form == ("fp32", "contiguous", 9)
 
 
@@ -103,11 +103,11 @@ def test_a_resume_keeps_the_form_of_its_checkpoint(
     tmp_path: Path, info: EnvInfo, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     assert form_of_checkpoint(tmp_path) is None
-    config, _ = timed(pixels(), info)
+    config, _ = with_training_form(pixels(), info)
     CheckpointManager(tmp_path, make_trainer(config, info)).save()
     assert form_of_checkpoint(tmp_path) == FAST
     monkeypatch.setitem(TIMES, "fp32", 0.0)  # now another form is faster
-    again, note = timed(pixels(), info, form_of_checkpoint(tmp_path))
+    again, note = with_training_form(pixels(), info, form_of_checkpoint(tmp_path))
     assert again == config
     assert note == f"the learner computes in {FAST}: as the checkpoint's learner computed"
     assert CheckpointManager(tmp_path, make_trainer(again, info)).resume("must")
@@ -117,9 +117,10 @@ def test_a_resume_keeps_the_form_of_its_checkpoint(
 def test_a_resume_in_another_form_is_logged(
     tmp_path: Path, info: EnvInfo, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
-    config, _ = timed(pixels(), info)
+    config, _ = with_training_form(pixels(), info)
     CheckpointManager(tmp_path, make_trainer(config, info)).save()
-    other, _ = timed(pixels("learner.precision=fp32"), info, form_of_checkpoint(tmp_path))
+    kept = form_of_checkpoint(tmp_path)
+    other, _ = with_training_form(pixels("learner.precision=fp32"), info, kept)
     assert other.learner.precision == "fp32"
     assert CheckpointManager(tmp_path, make_trainer(other, info)).resume("must")
     [note] = [note for note in notes if "rounding" in note]

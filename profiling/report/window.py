@@ -1,4 +1,4 @@
-"""The profile of a window as plain data: what `--json` prints and everything else is drawn from.
+"""A window over the processes of a living run, as evidence of a profile.
 
 Shares, rates and processor time are differences of two readings of a process; drops, latency,
 policy lag and queue fill are of the metrics that learners sent meanwhile. So the edges of the
@@ -12,20 +12,28 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from penstock.configs.policy_lag import batches_ahead, lag_of, lent_by_batch
 from penstock.configs.schema import Config
 from penstock.core.role_spec import Stage
 from penstock.profiling.histogram import quantile
 from penstock.profiling.ledger import fractions, learner_parts
 from penstock.profiling.report import flow
 from penstock.profiling.report.flow import Rate, Seen
+from penstock.profiling.report.profile import (
+    RECEIVED,
+    ActorEvidence,
+    ConnectorEvidence,
+    FlowEvidence,
+    LearnerEvidence,
+    ProcessEvidence,
+    Profile,
+    build,
+    judged_options,
+)
 from penstock.profiling.report.readings import MAIN, Reading
 
-Profile = dict[str, Any]
 Metrics = Mapping[str, Any]
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 GPU = "gpu"  # the lane of a learner on a GPU: where its seconds go
-RECEIVED = ("slots", "steps", "raw_nbytes", "coded_nbytes")  # of `metrics.jsonl`
 LAG, LATENCY = "policy_lag_histogram", "latency_histogram"
 
 
@@ -94,20 +102,27 @@ def make(
     named = {c.now.spec.name for c in (*learners, *actors, *connectors)}
     seen = _seen(window, learners, _played(actors, slot_nbytes), wire=bool(connectors))
     stages = flow.stages(config, seen, on_gpu=device == "cuda", weights_nbytes=weights_nbytes)
-    return {
-        "target": target,
-        "seconds": window.seconds,
-        "cores": cores,
-        "device": device,
-        "learner": [
+    options = judged_options(config)
+    options["model"] |= {"convolutional": convolutional}
+    return build(
+        target=target,
+        seconds=window.seconds,
+        cores=cores,
+        device=device,
+        learners=[
             _learner(c, window, ceiling, None if i else kernel_busy) for i, c in enumerate(learners)
         ],
-        "actors": [_actor(c) for c in actors],
-        "connectors": [_connector(c, window) for c in connectors],
-        "others": [_process(c) for c in changes if c.now.spec.name not in named],
-        "flow": _flow(window, seen) | {"stages": stages},
-        "config": _options(config, convolutional=convolutional),
-    }
+        actors=[
+            ActorEvidence(
+                **c.figures(), learner=c.now.spec.learner, steps_per_s=c.rate("played_steps")
+            )
+            for c in actors
+        ],
+        connectors=[_connector(c, window) for c in connectors],
+        others=[ProcessEvidence(**c.figures()) for c in changes if c.now.spec.name not in named],
+        flow=_flow(window, seen, stages),
+        options=options,
+    )
 
 
 class ProcessChange:
@@ -129,6 +144,17 @@ class ProcessChange:
     @property
     def stage(self) -> Stage:
         return self.now.spec.stage
+
+    def figures(self) -> dict[str, Any]:
+        """The arguments of `ProcessEvidence`."""
+        return {
+            "name": self.now.spec.name,
+            "ended": self.ended,
+            "ledger": self.shares(MAIN),
+            "unmeasured": self.unmeasured(),
+            "cpu": self.rate("cpu_s"),
+            "coreless": self.rate("coreless_s"),
+        }
 
     def shares(self, lane: str) -> dict[str, float]:
         """Of each part in the time of one thread."""
@@ -158,61 +184,35 @@ class ProcessChange:
 
 def _learner(
     change: ProcessChange, window: ProfileWindow, ceiling: float | None, kernel_busy: float | None
-) -> dict[str, Any]:
+) -> LearnerEvidence:
     spec = change.now.spec
     own = GPU if GPU in change.now.lanes else MAIN
     parts = change.shares(own)
-    ledger = learner_parts(parts)
-    rate = change.rate("trained_steps")
     first, last, seconds = window.growth
-    return {
-        "rank": spec.learner,
-        "name": spec.name,
-        "ended": change.ended,
-        "ledger": ledger,
-        "parts": parts,
-        "threads": {name: change.shares(name) for name in change.now.lanes if name != own},
-        "unmeasured": change.unmeasured(),
-        "utilization": ledger["compute"],
-        "gpu_kernel_busy": kernel_busy,
-        "cpu": change.rate("cpu_s"),
-        "coreless": change.rate("coreless_s"),
-        "steps_per_s": rate,
-        "updates_per_s": _growth(first, last, "learner_steps", seconds),
-        "ceiling_steps_per_s": ceiling,
-        "achieved_over_ceiling": rate / ceiling if ceiling else None,
-        "queue_fill": _mean(_own(m, spec.learner).get("queue_fill") for m in window.within),
-    }
+    return LearnerEvidence(
+        **change.figures() | {"ledger": learner_parts(parts)},
+        rank=spec.learner,
+        parts=parts,
+        threads={name: change.shares(name) for name in change.now.lanes if name != own},
+        gpu_kernel_busy=kernel_busy,
+        steps_per_s=change.rate("trained_steps"),
+        updates_per_s=_growth(first, last, "learner_steps", seconds),
+        ceiling_steps_per_s=ceiling,
+        queue_fill=_mean(_own(m, spec.learner).get("queue_fill") for m in window.within),
+    )
 
 
-def _actor(change: ProcessChange) -> dict[str, Any]:
-    own = {"learner": change.now.spec.learner, "steps_per_s": change.rate("played_steps")}
-    return _process(change) | own
-
-
-def _connector(change: ProcessChange, window: ProfileWindow) -> dict[str, Any]:
+def _connector(change: ProcessChange, window: ProfileWindow) -> ConnectorEvidence:
     rank = change.now.spec.learner
     first, last, seconds = window.growth
-    rates = _received(_own(first, rank), _own(last, rank), seconds)
-    named = {f"{name}_per_s": rate for name, rate in rates.items()}
-    return {**_process(change), "learner": rank, **named}
+    received = _received(_own(first, rank), _own(last, rank), seconds)
+    rates: Any = {f"{name}_per_s": rate for name, rate in received.items()}
+    return ConnectorEvidence(**change.figures(), learner=rank, **rates)
 
 
 def _received(first: Metrics, last: Metrics, seconds: float) -> dict[str, float | None]:
     before, now = (metrics.get("received") or {} for metrics in (first, last))
     return {name: _growth(before, now, name, seconds) for name in RECEIVED}
-
-
-def _process(change: ProcessChange) -> dict[str, Any]:
-    """What is known of every process."""
-    return {
-        "name": change.now.spec.name,
-        "ended": change.ended,
-        "ledger": change.shares(MAIN),
-        "unmeasured": change.unmeasured(),
-        "cpu": change.rate("cpu_s"),
-        "coreless": change.rate("coreless_s"),
-    }
 
 
 def _played(actors: Sequence[ProcessChange], slot_nbytes: int | None) -> Rate | None:
@@ -237,35 +237,25 @@ def _seen(
     )
 
 
-def _flow(window: ProfileWindow, seen: Seen) -> dict[str, Any]:
+def _flow(window: ProfileWindow, seen: Seen, stages: Sequence[Mapping[str, Any]]) -> FlowEvidence:
     first, last, _ = window.growth
     lags = _histogram(window.within, LAG)
     latency = _histogram(window.within, LATENCY)
-    return {
-        "produced_steps_per_s": seen.arrived if seen.played is None else seen.played.steps,
-        "trained_steps_per_s": seen.trained,
-        "store_nbytes_per_s": None if seen.played is None else seen.played.nbytes,
-        "dropped": _growths(first, last, "dropped"),
-        "lost": _growths(first, last, "lost"),
-        "latency_s": {name: quantile(latency, q) for name, q in QUANTILES.items()},
-        "policy_lag": {
+    return FlowEvidence(
+        produced_steps_per_s=seen.arrived if seen.played is None else seen.played.steps,
+        trained_steps_per_s=seen.trained,
+        store_nbytes_per_s=None if seen.played is None else seen.played.nbytes,
+        dropped=_growths(first, last, "dropped"),
+        lost=_growths(first, last, "lost"),
+        latency_s={name: quantile(latency, q) for name, q in QUANTILES.items()},
+        policy_lag={
             "mean": sum(lag * n for lag, n in lags.items()) / sum(lags.values()) if lags else None,
             "max": max(lags, default=None),
         },
-        "queue_fill": _mean(m.get("queue_fill") for m in window.within),
-        "replay_size": last.get("replay_size"),
-    }
-
-
-def _options(config: Config, *, convolutional: bool) -> dict[str, Any]:
-    """All options, and what a verdict needs to know besides."""
-    found = config.model_dump(mode="json")
-    found["algo"] |= {"trains_on": config.algo.trains_on, "passes": config.algo.passes}
-    found["model"] |= {"convolutional": convolutional}
-    found["learner"] |= {"prefetch": batches_ahead(config)}  # a number, where the option is null
-    least = lag_of(config, config.learner.batch_slots)
-    found["transport"] |= {"lent_by_batch": lent_by_batch(config), "least_lag": least}
-    return found
+        queue_fill=_mean(m.get("queue_fill") for m in window.within),
+        replay_size=last.get("replay_size"),
+        stages=stages,
+    )
 
 
 def _own(metrics: Metrics, rank: int) -> Metrics:

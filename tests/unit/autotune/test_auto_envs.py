@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from penstock.autotune.envs import cached_choices, code_of, enough, with_envs
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve, resolve_target
-from penstock.launch import auto_envs, run, topology
-from penstock.launch.auto_envs import cached_choices, code_of, enough, measure, with_envs
+from penstock.configs.schema import Config
+from penstock.launch import measuring, run, topology
 from penstock.monitor.sinks import FanOut
 
 AUTO = resolve("cartpole", ["actors.envs=auto"])
@@ -72,18 +73,20 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "penstock" / "envs"
 
 
-@pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What another process was asked to time; it finds `CHEAPER`."""
-    made: list[dict[str, Any]] = []
+class Measured:
+    """What was to be timed; `CHEAPER` is found."""
 
-    def alone(target: str, request: dict[str, Any], **_: Any) -> Any:
-        assert target == "penstock.launch.auto_envs:measure"
-        made.append(request)
+    def __init__(self) -> None:
+        self.configs: list[Config] = []
+
+    def __call__(self, config: Config) -> list[list[Any]]:
+        self.configs.append(config)
         return CHEAPER
 
-    monkeypatch.setattr(auto_envs, "alone", alone)
-    return made
+
+@pytest.fixture
+def measured() -> Measured:
+    return Measured()
 
 
 @pytest.fixture
@@ -102,33 +105,33 @@ def test_the_smallest_number_after_which_little_is_gained() -> None:
     assert enough({8: 1.0}) == 8
 
 
-def test_a_number_stays(tmp_path: Path, requests: list[dict[str, Any]]) -> None:
+def test_a_number_stays(tmp_path: Path, measured: Measured) -> None:
     config = resolve("cartpole")
-    assert with_envs(config, tmp_path, "no") == (config, "")
-    assert not requests
+    assert with_envs(config, tmp_path, "no", measured) == (config, "")
+    assert not measured.configs
 
 
-def test_the_number_is_timed_once(
-    tmp_path: Path, requests: list[dict[str, Any]], cache: Path
-) -> None:
-    config, note = with_envs(AUTO, tmp_path, "no")
+def test_the_number_is_timed_once(tmp_path: Path, measured: Measured, cache: Path) -> None:
+    config, note = with_envs(AUTO, tmp_path, "no", measured)
     assert config.actors.envs == 32
     assert note == (
         "actors.envs: 32 environments for each actor, 2 µs a step (others, in µs: 16: 4; 64: 1.9), "
         "timed now; a batch has 1,024 agent steps"
     )
-    again, note = with_envs(AUTO, tmp_path, "no")
+    again, note = with_envs(AUTO, tmp_path, "no", measured)
     assert again == config
     assert "timed by an earlier run" in note
-    assert len(requests) == 1
+    assert len(measured.configs) == 1
     assert cached_choices() == [
         "environments of CartPole-v1, impala: 32, 2 µs a step (others, in µs: 16: 4; 64: 1.9)"
     ]
-    with_envs(resolve("cartpole", ["actors.envs=auto", "model.hidden=[8]"]), tmp_path, "no")
-    assert len(requests) == 2
+    with_envs(
+        resolve("cartpole", ["actors.envs=auto", "model.hidden=[8]"]), tmp_path, "no", measured
+    )
+    assert len(measured.configs) == 2
     more_actors = resolve("cartpole", ["actors.envs=auto", "actors.count=7", "learner.lr=1e-3"])
-    with_envs(more_actors, tmp_path, "no")
-    assert len(requests) == 2, "a step is the same with them"
+    with_envs(more_actors, tmp_path, "no", measured)
+    assert len(measured.configs) == 2, "a step is the same with them"
     assert len(list(cache.glob("*.json"))) == 2
 
 
@@ -137,20 +140,20 @@ def test_the_number_is_timed_once(
     [None, [], [[16]], [[16, -1.0]], [[16, 1]], [["16", 1e-6]], [[17, 1e-6]], [[32, 1e-6]], {}],
 )
 def test_a_file_that_is_not_sound_is_replaced(
-    entries: Any, tmp_path: Path, requests: list[dict[str, Any]], cache: Path
+    entries: Any, tmp_path: Path, measured: Measured, cache: Path
 ) -> None:
-    with_envs(AUTO, tmp_path, "no")
+    with_envs(AUTO, tmp_path, "no", measured)
     [path] = cache.glob("*.json")
     whole = path.read_text()
     path.write_text(json.dumps(json.loads(whole) | {"seconds": entries}))
     cached_choices()
-    assert with_envs(AUTO, tmp_path, "no")[0].actors.envs == 32
-    assert len(requests) == 2
+    assert with_envs(AUTO, tmp_path, "no", measured)[0].actors.envs == 32
+    assert len(measured.configs) == 2
     assert path.read_text() == whole
 
 
 def test_a_changed_file_of_the_environment_needs_new_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requests: list[dict[str, Any]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: Measured
 ) -> None:
     file = tmp_path / "own_games" / "maze.py"
     file.parent.mkdir()
@@ -159,11 +162,11 @@ def test_a_changed_file_of_the_environment_needs_new_times(
     for text in ("first", "second one", "second one"):
         file.write_text(text)
         os.utime(file, (1, 1))
-        with_envs(config, tmp_path, "no")
-    assert len(requests) == 2
+        with_envs(config, tmp_path, "no", measured)
+    assert len(measured.configs) == 2
     os.utime(file, (2, 2))
-    with_envs(config, tmp_path, "no")
-    assert len(requests) == 3
+    with_envs(config, tmp_path, "no", measured)
+    assert len(measured.configs) == 3
     assert code_of("CartPole-v1") == code_of("no_such_module:Maze-v0") == []
 
 
@@ -176,7 +179,7 @@ def test_the_user_is_shown_that_a_run_times_its_environments(
     def alone(*_: Any, **__: Any) -> Any:
         raise EndedError
 
-    monkeypatch.setattr(auto_envs, "alone", alone)
+    monkeypatch.setattr(measuring, "alone", alone)
     shown: list[str] = []
     resolved, path = resolve_target("cartpole", ["actors.envs=auto"]), tmp_path / "run"
     with pytest.raises(EndedError):
@@ -187,52 +190,53 @@ def test_the_user_is_shown_that_a_run_times_its_environments(
 
 
 def test_callbacks_are_refused_before_anything_is_timed(
-    tmp_path: Path, requests: list[dict[str, Any]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: Measured
 ) -> None:
+    monkeypatch.setattr(measuring, "step_seconds", measured)
     resolved = resolve_target("cartpole", ["actors.envs=auto", "run.callbacks=[no_module:Hook]"])
     with pytest.raises(UserError, match=r"callback no_module:Hook: there is no module no_module"):
         run.conduct(resolved, tmp_path / "run", "no", topology.train, lambda _: FanOut([]))
-    assert not requests
+    assert not measured.configs
 
 
 def test_in_one_process_and_of_one_number_nothing_is_timed(
-    tmp_path: Path, requests: list[dict[str, Any]]
+    tmp_path: Path, measured: Measured
 ) -> None:
     lockstep = resolve("cartpole", ["actors.envs=auto", "transport.kind=inproc"])
-    config, note = with_envs(lockstep, tmp_path, "no")
+    config, note = with_envs(lockstep, tmp_path, "no", measured)
     assert config.actors.envs == 16
     assert note == (
         "actors.envs: 16 environments for each actor, the smallest allowed number; a batch has 512 "
         "agent steps"
     )
     long = resolve("cartpole", ["actors.envs=auto", "actors.unroll=4096"])
-    assert with_envs(long, tmp_path, "no")[0].actors.envs == 1
-    assert not requests
+    assert with_envs(long, tmp_path, "no", measured)[0].actors.envs == 1
+    assert not measured.configs
 
 
-def test_a_resumed_run_keeps_its_number(run_dir: Path, requests: list[dict[str, Any]]) -> None:
+def test_a_resumed_run_keeps_its_number(run_dir: Path, measured: Measured) -> None:
     (run_dir / "config.yaml").write_text(dump(resolve("cartpole", ["actors.envs=24"])))
-    config, note = with_envs(AUTO, run_dir, "auto")
+    config, note = with_envs(AUTO, run_dir, "auto", measured)
     assert config.actors.envs == 24
     assert "24 environments for each actor, as the run began" in note
-    assert not requests
+    assert not measured.configs
     changed = resolve("cartpole", ["actors.envs=auto", "learner.updates_per_batch=16"])
     with pytest.raises(UserError, match=r"actors\.envs 24 is not divisible by"):
-        with_envs(changed, run_dir, "must")
+        with_envs(changed, run_dir, "must", measured)
 
 
-def test_a_resumed_run_of_an_unknown_number_is_refused(
-    run_dir: Path, requests: list[dict[str, Any]]
-) -> None:
+def test_a_resumed_run_of_an_unknown_number_is_refused(run_dir: Path, measured: Measured) -> None:
     with pytest.raises(UserError, match=r"its run began with is not known; set actors\.envs to"):
-        with_envs(AUTO, run_dir, "auto")
-    assert not requests
+        with_envs(AUTO, run_dir, "auto", measured)
+    assert not measured.configs
 
 
 def test_an_environment_that_cannot_be_timed_leaves_the_smallest_number(
     tmp_path: Path, cache: Path
 ) -> None:
-    config, note = with_envs(resolve("x:nothing", ["actors.envs=auto"]), tmp_path, "no")
+    config, note = with_envs(
+        resolve("x:nothing", ["actors.envs=auto"]), tmp_path, "no", measuring.step_seconds
+    )
     assert config.actors.envs == config.envs_choices[0]
     assert "the smallest allowed number, as a step could not be timed (environment x:n" in note
     assert not list(cache.glob("*.json"))
@@ -244,10 +248,10 @@ def test_real_steps_are_timed_until_twice_as_many_gain_little(
 ) -> None:
     (tmp_path / "waiting_envs.py").write_text(ENVS)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(auto_envs, "BUDGET_S", 0.05)
+    monkeypatch.setattr(measuring, "BUDGET_S", 0.05)
     config = resolve(f"waiting_envs:{env}", ["actors.envs=auto", "actors.unroll=32"])
     try:
-        found = measure(config.model_dump(mode="json"))
+        found = measuring.time_steps(config.model_dump(mode="json"))
     finally:
         envs = sys.modules.pop("waiting_envs", None)
     assert [number for number, _ in found] == expected

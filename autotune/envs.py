@@ -2,10 +2,8 @@
 
 The number is part of every slot: learner and actors, and a run before and after a resume, need the
 same one. So the command that starts a run chooses it once, and it is in the run's config from then
-on. It times what an actor does in a step, with the run's environment and network, for rising
-numbers of environments (`Sections.envs_choices`), until twice as many make a step little cheaper.
-That is done in a process of its own, as environments are the user's code, and cached by
-`core.user_cache`.
+on: the number after which twice as many environments make an actor's step little cheaper. Steps are
+timed for rising numbers (`Sections.envs_choices`) by `penstock.launch.measuring`.
 """
 
 from __future__ import annotations
@@ -14,13 +12,11 @@ import json
 import math
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from statistics import median
 from subprocess import TimeoutExpired
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.configs.cross_checks import contradictions
 from penstock.configs.errors import UserError
@@ -29,37 +25,29 @@ from penstock.configs.schema import Config
 from penstock.configs.transports import TRANSPORTS
 from penstock.core.machine import version_of
 from penstock.core.notes import note_logger
-from penstock.core.processes import coreless_s
 from penstock.core.run_dir import Resume, has_checkpoint
 from penstock.core.user_cache import cached_times, digest, timed_once
-from penstock.launch.alone import alone
-
-if TYPE_CHECKING:
-    from penstock.actors.rollout import Rollout
-    from penstock.core.params import Float32, Stamp
-    from penstock.envs import BatchedEnv
 
 FOLDER = "envs"  # in the cache folder
 FORMAT = 1
 LEAST_GAIN = 1.1  # factor by which twice as many environments must make a step cheaper
-PASS_S = 0.01  # an unroll that is timed takes about so long
-MOST_STEPS = 32  # of an unroll that is timed
-LEAST_ROUNDS = 3  # of unrolls, however long they take
-MAKING_S = 10.0  # more environments are not tried where making them is expected to take longer
-BUDGET_S = 0.5  # of each number and the one before it, beside making them
 SMALLEST = "the smallest allowed number"
 OF_ACTORS = {"count", "envs", "nice", "unroll"}  # options on which a step does not depend
 
 logger = note_logger(__name__)
 Seconds = dict[int, float]
 """Of one agent step of one actor, by its number of environments."""
+Measure = Callable[[Config], list[list[Any]]]
+"""Times what a config needs in another process. Raises UserError, RuntimeError or TimeoutExpired
+where that fails."""
 
 
-def with_envs(config: Config, path: Path, resume: Resume) -> tuple[Config, str]:
+def with_envs(config: Config, path: Path, resume: Resume, measure: Measure) -> tuple[Config, str]:
     """``config`` with a number in place of `actors.envs` auto, and a sentence about it.
 
     Unchanged, with an empty sentence, where the option is a number. A run in ``path`` that is
-    resumed keeps its own. Raises UserError where that is not known, or contradicts another option.
+    resumed keeps its own. ``measure`` returns numbers of environments and the seconds of a step.
+    Raises UserError where the number is not known, or contradicts another option.
     """
     if config.actors.envs != "auto":
         return config, ""
@@ -68,8 +56,8 @@ def with_envs(config: Config, path: Path, resume: Resume) -> tuple[Config, str]:
     elif TRANSPORTS.one_process(config.transport.kind) or len(config.envs_choices) == 1:
         envs, why = config.actor_envs, SMALLEST
     else:
-        envs, why = _timed(config)
-    changed = _with(config, envs)
+        envs, why = _timed(config, measure)
+    changed = with_number(config, envs)
     if found := contradictions(changed):
         raise UserError("; ".join(each.text for each in found))
     slots = config.learner.batch_slots if config.algo.trains_on == "unrolls" else 1
@@ -107,109 +95,6 @@ def enough(seconds: Seconds) -> int:
     raise ValueError("nothing was timed")
 
 
-def measure(config: Mapping[str, Any]) -> list[list[float]]:
-    """Time an actor's step for rising numbers of environments; returns number and seconds of each.
-
-    ``config`` is a config as JSON. Called by `alone`, since it imports the environment, and torch
-    where the network needs it.
-    """
-    from penstock.algos.acting import make_inference, timed
-    from penstock.envs import probe
-
-    settings = Config.model_validate(config)
-    choices, info = settings.envs_choices, probe(settings.env)
-    settings, _ = timed(_with(settings, choices[0]), info)
-    make_inference(settings, info, 0)  # imports its library, which is no part of what follows
-    seconds: Seconds = {}
-    with ExitStack() as kept:  # the environments of the number before
-        before: Callable[[], float] | None = None
-        for envs in choices:
-            with ExitStack() as stack:
-                began_s = time.perf_counter()
-                play = stack.enter_context(_unrolls(_with(settings, envs)))
-                making_s = time.perf_counter() - began_s
-                if before is None:
-                    [seconds[envs]] = race([play])
-                else:  # by the ratio, as the machine may be busier than it was
-                    fewer_s, own_s = race([before, play])
-                    seconds[envs] = seconds[envs // 2] * own_s / fewer_s
-                if enough(seconds) != envs or 2 * making_s > MAKING_S:
-                    break
-                kept.close()
-                before = play
-                kept.enter_context(stack.pop_all())
-    return [[*entry] for entry in seconds.items()]
-
-
-def own_seconds(call: Callable[[], object]) -> float:
-    """The seconds of a call: by the clock, as it may wait outside this thread, without the time in
-    which other programs had its core."""
-    began_s = time.perf_counter()
-    before_s = coreless_s(os.getpid())
-    call()
-    lost_s = coreless_s(os.getpid()) - before_s
-    taken_s = time.perf_counter() - began_s - (0.0 if math.isnan(lost_s) else lost_s)
-    return max(taken_s, 1e-9)  # the two clocks are not read at the same instant
-
-
-def race(plays: Sequence[Callable[[], float]], rounds: int = LEAST_ROUNDS) -> list[float]:
-    """The median of the seconds that each of ``plays`` returns.
-
-    They are called in turns, at least ``rounds`` times and for at least `BUDGET_S`, so that other
-    programs on the machine slow all of them alike.
-    """
-    found = [[play() for play in plays]]
-    ends_s = time.perf_counter() + BUDGET_S
-    while len(found) < rounds or time.perf_counter() < ends_s:
-        found.append([play() for play in plays])
-    return list(map(median, zip(*found, strict=True)))
-
-
-@contextmanager
-def playing(config: Config) -> Iterator[tuple[BatchedEnv, Rollout]]:
-    """The environments of one actor, and what plays them, with made-up weights; imports both."""
-    from penstock.actors.rollout import Rollout
-    from penstock.algos.acting import make_inference
-    from penstock.algos.recorded import make_recorders
-    from penstock.envs import make
-    from penstock.profiling.ledger import TimeLedger
-
-    threads = config.actors.env_threads
-    with closing(make(config.env, config.actor_envs, threads, stagger=0)) as game:
-        inference = make_inference(config, game.info, 0)
-        inference.refresh(_made_up)
-        yield game, Rollout(game, inference, 0, TimeLedger(), make_recorders(config, game))
-
-
-def _made_up(out: Float32, newer_than: Stamp | None) -> Stamp:
-    """Stands in for `Link.read_weights`."""
-    from penstock.core.params import Stamp
-
-    out.fill(0.01)  # also of a variance
-    return Stamp(0, 1)
-
-
-@contextmanager
-def _unrolls(config: Config) -> Iterator[Callable[[], float]]:
-    """Plays an unroll, and returns the seconds of an agent step."""
-    from penstock.algos.samples import slot_spec
-
-    with playing(config) as (game, rollout):
-
-        def unroll(steps: int) -> Callable[[], float]:
-            actors = config.actors.model_copy(update={"unroll": steps})
-            spec = slot_spec(config.model_copy(update={"actors": actors}), game.info)
-            columns = spec.views(spec.zeros())
-            rollout.forget_slots()
-
-            return lambda: own_seconds(lambda: rollout.fill(columns, 0)) / (steps * spec.envs)
-
-        play = unroll(1)
-        play()  # the first step also prepares
-        steps = int(PASS_S / (play() * config.actor_envs))
-        yield unroll(max(1, min(steps, config.actors.unroll, MOST_STEPS)))
-
-
 def code_of(env: str) -> list[int]:
     """Size and time of change of the file of an environment `module:name`; empty for others."""
     path = f"{env.partition(':')[0].replace('.', os.sep)}.py"
@@ -227,7 +112,7 @@ def reason(error: Exception) -> str:
     return str(error)
 
 
-def _timed(config: Config) -> tuple[int, str]:
+def _timed(config: Config, measure: Measure) -> tuple[int, str]:
     """The number, and why; the smallest where the environment cannot be timed, as it will fail in
     the roles as well, or is on other hosts only."""
     given = config.model_dump(mode="json", include={"env", "algo", "model"})
@@ -248,15 +133,7 @@ def _timed(config: Config) -> tuple[int, str]:
 
     def time_now() -> list[list[Any]]:
         logger.info(f"timing steps of {config.env.id} for actors.envs=auto, which takes seconds")
-        request = {"config": config.model_dump(mode="json")}
-        found: list[list[Any]] = alone(
-            f"{__name__}:measure",
-            request,
-            seconds=BUDGET_S * len(config.envs_choices),
-            start_s=config.run.start_timeout_s,
-            threads=config.actors.threads,
-        )
-        return found
+        return measure(config)
 
     try:
         times, cached = timed_once(FOLDER, about, read, time_now)
@@ -297,6 +174,7 @@ def _envs_of(path: Path) -> int:
         ) from None
 
 
-def _with(config: Config, envs: int) -> Config:
+def with_number(config: Config, envs: int) -> Config:
+    """``config`` with so many environments of each actor."""
     actors = config.actors.model_copy(update={"envs": envs})
     return config.model_copy(update={"actors": actors})

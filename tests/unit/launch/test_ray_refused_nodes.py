@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.launch.engines.ray_nodes import MOST_FAILURES, NODE_LABEL, RefusedNodes
+from penstock.launch.engines.ray_engine import MOST_FAILURES, NODE_LABEL, RefusedNodes
 
 ALIVE = ("a", "b", "c")
 

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.autotune import forms as form_tuner
+from penstock.autotune.forms import Task, cached_timings, passes, race, time_forms
 from penstock.configs.model import ModelConfig
 from penstock.core import processor as processors
 from penstock.core import user_cache
 from penstock.core.processor import Processor
-from penstock.models import timed_forms
 from penstock.models.actions import discrete
 from penstock.models.compute_form import (
     ComputeForm,
@@ -27,7 +28,6 @@ from penstock.models.compute_form import (
     training_forms,
 )
 from penstock.models.layout import CnnShape, DenseShape, QCnnShape
-from penstock.models.timed_forms import Task, cached_timings, passes, race, time_forms
 
 SHAPE = CnnShape(1, 36, 36, discrete(2), 1 / 255, normalize=True)
 TASK = Task(SHAPE, ((1, 36, 36), "|u1"), ModelConfig(), learns=True, threads=1, most_rows=8)
@@ -53,7 +53,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Counter[ComputeForm]:
 
         return time_pass
 
-    monkeypatch.setattr(timed_forms, "passes", made)
+    monkeypatch.setattr(form_tuner, "passes", made)
     return calls
 
 
@@ -222,15 +222,15 @@ def test_of_long_passes_all_formats_are_timed_by_short_ones(
 
         return time_pass
 
-    monkeypatch.setattr(timed_forms, "passes", made)
-    monkeypatch.setattr(timed_forms, "clock_of", lambda task: lambda: now[0])
+    monkeypatch.setattr(form_tuner, "passes", made)
+    monkeypatch.setattr(form_tuner, "clock_of", lambda task: lambda: now[0])
     task = TASK._replace(most_rows=512)
     forms = training_forms(SHAPE, OPEN, UpdateSize(512), has_bf16=True)
     found = time_forms(task, forms)
     assert len(found.seconds) > 2
     assert found.form == ("bf16", "channels_last", 256)
     assert max(rows) < 16
-    assert now[0] < 1.5 * timed_forms.BUDGET_S
+    assert now[0] < 1.5 * form_tuner.BUDGET_S
 
 
 def test_a_race_ends_where_other_programs_have_the_processor() -> None:

@@ -1,5 +1,5 @@
-"""The group of learners that train together, and the learner of each actor. Pure functions of
-events, as `decisions`.
+"""Who trains with whom: which learners form the group (`GroupMembership`), and for which learner
+each actor plays (`ActorAssignment`). Pure functions of events, as `decisions`.
 
 A learner *joins* when it is ready to enter a group. Until a learner has *entered* a group, which
 means that it has received the group's state, a group contains all learners but the spare ones: the
@@ -84,7 +84,7 @@ class GroupMembership:
         return [Send(self._names[rank], message) for rank in members]
 
 
-class Seats:
+class ActorAssignment:
     """The learner of each actor.
 
     An actor's samples for one life of one learner are a stream, identified by its incarnation.
@@ -94,7 +94,7 @@ class Seats:
         self._homes = {spec.name: spec.learner for spec in actors}
         self.respec(learners)
         self._present = set(self._addresses)
-        self._seats = dict(self._homes)
+        self._assigned = dict(self._homes)
         self._lives: Counter[int] = Counter()  # of each learner, that have ended
         self._streams: dict[str, Streams] = {}
         for spec in learners:
@@ -111,26 +111,29 @@ class Seats:
         self._present.discard(rank)
         if not self._present:
             return []
-        moved = [name for name, seat in self._seats.items() if seat == rank]
+        moved = [name for name, assigned in self._assigned.items() if assigned == rank]
         for name in moved:
-            load = Counter(self._seats.values())
-            self._seats[name] = min(self._present, key=lambda rank: (load[rank], rank))
+            load = Counter(self._assigned.values())
+            self._assigned[name] = min(self._present, key=lambda rank: (load[rank], rank))
         return moved
 
     def enter(self, rank: int) -> list[str]:
         """A learner is ready; returns the actors that are moved to it."""
         if rank in self._present:
             return []
-        seats, homes = self._seats.items(), self._homes
-        moved = [n for n, seat in seats if homes[n] == rank or seat not in self._present]
+        moved = [
+            name
+            for name, assigned in self._assigned.items()
+            if self._homes[name] == rank or assigned not in self._present
+        ]
         self._present.add(rank)
-        self._seats |= dict.fromkeys(moved, rank)
+        self._assigned |= dict.fromkeys(moved, rank)
         return moved
 
     def begin(self, name: str, incarnation: int) -> Send | None:
         """An actor starts a stream; returns the message to it, unless the stream is to the first
         life of its home learner."""
-        rank = self._seats[name]
+        rank = self._assigned[name]
         self._streams.setdefault(name, {})[incarnation] = rank, self._lives[rank]
         if rank == self._homes[name] and not self._lives[rank]:
             return None

@@ -1,9 +1,8 @@
 """`transport.connectors=auto`: the number of connectors of a learner, found before the roles start.
 
-A process of its own plays an unroll of the run's environment, times what a connector does with it
-(decompress, check, process) and an update of the learner, and the times are cached by
-`core.user_cache`. As many connectors are started as keep up with the learner. They are not adapted
-later: an actor's id decides which of them receives from it.
+As many connectors are started as keep up with the learner: what a connector does with a slot and an
+update of the learner are timed by `penstock.launch.measuring`. They are not adapted later: an
+actor's id decides which of them receives from it.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
 from subprocess import TimeoutExpired
 from typing import Any, NamedTuple
 
+from penstock.autotune.envs import Measure, code_of, reason
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.configs.transports import MAX_CONNECTORS, TRANSPORTS
@@ -22,14 +21,10 @@ from penstock.core.cores import usable_cores
 from penstock.core.machine import gpu_models
 from penstock.core.notes import note_logger
 from penstock.core.user_cache import digest, timed_once
-from penstock.launch.alone import alone
-from penstock.launch.auto_envs import code_of, own_seconds, playing, race, reason
 
 FOLDER = "connectors"  # in the cache folder
 FORMAT = 1
-MESSAGE_S = 60e-6  # of a connector for each slot, beside what is timed (docs/scaling.md)
 BUSY = 0.7  # share of its time that a connector may receive
-MEASURING_S = 10.0
 
 logger = note_logger(__name__)
 
@@ -48,14 +43,15 @@ class Costs(NamedTuple):
         return self.receive / self.train
 
 
-def with_connectors(config: Config) -> tuple[Config, str]:
+def with_connectors(config: Config, measure: Measure) -> tuple[Config, str]:
     """``config`` with a number in place of `transport.connectors` auto, and a sentence about it.
 
-    Unchanged, with an empty sentence, where the option is a number.
+    Unchanged, with an empty sentence, where the option is a number. ``measure`` returns the seconds
+    of `Costs` as its only entry.
     """
     if config.transport.connectors != "auto":
         return config, ""
-    number, why = _found(config)
+    number, why = _found(config, measure)
     transport = config.transport.model_copy(update={"connectors": number})
     note = f"transport.connectors: {number} for each learner, {why}" if why else ""
     return config.model_copy(update={"transport": transport}), note
@@ -76,55 +72,7 @@ def needed(costs: Costs, cores: float) -> int:
     return max(1, math.ceil(min(costs.busy / BUSY, int(cores), MAX_CONNECTORS)))
 
 
-def measure(config: Mapping[str, Any]) -> list[list[float]]:
-    """Time `Costs`, which are the only entry of the list.
-
-    ``config`` is a config as JSON. Called by `alone`, since it imports the environment and torch.
-    """
-    import numpy as np
-
-    from penstock.algos.samples import make_receive, slot_spec
-    from penstock.core.specs import HEADER
-    from penstock.device.choice import device_of
-    from penstock.learner.factory import make_trainer, timed
-    from penstock.learner.sources.staging import StagingBatch
-    from penstock.learner.trainer import Trainer
-    from penstock.transport.shm.store import Slot
-    from penstock.transport.wire import SlotDecoder, SlotEncoder, decode
-
-    settings = Config.model_validate(config)
-    plain = settings.learner.model_copy(update={"compile": False})  # that would take minutes
-    settings = settings.model_copy(update={"learner": plain})
-    with playing(settings) as (game, rollout):
-        info, spec = game.info, slot_spec(settings, game.info)
-        payload, header = spec.zeros(), np.zeros((), HEADER)
-        steps = header["steps"] = header["produced_steps"] = rollout.fill(spec.views(payload), 0)
-    encoder, decoder = SlotEncoder(spec, settings.transport.codec), SlotDecoder(spec)
-    parts = [bytes(part) for part in encoder.encode(header, payload, 1)]
-    receive = make_receive(settings.algo, info)
-    columns = spec.views(payload)
-
-    def take() -> None:
-        decoder.decode(decode(parts), payload)
-        receive(columns)
-
-    [slot_s] = race([lambda: own_seconds(take)])
-    trainer = make_trainer(timed(settings, info)[0], info)
-    assert isinstance(trainer, Trainer)
-    slots = settings.learner.batch_slots
-    batch = StagingBatch(spec, slots, trainer.device)
-    batch.gather([Slot(0, header, tuple(payload), columns)] * slots)
-
-    def train() -> None:
-        trainer.step(batch)
-        device_of(trainer.device).synchronize()
-
-    train()  # the first update also prepares
-    [batch_s] = race([lambda: own_seconds(train)], rounds=1)
-    return [[(slot_s + MESSAGE_S) / steps, batch_s / batch.steps]]
-
-
-def _found(config: Config) -> tuple[int, str]:
+def _found(config: Config, measure: Measure) -> tuple[int, str]:
     """The number, and why; no reason where the run has no connectors."""
     transport, learner = config.transport, config.learner
     is_local = not TRANSPORTS.here(transport.kind).reaches_other_hosts
@@ -153,14 +101,7 @@ def _found(config: Config) -> tuple[int, str]:
             f"timing slots of {config.env.id} and an update for transport.connectors=auto, which "
             "takes seconds"
         )
-        found: list[list[Any]] = alone(
-            f"{__name__}:measure",
-            {"config": config.model_dump(mode="json")},
-            seconds=MEASURING_S,
-            start_s=config.run.start_timeout_s,
-            threads=learner.first_threads,
-        )
-        return found
+        return measure(config)
 
     try:
         costs, cached = timed_once(FOLDER, about, _costs, time_now)

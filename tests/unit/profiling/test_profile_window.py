@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from made_profiles import judge
 from penstock.configs.load import resolve
 from penstock.core.role_spec import RoleSpec, Stage
-from penstock.profiling.report.data import ProfileWindow, make
 from penstock.profiling.report.readings import Reading
-from penstock.profiling.verdict import judge
+from penstock.profiling.report.window import ProfileWindow, make
 
 SECOND = 10**9
 LEARNER = RoleSpec("learner", 0, "", Stage.LEARNER)

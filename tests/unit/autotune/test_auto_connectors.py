@@ -10,30 +10,38 @@ from typing import Any
 
 import pytest
 
+from penstock.autotune import connectors
+from penstock.autotune.connectors import Costs, check_not_auto, needed, with_connectors
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve, resolve_target
-from penstock.launch import auto_connectors, auto_envs, run, topology
-from penstock.launch.auto_connectors import Costs, check_not_auto, measure, needed, with_connectors
+from penstock.configs.schema import Config
+from penstock.launch import measuring, run, topology
 from penstock.monitor.sinks import FanOut
 
 AUTO = ("transport.connectors=auto", "transport.bind=tcp://127.0.0.1:7700")
 
 
-@pytest.fixture(autouse=True)
-def requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What another process was asked to time on a machine of 16 cores: receiving a step takes 2 µs,
-    and training it 1 µs."""
-    made: list[dict[str, Any]] = []
+class Measured:
+    """What was to be timed: receiving a step takes 2 µs, and training it 1 µs."""
 
-    def alone(target: str, request: dict[str, Any], **_: Any) -> Any:
-        assert target == "penstock.launch.auto_connectors:measure"
-        made.append(request)
+    def __init__(self) -> None:
+        self.configs: list[Config] = []
+
+    def __call__(self, config: Config) -> list[list[Any]]:
+        self.configs.append(config)
         return [[2e-6, 1e-6]]
 
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 cores, and an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(auto_connectors, "alone", alone)
-    monkeypatch.setattr(auto_connectors, "usable_cores", lambda: 16.0)
-    return made
+    monkeypatch.setattr(connectors, "usable_cores", lambda: 16.0)
+
+
+@pytest.fixture
+def measured() -> Measured:
+    return Measured()
 
 
 @pytest.mark.parametrize(
@@ -54,44 +62,43 @@ def test_as_many_as_keep_up_and_have_a_core(
     assert needed(Costs(receive, train), cores) == number
 
 
-def test_a_number_stays(requests: list[dict[str, Any]]) -> None:
+def test_a_number_stays(measured: Measured) -> None:
     config = resolve("cartpole", ["transport.connectors=2"])
-    assert with_connectors(config) == (config, "")
-    assert not requests
+    assert with_connectors(config, measured) == (config, "")
+    assert not measured.configs
 
 
-def test_costs_are_timed_once(requests: list[dict[str, Any]]) -> None:
-    config, note = with_connectors(resolve("cartpole", AUTO))
+def test_costs_are_timed_once(measured: Measured) -> None:
+    config, note = with_connectors(resolve("cartpole", AUTO), measured)
     assert config.transport.connectors == 3
     assert note == (
         "transport.connectors: 3 for each learner, as receiving a step takes 2 µs and the learner "
         "trains 1,000,000 steps/s, which keeps 2 of them busy, timed now"
     )
-    again, note = with_connectors(resolve("cartpole", AUTO))
+    again, note = with_connectors(resolve("cartpole", AUTO), measured)
     assert again == config
     assert note.endswith("timed by an earlier run")
-    assert len(requests) == 1
-    with_connectors(resolve("cartpole", [*AUTO, "model.hidden=[8]"]))
-    assert len(requests) == 2
+    assert len(measured.configs) == 1
+    with_connectors(resolve("cartpole", [*AUTO, "model.hidden=[8]"]), measured)
+    assert len(measured.configs) == 2
 
 
 @pytest.mark.parametrize("entries", [[["x"]], [[float("inf"), 1e-6]], [[0.0, 1e-6]], [[1e-6, 0.0]]])
 def test_a_file_that_is_not_sound_is_replaced(
-    entries: Any, tmp_path: Path, requests: list[dict[str, Any]]
+    entries: Any, tmp_path: Path, measured: Measured
 ) -> None:
-    with_connectors(resolve("cartpole", AUTO))
+    with_connectors(resolve("cartpole", AUTO), measured)
     [path] = tmp_path.glob("cache/penstock/connectors/*.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": entries}))
-    assert with_connectors(resolve("cartpole", AUTO))[0].transport.connectors == 3
-    assert len(requests) == 2
+    assert with_connectors(resolve("cartpole", AUTO), measured)[0].transport.connectors == 3
+    assert len(measured.configs) == 2
 
 
-def test_a_timeout_names_the_option_that_raises_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def alone(target: str, request: dict[str, Any], **_: Any) -> Any:
-        raise TimeoutExpired([sys.executable, target], 340.0)
+def test_a_timeout_names_the_option_that_raises_it() -> None:
+    def measure(config: Config) -> list[list[Any]]:
+        raise TimeoutExpired([sys.executable], 340.0)
 
-    monkeypatch.setattr(auto_connectors, "alone", alone)
-    config, note = with_connectors(resolve("cartpole", AUTO))
+    config, note = with_connectors(resolve("cartpole", AUTO), measure)
     assert config.transport.connectors == 1
     assert note.endswith("(it took longer than 340 s; raise run.start_timeout_s)")
 
@@ -114,12 +121,12 @@ def test_a_timeout_names_the_option_that_raises_it(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_where_nothing_is_timed_there_is_one(
-    target: str, overrides: tuple[str, ...], note: str, requests: list[dict[str, Any]]
+    target: str, overrides: tuple[str, ...], note: str, measured: Measured
 ) -> None:
-    config, found = with_connectors(resolve(target, overrides))
+    config, found = with_connectors(resolve(target, overrides), measured)
     assert config.transport.connectors == 1
     assert found == (note and f"transport.connectors: 1 for each learner, {note}")
-    assert not requests
+    assert not measured.configs
 
 
 def test_learners_of_several_hosts_need_a_number() -> None:
@@ -138,14 +145,15 @@ class Cluster:
 
 
 def test_on_a_cluster_they_are_refused_before_anything_is_timed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requests: list[dict[str, Any]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: Measured
 ) -> None:
     monkeypatch.setattr(run, "make_engine", lambda name, context: Cluster())
-    monkeypatch.setattr(auto_envs, "alone", lambda *_, **__: requests.append({}))
+    monkeypatch.setattr(measuring, "step_seconds", measured)
+    monkeypatch.setattr(measuring, "connector_seconds", measured)
     resolved = resolve_target("cartpole", [*AUTO, "actors.envs=auto"])
     with pytest.raises(UserError, match=r"a cluster learners may run on other hosts; set trans"):
         run.conduct(resolved, tmp_path / "run", "no", topology.train, lambda _: FanOut([]))
-    assert not requests
+    assert not measured.configs
 
 
 def test_a_config_in_which_nothing_was_timed_has_one_connector(tmp_path: Path) -> None:
@@ -154,7 +162,7 @@ def test_a_config_in_which_nothing_was_timed_has_one_connector(tmp_path: Path) -
 
 
 def test_real_costs_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto_envs, "BUDGET_S", 0.05)
-    monkeypatch.setattr(auto_connectors, "MESSAGE_S", 0.0)
-    [[receive, train]] = measure(resolve("cartpole", AUTO).model_dump(mode="json"))
+    monkeypatch.setattr(measuring, "BUDGET_S", 0.05)
+    monkeypatch.setattr(measuring, "MESSAGE_S", 0.0)
+    [[receive, train]] = measuring.time_connector(resolve("cartpole", AUTO).model_dump(mode="json"))
     assert 0 < receive < train < 1e-3

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from penstock.autotune import cores as core_tuner
+from penstock.autotune.cores import CoreSplit, Load, Split
 from penstock.configs.load import resolve
 from penstock.core import cores
-from penstock.launch import core_split
-from penstock.launch.core_split import CoreSplit, Load, Split
 
 LOAD = Load(learner_waits=0.0, actor_waits=0.12, actor_cores=0.5, idle_cores=0.0, ceiling=1000.0)
 
@@ -106,8 +106,8 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
         def since_last(self) -> float:
             return 4.0
 
-    monkeypatch.setattr(core_split, "IdleCores", Idle)
-    monkeypatch.setattr(core_split, "usable_cores", lambda: 8.0)
+    monkeypatch.setattr(core_tuner, "IdleCores", Idle)
+    monkeypatch.setattr(core_tuner, "usable_cores", lambda: 8.0)
 
 
 @pytest.mark.usefixtures("idle")
@@ -192,7 +192,7 @@ def test_the_numbers_are_fixed_unless_they_are_auto() -> None:
 
 
 def test_actors_stay_where_only_threads_are_auto(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_split, "usable_cores", lambda: 8.0)
+    monkeypatch.setattr(core_tuner, "usable_cores", lambda: 8.0)
     found = CoreSplit.of(resolve("cartpole", ["actors.count=6", "learner.threads=auto"]))
     assert found is not None
     assert found.decide(LOAD._replace(actor_waits=0.9)) is None

@@ -1,4 +1,5 @@
-"""Times a network in several forms on this machine's processor, and chooses the fastest.
+"""The forms in which actors and learners compute their network, where the options leave them open:
+the fastest on this machine's processor.
 
 A form is timed by real passes of the network over made-up observations: forward and backward of a
 learner, or an actor's inference. That takes about a second. The times are cached in the user's
@@ -17,10 +18,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.algos.base import UnrollAlgorithm
+from penstock.algos.registry import algorithm
+from penstock.algos.samples import network_shape, slot_spec
 from penstock.configs.model import ModelConfig
+from penstock.configs.schedules import over_run, with_values
+from penstock.configs.schema import Config
 from penstock.configs.value_types import MemoryFormat
+from penstock.core.interfaces import Unrolls
+from penstock.core.observations import Spaces
+from penstock.core.processor import processor
 from penstock.core.user_cache import cached_times, digest, timed_once
-from penstock.models.compute_form import ComputeForm, Precision, fastest, in_memory_format
+from penstock.models.compute_form import (
+    ComputeForm,
+    Options,
+    Precision,
+    UpdateSize,
+    acting_forms,
+    fastest,
+    in_memory_format,
+    training_forms,
+)
 from penstock.models.fitting import AnyShape
 from penstock.models.general import GeneralShape
 from penstock.models.summary import layers_in_words
@@ -38,6 +56,8 @@ LONG_PASS = 0.5  # share of the budget; a longer pass is replaced by a short one
 SHORT_PASS = 1 / 16  # share of the budget
 FEW = 2  # orders and formats that are tried with other numbers of rows
 SHOWN = 3  # other forms in a sentence
+MOST_TIMED_ROWS = 1024  # of an update that is one pass, as long ones take too long to time
+WHOLE = "; an update is always one pass, since its loss needs all of it"
 
 Seconds = dict[ComputeForm, float]
 """Of one observation, by form."""
@@ -85,6 +105,82 @@ class Timing(NamedTuple):
         when = "timed by an earlier run" if self.cached else "timed now"
         spent = f"{1e6 * self.seconds[self.form]:,.0f} µs an observation, {when}"
         return f"{self.form}: {spent}" + f" (others, in µs: {rest})" * bool(rest)
+
+
+def with_acting_form(config: Config, spaces: Spaces) -> tuple[Config, str]:
+    """``config`` with the number format and the order of images in which this processor infers
+    fastest, where `actors.precision` and `actors.memory_format` leave them open; and a sentence
+    about the choice, empty where nothing is open."""
+    actors, envs = config.actors, config.actor_envs
+    shape = network_shape(config, spaces)
+    if actors.inference == "numpy":
+        return config, ""
+    options = Options(actors.precision, actors.memory_format, envs)
+    forms = acting_forms(shape, options, envs, has_bf16=processor().has_bf16)
+    if len(forms) == 1:
+        return config, ""
+    seen = (tuple(spaces.observation_space.shape), slot_spec(config, spaces).columns[0].dtype)
+    timing = time_forms(Task(shape, seen, config.model, False, actors.threads), forms)
+    form = timing.form
+    chosen = {"precision": form.precision, "memory_format": form.memory_format}
+    changed = config.model_copy(update={"actors": actors.model_copy(update=chosen)})
+    return changed, f"actors infer in {timing}"
+
+
+def with_training_form(
+    config: Config, spaces: Spaces, kept: ComputeForm | None = None
+) -> tuple[Config, str]:
+    """``config`` with the number format, the order of images and the pass size that suit the
+    processor, where the options leave them open; and a sentence about the choice.
+
+    Unchanged, with an empty sentence, on a GPU and where nothing is open. ``kept`` is the form of
+    the run's checkpoint on this processor: it stays, where the options allow it.
+    """
+    from penstock.device.choice import device_of, pick_device  # imports torch
+
+    learner = config.learner
+    if device_of(pick_device(learner.device)).runs_behind:
+        return config, ""
+    shape, update = network_shape(config, spaces), update_size(config, spaces)
+    whole = _is_whole(config)
+    rows = min(update.rows, MOST_TIMED_ROWS) if whole else learner.micro_batch
+    options = Options(learner.precision, learner.memory_format, rows)
+    forms = training_forms(shape, options, update, has_bf16=processor().has_bf16)
+    if len(forms) == 1:
+        return config, ""
+    if kept in forms:
+        form, text = kept, f"{kept}: as the checkpoint's learner computed"
+    else:
+        recurrent = isinstance(shape, GeneralShape) and shape.state_size > 0
+        unroll = config.actors.unroll + 1 if recurrent else 1
+        seen = (tuple(spaces.observation_space.shape), slot_spec(config, spaces).columns[0].dtype)
+        task = Task(shape, seen, config.model, True, learner.first_threads, unroll, update.rows)
+        timing = time_forms(task, forms)
+        form, text = timing.form, str(timing)
+    names = "precision", "memory_format", "micro_batch"
+    chosen = dict(zip(names, form, strict=True))
+    changed = config.model_copy(update={"learner": learner.model_copy(update=chosen)})
+    return changed, f"the learner computes in {text}{WHOLE if whole else ''}"
+
+
+def _is_whole(config: Config) -> bool:
+    """Whether each update is one pass, whatever `learner.micro_batch` is."""
+    algo = algorithm(config.algo)
+    if not isinstance(algo, UnrollAlgorithm):
+        return False
+    scheduled = over_run(config.algo, config.stop.env_steps)
+    return algo.whole(algo.settled(with_values(scheduled, 0)))
+
+
+def update_size(config: Config, spaces: Spaces) -> UpdateSize:
+    """Observations of one update of a learner."""
+    if not isinstance(algorithm(config.algo).data(config.algo), Unrolls):
+        return UpdateSize(config.replay.batch_size)
+    spec, updates = slot_spec(config, spaces), config.learner.updates_per_batch
+    envs = config.learner.batch_slots * spec.envs
+    if config.algo.by_steps(config.model.core != "none"):
+        return UpdateSize(max(1, envs * spec.unroll // updates))
+    return UpdateSize(max(1, envs // updates) * (spec.unroll + 1), spec.unroll + 1)
 
 
 def time_forms(task: Task, forms: Sequence[ComputeForm]) -> Timing:

@@ -1,4 +1,4 @@
-"""One supervised process in the decisions: its state, and when its crashes end the run.
+"""One supervised role in the decisions: its state, and when its crashes end the run.
 
 Its life:   WAITING -> STARTING -> WORKING -> GONE   (-> WAITING, as a new incarnation)
 
@@ -141,7 +141,7 @@ class RestartPolicy:
             self._episodes, self._counted_s = count, now_s
 
     def crashed(
-        self, worker: SupervisedRole, failure: Failure, healthy: bool, produced: bool, now_s: float
+        self, role: SupervisedRole, failure: Failure, healthy: bool, produced: bool, now_s: float
     ) -> Failure | None:
         """The failure to end the run with, if this crash exceeds the limit; otherwise None.
 
@@ -150,23 +150,23 @@ class RestartPolicy:
             produced: whether it had produced samples.
         """
         if healthy:
-            worker.attempts = 0
+            role.attempts = 0
         if healthy or produced:
-            worker.failures_without_progress, worker.first_failure = 0, None
-        worker.first_failure = worker.first_failure or failure
-        worker.failures_without_progress += 1
-        same = self._same_again(worker, failure, now_s)
-        if worker.failures_without_progress > self._most or failure.user:
-            return worker.first_failure
+            role.failures_without_progress, role.first_failure = 0, None
+        role.first_failure = role.first_failure or failure
+        role.failures_without_progress += 1
+        same = self._same_again(role, failure, now_s)
+        if role.failures_without_progress > self._most or failure.user:
+            return role.first_failure
         return same
 
-    def _same_again(self, worker: SupervisedRole, failure: Failure, now_s: float) -> Failure | None:
-        if worker.spec.stage is not Stage.ACTORS or not failure.place:
-            self._rows.pop(worker.name, None)
+    def _same_again(self, role: SupervisedRole, failure: Failure, now_s: float) -> Failure | None:
+        if role.spec.stage is not Stage.ACTORS or not failure.place:
+            self._rows.pop(role.name, None)
             return None
-        row = self._rows.get(worker.name)
+        row = self._rows.get(role.name)
         if row is None or not row.goes_on(failure, self._episodes):
-            row = self._rows[worker.name] = Row(failure, self._episodes)
+            row = self._rows[role.name] = Row(failure, self._episodes)
         counted = self._counted_s >= row.last_s  # else an episode may have ended since
         row.crashes, row.last_s = row.crashes + 1, now_s
         return row.first if row.crashes > self._most and counted else None

@@ -1,4 +1,4 @@
-"""Groups of learners and the seats of their actors, worked out by hand."""
+"""Groups of learners and the learners of their actors, worked out by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.core.role_spec import RoleSpec, Stage
-from penstock.launch.learner_group import GroupMembership, Seats
+from penstock.launch.membership import ActorAssignment, GroupMembership
 from penstock.launch.supervisor_messages import Effect, Send
 
 
@@ -88,8 +88,8 @@ def test_what_has_been_learned_is_held_by_members_alone() -> None:
     assert group.holds_run(0, running={0, 2})
 
 
-def place(seats: Seats, name: str, incarnation: int) -> int:
-    effect = seats.begin(name, incarnation)
+def place(assignment: ActorAssignment, name: str, incarnation: int) -> int:
+    effect = assignment.begin(name, incarnation)
     assert effect is not None
     assert effect.name == name
     assert effect.message["incarnation"] == incarnation
@@ -99,48 +99,48 @@ def place(seats: Seats, name: str, incarnation: int) -> int:
 
 
 def test_an_actor_at_home_needs_no_word() -> None:
-    seats = Seats(actors(4, of=2), learners(2))
-    assert seats.begin("actor-3", 0) is None
-    assert seats.begin("actor-3", 1) is None
+    assignment = ActorAssignment(actors(4, of=2), learners(2))
+    assert assignment.begin("actor-3", 0) is None
+    assert assignment.begin("actor-3", 1) is None
 
 
 def test_actors_of_the_dead_go_where_the_fewest_are_and_come_home() -> None:
     # Homes: 0 1 2 0 1 2 0. Learner 1 (two actors) falls to 2; then learner 0 has three, 2 has two.
-    seats = Seats(actors(7, of=3), learners(3))
-    assert seats.leave(1) == ["actor-1", "actor-4"]
-    assert [place(seats, "actor-1", 1), place(seats, "actor-4", 1)] == [2, 0]
-    assert seats.leave(2) == ["actor-1", "actor-2", "actor-5"]
-    assert {place(seats, f"actor-{i}", 2) for i in (1, 2, 5)} == {0}
-    assert seats.enter(1) == ["actor-1", "actor-4"]
-    assert [place(seats, "actor-1", 3), place(seats, "actor-4", 3)] == [1, 1]
-    assert seats.enter(1) == []
-    assert seats.enter(2) == ["actor-2", "actor-5"]
+    assignment = ActorAssignment(actors(7, of=3), learners(3))
+    assert assignment.leave(1) == ["actor-1", "actor-4"]
+    assert [place(assignment, "actor-1", 1), place(assignment, "actor-4", 1)] == [2, 0]
+    assert assignment.leave(2) == ["actor-1", "actor-2", "actor-5"]
+    assert {place(assignment, f"actor-{i}", 2) for i in (1, 2, 5)} == {0}
+    assert assignment.enter(1) == ["actor-1", "actor-4"]
+    assert [place(assignment, "actor-1", 3), place(assignment, "actor-4", 3)] == [1, 1]
+    assert assignment.enter(1) == []
+    assert assignment.enter(2) == ["actor-2", "actor-5"]
 
 
 def test_with_nobody_left_actors_wait_for_whoever_comes_first() -> None:
-    seats = Seats(actors(2, of=2), learners(2))
-    assert seats.leave(0) == ["actor-0"]
-    assert seats.leave(1) == []
-    assert seats.enter(1) == ["actor-0", "actor-1"]
-    assert place(seats, "actor-1", 1) == 1
+    assignment = ActorAssignment(actors(2, of=2), learners(2))
+    assert assignment.leave(0) == ["actor-0"]
+    assert assignment.leave(1) == []
+    assert assignment.enter(1) == ["actor-0", "actor-1"]
+    assert place(assignment, "actor-1", 1) == 1
 
 
-def end(seats: Seats, name: str, incarnation: int) -> int | None:
-    return seats.learner_of(seats.part(name), incarnation)
+def end(assignment: ActorAssignment, name: str, incarnation: int) -> int | None:
+    return assignment.learner_of(assignment.part(name), incarnation)
 
 
 def test_the_end_of_a_stream_is_told_to_that_life_of_its_learner_alone() -> None:
-    seats = Seats(actors(2, of=2), learners(2))
-    seats.begin("actor-0", 0)
-    seats.leave(0)
-    seats.begin("actor-0", 1)  # for learner 1
-    assert end(seats, "actor-0", 0) is None  # it had not got there yet, and learner 0 is gone
-    seats.begin("actor-0", 2)
-    seats.enter(0)
-    seats.begin("actor-0", 3)
-    assert end(seats, "actor-0", 2) == 1
-    seats.begin("actor-0", 4)
-    assert end(seats, "actor-0", 4) == 0
+    assignment = ActorAssignment(actors(2, of=2), learners(2))
+    assignment.begin("actor-0", 0)
+    assignment.leave(0)
+    assignment.begin("actor-0", 1)  # for learner 1
+    assert end(assignment, "actor-0", 0) is None  # it had not got there yet, and learner 0 is gone
+    assignment.begin("actor-0", 2)
+    assignment.enter(0)
+    assignment.begin("actor-0", 3)
+    assert end(assignment, "actor-0", 2) == 1
+    assignment.begin("actor-0", 4)
+    assert end(assignment, "actor-0", 4) == 0
 
 
 def test_learners_on_several_hosts_meet_at_the_first_member() -> None:
@@ -181,12 +181,12 @@ def test_a_spare_learner_alone_begins_no_group_as_it_cannot_resume_the_run() -> 
 
 
 def test_a_spare_learner_gets_its_share_of_the_actors_when_it_is_ready() -> None:
-    seats = Seats(actors(5, of=3), with_spare(3, first=1))
-    assert {place(seats, f"actor-{i}", 0) for i in (1, 2, 4)} == {0}
-    assert seats.begin("actor-0", 0) is None
-    assert seats.enter(2) == ["actor-2"]
-    assert place(seats, "actor-2", 1) == 2
-    assert seats.enter(1) == ["actor-1", "actor-4"]
-    assert [place(seats, "actor-1", 1), place(seats, "actor-4", 1)] == [1, 1]
-    assert seats.leave(2) == ["actor-2"]
-    assert place(seats, "actor-2", 2) == 0
+    assignment = ActorAssignment(actors(5, of=3), with_spare(3, first=1))
+    assert {place(assignment, f"actor-{i}", 0) for i in (1, 2, 4)} == {0}
+    assert assignment.begin("actor-0", 0) is None
+    assert assignment.enter(2) == ["actor-2"]
+    assert place(assignment, "actor-2", 1) == 2
+    assert assignment.enter(1) == ["actor-1", "actor-4"]
+    assert [place(assignment, "actor-1", 1), place(assignment, "actor-4", 1)] == [1, 1]
+    assert assignment.leave(2) == ["actor-2"]
+    assert place(assignment, "actor-2", 2) == 0
