@@ -23,6 +23,8 @@ INLINE_NBYTES = 256
 LEAST_STEPS, MOST_STEPS = 4, 256
 NEAR = 1.005
 SIDE_SUFFIX = "@side"
+OLDEST = 255  # `age` saturates here; also the age where the start is not known
+REPEAT, ZEROS, SIDE = 0, 1, 2  # values of `pad`; SIDE + index of the oldest side row
 FRAMED = ("frames", "unroll+1")
 BOOKKEEPING = ("reward", "terminated", "truncated", "alive", "age", "pad", "side", "priority")
 

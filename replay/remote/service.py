@@ -445,7 +445,7 @@ class ReplayService:
         """
         replay, rows = self._replay, ask.batch * ask.count
         together = rows * self._row_nbytes <= TOGETHER_NBYTES and rows <= len(replay)
-        alone = replay.sequences is not None or replay.flow is not None
+        alone = replay.sequences is not None or replay.rate_limited is not None
         if ask.count == 1 or not together or alone:
             drawn = [ask.source.draw(0.0) for _ in range(ask.count)]
             return [pack(batch) for batch in drawn if batch is not None]
