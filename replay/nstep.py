@@ -84,10 +84,15 @@ def follow(table: Table, starts: Rows, count: int) -> Rows:
     envs = table.spec.envs
     steps = np.arange(count)[:, None]
     rows: Rows = starts + steps * envs
-    slot, rest = np.divmod(starts, table.rows_per_slot)
-    left = table.length.take(slot) - rest // envs  # steps until the slot ends
-    which = np.flatnonzero(left < count)
-    slot, left, env = slot[which], left[which], rest[which] % envs
+    slot = starts // table.rows_per_slot
+    t = (starts - slot * table.rows_per_slot) // envs
+    left = table.length.take(slot) - t  # steps until the slot ends
+    which = (left < count).nonzero()[0]
+    if not len(which):
+        return rows
+
+    env = starts[which] % envs
+    slot, left = slot[which], left[which]
     while len(which):
         slot = table.next.take(slot)
         first = np.where(slot == NONE, NONE, slot * np.int64(table.rows_per_slot) + env)
