@@ -90,7 +90,8 @@ class Replay:
             writer, two in a ``shared`` replay.
         shared: use memory that other processes can map.
         sequences: draw sequences instead of single transitions.
-        max_times_sampled: remove a row after it was drawn so often; None: no limit.
+        max_times_sampled: remove a row after it was drawn so often, so that no row is trained on
+            more often; not with ``sequences``. None: no limit.
         ttl_s: remove slots that were published longer ago, in seconds; None: no limit.
         max_policy_lag: remove slots that are more policy versions behind `version`; None: no limit.
         limiter: keeps `add` and `sample` in step: the side that is ahead waits.

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from chi_square import assert_drawn_as
+from pages import blocks
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.replay.samplers import (
@@ -388,6 +389,15 @@ def test_what_is_no_sampler_is_refused(sampler: Any) -> None:
     sentence = f"sampler {sampler!r} is not a sampler; give an object, such as Uniform()"
     with pytest.raises(ReplayError, match=re.escape(sentence)):
         Replay(columns, 64, sampler=sampler)
+
+
+def test_the_code_of_the_page_draws_no_row_more_often_than_it_allows() -> None:
+    names: dict[str, Any] = {}
+    exec(
+        next(code for code in blocks("replay.md", "python") if "max_times_sampled=" in code), names
+    )
+    assert names["draws"].max() == 2
+    assert names["evicted"] == np.count_nonzero(names["draws"] == 2) > 75
 
 
 # ------------------------------------------------------------------------------------- schedules
