@@ -120,8 +120,8 @@ def make_table(
     """
     spec = layout.spec
     # The first rows of the oldest slot lose their frame stacks with the slot before it.
-    kept = capacity + layout.history * spec.envs
-    slots = max(2, math.ceil(kept / (spec.unroll * spec.envs))) + in_hand
+    rows = capacity + layout.history * spec.envs
+    slots = max(2, math.ceil(rows / (spec.unroll * spec.envs))) + in_hand
     if slots * spec.unroll * spec.envs > MOST_ROWS:
         raise ReplayError(
             f"capacity {capacity} is too large, as keys can identify {MOST_ROWS} rows; lower it"

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.replay.columns import Array, checked
+from penstock.replay.columns import Array, validated
 from penstock.replay.errors import ReplayError
 from penstock.replay.layout import OLDEST, REPEAT, SIDE, ZEROS, Layout, Observation
 from penstock.replay.table import NONE, FrameRows, Rows, SlotStream, Table
@@ -297,7 +297,7 @@ def _contiguous(o: Observation, value: Any, envs: int, name: str) -> Array:
             return value
         if envs == 1 and value.shape == o.leaf.shape:
             return value[None]
-    return np.ascontiguousarray(checked(o.leaf, value, envs, name), o.leaf.dtype)
+    return np.ascontiguousarray(validated(o.leaf, value, envs, name), o.leaf.dtype)
 
 
 def _no_shift(o: Observation, env: int) -> ReplayError:
@@ -600,14 +600,14 @@ def _reach_back(table: Table, frames: Rows, edge: _EdgeRows, depth: int) -> None
 def walk_back(table: Table, slot: Rows, t: Rows) -> tuple[Rows, Rows]:
     """Slot and step of steps ``t``, counted from the first of ``slot`` and mostly negative."""
     slot, t = slot.copy(), t.copy()
-    before = np.flatnonzero(t < 0)
-    while len(before):
-        previous = table.prev.take(slot[before])
+    earlier = np.flatnonzero(t < 0)
+    while len(earlier):
+        previous = table.prev.take(slot[earlier])
         if (previous < 0).any():
             raise AssertionError("a row that counts reaches back to a slot that is gone")
-        slot[before] = previous
-        t[before] += table.length.take(previous)
-        before = before[t[before] < 0]
+        slot[earlier] = previous
+        t[earlier] += table.length.take(previous)
+        earlier = earlier[t[earlier] < 0]
     return slot, t
 
 

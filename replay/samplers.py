@@ -211,11 +211,11 @@ class Uniform:
         rows: Rows = (self._rng.random(count) * self._end).astype(np.int64)
         return rows
 
-    def _complete(self, kept: Rows, drawn: int, count: int) -> Rows:
-        """Return ``kept``, the valid ones of ``drawn``, with further independent draws, ``count``
+    def _complete(self, valid: Rows, drawn: int, count: int) -> Rows:
+        """Return ``valid``, the valid ones of ``drawn``, with further independent draws, ``count``
         in all.
         """
-        parts, missing = [kept], count - len(kept)
+        parts, missing = [valid], count - len(valid)
         while missing:
             if drawn > DRAWS_PER_ROW * (count - missing + 1):
                 self._listed = np.flatnonzero(self._valid[: self._end])
@@ -561,6 +561,12 @@ def check_priorities(
     return names, values
 
 
+def are_priorities(values: npt.NDArray[Any]) -> Valid:
+    """Which of ``values`` are priorities: numbers from 0 to `MAX_PRIORITY`, and no NaN."""
+    sound: Valid = (values >= 0) & (values <= MAX_PRIORITY)
+    return sound
+
+
 def _check_count(rows: int, priorities: npt.NDArray[Any]) -> None:
     if np.shape(priorities) != (rows,):
         raise ReplayError(
@@ -582,7 +588,7 @@ def _nothing_to_sample(count: int) -> ReplayError:
 
 
 def _bad_priority(priorities: Floats) -> ReplayError:
-    position = int(np.flatnonzero(~((priorities >= 0) & (priorities <= MAX_PRIORITY)))[0])
+    position = int(np.flatnonzero(~are_priorities(priorities))[0])
     return ReplayError(
         f"priority {priorities[position]} at position {position} must be a finite number from 0 "
         f"to {MAX_PRIORITY:g}; pass for example the absolute TD error"

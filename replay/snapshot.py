@@ -224,9 +224,9 @@ def _check_counts(state: dict[str, Any], order: list[int], valid: Valid, table: 
         raise ValueError(f"slots of {length.min()} to {length.max()} steps")
     if generation.min() < 0 or generation.max() >= 1 << 31:
         raise ValueError(f"generations {generation.min()} to {generation.max()}")
-    kept = np.zeros(len(valid), bool)
-    kept[order] = True
-    written = (np.arange(table.spec.unroll) < length[:, None]) & kept[:, None]
+    has_rows = np.zeros(len(valid), bool)
+    has_rows[order] = True
+    written = (np.arange(table.spec.unroll) < length[:, None]) & has_rows[:, None]
     if (valid.reshape(len(valid), table.spec.unroll, -1) & ~written[:, :, None]).any():
         raise ValueError("rows count that were never written")
     numbers = [state["inserted"], state["stored"], *state["evicted"].values()]

@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 from numpy import frombuffer, ndarray
 
-from penstock.replay.columns import Array, Leaf, Nest, checked, flatten
+from penstock.replay.columns import Array, Leaf, Nest, flatten, validated
 from penstock.replay.errors import ReplayError
 from penstock.replay.frames import FrameWriter
 from penstock.replay.layout import OLDEST, Layout
-from penstock.replay.samplers import MAX_PRIORITY
+from penstock.replay.samplers import MAX_PRIORITY, are_priorities
 from penstock.replay.table import NONE, SlotStream, Table
 
 Autoreset = Literal["none", "next_step", "same_step"]
@@ -68,7 +68,7 @@ class _Target:
                 return value[None]
         if type(value) in self.scalars:
             return np.array((value,), self.leaf.dtype)
-        array = checked(self.leaf, value, self.shape[0], self.name)
+        array = validated(self.leaf, value, self.shape[0], self.name)
         if isinstance(value, np.ndarray):
             self.accepted = array.dtype
             self.wide = self._wide if array.dtype == self.leaf.dtype else None
@@ -215,7 +215,7 @@ class StepWriter:
         resetting = self._resetting if self._any_resetting else None
         done = self._done(ends, cuts) if over else None
         finals = self._finals(info, done)
-        priorities = None if priority is None else _checked_priorities(priority, self._envs)
+        priorities = None if priority is None else _validated_priorities(priority, self._envs)
         if stream.slot == NONE:
             stream.begin()
         frame_values = frames.accept(flat, resetting, done, finals) if frames else {}
@@ -338,10 +338,9 @@ def _bytes(values: Array) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
 
 
-def _checked_priorities(priority: Any, envs: int) -> Array:
+def _validated_priorities(priority: Any, envs: int) -> Array:
     priorities = np.asarray(priority, np.float64).reshape(-1)
-    sound = (priorities >= 0) & (priorities <= MAX_PRIORITY)
-    if len(priorities) != envs or not sound.all():
+    if len(priorities) != envs or not are_priorities(priorities).all():
         raise ReplayError(
             f"priority came as {priority!r}, expected {envs} numbers from 0 to {MAX_PRIORITY:g}"
         )
@@ -385,8 +384,8 @@ def final_observations(
     ReplayError.
     """
     ended = np.flatnonzero(done)
-    finals = None if info is None else info.get("final_obs")
-    if finals is None:
+    observations = None if info is None else info.get("final_obs")
+    if observations is None:
         raise ReplayError(
             f"environment {ended[0]} ended and autoreset is same_step, but info has no final_obs; "
             "pass info= as the environment gave it"
@@ -398,17 +397,18 @@ def final_observations(
             f"environment {missing} ended, but info['_final_obs'] says that it gave no final "
             "observation; pass the info of the same step"
         )
-    if isinstance(finals, np.ndarray) and finals.dtype == object:
-        parts = [_leaves(layout.obs, finals[env]) for env in ended]
+    if isinstance(observations, np.ndarray) and observations.dtype == object:
+        parts = [_leaves(layout.obs, observations[env]) for env in ended]
         columns = {name: [part[name] for part in parts] for name in parts[0]}
     else:
-        dense = _leaves(layout.obs, finals)
+        dense = _leaves(layout.obs, observations)
         columns = {name: [np.asarray(array)[env] for env in ended] for name, array in dense.items()}
     leaves = {o.name: o.leaf for o in layout.observations}
-    return {
-        name: np.concatenate([checked(leaves[name], value, 1, f"final_{name}") for value in values])
-        for name, values in columns.items()
-    }
+    finals = {}
+    for name, values in columns.items():
+        rows = [validated(leaves[name], value, 1, f"final_{name}") for value in values]
+        finals[name] = np.concatenate(rows)
+    return finals
 
 
 def refuse_finals(info: Mapping[str, Any] | None, autoreset: str) -> None:

@@ -35,7 +35,7 @@ from penstock.replay.foreign_slots import (
     stream_start,
     unknown_end,
 )
-from penstock.replay.samplers import MAX_PRIORITY, Sampler
+from penstock.replay.samplers import Sampler, are_priorities
 from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
 
 Array = npt.NDArray[Any]
@@ -250,7 +250,7 @@ class Table:
             # Converting a signalling NaN would warn.
             with np.errstate(invalid="ignore"):
                 priorities = priorities.astype(np.float64)
-            sound = (priorities >= 0) & (priorities <= MAX_PRIORITY)
+            sound = are_priorities(priorities)
             if not sound.all():  # NaN: the sampler rates the row
                 priorities = np.where(sound, priorities, np.nan)
         self._sampler.insert(start, start + self.rows_per_slot, priorities)
@@ -267,9 +267,9 @@ class Table:
 
         Raises ValueError where they do not fit.
         """
-        kept, envs = {*self.order, NONE}, self.spec.envs
+        slots, envs = {*self.order, NONE}, self.spec.envs
         for actor, incarnation, sequence, slot, done, reset, age in streams:
-            if slot not in kept or not done.shape == reset.shape == age.shape == (envs,):
+            if slot not in slots or not done.shape == reset.shape == age.shape == (envs,):
                 raise ValueError(f"a stream of actor {actor} that ends in slot {slot}")
             end = StreamEnd(done.astype(bool), reset.astype(bool), age.astype(np.int64))
             self._ends[int(actor), int(incarnation)] = int(sequence), int(slot), end

@@ -94,12 +94,12 @@ class OpenSlot:
 class Lane:
     """One writer's lane; numbers its slots in their headers, which tell streams apart."""
 
-    def __init__(self, writer: SlotWriter, stream: int, gone: Callable[[], bool]) -> None:
+    def __init__(self, writer: SlotWriter, stream: int, owner_gone: Callable[[], bool]) -> None:
         self.spec = writer.spec
         self.blocks = writer.blocks
         self._writer = writer
         self._stream = stream
-        self._gone = gone
+        self._owner_gone = owner_gone
         self._sequence = 0
         self._produced = 0
         self._all_steps = self.spec.unroll * self.spec.envs
@@ -146,7 +146,7 @@ class Lane:
             slot = self._writer.acquire(max(0.0, min(CHECK_S, left_s)))
             if slot is not None:
                 return slot
-            if self._gone():
+            if self._owner_gone():
                 raise ConnectionError("the buffer's process has ended; attach to its successor")
             if left_s <= 0:
                 raise TimeoutError(

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.replay.buffer import Replay
-from penstock.replay.samplers import MAX_PRIORITY
+from penstock.replay.samplers import MAX_PRIORITY, are_priorities
 from penstock.replay.table import NONE
 from penstock.transport import wire
 from penstock.transport.shm.store import Slot
@@ -236,8 +236,8 @@ class Intake:
 def _sound(priority: npt.NDArray[Any]) -> bool:
     if np.isnan(priority).all():
         return True
-    wide = priority.astype(np.float64)
-    return bool((((wide >= 0) & (wide <= MAX_PRIORITY)) | np.isnan(wide)).all())
+    values = priority.astype(np.float64)
+    return bool((are_priorities(values) | np.isnan(values)).all())
 
 
 def _fill_header(slot: Slot, stream: int, head: wire.Header) -> None:
