@@ -82,17 +82,17 @@ def follow(table: Table, starts: Rows, count: int) -> Rows:
     NONE where there is no row yet.
     """
     envs = table.spec.envs
-    steps = np.arange(count)[:, None]
-    rows: Rows = starts + steps * envs
+    rows: Rows = np.arange(0, count * envs, envs)[:, None] + starts
     slot = starts // table.rows_per_slot
-    t = (starts - slot * table.rows_per_slot) // envs
-    left = table.length.take(slot) - t  # steps until the slot ends
-    which = (left < count).nonzero()[0]
+    stop = slot * table.rows_per_slot + table.length.take(slot) * envs  # the slot's rows so far
+    which = (rows[-1] >= stop).nonzero()[0]
     if not len(which):
         return rows
 
-    env = starts[which] % envs
-    slot, left = slot[which], left[which]
+    # The others go on in the next slots of their streams.
+    steps = np.arange(count)[:, None]
+    slot, env = slot[which], starts[which] % envs
+    left = (stop[which] - starts[which] + envs - 1) // envs  # steps until the slot ends
     while len(which):
         slot = table.next.take(slot)
         first = np.where(slot == NONE, NONE, slot * np.int64(table.rows_per_slot) + env)
