@@ -13,7 +13,7 @@ A slot may hold only the newest frame of each frame stack; the environments then
 their own. With a column ``older`` it also holds the rest of the first stack, and ``begins``
 describes the padding before an episode's first frame (penstock.algos.ops.frame_stacks). With a
 column ``pad``, that column describes the padding, and older frames are those of the slots before
-(penstock.replay.stacks).
+(penstock.replay.frames).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from penstock.replay.errors import DamagedSnapshotError
 from penstock.replay.remote.server import ReplayServer, Snapshots
 from penstock.replay.remote.service import ServiceLimits
 from penstock.replay.samplers import Prioritized, Sampler, Uniform
-from penstock.replay.snapshot_files import MANIFEST
+from penstock.replay.snapshot import MANIFEST
 from penstock.replay.steps import Autoreset
 
 

@@ -6,8 +6,7 @@ from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.replay.limiter import RateLimiter
 from penstock.replay.queue import SlotQueue, TrajectoryQueue
-from penstock.replay.samplers import Prioritized, Sampler, Uniform
-from penstock.replay.schedules import Constant, Linear
+from penstock.replay.samplers import Constant, Linear, Prioritized, Sampler, Uniform
 from penstock.replay.sequences import Sequences
 from penstock.replay.writer import Writer
 

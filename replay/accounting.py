@@ -57,18 +57,18 @@ class Accounting:
     def arrived(self, header: Any) -> None:
         """Count a slot that was taken in; ``header`` is its HEADER record."""
         steps, sequence = int(header["steps"]), int(header["sequence"])
-        before = int(header["produced_steps"]) - steps
+        steps_before = int(header["produced_steps"]) - steps
         key = int(header["actor"]), int(header["incarnation"])
         with self._lock:
             stream = self._streams.get(key)
             if stream is None:
-                stream = self._begin(key, sequence, before)
+                stream = self._begin(key, sequence, steps_before)
             else:
                 self._streams.move_to_end(key)
-                self._advance(stream, sequence, before)
+                self._advance(stream, sequence, steps_before)
             if sequence == stream.next_sequence:
                 stream.next_sequence += 1
-                stream.produced_steps = before + steps
+                stream.produced_steps = steps_before + steps
             stream.counted_steps += steps
             self._produced += steps
 
@@ -143,8 +143,8 @@ class Accounting:
         if gap <= 0:
             return
         if gap <= MAX_GAP:
-            made = produced_steps - stream.produced_steps
-            self._lose(stream, min(made, gap * self.slot_steps))
+            steps = produced_steps - stream.produced_steps
+            self._lose(stream, min(steps, gap * self.slot_steps))
         stream.next_sequence, stream.produced_steps = sequence, produced_steps
 
     def _lose(self, stream: _Stream, steps: int) -> None:

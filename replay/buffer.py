@@ -4,16 +4,20 @@
         rb.add(obs=o, action=a, reward=r, terminated=te, truncated=tr, next_obs=o2, info=info)
         batch = rb.sample(256)
 
-Rows lie in a `Table` of slots. A `BufferCore` holds the table with its lock, limiter and threads.
-One lock guards everything; large copies release the interpreter lock while they hold it.
+Rows lie in a `Table` of slots. A `BufferCore` holds the table with its lock, limiter and threads;
+an `Evictor` removes what is too old. One lock guards everything; large copies release the
+interpreter lock while they hold it.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,44 +26,40 @@ import numpy.typing as npt
 
 from penstock.core.specs import SlotSpec
 from penstock.replay import snapshot
-from penstock.replay.adding import Adds, Given
 from penstock.replay.batch import Batch
-from penstock.replay.buffer_core import BufferCore
-from penstock.replay.checks import (
-    cannot_sample,
-    check_numbers,
-    check_priorities,
-    is_count,
-    slots_in_hand,
-    whole,
-)
 from penstock.replay.errors import ReplayError
-from penstock.replay.eviction import EvictionPolicy
 from penstock.replay.factory import (
     bind_sampler,
+    check_numbers,
     columns_of,
     describe_sampler,
     envs_of,
     lay_out,
     make_gather,
     make_table,
+    positive_int,
     read_sampler,
     resets_of,
+    slots_in_hand,
     wrap_sampler,
 )
-from penstock.replay.limiter import RateLimiter
+from penstock.replay.layout import Layout
+from penstock.replay.limiter import RateLimitedTable, RateLimiter
 from penstock.replay.prefetch import batches
-from penstock.replay.rate_limited_table import RateLimitedTable
-from penstock.replay.samplers import Sampler, load_moved
-from penstock.replay.sequence_gather import draw_future
-from penstock.replay.sequences import Sequences, SequenceSampler, no_priorities
-from penstock.replay.snapshot_files import FolderReader
-from penstock.replay.steps import Autoreset, StepWriter
-from penstock.replay.table import ROW_OF_KEY
+from penstock.replay.samplers import Sampler, check_priorities, load_moved
+from penstock.replay.sequences import Sequences, SequenceSampler, draw_future, no_priorities
+from penstock.replay.sharing import StoreServer
+from penstock.replay.snapshot import FolderReader
+from penstock.replay.steps import Autoreset, StepArguments, StepWriter
+from penstock.replay.table import ROW_OF_KEY, Table
+from penstock.replay.writer import StepAdder
+from penstock.transport.shm.arena import Prefault
 
-# options that the stored rows depend on
 SIZE = ("capacity", "frame_stack", "autoreset", "writers", "in_hand")
-DRAWN_BY = ("sequences", "max_times_sampled")  # options that a sampler's state depends on
+"""Options that the stored rows depend on."""
+DRAWN_BY = ("sequences", "max_times_sampled")
+"""Options that a sampler's state depends on."""
+WHOLE = (int, np.integer)  # a union would be made anew at each use
 RETRY_S = 0.01  # between two attempts to draw
 
 
@@ -90,7 +90,8 @@ class Replay:
             writer, two in a ``shared`` replay.
         shared: use memory that other processes can map.
         sequences: draw sequences instead of single transitions.
-        max_times_sampled: remove a row after it was drawn so often; None: no limit.
+        max_times_sampled: remove a row after it was drawn so often, so that no row is trained on
+            more often; not with ``sequences``. None: no limit.
         ttl_s: remove slots that were published longer ago, in seconds; None: no limit.
         max_policy_lag: remove slots that are more policy versions behind `version`; None: no limit.
         limiter: keeps `add` and `sample` in step: the side that is ahead waits.
@@ -125,51 +126,43 @@ class Replay:
         timeout_s: float = 60.0,
         seed: int | None = None,
     ) -> None:
-        self.capacity, self.n_step = whole("capacity", capacity), whole("n_step", n_step)
-        self.writers, envs = whole("writers", writers), whole("envs", envs)
+        self.capacity = positive_int("capacity", capacity)
+        self.n_step = positive_int("n_step", n_step)
+        self.writers = positive_int("writers", writers)
         self.in_hand = slots_in_hand(in_hand, self.writers, shared=shared)
+        envs = positive_int("envs", envs)
         check_numbers(self.capacity, discount, envs, autoreset)
-        self.discount, self.sequences, self.cuts = (
-            discount,
-            sequences,
-            EvictionPolicy(ttl_s, max_policy_lag),
-        )
+        self.discount = discount
+        self.sequences = sequences
+        self.eviction = EvictionPolicy(ttl_s, max_policy_lag)
         self.autoreset: Autoreset = autoreset
         self.sampler = wrap_sampler(sampler, self.n_step, sequences, max_times_sampled)
-        self._lay_out(columns, envs, frame_stack, unroll, shared=shared)
-        bind_sampler(self.sampler, self.table, seed)
-        flow = (
-            None
-            if limiter is None
-            else RateLimitedTable(limiter, self.table, self.capacity, timeout_s)
-        )
-        self.flow = self._stock.flow = flow
-        self.stale_updates = 0
-        self.slots_moved = False
-        """Whether `restore` loaded slots into other places than they had in the snapshot."""
 
-    def _lay_out(
-        self,
-        columns: SlotSpec | Mapping[str, Any],
-        envs: int,
-        frame_stack: int | Mapping[str, int],
-        unroll: int | None,
-        *,
-        shared: bool,
-    ) -> None:
-        """Allocate the memory, and make the parts around it."""
-        follow = self.n_step > 1 or self.sequences is not None
         self.layout = lay_out(
-            columns, self.capacity, envs, frame_stack, unroll, shared=shared, follow=follow
+            columns,
+            self.capacity,
+            envs,
+            frame_stack,
+            unroll,
+            shared=shared,
+            follow=self.n_step > 1 or sequences is not None,
         )
         self.table = make_table(
             self.layout, self.capacity, self.in_hand, self.writers, self.sampler, shared=shared
         )
-        self._stock = BufferCore(self.table, self.layout, self.autoreset, self.cuts)
-        self._end = weakref.finalize(self, self._stock.close)
-        self.lock, self._streams = self._stock.lock, self._stock.streams
-        steps, discount, sequences = self.n_step, self.discount, self.sequences
-        self.gather = make_gather(self.table, self.layout, steps, discount, sequences)
+        self._core = BufferCore(self.table, self.layout, self.autoreset, self.eviction)
+        self._end = weakref.finalize(self, self._core.close)
+        self.lock, self._streams = self._core.lock, self._core.streams
+        self.gather = make_gather(self.table, self.layout, self.n_step, discount, sequences)
+        bind_sampler(self.sampler, self.table, seed)
+
+        self.rate_limited: RateLimitedTable | None = None
+        if limiter is not None:
+            self.rate_limited = RateLimitedTable(limiter, self.table, self.capacity, timeout_s)
+        self._core.rate_limited = self.rate_limited
+        self.stale_updates = 0
+        self.slots_moved = False
+        """Whether `restore` loaded slots into other places than they had in the snapshot."""
 
     @classmethod
     def from_env(
@@ -342,46 +335,45 @@ class Replay:
         """
         if priority is not None and self.sequences is not None:
             raise no_priorities()
-        stock = self._stock
-        if self.flow is not None:
-            stock.check()
-            self.flow.before_insert(self.table.spec.envs)
-        given = (obs, action, reward, terminated, truncated, next_obs, info, priority, extra)
-        lock = self.lock
+        core, rate_limited, lock = self._core, self.rate_limited, self.lock
+        if rate_limited is not None:
+            core.check()
+            rate_limited.before_insert(self.table.spec.envs)
+        step = (obs, action, reward, terminated, truncated, next_obs, info, priority, extra)
         with lock.turn:  # lets a waiting thread go first, in a fifth of the time of `with lock`
             pass
         with lock.inner:
-            if stock.ended is not None:
-                stock.check()
+            if core.ended is not None:
+                core.check()
             try:
                 writer = self._streams.here.writer
             except AttributeError:
                 try:
                     writer = self._streams.begin()
                 except ReplayError:
-                    if self.flow is not None:
-                        self.flow.note(counted=self.table.spec.envs)
+                    if rate_limited is not None:
+                        rate_limited.note(counted=self.table.spec.envs)
                     raise
-            if self.flow is None:
-                writer.add(*given)
+            if rate_limited is None:
+                writer.add(*step)
             else:
-                self.write(writer, *given)
+                self.write(writer, *step)
 
     def write(self, writer: StepWriter, *given: Any) -> None:
         """Add a step that the limiter has already counted. Needs the lock."""
-        self._stock.check()
-        if self.flow is None:
+        self._core.check()
+        if self.rate_limited is None:
             writer.add(*given)
             return
         try:
             writer.add(*given)
         finally:
-            self.flow.note(counted=self.table.spec.envs)
+            self.rate_limited.note(counted=self.table.spec.envs)
 
     def writer(self) -> StreamWriter:
         """Open a separate stream, for steps that do not follow those of the calling thread."""
         with self.lock:
-            self._stock.check()
+            self._core.check()
             return StreamWriter(self, self._streams.make())
 
     def serve(self, path: str | Path | None = None) -> str:
@@ -397,7 +389,7 @@ class Replay:
             ReplayError: the replay was not made with ``shared=True``, or another process listens at
                 ``path``.
         """
-        return self._stock.serve(path).address
+        return self._core.serve(path).address
 
     # ------------------------------------------------------------------------- sampling
 
@@ -421,30 +413,30 @@ class Replay:
     def _sample_within(self, timeout_s: float | None, count: int, *, stacked: bool) -> Batch:
         """`sample`, which waits for the limiter for up to ``timeout_s`` seconds; None: as long as
         the replay's option says."""
-        flow = self.flow
-        if flow is None:
+        rate_limited = self.rate_limited
+        if rate_limited is None:
             return self._draw(count, stacked)
         # The limiter's band would grow with a larger batch for good.
         if not is_count(count) or count > self.capacity:
             raise cannot_sample(count, self.table.stored, self.capacity)
         with self.lock:
-            flow.note()  # the last draw may have removed rows
-        if not flow.limiter.may_sample(count):
+            rate_limited.note()  # the last draw may have removed rows
+        if not rate_limited.limiter.may_sample(count):
             with self.lock:
                 self.collect()
-        flow.before_sample(count, timeout_s)
+        rate_limited.before_sample(count, timeout_s)
         try:
             return self._draw(count, stacked)
         except BaseException:
-            flow.not_sampled(count)
+            rate_limited.not_sampled(count)
             raise
 
     def _draw(self, count: int, stacked: bool) -> Batch:
-        stock = self._stock
+        core = self._core
         with self.lock:
-            if stock.ended is not None:
-                stock.check()
-            stock.collect_for_draw()
+            if core.ended is not None:
+                core.check()
+            core.collect_for_draw()
             stored = self.table.stored
             if not is_count(count) or count > (self.capacity if self.sequences else stored):
                 raise cannot_sample(count, stored, self.capacity)
@@ -453,7 +445,7 @@ class Replay:
 
     def collect(self) -> None:
         """Take in published slots, and remove rows that are too old. Needs `lock`."""
-        self._stock.collect()
+        self._core.collect()
 
     def update_priorities(self, keys: npt.ArrayLike, priorities: npt.ArrayLike) -> int:
         """Set new priorities of sampled rows.
@@ -498,12 +490,12 @@ class Replay:
         Raises:
             ReplayError: a row was overwritten since, or the replay draws sequences.
         """
-        names, horizon = np.asarray(keys, np.int64), whole("horizon", horizon)
+        names, horizon = np.asarray(keys, np.int64), positive_int("horizon", horizon)
         if self.sequences is not None:
             raise ReplayError("future rows are drawn for single steps; take them from the sequence")
         with self.lock:
-            if gone := int(np.count_nonzero(~self.table.fresh(names))):
-                raise ReplayError(f"{gone} of {len(names)} rows were overwritten; draw anew")
+            if stale := int(np.count_nonzero(~self.table.fresh(names))):
+                raise ReplayError(f"{stale} of {len(names)} rows were overwritten; draw anew")
             rows = draw_future(self.table, names & ROW_OF_KEY, horizon, rng)
             return self.gather.batch(rows, None)
 
@@ -531,7 +523,7 @@ class Replay:
         Raises:
             ReplayError: an option is out of range, or no batch could be drawn within ``timeout_s``.
         """
-        source = ReplaySource(self, whole("batch size", count), stacked)
+        source = ReplaySource(self, positive_int("batch size", count), stacked)
         return batches(source, prefetch=prefetch, device=device, timeout_s=timeout_s)
 
     def save(self, folder: str | Path, *, more: Callable[[], dict[str, Any]] | None = None) -> None:
@@ -551,7 +543,7 @@ class Replay:
                 "options": self._options(),
                 "sampler": describe_sampler(self.sampler),
                 "state": self.sampler.state_dict(),
-                "limiter": self.flow.state_dict() if self.flow else None,
+                "limiter": self.rate_limited.state_dict() if self.rate_limited else None,
                 "counters": {"stale_updates": self.stale_updates, "version": self.version},
                 "more": more() if more is not None else {},
             }
@@ -573,7 +565,7 @@ class Replay:
             "shared": self.table.store.arena.fd is not None,
             "sequences": None if self.sequences is None else asdict(self.sequences),
             "max_times_sampled": getattr(self.sampler, "most", None),
-            **asdict(self.cuts),
+            **asdict(self.eviction),
         }
 
     def restore(self, folder: str | Path) -> dict[str, Any]:
@@ -614,8 +606,8 @@ class Replay:
                 self.sampler.load_state_dict(others["state"])
             else:
                 load_moved(self.sampler, others["state"], origin)
-            if self.flow is not None:
-                self.flow.load_state_dict(others.get("limiter"))
+            if self.rate_limited is not None:
+                self.rate_limited.load_state_dict(others.get("limiter"))
             counters = others["counters"]
             self.stale_updates = int(counters["stale_updates"])
             self.table.version = int(counters.get("version", 0))  # older snapshots have none
@@ -640,7 +632,7 @@ class Replay:
         """Counts of rows, with ``inserted = stored + evicted``, and memory in bytes."""
         table = self.table
         with self.lock:
-            self._stock.check()
+            self._core.check()
             self.collect()
             return {
                 "capacity": self.capacity,
@@ -648,7 +640,7 @@ class Replay:
                 "inserted": table.inserted,
                 "evicted": dict(table.evicted),
                 "stale_updates": self.stale_updates,
-                "writers": self._stock.writers,
+                "writers": self._core.writers,
                 "slots": table.slots,
                 "rows": table.rows,
                 "nbytes": table.store.geometry.nbytes + table.valid.nbytes,
@@ -669,7 +661,7 @@ class Replay:
         self.close()
 
 
-class StreamWriter(Adds):
+class StreamWriter(StepAdder):
     """One explicit stream of a replay in this process, with the `add` of `Replay`.
 
     For steps that do not follow those of a thread's own stream. `close`, or leaving a ``with``
@@ -679,12 +671,12 @@ class StreamWriter(Adds):
     def __init__(self, replay: Replay, writer: StepWriter) -> None:
         self._replay, self._writer = replay, writer
 
-    def _take(self, given: Given, timeout_s: float | None) -> None:
+    def _add(self, step: StepArguments, timeout_s: float | None) -> None:
         replay = self._replay
-        if replay.flow is not None:
-            replay.flow.before_insert(replay.table.spec.envs, timeout_s)
+        if replay.rate_limited is not None:
+            replay.rate_limited.before_insert(replay.table.spec.envs, timeout_s)
         with replay.lock:
-            replay.write(self._writer, *given)
+            replay.write(self._writer, *step)
 
     def close(self) -> None:
         """End the stream; its rows stay."""
@@ -730,4 +722,252 @@ class ReplaySource:
                     return "no sequence is complete; is anything added?"
         elif min(self._count, replay.capacity) > len(replay):
             return f"{len(replay)} of {self._count} rows are stored; is anything added?"
-        return replay.flow.missing(self._count) if replay.flow else ""
+        return replay.rate_limited.missing(self._count) if replay.rate_limited else ""
+
+
+class BufferCore:
+    """One ``table`` and every operation on it besides sampling.
+
+    The buffer's own threads refer to this and not to the `Replay`. So a Replay that is
+    garbage-collected ends them, and frees descriptors, threads and memory as `close` would have.
+    """
+
+    def __init__(
+        self, table: Table, layout: Layout, autoreset: Autoreset, eviction: EvictionPolicy
+    ) -> None:
+        self.table = table
+        self._about = {"autoreset": autoreset, "frame_stack": layout.frame_stack}
+        self.lock = FairLock()
+        self.rate_limited: RateLimitedTable | None = None
+        self.streams = OwnStreams(table, layout, autoreset)
+        self.ended: Exception | None = None  # why adding and sampling are no longer possible
+        self._evictor = Evictor(eviction, table)
+        # Other processes publish slots, or rows become too old while nothing is added.
+        is_shared = table.store.arena.fd is not None
+        self._needs_collect_before_draw = is_shared or eviction != EvictionPolicy()
+        self._server: StoreServer | None = None
+        self._pid = os.getpid()
+        self._prefault = Prefault(table.store.arena)
+
+    def collect(self) -> None:
+        """Take in published slots, and evict what is too old. Needs `lock`."""
+        self.streams.close_ended()
+        self.table.collect()
+        self._evictor.evict()
+        if self.rate_limited is not None:
+            self.rate_limited.note()
+
+    def collect_for_draw(self) -> None:
+        """As `collect`, without what cannot change the rows of a draw. Needs `lock`.
+
+        Rows of writers in this process count as soon as they are written, and their streams collect
+        their slots.
+        """
+        if self._needs_collect_before_draw or self.rate_limited is not None:
+            self.collect()
+        else:
+            self.streams.close_ended()
+
+    def check(self) -> None:
+        """Raise ReplayError where this buffer is closed, or its service thread failed."""
+        if self.ended is not None:
+            raise ReplayError(str(self.ended)) from self.ended.__cause__
+
+    def serve(self, path: str | Path | None) -> StoreServer:
+        """Let processes of this host write. Raises ReplayError where the memory is private."""
+        self.check()
+        if self._server is None:
+            self._server = self._serve(None if path is None else Path(path))
+        return self._server
+
+    @property
+    def writers(self) -> int:
+        """The number of processes that may write now."""
+        return self._server.writers if self._server else 0
+
+    def close(self) -> None:
+        """Detach writers, end the threads, and free the memory."""
+        if os.getpid() != self._pid:  # a fork has neither the threads nor, perhaps, the lock
+            return
+        self.ended = self.ended or ReplayError("this replay is closed; make another one")
+        self._prefault.stop()
+        server, self._server = self._server, None  # the two refer to each other
+        if server is not None:
+            server.close(then=self._close_store)
+        else:
+            self._close_store()
+
+    def _close_store(self) -> None:
+        with self.lock:
+            self.table.store.close()
+
+    def _serve(self, path: Path | None) -> StoreServer:
+        if self.table.store.arena.fd is None:
+            raise ReplayError(
+                "this replay's memory is its own; make it with shared=True to let others write"
+            )
+        return StoreServer(
+            self.table.store,
+            self.lock,
+            path,
+            collect=self.collect,
+            failed=self._failed,
+            may_lend=self.rate_limited.may_lend if self.rate_limited else lambda: True,
+            about=self._about,
+        )
+
+    def _failed(self, error: BaseException) -> None:
+        """Record why the service thread ended: rows may be missing from now on, so every call
+        raises.
+        """
+        failure = ReplayError(
+            f"other processes can no longer add to this replay: what served them failed with "
+            f"{type(error).__name__}: {error}; save() what is stored and make another replay"
+        )
+        failure.__cause__ = error
+        self.ended = self.ended or failure
+
+
+class FairLock:
+    """A lock for ``with`` that lets waiting threads go first.
+
+    A thread that holds a plain `threading.Lock` most of the time, as a loop of adds does, gets it
+    again before a waiting thread has woken: a snapshot beside such a loop took a minute. Here a
+    thread that waits for ``inner`` holds ``turn``, where all others wait.
+    """
+
+    def __init__(self) -> None:
+        self.turn = threading.Lock()
+        self.inner = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self.turn:
+            self.inner.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.inner.release()
+
+
+class _Presence:
+    """An object that exists as long as its thread."""
+
+
+class OwnStreams:
+    """The streams of threads that call `Replay.add`: one per thread, opened at its first step.
+
+    When a thread has ended, its stream is closed at the next collect, so that the rows of its last
+    slot can be evicted like all others. Used under the buffer's lock. ``here.writer`` is the writer
+    of the calling thread.
+    """
+
+    def __init__(self, table: Table, layout: Layout, autoreset: Autoreset) -> None:
+        self._arguments = table, layout, autoreset
+        self._ended: deque[StepWriter] = deque()  # of threads that have ended; any thread appends
+        self.here = threading.local()
+
+    def make(self) -> StepWriter:
+        """Open a stream that belongs to no thread."""
+        return StepWriter(*self._arguments)
+
+    def begin(self) -> StepWriter:
+        """Open a stream for the calling thread."""
+        self.close_ended()
+        writer = self.make()
+        self.here.writer, self.here.presence = writer, _Presence()
+        weakref.finalize(self.here.presence, self._ended.append, writer).atexit = False
+        return writer
+
+    def close_ended(self) -> None:
+        """Publish the last rows of ended threads, and free their lanes."""
+        while self._ended:
+            self._ended.popleft().close()
+
+
+@dataclass(frozen=True)
+class EvictionPolicy:
+    """Limits on the age of rows; None: no limit.
+
+    Args:
+        ttl_s: seconds since publication.
+        max_policy_lag: policy versions behind the acting one.
+    """
+
+    ttl_s: float | None = None
+    max_policy_lag: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.ttl_s is not None and not self.ttl_s > 0:
+            raise ReplayError(f"ttl_s {self.ttl_s} must be above 0 seconds; None keeps all")
+        if self.max_policy_lag is not None and self.max_policy_lag < 0:
+            raise ReplayError(
+                f"max_policy_lag {self.max_policy_lag} must be at least 0 versions; None keeps all"
+            )
+
+
+class Evictor:
+    """Evicts rows that are too old to learn from, under the buffer's lock.
+
+    Whole slots are evicted, each with its reason. "ttl": published longer ago than ``ttl_s``
+    seconds. "lag": played by a policy more than ``max_policy_lag`` versions behind. A slot that is
+    still being written stays. The age of a slot counts from its publication; its version is that of
+    its first step.
+    """
+
+    def __init__(self, policy: EvictionPolicy, table: Table) -> None:
+        self._policy = policy
+        self._table = table
+        self._headers = table.store.geometry.headers(table.store.arena)
+        self._checked = (0, -1, 0)  # state at the last check of the lag
+
+    def evict(self) -> None:
+        """Evict slots that are too old now."""
+        policy = self._policy
+        if policy.ttl_s is not None:
+            self._evict_expired(time.monotonic() - policy.ttl_s)
+        if policy.max_policy_lag is not None:
+            self._evict_lagging(self._table.version - policy.max_policy_lag)
+
+    def _evict_expired(self, oldest_s: float) -> None:
+        """Slots are in the order of their publication, so only the oldest are checked."""
+        table = self._table
+        while table.closed and self._headers["published_s"][table.order[0]] < oldest_s:
+            table.evict_oldest("ttl")
+
+    def _evict_lagging(self, oldest: int) -> None:
+        """Searches behind fresh slots too: a slow writer's slots are published after those of
+        others.
+        """
+        table = self._table
+        if not table.closed or (state := self._state(oldest)) == self._checked:
+            return
+        slots = np.fromiter(table.order, np.int64, len(table.order))[: table.closed]
+        versions = self._headers["version"][slots]
+        for slot in slots[versions < np.uint64(max(0, oldest))].tolist():
+            table.order.remove(slot)
+            table.order.appendleft(slot)
+            table.evict_oldest("lag")
+        self._checked = state
+
+    def _state(self, oldest: int) -> tuple[int, int, int]:
+        """A value that changes whenever a slot may have become too old."""
+        slot = self._table.order[self._table.closed - 1]
+        return oldest, slot, int(self._table.generation[slot])
+
+
+def is_count(value: Any) -> bool:
+    """Whether ``value`` is a whole number of at least 1."""
+    return isinstance(value, WHOLE) and bool(value > 0)
+
+
+def cannot_sample(count: int, stored: int, capacity: int) -> ReplayError:
+    """The error for a batch of ``count`` rows that cannot be drawn."""
+    if not is_count(count):
+        return ReplayError(f"batch size {count!r} must be a whole number and at least 1")
+    if count > capacity:
+        return ReplayError(
+            f"a batch of {count} is larger than the capacity of {capacity}; lower one or raise the "
+            "other"
+        )
+    return ReplayError(
+        f"a batch of {count} needs as many rows, and {stored} rows are stored; add more"
+    )

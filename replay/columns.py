@@ -47,9 +47,9 @@ def leaves_of(columns: Mapping[str, Any]) -> list[Leaf]:
     Raises ReplayError, naming the column, for anything else.
     """
     if not isinstance(columns, Mapping) or not {"obs", "action"} <= columns.keys():
-        given = list(columns) if isinstance(columns, Mapping) else type(columns).__name__
+        names = list(columns) if isinstance(columns, Mapping) else type(columns).__name__
         raise ReplayError(
-            f"columns {given} must be a mapping with at least obs and action, each a gymnasium "
+            f"columns {names} must be a mapping with at least obs and action, each a gymnasium "
             "space or (dtype, shape)"
         )
     for name in columns:
@@ -104,15 +104,15 @@ def _leaves_of_space(name: str, space: Any, spaces: Any) -> list[Leaf]:
 
 
 def _children(name: str, items: Any) -> list[Leaf]:
-    found: list[Leaf] = []
+    leaves: list[Leaf] = []
     for key, declared in items:
         if not isinstance(key, str) or "." in key or "@" in key or key.isdigit() or not key:
             raise ReplayError(
                 f"column {name} has the key {key!r}; keys must be text without '.' and '@', and "
                 "not a number: they are joined to names such as obs.camera"
             )
-        found += _leaves(f"{name}.{key}", declared)
-    return found
+        leaves += _leaves(f"{name}.{key}", declared)
+    return leaves
 
 
 def nest_of(root: str, names: list[str]) -> Nest:
@@ -168,7 +168,7 @@ def names_of(nest: Nest) -> list[str]:
     return [name for child in children for name in names_of(child)]
 
 
-def checked(leaf: Leaf, value: Any, envs: int, name: str = "") -> Array:
+def validated(leaf: Leaf, value: Any, envs: int, name: str = "") -> Array:
     """``value`` as an array ``[envs, *leaf.shape]`` that the column can hold.
 
     With one environment the first axis may be left out. Raises ReplayError with the column, the

@@ -11,18 +11,23 @@ import numpy as np
 
 from penstock.core import cgroup
 from penstock.core.specs import SlotSpec
-from penstock.replay.checks import whole
 from penstock.replay.errors import ReplayError
 from penstock.replay.gather import Gather
 from penstock.replay.layout import Layout, layout_of_spec, make_layout
-from penstock.replay.samplers import Prioritized, Sampler, Uniform
-from penstock.replay.schedules import Constant, Linear, Schedule
-from penstock.replay.sequence_gather import SequenceGather
-from penstock.replay.sequences import Sequences, SequenceSampler
-from penstock.replay.snapshot_files import FolderReader
-from penstock.replay.steps import Autoreset
+from penstock.replay.samplers import (
+    Constant,
+    Linear,
+    Prioritized,
+    SampleCountLimit,
+    Sampler,
+    Schedule,
+    Uniform,
+)
+from penstock.replay.sequences import SequenceGather, Sequences, SequenceSampler
+from penstock.replay.sharing import WRITER_SLOTS
+from penstock.replay.snapshot import FolderReader
+from penstock.replay.steps import AUTORESETS, Autoreset
 from penstock.replay.table import LANES_PRIVATE, LANES_SHARED, Table
-from penstock.replay.times_sampled import SampleCountLimit
 from penstock.transport.shm.arena import available_nbytes
 from penstock.transport.shm.store import Geometry
 
@@ -32,6 +37,33 @@ MODES: dict[str, Autoreset] = {
     "SameStep": "same_step",
     "Disabled": "none",
 }
+
+
+def positive_int(name: str, value: Any) -> int:
+    """``value`` as an int of at least 1; 1e6 is accepted. Raises ReplayError for anything else."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int | np.integer) or value < 1:
+        raise ReplayError(f"{name} {value!r} must be a whole number and at least 1")
+    return int(value)
+
+
+def slots_in_hand(in_hand: int | None, writers: int, *, shared: bool) -> int:
+    """Slots that ``writers`` hold together: by default one each, two if ``shared``."""
+    each = WRITER_SLOTS if shared else 1
+    return positive_int("in_hand", writers * each if in_hand is None else in_hand)
+
+
+def check_numbers(capacity: int, discount: float, envs: int, autoreset: str) -> None:
+    """Raise ReplayError for options out of range."""
+    if capacity < envs:
+        raise ReplayError(
+            f"capacity {capacity} is below the {envs} rows of one step; give at least that"
+        )
+    if not 0 <= discount <= 1:
+        raise ReplayError(f"discount {discount} must lie between 0 and 1")
+    if autoreset not in AUTORESETS:
+        raise ReplayError(f"autoreset {autoreset!r} must be one of {', '.join(AUTORESETS)}")
 
 
 def lay_out(
@@ -45,7 +77,7 @@ def lay_out(
     follow: bool,
 ) -> Layout:
     """The layout of declared columns, or of slots that other processes fill."""
-    unroll = None if unroll is None else whole("unroll", unroll)
+    unroll = None if unroll is None else positive_int("unroll", unroll)
     if isinstance(columns, SlotSpec):
         return layout_of_spec(columns, frame_stack)
     return make_layout(columns, capacity, envs, frame_stack, unroll, shared=shared, follow=follow)
@@ -88,8 +120,8 @@ def make_table(
     """
     spec = layout.spec
     # The first rows of the oldest slot lose their frame stacks with the slot before it.
-    kept = capacity + layout.history * spec.envs
-    slots = max(2, math.ceil(kept / (spec.unroll * spec.envs))) + in_hand
+    rows = capacity + layout.history * spec.envs
+    slots = max(2, math.ceil(rows / (spec.unroll * spec.envs))) + in_hand
     if slots * spec.unroll * spec.envs > MOST_ROWS:
         raise ReplayError(
             f"capacity {capacity} is too large, as keys can identify {MOST_ROWS} rows; lower it"

@@ -16,11 +16,10 @@ import numpy.typing as npt
 
 from penstock.replay.batch import Batch
 from penstock.replay.columns import names_of, unflatten
+from penstock.replay.frames import FrameWindow, window
 from penstock.replay.layout import Layout, Observation
 from penstock.replay.nstep import Returns, n_step, one_step
-from penstock.replay.records import Array, RecordReader, Rows
-from penstock.replay.stacks import FrameWindow, window
-from penstock.replay.table import Table
+from penstock.replay.table import Array, RecordReader, Rows, Table
 
 TURN_NBYTES = 1 << 18  # bytes of a window taken at a time where another window has the same frames
 
@@ -83,52 +82,46 @@ class Gather:
             self._ones = np.ones(count, np.float32)
         return self._ones.copy()
 
-    def observations(self, rows: Rows) -> dict[str, Array]:
-        """Observations of ``rows`` by column name, without the next ones."""
-        records = self.records.take(rows)
-        windows = self._windows(rows, records)
-        found = {o.name: self._column(o.name, rows, records) for o in self.layout.inline}
-        for o in self.layout.framed:
-            (found[o.name],) = self._frames(o, windows[o.depth].narrow(0, o.depth))
-        return found
-
     def _observe(
         self, batch: Batch, rows: Rows, records: Array, returns: Returns, stacked: bool
     ) -> None:
-        before: dict[str, Array] = {}
-        after: dict[str, Array] = {}
+        obs: dict[str, Array] = {}
+        next_obs: dict[str, Array] = {}
         frames: dict[str, Array] = {}
         for o in self.layout.inline:
-            before[o.name] = self._column(o.name, rows, records)
-            after[o.name] = self._column(o.next_name, returns.last, returns.last_records)
+            obs[o.name] = self._column(o.name, rows, records)
+            next_obs[o.name] = self._column(o.next_name, returns.last, returns.last_records)
         if self.layout.framed:
-            self._frame_columns(before, after, frames, rows, records, returns, stacked)
-        if before:
-            batch["obs"] = unflatten(self.layout.obs, before)
-            batch["next_obs"] = unflatten(self.layout.obs, after)
+            self._frame_columns(obs, next_obs, frames, rows, records, returns, stacked)
+        if obs:
+            batch["obs"] = unflatten(self.layout.obs, obs)
+            batch["next_obs"] = unflatten(self.layout.obs, next_obs)
         if frames:
             batch["frames"] = unflatten(self.layout.obs, frames)
 
     def _frame_columns(
         self,
-        before: dict[str, Array],
-        after: dict[str, Array],
+        obs: dict[str, Array],
+        next_obs: dict[str, Array],
         frames: dict[str, Array],
         rows: Rows,
         records: Array,
         returns: Returns,
         stacked: bool,
     ) -> None:
-        """Put observations stored as frames into ``before`` and ``after``, or into ``frames``."""
+        """Put observations stored as frames into ``obs`` and ``next_obs``, or into ``frames``."""
         first = self._windows(rows, records)
         same = self.steps == 1
         last = first if same else self._windows(returns.last, returns.last_records)
         for o in self.layout.framed:
-            seen, then = first[o.depth].narrow(0, o.depth), last[o.depth].narrow(1, o.depth + 1)
+            obs_window = first[o.depth].narrow(0, o.depth)
+            next_window = last[o.depth].narrow(1, o.depth + 1)
             if stacked or not o.stack:
-                before[o.name], after[o.name] = self._frames(o, seen, then)
+                obs[o.name], next_obs[o.name] = self._frames(o, obs_window, next_window)
+            elif same:
+                (frames[o.name],) = self._frames(o, first[o.depth])
             else:
-                (frames[o.name],) = self._frames(o, first[o.depth] if same else _beside(seen, then))
+                (frames[o.name],) = self._frames(o, _beside(obs_window, next_window))
 
     def _windows(self, rows: Rows, records: Array) -> dict[int, FrameWindow]:
         depths = {o.depth for o in self.layout.framed}
@@ -148,23 +141,24 @@ class Gather:
 
         Windows of the same rows alternate, so that frames of both are still in the cache.
         """
-        source, made = self.table.frames[o.name], list[Array]()
-        for seen in windows:
-            count, width = seen.frames.shape
-            made.append(self.pool.empty((count * width, *source.shape[1:]), source.dtype))
+        source = self.table.frames[o.name]
+        outputs: list[Array] = []
+        for each in windows:
+            count, width = each.frames.shape
+            outputs.append(self.pool.empty((count * width, *source.shape[1:]), source.dtype))
         rows = max(1, TURN_NBYTES // (width * source[0].nbytes)) if len(windows) > 1 else count
         for first in range(0, count, rows):
             turn = slice(first * width, (first + rows) * width)
-            for seen, flat in zip(windows, made, strict=True):
-                source.take(seen.frames.reshape(-1)[turn], axis=0, out=flat[turn], mode="clip")
-        for seen, flat in zip(windows, made, strict=True):
-            if len(seen.zeros):
-                flat[seen.zeros] = 0
-            if len(seen.side_at):
-                flat[seen.side_at] = self.table.sides[o.side_name][seen.side_rows]
+            for each, flat in zip(windows, outputs, strict=True):
+                source.take(each.frames.reshape(-1)[turn], axis=0, out=flat[turn], mode="clip")
+        for each, flat in zip(windows, outputs, strict=True):
+            if len(each.zeros):
+                flat[each.zeros] = 0
+            if len(each.side_at):
+                flat[each.side_at] = self.table.sides[o.side_name][each.side_rows]
         if not o.stack:
-            return made
-        return [flat.reshape(count, width, *source.shape[1:]) for flat in made]
+            return outputs
+        return [flat.reshape(count, width, *source.shape[1:]) for flat in outputs]
 
 
 def _direct_columns(layout: Layout) -> list[str] | None:
@@ -207,8 +201,8 @@ def _references_of_unused() -> int:
 
     It differs between versions of Python.
     """
-    kept = [np.empty(0)]
-    for array in kept:
+    arrays = [np.empty(0)]
+    for array in arrays:
         return sys.getrefcount(array)
     raise AssertionError
 
@@ -225,17 +219,17 @@ class Pool:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[tuple[int, ...], np.dtype[Any]], list[npt.NDArray[Any]]] = {}
+        self._arrays: dict[tuple[tuple[int, ...], np.dtype[Any]], list[npt.NDArray[Any]]] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """An array with undefined content."""
         if math.prod(shape) * dtype.itemsize < BIG_NBYTES:
             return np.empty(shape, dtype)
-        kept = self._kept.setdefault((shape, dtype), [])
-        for array in kept:
+        arrays = self._arrays.setdefault((shape, dtype), [])
+        for array in arrays:
             if sys.getrefcount(array) == _UNUSED:
                 return array
-        made = np.empty(shape, dtype)
-        if len(kept) < MOST_KEPT:
-            kept.append(made)
-        return made
+        fresh = np.empty(shape, dtype)
+        if len(arrays) < MOST_KEPT:
+            arrays.append(fresh)
+        return fresh

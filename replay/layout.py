@@ -23,6 +23,8 @@ INLINE_NBYTES = 256
 LEAST_STEPS, MOST_STEPS = 4, 256
 NEAR = 1.005
 SIDE_SUFFIX = "@side"
+OLDEST = 255  # `age` saturates here; also the age where the start is not known
+REPEAT, ZEROS, SIDE = 0, 1, 2  # values of `pad`; SIDE + index of the oldest side row
 FRAMED = ("frames", "unroll+1")
 BOOKKEEPING = ("reward", "terminated", "truncated", "alive", "age", "pad", "side", "priority")
 
@@ -86,13 +88,16 @@ class Layout:
                 "add Column('age', '|u1') and Column('pad', '<i2')"
             )
         self.obs: Nest = nest_of("obs", names)
-        own = {*names, *(o.next_name for o in self.inline), *BOOKKEEPING}
-        rest = [c for c in spec.columns if c.rows == "unroll" and c.name not in own]
-        self.others = [Leaf(c.name, np.dtype(c.dtype), c.shape) for c in rest]
-        roots = dict.fromkeys(leaf.name.split(".", 1)[0] for leaf in self.others)
-        of_rest = [leaf.name for leaf in self.others]
+        stored = {*names, *(o.next_name for o in self.inline), *BOOKKEEPING}
+        self.others = [
+            Leaf(c.name, np.dtype(c.dtype), c.shape)
+            for c in spec.columns
+            if c.rows == "unroll" and c.name not in stored
+        ]
+        other_names = [leaf.name for leaf in self.others]
+        roots = dict.fromkeys(name.split(".", 1)[0] for name in other_names)
         self.nests: dict[str, Nest] = {
-            root: nest_of(root, [n for n in of_rest if _below(n, root)]) for root in roots
+            root: nest_of(root, [n for n in other_names if _below(n, root)]) for root in roots
         }
 
     @property
@@ -142,24 +147,24 @@ def make_layout(
         follow: add columns that tell which rows follow each other.
     """
     leaves = leaves_of(columns)
-    seen = [leaf for leaf in leaves if _below(leaf.name, "obs")]
-    stacks = _stacks(seen, frame_stack)
-    inline = not stacks and all(leaf.nbytes <= INLINE_NBYTES for leaf in seen)
+    observed = [leaf for leaf in leaves if _below(leaf.name, "obs")]
+    stacks = _stacks(observed, frame_stack)
+    inline = not stacks and all(leaf.nbytes <= INLINE_NBYTES for leaf in observed)
     depth = max(stacks.values(), default=1)
     steps = unroll or choose_unroll(capacity, envs, depth, inline=inline)
-    made: list[Column] = []
+    stored: list[Column] = []
     for leaf in leaves:
-        made += _columns_of(leaf, stacks) if leaf in seen else [_column(leaf.name, leaf)]
-    made += [Column("reward", "<f4"), Column("terminated", "|b1"), Column("truncated", "|b1")]
-    made += [Column("priority", "<f4"), Column("alive", "|u1")] if shared else []
+        stored += _columns_of(leaf, stacks) if leaf in observed else [_column(leaf.name, leaf)]
+    stored += [Column("reward", "<f4"), Column("terminated", "|b1"), Column("truncated", "|b1")]
+    stored += [Column("priority", "<f4"), Column("alive", "|u1")] if shared else []
     side = 0
-    if any(c.rows == "side" for c in made):
+    if any(c.rows == "side" for c in stored):
         side = _side_rows(steps * envs, depth)
-        made += [Column("side", "<i2"), Column("age", "|u1")]
-        made += [Column("pad", "<i2")] * bool(stacks)
+        stored += [Column("side", "<i2"), Column("age", "|u1")]
+        stored += [Column("pad", "<i2")] * bool(stacks)
     elif follow:
-        made += [Column("age", "|u1")]
-    return Layout(SlotSpec(steps, envs, tuple(made), side), stacks)
+        stored += [Column("age", "|u1")]
+    return Layout(SlotSpec(steps, envs, tuple(stored), side), stacks)
 
 
 def choose_unroll(capacity: int, envs: int, depth: int, *, inline: bool) -> int:
@@ -172,10 +177,10 @@ def choose_unroll(capacity: int, envs: int, depth: int, *, inline: bool) -> int:
     if inline:
         steps = min(math.isqrt(max(1, capacity // envs)), MOST_STEPS)
         return max(LEAST_STEPS, steps, min(capacity // envs // 32, 2 * MOST_STEPS))
-    kept = -(-capacity // envs) + depth - 1
+    most_steps = -(-capacity // envs) + depth - 1
     frames: dict[int, int] = {}
     for steps in range(LEAST_STEPS, MOST_STEPS + 1):
-        slots = max(2, -(-kept // steps)) + 1
+        slots = max(2, -(-most_steps // steps)) + 1
         frames[steps] = slots * ((steps + 1) * envs + _side_rows(steps * envs, depth))
     most = NEAR * min(frames.values())
     return max(steps for steps, count in frames.items() if count <= most)
@@ -201,18 +206,18 @@ def _column(name: str, leaf: Leaf) -> Column:
     return Column(name, leaf.dtype.str, leaf.shape)
 
 
-def _stacks(seen: list[Leaf], frame_stack: int | Mapping[str, int]) -> dict[str, int]:
+def _stacks(observed: list[Leaf], frame_stack: int | Mapping[str, int]) -> dict[str, int]:
     """Frames of each stacked observation; an int means all observations with so many frames."""
-    shapes = ", ".join(f"{leaf.name} {leaf}" for leaf in seen)
+    shapes = ", ".join(f"{leaf.name} {leaf}" for leaf in observed)
     if isinstance(frame_stack, Mapping):
-        known = {leaf.name: leaf for leaf in seen}
+        leaves = {leaf.name: leaf for leaf in observed}
         for name, frames in frame_stack.items():
-            if name not in known or known[name].shape[:1] != (frames,):
+            if name not in leaves or leaves[name].shape[:1] != (frames,):
                 raise ReplayError(f"frame_stack says {name}: {frames}; there are {shapes}")
         return {name: frames for name, frames in frame_stack.items() if frames > 1}
     stacks = {
         leaf.name: frame_stack
-        for leaf in seen
+        for leaf in observed
         if frame_stack > 1 and len(leaf.shape) >= 2 and leaf.shape[0] == frame_stack
     }
     if frame_stack > 1 and not stacks:

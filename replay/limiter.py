@@ -16,7 +16,8 @@ always proceed and samples never do.
 
 Items are transitions on both sides: a batch of 256 counts 256. Pure functions of `LimiterRule` and
 `Counts` decide what is allowed; `RateLimiter` counts and waits. A single thread that both adds and
-samples must not wait for itself: it uses `may_insert` and `may_sample`.
+samples must not wait for itself: it uses `may_insert` and `may_sample`. `RateLimitedTable` connects
+a limiter to the table of a replay.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 from penstock.replay.errors import ReplayError
+from penstock.replay.table import Table
 
 SLACK = 1e-6  # items; so that rounding never keeps both sides waiting
 _KEEP: Any = object()
@@ -75,8 +77,8 @@ def samples_missing(rule: LimiterRule, counts: Counts, insert: int) -> int:
     """Items to be sampled before ``insert`` items may be inserted; 0: they may be now."""
     if rule.samples_per_insert is None or counts.stored < rule.min_size:
         return 0
-    after = balance(rule, replace(counts, inserted=counts.inserted + insert))
-    return max(0, math.ceil(after - rule.band - SLACK))
+    next_balance = balance(rule, replace(counts, inserted=counts.inserted + insert))
+    return max(0, math.ceil(next_balance - rule.band - SLACK))
 
 
 def inserts_missing(rule: LimiterRule, counts: Counts, sample: int) -> int:
@@ -101,11 +103,11 @@ def why_not_insert(rule: LimiterRule, counts: Counts, count: int) -> str | None:
     missing = samples_missing(rule, counts, count)
     if not missing:
         return None
-    after = balance(rule, replace(counts, inserted=counts.inserted + count))
+    next_balance = balance(rule, replace(counts, inserted=counts.inserted + count))
     return (
         f"inserting {count} waits for {missing} more samples: the balance would rise to "
-        f"{after:.10g}, above the band of {rule.band:.10g} around {rule.samples_per_insert:.10g} "
-        "samples per insert"
+        f"{next_balance:.10g}, above the band of {rule.band:.10g} around "
+        f"{rule.samples_per_insert:.10g} samples per insert"
     )
 
 
@@ -144,7 +146,7 @@ class _Settings:
             band = 2 * needed_band(self.samples_per_insert, self.batch, self.insert)
         return LimiterRule(self.samples_per_insert, self.min_size, band)
 
-    def checked(self) -> _Settings:
+    def validated(self) -> _Settings:
         """Return self. Raises ReplayError for an option out of range, or waits without end."""
         ratio, band = self.samples_per_insert, self.band
         if ratio is not None and not 0 < ratio < math.inf:
@@ -199,7 +201,7 @@ class RateLimiter:
     ) -> None:
         self._settings = _Settings(
             samples_per_insert, min_size, band, batch, insert, capacity
-        ).checked()
+        ).validated()
         self._counts = Counts(earning_from=min_size)
         self._changed = threading.Condition()
         self._waiting: Counter[tuple[_Why, int]] = Counter()
@@ -234,7 +236,7 @@ class RateLimiter:
                 batch=max(now.batch, batch),
                 insert=max(now.insert, insert),
                 capacity=now.capacity if capacity is None else capacity,
-            ).checked()
+            ).validated()
             self._changed.notify_all()
 
     def update(
@@ -249,10 +251,10 @@ class RateLimiter:
         The balance stays too: a new ratio does not apply to items inserted before. Raises
         ReplayError, and changes nothing, where the new rule is invalid.
         """
-        asked = {"samples_per_insert": samples_per_insert, "min_size": min_size, "band": band}
-        changes: dict[str, Any] = {k: v for k, v in asked.items() if v is not _KEEP}
+        options = {"samples_per_insert": samples_per_insert, "min_size": min_size, "band": band}
+        changes: dict[str, Any] = {k: v for k, v in options.items() if v is not _KEEP}
         with self._changed:
-            settings = replace(self._settings, **changes).checked()
+            settings = replace(self._settings, **changes).validated()
             self._counts.kept = balance(self.rule, self._counts)
             self._settings = settings
             self._begin_from(self._counts)
@@ -320,7 +322,7 @@ class RateLimiter:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with self._changed:
-            self._settings = _Settings(**state["settings"]).checked()
+            self._settings = _Settings(**state["settings"]).validated()
             self._counts = Counts(**state["counts"])
             self._changed.notify_all()
 
@@ -351,3 +353,75 @@ class RateLimiter:
             if may:
                 self._add(**counts)
             return may
+
+
+class RateLimitedTable:
+    """Connects one ``table`` to its ``limiter``; ``timeout_s`` bounds every wait.
+
+    The table counts rows itself; here its counts are passed to the limiter, for all writers. Adding
+    and sampling wait outside the buffer's lock, so that the other side can proceed.
+    """
+
+    def __init__(self, limiter: RateLimiter, table: Table, capacity: int, timeout_s: float) -> None:
+        # What other processes add arrives in slots.
+        is_shared = table.store.arena.fd is not None
+        insert = table.rows_per_slot if is_shared else table.spec.envs
+        limiter.expect(insert=insert, capacity=capacity)
+        self.limiter = limiter
+        self._table = table
+        self._timeout_s = timeout_s
+        self._inserted = self._evicted = 0
+
+    def before_insert(self, rows: int, timeout_s: float | None = None) -> None:
+        """Wait until ``rows`` may be added, and count them. Raises ReplayError on timeout."""
+        limiter = self.limiter
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        if not limiter.await_insert(rows, timeout_s):
+            raise _timed_out(why_not_insert(limiter.rule, limiter.counts, rows), timeout_s)
+
+    def before_sample(self, rows: int, timeout_s: float | None = None) -> None:
+        """Wait until ``rows`` may be drawn, and count them. Raises ReplayError on timeout."""
+        limiter = self.limiter
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        if not limiter.await_sample(rows, timeout_s):
+            raise _timed_out(why_not_sample(limiter.rule, limiter.counts, rows), timeout_s)
+
+    def not_sampled(self, rows: int) -> None:
+        """Take back the count of `before_sample`: nothing was drawn."""
+        self.limiter.sampled(-rows)
+
+    def note(self, counted: int = 0) -> None:
+        """Pass on the rows that the table took in, less those ``counted`` before, and those that
+        left.
+        """
+        inserted, evicted = self._table.inserted, self._table.evicted.total()
+        if came := inserted - self._inserted - counted:
+            self.limiter.inserted(came)
+        if left := evicted - self._evicted:
+            self.limiter.removed(left)
+        self._inserted, self._evicted = inserted, evicted
+
+    def state_dict(self) -> dict[str, Any]:
+        """The limiter's state as JSON values; it includes the table's counts."""
+        self.note()
+        return self.limiter.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Continue from ``state`` after the table was restored, by the limiter's own rule.
+
+        None: the stored rows were neither earned nor spent.
+        """
+        self._inserted, self._evicted = self._table.inserted, self._table.evicted.total()
+        self.limiter.resume(state, self._inserted, self._evicted)
+
+    def may_lend(self) -> bool:
+        """Whether a writer in another process may begin a slot."""
+        return self.limiter.may_insert(self._table.rows_per_slot)
+
+    def missing(self, rows: int) -> str:
+        """Why ``rows`` cannot be drawn yet; empty when they can."""
+        return why_not_sample(self.limiter.rule, self.limiter.counts, rows) or ""
+
+
+def _timed_out(why: str | None, timeout_s: float) -> ReplayError:
+    return ReplayError(f"{why or 'nothing'}; it timed out after {timeout_s:g} s")

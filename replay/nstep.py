@@ -1,4 +1,7 @@
-"""n-step returns at sampling: Sutton and Barto, Reinforcement Learning (2018), section 7.1.
+"""The rows that follow a row in its stream, and n-step returns over them.
+
+n-step returns are computed at sampling: Sutton and Barto, Reinforcement Learning (2018), section
+7.1.
 
     R = sum over j < m of gamma^j r_{t+j},   discount = gamma^m, or 0 where row t+m-1 terminated
 
@@ -13,8 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.replay.records import Array, RecordReader, Rows
-from penstock.replay.table import NONE, Table
+from penstock.replay.table import NONE, Array, RecordReader, Rows, Table
 
 
 class Returns(NamedTuple):
@@ -36,72 +38,68 @@ def n_step(
 ) -> Returns:
     """Sum rewards from ``rows`` [count], with ``records``, over up to ``steps`` rows.
 
-    Each step is computed for all rows, masked by ``going``: records are slow to index.
+    Each step is computed for all rows, masked by ``continuing``: records are slow to index.
     """
     total = records["reward"].astype(np.float64)
     factor = np.full(len(rows), discount)
-    last, going = rows.copy(), ~ended(records)  # the rows summed last; which returns may continue
-    walk = _Walk(table, rows)
-    for _ in range(steps - 1):
-        following = walk.step()
-        going &= following != NONE
-        if not going.any():
+    last = rows.copy()
+    continuing = ~ended(records)
+    for following in follow(table, rows, steps)[1:]:
+        continuing &= following != NONE
+        if not continuing.any():
             break
-        reached = reader.take(following)
-        going &= continues(reached)
-        np.add(total, factor * reached["reward"], out=total, where=going)
-        np.multiply(factor, discount, out=factor, where=going)
-        np.copyto(last, following, where=going)
-        going &= ~ended(reached)
+        next_records = reader.take(following)
+        continuing &= continues(next_records)
+        np.add(total, factor * next_records["reward"], out=total, where=continuing)
+        np.multiply(factor, discount, out=factor, where=continuing)
+        np.copyto(last, following, where=continuing)
+        continuing &= ~ended(next_records)
     last_records = reader.take(last)
-    after = np.where(last_records["terminated"], 0, factor)
-    return Returns(total.astype(np.float32), after.astype(np.float32), last, last_records)
+    discounts = np.where(last_records["terminated"], 0, factor)
+    return Returns(total.astype(np.float32), discounts.astype(np.float32), last, last_records)
 
 
 def ended(records: Array) -> npt.NDArray[np.bool_]:
     """Whether rows are the last of their episodes."""
-    last: npt.NDArray[np.bool_] = records["terminated"] | records["truncated"]
-    return last
+    are_last: npt.NDArray[np.bool_] = records["terminated"] | records["truncated"]
+    return are_last
 
 
 def continues(records: Array) -> npt.NDArray[np.bool_]:
     """Whether rows continue the row before: neither a reset nor the start of an episode."""
     names = records.dtype.names or ()
-    goes_on = np.ones(len(records), bool)
+    continuing = np.ones(len(records), bool)
     if "alive" in names:
-        goes_on &= records["alive"] != 0
+        continuing &= records["alive"] != 0
     if "age" in names:
-        goes_on &= records["age"] != 0
-    return goes_on
+        continuing &= records["age"] != 0
+    return continuing
 
 
-class _Walk:
-    """Rows that move on along their streams."""
+def follow(table: Table, starts: Rows, count: int) -> Rows:
+    """Rows ``[count, B]`` from ``starts`` [B] on in their streams.
 
-    def __init__(self, table: Table, rows: Rows) -> None:
-        self._table = table
-        self._rows, self._slot = rows, rows // table.rows_per_slot
-        self._find_last()
-
-    def step(self) -> Rows:
-        """The rows one step later; NONE where there is none yet. After NONE the value is
-        meaningless; callers mask it."""
-        table, envs = self._table, self._table.spec.envs
-        rows = self._rows + envs
-        crosses = (self._rows >= self._last).nonzero()[0]
-        if len(crosses):
-            env = self._rows[crosses] % envs
-            after = table.next.take(self._slot[crosses])
-            begun = (after != NONE) & (table.length.take(after, mode="clip") > 0)
-            rows[crosses] = np.where(begun, after * np.int64(table.rows_per_slot) + env, NONE)
-            self._slot[crosses] = after
-        self._rows = rows
-        if len(crosses):
-            self._find_last()
+    NONE where there is no row yet.
+    """
+    envs = table.spec.envs
+    rows: Rows = np.arange(0, count * envs, envs)[:, None] + starts
+    slot = starts // table.rows_per_slot
+    stop = slot * table.rows_per_slot + table.length.take(slot) * envs  # the slot's rows so far
+    which = (rows[-1] >= stop).nonzero()[0]
+    if not len(which):
         return rows
 
-    def _find_last(self) -> None:
-        """The rows of the last stored step of each slot begin here."""
-        table = self._table
-        steps = table.length.take(self._slot, mode="clip") - np.int64(1)
-        self._last = self._slot * table.rows_per_slot + steps * table.spec.envs
+    # The others go on in the next slots of their streams.
+    steps = np.arange(count)[:, None]
+    slot, env = slot[which], starts[which] % envs
+    left = (stop[which] - starts[which] + envs - 1) // envs  # steps until the slot ends
+    while len(which):
+        slot = table.next.take(slot)
+        first = np.where(slot == NONE, NONE, slot * np.int64(table.rows_per_slot) + env)
+        further = steps - left
+        stride = np.where(slot == NONE, 0, envs)
+        rows[:, which] = np.where(further >= 0, first + further * stride, rows[:, which])
+        left = left + table.length.take(slot)
+        going = (slot != NONE) & (left < count)
+        which, slot, left, env = which[going], slot[going], left[going], env[going]
+    return rows

@@ -1,17 +1,8 @@
 """First-in, first-out queues of slots: each slot is consumed once, the oldest first.
 
 `SlotQueue` reads a store that its caller owns; a learner uses it. `TrajectoryQueue` owns its memory
-and serves any training loop:
-
-    q = TrajectoryQueue(spec, unroll=20, slots=64, max_policy_lag=8, overflow="block")
-    with q.slot(version=v) as s:  # any thread; other processes: Writer.attach(q.serve())
-        s.columns["obs"][t] = obs
-    slots = q.take(4, version=v, timeout_s=1.0)
-    train(slots)
-    q.release(slots)
-
-The reader drops slots that are too old and, with ``overflow="drop_stale"``, slots that block
-fresher ones. It counts them by reason.
+and serves any training loop. The reader drops slots that are too old and, with
+``overflow="drop_stale"``, slots that block fresher ones. It counts them by reason.
 """
 
 from __future__ import annotations
@@ -62,7 +53,7 @@ class SlotQueue:
         self._max_policy_lag = max_policy_lag
         self._overflow = overflow
         self._deep = deep
-        self._arrived: list[Slot] = []
+        self._waiting: list[Slot] = []
 
     def take(self, count: int, version: int) -> list[Slot]:
         """Take the ``count`` oldest slots that a learner at ``version`` may train on, or an empty
@@ -71,23 +62,23 @@ class SlotQueue:
         self.collect()
         self._drop_old(version)
         if self._overflow == "drop_stale" and (self._store.starved or self._store.wanting):
-            while len(self._arrived) > count:
-                self._drop("stale", self._arrived.pop(0))
-        if len(self._arrived) < count:
+            while len(self._waiting) > count:
+                self._drop("stale", self._waiting.pop(0))
+        if len(self._waiting) < count:
             self._store.unstick()
             return []
-        taken, self._arrived = self._arrived[:count], self._arrived[count:]
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
         return taken
 
     def in_flight_steps(self) -> int:
         """Agent steps that arrived and were neither taken nor dropped."""
         self.collect()
-        return sum(int(slot.header["steps"]) for slot in self._arrived)
+        return sum(int(slot.header["steps"]) for slot in self._waiting)
 
     def waiting(self) -> list[Slot]:
         """The slots that arrived and were neither taken nor dropped, the oldest first."""
         self.collect()
-        return list(self._arrived)
+        return list(self._waiting)
 
     def release(self, slots: list[Slot]) -> None:
         """Free slots that were taken, once they are copied."""
@@ -103,7 +94,7 @@ class SlotQueue:
             if self._deep:
                 self._store.keep(slot.index)
             self._accounting.arrived(slot.header)
-            self._arrived.append(slot)
+            self._waiting.append(slot)
         if self._deep:
             self._store.lend()
 
@@ -111,9 +102,9 @@ class SlotQueue:
         """Searches behind fresh slots too: a suspended actor's slots arrive after those of the
         others.
         """
-        old = [slot for slot in self._arrived if self._lag(slot, version) > self._max_policy_lag]
+        old = [slot for slot in self._waiting if self._lag(slot, version) > self._max_policy_lag]
         for slot in old:
-            self._arrived.remove(slot)
+            self._waiting.remove(slot)
             self._drop("lag", slot)
 
     def _lag(self, slot: Slot, version: int) -> int:
@@ -125,19 +116,32 @@ class SlotQueue:
 
 
 class TrajectoryQueue:
-    """A queue of slots of ``unroll`` steps with its own memory; any thread may use it.
+    """A queue of trajectories: actors fill slots of ``unroll`` steps, a learner takes each once.
 
-    Slots more than ``max_policy_lag`` versions old are dropped. With overflow "drop_stale" so are
-    slots that block fresher ones while writers wait; with "block" the writers wait. A writer gives
-    the policy version with each slot. Close it with `close` or a ``with`` block.
+    For on-policy learners, which train on each step once, while it is fresh. The queue has its own
+    memory; any thread may use it, and other processes of this host write through `Writer.attach`
+    and `serve`. Slots are filled in place and come out oldest first:
+
+        queue = TrajectoryQueue(columns, unroll=20, envs=8, slots=64, max_policy_lag=4)
+        with queue.slot(version=version) as slot:  # in an actor
+            slot.columns["reward"][...] = rewards  # [20, 8]
+        slots = queue.take(4, version=version, timeout_s=1.0)  # in the learner
+        train([slot.columns for slot in slots])
+        queue.release(slots)
+
+    Close it with `close` or a ``with`` block.
 
     Args:
-        spec: a slot's columns.
-        unroll: steps per slot; replaces that of a SlotSpec.
-        envs: environments per slot; replaces that of a SlotSpec.
-        slots: number of slots.
-        max_policy_lag: policy versions.
-        overflow: "block" or "drop_stale".
+        spec: a slot's columns, `penstock.core.specs.Column`: arrays ``[unroll, envs, *shape]``, or
+            ``[unroll + 1, envs, *shape]`` for rows "unroll+1". Or a whole `SlotSpec`.
+        unroll: steps per slot, 20 by default; replaces that of a SlotSpec.
+        envs: environments per slot, 1 by default; replaces that of a SlotSpec.
+        slots: number of slots, for writers and waiting slots together. With more, writers wait less
+            and the learner trains on older steps.
+        max_policy_lag: slots that were played by a policy more versions behind that of the learner
+            are dropped, and counted. A writer gives its version with each slot.
+        overflow: when writers wait because the queue is full, "block" lets them wait;
+            "drop_stale" drops the oldest slots for fresher ones.
 
     Raises:
         ReplayError: a number is out of range.
@@ -166,7 +170,7 @@ class TrajectoryQueue:
             deep=True,
         )
         self._lock = threading.Lock()
-        self._arrived = threading.Condition(self._lock)
+        self._filled = threading.Condition(self._lock)
         self._here = threading.local()  # .lane: that of the calling thread
         self._lanes: dict[threading.Thread, int] = {}
         self._taken: set[int] = set()
@@ -181,8 +185,12 @@ class TrajectoryQueue:
     def slot(self, timeout_s: float = 1.0, version: int = 0) -> Iterator[OpenSlot]:
         """Lend a slot to fill in place; leaving the block publishes it, an exception does not.
 
-        ``version`` is that of the policy that plays it. Raises TimeoutError when no slot is free
-        within ``timeout_s`` seconds.
+        Args:
+            timeout_s: longest wait for a free slot, in seconds.
+            version: of the policy that plays it.
+
+        Raises:
+            TimeoutError: no slot was free in time.
         """
         self._check()
         with self._own_lane().slot(timeout_s, version) as slot:
@@ -192,8 +200,18 @@ class TrajectoryQueue:
     def take(self, count: int, version: int = 0, timeout_s: float = 0.0) -> list[Slot]:
         """Take the ``count`` oldest slots that a learner at ``version`` may train on.
 
-        Returns an empty list when there are fewer within ``timeout_s`` seconds. Return the slots
-        with `release`.
+        Args:
+            count: slots.
+            version: of the learner's policy; older slots than ``max_policy_lag`` allows are
+                dropped.
+            timeout_s: longest wait for so many slots, in seconds.
+
+        Returns:
+            The slots, with ``columns`` by name; an empty list when there are fewer in time. They
+            are overwritten after `release`.
+
+        Raises:
+            ReplayError: the queue has fewer slots than ``count``.
         """
         if not 1 <= count <= len(self._store.slots):
             raise ReplayError(
@@ -202,13 +220,13 @@ class TrajectoryQueue:
             )
         self._check()
         ends_s = time.monotonic() + timeout_s
-        with self._arrived:
+        with self._filled:
             self._close_dead()
             while not (taken := self._queue.take(count, version)):
                 left_s = ends_s - time.monotonic()
                 if left_s <= 0:
                     break
-                self._arrived.wait(left_s)
+                self._filled.wait(left_s)
             self._accounting.trained += sum(int(slot.header["steps"]) for slot in taken)
             self._taken.update(slot.index for slot in taken)
             return taken
@@ -234,9 +252,11 @@ class TrajectoryQueue:
         if self._server is None:
             where = Path(path) if path is not None else None
             # The thread's arguments do not refer to this queue, which may be garbage-collected.
-            hear = partial(_hear, self._queue, self._arrived)
+            collect = partial(_collect, self._queue, self._filled)
             failed = self._failures.append
-            self._server = StoreServer(self._store, self._lock, where, collect=hear, failed=failed)
+            self._server = StoreServer(
+                self._store, self._lock, where, collect=collect, failed=failed
+            )
             self._end.detach()
             self._end = weakref.finalize(self, self._server.close, self._store.close)
         return self._server.address
@@ -289,7 +309,7 @@ class TrajectoryQueue:
 
     def _collect(self) -> None:
         with self._lock:
-            _hear(self._queue, self._arrived)
+            _collect(self._queue, self._filled)
 
     def _check(self) -> None:
         if not self._end.alive:
@@ -302,10 +322,10 @@ class TrajectoryQueue:
             ) from error
 
 
-def _hear(queue: SlotQueue, arrived: threading.Condition) -> None:
+def _collect(queue: SlotQueue, filled: threading.Condition) -> None:
     """Take in published slots, and wake a thread that waits for them."""
     queue.collect()
-    arrived.notify_all()
+    filled.notify_all()
 
 
 def _check_numbers(slots: int, max_policy_lag: int, overflow: str) -> None:

@@ -2,19 +2,25 @@
 
 The buffer notifies a sampler of the physical rows that were written and removed; `valid`, the
 table's own array, marks which of them count. A sampler is used under the buffer's lock, by one
-thread at a time.
+thread at a time. `SampleCountLimit` wraps a sampler and removes rows that were drawn often enough.
+
+A `Schedule` is a number that changes while a buffer is used. It is called with the number of
+transitions that its sampler has drawn so far. This unit does not depend on the batch size, the
+number of learners or the writers, and a rate limiter counts in it: with S samples per insert,
+`S * n` drawn transitions are `n` environment steps; with batches of B, they are `S * n / B` learner
+steps.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.replay.errors import ReplayError
-from penstock.replay.schedules import Schedule, as_schedule
-from penstock.replay.tree import Floats, Rows, SumTree
+from penstock.replay.sum_tree import Floats, Rows, SumTree
 
 Valid = npt.NDArray[np.bool_]
 Weights = npt.NDArray[np.float32]
@@ -24,6 +30,47 @@ MIN_EPSILON = 1e-100  # the tree needs weights that are normal numbers
 AHEAD = 4096  # rows that are drawn in one go: generators and numpy are faster in bulk
 SPARE = 8  # among so many rows there is room for one that is not valid, as in open slots
 DRAWS_PER_ROW = 32  # after so many vain draws the valid rows are few enough to list them
+
+
+class Schedule(Protocol):
+    """Any callable: number of transitions drawn so far -> value."""
+
+    def __call__(self, drawn: int, /) -> float: ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Always the same value."""
+
+    value: float
+
+    def __call__(self, drawn: int, /) -> float:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Linear from ``start`` to ``end`` over the first ``over`` drawn transitions, then ``end``."""
+
+    start: float
+    end: float
+    over: int
+
+    def __post_init__(self) -> None:
+        if self.over < 1:
+            raise ReplayError(
+                f"Linear over {self.over} transitions has no slope; give at least 1, or Constant"
+            )
+
+    def __call__(self, drawn: int, /) -> float:
+        if drawn >= self.over:
+            return self.end
+        return self.start + (self.end - self.start) * (drawn / self.over)
+
+
+def as_schedule(value: float | Schedule) -> Schedule:
+    """The schedule itself, or a `Constant` for a number."""
+    return value if callable(value) else Constant(float(value))
 
 
 class Sampler(Protocol):
@@ -164,11 +211,11 @@ class Uniform:
         rows: Rows = (self._rng.random(count) * self._end).astype(np.int64)
         return rows
 
-    def _complete(self, kept: Rows, drawn: int, count: int) -> Rows:
-        """Return ``kept``, the valid ones of ``drawn``, with further independent draws, ``count``
+    def _complete(self, valid: Rows, drawn: int, count: int) -> Rows:
+        """Return ``valid``, the valid ones of ``drawn``, with further independent draws, ``count``
         in all.
         """
-        parts, missing = [kept], count - len(kept)
+        parts, missing = [valid], count - len(valid)
         while missing:
             if drawn > DRAWS_PER_ROW * (count - missing + 1):
                 self._listed = np.flatnonzero(self._valid[: self._end])
@@ -197,7 +244,8 @@ class Prioritized:
     batch is ordered by row: shuffle it before splitting it into parts that must be alike.
 
     Weights are (N P(i))^-beta, divided by the largest of the batch. Learners with one shard each
-    divide by the largest of all shards: see `importance_weights`.
+    divide by the largest of all shards: with K shards that each give an equal part of a batch, a
+    row's probability is P(i) / K and N the sum over the shards.
 
     Args:
         alpha: exponent of the priorities; 0 is uniform.
@@ -340,6 +388,109 @@ class Prioritized:
         return weights
 
 
+class RowTable(Protocol):
+    """The part of a `Table` that removing single rows needs."""
+
+    def remove_rows(self, rows: Rows, reason: str) -> None:
+        """Remove single valid rows, each given once, from sampling."""
+
+
+class SampleCountLimit:
+    """A `Sampler` that draws as ``sampler`` does, and each row at most ``most`` times.
+
+    A row is removed from ``table`` at its last draw. One that would exceed its limit within one
+    batch is drawn anew. The option ``max_times_sampled`` of `Replay` makes one.
+    """
+
+    def __init__(self, sampler: Sampler, most: int) -> None:
+        if most < 1:
+            raise ReplayError(f"max_times_sampled {most} must be at least 1; None has no limit")
+        self.sampler = sampler
+        self.most = most
+
+    def place(self, table: RowTable) -> None:
+        """Set the table that rows are removed from; called once, before `bind`."""
+        self._table = table
+
+    def bind(self, valid: Valid, rng: np.random.Generator) -> None:
+        self._valid = valid
+        self._used: npt.NDArray[np.int32] = np.zeros(len(valid), np.int32)
+        self.sampler.bind(valid, rng)
+
+    def insert(self, start: int, stop: int, priorities: npt.NDArray[Any] | None) -> None:
+        self._used[start:stop] = 0
+        self.sampler.insert(start, stop, priorities)
+
+    def remove(self, start: int, stop: int) -> None:
+        self.sampler.remove(start, stop)
+
+    def remove_rows(self, rows: Rows) -> None:
+        self.sampler.remove_rows(rows)
+
+    def sample(self, count: int) -> tuple[Rows, Weights | None]:
+        """Draw up to as many rows as are valid: each has a draw left."""
+        parts: list[Rows] = []
+        weights: list[Floats] = []
+        missing = count
+        while missing:
+            beta = self.sampler.beta if isinstance(self.sampler, Prioritized) else 0.0
+            rows, weights_of_draw = self.sampler.sample(missing)
+            allowed = self._within_limit(rows)
+            parts.append(rows[allowed])
+            if weights_of_draw is not None:
+                weights.append(self._undivided(weights_of_draw, beta)[allowed])
+            missing -= len(parts[-1])
+        if not weights:
+            return np.concatenate(parts), None
+        joined = np.concatenate(weights)
+        return np.concatenate(parts), (joined / joined.max()).astype(np.float32)
+
+    def update(self, rows: Rows, priorities: npt.NDArray[Any]) -> None:
+        self.sampler.update(rows, priorities)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"used": self._used.copy(), "sampler": self.sampler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._load_used(state["used"])
+        self.sampler.load_state_dict(state["sampler"])
+
+    def load_moved(self, state: dict[str, Any], origin: Rows) -> None:
+        self._load_used(moved(state["used"], origin, len(self._valid)))
+        load_moved(self.sampler, state["sampler"], origin)
+
+    def _load_used(self, used: npt.NDArray[Any]) -> None:
+        if used.shape != self._used.shape or not (used >= 0).all():
+            raise ReplayError("the snapshot's counts of draws are damaged; load another")
+        if not (used[self._valid] < self.most).all():  # else `sample` would search without end
+            raise ReplayError(
+                f"the snapshot has rows that were sampled {self.most} times or more, and "
+                "max_times_sampled removes them; load another"
+            )
+        self._used[...] = used
+
+    def _within_limit(self, rows: Rows) -> Rows:
+        """Positions of the allowed draws; counts them, and removes rows that are used up."""
+        order = np.argsort(rows, kind="stable")
+        drawn = rows[order]
+        first = np.searchsorted(drawn, drawn)
+        rank = np.arange(len(rows)) - first  # how often the row occurred before in this draw
+        allowed = np.sort(order[self._used[drawn] + rank < self.most])
+        np.add.at(self._used, rows[allowed], 1)
+        spent = np.unique(rows[allowed])
+        spent = spent[self._used[spent] >= self.most]
+        if len(spent):
+            self._table.remove_rows(spent, "max_times_sampled")
+        return allowed
+
+    def _undivided(self, weights: Weights, beta: float) -> Floats:
+        """Weights of one draw before they were divided by the largest."""
+        if not isinstance(self.sampler, Prioritized):
+            return weights.astype(np.float64)
+        undivided: Floats = self.sampler.probabilities**-beta
+        return undivided
+
+
 def load_moved(sampler: Sampler, state: dict[str, Any], origin: Rows) -> None:
     """Load a state whose rows have moved to other places of the table; for rows that have not, use
     `load_state_dict`.
@@ -365,24 +516,9 @@ def load_moved(sampler: Sampler, state: dict[str, Any], origin: Rows) -> None:
 def moved(values: npt.NDArray[Any], origin: Rows, rows: int) -> npt.NDArray[Any]:
     """``values`` of the saved rows, in the order of the ``rows`` rows that have moved as in
     `load_moved`; 0 for new rows."""
-    old = values.reshape(-1, rows // len(origin))
-    there: npt.NDArray[Any] = np.where(origin[:, None] < 0, 0, old[origin]).reshape(-1)
-    return there
-
-
-def importance_weights(probabilities: Floats, stored: int, beta: float) -> Floats:
-    """(N P(i))^-beta, section 3.4 of the paper, before the division by the largest.
-
-    With K shards that each give an equal part of a batch, a row's probability is P(i) / K and N the
-    sum over the shards: `importance_weights(sampler.probabilities / K, all_stored, beta)`, then
-    divided by the largest of all shards.
-
-    Args:
-        probabilities: P(i), ``[count]``.
-        stored: N, the number of valid rows.
-        beta: the exponent.
-    """
-    return (stored * probabilities) ** -beta
+    stretches = values.reshape(-1, rows // len(origin))
+    values_of_rows: npt.NDArray[Any] = np.where(origin[:, None] < 0, 0, stretches[origin])
+    return values_of_rows.reshape(-1)
 
 
 def make_tree(capacity: int, fast: bool | None) -> SumTree:
@@ -392,16 +528,43 @@ def make_tree(capacity: int, fast: bool | None) -> SumTree:
     """
     if fast is False:
         return SumTree(capacity)
-    from penstock.replay import fast_tree  # here, because importing numba takes long
+    from penstock.replay import fast_sum_tree  # here, because importing numba takes long
 
-    if fast_tree.AVAILABLE:
-        return fast_tree.FastSumTree(capacity)
+    if fast_sum_tree.AVAILABLE:
+        return fast_sum_tree.FastSumTree(capacity)
     if fast:
         raise ReplayError(
             "fast=True needs numba, which is not installed; run pip install 'penstock[fast]' or "
             "leave fast out"
         )
     return SumTree(capacity)
+
+
+def check_priorities(
+    keys: npt.ArrayLike, priorities: npt.ArrayLike
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Keys ``[n]`` int64 and magnitudes of priorities ``[n]`` float64.
+
+    Raises ReplayError where the lengths differ, or a priority is not finite.
+    """
+    names = np.asarray(keys, np.int64).reshape(-1)
+    values = np.abs(np.asarray(priorities, np.float64)).reshape(-1)
+    if names.shape != values.shape:
+        raise ReplayError(f"{len(values)} priorities came for {len(names)} keys; give one each")
+    # A byte search takes a tenth of the time that `all` needs to start.
+    if 0 in (finite := np.isfinite(values)).tobytes():
+        wrong = int(np.argmin(finite))
+        raise ReplayError(
+            f"priority {values[wrong]} at position {wrong} must be finite; look for what made it "
+            "so before it reaches the network"
+        )
+    return names, values
+
+
+def are_priorities(values: npt.NDArray[Any]) -> Valid:
+    """Which of ``values`` are priorities: numbers from 0 to `MAX_PRIORITY`, and no NaN."""
+    sound: Valid = (values >= 0) & (values <= MAX_PRIORITY)
+    return sound
 
 
 def _check_count(rows: int, priorities: npt.NDArray[Any]) -> None:
@@ -425,7 +588,7 @@ def _nothing_to_sample(count: int) -> ReplayError:
 
 
 def _bad_priority(priorities: Floats) -> ReplayError:
-    position = int(np.flatnonzero(~((priorities >= 0) & (priorities <= MAX_PRIORITY)))[0])
+    position = int(np.flatnonzero(~are_priorities(priorities))[0])
     return ReplayError(
         f"priority {priorities[position]} at position {position} must be a finite number from 0 "
         f"to {MAX_PRIORITY:g}; pass for example the absolute TD error"

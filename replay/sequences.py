@@ -1,4 +1,4 @@
-"""Sequences for recurrent learners: at which rows one may start, and how starts are drawn.
+"""Sequences for recurrent learners: where they start, how starts are drawn, and their batches.
 
 Starts lie every `length - overlap` steps, counted from each episode's first stored step. A start
 counts once its sequence is complete: `length` steps were written or, where sequences are padded,
@@ -9,6 +9,8 @@ the last step of its sequence is written.
 Starts are sparse, so a sampler does not draw rows but *numbers* of starts, dense from 0. A new
 start gets the lowest number that was never used, or that of a start that was removed. So uniform
 and prioritised sampling work on numbers without change.
+
+`SequenceSampler` finds and draws starts; `SequenceGather` makes batches of the sequences there.
 """
 
 from __future__ import annotations
@@ -20,12 +22,20 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.specs import SlotSpec
+from penstock.replay.batch import Batch
+from penstock.replay.columns import unflatten
 from penstock.replay.errors import ReplayError
+from penstock.replay.frames import FrameWindow, window
+from penstock.replay.gather import Gather
+from penstock.replay.layout import Layout, Observation
+from penstock.replay.nstep import continues, ended, follow
 from penstock.replay.samplers import Sampler, Valid, Weights, load_moved
-from penstock.replay.tree import Rows
+from penstock.replay.table import NONE, Array, RecordReader, Rows, Table
 
 Ints = npt.NDArray[np.int32]
-NONE = -1
+Mask = npt.NDArray[np.bool_]
+
+STATE = "state"  # the column of which a sequence has only the first step's
 
 
 @dataclass(frozen=True)
@@ -137,12 +147,12 @@ class SequenceSampler:
     def remove(self, start: int, stop: int) -> None:
         self._search()
         for slot in range(start // self._slot_rows, -(-stop // self._slot_rows)):
-            before, after = int(self._before[slot]), int(self._after[slot])
-            if after != NONE:
-                self._before[after] = NONE
-            if before != NONE:  # of an older policy than the slot before it
-                self._after[before] = NONE
-                self._forget_last(before)
+            previous, following = int(self._before[slot]), int(self._after[slot])
+            if following != NONE:
+                self._before[following] = NONE
+            if previous != NONE:  # of an older policy than the slot before it
+                self._after[previous] = NONE
+                self._forget_last(previous)
             self._before[slot] = self._after[slot] = self._searched[slot] = NONE
         self._forget(start + np.flatnonzero(self._number[start:stop]))
 
@@ -194,10 +204,10 @@ class SequenceSampler:
         used = origin != NONE
         place = np.full(slots, NONE)
         place[origin[used]] = np.flatnonzero(used)
-        there = {n: state[n][origin] for n in ("before", "after", "searched", "position")}
+        moved = {n: state[n][origin] for n in ("before", "after", "searched", "position")}
         for name in ("before", "after"):
-            there[name] = np.where(there[name] == NONE, NONE, place[there[name]])
-        for name, values in there.items():
+            moved[name] = np.where(moved[name] == NONE, NONE, place[moved[name]])
+        for name, values in moved.items():
             values[~used] = 0 if name == "position" else NONE
         taken = np.ones(len(state["rows"]), bool)
         taken[state["freed"]] = False
@@ -206,7 +216,7 @@ class SequenceSampler:
         numbers = np.flatnonzero(
             taken & (place[slot] != NONE) & self._valid.take(rows, mode="clip")
         )
-        self._load(there | {"rows": rows[numbers], "freed": np.empty(0, np.int64)})
+        self._load(moved | {"rows": rows[numbers], "freed": np.empty(0, np.int64)})
         of_numbers = np.full(len(self._row), NONE)
         of_numbers[: len(numbers)] = numbers
         load_moved(self.sampler, state["sampler"], of_numbers)
@@ -228,8 +238,8 @@ class SequenceSampler:
 
     def _load(self, state: dict[str, Any]) -> None:
         """Load all of a state except that of the inner sampler."""
-        before = state["before"]
-        if ((before != NONE) & (before != self._table.prev)).any():
+        previous = state["before"]
+        if ((previous != NONE) & (previous != self._table.prev)).any():
             raise ReplayError("the snapshot's sequences have slots that do not follow each other")
         self._used, self._freed_count = len(state["rows"]), len(state["freed"])
         self._row[: self._used] = state["rows"]
@@ -244,14 +254,16 @@ class SequenceSampler:
             getattr(self, f"_{name}")[...] = state[name]
 
     def _open(self, slot: int) -> None:
-        before = int(self._table.prev[slot])
-        if before != NONE and self._searched[before] == NONE:
-            before = NONE
-        self._searched[slot], self._position[slot] = 0, 0
-        self._before[slot], self._after[slot] = before, NONE
-        if before != NONE:
-            self._after[before] = slot
-            self._position[slot] = self._position[before]
+        previous = int(self._table.prev[slot])
+        if previous != NONE and self._searched[previous] == NONE:
+            previous = NONE
+        self._searched[slot] = 0
+        self._before[slot], self._after[slot] = previous, NONE
+        if previous == NONE:
+            self._position[slot] = 0
+        else:
+            self._after[previous] = slot
+            self._position[slot] = self._position[previous]
 
     def _search(self) -> None:
         """Find the starts whose sequences were completed by the latest rows."""
@@ -271,22 +283,22 @@ class SequenceSampler:
         shape = (stop - start, self._envs)
         records, alive = self._table.records[at].reshape(shape), self._valid[at].reshape(shape)
         last = records["terminated"] | records["truncated"]
-        found = []
+        ends = []
         if "age" in (records.dtype.names or ()):
             begins = (records["age"] == 0) & alive
             last[:-1] |= begins[1:]
-            found.append(self._ends_before(slot, begins[0]))
+            ends.append(self._ends_before(slot, begins[0]))
         last &= alive
         position = self._positions(slot, last | ~alive)
         sequences = self.sequences
         back = position - (sequences.length - 1)
         complete = (back >= 0) & (back % sequences.stride == 0) & alive
         steps, envs = np.nonzero(complete)
-        found.append(_Ends(steps, envs, np.full(len(steps), sequences.length - 1)))
+        ends.append(_Ends(steps, envs, np.full(len(steps), sequences.length - 1)))
         if sequences.pad:
             at_step, of_env = np.nonzero(last)
-            found.append(self._short(at_step, of_env, position[last]))
-        steps, envs, back = (np.concatenate(parts) for parts in zip(*found, strict=True))
+            ends.append(self._short(at_step, of_env, position[last]))
+        steps, envs, back = (np.concatenate(parts) for parts in zip(*ends, strict=True))
         return _Ends(steps + start, envs, back)
 
     def _ends_before(self, slot: int, begins: npt.NDArray[np.bool_]) -> _Ends:
@@ -382,3 +394,167 @@ def no_priorities() -> ReplayError:
         "priorities come with single steps, but sequences are drawn; leave them out and call "
         "update_priorities with one priority per sequence"
     )
+
+
+class SequenceGather(Gather):
+    """Makes batches of sequences, under the buffer's lock. Arrays are time-major.
+
+    | key                   | shape and dtype                | meaning                             |
+    | --------------------- | ------------------------------ | ----------------------------------- |
+    | obs, next_obs         | [length, B, *shape], nested    | before, and one step later          |
+    | action, other columns | [length, B, *shape], nested    | as added                            |
+    | reward, discount      | [length, B] float32            | as added; gamma, 0 where terminated |
+    | terminated, truncated | [length, B] bool               |                                     |
+    | mask                  | [length, B] bool               | False after the episode's end,      |
+    |                       |                                | where everything else is 0          |
+    | state                 | [B, *shape], nested            | of the first step, where declared   |
+    | weights, keys         | [B]                            | of the sequence                     |
+    | burn_in               | int                            | steps that only warm up the state   |
+
+    A sequence crosses the edges of slots, never the end of its episode, so the observation after
+    step t is the one at step t + 1: `obs` and `next_obs` are two views of one array [length + 1, B,
+    *shape]. next_obs holds the observation after the last step too, also where the mask ends
+    earlier. With
+    ``stacked=False``, observations that are frame stacks come as ``frames`` [length + K, B, *frame]
+    in place of obs and next_obs: the stack of K before step t is ``frames[t : t + K]``.
+    """
+
+    def __init__(self, table: Table, layout: Layout, discount: float, sequences: Sequences) -> None:
+        super().__init__(table, layout, 1, discount)
+        self.sequences = sequences
+
+    def batch(self, rows: Rows, weights: Array | None, *, stacked: bool = True) -> Batch:
+        """A batch of sequences that start at rows [B], as the class describes."""
+        steps, records, mask = self._follow(rows)
+        batch = Batch()
+        self._observe_sequences(batch, steps, records, mask, stacked)
+        for root, nest in self.layout.nests.items():
+            names = [o.name for o in self.layout.others if o.name.split(".", 1)[0] == root]
+            part = slice(1) if root == STATE else slice(None)
+            flat = {n: self._steps(n, steps[part], records[part], mask[part]) for n in names}
+            if root == STATE:
+                flat = {name: array[0] for name, array in flat.items()}
+            batch[root] = unflatten(nest, flat)
+        reward = self._blank(records["reward"].astype(np.float32), mask)
+        discounts = np.array([self.discount, 0], np.float32)
+        batch["reward"] = reward
+        batch["discount"] = self._blank(discounts.take(records["terminated"].view(np.uint8)), mask)
+        batch["terminated"] = self._blank(records["terminated"].copy(), mask)
+        batch["truncated"] = self._blank(records["truncated"].copy(), mask)
+        batch["mask"] = mask
+        batch["burn_in"] = self.sequences.burn_in
+        return self._finish(batch, rows, weights)
+
+    def _follow(self, starts: Rows) -> tuple[Rows, Array, Mask]:
+        """Rows and records [length, B] of the steps, and which of them belong to the sequence.
+
+        Steps that do not belong to it repeat the first step.
+        """
+        length, count = self.sequences.length, len(starts)
+        rows = follow(self.table, starts, length)
+        records = self.records.take(rows.reshape(-1)).reshape(length, count)
+        mask = np.ones((length, count), bool)
+        if self.sequences.pad:
+            continuing = ~ended(records)[:-1] & (rows[1:] != NONE)
+            if "age" in (records.dtype.names or ()):
+                continuing &= records["age"][1:] != 0
+            np.logical_and.accumulate(continuing, axis=0, out=mask[1:])
+            step, which = np.nonzero(~mask)
+            rows[step, which], records[step, which] = starts[which], records[0, which]
+        return rows, records, mask
+
+    def _observe_sequences(
+        self, batch: Batch, rows: Rows, records: Array, mask: Mask, stacked: bool
+    ) -> None:
+        counts = mask.sum(axis=0)
+        last = counts - 1, np.arange(mask.shape[1])
+        arrays: dict[str, Array] = {}
+        frames: dict[str, Array] = {}
+        for o in self.layout.inline:
+            arrays[o.name] = self._inline(o, rows, records, last)
+        for o in self.layout.framed:
+            steps = window(self.table, rows.reshape(-1), records.reshape(-1), o.depth)
+            end = window(self.table, rows[last], records[last], o.depth)
+            if stacked or not o.stack:
+                parts = [steps.narrow(0, o.depth), end.narrow(1, o.depth + 1)]
+                arrays[o.name] = self._windows_of(o, parts, mask)
+            else:
+                start = window(self.table, rows[0], records[0], o.depth)
+                older = [start.narrow(i, i + 1) for i in range(o.depth - 1)]
+                newest = steps.narrow(o.depth - 1, o.depth)
+                parts = [*older, newest, end.narrow(o.depth, o.depth + 1)]
+                frames[o.name] = self._windows_of(o, parts, mask)[:, :, 0]
+        for array in (*arrays.values(), *frames.values()):
+            _place_last(array, counts, len(array) - 1 - len(mask))
+        if arrays:
+            batch["obs"] = unflatten(self.layout.obs, {k: a[:-1] for k, a in arrays.items()})
+            batch["next_obs"] = unflatten(self.layout.obs, {k: a[1:] for k, a in arrays.items()})
+        if frames:
+            batch["frames"] = unflatten(self.layout.obs, frames)
+
+    def _inline(self, o: Observation, rows: Rows, records: Array, last: Any) -> Array:
+        """Observations [length + 1, B, *shape]; the last follows each sequence's last step."""
+        length, count = rows.shape
+        out = self.pool.empty((length + 1, count, *o.leaf.shape), o.leaf.dtype)
+        big = self.table.columns.get(o.name)
+        if big is None:
+            self.records.write(records, o.name, out[:-1])
+        else:
+            flat = out[:-1].reshape(-1, *o.leaf.shape)
+            big.take(rows.reshape(-1), axis=0, out=flat, mode="clip")
+        out[-1] = self._column(o.next_name, rows[last], records[last])
+        return out
+
+    def _windows_of(self, o: Observation, parts: list[FrameWindow], mask: Mask) -> Array:
+        """Windows of B rows or a multiple, one after the other: [steps, B, width, *frame]."""
+        (flat,) = self._frames(o, _joined(parts))
+        return flat.reshape(-1, mask.shape[1], *flat.shape[1:])
+
+    def _blank(self, array: Array, mask: Mask) -> Array:
+        if self.sequences.pad:
+            array[~mask] = 0
+        return array
+
+    def _steps(self, name: str, rows: Rows, records: Array, mask: Mask) -> Array:
+        flat = self._column(name, rows.reshape(-1), records.reshape(-1))
+        return self._blank(flat.reshape(*rows.shape, *flat.shape[1:]), mask)
+
+
+def _joined(parts: list[FrameWindow]) -> FrameWindow:
+    """One window over the rows of all windows, which are equally wide."""
+    sizes = [part.frames.size for part in parts]
+    firsts = np.cumsum([0, *sizes[:-1]])
+    return FrameWindow(
+        np.concatenate([part.frames for part in parts]),
+        np.concatenate([part.zeros + first for part, first in zip(parts, firsts, strict=True)]),
+        np.concatenate([part.side_at + first for part, first in zip(parts, firsts, strict=True)]),
+        np.concatenate([part.side_rows for part in parts]),
+    )
+
+
+def _place_last(array: Array, counts: Rows, older: int) -> None:
+    """Move the observation after a sequence's last step there from the end.
+
+    Blank those after it.
+    """
+    for which in np.flatnonzero(counts + older < len(array) - 1):
+        place = int(counts[which]) + older
+        array[place, which] = array[-1, which]
+        array[place + 1 :, which] = 0
+
+
+def draw_future(table: Table, rows: Rows, horizon: int, rng: np.random.Generator) -> Rows:
+    """For each of ``rows`` [B], draw a row at or after it in its episode.
+
+    The draw is even among the row itself and those that follow it, as far as they are stored,
+    ``horizon`` in all at most.
+    """
+    ahead = follow(table, rows, horizon)
+    records = RecordReader(table.records).take(ahead.reshape(-1))
+    continuing = ~ended(records).reshape(ahead.shape)[:-1]
+    continuing &= (continues(records).reshape(ahead.shape) & (ahead != NONE))[1:]
+    np.logical_and.accumulate(continuing, axis=0, out=continuing)
+    counts = 1 + continuing.sum(axis=0)
+    steps = (rng.random(len(rows)) * counts).astype(np.int64)
+    drawn: Rows = ahead[steps, np.arange(len(rows))]
+    return drawn

@@ -10,25 +10,25 @@ once. The autoreset mode decides what a row means:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from numpy import frombuffer, ndarray
 
-from penstock.replay.columns import Array, Leaf, Nest, checked, flatten
+from penstock.replay.columns import Array, Leaf, Nest, flatten, validated
 from penstock.replay.errors import ReplayError
-from penstock.replay.framing import Framing
-from penstock.replay.history import EpisodeTracker
-from penstock.replay.layout import Layout
-from penstock.replay.samplers import MAX_PRIORITY
-from penstock.replay.stream import SlotStream
-from penstock.replay.table import NONE, Table
+from penstock.replay.frames import FrameWriter
+from penstock.replay.layout import OLDEST, Layout
+from penstock.replay.samplers import MAX_PRIORITY, are_priorities
+from penstock.replay.table import NONE, SlotStream, Table
 
 Autoreset = Literal["none", "next_step", "same_step"]
 AUTORESETS = ("none", "next_step", "same_step")
 Flags = npt.NDArray[np.bool_]
+StepArguments = tuple[Any, Any, Any, Any, Any, Any, Mapping[str, Any] | None, Any, dict[str, Any]]
+"""The arguments of `StepWriter.add`, in order."""
 
 FLAG, FLAGS = np.dtype(bool), np.dtype(np.uint16)
 REWARD = Leaf("reward", np.dtype(np.float32), ())
@@ -68,7 +68,7 @@ class _Target:
                 return value[None]
         if type(value) in self.scalars:
             return np.array((value,), self.leaf.dtype)
-        array = checked(self.leaf, value, self.shape[0], self.name)
+        array = validated(self.leaf, value, self.shape[0], self.name)
         if isinstance(value, np.ndarray):
             self.accepted = array.dtype
             self.wide = self._wide if array.dtype == self.leaf.dtype else None
@@ -109,24 +109,24 @@ class StepWriter:
     def __init__(self, table: Table, layout: Layout, autoreset: Autoreset) -> None:
         self._table, self._layout, self._autoreset = table, layout, autoreset
         self._envs = envs = table.spec.envs
-        self._lead = (envs,)
+        self._flags_shape = (envs,)
         self._stream = SlotStream(table)
-        self._framing = Framing(table, layout, self._stream) if layout.framed else None
-        self._nobody: Flags = np.zeros(envs, bool)
-        self._resetting = self._nobody  # NEXT_STEP: environments whose next row only resets
+        self._frames = FrameWriter(table, layout, self._stream) if layout.framed else None
+        self._no_envs: Flags = np.zeros(envs, bool)
+        self._resetting = self._no_envs  # NEXT_STEP: environments whose next row only resets
         self._any_resetting = False
-        before = [_Target(table, o.leaf, o.name, envs) for o in layout.inline]
-        self._after = [_Target(table, o.leaf, o.next_name, envs) for o in layout.inline]
+        obs = [_Target(table, o.leaf, o.name, envs) for o in layout.inline]
+        self._next_obs = [_Target(table, o.leaf, o.next_name, envs) for o in layout.inline]
         others = [_Target(table, leaf, leaf.name, envs) for leaf in layout.others]
-        self._targets = [*before, *self._after, *others, _Target(table, REWARD, "reward", envs)]
-        self._ends = _Target(table, Leaf("terminated", FLAG, ()), "terminated", envs)
-        self._cuts = _Target(table, Leaf("truncated", FLAG, ()), "truncated", envs)
+        self._targets = [*obs, *self._next_obs, *others, _Target(table, REWARD, "reward", envs)]
+        self._terminated = _Target(table, Leaf("terminated", FLAG, ()), "terminated", envs)
+        self._truncated = _Target(table, Leaf("truncated", FLAG, ()), "truncated", envs)
         self._flags = _both_flags(table.records)
         self._no_flags: Array = np.zeros(envs, FLAGS)
         names = [target.name for target in self._targets]
         follows = "age" in (table.records.dtype.names or ()) and not layout.framed
-        self._succession = EpisodeTracker(envs) if follows else None
-        inline = ["obs", "next_obs"] if self._framing is None else []
+        self._episodes = EpisodeTracker(envs) if follows else None
+        inline = ["obs", "next_obs"] if self._frames is None else []
         plain = layout.obs == "obs" and not follows
         self._direct = names == [*inline, "action", "reward"] and plain
         self._extra = layout.nests.keys() - {"action"}
@@ -144,28 +144,28 @@ class StepWriter:
         extra: dict[str, Any],
     ) -> None:
         """Add one step of every environment. Raises ReplayError, and then stores nothing."""
-        ends, cuts, lead = terminated, truncated, self._lead
-        if type(ends) is not ndarray or ends.dtype is not FLAG or ends.shape != lead:
-            ends = self._ends.check(ends)
-        if type(cuts) is not ndarray or cuts.dtype is not FLAG or cuts.shape != lead:
-            cuts = self._cuts.check(cuts)
+        ends, cuts, shape = terminated, truncated, self._flags_shape
+        if type(ends) is not ndarray or ends.dtype is not FLAG or ends.shape != shape:
+            ends = self._terminated.check(ends)
+        if type(cuts) is not ndarray or cuts.dtype is not FLAG or cuts.shape != shape:
+            cuts = self._truncated.check(cuts)
         if self._stream.slot == NONE and not ends.all():  # irrelevant where an episode ends
             refuse_one_memory(obs, next_obs)
         # A byte search takes a tenth of the time that `any` needs to start.
         over = 1 in ends.tobytes() or 1 in cuts.tobytes()
-        stream, framing = self._stream, self._framing
+        stream, frames = self._stream, self._frames
         plain = self._direct and not (over or self._any_resetting or extra or priority is not None)
         if plain:
             if stream.slot == NONE:
                 stream.begin()
-            plain = framing is None or framing.follows(obs, next_obs)
+            plain = frames is None or frames.follows(obs, next_obs)
         if not plain:
             flat = self._flatten(obs, action, reward, next_obs, extra)
-            self._add_with_care(flat, ends, cuts, over, info, priority)
+            self._add_checked(flat, ends, cuts, over, info, priority)
             return
         rows = slice(stream.start, stream.start + self._envs)
-        given = (obs, next_obs, action, reward) if framing is None else (action, reward)
-        for target, value in zip(self._targets, given):  # noqa: B905 - strict costs 3 % of a step
+        values = (obs, next_obs, action, reward) if frames is None else (action, reward)
+        for target, value in zip(self._targets, values):  # noqa: B905 - strict costs 3 % of a step
             if (
                 type(value) is not ndarray
                 or value.dtype is not target.accepted
@@ -180,14 +180,14 @@ class StepWriter:
                 except ValueError:  # it is not contiguous
                     target.column[rows] = value
         if self._flags is None:
-            self._ends.column[rows] = ends
-            self._cuts.column[rows] = cuts
+            self._terminated.column[rows] = ends
+            self._truncated.column[rows] = cuts
         else:
             self._flags[rows] = self._no_flags
-        if framing is None:
+        if frames is None:
             self._table.commit_all(stream.slot, stream.t, rows)
         else:
-            framing.put(next_obs)
+            frames.put(next_obs)
             self._table.commit(stream.slot, stream.t)
         stream.advance()
 
@@ -200,7 +200,7 @@ class StepWriter:
         """Publish the written rows; the stream ends."""
         self._stream.close()
 
-    def _add_with_care(
+    def _add_checked(
         self,
         flat: dict[str, Any],
         ends: Array,
@@ -210,39 +210,39 @@ class StepWriter:
         priority: Any,
     ) -> None:
         """Add rows of any kind: that end episodes, only reset, are framed or nested."""
-        stream, framing = self._stream, self._framing
+        stream, frames = self._stream, self._frames
         values = [target.check(flat[target.name]) for target in self._targets]
         resetting = self._resetting if self._any_resetting else None
         done = self._done(ends, cuts) if over else None
         finals = self._finals(info, done)
-        priorities = None if priority is None else _checked_priorities(priority, self._envs)
+        priorities = None if priority is None else _validated_priorities(priority, self._envs)
         if stream.slot == NONE:
             stream.begin()
-        framed = framing.accept(flat, resetting, done, finals) if framing else {}
+        frame_values = frames.accept(flat, resetting, done, finals) if frames else {}
         self._write(values, ends, cuts)
-        if self._succession is not None:
-            inline = len(self._after)
-            ages = self._succession.ages(values[:inline], values[inline : 2 * inline], ends | cuts)
+        if self._episodes is not None:
+            inline = len(self._next_obs)
+            ages = self._episodes.ages(values[:inline], values[inline : 2 * inline], ends | cuts)
             self._table.records["age"][stream.start : stream.start + self._envs] = ages
         if finals is not None and done is not None:
             rows = stream.start + np.flatnonzero(done)
-            for target in self._after:
+            for target in self._next_obs:
                 target.column[rows] = finals[target.leaf.name]
-        close = framing.write(framed, done, finals) if framing else False
+        close = frames.write(frame_values, done, finals) if frames else False
         self._commit(resetting, priorities)
-        by_itself = self._autoreset == "next_step"
-        if framing:
-            framing.advance(resetting if by_itself else done, resetting)
-        if by_itself:
+        resets_next = self._autoreset == "next_step"
+        if frames:
+            frames.advance(resetting if resets_next else done, resetting)
+        if resets_next:
             self._any_resetting = done is not None
-            self._resetting = self._nobody if done is None else done
+            self._resetting = self._no_envs if done is None else done
         stream.advance()
         if close:
             stream.end()
 
     def _commit(self, resetting: Flags | None, priorities: Array | None) -> None:
         counts = None if resetting is None else ~resetting
-        lost = self._framing.lost if self._framing else None
+        lost = self._frames.lost if self._frames else None
         if lost is not None:
             if counts is None:
                 counts = np.ones(self._envs, bool)
@@ -268,10 +268,10 @@ class StepWriter:
                 "declare columns when the replay is made, and pass each of them at every add"
             )
         flat: dict[str, Any] = {"reward": reward}
-        after: dict[str, Any] = {}
+        next_flat: dict[str, Any] = {}
         flatten(layout.obs, obs, "obs", flat)
-        flatten(layout.obs, next_obs, "next_obs", after)
-        flat |= {f"next_{name}": value for name, value in after.items()}
+        flatten(layout.obs, next_obs, "next_obs", next_flat)
+        flat |= {f"next_{name}": value for name, value in next_flat.items()}
         for root, nest in layout.nests.items():
             flatten(nest, action if root == "action" else extra[root], root, flat)
         return flat
@@ -291,14 +291,56 @@ class StepWriter:
         rows = slice(self._stream.start, self._stream.start + self._envs)
         for target, value in zip(self._targets, values, strict=True):
             target.write(rows, value)
-        self._ends.column[rows] = ends
-        np.greater(cuts, ends, out=self._cuts.column[rows])  # terminated wins
+        self._terminated.column[rows] = ends
+        np.greater(cuts, ends, out=self._truncated.column[rows])  # terminated wins
 
 
-def _checked_priorities(priority: Any, envs: int) -> Array:
+class EpisodeTracker:
+    """Tells where the episodes of ``envs`` environments begin, from steps in one stream.
+
+    For observations that are stored beside their successors. An episode that was given up, by a
+    reset without a flag or by a second use of the stream, shows in an observation that differs from
+    the ``next_obs`` of the step before. n-step returns and sequences stop there.
+    """
+
+    def __init__(self, envs: int) -> None:
+        self._expected: list[Array] = []
+        self._over: Flags = np.ones(envs, bool)
+        self._age: npt.NDArray[np.int64] = np.zeros(envs, np.int64)
+
+    def ages(self, obs: Sequence[Array], next_obs: Sequence[Array], over: Flags) -> Array:
+        """Steps since each environment's episode began, uint8 ``[E]``; this step is the latest.
+
+        Args:
+            obs: the observation, one array ``[E, ...]`` per leaf.
+            next_obs: the next observation, alike.
+            over: ``[E]``, environments whose episode this step ends.
+        """
+        starts = self._over.copy()
+        # Nothing is expected of the first step.
+        for value, expected in zip(obs, self._expected, strict=False):
+            starts |= _differing(value, expected)
+        self._age = np.where(starts, 0, np.minimum(self._age + 1, OLDEST))
+        self._expected = [np.array(value) for value in next_obs]
+        self._over = np.array(over, bool)
+        return self._age.astype(np.uint8)
+
+
+def _differing(a: Array, b: Array) -> Flags:
+    """For each environment, whether any byte of it differs: NaN equals itself."""
+    if a.dtype != b.dtype:
+        b = b.astype(a.dtype)
+    differ: Flags = (_bytes(a) != _bytes(b)).any(axis=1)
+    return differ
+
+
+def _bytes(values: Array) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
+
+
+def _validated_priorities(priority: Any, envs: int) -> Array:
     priorities = np.asarray(priority, np.float64).reshape(-1)
-    sound = (priorities >= 0) & (priorities <= MAX_PRIORITY)
-    if len(priorities) != envs or not sound.all():
+    if len(priorities) != envs or not are_priorities(priorities).all():
         raise ReplayError(
             f"priority came as {priority!r}, expected {envs} numbers from 0 to {MAX_PRIORITY:g}"
         )
@@ -323,8 +365,8 @@ def refuse_one_memory(obs: Any, next_obs: Any, name: str = "obs") -> None:
         for key in obs.keys() & next_obs.keys():
             refuse_one_memory(obs[key], next_obs[key], f"{name}.{key}")
     elif isinstance(obs, tuple) and isinstance(next_obs, tuple):
-        for i, (before, after) in enumerate(zip(obs, next_obs, strict=False)):
-            refuse_one_memory(before, after, f"{name}.{i}")
+        for i, (part, next_part) in enumerate(zip(obs, next_obs, strict=False)):
+            refuse_one_memory(part, next_part, f"{name}.{i}")
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:
@@ -342,30 +384,31 @@ def final_observations(
     ReplayError.
     """
     ended = np.flatnonzero(done)
-    finals = None if info is None else info.get("final_obs")
-    if finals is None:
+    observations = None if info is None else info.get("final_obs")
+    if observations is None:
         raise ReplayError(
             f"environment {ended[0]} ended and autoreset is same_step, but info has no final_obs; "
             "pass info= as the environment gave it"
         )
-    given = info.get("_final_obs") if info is not None else None
-    if given is not None and not np.asarray(given)[ended].all():
-        missing = ended[~np.asarray(given)[ended]][0]
+    mask = info.get("_final_obs") if info is not None else None
+    if mask is not None and not np.asarray(mask)[ended].all():
+        missing = ended[~np.asarray(mask)[ended]][0]
         raise ReplayError(
             f"environment {missing} ended, but info['_final_obs'] says that it gave no final "
             "observation; pass the info of the same step"
         )
-    if isinstance(finals, np.ndarray) and finals.dtype == object:
-        parts = [_leaves(layout.obs, finals[env]) for env in ended]
+    if isinstance(observations, np.ndarray) and observations.dtype == object:
+        parts = [_leaves(layout.obs, observations[env]) for env in ended]
         columns = {name: [part[name] for part in parts] for name in parts[0]}
     else:
-        dense = _leaves(layout.obs, finals)
+        dense = _leaves(layout.obs, observations)
         columns = {name: [np.asarray(array)[env] for env in ended] for name, array in dense.items()}
     leaves = {o.name: o.leaf for o in layout.observations}
-    return {
-        name: np.concatenate([checked(leaves[name], value, 1, f"final_{name}") for value in values])
-        for name, values in columns.items()
-    }
+    finals = {}
+    for name, values in columns.items():
+        rows = [validated(leaves[name], value, 1, f"final_{name}") for value in values]
+        finals[name] = np.concatenate(rows)
+    return finals
 
 
 def refuse_finals(info: Mapping[str, Any] | None, autoreset: str) -> None:
@@ -378,6 +421,6 @@ def refuse_finals(info: Mapping[str, Any] | None, autoreset: str) -> None:
 
 
 def _leaves(nest: Nest, value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    flatten(nest, value, "final_obs", found)
-    return found
+    leaves: dict[str, Any] = {}
+    flatten(nest, value, "final_obs", leaves)
+    return leaves

@@ -9,33 +9,33 @@ published. Slots are evicted whole, the oldest first, and
 
 with each term counted on its own. Slots of one stream are linked, so that frame stacks and n-step
 returns cross their edges. All methods run under the lock of the buffer that owns the table.
+
+`SlotStream` is the stream of one writer of this process. `place_columns` and `frame_rows` tell
+where rows lie in the store's memory, and `RecordReader` reads the small columns of a batch.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.core.specs import SlotSpec
 from penstock.replay.errors import ReplayError
-from penstock.replay.history import (
-    OLDEST,
-    REPEAT,
-    SIDE,
-    ZEROS,
-    Before,
-    lost_sight,
-    start_of_stream,
-    survey,
-    told,
+from penstock.replay.foreign_slots import (
+    SlotChecks,
+    StreamEnd,
+    ages_continue,
+    infer_marks,
+    read_marks,
+    stream_start,
+    unknown_end,
 )
-from penstock.replay.placement import frame_rows, place_columns, preset
-from penstock.replay.samplers import MAX_PRIORITY, Sampler
+from penstock.replay.samplers import Sampler, are_priorities
 from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
 
 Array = npt.NDArray[Any]
@@ -75,11 +75,10 @@ class Table:
         self.spec, self.slots, self.history = spec, slots, history
         self.rows_per_slot = spec.unroll * spec.envs
         self.rows = slots * self.rows_per_slot
-        self._per_slot = np.array(self.rows_per_slot)  # numpy takes twice as long with an int
+        self._rows_per_slot = np.array(self.rows_per_slot)  # twice as fast as an int in numpy
         lanes = max(LANES_SHARED if shared else LANES_PRIVATE, writers + 2)
         self.store = SlotStore(spec, slots, lanes, shared=shared)
-        placed = place_columns(spec, self.store.blocks)
-        self.records, self.columns, self.frames, self.sides = placed
+        self.records, self.columns, self.frames, self.sides = place_columns(spec, self.store.blocks)
         self.frame_rows = frame_rows(spec)
         self.valid: npt.NDArray[np.bool_] = np.zeros(self.rows, bool)
         self.length: npt.NDArray[np.int32] = np.zeros(slots, np.int32)
@@ -92,22 +91,24 @@ class Table:
         self.stored = 0
         self.evicted: Counter[str] = Counter()
         self.version = 0  # of the acting policy; stamped on the slots that are opened here
-        # called with each slot before it is evicted
-        self.leaving: Callable[[int], None] | None = None
-        self.stepped: Callable[[], None] | None = None  # called after each row that is stored here
+        self.on_evict: Callable[[int], None] | None = None
+        """Called with each slot before it is evicted."""
+        self.on_row: Callable[[], None] | None = None
+        """Called after each row that a writer of this process stored."""
         self._envs = spec.envs
-        self._all: npt.NDArray[np.bool_] = np.ones(spec.envs, bool)
+        self._all_envs: npt.NDArray[np.bool_] = np.ones(spec.envs, bool)
         self._open: set[int] = set()
         # How each foreign stream ended so far: sequence, slot (NONE once evicted), state.
-        self._ends: dict[tuple[int, int], tuple[int, int, Before]] = {}
+        self._ends: dict[tuple[int, int], tuple[int, int, StreamEnd]] = {}
         self._sampler = sampler
-        marked = "alive" in (self.records.dtype.names or ())
-        self._marks: Array | None = self.records["alive"] if marked else None
+        has_marks = "alive" in (self.records.dtype.names or ())
+        self._marks: Array | None = self.records["alive"] if has_marks else None
         self.checks = SlotChecks(spec, history)
         self.checked: set[int] = set()  # foreign slots that were checked before they were published
-        self.arrived: Callable[[Slot], None] | None = None  # called with each foreign slot taken in
-        # called with each that is not, and why
-        self.rejected: Callable[[Slot, str], None] | None = None
+        self.on_ingested: Callable[[Slot], None] | None = None
+        """Called with each foreign slot that was taken in."""
+        self.on_rejected: Callable[[Slot, str], None] | None = None
+        """Called with each foreign slot that was not, and why."""
 
     # ------------------------------------------------------------------------- adding slots
 
@@ -170,7 +171,7 @@ class Table:
         start = slot * self.rows_per_slot + t * self._envs
         stop = start + self._envs
         if counts is None:
-            self.valid[start:stop] = self._all
+            self.valid[start:stop] = self._all_envs
             new = self._envs
         else:
             self.valid[start:stop] = counts
@@ -183,12 +184,12 @@ class Table:
         self._sampler.insert(start, stop, priorities)
         if t < self.history:
             self.cut_history(slot)
-        if self.stepped is not None:
-            self.stepped()
+        if self.on_row is not None:
+            self.on_row()
 
     def commit_all(self, slot: int, t: int, rows: slice) -> None:
         """Mark row ``t`` of an open slot written, with all environments; only without stacks."""
-        self.valid[rows] = self._all
+        self.valid[rows] = self._all_envs
         self.length[slot] = t + 1
         self.inserted += self._envs
         self.stored += self._envs
@@ -230,12 +231,12 @@ class Table:
             length = 0  # only a slot with that column can tell
         if index in self.checked:
             self.checked.remove(index)
-        elif fault := self.checks.fault(rows[: length or None], told=length > 0):
+        elif fault := self.checks.fault(rows[: length or None], marked=length > 0):
             self._reject(slot, rows, length, fault)
             return
-        before = self._link(slot, rows["age"][0] if length and "age" in names else None)
-        decisions, after = told(rows, length) if length else survey(rows, before)
-        self._note_end(slot, after)
+        previous = self._link(slot, rows["age"][0] if length and "age" in names else None)
+        decisions, end = read_marks(rows, length) if length else infer_marks(rows, previous)
+        self._note_end(slot, end)
         self.order.insert(self.closed, index)
         self.closed += 1
         self.length[index] = length or self.spec.unroll
@@ -246,33 +247,32 @@ class Table:
         self.stored += new
         priorities = rows["priority"].reshape(-1) if "priority" in rows.dtype.names else None
         if priorities is not None:
-            with np.errstate(invalid="ignore"):  # of NaN that signals
+            # Converting a signalling NaN would warn.
+            with np.errstate(invalid="ignore"):
                 priorities = priorities.astype(np.float64)
-            sound = (priorities >= 0) & (priorities <= MAX_PRIORITY)
+            sound = are_priorities(priorities)
             if not sound.all():  # NaN: the sampler rates the row
                 priorities = np.where(sound, priorities, np.nan)
         self._sampler.insert(start, start + self.rows_per_slot, priorities)
         self.cut_history(index)
-        if self.arrived is not None:
-            self.arrived(slot)
+        if self.on_ingested is not None:
+            self.on_ingested(slot)
 
     def streams(self) -> list[Any]:
         """How each foreign stream ended so far, as JSON values and arrays, for `resume_streams`."""
-        return [
-            [*key, sequence, slot, *after] for key, (sequence, slot, after) in self._ends.items()
-        ]
+        return [[*key, sequence, slot, *end] for key, (sequence, slot, end) in self._ends.items()]
 
     def resume_streams(self, streams: list[Any]) -> None:
         """Let the foreign streams of `streams` go on, in the table that was restored beside them.
 
         Raises ValueError where they do not fit.
         """
-        kept, envs = {*self.order, NONE}, self.spec.envs
+        slots, envs = {*self.order, NONE}, self.spec.envs
         for actor, incarnation, sequence, slot, done, reset, age in streams:
-            if slot not in kept or not done.shape == reset.shape == age.shape == (envs,):
+            if slot not in slots or not done.shape == reset.shape == age.shape == (envs,):
                 raise ValueError(f"a stream of actor {actor} that ends in slot {slot}")
-            after = Before(done.astype(bool), reset.astype(bool), age.astype(np.int64))
-            self._ends[int(actor), int(incarnation)] = int(sequence), int(slot), after
+            end = StreamEnd(done.astype(bool), reset.astype(bool), age.astype(np.int64))
+            self._ends[int(actor), int(incarnation)] = int(sequence), int(slot), end
 
     def rate_anew(self) -> None:
         """Insert all rows into the sampler as new ones: for a snapshot without its state."""
@@ -282,37 +282,38 @@ class Table:
 
     def _reject(self, slot: Slot, rows: Array, length: int, fault: str) -> None:
         """Give a foreign slot back; its rows that would have counted are counted as invalid."""
-        marked = "alive" in (rows.dtype.names or ())
-        counts = rows["alive"][: length or None] if marked else rows
-        self.refuse(int(np.count_nonzero(counts)) if marked else counts.size, "invalid")
-        if self.rejected is not None:
-            self.rejected(slot, fault)
+        count = rows.size
+        if "alive" in (rows.dtype.names or ()):
+            count = int(np.count_nonzero(rows["alive"][: length or None]))
+        self.refuse(count, "invalid")
+        if self.on_rejected is not None:
+            self.on_rejected(slot, fault)
         self.store.release(slot.index)  # lends it to a writer, which may be another process
 
-    def _link(self, slot: Slot, ages: Array | None) -> Before:
+    def _link(self, slot: Slot, ages: Array | None) -> StreamEnd:
         """Link a foreign slot to the previous one of its stream; returns how that one ended.
 
         ``ages`` [E] of its first row, if its writer recorded them: they must continue the last
         ones.
         """
         sequence = int(slot.header["sequence"])
-        last_sequence, last, after = self._ends.get(self._stream_of(slot), (NONE, NONE, None))
-        if after is None or sequence != last_sequence + 1:
+        last_sequence, last, end = self._ends.get(self._stream_of(slot), (NONE, NONE, None))
+        if end is None or sequence != last_sequence + 1:
             self._begin(slot.index, NONE)
             envs = self.spec.envs
-            return start_of_stream(envs) if sequence == 0 else lost_sight(envs)
-        goes_on = ages is None or continues(after.age, ages)
-        self._begin(slot.index, last if goes_on else NONE)
-        return after
+            return stream_start(envs) if sequence == 0 else unknown_end(envs)
+        follows = ages is None or ages_continue(end.age, ages)
+        self._begin(slot.index, last if follows else NONE)
+        return end
 
-    def _note_end(self, slot: Slot, after: Before) -> None:
+    def _note_end(self, slot: Slot, end: StreamEnd) -> None:
         """Remember how a stream ended so far, and forget the oldest streams."""
         stream = self._stream_of(slot)
         self._ends.pop(stream, None)
-        self._ends[stream] = (int(slot.header["sequence"]), slot.index, after)
+        self._ends[stream] = (int(slot.header["sequence"]), slot.index, end)
         if len(self._ends) > STREAMS_KEPT + self.slots:
-            gone = (key for key, (_, last, _) in self._ends.items() if last == NONE)
-            self._ends.pop(next(gone))
+            evicted = (key for key, (_, last, _) in self._ends.items() if last == NONE)
+            self._ends.pop(next(evicted))
 
     @staticmethod
     def _stream_of(slot: Slot) -> tuple[int, int]:
@@ -341,15 +342,15 @@ class Table:
     def evict_oldest(self, reason: str) -> None:
         """Evict the oldest published slot; the store lends it again."""
         slot = self.order.popleft()
-        if self.leaving is not None:
-            self.leaving(slot)
+        if self.on_evict is not None:
+            self.on_evict(slot)
         self.closed -= 1
         start = slot * self.rows_per_slot
         stop = start + self.rows_per_slot
-        gone = int(np.count_nonzero(self.valid[start:stop]))
+        count = int(np.count_nonzero(self.valid[start:stop]))
         self.valid[start:stop] = False
-        self.stored -= gone
-        self.evicted[reason] += gone
+        self.stored -= count
+        self.evicted[reason] += count
         self._sampler.remove(start, stop)
         self.length[slot] = 0
         self._unlink(slot)
@@ -364,16 +365,16 @@ class Table:
         self._sampler.remove_rows(rows)
 
     def _unlink(self, slot: int) -> None:
-        before, after = int(self.prev[slot]), int(self.next[slot])
+        previous, following = int(self.prev[slot]), int(self.next[slot])
         for stream, (sequence, last, end) in self._ends.items():
             if last == slot:
                 self._ends[stream] = (sequence, NONE, end)
         self.prev[slot] = self.next[slot] = NONE
-        if before != NONE:
-            self.next[before] = NONE
-        if after != NONE:
-            self.prev[after] = NONE
-            self.cut_history(after)
+        if previous != NONE:
+            self.next[previous] = NONE
+        if following != NONE:
+            self.prev[following] = NONE
+            self.cut_history(following)
 
     def cut_history(self, slot: int) -> None:
         """Remove rows from ``slot`` on whose frames begin before the rest of their stream."""
@@ -411,7 +412,7 @@ class Table:
 
     def keys(self, rows: Rows) -> Rows:
         """Keys of rows until they are overwritten: generation and row."""
-        keys: Rows = self.generation.take(rows // self._per_slot)
+        keys: Rows = self.generation.take(rows // self._rows_per_slot)
         keys <<= ROW_BITS
         keys |= rows
         return keys
@@ -420,62 +421,171 @@ class Table:
         """Whether keys still name a row that counts."""
         rows = keys & ROW_OF_KEY
         try:
-            generation = self.generation.take(rows // self._per_slot)
+            generation = self.generation.take(rows // self._rows_per_slot)
         except IndexError:  # some name no row at all
-            known = rows < self.rows
+            exist = rows < self.rows
             fresh = np.zeros(len(keys), bool)
-            fresh[known] = self.fresh(keys[known])
+            fresh[exist] = self.fresh(keys[exist])
             return fresh
         current: npt.NDArray[np.bool_] = generation == keys >> ROW_BITS  # neither is negative
         current &= self.valid.take(rows)
         return current
 
 
-FLAGS = ("terminated", "truncated")
+class SlotStream:
+    """The steps of one writer of this process: row ``t`` of ``slot`` is the next to be written."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._lane, self._writer = table.open_lane()
+        self._unroll, self._envs = table.spec.unroll, table.spec.envs
+        self._last = (NONE, 0)  # the previous slot, and its generation
+        self.slot = NONE
+        self.t = 0
+        self.start = 0  # physical row of (t, environment 0)
+        self._closed = False
+
+    @property
+    def previous(self) -> int:
+        """The previous slot; NONE if there is none or it was evicted."""
+        slot, generation = self._last
+        return slot if slot != NONE and self._table.generation[slot] == generation else NONE
+
+    def begin(self) -> None:
+        """Open a slot; the oldest of the table is evicted for it."""
+        if self._closed:
+            raise ReplayError("this stream is closed; take another from writer()")
+        self._lent = self._table.acquire(self._writer)
+        self.slot = self._lent.index
+        self._table.open(self.slot, self.previous)
+        self._lent.header["steps"] = 0
+        self.t = 0
+        self.start = self.slot * self._table.rows_per_slot
+
+    def advance(self) -> None:
+        """Move to the next row."""
+        self.t += 1
+        self.start += self._envs
+        if self.t == self._unroll:
+            self.end()
+
+    def end(self) -> None:
+        """Publish the slot with its rows."""
+        slot, self.slot = self.slot, NONE
+        self._last = (slot, int(self._table.generation[slot]))
+        self._writer.publish(self._lent)
+        self._table.collect()
+
+    def close(self) -> None:
+        """Publish the written rows and free the lane."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.slot != NONE and self.t:
+            self.end()
+        self._table.close_lane(self._lane, self.slot)
+        self.slot = NONE
 
 
-class SlotChecks:
-    """Checks the columns of a foreign slot before any of its rows count.
+def preset(columns: dict[str, Array]) -> None:
+    """Set the columns of a fresh slot: every row counts, and the sampler rates it."""
+    if "alive" in columns:
+        columns["alive"][...] = 1
+    if "priority" in columns:
+        columns["priority"][...] = np.nan
 
-    `side`, `pad` and `age` of a row refer to other rows, and flags index tables of two. A value out
-    of range would crash a later draw, or return another slot's frames. Ages grow by one or restart:
-    only then a drawn row, and those that follow it, refer to rows that exist. For slots of
-    ``spec``, whose frame stacks reach ``history`` rows back.
+
+def place_columns(
+    spec: SlotSpec, blocks: dict[str, Array]
+) -> tuple[Array, dict[str, Array], dict[str, Array], dict[str, Array]]:
+    """Records, big columns, frames and side rows of all slots, by physical row.
+
+    ``blocks`` are those of a store.
+    """
+    rows = {column.name: column.rows for column in spec.columns}
+    columns: dict[str, Array] = {}
+    frames: dict[str, Array] = {}
+    sides: dict[str, Array] = {}
+    places = {"unroll": columns, "unroll+1": frames, "frames": frames, "side": sides}
+    for block in spec.blocks:
+        if (kind := rows.get(block.name, "")) in places:
+            shape = block.shape[1:] if kind == "side" else block.shape[2:]
+            places[kind][block.name] = blocks[block.name].reshape(-1, *shape)
+    return blocks["records"].reshape(-1), columns, frames, sides
+
+
+class FrameRows(NamedTuple):
+    """Strides of frames: row ``slot * slots + t * steps + env * envs`` of `Table.frames`."""
+
+    slots: int
+    steps: int
+    envs: int
+
+
+def frame_rows(spec: SlotSpec) -> FrameRows:
+    """Strides of the frames of ``spec``.
+
+    Frames lie by step, as actors fill them, or by environment (rows "frames"), which is fastest to
+    sample. Raises ReplayError where one spec has both.
+    """
+    kinds = {column.rows for column in spec.columns} & {"unroll+1", "frames"}
+    if len(kinds) == 2:
+        raise ReplayError('columns of rows "unroll+1" and "frames" cannot be mixed; choose one')
+    steps = spec.unroll + 1
+    by_environment = "frames" in kinds
+    strides = (1, steps) if by_environment else (spec.envs, 1)
+    return FrameRows(steps * spec.envs, *strides)
+
+
+class RecordReader:
+    """Reads ``records`` [rows], the small columns of a row, which lie side by side.
+
+    Records of a batch are read whole, in one gather, and then each field is copied into an array of
+    its own. numpy copies a field of several numbers element by element, row after row; here such a
+    field is one opaque word, which it copies in one piece, in a fifth of the time.
     """
 
-    def __init__(self, spec: SlotSpec, history: int) -> None:
-        fields = {c.name: np.dtype(c.dtype) for c in spec.columns if c.rows == "unroll"}
-        self._flags = [name for name in FLAGS if fields.get(name) == np.bool_]
-        most_pad = max(ZEROS, SIDE + spec.side - history)
-        ranges = {"pad": (REPEAT, most_pad), "side": (-1, spec.side - 1), "age": (0, 1 << 62)}
-        self._has_age = "age" in fields
-        self._ranges = [
-            (name, low, high)
-            for name, (low, high) in ranges.items()
-            if name in fields and (name != "age" or fields[name].kind == "i")
-        ]
+    def __init__(self, records: Array) -> None:
+        fields = records.dtype.fields
+        assert fields is not None
+        self._plain = records.view(f"V{records.dtype.itemsize}")
+        self._words = {name: f[0].subdtype for name, f in fields.items() if f[0].subdtype}
+        formats = [f"V{f[0].itemsize}" if f[0].subdtype else f[0] for f in fields.values()]
+        offsets = [f[1] for f in fields.values()]
+        self._dtype = np.dtype(
+            {
+                "names": list(fields),
+                "formats": formats,
+                "offsets": offsets,
+                "itemsize": records.dtype.itemsize,
+            }
+        )
 
-    def fault(self, rows: npt.NDArray[Any], *, told: bool) -> str | None:
-        """What is wrong with ``rows``, a slot's records [T, E]; None: nothing.
+    def take(self, rows: Rows) -> Array:
+        """The records of ``rows`` [n], in which a field of several numbers is one word."""
+        return self._plain.take(rows, mode="clip").view(self._dtype)
 
-        ``told``: the writer filled in `age` and `side`; else they are derived later.
+    def column(self, records: Array, name: str) -> Array:
+        """A field of ``records`` [n] from `take`, as a new array [n, *shape]."""
+        columns: dict[str, Array] = {}
+        self.copy(records, (name,), columns)
+        return columns[name]
+
+    def copy(self, records: Array, names: Iterable[str], into: dict[str, Any]) -> None:
+        """Put each field of ``records`` [n] from `take` ``into`` a dict, as `column` returns it."""
+        words = self._words
+        for name in names:
+            copied = records[name].copy()
+            if name in words:
+                dtype, shape = words[name]
+                copied = np.ndarray((len(copied), *shape), dtype, copied)
+            into[name] = copied
+
+    def write(self, records: Array, name: str, out: Array) -> None:
+        """Copy a field of ``records`` from `take` to ``out`` [*records.shape, *shape].
+
+        ``out`` must be contiguous.
         """
-        for name in self._flags:
-            if (largest := int(rows[name].view(np.uint8).max())) > 1:
-                return f"column {name} holds the byte {largest}, and a flag is 0 or 1"
-        for name, low, high in self._ranges:
-            if not told and name != "pad":
-                continue
-            values = rows[name]
-            least, most = int(values.min()), int(values.max())
-            if least < low or most > high:
-                return f"column {name} holds {least} to {most}, and must be {low} to {high}"
-        if told and self._has_age and not continues(rows["age"][:-1], rows["age"][1:]):
-            return "column age holds steps that are neither 0 nor one more than the step before"
-        return None
-
-
-def continues(before: npt.NDArray[Any], ages: npt.NDArray[Any]) -> bool:
-    """Whether each of ``ages`` is 0, or one more than that of the same place in ``before``."""
-    older = np.minimum(before.astype(np.int64) + 1, OLDEST)
-    return bool(((ages == 0) | (ages == older)).all())
+        if name in self._words:
+            out = out.reshape(*records.shape, -1).view(records.dtype[name])[..., 0]
+        out[...] = records[name]

@@ -11,6 +11,7 @@ Leaving the block publishes the slot; an exception, or the death of the process,
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,19 +22,53 @@ import numpy.typing as npt
 
 from penstock.configs.errors import UserError
 from penstock.core.specs import SlotSpec
-from penstock.replay.adding import PATIENCE_S, Adds, Given
 from penstock.replay.errors import ReplayError
 from penstock.replay.layout import Layout
-from penstock.replay.placement import frame_rows, place_columns
-from penstock.replay.steps import StepWriter
-from penstock.replay.table import NONE, Table
+from penstock.replay.steps import StepArguments, StepWriter
+from penstock.replay.table import NONE, Array, Table, frame_rows, place_columns, preset
 from penstock.transport.shm.attach import ATTACH_TIMEOUT_S, AttachClient
 from penstock.transport.shm.lane import attached
 from penstock.transport.shm.store import Slot, SlotWriter
 
-Array = npt.NDArray[Any]
+TIMEOUT_S = 60.0  # of writers that are not in the replay's process, where the caller gives none
+CHECK_S = 0.5  # between two checks that the owner lives, while no slot is lent
 
-LOOK_S = 0.5  # between two checks that the owner lives, while no slot is lent
+
+class StepAdder(ABC):
+    """A stream that steps can be added to: in this process, in another, on another host."""
+
+    def add(
+        self,
+        *,
+        obs: Any,
+        action: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        next_obs: Any,
+        info: Mapping[str, Any] | None = None,
+        priority: Any = None,
+        timeout_s: float | None = None,
+        **extra: Any,
+    ) -> None:
+        """Add one step of every environment; the arguments are those of `Replay.add`.
+
+        Args:
+            timeout_s: longest wait for room, in seconds; None: the timeout of the replay, or 60 in
+                another process.
+
+        Raises:
+            ReplayError: a value does not fit; in the replay's process also: no room in time.
+            TimeoutError: no room in time, in another process.
+            ConnectionError: the owner has ended.
+        """
+        self._add(
+            (obs, action, reward, terminated, truncated, next_obs, info, priority, extra), timeout_s
+        )
+
+    @abstractmethod
+    def _add(self, step: StepArguments, timeout_s: float | None) -> None:
+        """Store a step, and wait for room for up to ``timeout_s`` seconds."""
 
 
 class OpenSlot:
@@ -59,12 +94,12 @@ class OpenSlot:
 class Lane:
     """One writer's lane; numbers its slots in their headers, which tell streams apart."""
 
-    def __init__(self, writer: SlotWriter, stream: int, gone: Callable[[], bool]) -> None:
+    def __init__(self, writer: SlotWriter, stream: int, owner_gone: Callable[[], bool]) -> None:
         self.spec = writer.spec
         self.blocks = writer.blocks
         self._writer = writer
         self._stream = stream
-        self._gone = gone
+        self._owner_gone = owner_gone
         self._sequence = 0
         self._produced = 0
         self._all_steps = self.spec.unroll * self.spec.envs
@@ -75,10 +110,7 @@ class Lane:
         slot = self._wait(timeout_s)
         header = slot.header
         header["started_s"], header["version"], header["rows"] = time.monotonic(), version, 0
-        if "alive" in slot.columns:
-            slot.columns["alive"][...] = 1
-        if "priority" in slot.columns:
-            slot.columns["priority"][...] = np.nan
+        preset(slot.columns)
         return slot
 
     def publish(self, slot: Slot) -> None:
@@ -111,10 +143,10 @@ class Lane:
         ends_s = time.monotonic() + timeout_s
         while True:
             left_s = ends_s - time.monotonic()
-            slot = self._writer.acquire(max(0.0, min(LOOK_S, left_s)))
+            slot = self._writer.acquire(max(0.0, min(CHECK_S, left_s)))
             if slot is not None:
                 return slot
-            if self._gone():
+            if self._owner_gone():
                 raise ConnectionError("the buffer's process has ended; attach to its successor")
             if left_s <= 0:
                 raise TimeoutError(
@@ -162,12 +194,9 @@ class LaneTable:
         return self._lane.acquire(self.timeout_s, self.version)
 
     def open(self, slot: int, follows: int = NONE) -> None:
+        """Begin a slot, whose columns `Lane.acquire` has preset."""
         self.generation[slot] += 1
         self.length[slot] = 0
-        rows = slice(slot * self.rows_per_slot, (slot + 1) * self.rows_per_slot)
-        self._alive[rows] = 1
-        if self._priority is not None:
-            self._priority[rows] = np.nan
 
     def commit(
         self,
@@ -216,7 +245,7 @@ class Steps:
         self.writer = StepWriter(cast(Table, self.table), layout, about["autoreset"])
 
 
-class Writer(Adds):
+class Writer(StepAdder):
     """Writes to a buffer that another process of this host owns; one thread at a time.
 
     The buffer sees the steps of a slot together, when the slot is full or at `flush`. ``spec`` is
@@ -276,12 +305,12 @@ class Writer(Adds):
         with self._lane.slot(timeout_s, version) as slot:
             yield slot
 
-    def _take(self, given: Given, timeout_s: float | None) -> None:
+    def _add(self, step: StepArguments, timeout_s: float | None) -> None:
         if self._steps is None:
             self._steps = Steps(self._lane, self._about)
-        self._steps.table.timeout_s = PATIENCE_S if timeout_s is None else timeout_s
+        self._steps.table.timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
         self._steps.table.version = self.version
-        self._steps.writer.add(*given)
+        self._steps.writer.add(*step)
 
     def flush(self) -> None:
         """Publish the steps added so far; the rest of the slot stays empty."""

@@ -56,7 +56,7 @@ class TransitionSequences:
     Starts lie every ``length - overlap`` steps. The first ``burn_in`` steps of a sequence only warm
     up a recurrent state, and do not count as trained on. With ``pad`` a sequence may end with its
     episode; without, the rest of an episode that is shorter than ``length`` is never drawn. Batches
-    are time-major: see `penstock.replay.sequence_gather.SequenceGather`.
+    are time-major: see `penstock.replay.sequences.SequenceGather`.
     """
 
     length: int

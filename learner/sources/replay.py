@@ -47,7 +47,7 @@ from penstock.learner.sources.drawing import (
 from penstock.learner.sources.feeder_thread import FeederThread
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay import Accounting, RateLimiter, Replay, ReplayError
-from penstock.replay.snapshot_files import MANIFEST, discard
+from penstock.replay.snapshot import MANIFEST, discard
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import Slot
 
@@ -128,7 +128,7 @@ class ReplayDataSource:
             self._replay, sampler, draws, config, consumer, self._ledger, rank
         )
         self._table = self._replay.table
-        self._table.arrived, self._table.rejected = self._arrived, self._rejected
+        self._table.on_ingested, self._table.on_rejected = self._arrived, self._rejected
         self.store = self._table.store
         moment = None if shared else self._moment
         self._kept = KeptReplay(self._replay, wanted=replay.checkpoint, more=moment)
@@ -227,7 +227,7 @@ class ReplayDataSource:
         if self._feeder is not None:
             self._feeder.close()
         self._batches.close()
-        self._table.arrived = self._table.rejected = None
+        self._table.on_ingested = self._table.on_rejected = None
         self._replay.close()
 
     def _moment(self) -> dict[str, Any]:

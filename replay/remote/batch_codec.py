@@ -74,13 +74,13 @@ def _placed(described: tuple[tuple[str, str, tuple[int, ...]], ...]) -> Shape:
 
 def pack(batch: Batch, count: int = 1) -> tuple[Shape, Array]:
     """Pack ``count`` batches, dealt out from the rows of one, as uint8 ``[count, nbytes]``."""
-    found = list(leaves(batch))
+    arrays = list(leaves(batch))
     described = tuple(
-        (n, a.dtype.str, a.shape and (len(a) // count, *a.shape[1:])) for n, a in found
+        (n, a.dtype.str, a.shape and (len(a) // count, *a.shape[1:])) for n, a in arrays
     )
     shape = _placed(described)
     frames = np.empty((count, shape.nbytes), np.uint8)
-    for field, (_, array) in zip(shape.fields, found, strict=True):
+    for field, (_, array) in zip(shape.fields, arrays, strict=True):
         out = frames[:, field.start : field.start + field.nbytes].view(field.dtype)
         first = field.shape[0] if field.shape else 1
         rows = array.reshape(first, count, *field.shape[1:]).swapaxes(0, 1)

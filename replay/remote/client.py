@@ -22,13 +22,14 @@ import numpy.typing as npt
 import zmq
 
 from penstock.configs.errors import printable
-from penstock.replay.adding import PATIENCE_S, Adds, Given
 from penstock.replay.batch import Batch
-from penstock.replay.checks import check_priorities
 from penstock.replay.errors import ReplayError
 from penstock.replay.remote.batch_codec import read_shape, unpack
 from penstock.replay.remote.outbox import Outbox, read_spec
 from penstock.replay.remote.service import REPLAY_VERSION
+from penstock.replay.samplers import check_priorities
+from penstock.replay.steps import StepArguments
+from penstock.replay.writer import TIMEOUT_S, StepAdder
 from penstock.transport import wire
 from penstock.transport.addresses import is_local
 from penstock.transport.wire import Header, MessageKind, WireError
@@ -41,7 +42,7 @@ AHEAD_NBYTES = 64 << 20  # of batches on their way
 Want = tuple[int, bool]  # rows, stacked
 
 
-class ReplayClient(Adds):
+class ReplayClient(StepAdder):
     """Adds to and samples from a `ReplayServer`; one thread at a time.
 
     The server sees the steps of a slot together, when the slot is full or at `flush`. ``spec`` is
@@ -98,11 +99,11 @@ class ReplayClient(Adds):
             self.close()
             raise
 
-    def _take(self, given: Given, timeout_s: float | None) -> None:
+    def _add(self, step: StepArguments, timeout_s: float | None) -> None:
         outbox = self._joined()
-        outbox.steps.table.timeout_s = PATIENCE_S if timeout_s is None else timeout_s
+        outbox.steps.table.timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
         outbox.steps.table.version = self.version
-        outbox.steps.writer.add(*given)
+        outbox.steps.writer.add(*step)
         if outbox.has_news:
             self._pump(0)
             self._raise_refusal()

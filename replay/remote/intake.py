@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.replay.buffer import Replay
-from penstock.replay.samplers import MAX_PRIORITY
+from penstock.replay.samplers import MAX_PRIORITY, are_priorities
 from penstock.replay.table import NONE
 from penstock.transport import wire
 from penstock.transport.shm.store import Slot
@@ -78,8 +78,8 @@ class Intake:
         self._lines: dict[int, Line] = {}
         # Changed only under the buffer's lock, together with the table.
         self._taken: dict[int, Taken] = {}
-        self._before = replay.table.arrived
-        replay.table.arrived = self._arrived
+        self._next_hook = replay.table.on_ingested
+        replay.table.on_ingested = self._on_ingested
 
     @property
     def waiting(self) -> bool:
@@ -147,7 +147,7 @@ class Intake:
             self._taken.pop(stream, None)
 
     def close(self) -> None:
-        self._replay.table.arrived = self._before
+        self._replay.table.on_ingested = self._next_hook
         self._inlet.close()
 
     def __enter__(self) -> Intake:
@@ -156,14 +156,14 @@ class Intake:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _arrived(self, slot: Slot) -> None:
+    def _on_ingested(self, slot: Slot) -> None:
         """Note that the buffer has taken a slot in."""
         stream = int(slot.header["actor"]) - FIRST_STREAM
         if (taken := self._taken.get(stream)) is not None:
             taken.next = int(slot.header["sequence"]) + 1
             taken.rows += int(slot.header["steps"])
-        if self._before is not None:
-            self._before(slot)
+        if self._next_hook is not None:
+            self._next_hook(slot)
 
     def _answers(self) -> list[tuple[bytes, int]]:
         due = [line for line in self._lines.values() if line.due]
@@ -223,7 +223,7 @@ class Intake:
             return f"column priority must hold numbers from 0 to {MAX_PRIORITY:g}, or NaN"
         table = self._replay.table
         rows = table.records.reshape(-1, spec.unroll, spec.envs)[slot.index]
-        return table.checks.fault(rows[:count], told=True)
+        return table.checks.fault(rows[:count], marked=True)
 
     def _count(self, head: wire.Header) -> None:
         received = self.received
@@ -236,8 +236,8 @@ class Intake:
 def _sound(priority: npt.NDArray[Any]) -> bool:
     if np.isnan(priority).all():
         return True
-    wide = priority.astype(np.float64)
-    return bool((((wide >= 0) & (wide <= MAX_PRIORITY)) | np.isnan(wide)).all())
+    values = priority.astype(np.float64)
+    return bool((are_priorities(values) | np.isnan(values)).all())
 
 
 def _fill_header(slot: Slot, stream: int, head: wire.Header) -> None:
@@ -270,8 +270,8 @@ class Inlet:
 
     def acquire(self) -> Slot | None:
         """A slot to fill, evicting the oldest; None while there is none."""
-        flow = self._replay.flow
-        if flow is not None and not flow.may_lend():
+        rate_limited = self._replay.rate_limited
+        if rate_limited is not None and not rate_limited.may_lend():
             return None
         slot = self._writer.acquire(0)
         if slot is None:

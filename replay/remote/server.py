@@ -76,8 +76,7 @@ class Snapshots:
         Raises `DamagedSnapshotError` for a damaged snapshot, ReplayError for one that was saved
         with other options. Do not use the buffer afterwards.
         """
-        kept = self._replay.restore(self._folder)
-        self.marks = kept.get(STREAMS, {})
+        self.marks = self._replay.restore(self._folder).get(STREAMS, {})
 
     def tend(self, marks: Marks) -> None:
         """Begin a snapshot if one is due and none is being written."""
@@ -232,9 +231,11 @@ class ReplayServer:
         self.close()
 
     def _bind(self, address: str) -> None:
-        made = router(self._context, address, self._keys, self._max_frame_nbytes, received=WINDOW)
-        self._poller.register(made, zmq.POLLIN)
-        self._router, self._listener = made, Listener(made)
+        self._router = router(
+            self._context, address, self._keys, self._max_frame_nbytes, received=WINDOW
+        )
+        self._poller.register(self._router, zmq.POLLIN)
+        self._listener = Listener(self._router)
 
     def _shed(self) -> None:
         """Reject new connections while descriptors are nearly used up; logs it once."""

@@ -32,7 +32,7 @@ from penstock.replay.buffer import Replay, ReplaySource
 from penstock.replay.errors import ReplayError
 from penstock.replay.remote.batch_codec import Array, Shape, pack
 from penstock.replay.remote.intake import Intake, Taken
-from penstock.replay.samplers import MAX_PRIORITY
+from penstock.replay.samplers import MAX_PRIORITY, are_priorities
 from penstock.transport import wire
 from penstock.transport.wire import Buffer, Header, MessageKind, WireError
 from penstock.transport.zmq.sockets import FULL, GONE, SENT, IsReleased, Send
@@ -218,8 +218,8 @@ class ReplayService:
 
         Called under the buffer's lock, also from another thread.
         """
-        known = dict(self._saved) | {taken.token: taken for taken in self._intake.all_taken()}
-        return {token: [taken.next, taken.rows] for token, taken in known.items()}
+        streams = dict(self._saved) | {taken.token: taken for taken in self._intake.all_taken()}
+        return {token: [taken.next, taken.rows] for token, taken in streams.items()}
 
     def disconnected(self) -> None:
         """Note that all connections were closed; peers may return."""
@@ -300,8 +300,8 @@ class ReplayService:
         peer.unread_nbytes = peer.sent = peer.read = 0
         self._away[peer.token] = peer
         if len(self._away) > self.limits.peers:
-            _, gone = self._away.popitem(last=False)
-            self._intake.forget(gone.stream)
+            _, oldest = self._away.popitem(last=False)
+            self._intake.forget(oldest.stream)
 
     def _gone(self, name: bytes) -> None:
         """Note that a connection is closed, which freed its batches."""
@@ -333,7 +333,7 @@ class ReplayService:
     def _sample(self, name: bytes, message: wire.Message) -> None:
         meta = wire.verify(message)
         number, peer = message.head.sequence, self._peers[name]
-        batch, count, read = (_whole(meta, key) for key in ("batch", "count", "read"))
+        batch, count, read = (_count_in(meta, key) for key in ("batch", "count", "read"))
         stacked = meta["stacked"]
         if not isinstance(stacked, bool):
             raise WireError("meta", "stacked")
@@ -368,7 +368,7 @@ class ReplayService:
         priorities = np.frombuffer(message.frames[1], np.float64)
         if len(keys) != len(priorities):
             raise WireError("size", f"{len(keys)} keys, {len(priorities)} priorities")
-        sound = (priorities >= 0) & (priorities <= MAX_PRIORITY)
+        sound = are_priorities(priorities)
         if not sound.all():
             raise ReplayError(
                 f"priority {priorities[~sound][0]} must be a number from 0 to {MAX_PRIORITY:g}"
@@ -445,7 +445,7 @@ class ReplayService:
         """
         replay, rows = self._replay, ask.batch * ask.count
         together = rows * self._row_nbytes <= TOGETHER_NBYTES and rows <= len(replay)
-        alone = replay.sequences is not None or replay.flow is not None
+        alone = replay.sequences is not None or replay.rate_limited is not None
         if ask.count == 1 or not together or alone:
             drawn = [ask.source.draw(0.0) for _ in range(ask.count)]
             return [pack(batch) for batch in drawn if batch is not None]
@@ -504,7 +504,7 @@ def row_nbytes(replay: Replay) -> int:
     return row * (replay.sequences.length if replay.sequences else 1)
 
 
-def _whole(meta: Any, key: str) -> int:
+def _count_in(meta: Any, key: str) -> int:
     value = meta[key]
     if type(value) is not int or value < 0:
         raise WireError("meta", f"{key} is no whole number")
@@ -513,10 +513,10 @@ def _whole(meta: Any, key: str) -> int:
 
 def _marks(taken: dict[str, Any] | None) -> dict[str, Taken]:
     """Read what `ReplayService.marks` returned from a snapshot. Raises ReplayError."""
-    found = {}
+    marks = {}
     for token, mark in (taken or {}).items():
-        whole = isinstance(mark, list) and [type(value) for value in mark] == [int, int]
-        if not whole or len(token) > LONGEST_TOKEN or not all(0 <= v < 1 << 62 for v in mark):
+        is_pair = isinstance(mark, list) and [type(value) for value in mark] == [int, int]
+        if not is_pair or len(token) > LONGEST_TOKEN or not all(0 <= v < 1 << 62 for v in mark):
             raise ReplayError(f"the snapshot's mark {mark!r} of a stream is damaged; load another")
-        found[token] = Taken(token, *mark)
-    return found
+        marks[token] = Taken(token, *mark)
+    return marks

@@ -13,7 +13,7 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.learner.sources.replay import KeptReplay
 from penstock.replay import RateLimiter, Replay, ReplayError
-from penstock.replay.snapshot_files import FolderWriter
+from penstock.replay.snapshot import FolderWriter
 
 COLUMNS: dict[str, Any] = {"obs": (np.float32, (2,)), "action": (np.int64, ())}
 

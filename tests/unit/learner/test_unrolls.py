@@ -259,7 +259,7 @@ def test_a_returned_batch_wakes_the_thread_only_where_no_other_is_ready(
         assert [r.write(1.0) for _ in range(2)] == [True, True]
         wait_until(lambda: r.feeder.staged_steps() == 12)
         assert r.write(1.0)
-        wait_until(lambda: len(r.queue._arrived) == 1)  # it is collected, and there is no room
+        wait_until(lambda: len(r.queue._waiting) == 1)  # it is collected, and there is no room
         batches = [r.feeder.get(5.0) for _ in range(taken)]
         assert batches[0] is not None
         r.feeder.give_back(batches[0])

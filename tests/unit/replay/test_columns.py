@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from penstock.replay.columns import Leaf, checked, flatten, leaves_of, nest_of, unflatten
+from penstock.replay.columns import Leaf, flatten, leaves_of, nest_of, unflatten, validated
 from penstock.replay.errors import ReplayError
 from penstock.replay.layout import make_layout
 
@@ -84,20 +84,20 @@ def test_what_does_not_fit_names_the_column_what_came_and_what_was_expected(
     value: Any, words: list[str]
 ) -> None:
     with pytest.raises(ReplayError) as refused:
-        checked(F32, value, 2)
+        validated(F32, value, 2)
     assert all(word in str(refused.value) for word in words), refused.value
 
 
 def test_what_loses_nothing_of_its_kind_is_taken() -> None:
-    assert checked(F32, np.ones((2, 3)), 2).shape == (2, 3)  # float64 to float32
-    assert checked(F32, np.ones((2, 3), int), 2).shape == (2, 3)
-    assert checked(F32, [1, 2, 3], 1).shape == (1, 3)  # one environment without its axis
+    assert validated(F32, np.ones((2, 3)), 2).shape == (2, 3)  # float64 to float32
+    assert validated(F32, np.ones((2, 3), int), 2).shape == (2, 3)
+    assert validated(F32, [1, 2, 3], 1).shape == (1, 3)  # one environment without its axis
     flag, byte = Leaf("terminated", np.dtype(bool), ()), Leaf("action", np.dtype(np.uint8), ())
-    assert checked(flag, True, 1).tolist() == [True]
-    assert checked(byte, 7, 1).tolist() == [7]
+    assert validated(flag, True, 1).tolist() == [True]
+    assert validated(byte, 7, 1).tolist() == [7]
     for leaf, value in ((flag, 1.0), (byte, -1), (byte, 300), (byte, 1.5)):
         with pytest.raises(ReplayError, match="dtype"):
-            checked(leaf, value, 1)
+            validated(leaf, value, 1)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.replay.records import RecordReader
+from penstock.replay.table import RecordReader
 
 FIELDS = [
     ("obs", "<f4", (4,)),

@@ -26,8 +26,7 @@ from penstock.replay import (
     TrajectoryQueue,
     Writer,
 )
-from penstock.replay.own_folder import PREFIX
-from penstock.replay.sharing import StoreServer
+from penstock.replay.sharing import PREFIX, StoreServer
 from penstock.transport.shm.store import SlotStore
 from waiting import wait_until
 
@@ -303,7 +302,7 @@ def test_a_failure_of_the_service_reaches_the_next_caller(temporary: Path) -> No
     def fail(_: Any) -> None:
         raise RuntimeError("out of luck")
 
-    replay.table.arrived = fail
+    replay.table.on_ingested = fail
     writer = Writer.attach(replay.serve())
     writer.add(**step())
     writer.flush()

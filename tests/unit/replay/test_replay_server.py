@@ -21,7 +21,7 @@ from penstock.replay.remote.server import Snapshots
 from penstock.replay.remote.service import ServiceLimits
 from penstock.replay.samplers import Prioritized, Uniform
 from penstock.replay.sequences import Sequences
-from penstock.replay.snapshot_files import MANIFEST
+from penstock.replay.snapshot import MANIFEST
 from penstock.transport import wire
 from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq import keys

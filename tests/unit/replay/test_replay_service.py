@@ -125,7 +125,7 @@ def test_slots_that_no_check_saw_are_rejected_when_they_are_taken_in() -> None:
     replay = frame_replay(writers=2)
     lane, writer = replay.table.open_lane()
     faults: list[str] = []
-    replay.table.rejected = lambda slot, fault: faults.append(fault)
+    replay.table.on_rejected = lambda slot, fault: faults.append(fault)
     for sequence, side in enumerate([-1, SIDE, -1]):
         slot = replay.table.acquire(writer)
         slot.columns["alive"][...], slot.columns["side"][...] = 1, side

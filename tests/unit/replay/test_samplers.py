@@ -12,11 +12,18 @@ import numpy.typing as npt
 import pytest
 
 from chi_square import assert_drawn_as
+from pages import blocks
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
-from penstock.replay.samplers import Prioritized, Sampler, Uniform, importance_weights
-from penstock.replay.schedules import Linear
-from penstock.replay.times_sampled import SampleCountLimit
+from penstock.replay.samplers import (
+    Constant,
+    Linear,
+    Prioritized,
+    SampleCountLimit,
+    Sampler,
+    Uniform,
+    as_schedule,
+)
 
 Array = npt.NDArray[Any]
 
@@ -229,20 +236,6 @@ def test_weights_are_the_papers() -> None:
     np.testing.assert_allclose(sampler.probabilities, share[rows], rtol=1e-12)
 
 
-def test_weights_across_shards_are_those_of_one_buffer() -> None:
-    """Two shards of equal total stand for one: a row's chance, N and the largest are the same."""
-    first, second = np.array([1.0, 2.0, 3.0]), np.array([4.0, 2.0])
-    share = proportional(np.concatenate([first, second]), 1.0, 1e-9)
-    found, expected = [], []
-    for offset, priorities in ((0, first), (3, second)):
-        world, sampler = prioritized(len(priorities), alpha=1.0, beta=0.6, epsilon=1e-9)
-        world.insert(0, len(priorities), priorities)
-        rows, _ = sampler.sample(32)
-        found.append(importance_weights(sampler.probabilities / 2, 5, sampler.beta))
-        expected.append((5 * share[rows + offset]) ** -0.6)
-    np.testing.assert_allclose(np.concatenate(found), np.concatenate(expected), rtol=1e-6)
-
-
 def limited(sampler: Sampler, most: int, rows: int) -> World:
     limit = SampleCountLimit(sampler, most)
     world = World(limit, rows)
@@ -396,3 +389,39 @@ def test_what_is_no_sampler_is_refused(sampler: Any) -> None:
     sentence = f"sampler {sampler!r} is not a sampler; give an object, such as Uniform()"
     with pytest.raises(ReplayError, match=re.escape(sentence)):
         Replay(columns, 64, sampler=sampler)
+
+
+def test_the_code_of_the_page_draws_no_row_more_often_than_it_allows() -> None:
+    names: dict[str, Any] = {}
+    exec(
+        next(code for code in blocks("replay.md", "python") if "max_times_sampled=" in code), names
+    )
+    assert names["draws"].max() == 2
+    assert names["evicted"] == np.count_nonzero(names["draws"] == 2) > 75
+
+
+# ------------------------------------------------------------------------------------- schedules
+
+
+@pytest.mark.parametrize(
+    ("drawn", "value"), [(0, 0.4), (250, 0.55), (500, 0.7), (1000, 1.0), (5000, 1.0)]
+)
+def test_linear_goes_from_start_to_end_and_stays(drawn: int, value: float) -> None:
+    assert Linear(0.4, 1.0, 1000)(drawn) == pytest.approx(value, abs=1e-12)
+
+
+def test_linear_reaches_its_end_exactly_and_may_fall() -> None:
+    assert Linear(0.1, 0.3, 3)(3) == 0.3
+    assert Linear(1.0, 0.0, 4)(1) == 0.75
+
+
+def test_linear_over_nothing_is_refused() -> None:
+    with pytest.raises(ReplayError, match="over 0 transitions has no slope"):
+        Linear(0.4, 1.0, 0)
+
+
+def test_a_number_is_a_schedule_and_a_schedule_stays_itself() -> None:
+    assert as_schedule(0.4) == Constant(0.4)
+    assert as_schedule(0.4)(10**9) == 0.4
+    linear = Linear(0.4, 1.0, 10)
+    assert as_schedule(linear) is linear

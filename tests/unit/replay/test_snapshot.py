@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.replay import snapshot, snapshot_cut
+from penstock.replay import snapshot
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
-from penstock.replay.samplers import Prioritized
-from penstock.replay.schedules import Linear
+from penstock.replay.samplers import Linear, Prioritized
 from penstock.replay.sequences import Sequences
-from penstock.replay.snapshot_files import MANIFEST, FolderWriter
+from penstock.replay.snapshot import MANIFEST, FolderWriter
 from snapshot_rows import assert_consistent, assert_equal, made, step
 
 OPTIONS: list[dict[str, Any]] = [
@@ -114,7 +113,7 @@ def test_one_instant_while_a_thread_adds(tmp_path: Path) -> None:
     finally:
         ended.set()
         thread.join()
-    assert replay.table.leaving is None
+    assert replay.table.on_evict is None
     assert len(replay) >= 2000
 
 
@@ -150,7 +149,7 @@ def test_an_open_slot_is_kept_as_it_was(
 ) -> None:
     """The next step moves the final observations of the newest row away, to begin episodes; it
     comes when so many pieces were written."""
-    monkeypatch.setattr(snapshot_cut, "PIECE_NBYTES", piece_nbytes)
+    monkeypatch.setattr(snapshot, "PIECE_NBYTES", piece_nbytes)
     columns = {"obs": (np.uint8, (3, 5, 7)), "action": (np.int64, ())}
     spec = Replay(columns, 60, envs=2, unroll=10, frame_stack=3).layout.spec
     rowed = tuple(replace(c, rows=rows) if c.rows == "frames" else c for c in spec.columns)
@@ -235,15 +234,15 @@ def test_each_step_copies_its_share_of_the_slot_that_leaves_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slots of 8 steps all leave before they are written: an eighth, or so, at a time."""
-    monkeypatch.setattr(snapshot_cut, "LEAST_SHARE_NBYTES", 1)
+    monkeypatch.setattr(snapshot, "LEAST_SHARE_NBYTES", 1)
     replay, add = made(150, size=100)
     before = replay.gather.batch(np.flatnonzero(replay.table.valid), None)
     copied = list[int]()
-    go_on, append = snapshot_cut._Copy.go_on, FolderWriter.append
+    extend, append = snapshot._Copy.extend, FolderWriter.append
 
     def counting(self: Any, payload: Any, nbytes: int) -> bool:
         done = self.done
-        ended = go_on(self, payload, nbytes)
+        ended = extend(self, payload, nbytes)
         copied[-1] += self.done - done
         return ended
 
@@ -253,7 +252,7 @@ def test_each_step_copies_its_share_of_the_slot_that_leaves_next(
             copied.append(0)
             add()
 
-    monkeypatch.setattr(snapshot_cut._Copy, "go_on", counting)
+    monkeypatch.setattr(snapshot._Copy, "extend", counting)
     monkeypatch.setattr(FolderWriter, "append", then_add)
     replay.save(tmp_path)
     slot = sum(data.nbytes for data in replay.table.store.slots[0].payload)
@@ -265,7 +264,7 @@ def test_each_step_copies_its_share_of_the_slot_that_leaves_next(
 
 def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
     replay, _ = made()
-    replay.table.leaving = lambda slot: None
+    replay.table.on_evict = lambda slot: None
     with pytest.raises(ReplayError, match="a snapshot of this replay is being written; wait"):
         replay.save(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -181,8 +181,8 @@ def test_stacks_reach_back_in_their_own_stream_alone(tmp_path: Path, sizes: dict
 def test_a_limiter_counts_what_had_no_room(tmp_path: Path) -> None:
     made(150, limiter=RateLimiter(None, 60))[0].save(tmp_path)
     loaded = into(tmp_path, capacity=60, limiter=RateLimiter(None, 60))
-    assert loaded.flow is not None
-    assert loaded.flow.limiter.counts.stored == len(loaded)
+    assert loaded.rate_limited is not None
+    assert loaded.rate_limited.limiter.counts.stored == len(loaded)
 
 
 def test_a_sampler_of_ones_own_that_cannot_move_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from penstock.replay.buffer import Replay
 from penstock.replay.errors import DamagedSnapshotError, ReplayError
 from penstock.replay.samplers import Prioritized, Uniform
 from penstock.replay.sequences import Sequences
-from penstock.replay.snapshot_files import MANIFEST, MARKER
+from penstock.replay.snapshot import MANIFEST, MARKER
 from snapshot_rows import assert_equal, files, made
 
 
@@ -136,7 +136,7 @@ def test_a_full_disk_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "fsync", full)
     refused("No space left on device")
-    assert replay.table.leaving is None
+    assert replay.table.on_evict is None
 
 
 def test_uniform_is_the_default_after_loading_too(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import DamagedSnapshotError, ReplayError
-from penstock.replay.own_folder import PREFIX, OwnFolder
 from penstock.replay.samplers import Prioritized, Uniform
 from penstock.replay.sequences import Sequences
-from penstock.replay.snapshot_files import MANIFEST, MARKER, FolderReader, FolderWriter, discard
+from penstock.replay.sharing import PREFIX, OwnFolder
+from penstock.replay.snapshot import MANIFEST, MARKER, FolderReader, FolderWriter, discard
 from snapshot_rows import assert_equal, files, made
 
 FLIPS = 150

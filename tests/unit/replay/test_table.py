@@ -10,9 +10,8 @@ import pytest
 from penstock.core.specs import Column, SlotSpec
 from penstock.replay.gather import Gather
 from penstock.replay.layout import layout_of_spec
-from penstock.replay.placement import frame_rows
 from penstock.replay.samplers import Prioritized, Uniform
-from penstock.replay.table import NONE, Table
+from penstock.replay.table import NONE, Table, frame_rows
 from penstock.transport.shm.store import SlotWriter
 
 T, E = 4, 2
@@ -204,7 +203,7 @@ def test_a_rejected_slot_is_counted_before_another_writer_has_it(
 
     monkeypatch.setattr(table.store, "release", lent_at_once)
     counted: list[int] = []
-    table.rejected = lambda slot, fault: counted.append(int(slot.header["steps"]))
+    table.on_rejected = lambda slot, fault: counted.append(int(slot.header["steps"]))
     slot = foreign.writer.acquire(0)
     assert slot is not None
     slot.header["steps"], slot.header["sequence"] = 8, 0

@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pages import blocks
 from penstock.core.specs import Column, SlotSpec
 from penstock.replay import TrajectoryQueue, Writer
 from penstock.replay.errors import ReplayError
@@ -227,3 +229,10 @@ def test_a_slot_is_released_once() -> None:
         with queue.slot():
             pass
         assert len(queue.take(1)) == 1
+
+
+def test_the_code_of_the_page_fills_and_takes_slots() -> None:
+    names: dict[str, Any] = {}
+    exec(next(code for code in blocks("replay.md", "python") if "TrajectoryQueue(" in code), names)
+    assert names["rewards"].shape == (1, 20, 8)
+    assert (names["counts"]["produced"], names["counts"]["taken"]) == (160, 160)

@@ -38,7 +38,7 @@ def test_a_large_buffer_becomes_resident(shared: bool) -> None:
     with Replay(COLUMNS, 150_000, unroll=100, shared=shared) as replay:
         nbytes = replay.stats()["nbytes"]
         assert nbytes > 2 * LEAST_NBYTES
-        replay._stock._prefault.join(20.0)
+        replay._core._prefault.join(20.0)
         assert threads() == []
         assert resident_nbytes() - before > 0.95 * nbytes
         faults = minor_faults()

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.replay import Replay, ReplayError, frame_comparer
-from penstock.replay.frame_comparer import EVERY, PARTS
+from penstock.replay import Replay, ReplayError, frames
+from penstock.replay.frames import EVERY, PARTS
 from replay_rows import row, stacks
 
 
@@ -62,7 +62,7 @@ MANY = 40  # environments
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectors of any size are too large to compare everything at every step."""
-    monkeypatch.setattr(frame_comparer, "COMPLETE_NBYTES", 0)
+    monkeypatch.setattr(frames, "COMPLETE_NBYTES", 0)
 
 
 @pytest.mark.parametrize("copied", [False, True])
@@ -104,7 +104,7 @@ def test_steps_that_go_on_plainly_are_stored_as_they_were_given(
     stack: int, envs: int, complete_nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Arrays that are handed on from step to step; a reset of all that nobody spoke of between."""
-    monkeypatch.setattr(frame_comparer, "COMPLETE_NBYTES", complete_nbytes)
+    monkeypatch.setattr(frames, "COMPLETE_NBYTES", complete_nbytes)
     shape = (stack, 300) if stack > 1 else (300,)
     columns = {"obs": (np.uint8, shape), "action": (np.int64, ())}
     replay = Replay(columns, 20 * envs, frame_stack=stack, envs=envs, unroll=7)

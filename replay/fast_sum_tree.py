@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.replay.tree import BELOW, FANOUT, SHIFT, Floats, Rows, SumTree
+from penstock.replay.sum_tree import BELOW, FANOUT, SHIFT, Floats, Rows, SumTree
 
 
 def _numba() -> Any:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from chi_square import assert_drawn_as, critical_value
 from penstock.replay.samplers import make_tree
-from penstock.replay.tree import SumTree
+from penstock.replay.sum_tree import SumTree
 
 Make = Callable[[int], SumTree]
 CAPACITIES = [1, 7, 8, 9, 1000, 4096, 4097, 100_003, 131_072, 2_100_001]
