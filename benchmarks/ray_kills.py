@@ -33,7 +33,8 @@ from faults.invariants import check_balance
 from faults.program import Broken, Program
 from penstock.bench.whole import FOREVER
 from penstock.core.processes import python
-from penstock.monitor.record import METRICS, lines
+from penstock.monitor.run_folder.lines import lines
+from penstock.monitor.run_folder.record import METRICS
 
 MARKER = "PENSTOCK_KILLS"  # in the environment of all that belongs to this program
 NODES, CORES = 5, 3

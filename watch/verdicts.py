@@ -23,10 +23,10 @@ from penstock.core.files import CONFIG_NBYTES
 from penstock.core.formatting import finite
 from penstock.monitor.intervals import Floats
 from penstock.monitor.ranks import COUNTERS
+from penstock.monitor.run_folder.columns import MetricColumns
+from penstock.monitor.run_folder.files import read_text, stamp
 from penstock.profiling.ledger import learner_parts
 from penstock.profiling.verdict import findings
-from penstock.watch.columns import MetricColumns
-from penstock.watch.files import read_text, stamp
 
 WINDOW_S = 20.0
 LEDGERS = "ledgers/"

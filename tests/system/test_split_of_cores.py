@@ -11,7 +11,7 @@ import pytest
 import penstock
 from penstock.launch import core_split
 from penstock.launch.core_split import Load, Split
-from penstock.monitor.record import objects
+from penstock.monitor.run_folder.lines import objects
 
 SLOW_ENV = """
 import time

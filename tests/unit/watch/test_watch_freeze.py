@@ -17,9 +17,9 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.core.machine import VERSIONS
 from penstock.evaluation.decisions import FORMAT
+from penstock.monitor.run_folder.files import open_in
 from penstock.watch import freeze
 from penstock.watch.catalog import RunCatalog
-from penstock.watch.files import open_in
 from penstock.watch.freeze import page, write
 from penstock.watch.views import Views
 from run_folders import STEPS, make_run

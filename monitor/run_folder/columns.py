@@ -1,11 +1,13 @@
-"""The numbers of a growing file of metrics, as a column per metric."""
+"""The numbers of a growing file of metrics as a column per metric, and the points that two columns
+make."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from penstock.core.formatting import MOST, finite
@@ -17,6 +19,10 @@ MOST_ROWS = 1 << 13  # ten times the points of a chart, so that its parts can be
 MOST_CELLS = 1 << 25  # 256 MiB, of a run of many processes
 NAME_LENGTH = 200
 FIRST_ROWS = 1024
+AROUND = 2  # intervals on either side with which one is compared
+
+Points = tuple[Floats, Floats]
+"""The coordinates of the points of a curve."""
 
 
 class MetricColumns:
@@ -29,7 +35,11 @@ class MetricColumns:
     in ``left_out``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, only: Iterable[str] | None = None) -> None:
+        """``only``: the paths of the metrics that are kept, of every line as far as `MOST_CELLS`
+        allows, also those of single bins of histograms; None: all metrics."""
+        self._most_rows = MOST_ROWS if only is None else MOST_CELLS
+        self._kept = None if only is None else _with_parents(only)
         self._columns: dict[str, Floats] = {}
         self._below: dict[str, list[str]] = {}
         self._capacity = FIRST_ROWS
@@ -83,10 +93,13 @@ class MetricColumns:
             nested: list[tuple[str, Sequence[Any]]] = []
             for name, cells in zip(names, values, strict=True):
                 path, kinds = f"{prefix}{name}", {*map(type, cells)}
+                if self._kept is not None and path not in self._kept:
+                    continue
                 numbers = _numbers(cells, kinds)
                 if numbers is not None and (column := self._writable(path)) is not None:
                     column[where] = numbers
-                if not kinds.isdisjoint((dict, list)) and not path.endswith(HISTOGRAM):
+                is_open = self._kept is not None or not path.endswith(HISTOGRAM)
+                if is_open and not kinds.isdisjoint((dict, list)):
                     nested.append((f"{path}/", cells))
             for path, inside in nested:
                 parts = [(row, _parts(cell)) for row, cell in zip(at, inside, strict=True)]
@@ -125,7 +138,7 @@ class MetricColumns:
 
     def _grow(self) -> None:
         larger = 2 * self._capacity
-        if larger <= MOST_ROWS and (self._fits(larger, 0) or self._capacity <= FIRST_ROWS):
+        if larger <= self._most_rows and (self._fits(larger, 0) or self._capacity <= FIRST_ROWS):
             self._reallocate(larger, np.arange(self.rows))
         else:
             self._thin(self._capacity)
@@ -160,6 +173,45 @@ class MetricColumns:
 
 class _ThinnedError(Exception):
     """A new metric needed room, so the rows were thinned while lines were written."""
+
+
+def known(xs: Floats, ys: Floats) -> Points:
+    """The points with both coordinates, by rising ``xs``."""
+    have = ~(np.isnan(xs) | np.isnan(ys))
+    xs, ys = xs[have], ys[have]
+    kept = rising(xs)
+    return xs[kept], ys[kept]
+
+
+def rising(xs: Floats) -> NDArray[np.bool_]:
+    """Which points remain, so that ``xs`` rises: a resume from an older checkpoint repeats a part,
+    and the repetition replaces it."""
+    later = np.minimum.accumulate(xs[::-1])[::-1]
+    kept = np.ones(len(xs), np.bool_)
+    kept[:-1] = xs[:-1] < later[1:]
+    return kept
+
+
+def full_intervals(columns: MetricColumns) -> NDArray[np.bool_]:
+    """Which rows cover a whole interval, compared with their neighbours, because each start of a
+    run may set another `run.interval_s`. Rates of the others, at the end of a run and around a
+    restart, are unreliable."""
+    seconds, times = columns.column("interval_s"), columns.column("time_s")
+    # Lines of an older version lack the interval, and are not further apart than it.
+    seconds = np.where(np.isnan(seconds), np.diff(times, prepend=0.0), seconds)
+    if not len(seconds) or np.isnan(seconds).all():
+        return np.ones(len(seconds), np.bool_)
+    seconds = np.where(np.isnan(seconds), np.nanmedian(seconds), seconds)
+    padded = np.pad(seconds, AROUND, constant_values=np.nan)
+    middle = np.nanmedian(sliding_window_view(padded, 2 * AROUND + 1), -1)
+    kept: NDArray[np.bool_] = seconds >= middle / 2
+    return kept
+
+
+def _with_parents(paths: Iterable[str]) -> set[str]:
+    """The paths, and those of the figures in which these are nested."""
+    parts = [path.split("/") for path in paths]
+    return {"/".join(each[:depth]) for each in parts for depth in range(1, len(each) + 1)}
 
 
 def _parts(cell: Any) -> Mapping[Any, Any] | None:
