@@ -14,7 +14,6 @@ from penstock.configs.errors import UserError
 from penstock.configs.same_env import same_game
 from penstock.configs.sections import EnvConfig
 from penstock.core.formatting import clock, count, finite, number
-from penstock.core.machine import recorded_versions
 from penstock.monitor.curves import (
     OF_ONE_RUN,
     RETURN,
@@ -246,7 +245,7 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
 
 def _versions(run: RunCurves) -> dict[str, Any]:
     """Machine and versions at the last start of a run, by names such as `versions.torch`."""
-    last: Mapping[str, Any] = next(reversed(recorded_versions(run.files.folder)), {})
+    last: Mapping[str, Any] = next(reversed(run.files.starts), {})
     packages = last.get("packages")
     flat = {**last, **(packages if isinstance(packages, dict) else {})}
     return {f"versions.{k}": v for k, v in flat.items() if k not in ("packages", "time")}

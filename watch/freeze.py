@@ -27,9 +27,8 @@ from penstock.monitor.run_folder.columns import full_intervals
 from penstock.monitor.run_folder.files import Row, names_in, open_in, read_tail, stamp
 from penstock.monitor.run_folder.reader import is_evaluation, is_return
 from penstock.monitor.run_folder.record import METRICS
-from penstock.watch.bundle import bundle, document
 from penstock.watch.catalog import RunCatalog
-from penstock.watch.page_files import STATIC, plotly_script
+from penstock.watch.page_files import STATIC, bundle, document, plotly_script
 from penstock.watch.series import as_json, reduced, short
 from penstock.watch.verdicts import LEDGERS
 from penstock.watch.views import (

@@ -19,13 +19,12 @@ from penstock.configs.transports import TRANSPORTS
 from penstock.configs.yaml_text import parse
 from penstock.core.formatting import count as digits
 from penstock.core.formatting import finite
-from penstock.core.machine import VERSIONS
 from penstock.evaluation import decisions
 from penstock.monitor.curves import RETURN
 from penstock.monitor.metric_groups import group
 from penstock.monitor.run_folder.checkpoints import checkpoints
 from penstock.monitor.run_folder.columns import Points, rising
-from penstock.monitor.run_folder.files import Row, names_in, read_json, read_tail, read_text, stamp
+from penstock.monitor.run_folder.files import Row, names_in, read_tail, read_text, stamp
 from penstock.monitor.run_folder.folder import flat
 from penstock.monitor.run_folder.reader import is_evaluation
 from penstock.monitor.run_folder.record import METRICS
@@ -271,7 +270,7 @@ class Views:
         return {
             "options": options,
             "base": base,
-            "starts": _starts(run.folder),
+            "starts": _starts(run),
             "accounting": _accounting(run),
             "checkpoints": checkpoints(run.folder),
             "summary": {k: _plain(run.summary.get(k)) for k in ("exit_reason", "error")},
@@ -348,7 +347,7 @@ class Views:
         known = self._verdicts.get(run.folder)
         if known is None or known[0] != key:
             try:
-                cores = None if status["live"] else _recorded_cores(run.folder)
+                cores = None if status["live"] else _recorded_cores(run)
                 found = judge(run.columns, options, status, live=live, cores=cores)
             except (LookupError, TypeError, ValueError, ArithmeticError):  # options of any kind
                 found = {"verdict": None, "also": [], "seconds": 0.0}
@@ -584,26 +583,23 @@ def _reasons(found: Any) -> Row:
     return {str(key)[:80]: finite(value) or 0 for key, value in list(found.items())[:100]}
 
 
-def _starts(folder: Path) -> list[Row]:
+def _starts(run: WatchedRun) -> list[Row]:
     """Versions and machine at each start, newest first, as texts."""
-    starts = read_json(folder, VERSIONS).get("starts")
     found = []
-    for start in starts[-50:] if isinstance(starts, list) else ():
-        if isinstance(start, Mapping):
-            packages = start.get("packages")
-            known = {str(k)[:80]: _shown(v)[:300] for k, v in start.items() if k != "packages"}
-            about = packages.items() if isinstance(packages, Mapping) else ()
-            shown = {**known, **{str(k)[:80]: _shown(v)[:80] for k, v in about}}
-            found.append({"time": finite(start.get("time")), "shown": shown})
+    for start in run.starts[-50:]:
+        packages = start.get("packages")
+        known = {str(k)[:80]: _shown(v)[:300] for k, v in start.items() if k != "packages"}
+        about = packages.items() if isinstance(packages, Mapping) else ()
+        shown = {**known, **{str(k)[:80]: _shown(v)[:80] for k, v in about}}
+        found.append({"time": finite(start.get("time")), "shown": shown})
     return found[::-1]
 
 
-def _recorded_cores(folder: Path) -> float | None:
+def _recorded_cores(run: WatchedRun) -> float | None:
     """The number of cores where a run was started last, maybe on another host; None if it is not
     recorded."""
-    starts = read_json(folder, VERSIONS).get("starts")
-    last = starts[-1] if isinstance(starts, list) and starts else None
-    return (finite(last.get("cores")) or None) if isinstance(last, Mapping) else None
+    last = next(reversed(run.starts), {})
+    return finite(last.get("cores")) or None
 
 
 def _evaluation(line: Mapping[str, Any]) -> Row:

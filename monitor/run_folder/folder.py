@@ -15,10 +15,11 @@ from penstock.configs.load import CONFIG_FILE
 from penstock.configs.yaml_text import parse
 from penstock.core.files import CONFIG_NBYTES
 from penstock.core.formatting import finite
+from penstock.core.machine import VERSIONS
 from penstock.core.run_dir import SUPERVISOR_FILE
 from penstock.monitor.run_folder.checkpoints import best
 from penstock.monitor.run_folder.files import Row, read_json, read_text, stamp
-from penstock.monitor.run_folder.lines import last_line
+from penstock.monitor.run_folder.lines import Lines, last_line
 from penstock.monitor.run_folder.record import EVALUATIONS, METRICS, SUMMARY
 
 STATES = {
@@ -70,6 +71,14 @@ class RunFolder:
         if stamp(self.folder, SUPERVISOR_FILE) != (0, 0, 0):
             return {}
         return self._json(SUMMARY)
+
+    @property
+    def starts(self) -> Lines:
+        """Machine and versions at each start, as in `versions.json`, the oldest first; empty if
+        they cannot be read."""
+        found = self._json(VERSIONS).get("starts")
+        starts = found if isinstance(found, list) else []
+        return [start for start in starts if isinstance(start, dict)]
 
     @property
     def state(self) -> str:

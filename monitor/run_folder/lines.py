@@ -18,7 +18,7 @@ from penstock.monitor.run_folder.files import Row, open_in, stamp
 LINE_NBYTES = 1 << 20
 CHUNK_NBYTES = 1 << 20  # read at a time
 LINES_NBYTES = 4 << 30  # of a longer file only the end is read
-TAILS_NBYTES = (1 << 16, 1 << 21)  # the second where the last line is longer than the first
+LAST_LINE_NBYTES = (1 << 16, 1 << 21)  # the second where the last line is longer than the first
 PROBES = 8  # places of a file at which the length of its lines is measured
 PROBED_LINES = 8  # at each
 
@@ -48,7 +48,7 @@ def last_line(folder: Path, *parts: str, since: int = 0, follow_links: bool = Fa
     one."""
     with suppress(OSError), open_in(folder, *parts, follow_links=follow_links) as file:
         size = file.seek(0, os.SEEK_END)
-        for nbytes in TAILS_NBYTES:
+        for nbytes in LAST_LINE_NBYTES:
             file.seek(max(since, size - nbytes))
             tail = file.read(nbytes)
             for line in reversed(tail[: tail.rfind(b"\n") + 1].split(b"\n")):
