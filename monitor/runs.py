@@ -27,13 +27,13 @@ def find(folder: str) -> list[Row]:
             f"there is no folder {folder}; give a folder that contains runs, or train one first"
         )
     configs = [path for depth in ("", "*/", "*/*/") for path in base.glob(depth + CONFIG_FILE)]
-    return sorted((row(path.parent) for path in configs), key=lambda found: found["started"])
+    return sorted((row(path.parent) for path in configs), key=lambda run: run["started"])
 
 
 def row(run_dir: Path) -> Row:
     """One run: environment, algorithm, state, steps and returns."""
-    found = RunFolder(run_dir, follow_links=True).row()
-    return {"run_dir": str(run_dir), **{name: found[name] for name in FIGURES}}
+    figures = RunFolder(run_dir, follow_links=True).row()
+    return {"run_dir": str(run_dir), **{name: figures[name] for name in FIGURES}}
 
 
 def show(rows: list[Row]) -> None:
@@ -46,20 +46,20 @@ def show(rows: list[Row]) -> None:
         table.add_column(name, no_wrap=True)
     for name in ("steps", "return", "best", "duration", "started"):
         table.add_column(name, justify="right", no_wrap=True)
-    for found in rows:
-        table.add_row(*_cells(found))
+    for run in rows:
+        table.add_row(*_cells(run))
     width = None if sys.stdout.isatty() else 250
     Console(width=width, markup=False, highlight=False).print(table)
 
 
-def _cells(found: Row) -> list[str]:
-    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(found["started"]))
-    texts = [found[name] or "-" for name in ("run_dir", "env", "algorithm", "state")]
-    returns = [number(found[name]) for name in ("return_last", "return_best")]
+def _cells(run: Row) -> list[str]:
+    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(run["started"]))
+    texts = [run[name] or "-" for name in ("run_dir", "env", "algorithm", "state")]
+    returns = [number(run[name]) for name in ("return_last", "return_best")]
     return [
         *map(printable, texts),
-        count(found["env_steps"]),
+        count(run["env_steps"]),
         *returns,
-        clock(found["seconds"]),
+        clock(run["seconds"]),
         began,
     ]

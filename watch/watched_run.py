@@ -12,7 +12,6 @@ import numpy as np
 
 from penstock.core.formatting import finite
 from penstock.core.run_dir import SUPERVISOR_FILE
-from penstock.monitor.run_folder.columns import known
 from penstock.monitor.run_folder.events import EVENTS
 from penstock.monitor.run_folder.files import Row, read_tail, stamp
 from penstock.monitor.run_folder.folder import short_text
@@ -52,12 +51,12 @@ class WatchedRun(RunReader):
         """What the list shows of this run; beside what a run's reader knows, ``ending``: whether it
         has begun to stop, and ``stalled``: whether it writes no metrics."""
         with self.lock:
-            found = super().row()
-            running = found["state"] == "running"
+            row = super().row()
+            running = row["state"] == "running"
             began_s = stamp(self.folder, SUPERVISOR_FILE)[2] * 1e-9
             ending = running and self._is_ending()
-            silent = running and is_silent(time.time(), began_s, found)
-            return {**found, "ending": ending, "stalled": silent and not ending}
+            silent = running and is_silent(time.time(), began_s, row)
+            return {**row, "ending": ending, "stalled": silent and not ending}
 
     def _is_ending(self) -> bool:
         """Whether the last start or stop among the newest events is a stop."""
@@ -68,23 +67,23 @@ class WatchedRun(RunReader):
     def marks(self, x: str) -> list[Row]:
         """The events that a curve shows, each at its place on the axis ``x``."""
         with self.lock:
-            times, steps = known(self.columns.column("time_s"), self.columns.column("env_steps"))
-            found = []
+            times, steps = self.columns.points("time_s", "env_steps")
+            marks = []
             for event, time_s in zip(self.events, self._times(), strict=True):
                 if event.get("kind") not in MARKS or time_s is None or not len(times):
                     continue
                 at = time_s if x == "time_s" else float(np.interp(time_s, times, steps))
-                found.append({"x": at, **shown_event(event)})
-            return found
+                marks.append({"x": at, **shown_event(event)})
+            return marks
 
     def _times(self) -> list[float | None]:
         """`time_s` of each event, as near as it is known: events have the time since their process
         began the run, and metrics that since the first unroll. The two are aligned by checkpoints,
         whose steps stand in both; without one by the time of the last line of metrics, or by the
         moment when the first learner was ready."""
-        trained, times = known(self.columns.column("trained_steps"), self.columns.column("time_s"))
+        trained, times = self.columns.points("trained_steps", "time_s")
         written_s = stamp(self.folder, METRICS)[2] * 1e-9
-        found: list[float | None] = []
+        places: list[float | None] = []
         starts = [0]
         for i, event in enumerate(self.events[1:], 1):
             if _uptime(event) < _uptime(self.events[i - 1]) - 1.0:  # another process, by a resume
@@ -108,14 +107,14 @@ class WatchedRun(RunReader):
             if not offsets and not first:
                 offsets += [-_uptime(e) for e in session if e.get("kind") == "ready"][:1]
             for event in session:
-                found.append(max(0.0, _uptime(event) + offsets[-1]) if offsets else None)
-        return found
+                places.append(max(0.0, _uptime(event) + offsets[-1]) if offsets else None)
+        return places
 
     def _reached_at_s(self) -> float | None:
         """Seconds of training until the mean return reached `stop.return`; None if it has not."""
-        found = {**self.last, **self.summary}
-        at = finite(found.get("return_reached_at_s"))
-        return finite(found.get("solved_at_s")) if at is None else at
+        figures = {**self.last, **self.summary}
+        at = finite(figures.get("return_reached_at_s"))
+        return finite(figures.get("solved_at_s")) if at is None else at
 
     def target(self, x: str) -> Row | None:
         """`stop.return`, and the place on the axis ``x`` where it was reached, or null."""
@@ -125,31 +124,31 @@ class WatchedRun(RunReader):
         with self.lock:
             at = self._reached_at_s()
             if x != "time_s" and at is not None:
-                times, steps = known(self.columns.column("time_s"), self.columns.column(x))
+                times, steps = self.columns.points("time_s", x)
                 at = float(np.interp(at, times, steps)) if len(times) else None
         return {"value": finite(value), "reached": at}
 
     def ends(self) -> dict[str, str]:
         """By process, why it does not run at present, as far as the events say."""
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         restarts: dict[str, object] = {}
         with self.lock:
             events = [*self.events]
         for event in events:
             role, kind, data = event.get("role"), event.get("kind"), event.get("data")
-            about = data if isinstance(data, Mapping) else {}
+            details = data if isinstance(data, Mapping) else {}
             if kind == "hosts":
                 for key, text in (("lost", "waits for a host"), ("found", "starts")):
-                    names = about.get(key)
+                    names = details.get(key)
                     for name in names if isinstance(names, list) else ():
-                        found[str(name)] = text
+                        reasons[str(name)] = text
             elif not isinstance(role, str):
                 continue
             elif kind == "restart":
-                found[role], restarts[role] = "died, is restarted", event.get("incarnation")
+                reasons[role], restarts[role] = "died, is restarted", event.get("incarnation")
             elif kind == "exit" and restarts.get(role, self) != event.get("incarnation"):
-                found[role] = "ended" if about.get("expected") else "died"
-        return found
+                reasons[role] = "ended" if details.get("expected") else "died"
+        return reasons
 
     def death(self) -> Row | None:
         """Of a run that died without an end: the last sign of it, as an event; None of others."""

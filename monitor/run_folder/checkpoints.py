@@ -41,8 +41,12 @@ def best(run_dir: Path, *, follow_links: bool = False) -> Best | None:
         if "evaluation" not in meta or "play" not in meta:
             return Best(finite(meta["best_return"]))
         play = meta["play"]
-        about = str(play["way"]), int(play["episodes"]), int(play["trained_steps"])
-        return Best(finite(meta["evaluation"]["mean"]), *about)
+        return Best(
+            finite(meta["evaluation"]["mean"]),
+            str(play["way"]),
+            int(play["episodes"]),
+            int(play["trained_steps"]),
+        )
     except FORM_ERRORS:
         return None
 
@@ -51,9 +55,9 @@ def checkpoints(run_dir: Path) -> list[Row]:
     """The checkpoints of a run, newest first: ``name``, ``nbytes`` and ``written``, and of the
     newest `MOST_HEADS` the ``trained_steps``, None where these cannot be read."""
     base = run_dir / FOLDER
-    found: list[Row] = []
+    rows: list[Row] = []
     if base.is_symlink():
-        return found
+        return rows
     with suppress(OSError):
         for path in sorted(base.iterdir())[:MOST_LISTED]:
             if not path.is_symlink() and path.is_dir():
@@ -61,11 +65,11 @@ def checkpoints(run_dir: Path) -> list[Row]:
                 if files:
                     written = max(ns for _, _, ns in files) * 1e-9
                     nbytes = sum(size for _, size, _ in files)
-                    found.append({"name": path.name, "nbytes": nbytes, "written": written})
-    found.sort(key=lambda checkpoint: -checkpoint["written"])
-    for checkpoint in found[:MOST_HEADS]:
+                    rows.append({"name": path.name, "nbytes": nbytes, "written": written})
+    rows.sort(key=lambda checkpoint: -checkpoint["written"])
+    for checkpoint in rows[:MOST_HEADS]:
         checkpoint["trained_steps"] = _trained_steps(run_dir, checkpoint["name"])
-    return found
+    return rows
 
 
 def _trained_steps(run_dir: Path, name: str) -> float | None:

@@ -103,18 +103,22 @@ class MetricColumns:
                     nested.append((f"{path}/", cells))
             for path, inside in nested:
                 parts = [(row, _parts(cell)) for row, cell in zip(at, inside, strict=True)]
-                inner = [(row, found) for row, found in parts if found]
-                self._write(path, [row for row, _ in inner], [found for _, found in inner])
+                inner = [(row, figures) for row, figures in parts if figures]
+                self._write(path, [row for row, _ in inner], [figures for _, figures in inner])
 
     def _writable(self, path: str) -> Floats | None:
         """The column of a metric, which is added if there is room for it."""
-        found = self._columns.get(path)
-        return self._add(path) if found is None else found
+        column = self._columns.get(path)
+        return self._add(path) if column is None else column
 
     def column(self, name: str) -> Floats:
         """The values of a metric, float64 ``[rows]``; all NaN for an unknown one."""
-        found = self._columns.get(name)
-        return np.full(self.rows, np.nan) if found is None else found[: self.rows]
+        column = self._columns.get(name)
+        return np.full(self.rows, np.nan) if column is None else column[: self.rows]
+
+    def points(self, x: str, y: str) -> Points:
+        """The points that two metrics make, by rising ``x``."""
+        return rising_points(self.column(x), self.column(y))
 
     def last(self, name: str) -> float | None:
         """The value of the last row; None if it has none."""
@@ -127,12 +131,12 @@ class MetricColumns:
         if len(self._columns) >= MOST_COLUMNS or len(name) > NAME_LENGTH:
             self.left_out += 1
             return None
-        before = self._capacity
+        previous_capacity = self._capacity
         while self._capacity > FIRST_ROWS and not self._fits(self._capacity, 1):
             self._thin(self._capacity // 2)
         self._columns[name] = np.full(self._capacity, np.nan)
         self._below.setdefault(name[: name.rfind("/") + 1], []).append(name)
-        if self._capacity < before:
+        if self._capacity < previous_capacity:
             raise _ThinnedError
         return self._columns[name]
 
@@ -151,45 +155,45 @@ class MetricColumns:
         distances that a quarter of the rows is free."""
         numbers = self._numbers[: self.rows]
         newest = numbers >= self.lines - capacity // 8
-        while np.count_nonzero(kept := (numbers % self.stride == 0) | newest) > capacity * 3 // 4:
+        while np.count_nonzero(chosen := (numbers % self.stride == 0) | newest) > capacity * 3 // 4:
             self.stride *= 2
-        self._reallocate(capacity, np.nonzero(kept)[0])
+        self._reallocate(capacity, np.nonzero(chosen)[0])
 
-    def _reallocate(self, capacity: int, kept: NDArray[np.intp]) -> None:
+    def _reallocate(self, capacity: int, chosen: NDArray[np.intp]) -> None:
         """Copy the rows ``kept`` to columns of ``capacity`` rows, one at a time, so that the memory
         of the old one is free again."""
-        before, first = self.rows, np.append(0, kept[:-1] + 1)  # of the rows that become one
-        self._capacity, self.rows = capacity, len(kept)
+        rows, first = self.rows, np.append(0, chosen[:-1] + 1)  # of the rows that become one
+        self._capacity, self.rows = capacity, len(chosen)
         numbers = np.zeros(capacity, np.int64)
-        numbers[: len(kept)] = self._numbers[kept]
+        numbers[: len(chosen)] = self._numbers[chosen]
         self._numbers = numbers
         for name, column in self._columns.items():
             self._columns[name] = np.full(capacity, np.nan)
-            values = column[kept]
-            if name.endswith("_max") and len(kept) < before:
-                values = np.fmax.reduceat(column[:before], first)  # a number rather than NaN
-            self._columns[name][: len(kept)] = values
+            values = column[chosen]
+            if name.endswith("_max") and len(chosen) < rows:
+                values = np.fmax.reduceat(column[:rows], first)  # a number rather than NaN
+            self._columns[name][: len(chosen)] = values
 
 
 class _ThinnedError(Exception):
     """A new metric needed room, so the rows were thinned while lines were written."""
 
 
-def known(xs: Floats, ys: Floats) -> Points:
+def rising_points(xs: Floats, ys: Floats) -> Points:
     """The points with both coordinates, by rising ``xs``."""
-    have = ~(np.isnan(xs) | np.isnan(ys))
-    xs, ys = xs[have], ys[have]
-    kept = rising(xs)
-    return xs[kept], ys[kept]
+    is_complete = ~(np.isnan(xs) | np.isnan(ys))
+    xs, ys = xs[is_complete], ys[is_complete]
+    chosen = rising(xs)
+    return xs[chosen], ys[chosen]
 
 
 def rising(xs: Floats) -> NDArray[np.bool_]:
     """Which points remain, so that ``xs`` rises: a resume from an older checkpoint repeats a part,
     and the repetition replaces it."""
     later = np.minimum.accumulate(xs[::-1])[::-1]
-    kept = np.ones(len(xs), np.bool_)
-    kept[:-1] = xs[:-1] < later[1:]
-    return kept
+    remains = np.ones(len(xs), np.bool_)
+    remains[:-1] = xs[:-1] < later[1:]
+    return remains
 
 
 def full_intervals(columns: MetricColumns) -> NDArray[np.bool_]:
@@ -204,8 +208,8 @@ def full_intervals(columns: MetricColumns) -> NDArray[np.bool_]:
     seconds = np.where(np.isnan(seconds), np.nanmedian(seconds), seconds)
     padded = np.pad(seconds, AROUND, constant_values=np.nan)
     middle = np.nanmedian(sliding_window_view(padded, 2 * AROUND + 1), -1)
-    kept: NDArray[np.bool_] = seconds >= middle / 2
-    return kept
+    is_full: NDArray[np.bool_] = seconds >= middle / 2
+    return is_full
 
 
 def _with_parents(paths: Iterable[str]) -> set[str]:
@@ -227,15 +231,15 @@ def _numbers(cells: Sequence[Any], kinds: set[type]) -> Floats | None:
     if not kinds <= {float, int}:
         cells = [cell if type(cell) is float else _number(cell) for cell in cells]
     try:
-        found = np.array(cells, np.float64)
+        numbers = np.array(cells, np.float64)
     except OverflowError:
-        found = np.array([_number(cell) for cell in cells], np.float64)
-    usable = np.abs(found) < MOST  # false for NaN
+        numbers = np.array([_number(cell) for cell in cells], np.float64)
+    usable = np.abs(numbers) < MOST  # false for NaN
     if usable.all():
-        return found
-    return np.where(usable, found, np.nan) if usable.any() else None
+        return numbers
+    return np.where(usable, numbers, np.nan) if usable.any() else None
 
 
 def _number(cell: Any) -> float:
-    found = finite(cell)
-    return np.nan if found is None else found  # numpy takes None too, but ten times as long
+    number = finite(cell)
+    return np.nan if number is None else number  # numpy takes None too, but ten times as long

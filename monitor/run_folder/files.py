@@ -38,8 +38,8 @@ def open_in(folder: Path, *parts: str, follow_links: bool = False) -> BinaryIO:
         descriptor = os.open(_name(parts[-1]), flags, dir_fd=at)
     finally:
         os.close(at)
-    about = os.fstat(descriptor)
-    if not stat.S_ISREG(about.st_mode) or not is_trusted(about.st_uid):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or not is_trusted(status.st_uid):
         os.close(descriptor)
         raise PermissionError(f"{parts[-1]} is no regular file of this user")
     return open(descriptor, "rb")
@@ -52,17 +52,17 @@ def is_trusted(uid: int) -> bool:
 
 def names_in(folder: Path, part: str, most: int) -> list[str]:
     """The names of the files in a subfolder that is no link, sorted; at most ``most``."""
-    found: list[str] = []
+    names: list[str] = []
     with suppress(OSError):
         if stat.S_ISLNK(os.lstat(folder / part).st_mode):
             return []
         with os.scandir(folder / part) as entries:
             for entry in entries:
                 if entry.is_file(follow_symlinks=False):
-                    found.append(entry.name)
-                if len(found) >= most:
+                    names.append(entry.name)
+                if len(names) >= most:
                     break
-    return sorted(found)
+    return sorted(names)
 
 
 def read_text(
@@ -79,10 +79,10 @@ def read_text(
 def read_json(folder: Path, *parts: str, follow_links: bool = False) -> Row:
     """The JSON object of a file; empty if there is none."""
     try:
-        found = json.loads(read_text(folder, *parts, follow_links=follow_links) or "")
+        value = json.loads(read_text(folder, *parts, follow_links=follow_links) or "")
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def read_tail(folder: Path, *parts: str, most: int) -> str | None:
@@ -100,8 +100,8 @@ def read_tail(folder: Path, *parts: str, most: int) -> str | None:
 def stamp(folder: Path, *parts: str) -> tuple[int, int, int]:
     """Changes when a file is replaced or written: its inode, size and time; zeros without one."""
     with suppress(OSError):
-        about = os.lstat(folder.joinpath(*parts))
-        return about.st_ino, about.st_size, about.st_mtime_ns
+        status = os.lstat(folder.joinpath(*parts))
+        return status.st_ino, status.st_size, status.st_mtime_ns
     return 0, 0, 0
 
 

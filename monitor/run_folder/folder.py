@@ -59,10 +59,10 @@ class RunFolder:
         with self.lock:
             if self._changed("config", CONFIG_FILE):
                 text = self._text(CONFIG_FILE, CONFIG_NBYTES + 1)
-                found = None
+                value = None
                 with suppress(ValueError, UserError, RecursionError):
-                    found = parse(text, CONFIG_FILE)[0] if len(text) <= CONFIG_NBYTES else None
-                self._config = found if isinstance(found, dict) else {}
+                    value = parse(text, CONFIG_FILE)[0] if len(text) <= CONFIG_NBYTES else None
+                self._config = value if isinstance(value, dict) else {}
             return self._config
 
     @property
@@ -76,8 +76,8 @@ class RunFolder:
     def starts(self) -> Lines:
         """Machine and versions at each start, as in `versions.json`, the oldest first; empty if
         they cannot be read."""
-        found = self._json(VERSIONS).get("starts")
-        starts = found if isinstance(found, list) else []
+        value = self._json(VERSIONS).get("starts")
+        starts = value if isinstance(value, list) else []
         return [start for start in starts if isinstance(start, dict)]
 
     @property
@@ -120,17 +120,17 @@ class RunFolder:
 
     def _text(self, name: str, most_nbytes: int) -> str:
         """The beginning of a file; empty if it cannot be read."""
-        found = read_text(self.folder, name, most=most_nbytes, follow_links=self._follow_links)
-        return found or ""
+        text = read_text(self.folder, name, most=most_nbytes, follow_links=self._follow_links)
+        return text or ""
 
     def _json(self, name: str) -> Row:
         return read_json(self.folder, name, follow_links=self._follow_links)
 
     def _changed(self, what: str, *names: str) -> bool:
         """Whether files have changed since the last call for ``what``."""
-        now = tuple(stamp(self.folder, name) for name in names)
-        before, self._stamps[what] = self._stamps.get(what), now
-        return before != now
+        current = tuple(stamp(self.folder, name) for name in names)
+        previous, self._stamps[what] = self._stamps.get(what), current
+        return previous != current
 
 
 def reached(run_dir: Path, names: Iterable[str]) -> dict[str, float]:
@@ -139,7 +139,7 @@ def reached(run_dir: Path, names: Iterable[str]) -> dict[str, float]:
     summary = read_json(run_dir, SUMMARY, follow_links=True)
     rows = summary, last_line(run_dir, METRICS, follow_links=True)
     values = {name: [value for row in rows if (value := finite(row.get(name)))] for name in names}
-    return {name: max(found) for name, found in values.items() if found}
+    return {name: max(numbers) for name, numbers in values.items() if numbers}
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -180,15 +180,15 @@ def _answers(path: str) -> bool:
 def _named_options(text: str) -> dict[str, str]:
     """The options of a `config.yaml` that a list of runs shows, by dotted name. Parsing all of the
     file takes some hundred times as long."""
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     section = ""
     for line in text.splitlines():
         key, _, value = line.partition(":")
         if line and line[0] not in " -#":
             section = key
         elif line[:2] == "  " and (name := f"{section}.{key[2:]}") in LISTED:
-            found.setdefault(name, value.strip().strip("'\"")[:200])
-    return found
+            options.setdefault(name, value.strip().strip("'\"")[:200])
+    return options
 
 
 def _number(text: str | None) -> float | None:

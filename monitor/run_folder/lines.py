@@ -27,14 +27,14 @@ Lines = list[Row]
 
 def objects(text: bytes) -> Lines:
     """The objects of complete lines of JSON."""
-    found: Lines = []
+    rows: Lines = []
     for line in text[: text.rfind(b"\n") + 1].split(b"\n"):
         # A quarter of the time of json.loads.
         with suppress(ValueError, RecursionError):
             value = from_json(line) if 0 < len(line) <= LINE_NBYTES else None
             if isinstance(value, dict):
-                found.append(value)
-    return found
+                rows.append(value)
+    return rows
 
 
 def lines(path: Path) -> Lines:
@@ -52,8 +52,8 @@ def last_line(folder: Path, *parts: str, since: int = 0, follow_links: bool = Fa
             file.seek(max(since, size - nbytes))
             tail = file.read(nbytes)
             for line in reversed(tail[: tail.rfind(b"\n") + 1].split(b"\n")):
-                if found := objects(line + b"\n"):
-                    return found[0]
+                if rows := objects(line + b"\n"):
+                    return rows[0]
     return {}
 
 
@@ -123,12 +123,12 @@ class JsonLines:
         except OSError:
             return
         with opened as file:
-            about = os.fstat(file.fileno())
-            self.nbytes = about.st_size
-            begins_anew = about.st_ino != self._inode or about.st_size < self._offset
+            status = os.fstat(file.fileno())
+            self.nbytes = status.st_size
+            begins_anew = status.st_ino != self._inode or status.st_size < self._offset
             self.replaced = begins_anew and bool(self._inode)
             if begins_anew:
-                self._inode, self._offset, self._lines = about.st_ino, 0, CompleteLines()
+                self._inode, self._offset, self._lines = status.st_ino, 0, CompleteLines()
             if self._most is not None and self.nbytes - self._offset > self._most:
                 self._offset, self._lines = self.nbytes - self._most, CompleteLines(skips=True)
             file.seek(self._offset)
@@ -148,7 +148,7 @@ def read_sample(folder: Path, *parts: str, nbytes: int) -> Lines:
         with open_in(folder, *parts) as file:
             size = file.seek(0, os.SEEK_END)
             last_from = max(0, size - nbytes // 16)
-            found: Lines = []
+            rows: Lines = []
             longest = max(
                 _longest_line(os.pread(file.fileno(), nbytes // 16, at), bool(at))
                 for at in (size * k // PROBES for k in range(PROBES))
@@ -159,10 +159,10 @@ def read_sample(folder: Path, *parts: str, nbytes: int) -> Lines:
                 data = os.pread(file.fileno(), window, at)
                 first = data.find(b"\n") + 1 if at else 0
                 if at + first <= last_from:  # later lines are read below
-                    found += objects(data[first : data.find(b"\n", first) + 1])
+                    rows += objects(data[first : data.find(b"\n", first) + 1])
             data = os.pread(file.fileno(), size - last_from, last_from)
             first = data.find(b"\n") + 1 if last_from else 0
-            return found + objects(data[first:])
+            return rows + objects(data[first:])
     except OSError:
         return []
 

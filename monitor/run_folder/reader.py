@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.formatting import finite
-from penstock.monitor.run_folder.columns import MetricColumns, Points, full_intervals, known
+from penstock.monitor.run_folder.columns import MetricColumns, Points, full_intervals, rising_points
 from penstock.monitor.run_folder.events import EVENTS, ROTATED
 from penstock.monitor.run_folder.files import Row, stamp
 from penstock.monitor.run_folder.folder import RunFolder
@@ -121,7 +121,7 @@ class RunReader(RunFolder):
                 if self._full is None or self._full[0] != columns.lines:
                     self._full = columns.lines, full_intervals(columns)
                 xs, ys = xs[self._full[1]], ys[self._full[1]]
-            return known(xs, ys)
+            return rising_points(xs, ys)
 
     def has(self, metric: str) -> bool:
         """Whether any line that was read has a number of this name."""
@@ -167,7 +167,7 @@ def evaluation_curve(evaluations: Lines, x: str, figure: Callable[[Row], float |
     """A figure of evaluations by the steps ("env_steps") or the time ("time_s") of the evaluated
     weights."""
     places = np.array([finite(line.get(EVALUATED[x])) for line in evaluations], np.float64)
-    return known(places, np.array([figure(line) for line in evaluations], np.float64))
+    return rising_points(places, np.array([figure(line) for line in evaluations], np.float64))
 
 
 def figures_of(evaluation: Row) -> Mapping[str, Any]:
@@ -178,8 +178,8 @@ def figures_of(evaluation: Row) -> Mapping[str, Any]:
         return {}
 
 
-def mean_return(evaluation: Row) -> float | None:
+def mean_return(evaluation: Mapping[str, Any]) -> float | None:
     """The mean return in a line of `evaluations.jsonl`, also of earlier versions; None for a line
     that was damaged."""
-    found = evaluation.get("return")
-    return finite(found.get("mean")) if isinstance(found, dict) else None
+    returns = evaluation.get("return")
+    return finite(returns.get("mean")) if isinstance(returns, dict) else None

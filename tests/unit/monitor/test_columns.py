@@ -9,7 +9,7 @@ import pytest
 
 from penstock.monitor.metric_groups import scalars
 from penstock.monitor.run_folder import columns as columns_module
-from penstock.monitor.run_folder.columns import MetricColumns, Points, full_intervals, known
+from penstock.monitor.run_folder.columns import MetricColumns, Points, full_intervals, rising_points
 
 
 def columns_of(lines: list[dict[str, Any]], *only: str) -> MetricColumns:
@@ -19,8 +19,7 @@ def columns_of(lines: list[dict[str, Any]], *only: str) -> MetricColumns:
 
 
 def curve(lines: list[dict[str, Any]], y: str) -> Points:
-    columns = columns_of(lines, "x", y)
-    return known(columns.column("x"), columns.column(y))
+    return columns_of(lines, "x", y).points("x", y)
 
 
 def full_times(lines: list[dict[str, Any]]) -> list[float]:
@@ -49,7 +48,7 @@ def test_a_curve_has_no_point_that_a_later_one_repeats() -> None:
             while expected and expected[-1][0] >= point[0]:
                 expected.pop()
             expected.append(point)
-        assert list(zip(*known(xs, ys), strict=True)) == expected
+        assert list(zip(*rising_points(xs, ys), strict=True)) == expected
 
 
 def test_a_curve_of_nothing_is_empty() -> None:

@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -155,13 +155,13 @@ def test_a_run_that_changes_its_videos_meanwhile_has_a_page(
     decided(video)
     opened = open_in
 
-    def then_change(place: Path, *parts: str) -> int:
-        descriptor = opened(place, *parts)
+    def then_change(place: Path, *parts: str) -> BinaryIO:
+        file = opened(place, *parts)
         if parts[0] == "videos":
             video.unlink()
             if how == "replaced":
                 video.write_bytes(b"another film")
-        return descriptor
+        return file
 
     monkeypatch.setattr(freeze, "open_in", then_change)
     found = answers(folder)
@@ -169,7 +169,7 @@ def test_a_run_that_changes_its_videos_meanwhile_has_a_page(
     video.unlink(missing_ok=True)
     video.write_bytes(b"film")
 
-    def gone(place: Path, *parts: str) -> int:
+    def gone(place: Path, *parts: str) -> BinaryIO:
         video.unlink(missing_ok=True)
         return opened(place, *parts)
 
