@@ -17,6 +17,7 @@ from penstock.core.formatting import clock, count, finite, number
 from penstock.monitor.curves import (
     OF_ONE_RUN,
     RETURN,
+    STATISTIC_NAMES,
     Ranges,
     RunCurves,
     Setting,
@@ -34,7 +35,6 @@ from penstock.monitor.curves import (
 from penstock.monitor.run_folder.reader import evaluation_curve, mean_return
 
 LONGEST = 40  # characters of a value
-STATISTIC_NAMES = {"mean": "mean", "iqm": "interquartile mean"}
 
 Result = dict[str, Any]
 

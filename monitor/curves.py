@@ -27,6 +27,7 @@ from penstock.monitor.run_folder.record import METRICS
 
 RETURN = "episode_return_mean"
 FORM = ("env.kwargs", "env.wrappers")  # options of environments of one id
+STATISTIC_NAMES = {"mean": "mean", "iqm": "interquartile mean"}
 OF_ONE_RUN = ("run.seed", "run.dir")  # options that differ between the runs of a setting
 
 Ranges = Mapping[str, tuple[float, float]]

@@ -18,6 +18,7 @@ import numpy as np
 from penstock.configs.errors import UserError
 from penstock.monitor.curves import (
     RETURN,
+    STATISTIC_NAMES,
     Ranges,
     Setting,
     band,
@@ -273,8 +274,11 @@ def _explain(
     """The names of the lines below the panels, and what a band and a dot is."""
     several = [setting for setting in settings if len(setting.runs) > 1]
     chosen = {statistic or default_statistic(len(setting.tasks)) for setting in several}
-    names = {"mean": "mean", "iqm": "interquartile mean"}
-    parts = [f"line: {' or '.join(names[name] for name in sorted(chosen))}"] if several else []
+    parts = (
+        [f"line: {' or '.join(STATISTIC_NAMES[name] for name in sorted(chosen))}"]
+        if several
+        else []
+    )
     parts += ["band: 95 % bootstrap interval"] if several else []
     parts += ["dots: evaluations"] if dots else []
     parts += [f"smoothed over {smooth} measurements"] if smooth > 1 else []
