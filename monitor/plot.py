@@ -274,11 +274,8 @@ def _explain(
     """The names of the lines below the panels, and what a band and a dot is."""
     several = [setting for setting in settings if len(setting.runs) > 1]
     chosen = {statistic or default_statistic(len(setting.tasks)) for setting in several}
-    parts = (
-        [f"line: {' or '.join(STATISTIC_NAMES[name] for name in sorted(chosen))}"]
-        if several
-        else []
-    )
+    names = " or ".join(STATISTIC_NAMES[name] for name in sorted(chosen))
+    parts = [f"line: {names}"] if several else []
     parts += ["band: 95 % bootstrap interval"] if several else []
     parts += ["dots: evaluations"] if dots else []
     parts += [f"smoothed over {smooth} measurements"] if smooth > 1 else []
