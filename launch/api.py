@@ -26,7 +26,7 @@ from penstock.launch import topology
 from penstock.launch.resumed import resolve_resumed
 from penstock.launch.run import conduct
 from penstock.launch.supervisor_messages import KILLED_AS_ASKED, Outcome
-from penstock.monitor.json_lines import JsonView
+from penstock.monitor.json_view import JsonView
 from penstock.monitor.run_folder.lines import lines
 from penstock.monitor.run_folder.record import METRICS
 from penstock.monitor.view import ProgressLine, Silent
