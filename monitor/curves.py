@@ -7,7 +7,7 @@ one algorithm in several environments (tasks).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -92,7 +92,7 @@ class Band:
     high: Floats
 
 
-def load(folders: Sequence[str], metrics: Iterable[str] | None = None) -> list[Setting]:
+def load(folders: Sequence[str], metrics: Collection[str] | None = None) -> list[Setting]:
     """The settings in the folders, in their order: a run, a folder of `train --seeds`, or a folder
     of such folders for several environments. Runs that are given one by one and differ only in
     their seed are one setting. Raises UserError for other folders.
@@ -114,7 +114,7 @@ def load(folders: Sequence[str], metrics: Iterable[str] | None = None) -> list[S
     return _with_tasks(found)
 
 
-def load_run(folder: Path, metrics: Iterable[str] | None = None) -> RunCurves:
+def load_run(folder: Path, metrics: Collection[str] | None = None) -> RunCurves:
     """One run as far as it can be read, with these ``metrics``; see `load`."""
     files = RunReader(folder, only=metrics, follow_links=True)
     files.read()
@@ -261,7 +261,7 @@ def check_metric(settings: Sequence[Setting], y: str) -> None:
     )
 
 
-def _setting(folder: Path, metrics: Iterable[str] | None) -> Setting:
+def _setting(folder: Path, metrics: Collection[str] | None) -> Setting:
     members = _members(folder)
     if not members:
         raise UserError(f"{folder} has no {METRICS}, so there is nothing to show; name a run")

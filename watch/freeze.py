@@ -23,7 +23,6 @@ import penstock
 from penstock.configs.errors import UserError
 from penstock.core.files import write_atomic
 from penstock.monitor.intervals import Floats
-from penstock.monitor.run_folder.columns import full_intervals
 from penstock.monitor.run_folder.files import Row, names_in, open_in, read_tail, stamp
 from penstock.monitor.run_folder.reader import is_evaluation, is_return
 from penstock.monitor.run_folder.record import METRICS
@@ -225,7 +224,7 @@ def _rows_in_a_point(run: WatchedRun, most_values: int) -> int:
 def _curves(run: WatchedRun, every: int) -> Row:
     """The columns of the metrics, and all else that is on their charts."""
     columns, names = run.columns, _embedded(run)
-    full = full_intervals(columns)
+    full = columns.full_intervals()
     found: dict[str, list[float | int | None]] = {}
     for name in names:
         values = columns.column(name)

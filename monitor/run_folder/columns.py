@@ -42,6 +42,7 @@ class MetricColumns:
         self._kept = None if only is None else _with_parents(only)
         self._columns: dict[str, Floats] = {}
         self._below: dict[str, list[str]] = {}
+        self._full: NDArray[np.bool_] | None = None
         self._capacity = FIRST_ROWS
         self._numbers = np.zeros(FIRST_ROWS, np.int64)  # of the line of each row
         self.rows = 0
@@ -61,6 +62,7 @@ class MetricColumns:
 
     def extend(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Append a row per line."""
+        self._full = None
         while lines:
             while self.rows == self._capacity:
                 self._grow()
@@ -119,6 +121,17 @@ class MetricColumns:
     def points(self, x: str, y: str) -> Points:
         """The points that two metrics make, by rising ``x``."""
         return rising_points(self.column(x), self.column(y))
+
+    def full_intervals(self) -> NDArray[np.bool_]:
+        """Which rows cover a whole interval, compared with their neighbours, because each start of
+        a run may set another `run.interval_s`. Rates of the others, at the end of a run and around
+        a restart, are unreliable."""
+        if self._full is None:
+            seconds, times = self.column("interval_s"), self.column("time_s")
+            # Lines of an older version lack the interval, and are not further apart than it.
+            seconds = np.where(np.isnan(seconds), np.diff(times, prepend=0.0), seconds)
+            self._full = _full(seconds)
+        return self._full
 
     def last(self, name: str) -> float | None:
         """The value of the last row; None if it has none."""
@@ -196,13 +209,8 @@ def rising(xs: Floats) -> NDArray[np.bool_]:
     return remains
 
 
-def full_intervals(columns: MetricColumns) -> NDArray[np.bool_]:
-    """Which rows cover a whole interval, compared with their neighbours, because each start of a
-    run may set another `run.interval_s`. Rates of the others, at the end of a run and around a
-    restart, are unreliable."""
-    seconds, times = columns.column("interval_s"), columns.column("time_s")
-    # Lines of an older version lack the interval, and are not further apart than it.
-    seconds = np.where(np.isnan(seconds), np.diff(times, prepend=0.0), seconds)
+def _full(seconds: Floats) -> NDArray[np.bool_]:
+    """Which of the intervals are not much shorter than those around them."""
     if not len(seconds) or np.isnan(seconds).all():
         return np.ones(len(seconds), np.bool_)
     seconds = np.where(np.isnan(seconds), np.nanmedian(seconds), seconds)

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.core.formatting import finite
-from penstock.monitor.run_folder.columns import MetricColumns, Points, full_intervals, rising_points
+from penstock.monitor.run_folder.columns import MetricColumns, Points, rising_points
 from penstock.monitor.run_folder.events import EVENTS, ROTATED
 from penstock.monitor.run_folder.files import Row, stamp
 from penstock.monitor.run_folder.folder import RunFolder
@@ -62,7 +61,6 @@ class RunReader(RunFolder):
             """The last line of metrics."""
             self._whole, self._newest = self.columns, self.last  # of what was read, shown or not
             self.evaluations: Lines = []
-            self._full: tuple[int, NDArray[np.bool_]] | None = None
 
     def _lines_of(self, name: str, most_nbytes: int) -> JsonLines:
         return JsonLines(self.folder, name, most=most_nbytes, follow_links=self._follow_links)
@@ -91,9 +89,7 @@ class RunReader(RunFolder):
                     break
             if self._metrics.offset < self._metrics.nbytes:
                 return self._metrics.offset / self._metrics.nbytes
-            if self.columns is not self._whole:
-                self.columns, self._full = self._whole, None
-            self.last = self._newest
+            self.columns, self.last = self._whole, self._newest
             return 1.0
 
     def _show_sample(self) -> bool:
@@ -115,12 +111,10 @@ class RunReader(RunFolder):
                 return evaluation_curve(
                     self.evaluations, x, lambda line: finite(figures_of(line).get(y))
                 )
-            columns = self.columns
-            xs, ys = columns.column(x), columns.column(y)
+            xs, ys = self.columns.column(x), self.columns.column(y)
             if not is_return(y):
-                if self._full is None or self._full[0] != columns.lines:
-                    self._full = columns.lines, full_intervals(columns)
-                xs, ys = xs[self._full[1]], ys[self._full[1]]
+                full = self.columns.full_intervals()
+                xs, ys = xs[full], ys[full]
             return rising_points(xs, ys)
 
     def has(self, metric: str) -> bool:

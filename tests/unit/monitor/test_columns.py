@@ -9,7 +9,7 @@ import pytest
 
 from penstock.monitor.metric_groups import scalars
 from penstock.monitor.run_folder import columns as columns_module
-from penstock.monitor.run_folder.columns import MetricColumns, Points, full_intervals, rising_points
+from penstock.monitor.run_folder.columns import MetricColumns, Points, rising_points
 
 
 def columns_of(lines: list[dict[str, Any]], *only: str) -> MetricColumns:
@@ -24,7 +24,7 @@ def curve(lines: list[dict[str, Any]], y: str) -> Points:
 
 def full_times(lines: list[dict[str, Any]]) -> list[float]:
     columns = columns_of(lines)
-    return list(columns.column("time_s")[full_intervals(columns)])
+    return list(columns.column("time_s")[columns.full_intervals()])
 
 
 def test_a_curve_rises_and_what_was_done_again_replaces_what_was_lost() -> None:
