@@ -13,7 +13,8 @@ from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.core.processes import python
-from penstock.monitor.record import METRICS, lines
+from penstock.monitor.run_folder.lines import lines
+from penstock.monitor.run_folder.record import METRICS
 
 FOREVER = (
     *(f"stop.{name}=null" for name in ("return", "env_steps", "learner_steps")),

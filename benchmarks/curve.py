@@ -15,7 +15,8 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from common import point
-from penstock.monitor.record import METRICS, lines
+from penstock.monitor.run_folder.lines import lines
+from penstock.monitor.run_folder.record import METRICS
 
 MOST_POINTS = 400
 

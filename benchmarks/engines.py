@@ -28,7 +28,8 @@ from typing import Any
 from common import compile_package, finish, parser
 from penstock.bench.whole import FOREVER, WARM_UP, train, trained_rate
 from penstock.core.processes import python
-from penstock.monitor.record import METRICS, lines
+from penstock.monitor.run_folder.lines import lines
+from penstock.monitor.run_folder.record import METRICS
 
 CORES = 2
 NODES = {"ray, one host": 1, "ray, three hosts": 3}

@@ -50,7 +50,8 @@ from penstock.configs.schema import Config
 from penstock.envs.make import make
 from penstock.evaluation.evaluate import ENVS, play
 from penstock.monitor.intervals import interval, iqm, mean
-from penstock.monitor.record import EVALUATIONS, SUMMARY, lines
+from penstock.monitor.run_folder.lines import lines
+from penstock.monitor.run_folder.record import EVALUATIONS, SUMMARY
 
 EPISODES = 100
 RESAMPLES = 10_000

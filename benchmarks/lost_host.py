@@ -26,7 +26,8 @@ import psutil
 from common import compile_package, finish, parser
 from penstock.bench.whole import FOREVER
 from penstock.core.processes import python
-from penstock.monitor.record import METRICS, lines
+from penstock.monitor.run_folder.lines import lines
+from penstock.monitor.run_folder.record import METRICS
 
 LEARNERS, ACTORS, NODES, CORES = 4, 8, 9, 3
 LOST = "learner-2"

@@ -38,7 +38,7 @@ import psutil
 
 from common import compile_package, finish, parser
 from penstock.core.interfaces import Json, MetricSink
-from penstock.monitor.record import Thinned
+from penstock.monitor.run_folder.record import Thinned
 from watched_runs import (
     Line,
     LivingRun,

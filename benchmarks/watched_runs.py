@@ -26,7 +26,7 @@ from penstock.core.interfaces import Handle
 from penstock.core.interfaces.engine import RoleStatus, RoleUsage, ThreadUsage
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.supervisor_server import SupervisorServer
-from penstock.monitor.record import METRICS, SUMMARY
+from penstock.monitor.run_folder.record import METRICS, SUMMARY
 
 Line = dict[str, Any]
 

@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 TEXT_NBYTES = 4 << 20  # of a summary, of versions
-LINE_NBYTES = 1 << 20  # a longer line of a file of objects is skipped
-CHUNK_NBYTES = 1 << 20  # of such a file, read at a time
-LINES_NBYTES = 4 << 30  # of a longer one only the end is read
 CONFIG_NBYTES = 256 << 10  # of a run's config; the YAML of so many bytes is parsed in 5 seconds
 
 DAMAGE = (
@@ -51,26 +48,6 @@ def read_regular(path: Path, most: int = TEXT_NBYTES) -> str:
     if len(found) > most:
         raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
     return found.decode()
-
-
-class CompleteLines:
-    """Joins chunks of a file of any size to complete lines, in bounded memory."""
-
-    def __init__(self, *, skips: bool = False) -> None:
-        """``skips``: whether the first chunk begins within a line, whose end is left out."""
-        self._left = b""  # the beginning of a line that is not complete
-        self._skips = skips  # within a line that is left out
-
-    def add(self, chunk: bytes) -> bytes:
-        """The lines that ``chunk`` completes. Of these, the first may be `LINE_NBYTES` longer than
-        the chunk; longer ones are left out."""
-        complete, newline, self._left = (self._left + chunk).rpartition(b"\n")
-        if newline and self._skips:
-            complete = complete.partition(b"\n")[2]
-            self._skips = False
-        if len(self._left) > LINE_NBYTES:
-            self._left, self._skips = b"", True
-        return complete + newline
 
 
 def write_atomic(path: Path, text: str) -> None:

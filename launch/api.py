@@ -26,8 +26,9 @@ from penstock.launch import topology
 from penstock.launch.resumed import resolve_resumed
 from penstock.launch.run import conduct
 from penstock.launch.supervisor_messages import KILLED_AS_ASKED, Outcome
-from penstock.monitor.json_lines import JsonView
-from penstock.monitor.record import METRICS, objects_in
+from penstock.monitor.json_view import JsonView
+from penstock.monitor.run_folder.lines import lines
+from penstock.monitor.run_folder.record import METRICS
 from penstock.monitor.view import ProgressLine, Silent
 
 
@@ -216,12 +217,12 @@ def evaluate(
 def history(run_dir: str | Path) -> list[dict[str, Any]]:
     """The metrics of each interval of a finished or live run. Raises UserError."""
     try:
-        with open_regular(Path(run_dir) / METRICS) as file:
-            return objects_in(file)
+        open_regular(Path(run_dir) / METRICS).close()
     except OSError as error:
         raise UserError(
             f"{run_dir} has no readable {METRICS} ({error.strerror}); give the folder of a run"
         ) from error
+    return lines(Path(run_dir) / METRICS)
 
 
 def _named(function: str, target: str | Path | Config) -> str | Config:

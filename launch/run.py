@@ -53,9 +53,9 @@ from penstock.launch.run_attempt import Attempt, missing, undone_where_refused
 from penstock.launch.supervisor import SignalHandler, SignalsAfterRun, Supervisor
 from penstock.launch.supervisor_messages import Outcome, RestartLimits
 from penstock.monitor import summary as last_words
-from penstock.monitor.events import EventLog
-from penstock.monitor.json_lines import write_line
-from penstock.monitor.record import Record
+from penstock.monitor.json_view import write_line
+from penstock.monitor.run_folder.events import EventLog
+from penstock.monitor.run_folder.record import Record
 from penstock.monitor.sinks import FanOut, check_libraries, make_sinks
 from penstock.monitor.view import make_deferred, make_view
 from penstock.transport.addresses import (

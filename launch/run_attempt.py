@@ -13,7 +13,7 @@ from penstock.configs.load import CONFIG_FILE
 from penstock.core.files import open_private
 from penstock.core.machine import VERSIONS
 from penstock.core.run_dir import HeldFolder
-from penstock.monitor.record import EVALUATIONS, METRICS, RESERVED, SUMMARY
+from penstock.monitor.run_folder.record import EVALUATIONS, METRICS, RESERVED, SUMMARY
 
 REPLACED = (CONFIG_FILE, SUMMARY, VERSIONS)
 APPENDED = (METRICS, EVALUATIONS)  # lines of a refused attempt stay behind those of an earlier run

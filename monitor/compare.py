@@ -14,12 +14,10 @@ from penstock.configs.errors import UserError
 from penstock.configs.same_env import same_game
 from penstock.configs.sections import EnvConfig
 from penstock.core.formatting import clock, count, finite, number
-from penstock.core.machine import recorded_versions
 from penstock.monitor.curves import (
-    EVALUATED,
-    EVALUATED_RETURN,
     OF_ONE_RUN,
     RETURN,
+    STATISTIC_NAMES,
     Ranges,
     RunCurves,
     Setting,
@@ -27,7 +25,6 @@ from penstock.monitor.curves import (
     check_metric,
     check_ranges,
     common_span,
-    curve,
     default_statistic,
     load,
     parse_ranges,
@@ -35,9 +32,9 @@ from penstock.monitor.curves import (
     run_curve,
     strata,
 )
+from penstock.monitor.run_folder.reader import evaluation_curve, mean_return
 
 LONGEST = 40  # characters of a value
-STATISTIC_NAMES = {"mean": "mean", "iqm": "interquartile mean"}
 
 Result = dict[str, Any]
 
@@ -66,7 +63,7 @@ def compare(
         raise UserError(f"--at is {at:g}; it must be a number of agent steps above 0, such as 1e6")
     if reach is not None and not math.isfinite(reach):
         raise UserError(f"--reach is {reach:g}; it must be a finite value of {metric}")
-    given, settings = parse_ranges(ranges), load(folders)
+    given, settings = parse_ranges(ranges), load(folders, [metric])
     check_metric(settings, metric)
     check_ranges(settings, [metric], given)
     scales = ranges_of(settings, metric, given)
@@ -84,7 +81,7 @@ def compare(
         "settings": [
             {
                 "name": setting.name,
-                "runs": [str(run.folder) for run in setting.runs],
+                "runs": [str(run.files.folder) for run in setting.runs],
                 "environments": list(setting.tasks),
                 "statistic": default_statistic(len(setting.tasks)),
                 **value,
@@ -196,7 +193,10 @@ def _way(setting: Setting, metric: str, reach: float | None, scales: Ranges | No
 def _totals(setting: Setting) -> Result:
     """Means over the runs: steps, duration and their ratio; the mean of the best evaluations, if
     they are of one environment."""
-    ends = [(finite(run.metrics[-1].get("env_steps")), _duration_s(run)) for run in setting.runs]
+    ends = [
+        (finite(run.files.last.get("env_steps")), finite(run.files.last.get("time_s")))
+        for run in setting.runs
+    ]
     known = [(steps, seconds) for steps, seconds in ends if steps and seconds]
     best = [found for run in setting.runs if (found := _best_evaluation(run)) is not None]
     comparable = len(best) == len(setting.runs) and len(setting.tasks) == 1
@@ -208,17 +208,13 @@ def _totals(setting: Setting) -> Result:
     }
 
 
-def _duration_s(run: RunCurves) -> float | None:
-    return finite(run.metrics[-1].get("time_s"))
-
-
 def _best_evaluation(run: RunCurves) -> float | None:
     """The highest mean return of the evaluations in the environment of the run, without those after
     a checkpoint to which the run has returned."""
-    found = run.evaluations
+    found = run.files.evaluations
     if run.env is not None:
         found = [line for line in found if _is_in(line.get("env"), run.env)]
-    _, means = curve(found, EVALUATED["env_steps"], EVALUATED_RETURN)
+    _, means = evaluation_curve(found, "env_steps", mean_return)
     return float(means.max()) if len(means) else None
 
 
@@ -249,7 +245,7 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
 
 def _versions(run: RunCurves) -> dict[str, Any]:
     """Machine and versions at the last start of a run, by names such as `versions.torch`."""
-    last: Mapping[str, Any] = next(reversed(recorded_versions(run.folder)), {})
+    last: Mapping[str, Any] = next(reversed(run.files.starts), {})
     packages = last.get("packages")
     flat = {**last, **(packages if isinstance(packages, dict) else {})}
     return {f"versions.{k}": v for k, v in flat.items() if k not in ("packages", "time")}

@@ -7,7 +7,7 @@ one algorithm in several environments (tasks).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -18,26 +18,18 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from penstock.configs.errors import UserError
-from penstock.configs.load import CONFIG_FILE
 from penstock.configs.sections import EnvConfig
-from penstock.configs.yaml_text import parse
-from penstock.core.files import CONFIG_NBYTES, read_regular
-from penstock.core.formatting import finite
 from penstock.monitor.intervals import STATISTICS, Floats, bootstrap
-from penstock.monitor.metric_groups import by_rank, scalars
-from penstock.monitor.record import EVALUATIONS, METRICS, Lines, evaluation_figures, lines
-from penstock.monitor.runs import state
+from penstock.monitor.metric_groups import scalars
+from penstock.monitor.run_folder.columns import Points
+from penstock.monitor.run_folder.reader import RunReader, figures_of, is_evaluation, is_return
+from penstock.monitor.run_folder.record import METRICS
 
 RETURN = "episode_return_mean"
-EVALUATION = "eval_"  # the beginning of the names of an evaluation's figures
-EVALUATED = {"env_steps": "trained_steps", "time_s": "time_s"}  # of the evaluated weights
-EVALUATED_RETURN = "return/mean"  # path in a line of `evaluations.jsonl`
-RETURNS = ("episode_return", "eval_return")  # their scale depends on the task
-AROUND = 2  # intervals on either side with which one is compared
 FORM = ("env.kwargs", "env.wrappers")  # options of environments of one id
+STATISTIC_NAMES = {"mean": "mean", "iqm": "interquartile mean"}
 OF_ONE_RUN = ("run.seed", "run.dir")  # options that differ between the runs of a setting
 
-Curve = tuple[Floats, Floats]
 Ranges = Mapping[str, tuple[float, float]]
 """By task, the values of a metric that are scaled to 0 and 1."""
 
@@ -46,9 +38,8 @@ Ranges = Mapping[str, tuple[float, float]]
 class RunCurves:
     """The measurements and the options of one run."""
 
-    folder: Path
-    metrics: Lines
-    evaluations: Lines
+    files: RunReader
+    """What was read of its metrics and evaluations."""
     options: Mapping[str, Any]
     """By dotted name, as in `config.yaml`; empty if that cannot be read."""
     env: EnvConfig | None
@@ -101,13 +92,18 @@ class Band:
     high: Floats
 
 
-def load(folders: Sequence[str]) -> list[Setting]:
+def load(folders: Sequence[str], metrics: Collection[str] | None = None) -> list[Setting]:
     """The settings in the folders, in their order: a run, a folder of `train --seeds`, or a folder
     of such folders for several environments. Runs that are given one by one and differ only in
-    their seed are one setting. Raises UserError for other folders."""
+    their seed are one setting. Raises UserError for other folders.
+
+    Args:
+        metrics: those of which curves are made, by their names or paths such as `ledger/compute`;
+            None: all, with the gaps of `MetricColumns` in a long run.
+    """
     found: list[Setting] = []
     for folder in folders:
-        new = _setting(Path(folder))
+        new = _setting(Path(folder), metrics)
         same = [i for i, known in enumerate(found) if _are_seeds(known, new)]
         if same:
             known = found[same[0]]
@@ -118,80 +114,24 @@ def load(folders: Sequence[str]) -> list[Setting]:
     return _with_tasks(found)
 
 
-def load_run(folder: Path) -> RunCurves:
-    """The measurements of one run, as far as they can be read."""
-    try:
-        text = read_regular(folder / CONFIG_FILE, CONFIG_NBYTES)
-        config = parse(text, str(folder / CONFIG_FILE))[0]
-    except (OSError, ValueError, UserError):
-        config = None
-    config = config if isinstance(config, dict) else {}
+def load_run(folder: Path, metrics: Collection[str] | None = None) -> RunCurves:
+    """One run as far as it can be read, with these ``metrics``; see `load`."""
+    files = RunReader(folder, only=metrics, follow_links=True)
+    files.read()
     env = None
     with suppress(ValueError):
-        env = EnvConfig.model_validate(config.get("env"))
-    found = lines(folder / METRICS), lines(folder / EVALUATIONS)
-    return RunCurves(folder, *found, dict(flat(config)), env)
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The options of a config by dotted name."""
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def curve(found: Lines, x: str, y: str) -> Curve:
-    """The points of a run, by rising ``x``; ``y`` is a name or a path, such as `ledger/compute`.
-    Points that a resume from an older checkpoint has repeated replace the earlier ones."""
-    points: list[tuple[float, float]] = []
-    for line in found:
-        at, value = finite(line.get(x)), finite(_at(line, y))
-        if at is None or value is None:
-            continue
-        while points and points[-1][0] >= at:
-            points.pop()
-        points.append((at, value))
-    xs, ys = np.array(points, np.float64).reshape(-1, 2).T
-    return xs, ys
-
-
-def whole(found: Lines) -> Lines:
-    """The lines without shortened intervals. Their rates are unreliable; they are the last one of a
-    run and those around a restart. An interval is compared with its neighbours, because each start
-    of a run may set another `run.interval_s`."""
-    if not found:
-        return []
-    times = [finite(line.get("time_s")) or 0.0 for line in found]
-    gaps = np.diff(times, prepend=0.0)  # of an older version, whose lines were not thinned
-    recorded = [finite(line.get("interval_s")) for line in found]
-    lengths = [gap if own is None else own for own, gap in zip(recorded, gaps, strict=True)]
-    padded = np.pad(np.array(lengths, np.float64), AROUND, constant_values=np.nan)
-    least_s = np.nanmedian(sliding_window_view(padded, 2 * AROUND + 1), -1) / 2
-    return [line for line, s, least in zip(found, lengths, least_s, strict=True) if s >= least]
+        env = EnvConfig.model_validate(files.config.get("env"))
+    return RunCurves(files, files.options, env)
 
 
 def run_curve(
     run: RunCurves, x: str, y: str, smooth: int = 1, ranges: Ranges | None = None
-) -> Curve:
-    """A metric of a run, each point the mean of it and of the ``smooth`` - 1 before it; with
-    ``ranges``, scaled. A figure of an evaluation is at the steps, or the time, of the evaluated
-    weights."""
-    xs, ys = curve(_lines_of(run, y), EVALUATED[x] if is_evaluation(y) else x, y)
+) -> Points:
+    """`RunReader.curve` of a run, each point the mean of it and of the ``smooth`` - 1 before it;
+    with ``ranges``, scaled."""
+    xs, ys = run.files.curve(x, y)
     low, high = (ranges or {}).get(run.task, (0.0, 1.0))
     return xs, (smoothed(ys, smooth) - low) / ((high - low) or 1.0)
-
-
-def _lines_of(run: RunCurves, y: str) -> Lines:
-    """The lines of a run that can have a metric."""
-    if not is_evaluation(y):
-        return run.metrics if is_return(y) else whole(run.metrics)
-    found = []
-    for line in run.evaluations:
-        with suppress(LookupError, TypeError):  # of a line that was damaged
-            found.append({**line, **evaluation_figures(line)})
-    return found
 
 
 def smoothed(values: Floats, count: int) -> Floats:
@@ -203,16 +143,6 @@ def smoothed(values: Floats, count: int) -> Floats:
     if len(values) < count:
         return means
     return np.concatenate([means, sliding_window_view(values, count).mean(-1)])
-
-
-def is_evaluation(name: str) -> bool:
-    """Whether a metric is a figure of evaluations."""
-    return name.startswith(EVALUATION)
-
-
-def is_return(name: str) -> bool:
-    """Whether a metric is a return, whose scale depends on the environment."""
-    return name.startswith(RETURNS)
 
 
 def strata(
@@ -314,16 +244,15 @@ def check_ranges(settings: Sequence[Setting], metrics: Sequence[str], given: Ran
 
 def check_metric(settings: Sequence[Setting], y: str) -> None:
     """Raise UserError for a metric that no run has."""
-    known: dict[str, None] = {}
+    known: dict[str, float | None] = {}
     for setting in settings:
         for run in setting.runs:
-            if any(finite(_at(line, y)) is not None for line in _lines_of(run, y)):
+            if run.files.has(y):
                 return
-            last = [(line, False) for line in run.metrics[-1:]]
-            last += [(line, True) for line in _lines_of(run, EVALUATION)[-1:]]
-            for line, evaluated in last:
-                names = (path for path, _ in scalars(line) if is_evaluation(path) == evaluated)
-                known |= dict.fromkeys(names)
+            last = [path for path, _ in scalars(run.files.last) if not is_evaluation(path)]
+            known |= dict.fromkeys(last)
+            for line in run.files.evaluations[-1:]:
+                known |= dict(scalars(figures_of(line)))
     close = get_close_matches(y, known, n=1, cutoff=0.0)
     nearest = f"; the nearest name is {close[0]}" if close else ""
     raise UserError(
@@ -332,27 +261,13 @@ def check_metric(settings: Sequence[Setting], y: str) -> None:
     )
 
 
-def _at(line: Mapping[str, Any], path: str) -> Any:
-    """A figure by its name, or by its path in nested figures."""
-    if path in line:
-        return line[path]
-    found: Any = line
-    for name in path.split("/"):
-        if isinstance(found, list):
-            found = by_rank(found).get(name)
-        elif isinstance(found, Mapping):
-            found = found.get(name)
-        else:
-            return None
-    return found
-
-
-def _setting(folder: Path) -> Setting:
+def _setting(folder: Path, metrics: Collection[str] | None) -> Setting:
     members = _members(folder)
     if not members:
         raise UserError(f"{folder} has no {METRICS}, so there is nothing to show; name a run")
-    runs = [run for run in map(load_run, members) if run.metrics]
-    if not runs and any(state(path) == "running" for path in members):
+    loaded = [load_run(path, metrics) for path in members]
+    runs = [run for run in loaded if run.files.columns.lines]
+    if not runs and any(run.files.state == "running" for run in loaded):
         raise UserError(f"{folder} contains no measurement yet; try again in a moment")
     if not runs:
         raise UserError(

@@ -17,19 +17,15 @@ import numpy as np
 
 from penstock.configs.errors import UserError
 from penstock.monitor.curves import (
-    EVALUATED,
-    EVALUATED_RETURN,
     RETURN,
-    Curve,
+    STATISTIC_NAMES,
     Ranges,
     Setting,
     band,
     check_metric,
     check_ranges,
     common_span,
-    curve,
     default_statistic,
-    is_evaluation,
     is_scaled,
     load,
     parse_ranges,
@@ -38,6 +34,8 @@ from penstock.monitor.curves import (
     strata,
 )
 from penstock.monitor.intervals import Floats
+from penstock.monitor.run_folder.columns import Points
+from penstock.monitor.run_folder.reader import evaluation_curve, is_evaluation, mean_return
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,11 +93,11 @@ def plot(
             f"--out {out} has no suffix, which selects the format; give a name that ends in .png, "
             ".svg, .pdf or .html"
         )
-    given, settings = parse_ranges(ranges), load(folders)
+    panels = metrics or PANELS
+    given, settings = parse_ranges(ranges), load(folders, panels)
     for name in metrics:
         check_metric(settings, name)
     path = Path(out) if out else (Path(folders[0]) if len(folders) == 1 else Path()) / "plot.png"
-    panels = metrics or PANELS
     check_ranges(settings, panels, given)
     columns = [by] if by else (["steps"] if metrics else list(AXES))
     height = 4.0 if len(panels) == 1 else 2.6
@@ -114,7 +112,7 @@ def plot(
         label_x(cell, AXES[column])
     of_evaluations = [name for name in panels if name == RETURN or is_evaluation(name)]
     dots = not all(is_scaled(settings, name) for name in of_evaluations)
-    dots &= any(run.evaluations for setting in settings for run in setting.runs)
+    dots &= any(run.files.evaluations for setting in settings for run in setting.runs)
     _explain(figure, settings, statistic, smooth, dots=dots)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -166,7 +164,7 @@ def draw(
         _draw_lines(cell, setting, x, y, smooth, statistic, scales, style)
         if y == RETURN and scales is None:
             for run in setting.runs:
-                found = thinned(*curve(run.evaluations, EVALUATED[x], EVALUATED_RETURN))
+                found = thinned(*evaluation_curve(run.files.evaluations, x, mean_return))
                 cell.plot(*found, color=style["color"], **DOTS, linestyle="")
     cell.grid(True, linewidth=0.4, alpha=0.5)
     cell.spines[["top", "right"]].set_visible(False)
@@ -217,7 +215,7 @@ def _marks(xs: Floats, y: str) -> Mapping[str, Any]:
     return DOTS if is_evaluation(y) or len(xs) == 1 else {}
 
 
-def thinned(xs: Floats, ys: Floats) -> Curve:
+def thinned(xs: Floats, ys: Floats) -> Points:
     """At most `MOST_POINTS` points of a curve, equally spaced, with the first and the last."""
     if len(xs) <= MOST_POINTS:
         return xs, ys
@@ -276,8 +274,8 @@ def _explain(
     """The names of the lines below the panels, and what a band and a dot is."""
     several = [setting for setting in settings if len(setting.runs) > 1]
     chosen = {statistic or default_statistic(len(setting.tasks)) for setting in several}
-    names = {"mean": "mean", "iqm": "interquartile mean"}
-    parts = [f"line: {' or '.join(names[name] for name in sorted(chosen))}"] if several else []
+    names = " or ".join(STATISTIC_NAMES[name] for name in sorted(chosen))
+    parts = [f"line: {names}"] if several else []
     parts += ["band: 95 % bootstrap interval"] if several else []
     parts += ["dots: evaluations"] if dots else []
     parts += [f"smoothed over {smooth} measurements"] if smooth > 1 else []

@@ -31,11 +31,11 @@ from penstock.core.formatting import finite
 from penstock.core.interfaces import Json, MetricSink, RunEvent
 from penstock.core.notes import note_logger
 from penstock.monitor import ranks
-from penstock.monitor.events import KINDS
 from penstock.monitor.figures import role_mean
 from penstock.monitor.metric_groups import FALLBACK, group
 from penstock.monitor.registry import PrometheusOptions
-from penstock.monitor.runs import reached
+from penstock.monitor.run_folder.events import KINDS
+from penstock.monitor.run_folder.folder import reached
 from penstock.monitor.scrape_server import Page, ScrapeServer, plain
 from penstock.profiling.histogram import MOST_S, bin_of, edge
 

@@ -20,7 +20,7 @@ from penstock.configs.run import SINKS, SinkSpec
 from penstock.configs.secrets import redacted
 from penstock.core.files import without_nan
 from penstock.core.interfaces import Json, MetricSink, RunEvent, SinkFactory
-from penstock.monitor.record import METRICS, Thinned, evaluation_figures
+from penstock.monitor.run_folder.record import METRICS, Thinned, evaluation_figures
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config

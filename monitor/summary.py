@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from penstock.core.formatting import clock, count, number, percent, reasons
 from penstock.core.run_dir import has_checkpoint
 from penstock.monitor.figures import Metrics, evaluated, frames_per_s
-from penstock.monitor.runs import Best, best
+from penstock.monitor.run_folder.checkpoints import Best, best
 
 Rows = list[tuple[str, str]]
 
@@ -33,7 +33,7 @@ def rows(summary: Metrics, run_dir: Path) -> Rows:
         shown["solved"] = _solved(summary)
     if "eval_return_mean" in summary:
         shown["evaluation"] = evaluated(summary)
-    if (found := best(run_dir)) is not None:
+    if (found := best(run_dir, follow_links=True)) is not None:
         shown["best"] = _best(found)
     shown |= accounting(summary["accounting"])
     failed = {"actors": m("actors_restarted"), "learners": m("learners_restarted")}

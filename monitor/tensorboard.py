@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +27,7 @@ from penstock.core.interfaces import Json, MetricSink
 from penstock.core.processes import die_with, python
 from penstock.monitor.metric_groups import scalars, tag
 from penstock.monitor.new_videos import TAG, NewVideos
+from penstock.monitor.run_folder.folder import flat
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
@@ -72,7 +73,7 @@ class Board(MetricSink):
 
         if self._writer is None:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            about = hparams(dict(options(self._config)), COMPARED)[:2]  # not the end
+            about = hparams(_hyper_parameters(self._config), COMPARED)[:2]  # not the end
             self._writer = _EventsFile(self._folder, about)
         values = [Summary.Value(tag=tag(n), simple_value=value) for n, value in scalars(metrics)]
         self._step = metrics.get("env_steps", 0)
@@ -230,14 +231,13 @@ def main() -> None:
     os.execv(command[0], command)
 
 
-def options(config: Json, prefix: str = "") -> Iterator[tuple[str, str | bool | float]]:
+def _hyper_parameters(config: Json) -> dict[str, str | bool | float]:
     """The options of a config by their dotted names, without null. Lists are text."""
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from options(value, f"{prefix}{name}.")
-        elif value is not None:
-            plain = isinstance(value, str | bool | int | float)
-            yield f"{prefix}{name}", value if plain else json.dumps(value)
+    return {
+        name: value if isinstance(value, str | bool | int | float) else json.dumps(value)
+        for name, value in flat(config)
+        if value is not None
+    }
 
 
 if __name__ == "__main__":

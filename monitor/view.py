@@ -14,8 +14,8 @@ from penstock.configs.errors import printable
 from penstock.core.formatting import count, finite
 from penstock.core.interfaces import Json, MetricSink, RunEvent
 from penstock.monitor.figures import BEST, evaluated, figures, line
-from penstock.monitor.json_lines import JsonView
-from penstock.monitor.record import evaluation_figures
+from penstock.monitor.json_view import JsonView
+from penstock.monitor.run_folder.record import evaluation_figures
 from penstock.monitor.terminal_charts import History, bar, sparkline
 
 if TYPE_CHECKING:

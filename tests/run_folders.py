@@ -10,8 +10,8 @@ from penstock.configs.load import CONFIG_FILE, dump, resolve
 from penstock.core.interfaces import RunEvent
 from penstock.core.machine import record_versions
 from penstock.evaluation.evaluate import summary
-from penstock.monitor.events import EventLog
-from penstock.monitor.record import Record
+from penstock.monitor.run_folder.events import EventLog
+from penstock.monitor.run_folder.record import Record
 
 STEPS = 100  # between two measurements
 LEDGER = {"compute": 0.75, "wait_data": 0.25}

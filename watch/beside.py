@@ -1,13 +1,21 @@
-"""`penstock train --watch`: serves the page in a process of its own, as long as the run lasts."""
+"""`penstock train --watch`: serves the page in a process of its own, as long as the run lasts.
+
+That process is this module, too (`main`). It serves one run, until its standard input is closed.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import select
+import signal
 import subprocess
+import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
+from penstock.configs.errors import UserError
 from penstock.core.interfaces import Json, MetricSink
 from penstock.core.notes import note_logger
 from penstock.core.processes import python
@@ -44,7 +52,7 @@ class PageBeside(MetricSink):
                     break
 
     def _start(self) -> None:
-        command = python("penstock.watch.beside_process", self._run_dir.absolute())
+        command = python("penstock.watch.beside", self._run_dir.absolute())
         try:
             self._process = subprocess.Popen(
                 command,
@@ -83,3 +91,30 @@ class PageBeside(MetricSink):
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def main(run_dir: str) -> int:
+    """Serve the run on loopback; the address, or the reason for none, is a JSON object on standard
+    output."""
+    from penstock.watch.server import Listen, serve
+
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        serve(run_dir, Listen(), lambda address: _print_json(address=address))
+    except UserError as error:
+        _print_json(error=str(error))
+        return 2
+    return 0
+
+
+def _print_json(**fields: str) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -14,9 +14,9 @@ from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
-from penstock.monitor.record import METRICS
-from penstock.watch.files import is_trusted
-from penstock.watch.run_files import WatchedRun
+from penstock.monitor.run_folder.files import is_trusted
+from penstock.monitor.run_folder.record import METRICS
+from penstock.watch.watched_run import WatchedRun
 
 DEPTH = 3  # of folders below the given one
 MOST_RUNS = 2000

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.core.formatting import finite
-from penstock.watch.columns import MetricColumns
+from penstock.monitor.run_folder.columns import MetricColumns
 from penstock.watch.verdicts import WINDOW_S, MetricWindow
 
 LIMITS = {  # the stage that a verdict names; "host": none of them, but the cores that they share

@@ -22,15 +22,13 @@ import numpy as np
 import penstock
 from penstock.configs.errors import UserError
 from penstock.core.files import write_atomic
-from penstock.monitor.curves import is_evaluation, is_return
 from penstock.monitor.intervals import Floats
-from penstock.monitor.record import METRICS
-from penstock.watch.bundle import bundle, document
+from penstock.monitor.run_folder.files import Row, names_in, open_in, read_tail, stamp
+from penstock.monitor.run_folder.reader import is_evaluation, is_return
+from penstock.monitor.run_folder.record import METRICS
 from penstock.watch.catalog import RunCatalog
-from penstock.watch.files import Row, names_in, open_in, read_tail, stamp
-from penstock.watch.page_files import STATIC, plotly_script
-from penstock.watch.run_files import WatchedRun
-from penstock.watch.series import as_json, full_intervals, reduced, short
+from penstock.watch.page_files import STATIC, bundle, document, plotly_script
+from penstock.watch.series import as_json, reduced, short
 from penstock.watch.verdicts import LEDGERS
 from penstock.watch.views import (
     AXES,
@@ -41,6 +39,7 @@ from penstock.watch.views import (
     VIDEOS,
     Views,
 )
+from penstock.watch.watched_run import WatchedRun
 
 PAGE = "report.html"
 MOST_VALUES = 300_000  # of all metrics, some 3 MB
@@ -49,7 +48,6 @@ MOST_VIDEO_NBYTES = 64 << 20  # of all videos with their decisions, the newest f
 LOG_NBYTES = 8 << 10  # the end of each log
 MOST_LOGS = 40
 LOGS_FIRST = ("learner", "connector", "relay", "evaluator")  # actors come last, being many
-READ_S = 1.0  # at a time
 EVALUATED = ("eval_return_greedy", "eval_return_sampled")
 
 
@@ -141,8 +139,7 @@ def _answers(views: Views, name: str, count: int, videos: dict[str, str]) -> tup
     page, and notes on what is left out. Videos are added to ``videos`` in base64, by the id of
     their block."""
     run = views.catalog.run(name)
-    while run.read(READ_S) < 1.0:
-        pass
+    run.read()
     agent, events = views.agent(name), views.events(name)
     embedded, decisions, left_out = _videos(
         views, name, agent["videos"], MOST_VIDEO_NBYTES // count, videos
@@ -227,7 +224,7 @@ def _rows_in_a_point(run: WatchedRun, most_values: int) -> int:
 def _curves(run: WatchedRun, every: int) -> Row:
     """The columns of the metrics, and all else that is on their charts."""
     columns, names = run.columns, _embedded(run)
-    full = full_intervals(columns.column("interval_s"))
+    full = columns.full_intervals()
     found: dict[str, list[float | int | None]] = {}
     for name in names:
         values = columns.column(name)
@@ -288,7 +285,7 @@ def _videos(
         name = video["file"]
         before = stamp(folder, "videos", name)
         try:
-            with open(open_in(folder, "videos", name), "rb") as file:
+            with open_in(folder, "videos", name) as file:
                 data: Any = file.read(left + 1)
         except FileNotFoundError:
             continue

@@ -19,7 +19,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl
 
-from penstock.watch.files import is_trusted
+from penstock.monitor.run_folder.files import is_trusted
 from penstock.watch.peers import user_of
 
 URL_NBYTES = 8192

@@ -13,8 +13,8 @@ import numpy as np
 
 from penstock.core.formatting import count, finite, number
 from penstock.monitor.intervals import Floats
-from penstock.monitor.record import FINENESS
-from penstock.watch.files import Row
+from penstock.monitor.run_folder.files import Row
+from penstock.monitor.run_folder.record import FINENESS
 
 STALL_S = 30.0  # without a line of metrics, at least
 OVERDUE_S = 5.0  # without a line of metrics: then the learner is looked at, in the list too

@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 
 from penstock.configs.errors import UserError
+from penstock.monitor.run_folder.files import is_trusted
 from penstock.monitor.status import add_shares
 from penstock.monitor.supervisor_client import Report, reach
-from penstock.watch.files import is_trusted
 
 EVERY_S = 1.0
 AGAIN_S = 5.0  # after a run that did not answer

@@ -1,9 +1,24 @@
-"""The files of the page: its document, scripts and style, and the script of plotly.js."""
+"""The files of the page, and the page as one HTML document that asks for no other file.
+
+A document that is opened from a disk cannot import modules beside it, as browsers treat each file
+as a site of its own. So the modules become one script: each is a function that returns its exports,
+and an import takes them from there. That covers the forms of `import` and `export` that our modules
+use; any other is refused, so that it is found by a test and not by a reader.
+
+The content security policy of the document allows only the scripts that were written here, by their
+hashes, and no request.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from penstock.configs.errors import UserError
 
@@ -14,6 +29,17 @@ KINDS = {
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
 }
+IMPORT = re.compile(r'^import \{([^{}]*)\} from "\./([\w-]+\.js)";$', re.MULTILINE)
+EXPORT = re.compile(
+    r"^export (?=(?:async )?(?:function|class|const) (?P<name>[A-Za-z_$][\w$]*))", re.MULTILINE
+)
+REFUSED = re.compile(r"^(?:import|export)\b.*|\bimport(?:\(|\.meta).*", re.MULTILINE)
+NAME = re.compile(r"[A-Za-z_$][\w$]*(?: as [A-Za-z_$][\w$]*)?")
+LINKS = (
+    '<link rel="icon" href="icon.svg" type="image/svg+xml">\n',
+    '<link rel="stylesheet" href="style.css">\n',
+    '<script type="module" src="app.js"></script>\n',
+)
 
 
 def plotly_script() -> Path:
@@ -26,3 +52,116 @@ def plotly_script() -> Path:
     raise UserError(
         "the charts need the package plotly, which is not installed: pip install 'penstock[watch]'"
     )
+
+
+def bundle(modules: Mapping[str, str], entry: str) -> str:
+    """The module ``entry`` and all that it imports as the text of one script.
+
+    Raises ValueError for a form of import or export that is not understood, for a missing module,
+    and for modules that import each other.
+    """
+    done: dict[str, str] = {}
+
+    def add(name: str, importers: tuple[str, ...]) -> None:
+        if name in done:
+            return
+        if name in importers:
+            raise ValueError(f"modules import each other: {' > '.join((*importers, name))}")
+        if name not in modules:
+            raise ValueError(
+                f"{importers[-1] if importers else 'the page'} imports {name}: no such"
+            )
+        for found in IMPORT.finditer(modules[name]):
+            add(found[2], (*importers, name))
+        done[name] = _as_function(name, modules[name])
+
+    add(entry, ())
+    return "\n".join(done.values())
+
+
+def document(
+    html: str, style: str, scripts: Sequence[str], data: Mapping[str, Any], icon: str
+) -> str:
+    """``html`` with its style, its scripts and ``data`` inside.
+
+    Args:
+        html: the document of the page, with the three links to its own files.
+        scripts: each the text of a script, in the order in which they run.
+        data: by the id of its element, what becomes the text of a data block: JSON of it, or a text
+            of base64 as it is.
+        icon: an SVG.
+
+    Raises ValueError if ``html`` does not have the links.
+    """
+    for link in LINKS:
+        if html.count(link) != 1:
+            raise ValueError(f"the page must contain {link.strip()} once")
+        html = html.replace(link, "")
+    ready = [_script_text(text) for text in scripts]
+    hashes = " ".join(f"'sha256-{_sha256(text)}'" for text in ready)
+    policy = (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; media-src blob:; base-uri 'none'; form-action 'none'"
+    )
+    icon_url = f"data:image/svg+xml;base64,{base64.b64encode(icon.encode()).decode()}"
+    head = (
+        f'<meta http-equiv="content-security-policy" content="{policy}">\n'
+        f'<link rel="icon" href="{icon_url}">\n<style>\n{style}</style>\n'
+    )
+    blocks = [
+        f'<script type="text/plain" id="{name}">{block_text(value)}</script>\n'
+        for name, value in data.items()
+    ]
+    kinds = ["", ' type="module"']  # the last one runs when the document is complete
+    code = [
+        f"<script{kinds[i == len(ready) - 1]}>{text}</script>\n" for i, text in enumerate(ready)
+    ]
+    if "</style" in style.lower() or html.count("</head>") != 1 or html.count("</body>") != 1:
+        raise ValueError("the page must have one head and one body, and its style no tag")
+    html = html.replace("</head>", f"{head}</head>")
+    before, _, after = html.partition("</body>")
+    return "".join((before, *blocks, *code, "</body>", after))
+
+
+def block_text(value: Any) -> str:
+    """JSON in which no tag or comment can begin, so that it ends no element of a document; a text
+    without such characters as it is."""
+    if isinstance(value, str) and "<" not in value:
+        return value
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _script_text(text: str) -> str:
+    """A script that ends no element. The replacements mean the same within the strings, templates
+    and regular expressions of JavaScript, where such text is."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")  # as in HTML
+    text = re.sub(r"</(?=script)", r"<\\/", text, flags=re.IGNORECASE)
+    return text.replace("<!--", "\\x3c!--")
+
+
+def _sha256(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _as_function(name: str, text: str) -> str:
+    """A module as a constant: the object of its exports."""
+    exports = [found["name"] for found in EXPORT.finditer(text)]
+    text = IMPORT.sub(_taken, EXPORT.sub("", text))
+    if refused := REFUSED.search(text):
+        raise ValueError(f"{name} has a form of import or export that is not known: {refused[0]}")
+    return (
+        f"const {_variable(name)} = (() => {{\n{text}\nreturn {{ {', '.join(exports)} }};\n}})();"
+    )
+
+
+def _taken(found: re.Match[str]) -> str:
+    """`import { a, b as c } from "./x.js";` as a constant pattern."""
+    names = [name.strip() for name in found[1].split(",") if name.strip()]
+    if unknown := [name for name in names if not NAME.fullmatch(name)]:
+        raise ValueError(f"an import has an unknown form: {unknown[0]}")
+    taken = ", ".join(name.replace(" as ", ": ") for name in names)
+    return f"const {{ {taken} }} = {_variable(found[2])};"
+
+
+def _variable(name: str) -> str:
+    return "module_" + re.sub(r"\W", "_", name)

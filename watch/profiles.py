@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.formatting import finite
+from penstock.monitor.run_folder.files import Row, open_in, read_json, stamp
 from penstock.profiling.report import last_minute
 from penstock.profiling.report.files import DATA, TRACE
 from penstock.profiling.report.tables import heading, tables
 from penstock.profiling.report.trace import limit
-from penstock.watch.files import Row, open_in, read_json, stamp
 
 MOST_SPANS = 100_000  # some 600 KB as JSON
 MOST_THREADS = 64
@@ -80,7 +80,7 @@ def _bars(profile: Mapping[str, Any]) -> list[Row]:
 def timeline_of(folder: Path) -> Row:
     """The spans of `trace.json`, as `timeline` gives them; without threads if there is no trace."""
     try:
-        with open(open_in(folder, TRACE), "rb") as file:
+        with open_in(folder, TRACE) as file:
             return _read_trace(file)
     except OSError:
         return timeline({}, "")

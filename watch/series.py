@@ -1,4 +1,4 @@
-"""Curves that fit a screen: cleaned, smoothed and reduced to some hundred points."""
+"""Curves that fit a screen: smoothed and reduced to some hundred points."""
 
 from __future__ import annotations
 
@@ -6,42 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
-from penstock.monitor.curves import AROUND, smoothed
+from penstock.monitor.curves import smoothed
 from penstock.monitor.intervals import Floats
-
-Points = tuple[Floats, Floats]
-
-
-def rising(xs: Floats) -> NDArray[np.bool_]:
-    """Which points remain, so that ``xs`` rises: a resume from an older checkpoint repeats a part,
-    and the repetition replaces it."""
-    later = np.minimum.accumulate(xs[::-1])[::-1]
-    kept = np.ones(len(xs), np.bool_)
-    kept[:-1] = xs[:-1] < later[1:]
-    return kept
-
-
-def full_intervals(seconds: Floats) -> NDArray[np.bool_]:
-    """Which rows cover a whole interval, compared with their neighbours. Rates of the others, at
-    the end of a run and around a restart, are unreliable."""
-    if not len(seconds) or np.isnan(seconds).all():
-        return np.ones(len(seconds), np.bool_)
-    known = np.where(np.isnan(seconds), np.nanmedian(seconds), seconds)
-    padded = np.pad(known, AROUND, constant_values=np.nan)
-    middle = np.nanmedian(sliding_window_view(padded, 2 * AROUND + 1), -1)
-    kept: NDArray[np.bool_] = known >= middle / 2
-    return kept
-
-
-def known(xs: Floats, ys: Floats) -> Points:
-    """The points with both coordinates, by rising ``xs``."""
-    have = ~(np.isnan(xs) | np.isnan(ys))
-    xs, ys = xs[have], ys[have]
-    kept = rising(xs)
-    return xs[kept], ys[kept]
+from penstock.monitor.run_folder.columns import Points
 
 
 def clipped(xs: Floats, ys: Floats, low: float | None, high: float | None) -> Points:

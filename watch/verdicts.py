@@ -21,6 +21,8 @@ from penstock.core.files import CONFIG_NBYTES
 from penstock.core.formatting import finite
 from penstock.monitor.intervals import Floats
 from penstock.monitor.ranks import COUNTERS
+from penstock.monitor.run_folder.columns import MetricColumns
+from penstock.monitor.run_folder.files import read_text, stamp
 from penstock.profiling.ledger import Part, learner_parts
 from penstock.profiling.report.profile import (
     RECEIVED,
@@ -34,8 +36,6 @@ from penstock.profiling.report.profile import (
     judged_options,
     with_verdict,
 )
-from penstock.watch.columns import MetricColumns
-from penstock.watch.files import read_text, stamp
 
 WINDOW_S = 20.0
 LEDGERS = "ledgers/"

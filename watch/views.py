@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import struct
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,29 +19,22 @@ from penstock.configs.transports import TRANSPORTS
 from penstock.configs.yaml_text import parse
 from penstock.core.formatting import count as digits
 from penstock.core.formatting import finite
-from penstock.core.machine import VERSIONS
 from penstock.evaluation import decisions
-from penstock.monitor.curves import RETURN, flat, is_evaluation
+from penstock.monitor.curves import RETURN
 from penstock.monitor.metric_groups import group
-from penstock.monitor.record import METRICS
+from penstock.monitor.run_folder.checkpoints import checkpoints
+from penstock.monitor.run_folder.columns import Points, rising
+from penstock.monitor.run_folder.files import Row, names_in, read_tail, read_text, stamp
+from penstock.monitor.run_folder.folder import flat
+from penstock.monitor.run_folder.reader import is_evaluation
+from penstock.monitor.run_folder.record import METRICS
 from penstock.profiling.report.files import TRACE
 from penstock.watch.catalog import RunCatalog
-from penstock.watch.files import Row, names_in, open_in, read_json, read_tail, read_text, stamp
 from penstock.watch.flow import flow
 from penstock.watch.headline import end, is_overdue, learning, restart, stall, wrong
 from penstock.watch.live import LiveStatus
 from penstock.watch.profiles import profile_of, recorded_of, timeline_of
-from penstock.watch.run_files import WatchedRun, shown_event
-from penstock.watch.series import (
-    Points,
-    as_json,
-    clipped,
-    means,
-    reduced,
-    rising,
-    smooth,
-    spread,
-)
+from penstock.watch.series import as_json, clipped, means, reduced, smooth, spread
 from penstock.watch.verdicts import (
     LEDGERS,
     WINDOW_S,
@@ -51,6 +43,7 @@ from penstock.watch.verdicts import (
     load_options,
     process_names,
 )
+from penstock.watch.watched_run import WatchedRun, shown_event
 
 LIST_S = 1.0  # in which the list asks supervisors, of which some may not reply
 BUDGET_S = 0.1  # to read new lines, per request
@@ -65,9 +58,6 @@ MOST_EVALUATED = 100  # of the newest evaluations
 LOG_NBYTES = 1 << 16
 MOST_FILES = 500
 MOST_NAMES = 10 * MOST_FILES  # in a folder, of which those above are the newest or the first
-CHECKPOINT = "checkpoint.safetensors"
-MOST_HEADERS = 20  # of the newest checkpoints, whose steps are read
-HEADER_NBYTES = 1 << 22  # of a checkpoint; in a longer one its steps are not looked for
 VIDEOS = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif"}
 AXES = ("env_steps", "time_s")
 FIGURES = (
@@ -280,9 +270,9 @@ class Views:
         return {
             "options": options,
             "base": base,
-            "starts": _starts(run.folder),
+            "starts": _starts(run),
             "accounting": _accounting(run),
-            "checkpoints": _checkpoints(run),
+            "checkpoints": checkpoints(run.folder),
             "summary": {k: _plain(run.summary.get(k)) for k in ("exit_reason", "error")},
             "folder": str(run.folder),
         }
@@ -357,7 +347,7 @@ class Views:
         known = self._verdicts.get(run.folder)
         if known is None or known[0] != key:
             try:
-                cores = None if status["live"] else _recorded_cores(run.folder)
+                cores = None if status["live"] else _recorded_cores(run)
                 found = judge(run.columns, options, status, live=live, cores=cores)
             except (LookupError, TypeError, ValueError, ArithmeticError):  # options of any kind
                 found = {"verdict": None, "also": [], "seconds": 0.0}
@@ -463,7 +453,7 @@ def _troubles(
     running, found = row["state"] == "running", []
     error = row["error"]
     if row["state"] in ("died", "stopped") or error:
-        steps = [each.get("trained_steps") for each in _checkpoints(run)]
+        steps = [each.get("trained_steps") for each in checkpoints(run.folder)]
         trained = max((each for each in steps if each is not None), default=None)
         found.append(end(row["state"], error, run.seen_s, trained, run.folder))
     if stalled is not None:
@@ -593,59 +583,23 @@ def _reasons(found: Any) -> Row:
     return {str(key)[:80]: finite(value) or 0 for key, value in list(found.items())[:100]}
 
 
-def _checkpoints(run: WatchedRun) -> list[Row]:
-    """The folders of checkpoints, newest first."""
-    base = run.folder / "checkpoints"
-    found: list[Row] = []
-    if base.is_symlink():
-        return found
-    with suppress(OSError):
-        for path in sorted(base.iterdir())[:MOST_FILES]:
-            if not path.is_symlink() and path.is_dir():
-                files = [stamp(path, name) for name in names_in(base, path.name, MOST_FILES)]
-                if files:
-                    written = max(ns for _, _, ns in files) * 1e-9
-                    nbytes = sum(size for _, size, _ in files)
-                    found.append({"name": path.name, "nbytes": nbytes, "written": written})
-    found.sort(key=lambda checkpoint: -checkpoint["written"])
-    for checkpoint in found[:MOST_HEADERS]:
-        checkpoint["trained_steps"] = _trained_steps(run.folder, checkpoint["name"])
-    return found
-
-
-def _trained_steps(folder: Path, name: str) -> float | None:
-    """The steps that a checkpoint was trained on, from the head of its file; None if that cannot
-    be read."""
-    try:
-        with open(open_in(folder, "checkpoints", name, CHECKPOINT), "rb") as file:
-            (nbytes,) = struct.unpack("<Q", file.read(8))
-            head = json.loads(file.read(nbytes)) if nbytes <= HEADER_NBYTES else {}
-        meta = json.loads(head["__metadata__"]["penstock"])["meta"]
-        return finite(meta["progress"]["trained_steps"])
-    except (OSError, struct.error, LookupError, TypeError, ValueError, RecursionError):
-        return None
-
-
-def _starts(folder: Path) -> list[Row]:
+def _starts(run: WatchedRun) -> list[Row]:
     """Versions and machine at each start, newest first, as texts."""
-    starts = read_json(folder, VERSIONS).get("starts")
     found = []
-    for start in starts[-50:] if isinstance(starts, list) else ():
-        if isinstance(start, Mapping):
-            packages = start.get("packages")
-            known = {str(k)[:80]: _shown(v)[:300] for k, v in start.items() if k != "packages"}
-            about = packages.items() if isinstance(packages, Mapping) else ()
-            shown = {**known, **{str(k)[:80]: _shown(v)[:80] for k, v in about}}
-            found.append({"time": finite(start.get("time")), "shown": shown})
+    for start in run.starts[-50:]:
+        packages = start.get("packages")
+        known = {str(k)[:80]: _shown(v)[:300] for k, v in start.items() if k != "packages"}
+        about = packages.items() if isinstance(packages, Mapping) else ()
+        shown = {**known, **{str(k)[:80]: _shown(v)[:80] for k, v in about}}
+        found.append({"time": finite(start.get("time")), "shown": shown})
     return found[::-1]
 
 
-def _recorded_cores(folder: Path) -> float | None:
+def _recorded_cores(run: WatchedRun) -> float | None:
     """The number of cores where a run was started last, maybe on another host; None if it is not
     recorded."""
-    starts = read_json(folder, VERSIONS).get("starts")
-    last = starts[-1] if isinstance(starts, list) and starts else None
-    return (finite(last.get("cores")) or None) if isinstance(last, Mapping) else None
+    last = next(reversed(run.starts), {})
+    return finite(last.get("cores")) or None
 
 
 def _evaluation(line: Mapping[str, Any]) -> Row:

@@ -20,7 +20,8 @@ class RunEvent:
     """An event of a run."""
 
     kind: str
-    """One of `monitor.events.KINDS`, "evaluation", or another word that a role has reported."""
+    """One of `monitor.run_folder.events.KINDS`, "evaluation", or another word that a role has
+    reported."""
     text: str
     """One sentence; empty where only ``result`` matters."""
     role: str | None = None

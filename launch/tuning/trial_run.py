@@ -34,7 +34,7 @@ from penstock.launch.tuning.trials import (
 )
 from penstock.learner.checkpoints import checkpoint_history as history
 from penstock.learner.checkpoints.checkpoint_format import FILE
-from penstock.monitor.record import EVALUATIONS
+from penstock.monitor.run_folder.record import EVALUATIONS
 from penstock.monitor.supervisor_client import save
 
 REPORT_S = 2.0  # longest time between two reports, which is the delay of an order to stop

@@ -10,17 +10,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from penstock.core.files import open_private, open_regular
+from penstock.core.files import open_private
 from penstock.core.formatting import clock, count, finite, number
 from penstock.launch.run_group import say_line
 from penstock.launch.tuning.space import Options
-from penstock.monitor.record import EVALUATIONS, METRICS, SUMMARY, lines, objects
-from penstock.monitor.runs import read_object
+from penstock.monitor.run_folder.files import read_json
+from penstock.monitor.run_folder.lines import last_line, lines
+from penstock.monitor.run_folder.reader import mean_return
+from penstock.monitor.run_folder.record import EVALUATIONS, METRICS, SUMMARY
 from penstock.monitor.summary import INTERRUPTED
 
 Metric = Literal["eval", "return"]
@@ -30,7 +31,6 @@ PREFIX = "trial-"
 STARTS = "starts.jsonl"
 STOPPED = "scheduler"  # the reason of a trial that its scheduler stopped
 NOT_STARTED = "not started"
-TAIL_NBYTES = 1 << 16
 EXPLAINED: Mapping[Metric, str] = {
     "eval": "best evaluated return",
     "return": "return of the last 100 episodes in training",
@@ -67,7 +67,7 @@ class ProgressReader:
         m, e = self._last(METRICS), self._last(EVALUATIONS)
         return_mean = finite(m.get("episode_return_mean"))
         trained_steps = int(finite(m.get("trained_steps")) or 0)
-        evaluated = _mean(e)
+        evaluated = mean_return(e)
         score, scored_steps = return_mean, trained_steps
         if self._metric == "eval":
             score, scored_steps = evaluated, int(finite(e.get("trained_steps")) or 0)
@@ -84,12 +84,7 @@ class ProgressReader:
 
     def _last(self, name: str) -> Figures:
         """The last new line of a file; empty if there is none."""
-        with suppress(OSError), open_regular(self._path / name) as file:
-            size = file.seek(0, 2)
-            file.seek(max(self._begin[name], size - TAIL_NBYTES))
-            found = objects(file.read())
-            return found[-1] if found else {}
-        return {}
+        return last_line(self._path, name, since=self._begin[name], follow_links=True)
 
 
 def folder_of(folder: Path, number: int) -> Path:
@@ -136,13 +131,13 @@ def _result(
 ) -> dict[str, Any]:
     path = folder_of(folder, number)
     starts = [line for line in lines(path / STARTS) if isinstance(line.get("options"), dict)]
-    summary = read_object(path / SUMMARY)
+    summary = read_json(path, SUMMARY, follow_links=True)
     reason, error = summary.get("exit_reason", NOT_STARTED), summary.get("error") or failure
     if failure is not None and reason == NOT_STARTED:
         reason = "user_error"
     if reason in INTERRUPTED and not interrupted:
         reason = STOPPED
-    means = [_mean(line) for line in lines(path / EVALUATIONS)]
+    means = [mean_return(line) for line in lines(path / EVALUATIONS)]
     score = max((mean for mean in means if mean is not None), default=None)
     return {
         "trial": number,
@@ -187,12 +182,6 @@ def show(found: Sequence[Figures], metric: Metric, folder: Path, stream: TextIO)
         if row["error"] is not None:
             say_line(f"trial {row['trial']} failed: {row['error']}", stream)
     say_line(f"return: {EXPLAINED[metric]}; the runs are in {folder}", stream)
-
-
-def _mean(evaluation: Figures) -> float | None:
-    """The mean return in a line of `EVALUATIONS`; None if it is damaged."""
-    found = evaluation.get("return")
-    return finite(found.get("mean")) if isinstance(found, dict) else None
 
 
 def _text(value: Any) -> str:

@@ -25,9 +25,9 @@ from penstock.configs.schema import Config
 from penstock.core.interfaces import Json, MetricSink, RunEvent
 from penstock.core.notes import notes_to
 from penstock.launch.callbacks import Callbacks, Evaluated, Hooks, Run
-from penstock.monitor.events import EventLog
-from penstock.monitor.json_lines import JsonView
-from penstock.monitor.record import Record, Thinned
+from penstock.monitor.json_view import JsonView
+from penstock.monitor.run_folder.events import EventLog
+from penstock.monitor.run_folder.record import Record, Thinned
 from penstock.monitor.sinks import FanOut, check_libraries, make_sinks
 from penstock.monitor.view import DeferredView, LineView, LiveView, ProgressLine, Silent
 

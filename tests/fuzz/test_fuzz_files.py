@@ -35,7 +35,9 @@ from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 from penstock.monitor import runs
 from penstock.monitor.compare import compare, describe
 from penstock.monitor.plot import plot
-from penstock.monitor.record import METRICS, objects
+from penstock.monitor.run_folder.checkpoints import best as best_of
+from penstock.monitor.run_folder.lines import objects
+from penstock.monitor.run_folder.record import METRICS
 from penstock.replay import Prioritized, Replay, ReplayError
 from penstock.transport.zmq import keys
 from penstock.transport.zmq.sockets import dealer
@@ -197,7 +199,7 @@ def test_a_checkpoint_is_whole_or_refused(
 
     with bounded():
         refused(use)
-        best = runs.best(place.parent)
+        best = best_of(place.parent)
     assert best is None or best.mean is None or isinstance(best.mean, int | float)
 
 

@@ -11,7 +11,7 @@ import pytest
 import penstock
 from penstock.autotune import cores as core_tuner
 from penstock.autotune.cores import Load, Split
-from penstock.monitor.record import objects
+from penstock.monitor.run_folder.lines import objects
 
 SLOW_ENV = """
 import time

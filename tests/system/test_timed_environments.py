@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.configs.load import load_run
-from penstock.monitor.record import objects
+from penstock.monitor.run_folder.lines import objects
 from train_command import SMALL, Penstock
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]

@@ -77,7 +77,7 @@ def test_a_page_beside_a_run_ends_with_it(penstock: Penstock, tmp_path: Path) ->
     pages = [
         child
         for child in psutil.Process(run.process.pid).children()
-        if "penstock.watch.beside_process" in child.cmdline()
+        if "penstock.watch.beside" in child.cmdline()
     ]
     assert len(pages) == 1
     run.process.send_signal(signal.SIGINT)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.monitor.record import METRICS
+from penstock.monitor.run_folder.record import METRICS
 from penstock.watch.catalog import RunCatalog
 from penstock.watch.views import Views
 from run_folders import make_run

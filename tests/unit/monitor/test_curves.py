@@ -15,7 +15,6 @@ from penstock.monitor.curves import (
     band,
     check_ranges,
     common_span,
-    curve,
     load,
     observed_ranges,
     parse_ranges,
@@ -23,51 +22,9 @@ from penstock.monitor.curves import (
     run_curve,
     smoothed,
     strata,
-    whole,
 )
-from penstock.monitor.record import EVALUATIONS, METRICS, Lines
+from penstock.monitor.run_folder.record import EVALUATIONS, METRICS
 from run_folders import make_run
-
-
-def test_a_curve_rises_and_what_was_done_again_replaces_what_was_lost() -> None:
-    steps = [0, 10, 20, 30, 15, 25]  # resumed from a checkpoint at 12
-    lines: Lines = [{"x": step, "y": i} for i, step in enumerate(steps)]
-    lines.insert(2, {"x": 12, "y": None})
-    xs, ys = curve(lines, "x", "y")
-    assert (xs.tolist(), ys.tolist()) == ([0, 10, 15, 25], [0, 1, 4, 5])
-
-
-def test_a_curve_of_nothing_is_empty() -> None:
-    assert [len(found) for found in curve([{"x": 1}], "x", "y")] == [0, 0]
-
-
-def test_a_curve_of_a_nested_figure() -> None:
-    line = {"x": 1, "ledger": {"compute": 0.5}, "ranks": [{"rate": 1.0}, {"rate": 2.0}]}
-    assert curve([line], "x", "ledger/compute")[1].tolist() == [0.5]
-    assert curve([line], "x", "ranks/1/rate")[1].tolist() == [2.0]
-    for missing in ("ledger", "ledger/wait", "ledger/compute/more", "ranks/2/rate"):
-        assert len(curve([line], "x", missing)[1]) == 0
-
-
-def test_a_long_curve_has_all_its_points() -> None:
-    lines: Lines = [{"env_steps": i, RETURN: float(i == 4_998)} for i in range(5_000)]
-    xs, ys = curve(lines, "env_steps", RETURN)
-    assert xs.tolist() == list(range(5_000))
-    assert smoothed(ys, 2)[-3:].tolist() == [0, 0.5, 0.5], "the means of two measurements"
-
-
-def test_intervals_that_were_cut_short_are_left_out() -> None:
-    lines = [{"time_s": time_s} for time_s in (1.0, 2.0, 3.0, 3.01)]
-    assert whole(lines) == lines[:3]
-    thinned = [{"time_s": at_s, "interval_s": 1.0} for at_s in (1.0, 2.0, 300.0, 400.0)]
-    assert whole([*thinned, {"time_s": 480.0, "interval_s": 0.01}]) == thinned
-    assert whole([]) == []
-
-
-def test_a_resume_with_shorter_intervals_hides_nothing() -> None:
-    lengths = [10.0] * 30 + [0.2, 0.0, *[1.0] * 25, 0.3]  # 0.2 and 0.3: stopped; 0: resumed
-    lines = [{"time_s": i, "interval_s": length} for i, length in enumerate(lengths)]
-    assert [line["time_s"] for line in whole(lines)] == [*range(30), *range(32, 57)]
 
 
 def test_smoothing_is_the_mean_of_a_point_and_those_before() -> None:
@@ -107,7 +64,7 @@ def test_runs_that_differ_in_their_seed_only_are_one_setting(tmp_path: Path) -> 
         make_run(tmp_path / "again", [1.0, 2.0], "run.seed=0"),
     ]
     found = load([str(folder) for folder in folders])
-    assert [[run.folder.name for run in setting.runs] for setting in found] == [
+    assert [[run.files.folder.name for run in setting.runs] for setting in found] == [
         ["a", "c"], ["b"], ["again"],
     ]  # fmt: skip
     assert [setting.label(len(setting.runs)) for setting in found] == [
@@ -119,7 +76,7 @@ def test_a_group_of_seeds_is_in_their_order(tmp_path: Path) -> None:
     for seed in (10, 2):
         make_run(tmp_path / "group" / f"seed-{seed}", [float(seed)], f"run.seed={seed}")
     [group] = load([str(tmp_path / "group")])
-    assert [run.metrics[0][RETURN] for run in group.runs] == [2.0, 10.0]
+    assert [run.files.last[RETURN] for run in group.runs] == [2.0, 10.0]
     assert group.label(2) == f"{tmp_path / 'group'} (2 seeds)"
     assert group.label(1) == f"{tmp_path / 'group'} (1 of 2 seeds)"
 
@@ -207,7 +164,7 @@ def test_a_run_whose_config_cannot_be_read_is_still_shown(tmp_path: Path) -> Non
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"env_steps": 4')  # being written
     [setting] = load([str(folder)])
-    assert [line[RETURN] for line in setting.runs[0].metrics] == [1.0, 2.0]
+    assert list(setting.runs[0].files.columns.column(RETURN)) == [1.0, 2.0]
 
 
 def test_a_band_goes_as_far_as_all_runs_go(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from full_disk import full_disk
 from penstock.core.interfaces import MetricSink, RunEvent
-from penstock.monitor import events, sinks
-from penstock.monitor.events import KINDS, EventLog
+from penstock.monitor import sinks
+from penstock.monitor.run_folder import events
+from penstock.monitor.run_folder.events import KINDS, EventLog
 from penstock.monitor.sinks import FanOut
 
 SCHEMA = {

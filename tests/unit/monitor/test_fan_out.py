@@ -12,8 +12,9 @@ import pytest
 
 from penstock.core.interfaces import Json, MetricSink, RunEvent
 from penstock.core.notes import notes_to
-from penstock.monitor.events import EventLog
-from penstock.monitor.record import Record, lines
+from penstock.monitor.run_folder.events import EventLog
+from penstock.monitor.run_folder.lines import lines
+from penstock.monitor.run_folder.record import Record
 from penstock.monitor.sinks import FanOut
 from penstock.monitor.view import DeferredView
 

@@ -12,9 +12,8 @@ import pytest
 from lockstep_run import of_kind, train_in_lockstep
 from penstock.algos.diagnostics import FIGURES, MOMENTS
 from penstock.configs.load import resolve
-from penstock.monitor.curves import curve
 from penstock.monitor.metric_groups import FALLBACK, GROUPS, SECTIONS, group, scalars, tag
-from penstock.watch.columns import MetricColumns
+from penstock.monitor.run_folder.columns import MetricColumns
 
 ROOT = Path(__file__).parents[3]
 FAST = (
@@ -55,8 +54,6 @@ def test_figures_of_a_learner_keep_their_name_when_another_ends() -> None:
     np.testing.assert_array_equal(columns.column("ranks/0/queue_fill"), [0.1, np.nan])
     np.testing.assert_array_equal(columns.column("ranks/1/queue_fill"), [0.9, 0.9])
     assert dict(scalars(one)) == {"ranks/1/rank": 1.0, "ranks/1/queue_fill": 0.9}
-    lines = [{**line, "x": x} for x, line in enumerate((both, one))]
-    assert curve(lines, "x", "ranks/1/queue_fill")[1].tolist() == [0.9, 0.9]
     odd = {"of_a_plugin": [{"rank": 3, "a": 1}, {"rank": 3, "a": 2}], "b": [{"rank": "x", "a": 3}]}
     assert {name: n for name, n in scalars(odd) if name.endswith("/a")} == {
         "of_a_plugin/0/a": 1.0, "of_a_plugin/1/a": 2.0, "b/0/a": 3.0,

@@ -17,8 +17,9 @@ from penstock.configs.sections import EnvConfig
 from penstock.core.files import write_atomic
 from penstock.core.interfaces import Json, RunEvent
 from penstock.launch.api import history
-from penstock.monitor import record as record_file
-from penstock.monitor.record import RESERVED_NBYTES, Record, lines
+from penstock.monitor.run_folder import lines as lines_file
+from penstock.monitor.run_folder.lines import lines
+from penstock.monitor.run_folder.record import RESERVED_NBYTES, Record
 from penstock.monitor.sinks import FanOut
 
 
@@ -93,7 +94,7 @@ def test_what_is_appended_stands_apart_from_a_broken_line(tmp_path: Path) -> Non
 def test_a_hole_of_many_gigabytes_takes_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record_file, "LINES_NBYTES", 64 << 20)
+    monkeypatch.setattr(lines_file, "LINES_NBYTES", 64 << 20)
     path = tmp_path / "metrics.jsonl"
     with path.open("wb") as file:
         file.truncate(40 << 30)

@@ -17,6 +17,7 @@ from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 from penstock.monitor import runs
 from penstock.monitor.curves import load_run
+from penstock.monitor.run_folder.checkpoints import best
 
 CONFIG = "env:\n  id: Maze-v0\nalgo:\n  name: dqn\n"
 
@@ -159,17 +160,17 @@ def test_a_fifo_or_a_device_among_the_files_of_a_run_is_not_read(
 
 
 def test_a_fifo_in_place_of_the_best_checkpoint_is_not_read(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "run", "return").joinpath(*runs.BEST)
+    path = make_run(tmp_path / "run", "return") / "checkpoints/best/checkpoint.safetensors"
     path.parent.mkdir(parents=True)
     os.mkfifo(path)
-    assert runs.best(tmp_path / "run") is None
+    assert best(tmp_path / "run", follow_links=True) is None
 
 
 def test_names_of_runs_cannot_change_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_run(tmp_path / "run\x1b[2J\udcff", "return")
-    (folder / "config.yaml").write_text('env: {id: "\\e]0;title\\a"}')
+    (folder / "config.yaml").write_text("env:\n  id: \x1b]0;title\a\n")
     runs.show(runs.find(str(tmp_path)))
     shown = capsys.readouterr().out
     assert "\x1b" not in shown

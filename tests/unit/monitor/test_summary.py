@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.core.interfaces import RunEvent
-from penstock.monitor.record import Record
+from penstock.monitor.run_folder.record import Record
 from penstock.monitor.sinks import FanOut
 from penstock.monitor.summary import accounting, rows, show
 

@@ -10,16 +10,16 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
 from penstock.configs.errors import UserError
 from penstock.core.machine import VERSIONS
 from penstock.evaluation.decisions import FORMAT
+from penstock.monitor.run_folder.files import open_in
 from penstock.watch import freeze
 from penstock.watch.catalog import RunCatalog
-from penstock.watch.files import open_in
 from penstock.watch.freeze import page, write
 from penstock.watch.views import Views
 from run_folders import STEPS, make_run
@@ -155,13 +155,13 @@ def test_a_run_that_changes_its_videos_meanwhile_has_a_page(
     decided(video)
     opened = open_in
 
-    def then_change(place: Path, *parts: str) -> int:
-        descriptor = opened(place, *parts)
+    def then_change(place: Path, *parts: str) -> BinaryIO:
+        file = opened(place, *parts)
         if parts[0] == "videos":
             video.unlink()
             if how == "replaced":
                 video.write_bytes(b"another film")
-        return descriptor
+        return file
 
     monkeypatch.setattr(freeze, "open_in", then_change)
     found = answers(folder)
@@ -169,7 +169,7 @@ def test_a_run_that_changes_its_videos_meanwhile_has_a_page(
     video.unlink(missing_ok=True)
     video.write_bytes(b"film")
 
-    def gone(place: Path, *parts: str) -> int:
+    def gone(place: Path, *parts: str) -> BinaryIO:
         video.unlink(missing_ok=True)
         return opened(place, *parts)
 

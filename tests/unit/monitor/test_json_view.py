@@ -13,7 +13,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.sections import StopConfig
 from penstock.core.interfaces import RunEvent
 from penstock.launch import seeds
-from penstock.monitor.json_lines import JsonView, level
+from penstock.monitor.json_view import JsonView, level
 from penstock.monitor.view import make_deferred, make_view
 
 METRICS: dict[str, Any] = {

@@ -12,27 +12,17 @@ import os
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from penstock.configs.same_env import same_game
 from penstock.configs.secrets import redacted
 from penstock.configs.sections import EnvConfig
-from penstock.core.files import (
-    CHUNK_NBYTES,
-    LINE_NBYTES,
-    LINES_NBYTES,
-    CompleteLines,
-    open_private,
-    open_regular,
-    without_nan,
-    write_atomic,
-)
+from penstock.core.files import open_private, without_nan, write_atomic
 from penstock.core.interfaces import Json, MetricSink, RunEvent
 from penstock.core.run_dir import HeldFolder
 from penstock.monitor.ranks import lags
+from penstock.monitor.run_folder.lines import lines
 from penstock.profiling.histogram import latencies
-
-Lines = list[dict[str, Any]]
 
 METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
 SUMMARY = "summary.json"
@@ -297,37 +287,6 @@ def evaluation_figures(evaluation: Json) -> Json:
             figures[f"eval_return_{way}"] = evaluation[way]["mean"]
             figures[f"eval_return_{way}_se"] = evaluation[way]["se"]
     return without_nan(figures)  # type: ignore[no-any-return]
-
-
-def lines(path: Path) -> Lines:
-    """`objects_in` a file; an empty list if it cannot be read."""
-    try:
-        with open_regular(path) as file:
-            return objects_in(file)
-    except OSError:
-        return []
-
-
-def objects_in(file: BinaryIO) -> Lines:
-    """`objects` of the last `LINES_NBYTES` of a file, which is read in chunks: that of a stranger
-    may have holes of many gigabytes."""
-    begin = max(0, file.seek(0, os.SEEK_END) - LINES_NBYTES)
-    file.seek(begin)
-    complete = CompleteLines(skips=begin > 0)
-    found: Lines = []
-    while chunk := file.read(CHUNK_NBYTES):
-        found += objects(complete.add(chunk))
-    return found
-
-
-def objects(text: bytes) -> Lines:
-    """The objects of complete lines of JSON. Lines that are still being written, or were damaged by
-    a crash or a full disk, are skipped, and so are those of more than `LINE_NBYTES`."""
-    found = []
-    for line in text.rpartition(b"\n")[0].splitlines():
-        with suppress(ValueError, RecursionError):
-            found.append(json.loads(line) if len(line) <= LINE_NBYTES else None)
-    return [line for line in found if isinstance(line, dict)]
 
 
 def _append(path: Path, value: Json) -> None:

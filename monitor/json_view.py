@@ -3,7 +3,7 @@ collect logs. A line has
 
     time    UTC, as ISO 8601 with milliseconds
     level   "info", "warning" or "error"
-    kind    "metrics", or the kind of the event (`monitor.events.KINDS`)
+    kind    "metrics", or the kind of the event (`monitor.run_folder.events.KINDS`)
     role    name of the process that it is about, such as "actor-3", or null
     text    one sentence
     data    an object: the numbers of an interval, or what the event holds
@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from penstock.core.files import without_nan
 from penstock.core.formatting import finite
 from penstock.core.interfaces import Json, MetricSink, RunEvent
-from penstock.monitor.events import Alike
 from penstock.monitor.figures import line
+from penstock.monitor.run_folder.events import Alike
 
 if TYPE_CHECKING:
     from penstock.configs.sections import StopConfig

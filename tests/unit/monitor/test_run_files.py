@@ -10,17 +10,9 @@ from typing import Any
 
 import pytest
 
-from penstock.core import files as core_files
-from penstock.watch import files
-from penstock.watch.files import (
-    JsonLines,
-    names_in,
-    open_in,
-    read_json,
-    read_sample,
-    read_tail,
-    read_text,
-)
+from penstock.monitor.run_folder import lines as lines_file
+from penstock.monitor.run_folder.files import names_in, open_in, read_json, read_tail, read_text
+from penstock.monitor.run_folder.lines import JsonLines, read_sample
 
 
 def read_all(lines: JsonLines) -> list[dict[str, Any]]:
@@ -58,9 +50,8 @@ def test_a_file_that_begins_anew_is_read_from_its_start(tmp_path: Path, how: str
 def test_damaged_and_overlong_lines_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (files, core_files):
-        monkeypatch.setattr(module, "LINE_NBYTES", 100)
-    monkeypatch.setattr(files, "CHUNK_NBYTES", 64)
+    monkeypatch.setattr(lines_file, "LINE_NBYTES", 100)
+    monkeypatch.setattr(lines_file, "CHUNK_NBYTES", 64)
     long = json.dumps({"a": "x" * 500})
     deep = "[" * 40
     text = f'{{"a": 1}}\nnot json\n{long}\n{deep}\n[1]\n{{"a": 2}}\n'

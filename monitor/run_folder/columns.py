@@ -1,11 +1,13 @@
-"""The numbers of a growing file of metrics, as a column per metric."""
+"""The numbers of a growing file of metrics as a column per metric, and the points that two columns
+make."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from penstock.core.formatting import MOST, finite
@@ -17,6 +19,10 @@ MOST_ROWS = 1 << 13  # ten times the points of a chart, so that its parts can be
 MOST_CELLS = 1 << 25  # 256 MiB, of a run of many processes
 NAME_LENGTH = 200
 FIRST_ROWS = 1024
+AROUND = 2  # intervals on either side with which one is compared
+
+Points = tuple[Floats, Floats]
+"""The coordinates of the points of a curve."""
 
 
 class MetricColumns:
@@ -29,9 +35,14 @@ class MetricColumns:
     in ``left_out``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, only: Iterable[str] | None = None) -> None:
+        """``only``: the paths of the metrics that are kept, of every line as far as `MOST_CELLS`
+        allows, also those of single bins of histograms; None: all metrics."""
+        self._most_rows = MOST_ROWS if only is None else MOST_CELLS
+        self._kept = None if only is None else _with_parents(only)
         self._columns: dict[str, Floats] = {}
         self._below: dict[str, list[str]] = {}
+        self._full: NDArray[np.bool_] | None = None
         self._capacity = FIRST_ROWS
         self._numbers = np.zeros(FIRST_ROWS, np.int64)  # of the line of each row
         self.rows = 0
@@ -51,6 +62,7 @@ class MetricColumns:
 
     def extend(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Append a row per line."""
+        self._full = None
         while lines:
             while self.rows == self._capacity:
                 self._grow()
@@ -83,25 +95,43 @@ class MetricColumns:
             nested: list[tuple[str, Sequence[Any]]] = []
             for name, cells in zip(names, values, strict=True):
                 path, kinds = f"{prefix}{name}", {*map(type, cells)}
+                if self._kept is not None and path not in self._kept:
+                    continue
                 numbers = _numbers(cells, kinds)
                 if numbers is not None and (column := self._writable(path)) is not None:
                     column[where] = numbers
-                if not kinds.isdisjoint((dict, list)) and not path.endswith(HISTOGRAM):
+                is_open = self._kept is not None or not path.endswith(HISTOGRAM)
+                if is_open and not kinds.isdisjoint((dict, list)):
                     nested.append((f"{path}/", cells))
             for path, inside in nested:
                 parts = [(row, _parts(cell)) for row, cell in zip(at, inside, strict=True)]
-                inner = [(row, found) for row, found in parts if found]
-                self._write(path, [row for row, _ in inner], [found for _, found in inner])
+                inner = [(row, figures) for row, figures in parts if figures]
+                self._write(path, [row for row, _ in inner], [figures for _, figures in inner])
 
     def _writable(self, path: str) -> Floats | None:
         """The column of a metric, which is added if there is room for it."""
-        found = self._columns.get(path)
-        return self._add(path) if found is None else found
+        column = self._columns.get(path)
+        return self._add(path) if column is None else column
 
     def column(self, name: str) -> Floats:
         """The values of a metric, float64 ``[rows]``; all NaN for an unknown one."""
-        found = self._columns.get(name)
-        return np.full(self.rows, np.nan) if found is None else found[: self.rows]
+        column = self._columns.get(name)
+        return np.full(self.rows, np.nan) if column is None else column[: self.rows]
+
+    def points(self, x: str, y: str) -> Points:
+        """The points that two metrics make, by rising ``x``."""
+        return rising_points(self.column(x), self.column(y))
+
+    def full_intervals(self) -> NDArray[np.bool_]:
+        """Which rows cover a whole interval, compared with their neighbours, because each start of
+        a run may set another `run.interval_s`. Rates of the others, at the end of a run and around
+        a restart, are unreliable."""
+        if self._full is None:
+            seconds, times = self.column("interval_s"), self.column("time_s")
+            # Lines of an older version lack the interval, and are not further apart than it.
+            seconds = np.where(np.isnan(seconds), np.diff(times, prepend=0.0), seconds)
+            self._full = _full(seconds)
+        return self._full
 
     def last(self, name: str) -> float | None:
         """The value of the last row; None if it has none."""
@@ -114,18 +144,18 @@ class MetricColumns:
         if len(self._columns) >= MOST_COLUMNS or len(name) > NAME_LENGTH:
             self.left_out += 1
             return None
-        before = self._capacity
+        previous_capacity = self._capacity
         while self._capacity > FIRST_ROWS and not self._fits(self._capacity, 1):
             self._thin(self._capacity // 2)
         self._columns[name] = np.full(self._capacity, np.nan)
         self._below.setdefault(name[: name.rfind("/") + 1], []).append(name)
-        if self._capacity < before:
+        if self._capacity < previous_capacity:
             raise _ThinnedError
         return self._columns[name]
 
     def _grow(self) -> None:
         larger = 2 * self._capacity
-        if larger <= MOST_ROWS and (self._fits(larger, 0) or self._capacity <= FIRST_ROWS):
+        if larger <= self._most_rows and (self._fits(larger, 0) or self._capacity <= FIRST_ROWS):
             self._reallocate(larger, np.arange(self.rows))
         else:
             self._thin(self._capacity)
@@ -138,28 +168,62 @@ class MetricColumns:
         distances that a quarter of the rows is free."""
         numbers = self._numbers[: self.rows]
         newest = numbers >= self.lines - capacity // 8
-        while np.count_nonzero(kept := (numbers % self.stride == 0) | newest) > capacity * 3 // 4:
+        while np.count_nonzero(chosen := (numbers % self.stride == 0) | newest) > capacity * 3 // 4:
             self.stride *= 2
-        self._reallocate(capacity, np.nonzero(kept)[0])
+        self._reallocate(capacity, np.nonzero(chosen)[0])
 
-    def _reallocate(self, capacity: int, kept: NDArray[np.intp]) -> None:
+    def _reallocate(self, capacity: int, chosen: NDArray[np.intp]) -> None:
         """Copy the rows ``kept`` to columns of ``capacity`` rows, one at a time, so that the memory
         of the old one is free again."""
-        before, first = self.rows, np.append(0, kept[:-1] + 1)  # of the rows that become one
-        self._capacity, self.rows = capacity, len(kept)
+        rows, first = self.rows, np.append(0, chosen[:-1] + 1)  # of the rows that become one
+        self._capacity, self.rows = capacity, len(chosen)
         numbers = np.zeros(capacity, np.int64)
-        numbers[: len(kept)] = self._numbers[kept]
+        numbers[: len(chosen)] = self._numbers[chosen]
         self._numbers = numbers
         for name, column in self._columns.items():
             self._columns[name] = np.full(capacity, np.nan)
-            values = column[kept]
-            if name.endswith("_max") and len(kept) < before:
-                values = np.fmax.reduceat(column[:before], first)  # a number rather than NaN
-            self._columns[name][: len(kept)] = values
+            values = column[chosen]
+            if name.endswith("_max") and len(chosen) < rows:
+                values = np.fmax.reduceat(column[:rows], first)  # a number rather than NaN
+            self._columns[name][: len(chosen)] = values
 
 
 class _ThinnedError(Exception):
     """A new metric needed room, so the rows were thinned while lines were written."""
+
+
+def rising_points(xs: Floats, ys: Floats) -> Points:
+    """The points with both coordinates, by rising ``xs``."""
+    is_complete = ~(np.isnan(xs) | np.isnan(ys))
+    xs, ys = xs[is_complete], ys[is_complete]
+    chosen = rising(xs)
+    return xs[chosen], ys[chosen]
+
+
+def rising(xs: Floats) -> NDArray[np.bool_]:
+    """Which points remain, so that ``xs`` rises: a resume from an older checkpoint repeats a part,
+    and the repetition replaces it."""
+    later = np.minimum.accumulate(xs[::-1])[::-1]
+    remains = np.ones(len(xs), np.bool_)
+    remains[:-1] = xs[:-1] < later[1:]
+    return remains
+
+
+def _full(seconds: Floats) -> NDArray[np.bool_]:
+    """Which of the intervals are not much shorter than those around them."""
+    if not len(seconds) or np.isnan(seconds).all():
+        return np.ones(len(seconds), np.bool_)
+    seconds = np.where(np.isnan(seconds), np.nanmedian(seconds), seconds)
+    padded = np.pad(seconds, AROUND, constant_values=np.nan)
+    middle = np.nanmedian(sliding_window_view(padded, 2 * AROUND + 1), -1)
+    is_full: NDArray[np.bool_] = seconds >= middle / 2
+    return is_full
+
+
+def _with_parents(paths: Iterable[str]) -> set[str]:
+    """The paths, and those of the figures in which these are nested."""
+    parts = [path.split("/") for path in paths]
+    return {"/".join(each[:depth]) for each in parts for depth in range(1, len(each) + 1)}
 
 
 def _parts(cell: Any) -> Mapping[Any, Any] | None:
@@ -175,15 +239,15 @@ def _numbers(cells: Sequence[Any], kinds: set[type]) -> Floats | None:
     if not kinds <= {float, int}:
         cells = [cell if type(cell) is float else _number(cell) for cell in cells]
     try:
-        found = np.array(cells, np.float64)
+        numbers = np.array(cells, np.float64)
     except OverflowError:
-        found = np.array([_number(cell) for cell in cells], np.float64)
-    usable = np.abs(found) < MOST  # false for NaN
+        numbers = np.array([_number(cell) for cell in cells], np.float64)
+    usable = np.abs(numbers) < MOST  # false for NaN
     if usable.all():
-        return found
-    return np.where(usable, found, np.nan) if usable.any() else None
+        return numbers
+    return np.where(usable, numbers, np.nan) if usable.any() else None
 
 
 def _number(cell: Any) -> float:
-    found = finite(cell)
-    return np.nan if found is None else found  # numpy takes None too, but ten times as long
+    number = finite(cell)
+    return np.nan if number is None else number  # numpy takes None too, but ten times as long

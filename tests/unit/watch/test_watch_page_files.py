@@ -10,8 +10,7 @@ import re
 
 import pytest
 
-from penstock.watch.bundle import block_text, bundle, document
-from penstock.watch.page_files import STATIC, plotly_script
+from penstock.watch.page_files import STATIC, block_text, bundle, document, plotly_script
 
 EVIL = "</script><script>alert(1)</script><!-- <script> ]]>"
 PAGE = """<!doctype html>

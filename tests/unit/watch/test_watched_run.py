@@ -17,12 +17,12 @@ import pytest
 
 from penstock.core import cgroup
 from penstock.monitor import runs
-from penstock.watch import files, run_files, views
+from penstock.monitor.run_folder import lines, reader
+from penstock.monitor.run_folder.columns import MetricColumns
+from penstock.watch import views
 from penstock.watch.catalog import RunCatalog
-from penstock.watch.columns import MetricColumns
 from penstock.watch.flow import flow
 from penstock.watch.live import LiveStatus
-from penstock.watch.run_files import WatchedRun
 from penstock.watch.verdicts import (
     MetricWindow,
     judge,
@@ -31,6 +31,7 @@ from penstock.watch.verdicts import (
     process_names,
 )
 from penstock.watch.views import Views
+from penstock.watch.watched_run import WatchedRun
 from run_folders import STEPS, make_run
 
 
@@ -167,8 +168,8 @@ def test_the_newest_of_many_videos_are_listed(
 def test_of_a_long_file_a_sample_is_shown_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_files, "SAMPLE_NBYTES", 20_000)
-    monkeypatch.setattr(files, "CHUNK_NBYTES", 100_000)
+    monkeypatch.setattr(reader, "SAMPLE_NBYTES", 20_000)
+    monkeypatch.setattr(lines, "CHUNK_NBYTES", 100_000)
     folder = make_run(tmp_path / "run", [float(i) for i in range(2000)], ends=False)
     run = WatchedRun(folder)
     assert run.read(10) == 0.0
@@ -191,8 +192,8 @@ def test_of_a_long_file_a_sample_is_shown_first(
 def test_a_long_file_that_is_replaced_while_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_files, "SAMPLE_NBYTES", 20_000)
-    monkeypatch.setattr(files, "CHUNK_NBYTES", 100_000)
+    monkeypatch.setattr(reader, "SAMPLE_NBYTES", 20_000)
+    monkeypatch.setattr(lines, "CHUNK_NBYTES", 100_000)
     folder = make_run(tmp_path / "run", [float(i) for i in range(2000)], ends=False)
     run = WatchedRun(folder)
     run.read(10)

@@ -41,6 +41,7 @@ from penstock.core.files import open_private
 from penstock.core.interfaces import Json, MetricSink, RunEvent
 
 EVENTS = "events.jsonl"
+ROTATED = f"{EVENTS}.1"
 SCHEMA = 1
 KINDS = {
     "note": "a sentence for the user",
@@ -231,7 +232,7 @@ class EventLog(MetricSink):
             self._fd = -1
             self._used.clear()
             with suppress(FileNotFoundError):  # a user has removed it
-                os.replace(self._path, self._path.with_name(f"{EVENTS}.1"))
+                os.replace(self._path, self._path.with_name(ROTATED))
         if self._fd < 0:
             self._open()
         if not self._whole:

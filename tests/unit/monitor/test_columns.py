@@ -1,4 +1,4 @@
-"""Curves that fit a screen, and the columns behind them."""
+"""The columns of metrics, and the points that they make, against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -7,19 +7,84 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.monitor.curves import curve, whole
 from penstock.monitor.metric_groups import scalars
-from penstock.watch import columns as columns_module
-from penstock.watch.columns import MetricColumns
-from penstock.watch.series import (
-    as_json,
-    clipped,
-    full_intervals,
-    known,
-    means,
-    reduced,
-    smooth,
-)
+from penstock.monitor.run_folder import columns as columns_module
+from penstock.monitor.run_folder.columns import MetricColumns, Points, rising_points
+
+
+def columns_of(lines: list[dict[str, Any]], *only: str) -> MetricColumns:
+    columns = MetricColumns(only or None)
+    columns.extend(lines)
+    return columns
+
+
+def curve(lines: list[dict[str, Any]], y: str) -> Points:
+    return columns_of(lines, "x", y).points("x", y)
+
+
+def full_times(lines: list[dict[str, Any]]) -> list[float]:
+    columns = columns_of(lines)
+    return list(columns.column("time_s")[columns.full_intervals()])
+
+
+def test_a_curve_rises_and_what_was_done_again_replaces_what_was_lost() -> None:
+    steps = [0, 10, 20, 30, 15, 25]  # resumed from a checkpoint at 12
+    lines: list[dict[str, Any]] = [{"x": step, "y": i} for i, step in enumerate(steps)]
+    lines.insert(2, {"x": 12, "y": None})
+    xs, ys = curve(lines, "y")
+    assert (xs.tolist(), ys.tolist()) == ([0, 10, 15, 25], [0, 1, 4, 5])
+
+
+def test_a_curve_has_no_point_that_a_later_one_repeats() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        xs = np.cumsum(rng.integers(1, 4, 40)).astype(float)
+        for _ in range(3):
+            at = int(rng.integers(5, 35))
+            xs[at:] -= rng.integers(0, 20)
+        ys = rng.normal(size=40)
+        expected: list[tuple[float, float]] = []
+        for point in zip(xs.tolist(), ys.tolist(), strict=True):
+            while expected and expected[-1][0] >= point[0]:
+                expected.pop()
+            expected.append(point)
+        assert list(zip(*rising_points(xs, ys), strict=True)) == expected
+
+
+def test_a_curve_of_nothing_is_empty() -> None:
+    assert [len(found) for found in curve([{"x": 1}], "y")] == [0, 0]
+
+
+def test_a_curve_of_a_nested_figure() -> None:
+    line = {"x": 1, "ledger": {"compute": 0.5}, "ranks": [{"rate": 1.0}, {"rate": 2.0}]}
+    line["lag_histogram"] = {"0": 3}
+    assert curve([line], "ledger/compute")[1].tolist() == [0.5]
+    assert curve([line], "ranks/1/rate")[1].tolist() == [2.0]
+    assert curve([line], "lag_histogram/0")[1].tolist() == [3.0], "a bin that is asked for"
+    for missing in ("ledger", "ledger/wait", "ledger/compute/more", "ranks/2/rate"):
+        assert len(curve([line], missing)[1]) == 0
+
+
+def test_of_chosen_metrics_all_lines_have_a_row() -> None:
+    count = 2 * columns_module.MOST_ROWS
+    columns = columns_of([{"x": i, "other": 1, "y": {"z": -i}} for i in range(count)], "x", "y/z")
+    assert columns.names == ["x", "y/z"]
+    np.testing.assert_array_equal(columns.column("y/z"), -np.arange(count))
+
+
+def test_intervals_that_were_cut_short_are_left_out() -> None:
+    lines = [{"time_s": time_s} for time_s in (1.0, 2.0, 3.0, 3.01)]
+    assert full_times(lines) == [1.0, 2.0, 3.0]
+    thinned = [{"time_s": at_s, "interval_s": 1.0} for at_s in (1.0, 2.0, 300.0, 400.0)]
+    times = [1.0, 2.0, 300.0, 400.0]
+    assert full_times([*thinned, {"time_s": 480.0, "interval_s": 0.01}]) == times
+    assert full_times([]) == []
+
+
+def test_a_resume_with_shorter_intervals_hides_nothing() -> None:
+    lengths = [10.0] * 30 + [0.2, 0.0, *[1.0] * 25, 0.3]  # 0.2 and 0.3: stopped; 0: resumed
+    lines = [{"time_s": i, "interval_s": length} for i, length in enumerate(lengths)]
+    assert full_times(lines) == [*range(30), *range(32, 57)]
 
 
 def test_rows_without_a_metric_are_unknown() -> None:
@@ -34,8 +99,8 @@ def test_rows_without_a_metric_are_unknown() -> None:
     assert columns.last("a") is None
 
 
-def test_values_are_those_of_the_other_reader_of_metrics() -> None:
-    """Lines of any form give the figures that `scalars` gives, which plots and reports use."""
+def test_columns_have_the_values_that_other_sinks_get() -> None:
+    """Lines of any form give the figures that `scalars` gives, which TensorBoard has."""
     lines: list[dict[str, Any]] = [
         {"a": 1, "b": None, "c": {"d": 2.5, "e": [1, {"f": 2}]}, "x_histogram": {"1": 3}},
         {"a": "3", "b": True, "c": {"d": None}, "x_histogram": [1, 2]},
@@ -89,18 +154,6 @@ def test_figures_of_processes_do_not_take_the_room_of_others(
     assert columns.names[:2] == ["env_steps", "time_s"]
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 50, 5000])
-def test_a_zoom_shows_a_part_of_the_smoothed_curve(count: int) -> None:
-    xs = np.arange(1000, dtype=float)
-    ys = np.random.default_rng(count).normal(size=1000)
-    whole = smooth((xs, ys), count, None, None)
-    for low, high in ((None, None), (0.0, 3.0), (400.5, 600.0), (990.0, None), (2000.0, 3000.0)):
-        found = smooth((xs, ys), count, low, high)
-        expected = clipped(*whole, low, high)
-        np.testing.assert_array_equal(found[0], expected[0])
-        np.testing.assert_allclose(found[1], expected[1], atol=1e-12)
-
-
 def test_columns_grow_beyond_their_first_capacity() -> None:
     columns = MetricColumns()
     columns.extend([{"a": i} for i in range(5000)])
@@ -146,63 +199,3 @@ def test_hostile_names_do_not_make_columns(monkeypatch: pytest.MonkeyPatch) -> N
     columns.extend([{f"m{i}": 1 for i in range(50)}, {"x" * 10_000: 1}])
     assert len(columns.names) == 10
     assert columns.left_out == 41
-
-
-def test_a_resume_replaces_what_it_repeats_as_in_plots() -> None:
-    rng = np.random.default_rng(3)
-    for _ in range(50):
-        xs = np.cumsum(rng.integers(1, 4, 40)).astype(float)
-        for _ in range(3):
-            at = int(rng.integers(5, 35))
-            xs[at:] -= rng.integers(0, 20)
-        ys = rng.normal(size=40)
-        expected = curve(
-            [{"x": float(x), "y": float(y)} for x, y in zip(xs, ys, strict=True)], "x", "y"
-        )
-        found = known(xs, ys)
-        np.testing.assert_array_equal(found[0], expected[0])
-        np.testing.assert_array_equal(found[1], expected[1])
-
-
-def test_shortened_intervals_are_left_out_as_in_plots() -> None:
-    rng = np.random.default_rng(4)
-    seconds = np.where(rng.random(200) < 0.1, 0.01, 1.0)
-    lines = [{"time_s": float(i), "interval_s": float(s)} for i, s in enumerate(seconds)]
-    kept = [line["time_s"] for line in whole(lines)]
-    np.testing.assert_array_equal(np.nonzero(full_intervals(seconds))[0], kept)
-
-
-@pytest.mark.parametrize("length", [1, 10, 599, 600, 601, 1000, 12_345, 100_000])
-def test_reduction_keeps_outliers_order_and_the_ends(length: int) -> None:
-    rng = np.random.default_rng(length)
-    xs, ys = np.arange(length, dtype=float), rng.normal(size=length)
-    low, high = int(rng.integers(length)), int(rng.integers(length))
-    ys[low], ys[high] = -100, 100
-    found, values = reduced(xs, ys, 600)
-    assert len(found) <= 601
-    assert (np.diff(found) > 0).all()
-    assert found[-1] == xs[-1]
-    assert values.max() == ys.max()
-    assert values.min() == ys.min()
-    np.testing.assert_array_equal(values, ys[found.astype(int)])
-
-
-def test_means_of_shares_still_add_up() -> None:
-    rng = np.random.default_rng(0)
-    shares = rng.dirichlet(np.ones(4), size=5000).T
-    xs = np.arange(5000, dtype=float)
-    total = sum(means(xs, share, 160)[1] for share in shares)
-    np.testing.assert_allclose(total, 1.0)
-    assert len(means(xs, shares[0], 160)[0]) == 160
-    np.testing.assert_allclose(means(xs, shares[0], 160)[1].mean(), shares[0].mean(), rtol=1e-2)
-
-
-def test_a_range_has_a_point_beyond_either_end() -> None:
-    xs = np.arange(10, dtype=float)
-    np.testing.assert_array_equal(clipped(xs, xs, 3.5, 5.5)[0], [3, 4, 5, 6])
-    np.testing.assert_array_equal(clipped(xs, xs, None, None)[0], xs)
-
-
-def test_json_has_short_numbers() -> None:
-    found = as_json((np.array([0.0, 1e6]), np.array([1 / 3, 2.0])))
-    assert found == {"x": [0, 1_000_000], "y": [0.3333333, 2]}

@@ -1,0 +1,89 @@
+"""What the heads of a run's checkpoints say of them, without reading the weights."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic_core import from_json
+
+from penstock.core.formatting import finite
+from penstock.core.run_dir import CHECKPOINT
+from penstock.monitor.run_folder.files import Row, names_in, open_in, stamp
+
+FOLDER, BEST = "checkpoints", "best"
+HEAD_NBYTES = 1 << 24
+MOST_LISTED = 500
+MOST_HEADS = 20  # of the newest checkpoints, whose steps are read
+FORM_ERRORS = (
+    *(ArithmeticError, LookupError, OSError, RecursionError),
+    *(TypeError, ValueError, struct.error),
+)
+
+
+class Best(NamedTuple):
+    """The mean return of the best checkpoint; by an evaluation of ``episodes`` after
+    ``trained_steps``, played in this ``way``, or without these by the return in training."""
+
+    mean: float | None
+    way: str | None = None
+    episodes: int | None = None
+    trained_steps: int | None = None
+
+
+def best(run_dir: Path, *, follow_links: bool = False) -> Best | None:
+    """The return of the best checkpoint; None if there is none."""
+    try:
+        meta = _read_meta(run_dir, BEST, follow_links)
+        if "evaluation" not in meta or "play" not in meta:
+            return Best(finite(meta["best_return"]))
+        play = meta["play"]
+        return Best(
+            finite(meta["evaluation"]["mean"]),
+            str(play["way"]),
+            int(play["episodes"]),
+            int(play["trained_steps"]),
+        )
+    except FORM_ERRORS:
+        return None
+
+
+def checkpoints(run_dir: Path) -> list[Row]:
+    """The checkpoints of a run, newest first: ``name``, ``nbytes`` and ``written``, and of the
+    newest `MOST_HEADS` the ``trained_steps``, None where these cannot be read."""
+    base = run_dir / FOLDER
+    rows: list[Row] = []
+    if base.is_symlink():
+        return rows
+    with suppress(OSError):
+        for path in sorted(base.iterdir())[:MOST_LISTED]:
+            if not path.is_symlink() and path.is_dir():
+                files = [stamp(path, name) for name in names_in(base, path.name, MOST_LISTED)]
+                if files:
+                    written = max(ns for _, _, ns in files) * 1e-9
+                    nbytes = sum(size for _, size, _ in files)
+                    rows.append({"name": path.name, "nbytes": nbytes, "written": written})
+    rows.sort(key=lambda checkpoint: -checkpoint["written"])
+    for checkpoint in rows[:MOST_HEADS]:
+        checkpoint["trained_steps"] = _trained_steps(run_dir, checkpoint["name"])
+    return rows
+
+
+def _trained_steps(run_dir: Path, name: str) -> float | None:
+    try:
+        return finite(_read_meta(run_dir, name, False)["progress"]["trained_steps"])
+    except FORM_ERRORS:
+        return None
+
+
+def _read_meta(run_dir: Path, name: str, follow_links: bool) -> Mapping[str, Any]:
+    """What the learner has written into the head of a checkpoint's file. Raises one of
+    `FORM_ERRORS` where that is missing or damaged."""
+    with open_in(run_dir, FOLDER, name, CHECKPOINT, follow_links=follow_links) as file:
+        (nbytes,) = struct.unpack("<Q", file.read(8))
+        head = from_json(file.read(nbytes) if nbytes <= HEAD_NBYTES else b"")
+    meta: Mapping[str, Any] = from_json(head["__metadata__"]["penstock"])["meta"]
+    return meta

@@ -1,0 +1,198 @@
+"""The small files of a run: its options, its state, and its row in a list of runs."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from penstock.configs.errors import UserError
+from penstock.configs.load import CONFIG_FILE
+from penstock.configs.yaml_text import parse
+from penstock.core.files import CONFIG_NBYTES
+from penstock.core.formatting import finite
+from penstock.core.machine import VERSIONS
+from penstock.core.run_dir import SUPERVISOR_FILE
+from penstock.monitor.run_folder.checkpoints import best
+from penstock.monitor.run_folder.files import Row, read_json, read_text, stamp
+from penstock.monitor.run_folder.lines import Lines, last_line
+from penstock.monitor.run_folder.record import EVALUATIONS, METRICS, SUMMARY
+
+STATES = {
+    "return": "ended", "env_steps": "ended", "learner_steps": "ended", "minutes": "ended",
+    "callback": "ended", "stopped": "ended", "profiled": "ended",
+    "interrupted": "stopped", "terminated": "stopped",
+}  # fmt: skip
+STATE_EVERY_S = 4.0  # a live supervisor is asked at most so often whether it lives
+CONNECT_S = 1.0
+LISTED = ("env.id", "algo.name", "run.seed", "run.interval_s")  # options in a list of runs
+
+
+class RunFolder:
+    """A run as far as its small files and the ends of the long ones tell; read again when they have
+    changed. Safe to use from several threads."""
+
+    def __init__(self, folder: Path, *, follow_links: bool = False) -> None:
+        """``follow_links``: as for `files.open_in`."""
+        self.folder = folder
+        self.lock = threading.RLock()
+        """Held while files are read."""
+        self._follow_links = follow_links
+        self._config: dict[str, Any] = {}
+        self._stamps: dict[str, object] = {}
+        self._row: Row = {}
+        self._state = ""
+        self._state_until_s = float("-inf")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options by dotted name, as in `config.yaml`; empty if it cannot be read."""
+        return dict(flat(self.config))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """`config.yaml`; empty if it cannot be read."""
+        with self.lock:
+            if self._changed("config", CONFIG_FILE):
+                text = self._text(CONFIG_FILE, CONFIG_NBYTES + 1)
+                value = None
+                with suppress(ValueError, UserError, RecursionError):
+                    value = parse(text, CONFIG_FILE)[0] if len(text) <= CONFIG_NBYTES else None
+                self._config = value if isinstance(value, dict) else {}
+            return self._config
+
+    @property
+    def summary(self) -> Row:
+        """`summary.json` of a run that has ended; empty while it is in progress."""
+        if stamp(self.folder, SUPERVISOR_FILE) != (0, 0, 0):
+            return {}
+        return self._json(SUMMARY)
+
+    @property
+    def starts(self) -> Lines:
+        """Machine and versions at each start, as in `versions.json`, the oldest first; empty if
+        they cannot be read."""
+        value = self._json(VERSIONS).get("starts")
+        starts = value if isinstance(value, list) else []
+        return [start for start in starts if isinstance(start, dict)]
+
+    @property
+    def state(self) -> str:
+        """running, ended (by one of its limits), stopped (by the user) or died; as of some seconds
+        ago."""
+        with self.lock:
+            living = stamp(self.folder, SUPERVISOR_FILE) != (0, 0, 0)
+            asked = living and time.monotonic() > self._state_until_s
+            if self._changed("state", SUPERVISOR_FILE, SUMMARY) or asked:
+                self._state = _state_by(self._json(SUPERVISOR_FILE), self._json(SUMMARY))
+                self._state_until_s = time.monotonic() + STATE_EVERY_S
+            return self._state
+
+    def row(self) -> Row:
+        """What a list of runs shows of this one. Reads only the ends of long files."""
+        with self.lock:
+            if self._changed("row", METRICS, SUMMARY, CONFIG_FILE, SUPERVISOR_FILE, EVALUATIONS):
+                self._row = self._make_row()
+            return {**self._row, "state": self.state}
+
+    def _make_row(self) -> Row:
+        last = last_line(self.folder, METRICS, follow_links=self._follow_links) | self.summary
+        checkpoint = best(self.folder, follow_links=self._follow_links)
+        text = self._text(CONFIG_FILE, CONFIG_NBYTES + 1)
+        named = _named_options(text) if len(text) <= CONFIG_NBYTES else {}
+        return {
+            "env": named.get("env.id"),
+            "algorithm": named.get("algo.name"),
+            "seed": named.get("run.seed"),
+            "interval_s": _number(named.get("run.interval_s")),
+            "env_steps": finite(last.get("env_steps")),
+            "return_last": finite(last.get("episode_return_mean")),
+            "return_best": finite(last.get("eval_return_best", checkpoint and checkpoint.mean)),
+            "seconds": finite(last.get("time_s")),
+            "error": short_text(last.get("error")),
+            "started": stamp(self.folder, CONFIG_FILE)[2] * 1e-9,
+            "written": stamp(self.folder, METRICS)[2] * 1e-9,
+        }
+
+    def _text(self, name: str, most_nbytes: int) -> str:
+        """The beginning of a file; empty if it cannot be read."""
+        text = read_text(self.folder, name, most=most_nbytes, follow_links=self._follow_links)
+        return text or ""
+
+    def _json(self, name: str) -> Row:
+        return read_json(self.folder, name, follow_links=self._follow_links)
+
+    def _changed(self, what: str, *names: str) -> bool:
+        """Whether files have changed since the last call for ``what``."""
+        current = tuple(stamp(self.folder, name) for name in names)
+        previous, self._stamps[what] = self._stamps.get(what), current
+        return previous != current
+
+
+def reached(run_dir: Path, names: Iterable[str]) -> dict[str, float]:
+    """The highest values of counters with these ``names`` that earlier processes of a run have
+    written, as far as there are any."""
+    summary = read_json(run_dir, SUMMARY, follow_links=True)
+    rows = summary, last_line(run_dir, METRICS, follow_links=True)
+    values = {name: [value for row in rows if (value := finite(row.get(name)))] for name in names}
+    return {name: max(numbers) for name, numbers in values.items() if numbers}
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The options of a config by dotted name."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def short_text(value: Any) -> str | None:
+    """A text of bounded length; None for anything else."""
+    return value[:2000] if isinstance(value, str) else None
+
+
+def _state_by(living: Row, summary: Row) -> str:
+    """The state by the contents of `supervisor.json` and `summary.json`; empty for no file."""
+    if living:
+        here = living.get("host") in (None, socket.gethostname())
+        return "running" if not here or _answers(str(living.get("socket"))) else "died"
+    return STATES.get(str(summary.get("exit_reason")), "died")
+
+
+def _answers(path: str) -> bool:
+    """Whether a supervisor of any user listens at the socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
+        asker.settimeout(CONNECT_S)
+        try:
+            asker.connect(path)
+        except (PermissionError, BlockingIOError, TimeoutError):
+            return True
+        except (OSError, ValueError):  # ValueError for an invalid path
+            return False
+        return True
+
+
+def _named_options(text: str) -> dict[str, str]:
+    """The options of a `config.yaml` that a list of runs shows, by dotted name. Parsing all of the
+    file takes some hundred times as long."""
+    options: dict[str, str] = {}
+    section = ""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if line and line[0] not in " -#":
+            section = key
+        elif line[:2] == "  " and (name := f"{section}.{key[2:]}") in LISTED:
+            options.setdefault(name, value.strip().strip("'\"")[:200])
+    return options
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return finite(float(text or ""))
+    except ValueError:
+        return None

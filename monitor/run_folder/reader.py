@@ -1,0 +1,179 @@
+"""Metrics, evaluations and events of a run, read as they grow: for the page of `penstock watch`,
+and for the commands that plot and compare runs.
+
+The page keeps a reader for each open run and asks it again and again, for a part of a second at a
+time; a command makes one and reads all at once. Both see the same figures.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.core.formatting import finite
+from penstock.monitor.run_folder.columns import MetricColumns, Points, rising_points
+from penstock.monitor.run_folder.events import EVENTS, ROTATED
+from penstock.monitor.run_folder.files import Row, stamp
+from penstock.monitor.run_folder.folder import RunFolder
+from penstock.monitor.run_folder.lines import LINES_NBYTES, JsonLines, Lines, read_sample
+from penstock.monitor.run_folder.record import EVALUATIONS, METRICS, evaluation_figures
+
+SAMPLE_NBYTES = 4 << 20  # of a longer file of metrics a sample is read before all of it
+TAILS_NBYTES = 32 << 20  # of events and of evaluations; the most of either take some megabytes
+MOST_EVENTS = 20_000
+MOST_EVALUATIONS = 20_000
+
+EVALUATION = "eval_"  # the beginning of the names of an evaluation's figures
+EVALUATED = {"env_steps": "trained_steps", "time_s": "time_s"}  # of the evaluated weights
+RETURNS = ("episode_return", "eval_return")  # their scale depends on the task
+
+
+class RunReader(RunFolder):
+    """The measurements of a run, beside what `RunFolder` has. Safe to use from several threads."""
+
+    def __init__(
+        self, folder: Path, *, only: Iterable[str] | None = None, follow_links: bool = False
+    ) -> None:
+        """
+        Args:
+            folder: of the run.
+            only: the metrics whose columns are kept, without gaps; None: all, as a screen needs
+                them (`MetricColumns`).
+            follow_links: as for `files.open_in`.
+        """
+        super().__init__(folder, follow_links=follow_links)
+        self._only = None if only is None else {*only, *EVALUATED, "interval_s"}
+        self.unload()
+
+    def unload(self) -> None:
+        """Forget what was read, to free memory; the next `read` reads it again."""
+        with self.lock:
+            self._metrics = self._lines_of(METRICS, LINES_NBYTES)
+            self._evaluations = self._lines_of(EVALUATIONS, TAILS_NBYTES)
+            self.columns = MetricColumns(self._only)
+            """The metrics that are shown: until all are read for the first time, of a sample."""
+            self.last: Row = {}
+            """The last line of metrics."""
+            self._whole, self._newest = self.columns, self.last  # of what was read, shown or not
+            self.evaluations: Lines = []
+
+    def _lines_of(self, name: str, most_nbytes: int) -> JsonLines:
+        return JsonLines(self.folder, name, most=most_nbytes, follow_links=self._follow_links)
+
+    def read(self, budget_s: float = math.inf) -> float:
+        """Read what is new, for about ``budget_s`` seconds. Returns the share of the metrics that
+        has been read: below 1 there is more. With a budget, the first call on a long file returns
+        with a sample, without waiting for more."""
+        ends_s = time.monotonic() + budget_s
+        with self.lock:
+            for lines in self._evaluations.chunks():
+                if self._evaluations.replaced:
+                    self.evaluations.clear()
+                self.evaluations += lines
+                del self.evaluations[:-MOST_EVALUATIONS]
+            is_first = not self._metrics.offset and self.columns is self._whole
+            if is_first and budget_s < math.inf and self._show_sample():
+                return 0.0
+            for lines in self._metrics.chunks():
+                if self._metrics.replaced:
+                    self.columns = self._whole = MetricColumns(self._only)
+                    self._newest = {}
+                self._whole.extend(lines)
+                self._newest = lines[-1] if lines else self._newest
+                if time.monotonic() > ends_s:
+                    break
+            if self._metrics.offset < self._metrics.nbytes:
+                return self._metrics.offset / self._metrics.nbytes
+            self.columns, self.last = self._whole, self._newest
+            return 1.0
+
+    def _show_sample(self) -> bool:
+        """Show lines at even distances of a long file; returns whether it is one."""
+        sample: Lines = []
+        if stamp(self.folder, METRICS)[1] > SAMPLE_NBYTES:
+            sample = read_sample(self.folder, METRICS, nbytes=SAMPLE_NBYTES)
+        if sample:
+            self.columns, self.last = MetricColumns(self._only), sample[-1]
+            self.columns.extend(sample)
+        return bool(sample)
+
+    def curve(self, x: str, y: str) -> Points:
+        """A metric by rising ``x``, which is "env_steps" or "time_s". A figure of an evaluation is
+        at the steps, or the time, of the evaluated weights. Points that a resume from an older
+        checkpoint has repeated replace the earlier ones."""
+        with self.lock:
+            if is_evaluation(y):
+                return evaluation_curve(
+                    self.evaluations, x, lambda line: finite(figures_of(line).get(y))
+                )
+            xs, ys = self.columns.column(x), self.columns.column(y)
+            if not is_return(y):
+                full = self.columns.full_intervals()
+                xs, ys = xs[full], ys[full]
+            return rising_points(xs, ys)
+
+    def has(self, metric: str) -> bool:
+        """Whether any line that was read has a number of this name."""
+        with self.lock:
+            if is_evaluation(metric):
+                figures = (figures_of(line).get(metric) for line in self.evaluations)
+                return any(finite(value) is not None for value in figures)
+            return not np.isnan(self.columns.column(metric)).all()
+
+
+class EventReader:
+    """The newest events of a run, in their order, read as they are written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._logs = [self._log(name) for name in (ROTATED, EVENTS)]
+        self.events: Lines = []
+
+    def read(self) -> None:
+        """Read what is new. What was read before the file was rotated is not read again."""
+        if self._logs[1].follow("logs", ROTATED):
+            self._logs = [self._logs[1], self._log(EVENTS)]
+        for log in self._logs:
+            for lines in log.chunks():
+                self.events += lines
+                del self.events[:-MOST_EVENTS]
+
+    def _log(self, name: str) -> JsonLines:
+        return JsonLines(self._folder, "logs", name, most=TAILS_NBYTES)
+
+
+def is_evaluation(name: str) -> bool:
+    """Whether a metric is a figure of evaluations."""
+    return name.startswith(EVALUATION)
+
+
+def is_return(name: str) -> bool:
+    """Whether a metric is a return, whose scale depends on the environment."""
+    return name.startswith(RETURNS)
+
+
+def evaluation_curve(evaluations: Lines, x: str, figure: Callable[[Row], float | None]) -> Points:
+    """A figure of evaluations by the steps ("env_steps") or the time ("time_s") of the evaluated
+    weights."""
+    places = np.array([finite(line.get(EVALUATED[x])) for line in evaluations], np.float64)
+    return rising_points(places, np.array([figure(line) for line in evaluations], np.float64))
+
+
+def figures_of(evaluation: Row) -> Mapping[str, Any]:
+    """The metrics of an evaluation; empty for a line that was damaged."""
+    try:
+        return evaluation_figures(evaluation)
+    except (LookupError, TypeError):
+        return {}
+
+
+def mean_return(evaluation: Mapping[str, Any]) -> float | None:
+    """The mean return in a line of `evaluations.jsonl`, also of earlier versions; None for a line
+    that was damaged."""
+    returns = evaluation.get("return")
+    return finite(returns.get("mean")) if isinstance(returns, dict) else None
