@@ -111,7 +111,7 @@ def _server(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
 
 
 def _shard(shard: int, address: str) -> RoleSpec:
-    main = "penstock.learner.parameter_server.server:run"
+    main = "penstock.learner.extras.parameter_server.server:run"
     return RoleSpec("server", shard, main, Stage.SERVER, address=address)
 
 

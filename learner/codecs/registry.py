@@ -176,6 +176,7 @@ _NEEDS_ADAM = _needs("Adam", "adam", ("lamb", "onebit_lamb"))
 
 _PACES = ("bsp", "local_sgd", "ssp", "asp", "tap", "backup")
 _ROOM = "penstock.learner.codecs"
+_EXTRAS = "penstock.learner.extras.codecs"
 for _spec in (
     CodecSpec("none", "as they are (fp32)", f"{_ROOM}.rounding:Fp32", loss="none", paces=_PACES),
     CodecSpec("fp16", "in half", f"{_ROOM}.rounding:Fp16", loss="rounding"),
@@ -190,14 +191,14 @@ for _spec in (
     CodecSpec(
         "onebit",
         "as signs with error feedback",
-        f"{_ROOM}.onebit:OneBit",
+        f"{_EXTRAS}.onebit:OneBit",
         unfit=_ruins_second_moments("signs with one size"),
         options=OneBitOptions,
     ),
     CodecSpec(
         "onebit_adam",
         "as signs of Adam's momentum with error feedback",
-        f"{_ROOM}.onebit_adam:OneBitAdam",
+        f"{_EXTRAS}.onebit_adam:OneBitAdam",
         long_name="1-bit Adam",
         unfit=_NEEDS_ADAM,
         own_momentum=True,
@@ -207,7 +208,7 @@ for _spec in (
     CodecSpec(
         "zeroone_adam",
         "as signs of Adam's momentum with error feedback",
-        f"{_ROOM}.onebit_adam:OneBitMomentum",
+        f"{_EXTRAS}.onebit_adam:OneBitMomentum",
         long_name="0/1 Adam",
         unfit=_NEEDS_ADAM,
         own_momentum=True,
@@ -217,7 +218,7 @@ for _spec in (
     CodecSpec(
         "onebit_lamb",
         "as signs of LAMB's momentum with error feedback",
-        f"{_ROOM}.onebit_adam:OneBitMomentum",
+        f"{_EXTRAS}.onebit_adam:OneBitMomentum",
         long_name="1-bit LAMB",
         unfit=_needs("LAMB", "lamb", ("adam", "onebit_adam")),
         own_momentum=True,
@@ -227,21 +228,21 @@ for _spec in (
     CodecSpec(
         "terngrad",
         "as -1, 0, 1 times a scale",
-        f"{_ROOM}.terngrad:TernGrad",
+        f"{_EXTRAS}.terngrad:TernGrad",
         unfit=_ruins_second_moments("-1, 0 or 1 times one size"),
         options=TernGradOptions,
     ),
     CodecSpec(
         "dropping",
         "the largest few",
-        f"{_ROOM}.gradient_dropping:Dropping",
+        f"{_EXTRAS}.gradient_dropping:Dropping",
         unfit=_ruins_second_moments("zeros for most values"),
         options=DroppingOptions,
     ),
     CodecSpec(
         "dgc",
         "the largest few",
-        f"{_ROOM}.dgc:Dgc",
+        f"{_EXTRAS}.dgc:Dgc",
         long_name="deep gradient compression",
         unfit=_ruins_second_moments("zeros for nearly all values")
         | {
@@ -254,7 +255,7 @@ for _spec in (
     CodecSpec(
         "powersgd",
         "as low-rank products",
-        f"{_ROOM}.powersgd:PowerSgd",
+        f"{_EXTRAS}.powersgd:PowerSgd",
         options=PowerSgdOptions,
     ),
 ):

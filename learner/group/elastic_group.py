@@ -65,8 +65,8 @@ logger = note_logger(__name__)
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from penstock.learner.extras.parameter_server.client import ServerClient
     from penstock.learner.factory import AnyTrainer
-    from penstock.learner.parameter_server.client import ServerClient
 
 SETTLE_S = 1.0  # for the reductions that are queued on a GPU; below MEET_S: the others wait
 MEET_S = 4.0  # members named by the supervisor are alive, and join soon
@@ -234,9 +234,9 @@ class ElasticGroup:
     def _serve(self) -> bool:
         """Join the parameter server and take its state; False where the run ends before."""
         # Imported here, as most runs need neither a server nor zmq.
-        from penstock.learner.parameter_server.client import ServerClient
-        from penstock.learner.parameter_server.server import keys_for
-        from penstock.learner.sync.served import Served
+        from penstock.learner.extras.parameter_server.client import ServerClient
+        from penstock.learner.extras.parameter_server.served import Served
+        from penstock.learner.extras.parameter_server.server import keys_for
 
         ctx, trainer, progress = self._ctx, self._trainer, self._trainer.progress
         cfg = over_run(self._config.learner, self._config.stop.env_steps)
@@ -311,7 +311,7 @@ class ElasticGroup:
         away = client.unreached()
         if away is None:
             return
-        from penstock.learner.sync.served import LOST_S
+        from penstock.learner.extras.parameter_server.served import LOST_S
 
         rank = away.shard % self._config.learner.most_count
         name = f"shard {away.shard} of the parameter server, with rank {rank},"

@@ -21,7 +21,7 @@ from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import AdamState
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.registry import CODECS
-from penstock.learner.optimizers.frozen_lamb import FrozenVarianceLamb, convert_lamb
+from penstock.learner.extras.optimizers.frozen_lamb import FrozenVarianceLamb, convert_lamb
 from penstock.learner.optimizers.rules import (
     Adam,
     FrozenVarianceAdam,

@@ -15,7 +15,7 @@ from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import AdamState, Codec, CodecContext, Collective
 from penstock.learner.codecs.collective import SoloCollective, all_reduce_nbytes
 from penstock.learner.codecs.registry import is_variance_update, make_codec
-from penstock.learner.codecs.variance import RenewedVariance
+from penstock.learner.extras.codecs.variance import RenewedVariance
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from reduce_reference import clipped, coded
 from reduce_ring import CPU, Floats, codec_for, run_ranks

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.configs.sections import LearnerConfig
-from penstock.learner.parameter_server.protocol import NOTHING, ServerHeader, Tally
+from penstock.learner.extras.parameter_server.protocol import NOTHING, ServerHeader, Tally
 from penstock.learner.progress import BOOKED
 from penstock.transport.checksum import crc32
 

@@ -22,8 +22,7 @@ from torch import nn
 
 from penstock.configs.sections import LearnerConfig
 from penstock.core.params import Arrays
-from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.learner.parameter_server.protocol import (
+from penstock.learner.extras.parameter_server.protocol import (
     MAX_TOTAL,
     Floats,
     Indices,
@@ -35,6 +34,7 @@ from penstock.learner.parameter_server.protocol import (
     pack_sparse,
     sparse,
 )
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.transport.wire import WireError
 
 Change = tuple[Indices | None, Floats]  # all values, or those at some indices

@@ -2,7 +2,7 @@
 
 After Li et al. 2021, "1-bit LAMB: Communication Efficient Large-Scale Large-Batch Training with
 LAMB's Convergence Speed" (arXiv 2104.06069, algorithm 1). The codec's half is
-`codecs.onebit_adam.OneBitMomentum`: LAMB's moments are Adam's.
+`extras.codecs.onebit_adam.OneBitMomentum`: LAMB's moments are Adam's.
 """
 
 from __future__ import annotations
