@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.interfaces import Bucket
-from penstock.learner.codecs.registry import DgcOptions
+from penstock.learner.extras.codecs.registry import DgcOptions
 from penstock.learner.extras.codecs.sparse import Sparse
 
 LADDER = (0.25, 0.0625, 0.015625, 0.004, 0.001)
