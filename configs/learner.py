@@ -266,8 +266,11 @@ class OptimizerRegistry(OptionsRegistry[OptimizerSpec]):
         return [spec.name for spec in self.specs.values() if option in spec.shared_options]
 
     def listed(self) -> str:
-        specs = self.specs.values()
-        names = [f"`{s.name}`" + (f" ({s.long_name})" if s.long_name else "") for s in specs]
+        names = []
+        for spec in self.specs.values():
+            is_named_alike = spec.long_name.lower() == spec.name
+            more = f" ({spec.long_name})" if spec.long_name and not is_named_alike else ""
+            names.append(f"`{spec.name}`{more}")
         return f"The optimizer: {either(names)}." if names else ""
 
 
