@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from penstock.configs.learner import OPTIMIZERS
 from penstock.configs.sections import LearnerConfig
 from penstock.core.params import Arrays
 from penstock.learner.extras.parameter_server.protocol import (
@@ -224,7 +225,7 @@ def unpack_state(
 
 
 def _optimizer(size: int, cfg: LearnerConfig) -> FlatOptimizer:
-    if cfg.optimizer in ("lars", "lamb"):
+    if not OPTIMIZERS.specs[cfg.optimizer].is_elementwise:
         raise ValueError(f"{cfg.optimizer} works by layers, which a parameter server does not know")
     if cfg.server_shards > 1:
         cfg = cfg.model_copy(update={"grad_clip": None})
