@@ -212,9 +212,9 @@ class BspPace:
             trainer.optimizers(),
             cfg,
             ctx.ledger,
-            ctx.status.ledger("reduce", Part.WAIT),
-            trainer.shared(),
-            trainer.queue.drain,
+            reducing=ctx.status.ledger("reduce", Part.WAIT),
+            shared=trainer.shared(),
+            drain=trainer.queue.drain,
         )
 
     def _measured(self, group: LearnerGroup, source: int) -> str:

@@ -7,13 +7,13 @@ LAMB's Convergence Speed" (arXiv 2104.06069, algorithm 1). The codec's half is
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.interfaces import AdamState, OptimizerContext, UpdateStep
+from penstock.core.interfaces import AdamState, GradientPart, OptimizerContext, UpdateStep
 from penstock.core.params import Arrays
 from penstock.learner.optimizers.rules import BETAS, BaseOptimizer, adam_denominator, correction
 
@@ -56,6 +56,7 @@ class FrozenVarianceLamb(BaseOptimizer):
         assert context.reduces_gradients is not None
         self._reduces_gradients = context.reduces_gradients
         self._weight_decay = context.cfg.weight_decay
+        self._parts = context.parts
         self._sizes = [part.stop - part.start for part in context.parts]
         self.state = AdamState(
             self.moments["exp_avg"],
@@ -92,7 +93,7 @@ class FrozenVarianceLamb(BaseOptimizer):
         self._values.add_(decayed, alpha=-step.lr)
 
     def convert_state(self, state: Arrays) -> Arrays:
-        return convert_lamb(state, {*self.moments, "steps"}, len(self._sizes))
+        return convert_lamb(state, {*self.moments, "steps"}, self._parts)
 
     def _take_gradient(self, step: UpdateStep) -> None:
         momentum, variance = self.state.exp_avg, self.state.exp_avg_sq
@@ -150,7 +151,7 @@ class FrozenVarianceLamb(BaseOptimizer):
         return torch.stack([torch.linalg.vector_norm(layer) for layer in self._layers(values)])
 
 
-def convert_lamb(state: Arrays, names: Set[str], layers: int) -> Arrays:
+def convert_lamb(state: Arrays, names: Set[str], parts: Sequence[GradientPart]) -> Arrays:
     """A state of LAMB, with or without a codec of its own, with these ``names``.
 
     So a run continues with another codec. A state of another optimizer is returned as it is.
@@ -159,7 +160,7 @@ def convert_lamb(state: Arrays, names: Set[str], layers: int) -> Arrays:
     if removed == set(OF_LAYERS) and not added:
         return {name: state[name] for name in names}
     if added == set(OF_LAYERS) and not removed:
-        new = (state["exp_avg_sq"], np.zeros(layers), np.ones(layers))
+        new = (state["exp_avg_sq"], np.zeros(len(parts)), np.ones(len(parts)))
         return {**state, **dict(zip(OF_LAYERS, new, strict=True))}
     return state
 

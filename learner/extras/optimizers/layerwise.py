@@ -97,7 +97,7 @@ class Lamb(Layerwise):
         )
 
     def convert_state(self, state: Arrays) -> Arrays:
-        return convert_lamb(state, {*self.moments, "steps"}, len(self._parts))
+        return convert_lamb(state, {*self.moments, "steps"}, self._parts)
 
 
 def _library(optimizer: str) -> ModuleType:
