@@ -39,17 +39,8 @@ class ThreadGroup:
 
     def __init__(self, store: Any, rank: int) -> None:
         self.world, self.rank, self.members = WORLD, rank, tuple(range(WORLD))
-        self.control, self.gradients = (
-            GroupCollective(
-                dist.ProcessGroupGloo(  # type: ignore[attr-defined]
-                    dist.PrefixStore(name, store),  # type: ignore[attr-defined]
-                    rank,
-                    WORLD,
-                    timedelta(seconds=20),
-                )
-            )
-            for name in ("control", "gradients")
-        )
+        self.control = _collective(store, "control", rank)
+        self.gradients = _collective(store, "gradients", rank)
 
     def collect_states(self, own: Arrays) -> Arrays:
         return own
@@ -59,6 +50,12 @@ class ThreadGroup:
 
     def close(self) -> None:
         pass
+
+
+def _collective(store: Any, name: str, rank: int) -> GroupCollective:
+    own = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+    group: Any = dist.ProcessGroupGloo(own, rank, WORLD, timedelta(seconds=20))
+    return GroupCollective(group)
 
 
 class Learner(NamedTuple):
