@@ -30,6 +30,7 @@ from penstock.profiling.status import StatusPage
 
 WORLD = 2
 SAMPLES = 10.0
+MAKING = threading.Lock()  # a trainer seeds the generator of the whole process
 FEW, MOST = 4, 60  # turns until rank 0 stops, and until both must have heard of it
 SMALL = ("actors.envs=2", "actors.unroll=4", "learner.device=cpu", "learner.updates_per_batch=1")
 
@@ -85,7 +86,8 @@ def pace_of(
     ctx = RoleContext("learner", rank, 0, 1, folder, folder, channel, page, config, learner=rank)
     ctx.servers = servers
     try:
-        trainer = Trainer(config, probe(config.env), ctx.ledger)
+        with MAKING:
+            trainer = Trainer(config, probe(config.env), ctx.ledger)
         yield make_pace(PaceContext(ctx, config, trainer)), ctx, trainer
     finally:
         ours.close()
