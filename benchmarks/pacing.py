@@ -32,9 +32,9 @@ from torch import nn
 
 from common import finish, parser
 from penstock.configs.sections import LearnerConfig
+from penstock.learner.extras.parameter_server.client import ServerClient
+from penstock.learner.extras.parameter_server.server import ParameterServer
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.learner.parameter_server.client import ServerClient
-from penstock.learner.parameter_server.server import ParameterServer
 
 WORKERS = 4
 SIZE = 10_000

@@ -26,9 +26,9 @@ from torch import nn
 from common import finish, parser
 from hosts import LINKS, Hosts, hosts
 from penstock.configs.sections import LearnerConfig
+from penstock.learner.extras.parameter_server.client import ServerClient
+from penstock.learner.extras.parameter_server.server import ParameterServer
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.learner.parameter_server.client import ServerClient
-from penstock.learner.parameter_server.server import ParameterServer
 
 SIZE = 1_686_693  # parameters of the Nature CNN on Pong
 PORT = 7800

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.configs.reduce import CODECS
+from penstock.configs.learner import OPTIMIZERS, PACES, LearnerConfig, OptimizerSpec
+from penstock.configs.reduce import CODECS, CodecSpec
 from penstock.configs.section import Contradiction
-from penstock.configs.sections import LearnerConfig, Sections
+from penstock.configs.sections import Sections
 from penstock.configs.transports import TRANSPORTS
 from penstock.configs.value_types import either
 
-SERVED = ("ssp", "asp", "tap", "backup")  # paces with a parameter server
+FITS_ALL = "int8"
+"""A codec that goes with every optimizer, for messages."""
 
 
 def group(cfg: Sections) -> Iterator[Contradiction]:
     """Combinations of codecs, optimizers, paces and numbers of learners."""
     yield from codec_contradictions(cfg.learner)
+    yield from _optimizer(cfg.learner)
     yield from _updates(cfg.learner)
     yield from _pace(cfg)
     yield from _statistics(cfg)
@@ -24,26 +27,77 @@ def group(cfg: Sections) -> Iterator[Contradiction]:
 
 def codec_contradictions(learner: LearnerConfig) -> Iterator[Contradiction]:
     """Combinations of the codec with the optimizer and the pace."""
-    codec, optimizer = learner.reduce.codec, learner.optimizer
-    spec = CODECS.specs.get(codec)
-    if spec and optimizer in spec.unfit:
+    name = learner.reduce.codec
+    codec, optimizer = CODECS.specs.get(name), OPTIMIZERS.specs.get(learner.optimizer)
+    if codec and optimizer and not goes_with(codec, optimizer):
         yield Contradiction(
             ("learner.reduce.codec", "learner.optimizer"),
-            f"learner.reduce.codec {codec} {spec.unfit[optimizer]}",
+            f"learner.reduce.codec {name} {_misfit(codec, optimizer)}",
         )
-    if spec and spec.reduces_gradients and not spec.reduces_gradients(learner.reduce, 0):
+    if codec and codec.reduces_gradients and not codec.reduces_gradients(learner.reduce, 0):
         yield Contradiction(
             ("learner.reduce.codec", "learner.reduce.warmup_updates"),
-            f"learner.reduce.codec {codec} divides by the variance of the gradients of its "
+            f"learner.reduce.codec {name} divides by the variance of the gradients of its "
             "warm-up, and learner.reduce.warmup_updates is 0; set it to 1 or more",
         )
-    paces = spec.paces if spec else ("bsp",)
-    if learner.pace not in paces:
+    paces = PACES.using_codec(name)
+    if PACES.specs and learner.pace not in paces:
         yield Contradiction(
             ("learner.reduce.codec", "learner.pace"),
-            f"learner.reduce.codec {codec} codes gradients with learner.pace {either(paces)} only, "
+            f"learner.reduce.codec {name} codes gradients with learner.pace {either(paces)} only, "
             f"and learner.pace is {learner.pace}; set learner.pace=bsp or "
             "learner.reduce.codec=none",
+        )
+
+
+def goes_with(codec: CodecSpec, optimizer: OptimizerSpec) -> bool:
+    """Whether an optimizer can step by what a codec sends."""
+    if codec.reduces_gradients is not None:
+        return bool(optimizer.frozen_variance) and optimizer.scales_layers == codec.scales_layers
+    ruined = bool(codec.ruins_variance) and optimizer.divides_by_variance
+    replaced = codec.own_momentum and not optimizer.leaves_momentum
+    return not (ruined or replaced)
+
+
+def _misfit(codec: CodecSpec, optimizer: OptimizerSpec) -> str:
+    """Why they do not go together, and what to set: the end of a sentence that begins with the
+    codec."""
+    others = [spec for spec in OPTIMIZERS.specs.values() if goes_with(codec, spec)]
+    if codec.reduces_gradients is not None:
+        whose = others[0].long_name if others else "another optimizer"
+        why = (
+            f"sends the momentum of {whose}, divided by the root of its variance, and "
+            f"learner.optimizer is {optimizer.name}"
+        )
+    elif codec.ruins_variance and optimizer.divides_by_variance:
+        why = (
+            f"sends {codec.ruins_variance}, which ruins the second moment that learner.optimizer "
+            f"{optimizer.name} divides by"
+        )
+    else:
+        why = (
+            "has its own momentum in place of the optimizer's, and learner.optimizer "
+            f"{optimizer.name} cannot do without"
+        )
+    senders = [spec for spec in CODECS.specs.values() if spec.reduces_gradients is not None]
+    codecs = [spec.name for spec in senders if goes_with(spec, optimizer)]
+    remedy = f"learner.reduce.codec={either([*codecs, FITS_ALL])}"
+    if others:
+        other = others[0]
+        rescaled = optimizer.divides_by_variance and not other.divides_by_variance
+        rate = " (with a learning rate of its own)" if rescaled else ""
+        remedy = f"learner.optimizer={other.name}{rate}, or {remedy}"
+    return f"{why}; set {remedy}"
+
+
+def _optimizer(learner: LearnerConfig) -> Iterator[Contradiction]:
+    name, decaying = learner.optimizer, OPTIMIZERS.using("weight_decay")
+    if learner.weight_decay and name in OPTIMIZERS.specs and name not in decaying:
+        *most, last = decaying
+        yield Contradiction(
+            ("learner.weight_decay", "learner.optimizer"),
+            f"learner.weight_decay {learner.weight_decay:g} is for {', '.join(most)} and {last}, "
+            f"and learner.optimizer is {name}; set learner.weight_decay=0",
         )
 
 
@@ -54,12 +108,6 @@ def _updates(learner: LearnerConfig) -> Iterator[Contradiction]:
             f"learner.accumulate {learner.accumulate} makes one update from several batches, and "
             f"learner.updates_per_batch {learner.updates_per_batch} several updates from one; set "
             "one of them to 1",
-        )
-    if learner.weight_decay and learner.optimizer in ("adam", "rmsprop"):
-        yield Contradiction(
-            ("learner.weight_decay", "learner.optimizer"),
-            f"learner.weight_decay {learner.weight_decay:g} is for sgd, lars and lamb, and "
-            f"learner.optimizer is {learner.optimizer}; set learner.weight_decay=0",
         )
     if learner.lr_scaling != "none" and learner.most_count == 1:
         yield Contradiction(
@@ -72,17 +120,14 @@ def _updates(learner: LearnerConfig) -> Iterator[Contradiction]:
 def _pace(cfg: Sections) -> Iterator[Contradiction]:
     learner = cfg.learner
     pace = learner.pace
+    spec = PACES.specs.get(pace)
+    if spec is None:
+        return
     yield from _parameter_server(learner)
     yield from _pull(learner)
-    if pace in ("ssp", "asp", "tap") and learner.lr_scaling != "none":
-        yield Contradiction(
-            ("learner.lr_scaling", "learner.pace"),
-            f"learner.lr_scaling {learner.lr_scaling} is for steps that all learners take "
-            f"together, and with learner.pace {pace} each takes its own; set "
-            "learner.lr_scaling=none",
-        )
+    yield from spec.check(learner)
     yield from _accumulate(cfg)
-    if pace != "bsp" and cfg.algo.trains_on != "unrolls":
+    if not spec.sums_gradients and cfg.algo.trains_on != "unrolls":
         yield Contradiction(
             ("learner.pace", "algo.name"),
             f"learner.pace {pace} is for algorithms without replay, and algo.name is "
@@ -94,38 +139,25 @@ def _pace(cfg: Sections) -> Iterator[Contradiction]:
             f"learner.pace {pace} is for several learners, and learner.count is 1; set "
             "learner.count=2 or more, or learner.pace=bsp",
         )
-    if pace == "backup" and learner.spare >= learner.most_count > 1:
-        yield Contradiction(
-            ("learner.spare", "learner.count"),
-            f"learner.spare {learner.spare} is not below learner.count {learner.count}, so no "
-            f"gradient would be used; set learner.spare={learner.most_count - 1} or less",
-        )
 
 
 def _parameter_server(learner: LearnerConfig) -> Iterator[Contradiction]:
-    pace = learner.pace
-    if pace in SERVED and learner.optimizer in ("lars", "lamb"):
+    pace, shards = learner.pace, learner.server_shards
+    optimizer = OPTIMIZERS.specs.get(learner.optimizer)
+    if learner.served and optimizer and not optimizer.is_elementwise:
         yield Contradiction(
             ("learner.pace", "learner.optimizer"),
             f"learner.pace {pace} uses a parameter server, which stores parameters without layers, "
             f"and learner.optimizer {learner.optimizer} works by layers; set "
             "learner.optimizer=sgd or learner.pace=bsp",
         )
-    shards = learner.server_shards
-    if shards > 1 and pace == "backup":
-        yield Contradiction(
-            ("learner.server_shards", "learner.pace"),
-            f"learner.server_shards {shards} would each take the first gradients of a step that "
-            "they receive, and with learner.pace backup drop others; set learner.server_shards=1 "
-            "or learner.pace=ssp",
-        )
-    if learner.server_spread and pace not in SERVED:
+    if learner.server_spread and not learner.served:
         yield Contradiction(
             ("learner.server_spread", "learner.pace"),
             "learner.server_spread true places a parameter server, and learner.pace "
             f"{pace} has none; set learner.server_spread=false or learner.pace=ssp",
         )
-    if shards > 1 and pace not in SERVED:
+    if shards > 1 and not learner.served:
         yield Contradiction(
             ("learner.server_shards", "learner.pace"),
             f"learner.server_shards {shards} divides a parameter server, and learner.pace {pace} "
@@ -136,7 +168,7 @@ def _parameter_server(learner: LearnerConfig) -> Iterator[Contradiction]:
 def _accumulate(cfg: Sections) -> Iterator[Contradiction]:
     learner = cfg.learner
     pace = learner.pace
-    if pace in SERVED and learner.accumulate > 1:
+    if learner.served and learner.accumulate > 1:
         yield Contradiction(
             ("learner.accumulate", "learner.pace"),
             f"learner.accumulate {learner.accumulate} adds up gradients of the same parameters, "
@@ -160,28 +192,20 @@ def _accumulate(cfg: Sections) -> Iterator[Contradiction]:
 
 def _pull(learner: LearnerConfig) -> Iterator[Contradiction]:
     pull, pace = learner.pull, learner.pace
-    if pull == "newest":
-        return
-    paces = ("ssp", "tap") if pull == "ahead" else ("ssp",)
-    if pace not in paces:
+    paces = [name for name, spec in PACES.specs.items() if pull in spec.pulls]
+    if paces and pace not in paces:
         yield Contradiction(
             ("learner.pull", "learner.pace"),
             f"learner.pull {pull} is for learner.pace {either(paces)}, and learner.pace is {pace}; "
             f"set learner.pull=newest or learner.pace={paces[0]}",
-        )
-    elif pace == "ssp" and not learner.staleness:
-        yield Contradiction(
-            ("learner.pull", "learner.staleness"),
-            f"learner.pull {pull} uses parameters without the learner's last gradient, and "
-            "learner.staleness 0 allows none to be missing; set learner.pull=newest or "
-            "learner.staleness=1 or more",
         )
 
 
 def _statistics(cfg: Sections) -> Iterator[Contradiction]:
     """Learners must share the statistics that their inputs are normalised by."""
     pace = cfg.learner.pace
-    if pace == "bsp" or cfg.learner.most_count == 1:
+    spec = PACES.specs.get(pace)
+    if spec is None or spec.sums_gradients or cfg.learner.most_count == 1:
         return
     for key, wanted in (
         ("model.normalize_observations", cfg.model.normalize_observations),
@@ -197,7 +221,7 @@ def _statistics(cfg: Sections) -> Iterator[Contradiction]:
 
 def _numbers(cfg: Sections) -> Iterator[Contradiction]:
     count, most = cfg.learner.count, cfg.learner.most_count
-    if isinstance(count, str) and cfg.learner.pace in SERVED:
+    if isinstance(count, str) and cfg.learner.served:
         yield Contradiction(
             ("learner.count", "learner.pace"),
             f"learner.count {count} changes the number of learners, and a parameter server of "

@@ -79,7 +79,7 @@ def _names(rule: dict[str, Any]) -> dict[str, Any]:
 
 
 def _section(name: str, kind: type[Section], known: dict[str, Option]) -> dict[str, Any]:
-    fields = kind.registry.section if issubclass(kind, OpenSection) else kind
+    fields = kind.joined() if issubclass(kind, OpenSection) else kind
     hints, properties = get_type_hints(fields), {}
     for attribute, field in fields.model_fields.items():
         key = field.serialization_alias or attribute

@@ -83,14 +83,15 @@ def _options_with(algo: str, specs: tuple[Spec, ...]) -> dict[str, Option]:
 
 def _options(section: str, kind: type[Section]) -> Iterator[Option]:
     """The options of a section and of the sections in it."""
-    registry = kind.registry if issubclass(kind, OpenSection) else None
-    kind = registry.section if registry else kind
+    registries = kind.registries if issubclass(kind, OpenSection) else ()
+    choices = {registry.choice: registry for registry in registries if registry.specs}
+    kind = kind.joined() if issubclass(kind, OpenSection) else kind
     hints = get_type_hints(kind, include_extras=True)
     for attribute, field in _fields(kind).items():
         name, hint = f"{section}.{field.serialization_alias or attribute}", hints[attribute]
         if isinstance(hint, type) and issubclass(hint, Section):
             yield from _options(name, hint)
-        elif registry and registry.specs and name == registry.choice:
+        elif registry := choices.get(name):
             yield _choice(name, registry.names, kind, attribute, registry.listed())
         else:
             yield Option(name, words(hint), field, hint, kind, attribute)

@@ -5,8 +5,8 @@ A codec is known to the config by a `CodecSpec`, registered in `CODECS` (`config
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated, Literal
 
@@ -34,15 +34,18 @@ class CodecSpec:
     """`rounding`: relative error of up to a few per cent; `lossy`: more variance, or delayed
     values."""
     tried_by_auto: bool = True
-    unfit: Mapping[str, str] = field(default_factory=dict)
-    """By each `learner.optimizer` that the codec does not support: the reason, and what to set."""
+    ruins_variance: str = ""
+    """What it sends instead of values of their own size, for messages: "sends ...". An optimizer
+    that divides by the variance of gradients cannot use it. Empty: values keep their size."""
     own_momentum: bool = False
     """Whether it applies momentum and clipping in the optimizer's place."""
     reduces_gradients: Callable[[ReduceConfig, int], bool] | None = None
-    """For a codec that sends the momentum of Adam or LAMB: whether in the given update (from 0) it
-    still sums gradients, from which momentum and variance are computed. None: it always does."""
-    paces: tuple[str, ...] = ("bsp",)
-    """The values of `learner.pace` with which it may be named."""
+    """For a codec that sends the momentum of an optimizer with a frozen variance: whether in the
+    given update (from 0) it still sums gradients, from which momentum and variance are computed.
+    None: it always does."""
+    scales_layers: bool = False
+    """For such a codec: whether it is for optimizers that scale layers, or for those that do
+    not."""
     options: type[ExtraOptions] = ExtraOptions
     """The codec's own options, written ``learner.reduce.NAME``."""
 
@@ -105,4 +108,4 @@ CODECS = CodecRegistry("codec", "learner.reduce", ReduceOptions, choice="codec",
 class ReduceConfig(ReduceOptions, OpenSection):
     """How the gradients of several learners are summed (`learner.count` above 1)."""
 
-    registry = CODECS
+    registries = (CODECS,)

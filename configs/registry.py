@@ -6,7 +6,7 @@ algorithm, codec, transport and sink. They are imported when a spec is first nee
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from types import MappingProxyType
@@ -107,14 +107,15 @@ class OptionsRegistry(Registry[SO]):
         of the ``reserved`` names."""
         super().__init__(kind, reserved)
         self._section = section
-        self._shared = shared
+        self.shared = shared
         self.choice = choice and f"{section}.{choice}"
 
     def register(self, spec: SO) -> None:
         """Add a spec. Raises ValueError for a name that is taken, or for an option that another
         spec defines differently."""
         # Not those of `_joined`: pydantic takes 40 ms for a schema, and each spec would have one.
-        kinds = [self._shared, *(each.options for each in self._specs.values())]
+        beside = [r for r in self._all if isinstance(r, OptionsRegistry) and r.fills(self._section)]
+        kinds = [self.shared, *(each.options for r in beside for each in r._specs.values())]
         taken = {name: field for kind in kinds for name, field in kind.model_fields.items()}
         for name, option in spec.options.model_fields.items():
             if name in taken and repr(taken[name]) != repr(option):
@@ -135,24 +136,20 @@ class OptionsRegistry(Registry[SO]):
             raise ValueError(f"{name} is not a {self._kind}")
         return name
 
+    def fills(self, section: str) -> bool:
+        """Whether its specs add options to ``section``."""
+        return self._section == section
+
     def listed(self) -> str:
         """The specs in words; a registry with a `choice` may say more than their names."""
         return ", ".join(f"`{name}`" for name in self.specs)
-
-    @property
-    def section(self) -> type[Section]:
-        """The schema of the section, with the options of all specs."""
-        return self._joined(self.specs.values())
-
-    def _joined(self, specs: Iterable[SO]) -> type[Section]:
-        return _joined(self._shared, tuple(dict.fromkeys(spec.options for spec in specs)))
 
 
 @cache
 def _joined(shared: type[Section], added: tuple[type[ExtraOptions], ...]) -> type[Section]:
     """One schema with the fields of all, in the order of the arguments."""
     bases = [kind for kind in reversed(added) if kind is not ExtraOptions]
-    return create_model(f"Joined{shared.__name__}", __base__=(*bases, shared))
+    return create_model(f"Joined{shared.__name__}", __base__=(*bases, shared)) if bases else shared
 
 
 class OpenSection(Section, extra="allow"):
@@ -162,11 +159,18 @@ class OpenSection(Section, extra="allow"):
     any extra key is accepted.
     """
 
-    registry: ClassVar[OptionsRegistry[Any]]
+    registries: ClassVar[tuple[OptionsRegistry[Any], ...]]
+    """What adds options; each with the same ``shared`` ones."""
+
+    @classmethod
+    def joined(cls) -> type[Section]:
+        """The schema of the section, with the options of all specs."""
+        specs = [spec for registry in cls.registries for spec in registry.specs.values()]
+        return _joined(cls.registries[0].shared, tuple(dict.fromkeys(s.options for s in specs)))
 
     @model_validator(mode="before")
     @classmethod
     def _check_all(cls, data: Any) -> Any:
-        if cls.registry.specs and isinstance(data, dict):
-            return cls.registry.section.model_validate(data).model_dump()
+        if any(registry.specs for registry in cls.registries) and isinstance(data, dict):
+            return cls.joined().model_validate(data).model_dump()
         return data

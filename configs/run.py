@@ -80,4 +80,4 @@ SINKS = OptionsRegistry[SinkSpec]("sink", "run", RunOptions)
 class RunConfig(RunOptions, OpenSection):
     """The run as a whole: its folder, seed, measurements, time limits and restart policy."""
 
-    registry = SINKS
+    registries = (SINKS,)

@@ -12,15 +12,14 @@ from typing import Literal
 from pydantic import Field
 
 from penstock.configs.algorithms import ALGORITHMS, AnyAlgoConfig
+from penstock.configs.learner import LearnerConfig as LearnerConfig
+from penstock.configs.learner import NonFiniteConfig as NonFiniteConfig
 from penstock.configs.model import ModelConfig
-from penstock.configs.reduce import ReduceConfig
 from penstock.configs.run import RunConfig
-from penstock.configs.schedules import Rate
 from penstock.configs.section import Section
 from penstock.configs.transports import TRANSPORTS, TransportConfig
 from penstock.configs.value_types import (
     Count,
-    Device,
     Fraction,
     Large,
     MemoryFormat,
@@ -34,7 +33,6 @@ from penstock.configs.value_types import (
     Range,
     Share,
     Small,
-    SmallNatural,
     Switch,
     Text,
     Wrappers,
@@ -117,21 +115,6 @@ class ActorsConfig(Section):
     forms ignore it."""
 
 
-class NonFiniteConfig(Section):
-    """What happens when a loss or a gradient is not finite (NaN or infinite). The update is skipped
-    and counted: parameters, optimizer state and normalisers stay unchanged."""
-
-    max_in_row: Count = 10
-    """Consecutive skipped updates after which the learner rolls back to its last good state: that
-    of the last checkpoint, or of the start."""
-    lr_factor: Share = 0.5
-    """Factor on the learning rate, applied at every rollback. It stays in effect after a resume,
-    unless the resume sets another `learner.lr`."""
-    max_rollbacks: Natural = 3
-    """Rollbacks after which the run ends, with `exit_reason` `diverged` and exit code 1. With a
-    parameter server (`learner.pace`) there are no rollbacks, and the run ends at once."""
-
-
 class ReplayConfig(Section):
     """The replay buffer of off-policy algorithms (`dqn`, `sac`, `custom` with
     `algo.data=transitions`). Other algorithms do not use it."""
@@ -162,137 +145,6 @@ class ReplayConfig(Section):
     """Whether checkpoints contain the replay buffer. Without it, a resumed run starts with an empty
     buffer. It needs the buffer's size on disk, and twice that while a checkpoint is written;
     `run.grace_s` must be long enough to write it at the end of the run."""
-
-
-class LearnerConfig(Section):
-    """The processes that train."""
-
-    count: Processes | Range = 1
-    """Data-parallel learners that train one set of weights, each on the samples of its share of the
-    actors. `1..4`, on a Ray cluster only: the run begins with 1 and has up to 4, as hosts come and
-    go; each learner that joins takes the state of the others, and its share of the actors."""
-    pace: Literal["bsp", "local_sgd", "ssp", "asp", "tap", "backup"] = "bsp"
-    """How several learners are synchronised. `bsp` averages gradients in every step; `local_sgd`
-    averages parameters every `local_steps`. The others use a parameter server: with `ssp` a learner
-    may be at most `staleness` steps ahead of the slowest, `asp` sends only parameters that changed
-    by more than `significance`, `tap` never waits, `backup` drops the last `spare` gradients of
-    each step."""
-    local_steps: Count = 8
-    """Optimizer steps between two averages under `local_sgd`. More send less and let the learners'
-    parameters drift further apart."""
-    staleness: Natural = 3
-    """Optimizer steps that the fastest learner may be ahead of the slowest, under `ssp` and `asp`.
-    0 synchronises every step."""
-    significance: Positive = 0.01
-    """Relative change of a parameter above which `asp` sends it. A larger value sends less."""
-    pull: Literal["newest", "ahead", "cached"] = "newest"
-    """When a learner fetches parameters from a parameter server. `newest`: before each step, and it
-    waits for them. `ahead` (for `ssp`, `tap`): during the step before, so the parameters lack that
-    step's gradient. `cached` (for `ssp`): as `ahead`, but only when the learner's copy would exceed
-    `staleness`. `ahead` and `cached` wait less on a slow network, but gradients are staler."""
-    spare: Count = 1
-    """Gradients of each step that `backup` does not wait for."""
-    server_shards: Processes = 1
-    """Processes of the parameter server, each with a range of the parameters. More divide its work,
-    and its traffic, where `learner.pace` is `ssp`, `asp` or `tap`."""
-    server_spread: Switch = False
-    """Whether the processes of the parameter server are on other hosts than the learners, each on
-    one of its own as far as there are enough. They then listen on the network, with the keys of
-    `transport.curve`, at the ports after those of the connectors. It has an effect with `--engine
-    ray` on several hosts, where learners may then be on several hosts too. Learners that are
-    started by hand always have the shards beside them."""
-    reduce: ReduceConfig = Field(default_factory=ReduceConfig)
-    device: Device = "auto"
-    """Device of the learner; `auto` uses a GPU if one is available."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Number format of the forward and backward pass; weights and optimizer state stay fp32. `auto`
-    takes bf16 where it is faster, for convolutions and for an actor-critic `mlp` over at least 256
-    numbers with discrete actions: on a CPU both formats are timed at the start. In one process
-    (`transport.kind=inproc`) it is fp32 on a CPU."""
-    memory_format: MemoryFormat = "auto"
-    """Order of images in memory during training: `contiguous` has one channel after the other,
-    `channels_last` one pixel after the other. On a CPU `auto` times both at the start; a GPU
-    computes faster with `channels_last`."""
-    threads: Small | Literal["auto"] = "auto"
-    """Threads of torch in each learner, on a CPU. `auto` begins with 1. Every five seconds it adds
-    one if actors are ahead of the learner and a core is idle, and takes it back if the learner does
-    not train faster with it. In one process it stays at 1."""
-    optimizer: Literal["adam", "rmsprop", "sgd", "lars", "lamb"] = "adam"
-    """The optimizer. `lars` and `lamb` are for large batches and need the extra `[large]`."""
-    momentum: Fraction = 0.9
-    """Momentum of `sgd` and `lars`."""
-    weight_decay: NotNegative = 0.0
-    """Weight decay of `sgd`, `lars` and `lamb`."""
-    lr: Rate = 3e-4
-    """Learning rate of one learner; see `lr_scaling` for several. A schedule such as
-    `{from: 3e-4, to: 0, steps: 1e6}` changes it linearly over so many agent steps; without `steps`,
-    over `stop.env_steps`, and it stays at its first value if that is null."""
-    lr_scaling: Literal["none", "sqrt", "linear"] = "none"
-    """Factor on `lr` with several learners: `none` 1, `sqrt` the square root of their number,
-    `linear` their number. Learners that have died, or have no host yet, do not count."""
-    lr_warmup_updates: Natural = 0
-    """Optimizer steps over which the learning rate rises linearly to its initial value. It rises
-    from the rate of one learner if `lr_scaling` is set, otherwise from 0."""
-    lr_end_fraction: Fraction = 1.0
-    """Final learning rate as a fraction of `lr`; the rate falls linearly over `lr_decay_steps`. 1
-    keeps it constant. A short form of a schedule of `lr`, which an override of `lr` does not
-    replace."""
-    lr_decay_steps: Count | None = None
-    """Agent steps over which the learning rate falls; afterwards it stays at its final value."""
-    eps: Positive = 1e-5
-    """The optimizer's epsilon, added to the denominator of its step. A larger value makes steps
-    smaller where gradients are small."""
-    grad_clip: Positive | None = 0.5
-    """Upper bound on the global norm of the gradient; larger gradients are scaled down. null: no
-    bound."""
-    nonfinite: NonFiniteConfig = Field(default_factory=NonFiniteConfig)
-    batch_slots: Count = 1
-    """Slots in one batch. More make batches larger, and the learner waits longer for each."""
-    updates_per_batch: Large = 1
-    """Optimizer steps (minibatches) per batch and epoch, each on an equal share of the batch's
-    environments, or of its steps (`algo.minibatches` of PPO). Every sample is used once in each of
-    `algo.epochs`. Not used with replay."""
-    accumulate: Count = 1
-    """Batches whose gradients are added up for one optimizer step. It makes the effective batch
-    larger without more memory."""
-    micro_batch: Count | None = None
-    """Observations in one forward and backward pass; the gradients of a larger update are summed.
-    null: on a CPU 256, as about that many images fit its cache, or a number that was timed as
-    faster at the start; in one process (`transport.kind=inproc`) always 256. On a GPU the whole
-    update, if it fits a quarter of the free memory, otherwise as many as do. It has no effect where
-    the loss needs a whole update at once, as with `algo.normalize_advantages` by minibatches."""
-    compile: bool = False
-    """Compile the network with `torch.compile`; PPO and IMPALA only. On a GPU, fused kernels move
-    less memory; the first updates take a minute or more. It needs a C++ compiler."""
-    prefetch: SmallNatural | None = None
-    """Batches that a thread gathers ahead, or draws from replay, while one is trained. More hide
-    that work, and add policy lag, or priorities that are as many updates old. null: 1, and from
-    replay 2: one is in reserve, so that the next is drawn during a backward pass, which leaves the
-    interpreter to the thread. 0 does it between the steps, while the learner waits, and is faster
-    with a small network on few cores."""
-    gather_threads: Small | None = None
-    """Threads that copy slots into one batch together. null: 1 on a CPU; on a GPU a quarter of the
-    cores, at most 4."""
-    publish_every: Count = 1
-    """Optimizer steps between two publications of weights to the actors. A larger value costs less
-    time and adds policy lag."""
-    nice: Niceness = 0
-    """Niceness of the learner process."""
-
-    @property
-    def first_count(self) -> int:
-        """Learners without which a run does not begin."""
-        return bounds(self.count)[0] if isinstance(self.count, str) else self.count
-
-    @property
-    def most_count(self) -> int:
-        """The most learners that a run has at a time."""
-        return bounds(self.count)[1] if isinstance(self.count, str) else self.count
-
-    @property
-    def first_threads(self) -> int:
-        """Threads of torch in each learner at its start."""
-        return 1 if self.threads == "auto" else self.threads
 
 
 class WeightsConfig(Section):

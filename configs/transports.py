@@ -162,4 +162,4 @@ TRANSPORTS = TransportRegistry(
 class TransportConfig(SharedTransportOptions, OpenSection):
     """How samples travel from the actors to the learner."""
 
-    registry = TRANSPORTS
+    registries = (TRANSPORTS,)

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
-from penstock.configs.group import SERVED
 from penstock.configs.policy_lag import lent_by_batch
 from penstock.configs.transports import AUTO, TRANSPORTS
 from penstock.core.cores import most_actors
@@ -72,7 +71,7 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
             f"{learners + actors} cores of {most_now} actors and "
             f"{config.learner.most_count} learners; set transport.kind=auto, or actors.count lower"
         )
-    served = config.learner.pace in SERVED
+    served = config.learner.served
     if learners > most and len(hosts) > 1 and served and not config.learner.server_spread:
         raise UserError(
             f"learner.pace {config.learner.pace} is for learners of one host, and no host has "
@@ -178,7 +177,7 @@ def _has_gpus_apart(config: Config, hosts: Sequence[int]) -> bool:
     """Whether learners are on hosts of their own, as each needs a GPU."""
     learner = config.learner
     on_gpus = learner.most_count > 1 and learner.device.startswith("cuda")
-    return len(hosts) > 1 and on_gpus and (learner.pace not in SERVED or learner.server_spread)
+    return len(hosts) > 1 and on_gpus and (not learner.served or learner.server_spread)
 
 
 def _changed(config: Config, section: str, **changes: Any) -> Config:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.configs.group import SERVED
+from penstock.configs.learner import PACES
 from penstock.configs.transports import AUTO, TRANSPORTS, TransportSpec
 from penstock.core.cores import most_actors
 from penstock.core.role import Store
@@ -72,14 +71,17 @@ def one_of_several(config: Config, bind: str, rank: int, store: Store) -> tuple[
     ``store`` is the rendezvous of all ranks."""
     evaluator = _evaluator(config) if rank == 0 else ()
     shards: dict[int, str] = {}
-    if config.learner.pace in SERVED:
+    if config.learner.served:
         host = own_address(store.host)
         offsets = range(rank, config.learner.server_shards, config.learner.most_count)
         port = free_port(host, offsets)
         shards = own_server_addresses(config, bind, rank, host, port)
     learner = replace(_learner(config, rank, None, store), servers=tuple(shards.values()))
     return (
-        *(replace(_shard(shard, address), store=store) for shard, address in shards.items()),
+        *(
+            replace(_shard(config, shard, address), store=store)
+            for shard, address in shards.items()
+        ),
         learner,
         *_connectors(config, bind, [rank]),
         *evaluator,
@@ -105,19 +107,20 @@ def names(specs: Iterable[RoleSpec]) -> str:
 
 def _server(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
     """The parameter server of the paces that have one: a process for each shard."""
-    if config.learner.pace not in SERVED:
+    if not config.learner.served:
         return ()
-    return tuple(starmap(_shard, enumerate(server_addresses(config, runtime_dir))))
+    addresses = server_addresses(config, runtime_dir)
+    return tuple(_shard(config, shard, address) for shard, address in enumerate(addresses))
 
 
-def _shard(shard: int, address: str) -> RoleSpec:
-    main = "penstock.learner.parameter_server.server:run"
+def _shard(config: Config, shard: int, address: str) -> RoleSpec:
+    main = PACES.specs[config.learner.pace].server
     return RoleSpec("server", shard, main, Stage.SERVER, address=address)
 
 
 def _served(config: Config, runtime_dir: Path, learners: Iterable[RoleSpec]) -> Iterator[RoleSpec]:
     """The learners, with the addresses of their parameter server if they have one."""
-    served = config.learner.pace in SERVED
+    served = config.learner.served
     servers = tuple(map(reachable, server_addresses(config, runtime_dir))) if served else ()
     for spec in learners:
         yield replace(spec, servers=servers)

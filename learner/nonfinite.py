@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from penstock.configs.group import SERVED
 from penstock.core.params import Arrays
 from penstock.learner.state import (
     WEIGHTS,
@@ -48,7 +47,7 @@ class NonFiniteGuard:
         self._event = event
         self._states: deque[Arrays] = deque(maxlen=KEPT)
         self._told = 0
-        self._rolls_back = trainer.config.learner.pace not in SERVED
+        self._rolls_back = not trainer.config.learner.served
         self.keep()
 
     @property

@@ -21,7 +21,6 @@ from penstock.algos.registry import algorithm
 from penstock.autotune.forms import with_training_form
 from penstock.configs.errors import UserError
 from penstock.configs.for_actors import for_actors
-from penstock.configs.group import SERVED
 from penstock.configs.policy_lag import batches_ahead, lent_by_batch
 from penstock.configs.schema import Config
 from penstock.core.control import Message
@@ -90,7 +89,7 @@ def run(ctx: RoleContext) -> None:
     checkpoints = CheckpointManager(ctx.run_dir, trainer, ctx.report, ctx.event)
     # A parameter server takes the state of the learner that joins first. Otherwise learner 0
     # resumes, unless the other learners have the state already; on several machines it joins first.
-    served = config.learner.pace in SERVED and ctx.store is None
+    served = config.learner.served and ctx.store is None
     if served or (ctx.learner == 0 and not ctx.group_begun):
         # Under a server, a learner that restarts takes time and returns from the last checkpoint.
         how = "auto" if served and ctx.incarnation and ctx.resume == "no" else ctx.resume

@@ -43,18 +43,19 @@ if TYPE_CHECKING:
     from penstock.launch.api import train as train
     from penstock.launch.callbacks import Callbacks as Callbacks
     from penstock.learner.codecs import registry as _codecs
+    from penstock.learner.extras.codecs import registry as _lossy
     from penstock.monitor import registry as _sinks
 
     # At run time the options of codecs and sinks are extra keys; type checkers need fields.
     class _ReduceWithCodecs(
         _Reduce,
         _codecs.Int8Options,
-        _codecs.OneBitAdamOptions,
-        _codecs.ZeroOneAdamOptions,
-        _codecs.TernGradOptions,
-        _codecs.DroppingOptions,
-        _codecs.DgcOptions,
-        _codecs.PowerSgdOptions,
+        _lossy.OneBitAdamOptions,
+        _lossy.ZeroOneAdamOptions,
+        _lossy.TernGradOptions,
+        _lossy.DroppingOptions,
+        _lossy.DgcOptions,
+        _lossy.PowerSgdOptions,
     ): ...
 
     class _RunWithSinks(
@@ -105,6 +106,11 @@ __all__ = ["__version__", *_HOMES]
 REGISTRIES = (
     "penstock.algos.registry",
     "penstock.learner.codecs.registry",
+    "penstock.learner.optimizers.registry",
+    "penstock.learner.sync.registry",
+    "penstock.learner.extras.codecs.registry",
+    "penstock.learner.extras.optimizers.registry",
+    "penstock.learner.extras.parameter_server.registry",
     "penstock.monitor.registry",
     "penstock.transport.registry",
 )

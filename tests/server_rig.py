@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from penstock.configs.sections import LearnerConfig
+from penstock.learner.extras.parameter_server.client import Reply, ServerClient
+from penstock.learner.extras.parameter_server.protocol import Tally
+from penstock.learner.extras.parameter_server.server import ParameterServer
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.learner.parameter_server.client import Reply, ServerClient
-from penstock.learner.parameter_server.protocol import Tally
-from penstock.learner.parameter_server.server import ParameterServer
 
 SIZE = 8
 OPTIMUM = torch.linspace(-3.0, 4.0, SIZE)

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from penstock.configs.sections import LearnerConfig
+from penstock.learner.extras.parameter_server.client import ServerClient
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.learner.parameter_server.client import ServerClient
 
 
 def main() -> None:

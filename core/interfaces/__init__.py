@@ -7,7 +7,9 @@ test runs over all implementations of a seam. torch is imported here for types o
 |---|---|---|---|
 | `DataSource` | `data_source.py` | `learner/sources/` | `learner.role.make_source` |
 | `Algorithm`, `Update` | `algorithm.py` | `algos/` | `algos.registry` |
-| `GradientSync` | `gradient_sync.py` | `learner/sync/` | `learner.group.elastic_group` |
+| `GradientSync` | `gradient_sync.py` | `learner/sync/` | by its pace |
+| `Pace` | `pace.py` | `learner/sync/` | `learner.sync.registry` |
+| `Optimizer` | `optimizer.py` | `learner/optimizers/` | `learner.optimizers.registry` |
 | `Codec` | `codec.py` | `learner/codecs/` | `learner.codecs.registry` |
 | `Transport`, `Link`, `Connector` | `transport.py` | `transport/` | `transport.registry` |
 | `Inference` | `inference.py` | `models/acting/` | `algos.acting.make_inference` |
@@ -15,6 +17,9 @@ test runs over all implementations of a seam. torch is imported here for types o
 | `Recorder` | `recorder.py` | `algos/` | `algos.recorded` |
 | `MetricSink` | `metric_sink.py` | `monitor/` | `monitor.registry` |
 | `Engine`, `Handle` | `engine.py` | `launch/engines/` | `launch.engines.registry` |
+
+Paces, optimizers and codecs that few runs need lie in `learner/extras/`, each room with a registry
+of its own.
 
 A learner's loop (`learner.loop`) calls source and update in this order, in one thread:
 
@@ -65,6 +70,14 @@ from penstock.core.interfaces.metric_sink import Json as Json
 from penstock.core.interfaces.metric_sink import MetricSink as MetricSink
 from penstock.core.interfaces.metric_sink import RunEvent as RunEvent
 from penstock.core.interfaces.metric_sink import SinkFactory as SinkFactory
+from penstock.core.interfaces.optimizer import FrozenVarianceFactory as FrozenVarianceFactory
+from penstock.core.interfaces.optimizer import FrozenVarianceOptimizer as FrozenVarianceOptimizer
+from penstock.core.interfaces.optimizer import Optimizer as Optimizer
+from penstock.core.interfaces.optimizer import OptimizerContext as OptimizerContext
+from penstock.core.interfaces.optimizer import OptimizerFactory as OptimizerFactory
+from penstock.core.interfaces.optimizer import UpdateStep as UpdateStep
+from penstock.core.interfaces.pace import Pace as Pace
+from penstock.core.interfaces.pace import PaceFactory as PaceFactory
 from penstock.core.interfaces.recorder import Recorder as Recorder
 from penstock.core.interfaces.recorder import Step as Step
 from penstock.core.interfaces.transport import Connector as Connector

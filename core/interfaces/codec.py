@@ -74,7 +74,7 @@ class AdamState(NamedTuple):
     """The state of an Adam optimizer, for a codec that sends its momentum.
 
     The tensors are equal on all ranks and change in place: the optimizer steps after each
-    reduction, and `learner.codecs.variance` renews the variance in a reduction.
+    reduction, and `learner.extras.codecs.variance` renews the variance in a reduction.
     """
 
     exp_avg: Tensor

@@ -1,4 +1,4 @@
-"""How the updates of several learners are combined."""
+"""How the updates of several learners are combined; `pace.py` says who makes it, and when."""
 
 from __future__ import annotations
 

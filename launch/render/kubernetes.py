@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.configs.errors import UserError
-from penstock.configs.group import SERVED
 from penstock.configs.yaml_text import write
 from penstock.launch.render.command import command
 
@@ -92,7 +91,7 @@ def render(
         target, overrides, defaults, pods.learners if engine == "none" else None
     )
     name = _checked(name or re.sub(r"[^a-z0-9]+", "-", resolved.name.lower()).strip("-"), pods)
-    if engine == "none" and pods.learners > 1 and resolved.config.learner.pace in SERVED:
+    if engine == "none" and pods.learners > 1 and resolved.config.learner.served:
         raise UserError(
             f"learner.pace {resolved.config.learner.pace} needs a parameter server, which --engine "
             "none does not start; set --engine ray, --learners 1 or learner.pace=bsp, or start the "

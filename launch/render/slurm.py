@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.configs.errors import UserError
-from penstock.configs.group import SERVED
 from penstock.configs.load import Resolved
 from penstock.launch.render.command import AUTO, command
 
@@ -97,7 +96,7 @@ def render(
 
 def _check(resolved: Resolved, job: Job, engine: str) -> None:
     pace = resolved.config.learner.pace
-    if engine == "none" and job.nodes > 1 and pace in SERVED:
+    if engine == "none" and job.nodes > 1 and resolved.config.learner.served:
         raise UserError(
             f"learner.pace {pace} needs a parameter server, which --engine none does not start; "
             "set --engine ray, --nodes 1 or learner.pace=bsp, or start the learners by hand "

@@ -1,7 +1,7 @@
 """The registry of gradient codecs: what a config needs of each, and how a learner makes one.
 
 Imports no torch, so that configs can be validated with it. Documentation and messages list codecs
-and options in this order.
+and options in the order of registration: those here, then those of `learner.extras.codecs`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from penstock.configs.reduce import CODECS as CODECS
-from penstock.configs.reduce import CodecSpec, ReduceConfig
+from penstock.configs.reduce import CodecSpec
 from penstock.configs.registry import ExtraOptions
-from penstock.configs.value_types import Count, Natural, Positive, Share, Switch
+from penstock.configs.value_types import Count
 
 if TYPE_CHECKING:
     from penstock.core.interfaces import Codec, CodecContext, CodecFactory
@@ -24,89 +24,6 @@ class Int8Options(ExtraOptions):
     block: Count = 512
     """Number of successive values that share a scale in `int8`. Smaller blocks are more precise and
     send more bytes."""
-
-
-class WarmupOptions(ExtraOptions):
-    """Of codecs that begin with float32."""
-
-    warmup_updates: Natural = 100
-    """Optimizer steps in fp32 before `onebit`, `onebit_adam`, `onebit_lamb` and `powersgd` begin;
-    for `dgc`, optimizer steps of each stage in which its density decreases. Larger values delay the
-    saving of bytes, and make the start more stable. `onebit_lamb` divides by the variance of these
-    steps only, as does `onebit_adam` without `learner.reduce.variance_interval`; their authors use
-    15 to 20 % of a run."""
-
-
-class BlockOptions(ExtraOptions):
-    """Of codecs that send signs in blocks."""
-
-    onebit_block: Count = 4096
-    """Number of successive values that share a pair of means in `onebit`, `onebit_adam`,
-    `onebit_lamb` and `zeroone_adam`. Smaller blocks are more precise and send more bytes."""
-
-
-class VarianceOptions(ExtraOptions):
-    """Of the codecs of Adam."""
-
-    variance_interval: Count | None = 512
-    """Most optimizer steps between two updates of a value's variance: in `zeroone_adam` by a step
-    in fp32, and after the warm-up of `onebit_adam` by the squares of each learner's own gradients,
-    a part of them in every 16th step (or all of them after each interval, if that is shorter). A
-    smaller value follows changing gradients sooner and sends more bytes; 1 sends more than fp32.
-    null: as in the papers, the intervals of `zeroone_adam` double without end, and the variance of
-    `onebit_adam` is constant."""
-
-
-class OneBitOptions(BlockOptions, WarmupOptions):
-    """Of `onebit`, `onebit_adam` and `onebit_lamb`."""
-
-
-class OneBitAdamOptions(OneBitOptions, VarianceOptions):
-    """Of `onebit_adam`."""
-
-
-class ZeroOneAdamOptions(BlockOptions, VarianceOptions):
-    """Of `zeroone_adam`."""
-
-    variance_doubling: Count = 16
-    """Number of variance updates after which `zeroone_adam` doubles the interval between them,
-    which begins at 1. Each is an optimizer step in fp32. Larger values delay the saving of bytes,
-    and make the start more stable."""
-
-
-class TernGradOptions(ExtraOptions):
-    """Of `terngrad`."""
-
-    reternarize: Switch = False
-    """Whether `terngrad` reduces the sums to -1, 0, 1 again before they are sent back: a third
-    fewer bytes, and more variance. If false, they are sent exactly."""
-
-
-class DroppingOptions(ExtraOptions):
-    """Of `dropping`."""
-
-    density: Share = 0.01
-    """Fraction of the values that `dropping` sends, the largest ones. Smaller values send fewer
-    bytes and delay more of the gradient."""
-
-
-class DgcOptions(WarmupOptions):
-    """Of `dgc`."""
-
-    dgc_density: Share = 0.001
-    """Fraction of the values that `dgc` sends after its warm-up, the largest ones. Smaller values
-    send fewer bytes and delay more of the gradient."""
-    dgc_clip: Positive | None = None
-    """Bound on the norm of each learner's gradient in `dgc`, divided by the root of
-    `learner.count`; null: `learner.grad_clip`, which otherwise has no effect with `dgc`."""
-
-
-class PowerSgdOptions(WarmupOptions):
-    """Of `powersgd`."""
-
-    powersgd_rank: Count = 2
-    """Rank of the matrix products in `powersgd`. Larger values are more precise and send more
-    bytes."""
 
 
 def make_codec(context: CodecContext) -> Codec:
@@ -121,141 +38,11 @@ def make_codec(context: CodecContext) -> Codec:
     return factory(context)
 
 
-def is_adam_warmup(cfg: ReduceConfig, update: int) -> bool:
-    """Whether `onebit_adam` and `onebit_lamb` still sum gradients in ``update`` (from 0)."""
-    return update < OneBitOptions.of(cfg).warmup_updates
-
-
-def is_variance_update(cfg: ReduceConfig, update: int) -> bool:
-    """Whether `zeroone_adam` sums gradients and updates the variance in ``update`` (from 0).
-
-    The interval after the j-th variance update (from 0) is ``2 ** (j // variance_doubling)``, up to
-    ``variance_interval``: the schedule T_v of 0/1 Adam (Lu et al. 2022), with a bound.
-    """
-    options = ZeroOneAdamOptions.of(cfg)
-    start, interval = 0, 1
-    while options.variance_interval is None or interval < options.variance_interval:
-        stop = start + options.variance_doubling * interval
-        if update < stop:
-            return (update - start) % interval == 0
-        start, interval = stop, 2 * interval
-    return (update - start) % options.variance_interval == 0
-
-
-def _ruins_second_moments(sends: str) -> dict[str, str]:
-    """`CodecSpec.unfit` for codecs by which nearly all values lose their magnitude."""
-    return {
-        optimizer: f"sends {sends}, which ruins the second moment that learner.optimizer "
-        f"{optimizer} divides by; set learner.optimizer=sgd (with a learning rate of its own), or "
-        f"learner.reduce.codec={others}"
-        for optimizer, others in (
-            ("adam", "zeroone_adam, onebit_adam or int8"),
-            ("rmsprop", "int8"),
-            ("lamb", "onebit_lamb or int8"),
-        )
-    }
-
-
-def _needs(name: str, wanted: str, other: tuple[str, str]) -> dict[str, str]:
-    """`CodecSpec.unfit` for codecs that send the momentum of the optimizer ``wanted``, which has
-    that ``name``.
-
-    ``other``: an optimizer of the same kind, and its codec.
-    """
-    others = (("sgd", "onebit"), ("lars", "onebit"), ("rmsprop", "int8"), other)
-    return {
-        optimizer: f"sends the momentum of {name}, divided by the root of its variance, and "
-        f"learner.optimizer is {optimizer}; set learner.optimizer={wanted}, or "
-        f"learner.reduce.codec={codec}"
-        for optimizer, codec in others
-    }
-
-
-_NEEDS_ADAM = _needs("Adam", "adam", ("lamb", "onebit_lamb"))
-
-
-_PACES = ("bsp", "local_sgd", "ssp", "asp", "tap", "backup")
 _ROOM = "penstock.learner.codecs"
 for _spec in (
-    CodecSpec("none", "as they are (fp32)", f"{_ROOM}.rounding:Fp32", loss="none", paces=_PACES),
+    CodecSpec("none", "as they are (fp32)", f"{_ROOM}.rounding:Fp32", loss="none"),
     CodecSpec("fp16", "in half", f"{_ROOM}.rounding:Fp16", loss="rounding"),
-    CodecSpec(
-        "bf16",
-        "in half",
-        f"{_ROOM}.rounding:Bf16",
-        loss="rounding",
-        paces=("bsp", "ssp", "tap", "backup"),
-    ),
+    CodecSpec("bf16", "in half", f"{_ROOM}.rounding:Bf16", loss="rounding"),
     CodecSpec("int8", "in blocks", f"{_ROOM}.int8:Int8", loss="rounding", options=Int8Options),
-    CodecSpec(
-        "onebit",
-        "as signs with error feedback",
-        f"{_ROOM}.onebit:OneBit",
-        unfit=_ruins_second_moments("signs with one size"),
-        options=OneBitOptions,
-    ),
-    CodecSpec(
-        "onebit_adam",
-        "as signs of Adam's momentum with error feedback",
-        f"{_ROOM}.onebit_adam:OneBitAdam",
-        long_name="1-bit Adam",
-        unfit=_NEEDS_ADAM,
-        own_momentum=True,
-        reduces_gradients=is_adam_warmup,
-        options=OneBitAdamOptions,
-    ),
-    CodecSpec(
-        "zeroone_adam",
-        "as signs of Adam's momentum with error feedback",
-        f"{_ROOM}.onebit_adam:OneBitMomentum",
-        long_name="0/1 Adam",
-        unfit=_NEEDS_ADAM,
-        own_momentum=True,
-        reduces_gradients=is_variance_update,
-        options=ZeroOneAdamOptions,
-    ),
-    CodecSpec(
-        "onebit_lamb",
-        "as signs of LAMB's momentum with error feedback",
-        f"{_ROOM}.onebit_adam:OneBitMomentum",
-        long_name="1-bit LAMB",
-        unfit=_needs("LAMB", "lamb", ("adam", "onebit_adam")),
-        own_momentum=True,
-        reduces_gradients=is_adam_warmup,
-        options=OneBitOptions,
-    ),
-    CodecSpec(
-        "terngrad",
-        "as -1, 0, 1 times a scale",
-        f"{_ROOM}.terngrad:TernGrad",
-        unfit=_ruins_second_moments("-1, 0 or 1 times one size"),
-        options=TernGradOptions,
-    ),
-    CodecSpec(
-        "dropping",
-        "the largest few",
-        f"{_ROOM}.gradient_dropping:Dropping",
-        unfit=_ruins_second_moments("zeros for most values"),
-        options=DroppingOptions,
-    ),
-    CodecSpec(
-        "dgc",
-        "the largest few",
-        f"{_ROOM}.dgc:Dgc",
-        long_name="deep gradient compression",
-        unfit=_ruins_second_moments("zeros for nearly all values")
-        | {
-            "lars": "has its own momentum in place of the optimizer's, and learner.optimizer lars "
-            "cannot do without; set learner.optimizer=sgd"
-        },
-        own_momentum=True,
-        options=DgcOptions,
-    ),
-    CodecSpec(
-        "powersgd",
-        "as low-rank products",
-        f"{_ROOM}.powersgd:PowerSgd",
-        options=PowerSgdOptions,
-    ),
 ):
     CODECS.register(_spec)

@@ -2,10 +2,12 @@
 
 The supervisor names the members of each epoch: the first one when all learners with which the run
 begins have reported that they are ready, a new one whenever a member has ended or another one wants
-to join. A learner
-whose group was lost, or that is sent a newer one, leaves and meets the others in the next; there
-all take the state of the most advanced. On several machines there is no supervisor of all: there is
-one group, and its end is the end of the run.
+to join. A learner whose group was lost, or that is sent a newer one, leaves and meets the others in
+the next; there all take the state of the most advanced. On several machines there is no supervisor
+of all: there is one group, and its end is the end of the run.
+
+What a group does is its pace's (`core.interfaces.Pace`): it makes the sync of each group. A pace
+with a parameter server has no group and joins its server by itself.
 """
 
 from __future__ import annotations
@@ -22,60 +24,45 @@ import torch
 import torch.distributed as dist
 
 from penstock.configs.errors import UserError
-from penstock.configs.group import SERVED
-from penstock.configs.reduce import AUTO
-from penstock.configs.schedules import over_run
 from penstock.configs.schema import Config
-from penstock.configs.sections import LearnerConfig
 from penstock.core.control import Message
-from penstock.core.notes import note_logger
 from penstock.core.params import Arrays
 from penstock.core.role import RoleContext, RunEndedError
 from penstock.core.role import Store as Where
-from penstock.learner.codecs.auto import choose
 from penstock.learner.group.process_group import (
     LearnerGroup,
     hello_of,
-    lost,
     meet,
     use_interface,
 )
 from penstock.learner.group.remote_store import (
-    all_servers,
+    AGAIN,
+    REREAD_S,
+    could_not_meet,
     interface_of,
     interface_with,
     open_store,
-    publish_servers,
     who_has_gone,
 )
 from penstock.learner.state import put_state, state_tensors, take_state
-from penstock.learner.sync.bsp import Bsp
 from penstock.learner.sync.gradient_sync import (
-    ControlMessage,
     GradientSync,
     GroupLostError,
     SingleLearner,
 )
-from penstock.learner.sync.local_sgd import LocalSgd
-from penstock.profiling.ledger import Part
+from penstock.learner.sync.pace import Pace, PaceContext
+from penstock.learner.sync.registry import make_pace
 from penstock.profiling.status import Phase
-
-logger = note_logger(__name__)
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from penstock.learner.factory import AnyTrainer
-    from penstock.learner.parameter_server.client import ServerClient
 
 SETTLE_S = 1.0  # for the reductions that are queued on a GPU; below MEET_S: the others wait
 MEET_S = 4.0  # members named by the supervisor are alive, and join soon
 LOOK_S = 0.005
-# time in which the others read why they do not fit together, from a store that then ends
-REREAD_S = 0.5
 LOOPBACK = "lo"
-AGAIN = "start all of them again with --resume auto, to go on from the last checkpoint"
-SERVER_READY = "server_ready"  # in the store: the parameter server has the state of rank 0
 MEETING = "group-"  # prefix of the files in which learners of a host meet
 
 
@@ -96,7 +83,7 @@ class ElasticGroup:
         self._stored = stored
         self._named: Message | None = None  # the newest group that the supervisor has named
         self._tried = -1  # the last epoch whose group was tried
-        self._codec = ""  # the codec of `auto`, once it was measured
+        self._pace: Pace | None = None  # made for the first group; a single learner has none
         self._others: list[Message] = []
         self._lock = threading.Lock()  # of what messages change
         self._group: LearnerGroup | None = None
@@ -184,8 +171,10 @@ class ElasticGroup:
         """
         if self._config.learner.most_count == 1:
             return True
-        if self._config.learner.pace in SERVED:
-            return self._serve()
+        if self._pace is None:
+            self._pace = make_pace(PaceContext(self._ctx, self._config, self._trainer))
+        if self._config.learner.served:
+            return self._join_servers(self._pace)
         first = self._group is None
         self.leave()
         if self._ctx.store is None:
@@ -231,99 +220,13 @@ class ElasticGroup:
         may_lead = last and self._ctx.store is None  # on several machines rank 0 writes all
         return self.sync.state_dict(saves=self.leads or may_lead)
 
-    def _serve(self) -> bool:
-        """Join the parameter server and take its state; False where the run ends before."""
-        # Imported here, as most runs need neither a server nor zmq.
-        from penstock.learner.parameter_server.client import ServerClient
-        from penstock.learner.parameter_server.server import keys_for
-        from penstock.learner.sync.served import Served
-
-        ctx, trainer, progress = self._ctx, self._trainer, self._trainer.progress
-        cfg = over_run(self._config.learner, self._config.stop.env_steps)
-        (optimizer,) = trainer.optimizers().values()
-        servers = ctx.servers if ctx.store is None else self._meet_at_servers()
-        if not servers:
+    def _join_servers(self, pace: Pace) -> bool:
+        """Join a parameter server; False where the run ends before."""
+        sync = pace.join(None)
+        if sync is None:
             return False
-        client = ServerClient(
-            servers,
-            ctx.learner,
-            optimizer,
-            cfg,
-            version=progress.version,
-            samples=progress.trained_steps,
-            tally=tuple(progress.totals()),
-            curve=keys_for(servers[0], self._config.transport.curve),
-        )
-
-        def waiting() -> bool:
-            if ctx.store is not None and not ctx.stopping():
-                self._check_servers(client, servers)
-            return self._stays()
-
-        progress.share_window(cfg.most_count)
-        served = Served(client, optimizer, progress, cfg.most_count, ctx.ledger, waiting)
-        self.sync = trainer.sync = served
-        nothing = ControlMessage(np.zeros(0), progress.growth())
-        said = served.sync_control(nothing)
-        progress.commit(nothing.growth, said.growth)
-        if self._remote is not None and ctx.learner == 0:
-            self._remote.set(SERVER_READY, "")
-        return not said.stop
-
-    def _meet_at_servers(self) -> tuple[str, ...]:
-        """Meet the learners of the other machines, and return the addresses of all shards.
-
-        Rank 0 joins these first, as it has the checkpoint, the others when it has. Empty where the
-        run ends before.
-        """
-        ctx, cfg = self._ctx, self._config.learner
-        assert ctx.store is not None
-        timeout_s = self._config.run.start_timeout_s
-        self._remote = store = open_store(ctx.store, ctx.learner, timeout_s, self._stays)
-        if store is None:
-            return ()
-        failure, servers = "", tuple[str, ...]()
-        try:
-            with lost("the meeting"):
-                publish_servers(store, ctx.learner, ctx.servers)
-            hello = hello_of(self._config, self._trainer.device)
-            members = range(cfg.most_count)
-            meet(store, members, ctx.learner, hello, timeout_s, self._stays)
-            with lost("the meeting"):
-                servers = all_servers(store, cfg.most_count, cfg.server_shards)
-                while ctx.learner and not store.check([SERVER_READY]):
-                    if not self._stays():
-                        return ()
-                    time.sleep(LOOK_S)
-        except GroupLostError as error:
-            failure = str(error)
-        except UserError:
-            time.sleep(REREAD_S)
-            raise
-        if failure:
-            self._failed(0, failure)
-            return ()
-        return servers
-
-    def _check_servers(self, client: ServerClient, servers: Sequence[str]) -> None:
-        """Raise UserError for a shard that was never reached, RunEndedError for one that is lost:
-        no supervisor knows the shards of the others."""
-        away = client.unreached()
-        if away is None:
-            return
-        from penstock.learner.sync.served import LOST_S
-
-        rank = away.shard % self._config.learner.most_count
-        name = f"shard {away.shard} of the parameter server, with rank {rank},"
-        limit_s = self._config.run.start_timeout_s
-        if away.was_reached and away.seconds > LOST_S:
-            raise RunEndedError(f"{name} has ended or cannot be reached; {AGAIN}")
-        if not away.was_reached and away.seconds > limit_s:
-            raise UserError(
-                f"{name} does not answer at {servers[away.shard]} within run.start_timeout_s = "
-                f"{limit_s:g} s; see that no firewall is between, and that all ranks have the same "
-                "keys in transport.curve"
-            )
+        self.sync = self._trainer.sync = sync
+        return True
 
     def _wait_for_word(self) -> Message | None:
         """Wait until the supervisor has named a new group; None at the end."""
@@ -364,8 +267,11 @@ class ElasticGroup:
             place = [progress.generation, self._rounds, progress.learner_steps]
             places = group.gather([*place, -trainer.queue.taken_back])
             source = places.index(max(places))
-            cfg = self._with_codec(cfg, group, source)
-            sync = self._paced(group, cfg)
+            for optimizer in trainer.optimizers().values():
+                optimizer.learners = group.world
+            assert self._pace is not None
+            sync = self._pace.join(group, source)
+            assert sync is not None
             self._broadcast_state(group, sync, source, rounds=places[source][1])
         except GroupLostError as error:
             failure = str(error)
@@ -385,16 +291,6 @@ class ElasticGroup:
         trainer.queue.join_group(state_tensors(trainer), cfg.reduce.timeout_s)
         ctx.report("entered")
         return True
-
-    def _paced(self, group: LearnerGroup, cfg: LearnerConfig) -> GradientSync:
-        ledger, optimizers = self._ctx.ledger, self._trainer.optimizers()
-        for optimizer in optimizers.values():
-            optimizer.learners = group.world
-        if cfg.pace == "local_sgd":
-            return LocalSgd(group, optimizers, cfg, ledger, self._trainer.queue.launched)
-        reducing = self._ctx.status.ledger("reduce", Part.WAIT)
-        shared, drain = self._trainer.shared(), self._trainer.queue.drain
-        return Bsp(group, optimizers, cfg, ledger, reducing, shared, drain)
 
     def _join_remote(self, first: bool) -> bool:
         """Enter the only group on several machines; False where the run ends before.
@@ -429,11 +325,7 @@ class ElasticGroup:
         if self._ctx.stopping():
             return
         if (store := self._ctx.store) is not None:
-            raise UserError(
-                f"the learners could not form a group: {failure}; start every rank with the same "
-                f"--world and --store, check that no firewall separates it from {store.host}:"
-                f"{store.port}, and look at the messages of the other ranks"
-            )
+            raise could_not_meet(store, failure)
         now_s = time.monotonic()
         self._failing_since_s = self._failing_since_s or now_s
         patience_s = self._config.learner.reduce.timeout_s + self._config.run.hang_timeout_s
@@ -442,28 +334,6 @@ class ElasticGroup:
                 f"no group of learners could be formed for {patience_s:g} s: {failure}"
             )
         self._ctx.report("group_failed", epoch=epoch, message=failure)
-
-    def _with_codec(self, cfg: LearnerConfig, group: LearnerGroup, source: int) -> LearnerConfig:
-        """``cfg`` with the codec of `auto`: that of the most advanced member, else measured now."""
-        if cfg.reduce.codec != AUTO:
-            return cfg
-        known = np.frombuffer(self._codec.encode(), np.uint8)
-        self._codec = group.broadcast({"codec": known}, source)["codec"].tobytes().decode()
-        if not self._codec and group.world == 1:  # there is no network to measure yet
-            return self._coded(cfg, "none")
-        if not self._codec:
-            largest = max(self._trainer.optimizers().values(), key=lambda o: len(o.values))
-            device = self._trainer.device
-            choice = choose(cfg, largest.parts, len(largest.values), device, group.gradients)
-            self._codec = choice.codec
-            if group.rank == 0:
-                logger.info("learner.reduce.codec auto is %s", choice.text)
-        return self._coded(cfg, self._codec)
-
-    @staticmethod
-    def _coded(cfg: LearnerConfig, codec: str) -> LearnerConfig:
-        reduce = cfg.reduce.model_copy(update={"codec": codec})
-        return cfg.model_copy(update={"reduce": reduce})
 
     def _broadcast_state(
         self, group: LearnerGroup, sync: GradientSync, source: int, rounds: int

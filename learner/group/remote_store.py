@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import socket
 import threading
 import time
@@ -15,18 +13,20 @@ import torch.distributed as dist
 
 from penstock.configs.errors import UserError
 from penstock.core.role import Store as Where
-from penstock.learner.group.process_group import INTERFACE_VARIABLES, foreign_value_message
+from penstock.learner.group.process_group import INTERFACE_VARIABLES
 from penstock.transport.addresses import is_local
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-ADDRESS = re.compile(r"tcp://[^\s/]{1,255}:[0-9]{1,5}")
 TRY_S = 1.0
 LOOK_S = 0.05
 ROLL_S = 5.0  # time in which all living members notice that the group is lost
 BACKLOG = 1024  # connections that wait to be accepted
 LINGER_S = 1.0  # the learner that serves the store ends last
+# time in which the others read why they do not fit together, from a store that then ends
+REREAD_S = 0.5
+AGAIN = "start all of them again with --resume auto, to go on from the last checkpoint"
 
 
 def interface_of(where: Where, environ: Mapping[str, str]) -> str | None:
@@ -115,30 +115,13 @@ def _answers(where: Where, timeout_s: float, waiting: Callable[[], bool]) -> boo
     return False
 
 
-def publish_servers(store: Store, rank: int, addresses: Sequence[str]) -> None:
-    """Tell the other learners where the shards of a parameter server listen that are with this
-    one, in the order of their numbers."""
-    store.set(f"servers-{rank}", json.dumps(list(addresses)))
-
-
-def all_servers(store: Store, learners: int, shards: int) -> tuple[str, ...]:
-    """The addresses of all ``shards``, when all ``learners`` have published theirs.
-
-    Shard i is with rank i mod ``learners``. Raises UserError for what no learner has written: the
-    store takes values from any client.
-    """
-    found: list[str] = [""] * shards
-    for rank in range(min(learners, shards)):
-        own = found[rank::learners]
-        try:
-            given = json.loads(store.get(f"servers-{rank}"))
-        except (ValueError, RecursionError):
-            given = None
-        fits = isinstance(given, list) and len(given) == len(own)
-        if not fits or not all(isinstance(a, str) and ADDRESS.fullmatch(a) for a in given):
-            raise UserError(foreign_value_message(rank))
-        found[rank::learners] = given
-    return tuple(found)
+def could_not_meet(where: Where, failure: str) -> UserError:
+    """The error of learners that found each other's store and formed no group."""
+    return UserError(
+        f"the learners could not form a group: {failure}; start every rank with the same "
+        f"--world and --store, check that no firewall separates it from {where.host}:"
+        f"{where.port}, and look at the messages of the other ranks"
+    )
 
 
 def who_has_gone(

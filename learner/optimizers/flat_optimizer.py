@@ -6,7 +6,8 @@ updates everything, one norm clips everything, and learners reduce slices of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -15,22 +16,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from penstock.configs.reduce import ReduceConfig
 from penstock.configs.schedules import value_at
 from penstock.configs.sections import LearnerConfig
-from penstock.core.interfaces import AdamState
+from penstock.core.interfaces import AdamState, Optimizer, OptimizerContext, UpdateStep
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.registry import CODECS
-from penstock.learner.optimizers.frozen_lamb import FrozenVarianceLamb, convert_lamb
-from penstock.learner.optimizers.rules import (
-    Adam,
-    FrozenVarianceAdam,
-    Layerwise,
-    RmsProp,
-    Sgd,
-    UpdateRule,
-    UpdateStep,
-)
+from penstock.learner.optimizers.registry import make_frozen, make_optimizer
 from penstock.models.flat_parameters import flatten, split
 
 CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_
@@ -67,17 +58,19 @@ class FlatOptimizer:
         self._steps = torch.zeros((), device=self.values.device)
         self.adam: AdamState | None = None
         """The state of Adam for a codec that sends its momentum; None for any other codec."""
-        self._rule: UpdateRule
+        self._optimizer: Optimizer
+        context = OptimizerContext(self.values, self.grads, self._steps, self.parts, cfg)
         if codec is not None and codec.reduces_gradients is not None:
-            self._rule = frozen = _make_frozen(self, self._steps, cfg, codec.reduces_gradients)
+            sums = partial(codec.reduces_gradients, cfg.reduce)
+            self._optimizer = frozen = make_frozen(context._replace(reduces_gradients=sums))
             self.adam = frozen.state
         else:
-            self._rule = _make_rule(self, self._steps, cfg)
+            self._optimizer = make_optimizer(context)
 
     @property
     def moments(self) -> dict[str, Tensor]:
-        """The rule's state by name, float32: laid out like ``values``, or ``[len(parts)]``."""
-        return self._rule.moments
+        """The optimizer's state by name, float32: laid out like ``values``, or ``[len(parts)]``."""
+        return self._optimizer.moments
 
     def recount(self) -> None:
         """Read the number of steps from the state, as a load does.
@@ -105,7 +98,7 @@ class FlatOptimizer:
         self.updates += 1
         rate = learning_rate(self._cfg, env_steps, self.updates, self.learners)
         self.lr = rate * self.lr_factor
-        self._rule(UpdateStep(self.lr, self.momentum, scale, is_bad, self.updates - 1))
+        self._optimizer.step(UpdateStep(self.lr, self.momentum, scale, is_bad, self.updates - 1))
         return norm
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
@@ -115,7 +108,7 @@ class FlatOptimizer:
     def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore a `state_dict` of the same kind of optimizer and the same parameters."""
         tensors = self.tensors()
-        state = convert_lamb(state, tensors)
+        state = self._optimizer.convert_state(dict(state))
         if state.keys() != tensors.keys():
             raise ValueError(
                 f"state of {sorted(state)}, but {self._cfg.optimizer} needs {sorted(tensors)}"
@@ -129,28 +122,7 @@ class FlatOptimizer:
 
     def tensors(self) -> dict[str, Tensor]:
         """The state by name, on the device: moments, and the number of steps."""
-        return self._rule.moments | {"steps": self._steps}
-
-
-def _make_rule(flat: FlatOptimizer, steps: Tensor, cfg: LearnerConfig) -> UpdateRule:
-    if cfg.optimizer in ("lars", "lamb"):
-        return Layerwise(flat.values, flat.grads, steps, cfg, flat.parameters)
-    kinds: dict[str, type[Adam | RmsProp | Sgd]] = {"adam": Adam, "rmsprop": RmsProp, "sgd": Sgd}
-    return kinds[cfg.optimizer](flat.values, flat.grads, steps, cfg)
-
-
-def _make_frozen(
-    flat: FlatOptimizer,
-    steps: Tensor,
-    cfg: LearnerConfig,
-    reduces_gradients: Callable[[ReduceConfig, int], bool],
-) -> FrozenVarianceAdam | FrozenVarianceLamb:
-    """The rule beside a codec that sends the momentum of `learner.optimizer`, adam or lamb."""
-    if cfg.optimizer == "lamb":
-        return FrozenVarianceLamb(
-            flat.values, flat.grads, steps, cfg, flat.parts, reduces_gradients
-        )
-    return FrozenVarianceAdam(flat.values, flat.grads, steps, cfg, reduces_gradients)
+        return self._optimizer.moments | {"steps": self._steps}
 
 
 def _make_gradients(values: Tensor, parameters: list[nn.Parameter]) -> Tensor:

@@ -15,16 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.configs.reduce import AUTO
 from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import CodecContext
+from penstock.core.notes import note_logger
 from penstock.core.params import Arrays, Floats
+from penstock.learner.codecs.auto import choose
 from penstock.learner.codecs.reducer import Reducer
 from penstock.learner.codecs.registry import CODECS, make_codec
 from penstock.learner.group.process_group import LearnerGroup
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import BOOKED
-from penstock.learner.sync.gradient_sync import ControlMessage
+from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync
+from penstock.learner.sync.pace import PaceContext
 from penstock.profiling.ledger import Part, TimeLedger
+
+logger = note_logger(__name__)
 
 CODEC = "codec"  # key in a checkpoint: the codec that made the residuals
 
@@ -185,3 +191,43 @@ class Bsp:
             self._reducing,
             overlap=cfg.overlap,
         )
+
+
+class BspPace:
+    """Makes `Bsp` for each group; a `core.interfaces.Pace`. It resolves the codec `auto`."""
+
+    def __init__(self, context: PaceContext) -> None:
+        self._ctx, self._config, self._trainer = context
+        self._codec = ""  # the codec of `auto`, once it was measured
+
+    def join(self, group: LearnerGroup | None, source: int = 0) -> GradientSync:
+        assert group is not None
+        cfg = self._config.learner
+        if cfg.reduce.codec == AUTO:
+            reduce = cfg.reduce.model_copy(update={"codec": self._measured(group, source)})
+            cfg = cfg.model_copy(update={"reduce": reduce})
+        trainer, ctx = self._trainer, self._ctx
+        return Bsp(
+            group,
+            trainer.optimizers(),
+            cfg,
+            ctx.ledger,
+            reducing=ctx.status.ledger("reduce", Part.WAIT),
+            shared=trainer.shared(),
+            drain=trainer.queue.drain,
+        )
+
+    def _measured(self, group: LearnerGroup, source: int) -> str:
+        """The codec of the member ``source``, else the one that is measured now."""
+        known = np.frombuffer(self._codec.encode(), np.uint8)
+        self._codec = group.broadcast({"codec": known}, source)["codec"].tobytes().decode()
+        if not self._codec and group.world == 1:  # there is no network to measure yet
+            return "none"
+        if not self._codec:
+            largest = max(self._trainer.optimizers().values(), key=lambda o: len(o.values))
+            device, cfg = self._trainer.device, self._config.learner
+            choice = choose(cfg, largest.parts, len(largest.values), device, group.gradients)
+            self._codec = choice.codec
+            if group.rank == 0:
+                logger.info("learner.reduce.codec auto is %s", choice.text)
+        return self._codec

@@ -23,7 +23,8 @@ from penstock.core.params import Arrays
 from penstock.learner.group.process_group import LearnerGroup
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import BOOKED
-from penstock.learner.sync.gradient_sync import ControlMessage
+from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync
+from penstock.learner.sync.pace import PaceContext
 from penstock.profiling.ledger import Part, TimeLedger
 
 
@@ -128,3 +129,16 @@ class LocalSgd:
             values.copy_(mean)
         self._launched()
         self._ledger.switch(Part.REDUCE)
+
+
+class LocalSgdPace:
+    """Makes `LocalSgd` for each group; a `core.interfaces.Pace`."""
+
+    def __init__(self, context: PaceContext) -> None:
+        self._context = context
+
+    def join(self, group: LearnerGroup | None, source: int = 0) -> GradientSync:
+        assert group is not None
+        ctx, config, trainer = self._context
+        launched = trainer.queue.launched
+        return LocalSgd(group, trainer.optimizers(), config.learner, ctx.ledger, launched)

@@ -10,10 +10,13 @@ from types import ModuleType
 import gymnasium
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from contract.test_transports import CONTRACT, World
 from fake_inference import ScriptedInference
 from lockstep_run import of_kind, train_in_lockstep
+from pace_world import config_of, train_two
 from pages import added, code
 from penstock.actors import role as actor_role
 from penstock.actors.rollout import Rollout
@@ -21,6 +24,7 @@ from penstock.algos.recorded import RECORDED, make_recorders
 from penstock.algos.registry import ALGORITHMS
 from penstock.algos.samples import slot_spec
 from penstock.cli.check_env import check
+from penstock.configs.learner import OPTIMIZERS, PACES
 from penstock.configs.load import resolve
 from penstock.configs.reference import reference
 from penstock.core.interfaces import Collective, Link
@@ -29,6 +33,7 @@ from penstock.core.specs import SlotSpec
 from penstock.envs import make
 from penstock.learner import role as learner_role
 from penstock.learner.codecs.registry import CODECS
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.monitor.registry import SINKS
 from penstock.monitor.sinks import FanOut, make_sinks
 from penstock.profiling.ledger import TimeLedger
@@ -74,6 +79,47 @@ def test_two_ranks_reduce_by_the_codec(tmp_path: Path) -> None:
     for summed in found:
         assert summed.any()
         np.testing.assert_array_equal(summed, (np.round(grads * 4) / 4).sum(0))
+
+
+def test_the_optimizer_steps(tmp_path: Path) -> None:
+    values, momentum, decay, beta = np.array([1.0, -2.0, 0.5]), np.zeros(3), 0.1, 0.9
+    gradients = np.array([[1.0, -1.0, 0.0], [-2.0, 1.0, 3.0], [0.5, 0.5, -4.0]])
+    with added("extending/optimizer.md", tmp_path):
+        try:
+            assert "`lars`, `lamb` or `lion`." in reference()
+            overrides = (f"learner.weight_decay={decay}", f"learner.lion_beta={beta}")
+            config = resolve("cartpole", ["learner.optimizer=lion", "learner.lr=0.01", *overrides])
+            start = nn.Parameter(torch.from_numpy(values).float())
+            optimizer = FlatOptimizer([("x", start)], config.learner)
+            optimizer.grad_clip = None
+            for gradient in gradients:
+                optimizer.grads.copy_(torch.from_numpy(2 * gradient))
+                optimizer.step(2, 0)
+                direction = np.sign(0.9 * momentum + 0.1 * gradient)
+                values = values - 0.01 * (direction + decay * values)
+                momentum = beta * momentum + (1 - beta) * gradient
+            state = optimizer.values.clone()
+            optimizer.grads.fill_(np.nan)
+            optimizer.step(2, 0)
+        finally:
+            OPTIMIZERS.unregister("lion")
+    np.testing.assert_allclose(state.numpy(), values, rtol=1e-5)
+    assert torch.equal(optimizer.values, state)
+
+
+def test_two_learners_go_at_the_pace(tmp_path: Path) -> None:
+    with added("extending/pace.md", tmp_path):
+        try:
+            assert "`elastic` draws parameters towards their mean" in reference()
+            learners = train_two(tmp_path, config_of("elastic", "learner.elasticity=1"))
+        finally:
+            PACES.unregister("elastic")
+    first, second = learners
+    for each in learners:
+        assert each.heard_stop
+        assert np.isfinite(each.norms).all()
+        assert not np.array_equal(each.values, each.start)
+    np.testing.assert_allclose(first.values, second.values, rtol=1e-6)
 
 
 def test_the_sink_writes_what_it_gets(tmp_path: Path) -> None:

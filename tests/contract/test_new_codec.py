@@ -67,7 +67,7 @@ SPEC = CodecSpec(
     f"{__name__}:Grid",
     loss="rounding",
     tried_by_auto=False,
-    unfit={"adam": "is a toy; set learner.optimizer=sgd"},
+    ruins_variance="multiples of a number",
     options=GridOptions,
 )
 FACTORIES: tuple[CodecFactory, ...] = (Grid, Fp32)  # held against the Protocol by mypy
@@ -99,7 +99,7 @@ def test_a_config_may_name_it_with_its_options(tmp_path: Any) -> None:
     [
         ("learner.reduce.grid=0", r"learner\.reduce\.grid is 0; it must be a number above 0; the"),
         ("learner.reduce.gird=1", r"no option learner\.reduce\.gird; the nearest option is .*grid"),
-        ("learner.optimizer=adam", r"learner\.reduce\.codec grid is a toy; set learner\.optim"),
+        ("learner.optimizer=adam", r"codec grid sends multiples of a number, which ruins the"),
         ("learner.pace=local_sgd", r"learner\.reduce\.codec grid codes gradients with"),
         ("learner.reduce.codec=gird", r" or 'grid'; the default is 'none'"),
     ],

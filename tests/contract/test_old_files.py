@@ -20,7 +20,7 @@ from fixtures.public_surface import surface
 from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
 from penstock.evaluation.loaded_policy import load_policy
-from penstock.learner.parameter_server import protocol
+from penstock.learner.extras.parameter_server import protocol
 from penstock.replay import Replay
 from penstock.replay.remote.batch_codec import read_shape, unpack
 from penstock.transport import wire

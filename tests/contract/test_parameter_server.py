@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.learner.parameter_server.client import ServerClient
+from penstock.learner.extras.parameter_server.client import ServerClient
 from server_rig import (
     OPTIMUM,
     SIZE,

@@ -13,18 +13,18 @@ import zmq
 from torch import Tensor, nn
 
 from penstock.configs.errors import UserError
-from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.learner.parameter_server import protocol
-from penstock.learner.parameter_server.client import ServerClient
-from penstock.learner.parameter_server.members import rules
-from penstock.learner.parameter_server.parameters import MAX_SIZE
-from penstock.learner.parameter_server.peers import Peers
-from penstock.learner.parameter_server.protocol import (
+from penstock.learner.extras.parameter_server import protocol
+from penstock.learner.extras.parameter_server.client import ServerClient
+from penstock.learner.extras.parameter_server.members import rules
+from penstock.learner.extras.parameter_server.parameters import MAX_SIZE
+from penstock.learner.extras.parameter_server.peers import Peers
+from penstock.learner.extras.parameter_server.protocol import (
     Packed,
     Payload,
     ServerHeader,
     ServerMessageKind,
 )
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.transport.checksum import crc32
 from penstock.transport.wire import WireError
 from penstock.transport.zmq import keys

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.learner.parameter_server.client import ServerClient
+from penstock.learner.extras.parameter_server.client import ServerClient
 from server_rig import SIZE, Rig, config, pulled, push, rigs, values
 from waiting import wait_until
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.learner.parameter_server import protocol
-from penstock.learner.parameter_server.client import ServerClient
-from penstock.learner.parameter_server.parameters import part_of
-from penstock.learner.parameter_server.protocol import ServerHeader, ServerMessageKind
-from penstock.learner.parameter_server.server import ParameterServer
+from penstock.learner.extras.parameter_server import protocol
+from penstock.learner.extras.parameter_server.client import ServerClient
+from penstock.learner.extras.parameter_server.parameters import part_of
+from penstock.learner.extras.parameter_server.protocol import ServerHeader, ServerMessageKind
+from penstock.learner.extras.parameter_server.server import ParameterServer
 from server_rig import SIZE, Rig, config, optimizer_of, pulled, push, rigs, values
 from waiting import wait_until
 

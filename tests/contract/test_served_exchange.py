@@ -15,13 +15,13 @@ from torch import nn
 
 from penstock.algos.slots import UnrollSummary
 from penstock.configs.sections import LearnerConfig, StopConfig
+from penstock.learner.extras.parameter_server import served
+from penstock.learner.extras.parameter_server.client import ServerClient
+from penstock.learner.extras.parameter_server.served import Served
+from penstock.learner.extras.parameter_server.server import ParameterServer
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.learner.parameter_server.client import ServerClient
-from penstock.learner.parameter_server.server import ParameterServer
 from penstock.learner.progress import Progress
-from penstock.learner.sync import served
 from penstock.learner.sync.gradient_sync import ControlMessage
-from penstock.learner.sync.served import Served
 from penstock.profiling.ledger import TimeLedger
 
 UNROLL, ENVS = 4, 2

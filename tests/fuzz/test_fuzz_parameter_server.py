@@ -17,14 +17,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mutations import bounded, flipped, floats, fuzzed, signed, unsigned
 from penstock.configs.errors import UserError
-from penstock.learner.parameter_server import client as client_module
-from penstock.learner.parameter_server import protocol
-from penstock.learner.parameter_server import server as server_module
-from penstock.learner.parameter_server.client import ServerClient
-from penstock.learner.parameter_server.members import rules
-from penstock.learner.parameter_server.parameters import pack_state, template
-from penstock.learner.parameter_server.protocol import Flag, ServerHeader, ServerMessageKind
-from penstock.learner.parameter_server.server import ParameterServer
+from penstock.learner.extras.parameter_server import client as client_module
+from penstock.learner.extras.parameter_server import protocol
+from penstock.learner.extras.parameter_server import server as server_module
+from penstock.learner.extras.parameter_server.client import ServerClient
+from penstock.learner.extras.parameter_server.members import rules
+from penstock.learner.extras.parameter_server.parameters import pack_state, template
+from penstock.learner.extras.parameter_server.protocol import Flag, ServerHeader, ServerMessageKind
+from penstock.learner.extras.parameter_server.server import ParameterServer
 from penstock.learner.progress import GROWTH
 from server_rig import SIZE, config, optimizer_of
 

@@ -20,8 +20,8 @@ from penstock.configs.schema import Config
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.engines.local import LocalHandle
 from penstock.launch.topology import role_arguments
+from penstock.learner.extras.parameter_server.client import ServerClient
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.learner.parameter_server.client import ServerClient
 from penstock.transport.zmq import keys
 from penstock.transport.zmq.sockets import dealer
 from transport_world import RUN_ID, exit_code, heard
@@ -55,7 +55,7 @@ def server(
         "run_id": RUN_ID,
         "grace_s": grace_s,
     }
-    main = "penstock.learner.parameter_server.server:run"
+    main = "penstock.learner.extras.parameter_server.server:run"
     spec = RoleSpec("server", 0, main, Stage.CARRIERS, address=address)
     child = LocalHandle(spec, incarnation, arguments, folder / f"server-{incarnation}.log")
     try:

@@ -163,7 +163,7 @@ CASES = {
     ),
     "decay without use": (
         ["learner.weight_decay=0.1"],
-        "learner.weight_decay 0.1 is for sgd, lars and lamb, and learner.optimizer is adam",
+        "learner.weight_decay 0.1 is for adamw, sgd, lars and lamb, and learner.optimizer is adam",
         ["learner.optimizer=sgd"],
     ),
     "scaled steps that are not joined": (
@@ -219,7 +219,18 @@ def test_learners_that_step_together_normalise_together() -> None:
 
 
 @pytest.mark.parametrize("codec", ["none", "fp16", "bf16", "int8", "powersgd", "auto"])
-@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "sgd", "lars", "lamb"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop", "sgd", "lars", "lamb"])
 def test_codecs_of_plain_gradients_suit_every_optimizer(codec: str, optimizer: str) -> None:
     choice = [f"learner.reduce.codec={codec}", f"learner.optimizer={optimizer}"]
     resolve("Acrobot-v1", [*FOUR, *choice])
+
+
+@pytest.mark.parametrize("codec", ["onebit_adam", "zeroone_adam"])
+def test_codecs_that_send_the_momentum_of_adam_suit_every_optimizer_with_it(codec: str) -> None:
+    choice = [f"learner.reduce.codec={codec}", "learner.optimizer=adamw"]
+    resolve("Acrobot-v1", [*FOUR, *choice, "learner.weight_decay=0.1"])
+
+
+def test_a_server_does_not_know_which_values_decay() -> None:
+    with pytest.raises(UserError, match=r"learner\.optimizer adamw works by layers"):
+        resolve("Acrobot-v1", [*FOUR, "learner.pace=ssp", "learner.optimizer=adamw"])

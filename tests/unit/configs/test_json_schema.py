@@ -86,7 +86,7 @@ REFUSED = {
     "learner: {lr: true}": "learner.lr",
     "learner: {nice: 20}": "learner.nice",
     "learner: {device: gpu}": "learner.device",
-    "learner: {optimizer: adamw}": "learner.optimizer",
+    "learner: {optimizer: lion}": "learner.optimizer",
     "learner: {lr: null}": "learner.lr",
     "learner: {nonfinite: {lr_factor: 1.5}}": "learner.nonfinite.lr_factor",
     "learner: {reduce: {codec: zip}}": "learner.reduce.codec",

@@ -14,8 +14,8 @@ from penstock.configs.reduce import ReduceConfig
 from penstock.core.interfaces import Bucket, CodecContext, GradientPart
 from penstock.learner.codecs.buckets import bucket_nbytes, buckets_of, parts_of
 from penstock.learner.codecs.collective import GroupCollective
-from penstock.learner.codecs.packing import Packing
 from penstock.learner.codecs.registry import make_codec
+from penstock.learner.extras.codecs.packing import Packing
 from reduce_ring import CPU, codec_for, run_ranks
 
 

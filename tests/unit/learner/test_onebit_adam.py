@@ -14,8 +14,9 @@ from penstock.configs.reduce import ReduceConfig
 from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import AdamState, Codec, CodecContext, Collective
 from penstock.learner.codecs.collective import SoloCollective, all_reduce_nbytes
-from penstock.learner.codecs.registry import is_variance_update, make_codec
-from penstock.learner.codecs.variance import RenewedVariance
+from penstock.learner.codecs.registry import make_codec
+from penstock.learner.extras.codecs.registry import is_variance_update
+from penstock.learner.extras.codecs.variance import RenewedVariance
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from reduce_reference import clipped, coded
 from reduce_ring import CPU, Floats, codec_for, run_ranks

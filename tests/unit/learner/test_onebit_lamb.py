@@ -14,8 +14,8 @@ from penstock.configs.reduce import ReduceConfig
 from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import Codec, CodecContext, Collective
 from penstock.learner.codecs.registry import make_codec
+from penstock.learner.extras.optimizers.frozen_lamb import OF_LAYERS
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.learner.optimizers.frozen_lamb import OF_LAYERS
 from reduce_reference import clipped, coded
 from reduce_ring import CPU, Floats, run_ranks
 

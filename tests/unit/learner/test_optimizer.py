@@ -20,10 +20,18 @@ from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import GradientPart
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer, learning_rate
 
-KINDS = ["adam", "rmsprop", "sgd"]
+KINDS = ["adam", "adamw", "rmsprop", "sgd"]
 LARGE = ["lars", "lamb"]
 TORCHS: dict[str, Callable[[Iterable[nn.Parameter], LearnerConfig], torch.optim.Optimizer]] = {
     "adam": lambda p, cfg: torch.optim.Adam(p, lr=constant(cfg.lr), eps=cfg.eps),
+    "adamw": lambda p, cfg: torch.optim.AdamW(
+        [
+            {"params": [each], "weight_decay": cfg.weight_decay if each.ndim > 1 else 0.0}
+            for each in p
+        ],
+        lr=constant(cfg.lr),
+        eps=cfg.eps,
+    ),
     "rmsprop": lambda p, cfg: torch.optim.RMSprop(p, lr=constant(cfg.lr), eps=cfg.eps),
     "sgd": lambda p, cfg: torch.optim.SGD(
         p, lr=constant(cfg.lr), momentum=cfg.momentum, weight_decay=cfg.weight_decay
@@ -60,7 +68,8 @@ def train(net: nn.Module, optimizer: FlatOptimizer, steps: range) -> list[Tensor
 @pytest.mark.parametrize("grad_clip", [None, 0.5])
 @pytest.mark.parametrize("kind", KINDS)
 def test_fifty_steps_equal_torchs(kind: Any, grad_clip: float | None) -> None:
-    cfg = LearnerConfig(optimizer=kind, lr=3e-3, grad_clip=grad_clip)
+    decay = 0.3 if kind == "adamw" else 0.0
+    cfg = LearnerConfig(optimizer=kind, lr=3e-3, grad_clip=grad_clip, weight_decay=decay)
     net, other = make_net(), make_net()
     norms = train(net, FlatOptimizer(net.named_parameters(), cfg), range(50))
     reference = TORCHS[kind](other.parameters(), cfg)
@@ -90,6 +99,39 @@ def test_sgd_of_each_momentum_and_decay_equals_torchs(momentum: float, decay: fl
     assert min(norms) < 0.5 < max(norms)
     for a, b in zip(net.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_adamw_without_decay_is_adam() -> None:
+    net, other = make_net(), make_net()
+    train(net, flat(net, "adamw"), range(10))
+    train(other, flat(other, "adam"), range(10))
+    for a, b in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_adamw_decays_weights_and_no_biases() -> None:
+    net = make_net()
+    optimizer = flat(net, "adamw", lr=0.1, weight_decay=0.5)
+    expected = [p * 0.95 if p.ndim > 1 else p.clone() for p in net.parameters()]
+    optimizer.step(1, 0)
+    for parameter, value in zip(net.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter, value)
+
+
+def test_adamw_decays_beside_a_codec_that_sends_its_momentum() -> None:
+    net, other = make_net(), make_net()
+    codec = ReduceConfig.model_validate({"codec": "onebit_adam", "warmup_updates": 3})
+    settings: dict[str, Any] = {"lr": 0.1, "count": 2, "reduce": codec}
+    ours = flat(net, "adamw", weight_decay=0.5, **settings)
+    reference = flat(other, "adam", **settings)
+    weights = [parameter.data for parameter in other.parameters() if parameter.ndim > 1]
+    for step in range(6):  # in the last three the gradient stands for the momentum
+        for weight in weights:
+            weight.mul_(0.95)
+        for optimizer in (ours, reference):
+            optimizer.grads.fill_(1.0 + step)
+            optimizer.step(1, 0)
+        torch.testing.assert_close(ours.values, reference.values)
 
 
 def one_weight(value: float, **settings: Any) -> FlatOptimizer:

@@ -11,17 +11,17 @@ import pytest
 import zmq
 
 from penstock.configs.load import resolve
-from penstock.learner.parameter_server import protocol
-from penstock.learner.parameter_server.members import rules
-from penstock.learner.parameter_server.parameters import template
-from penstock.learner.parameter_server.protocol import (
+from penstock.learner.extras.parameter_server import protocol
+from penstock.learner.extras.parameter_server.members import rules
+from penstock.learner.extras.parameter_server.parameters import template
+from penstock.learner.extras.parameter_server.protocol import (
     Flag,
     Packed,
     ServerHeader,
     ServerMessage,
     ServerMessageKind,
 )
-from penstock.learner.parameter_server.server import ParameterServer
+from penstock.learner.extras.parameter_server.server import ParameterServer
 
 SIZE = 8
 TALLY = len(protocol.NOTHING)

@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from penstock.configs.sections import LearnerConfig
-from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.learner.parameter_server import protocol
-from penstock.learner.parameter_server.client import LocalCopy
-from penstock.learner.parameter_server.parameters import (
+from penstock.learner.extras.parameter_server import protocol
+from penstock.learner.extras.parameter_server.client import LocalCopy
+from penstock.learner.extras.parameter_server.parameters import (
     Parameters,
     ServerState,
     make_parameters,
@@ -19,7 +18,7 @@ from penstock.learner.parameter_server.parameters import (
     template,
     unpack_state,
 )
-from penstock.learner.parameter_server.protocol import (
+from penstock.learner.extras.parameter_server.protocol import (
     NOTHING,
     Flag,
     Packed,
@@ -27,6 +26,7 @@ from penstock.learner.parameter_server.protocol import (
     ServerMessage,
     ServerMessageKind,
 )
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.transport.wire import WireError
 
 

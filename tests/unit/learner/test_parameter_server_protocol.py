@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.learner.parameter_server import protocol
-from penstock.learner.parameter_server.protocol import (
+from penstock.learner.extras.parameter_server import protocol
+from penstock.learner.extras.parameter_server.protocol import (
     HEAD,
     Flag,
     Payload,

@@ -19,6 +19,8 @@ from penstock.autotune.codec import (
     finalists,
     predict_s,
 )
+from penstock.configs.group import goes_with
+from penstock.configs.learner import OPTIMIZERS
 from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import Collective
 from penstock.learner.codecs.auto import choose
@@ -83,16 +85,21 @@ def test_one_finalist_is_taken() -> None:
 TRIED = [name for name, spec in CODECS.specs.items() if spec.tried_by_auto]
 
 
+def fitting(optimizer: str) -> list[str]:
+    spec = OPTIMIZERS.specs[optimizer]
+    return [name for name in TRIED if goes_with(CODECS.specs[name], spec)]
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_codecs_that_are_unfit_for_the_optimizer_are_not_tried(optimizer: str) -> None:
     cfg = LearnerConfig.model_validate({"count": 2, "optimizer": optimizer})
     found = candidates(cfg)
-    assert found == [name for name in TRIED if optimizer not in CODECS.specs[name].unfit]
+    assert found == fitting(optimizer)
     assert "none" in found
     assert "onebit" not in found  # signs ruin the second moment
 
 
-WITH_SGD = [name for name in TRIED if "sgd" not in CODECS.specs[name].unfit]
+WITH_SGD = fitting("sgd")
 
 
 def test_every_codec_but_those_of_adam_and_lamb_is_tried_with_sgd() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock.learner.codecs.sparse import SAMPLED_FROM, largest
+from penstock.learner.extras.codecs.sparse import SAMPLED_FROM, largest
 from reduce_ring import Floats, codec_for, reduce_all, run_ranks
 
 

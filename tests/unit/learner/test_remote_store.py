@@ -9,11 +9,10 @@ import torch.distributed as dist
 
 from penstock.configs.errors import UserError
 from penstock.core.role import Store
+from penstock.learner.extras.parameter_server.pace import all_servers, publish_servers
 from penstock.learner.group.remote_store import (
-    all_servers,
     interface_of,
     open_store,
-    publish_servers,
 )
 from waiting import free_port
 

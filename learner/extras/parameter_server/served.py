@@ -1,7 +1,7 @@
 """Learners with a parameter server: each pushes gradients and pulls parameters, at a pace.
 
-The paces are in `penstock.learner.parameter_server.pace`. The policy version is the server's count
-of all learners' updates. Gradients are not shared, so each learner normalises its own advantages.
+The server's side of each pace is in `server_pace`. The policy version is the server's count of all
+learners' updates. Gradients are not shared, so each learner normalises its own advantages.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from penstock.core.params import Arrays, Floats
+from penstock.learner.extras.parameter_server.client import Reply, ServerClient
+from penstock.learner.extras.parameter_server.parameters import ServerState
+from penstock.learner.extras.parameter_server.protocol import NOTHING, Tally
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.learner.parameter_server.client import Reply, ServerClient
-from penstock.learner.parameter_server.parameters import ServerState
-from penstock.learner.parameter_server.protocol import NOTHING, Tally
 from penstock.learner.progress import BOOKED, GROWTH, Progress
 from penstock.learner.sync.gradient_sync import ControlMessage
 from penstock.profiling.ledger import Part, TimeLedger

@@ -8,11 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.configs.reduce import CODECS
 from penstock.core.interfaces import AdamState, Bucket, Collective
 from penstock.learner.codecs.buckets import VALUE_NBYTES, buckets_of
-from penstock.learner.codecs.onebit import OneBit
-from penstock.learner.codecs.registry import CODECS, OneBitAdamOptions
-from penstock.learner.codecs.variance import RenewedVariance
+from penstock.learner.extras.codecs.onebit import OneBit
+from penstock.learner.extras.codecs.registry import OneBitAdamOptions
+from penstock.learner.extras.codecs.variance import RenewedVariance
 from penstock.learner.optimizers.rules import BETAS, adam_denominator
 
 CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_

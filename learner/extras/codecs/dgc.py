@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from penstock.core.interfaces import Bucket
-from penstock.learner.codecs.registry import DgcOptions
-from penstock.learner.codecs.sparse import Sparse
+from penstock.learner.extras.codecs.registry import DgcOptions
+from penstock.learner.extras.codecs.sparse import Sparse
 
 LADDER = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_

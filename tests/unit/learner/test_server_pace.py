@@ -11,19 +11,24 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.configs.sections import LearnerConfig
-from penstock.learner.parameter_server.pace import Backup, Bounded, Pace, make_pace
+from penstock.learner.extras.parameter_server.server_pace import (
+    Backup,
+    Bounded,
+    ServerPace,
+    make_server_pace,
+)
 
 A, B, C, D = 1, 2, 3, 4
 
 
-def joined(pace: Pace, *workers: int) -> Pace:
+def joined(pace: ServerPace, *workers: int) -> ServerPace:
     for worker in workers:
         pace.join(worker)
         pace.go(worker)
     return pace
 
 
-def push(pace: Pace, worker: int, samples: int = 8) -> int | None:
+def push(pace: ServerPace, worker: int, samples: int = 8) -> int | None:
     """Push and make what is due, as the server does."""
     lag = pace.push(worker, samples)
     while pace.due():
@@ -234,7 +239,7 @@ def test_a_step_of_backup_without_any_samples_ends_without_an_update() -> None:
     ],
 )
 def test_settings_choose_the_bound(chosen: dict[str, object], expected: int | None) -> None:
-    pace = joined(make_pace(LearnerConfig.model_validate(chosen | {"count": 2})), A, B)
+    pace = joined(make_server_pace(LearnerConfig.model_validate(chosen | {"count": 2})), A, B)
     ahead = 0
     while ahead < 100 and pace.may_go(A):
         pace.go(A)
@@ -244,7 +249,7 @@ def test_settings_choose_the_bound(chosen: dict[str, object], expected: int | No
 
 
 def test_settings_choose_how_many_gradients_a_step_has() -> None:
-    pace = make_pace(LearnerConfig(pace="backup", count=4, spare=2))
+    pace = make_server_pace(LearnerConfig(pace="backup", count=4, spare=2))
     joined(pace, A, B, C, D)
     push(pace, A)
     assert pace.version == 0
@@ -254,13 +259,13 @@ def test_settings_choose_how_many_gradients_a_step_has() -> None:
 
 def test_a_pace_of_the_collectives_has_no_server() -> None:
     with pytest.raises(ValueError, match="bsp has no parameter server"):
-        make_pace(LearnerConfig())
+        make_server_pace(LearnerConfig())
 
 
 class AnyOrder(RuleBasedStateMachine):
     """Workers join, die, push and ask to go in any order; `ask` notes what they were told."""
 
-    pace: Pace
+    pace: ServerPace
 
     def __init__(self) -> None:
         super().__init__()

@@ -4,9 +4,9 @@
     PUSH        ── add to the parameters as the pace decides
     PULL        ── waits here until the pace lets its worker go ── VALUES
 
-`protocol` defines the messages, `pace` which worker may proceed, `parameters` what an update is.
-One thread does everything. No received message raises: one that cannot be used is counted by reason
-and dropped.
+`protocol` defines the messages, `server_pace` which worker may proceed, `parameters` what an update
+is. One thread does everything. No received message raises: one that cannot be used is counted by
+reason and dropped.
 
 *No worker waits for a dead one.* A worker whose connection ends leaves the pace at once (`peers`).
 A host that vanishes is detected by ZeroMQ's heartbeats after ten seconds; a worker that hangs is
@@ -41,10 +41,9 @@ from penstock.configs.schedules import over_run
 from penstock.configs.sections import LearnerConfig
 from penstock.core import descriptors
 from penstock.core.role import RoleContext
-from penstock.learner.parameter_server import protocol
-from penstock.learner.parameter_server.members import Member, rules
-from penstock.learner.parameter_server.pace import make_pace
-from penstock.learner.parameter_server.parameters import (
+from penstock.learner.extras.parameter_server import protocol
+from penstock.learner.extras.parameter_server.members import Member, rules
+from penstock.learner.extras.parameter_server.parameters import (
     MAX_SIZE,
     Parameters,
     make_parameters,
@@ -52,8 +51,8 @@ from penstock.learner.parameter_server.parameters import (
     template,
     unpack_state,
 )
-from penstock.learner.parameter_server.peers import Peers
-from penstock.learner.parameter_server.protocol import (
+from penstock.learner.extras.parameter_server.peers import Peers
+from penstock.learner.extras.parameter_server.protocol import (
     Flag,
     Packed,
     Payload,
@@ -62,6 +61,7 @@ from penstock.learner.parameter_server.protocol import (
     ServerMessageKind,
     Tally,
 )
+from penstock.learner.extras.parameter_server.server_pace import make_server_pace
 from penstock.learner.progress import BOOKED
 from penstock.models.torch_setup import set_up_torch
 from penstock.profiling.ledger import Part, TimeLedger
@@ -166,7 +166,7 @@ class ParameterServer:
         self._left: OrderedDict[int, npt.NDArray[np.float64]] = OrderedDict()
         self._told = Flag.NONE  # STOP and NAN, for all workers from now on
         self._parameters: Parameters | None = None
-        self.pace = make_pace(cfg)
+        self.pace = make_server_pace(cfg)
         self.rejected: Counter[str] = Counter()
         self._peers = Peers(bind, curve, MAX_FRAME_NBYTES)
 
@@ -389,7 +389,7 @@ class ParameterServer:
             self._begin_session(name)
         parameters.load(state)
         self._before[:] = state.tally[: len(BOOKED)]
-        self.pace = make_pace(self._cfg, state.version)
+        self.pace = make_server_pace(self._cfg, state.version)
         for other, joined in list(self._members.items()):
             self.pace.join(joined.number)
             if why := self._other_size(joined.size):

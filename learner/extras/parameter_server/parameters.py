@@ -20,10 +20,10 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from penstock.configs.learner import OPTIMIZERS
 from penstock.configs.sections import LearnerConfig
 from penstock.core.params import Arrays
-from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.learner.parameter_server.protocol import (
+from penstock.learner.extras.parameter_server.protocol import (
     Floats,
     Indices,
     Packed,
@@ -34,6 +34,7 @@ from penstock.learner.parameter_server.protocol import (
     pack_sparse,
     sparse,
 )
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.transport.wire import WireError
 
 Change = tuple[Indices | None, Floats]  # all values, or those at some indices
@@ -223,7 +224,7 @@ def unpack_state(
 
 
 def _optimizer(size: int, cfg: LearnerConfig) -> FlatOptimizer:
-    if cfg.optimizer in ("lars", "lamb"):
+    if not OPTIMIZERS.specs[cfg.optimizer].is_elementwise:
         raise ValueError(f"{cfg.optimizer} works by layers, which a parameter server does not know")
     if cfg.server_shards > 1:
         cfg = cfg.model_copy(update={"grad_clip": None})

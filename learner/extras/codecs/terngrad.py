@@ -18,8 +18,8 @@ from penstock.learner.codecs.collective import (
     all_reduce_nbytes,
     all_to_all_nbytes,
 )
-from penstock.learner.codecs.packing import Packing
-from penstock.learner.codecs.registry import TernGradOptions
+from penstock.learner.extras.codecs.packing import Packing
+from penstock.learner.extras.codecs.registry import TernGradOptions
 
 CLIP = 2.5  # standard deviations
 MOST_RANKS = 127  # an int8 holds the sum of so many

@@ -32,17 +32,16 @@ from zmq.utils.monitor import parse_monitor_message
 
 from penstock.configs.errors import UserError
 from penstock.configs.sections import LearnerConfig
-from penstock.learner.optimizers.flat_optimizer import CLIP_MARGIN, FlatOptimizer
-from penstock.learner.parameter_server import protocol
-from penstock.learner.parameter_server.members import rules
-from penstock.learner.parameter_server.parameters import (
+from penstock.learner.extras.parameter_server import protocol
+from penstock.learner.extras.parameter_server.members import rules
+from penstock.learner.extras.parameter_server.parameters import (
     ServerState,
     pack_state,
     part_of,
     template,
     unpack_state,
 )
-from penstock.learner.parameter_server.protocol import (
+from penstock.learner.extras.parameter_server.protocol import (
     NOTHING,
     Flag,
     Floats,
@@ -52,7 +51,8 @@ from penstock.learner.parameter_server.protocol import (
     ServerMessageKind,
     Tally,
 )
-from penstock.learner.parameter_server.server import MAX_FRAME_NBYTES, STEPS
+from penstock.learner.extras.parameter_server.server import MAX_FRAME_NBYTES, STEPS
+from penstock.learner.optimizers.flat_optimizer import CLIP_MARGIN, FlatOptimizer
 from penstock.learner.progress import BOOKED
 from penstock.transport.wire import WireError
 from penstock.transport.zmq.keys import load_learners
@@ -529,8 +529,8 @@ class LocalCopy:
 
     ``t`` is the worker's clock, so that every change is sent in the end, which Gaia's proof of
     convergence needs. Its mirror clock, the bound on how far workers drift apart, is
-    `pace.Bounded`; its selective barrier is not needed, since one server orders all messages. Each
-    worker has its own optimizer with its own moments: the server only adds.
+    `server_pace.Bounded`; its selective barrier is not needed, since one server orders all
+    messages. Each worker has its own optimizer with its own moments: the server only adds.
     """
 
     def __init__(self, optimizer: FlatOptimizer, significance: float) -> None:

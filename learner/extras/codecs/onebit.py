@@ -8,9 +8,9 @@ from torch import Tensor
 from penstock.core.interfaces import Bucket, Collective
 from penstock.learner.codecs.buckets import VALUE_NBYTES
 from penstock.learner.codecs.collective import all_reduce_nbytes
-from penstock.learner.codecs.packing import Packing
-from penstock.learner.codecs.registry import OneBitOptions
 from penstock.learner.codecs.two_phase import TwoPhase
+from penstock.learner.extras.codecs.packing import Packing
+from penstock.learner.extras.codecs.registry import OneBitOptions
 
 
 class OneBit(TwoPhase):

@@ -57,7 +57,7 @@ class WorkerClock:
     """
 
 
-class Pace(ABC):
+class ServerPace(ABC):
     """The common part of all paces. ``version`` counts updates of the parameters."""
 
     single_push: ClassVar[bool]
@@ -157,7 +157,7 @@ class Pace(ABC):
     def _stepped(self) -> None: ...
 
 
-class Bounded(Pace):
+class Bounded(ServerPace):
     """Every push is an update; no worker is more than ``staleness`` clocks ahead of the slowest.
 
     None: no bound. A worker that has pushed and waits is ahead by one more at most.
@@ -206,7 +206,7 @@ class Bounded(Pace):
         self._taken = False
 
 
-class Backup(Pace):
+class Backup(ServerPace):
     """A step is the first ``wanted`` gradients of workers that went at that step.
 
     It has fewer gradients where fewer workers live or have samples. Later pushes are discarded, and
@@ -251,7 +251,7 @@ class Backup(Pace):
         self._empty.clear()
 
 
-def make_pace(cfg: LearnerConfig, version: int = 0) -> Pace:
+def make_server_pace(cfg: LearnerConfig, version: int = 0) -> ServerPace:
     """Make the machine of `learner.pace`, for a pace that has a parameter server."""
     if cfg.pace == "backup":
         return Backup(max(1, cfg.most_count - cfg.spare), version)

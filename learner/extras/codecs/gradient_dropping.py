@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from penstock.core.interfaces import Bucket
-from penstock.learner.codecs.registry import DroppingOptions
-from penstock.learner.codecs.sparse import Sparse
+from penstock.learner.extras.codecs.registry import DroppingOptions
+from penstock.learner.extras.codecs.sparse import Sparse
 
 
 class Dropping(Sparse):

@@ -14,7 +14,7 @@ from penstock.device.choice import runs_behind
 from penstock.learner.codecs.buckets import VALUE_NBYTES
 from penstock.learner.codecs.codec import BaseCodec
 from penstock.learner.codecs.collective import all_reduce_nbytes
-from penstock.learner.codecs.registry import PowerSgdOptions
+from penstock.learner.extras.codecs.registry import PowerSgdOptions
 
 if TYPE_CHECKING:
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState

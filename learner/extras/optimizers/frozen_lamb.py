@@ -2,24 +2,20 @@
 
 After Li et al. 2021, "1-bit LAMB: Communication Efficient Large-Scale Large-Batch Training with
 LAMB's Convergence Speed" (arXiv 2104.06069, algorithm 1). The codec's half is
-`codecs.onebit_adam.OneBitMomentum`: LAMB's moments are Adam's.
+`extras.codecs.onebit_adam.OneBitMomentum`: LAMB's moments are Adam's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence, Set
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.configs.reduce import ReduceConfig
-from penstock.configs.sections import LearnerConfig
-from penstock.core.interfaces import AdamState, GradientPart
-from penstock.learner.optimizers.rules import BETAS, UpdateStep, adam_denominator, correction
+from penstock.core.interfaces import AdamState, GradientPart, OptimizerContext, UpdateStep
+from penstock.core.params import Arrays
+from penstock.learner.optimizers.rules import BETAS, BaseOptimizer, adam_denominator, correction
 
 COEFFICIENTS = (0.01, 10.0)
 """Bounds of a layer's coefficient |x| / |u|: c_min and c_max."""
@@ -33,7 +29,7 @@ OF_LAYERS = ("exp_avg_sq_fresh", "lamb_coefficient", "lamb_factor")
 """State that LAMB without a codec does not have."""
 
 
-class FrozenVarianceLamb:
+class FrozenVarianceLamb(BaseOptimizer):
     """LAMB whose variance is constant after a warm-up, with layerwise rates that still adapt.
 
     x is the values of one layer, m and v its moments, u = m / (sqrt(v) + eps) + weight_decay x.
@@ -53,30 +49,26 @@ class FrozenVarianceLamb:
     with zero; and a layer that has none, as it was zero in the whole warm-up, records its first.
     """
 
-    def __init__(
-        self,
-        values: Tensor,
-        grads: Tensor,
-        steps: Tensor,
-        cfg: LearnerConfig,
-        parts: Sequence[GradientPart],
-        reduces_gradients: Callable[[ReduceConfig, int], bool],
-    ) -> None:
-        """``parts`` are the layers, in the order of the vectors."""
-        self._values, self._grads, self._steps = values, grads, steps
-        self._weight_decay = cfg.weight_decay
-        self._sizes = [part.stop - part.start for part in parts]
-        self._reduces_gradients = partial(reduces_gradients, cfg.reduce)
-        names = ("exp_avg", "exp_avg_sq", OF_LAYERS[0])
-        self.moments = {name: torch.zeros_like(values) for name in names}
+    kinds = ("exp_avg", "exp_avg_sq", OF_LAYERS[0])
+
+    def __init__(self, context: OptimizerContext) -> None:
+        super().__init__(context)
+        assert context.reduces_gradients is not None
+        self._reduces_gradients = context.reduces_gradients
+        self._weight_decay = context.cfg.weight_decay
+        self._parts = context.parts
+        self._sizes = [part.stop - part.start for part in context.parts]
         self.state = AdamState(
-            self.moments["exp_avg"], self.moments["exp_avg_sq"], steps=steps, eps=cfg.eps
+            self.moments["exp_avg"],
+            self.moments["exp_avg_sq"],
+            steps=context.steps,
+            eps=context.cfg.eps,
         )
-        self._coefficient = values.new_zeros(len(parts))  # 0: not recorded yet
-        self._factor = values.new_ones(len(parts))
+        self._coefficient = context.values.new_zeros(len(self._sizes))  # 0: not recorded yet
+        self._factor = context.values.new_ones(len(self._sizes))
         self.moments |= dict(zip(OF_LAYERS[1:], (self._coefficient, self._factor), strict=True))
 
-    def __call__(self, step: UpdateStep) -> None:
+    def step(self, step: UpdateStep) -> None:
         is_warmup = self._reduces_gradients(step.update)
         if is_warmup:
             self._take_gradient(step)
@@ -99,6 +91,9 @@ class FrozenVarianceLamb:
             layer.mul_(length)
         # a skipped step adds zeros: moments are finite, whatever the gradient was
         self._values.add_(decayed, alpha=-step.lr)
+
+    def convert_state(self, state: Arrays) -> Arrays:
+        return convert_lamb(state, {*self.moments, "steps"}, self._parts)
 
     def _take_gradient(self, step: UpdateStep) -> None:
         momentum, variance = self.state.exp_avg, self.state.exp_avg_sq
@@ -156,19 +151,16 @@ class FrozenVarianceLamb:
         return torch.stack([torch.linalg.vector_norm(layer) for layer in self._layers(values)])
 
 
-def convert_lamb(
-    state: Mapping[str, npt.NDArray[Any]], tensors: Mapping[str, Tensor]
-) -> Mapping[str, npt.NDArray[Any]]:
-    """A state of LAMB, with or without a codec of its own, with the names of ``tensors``.
+def convert_lamb(state: Arrays, names: Set[str], parts: Sequence[GradientPart]) -> Arrays:
+    """A state of LAMB, with or without a codec of its own, with these ``names``.
 
     So a run continues with another codec. A state of another optimizer is returned as it is.
     """
-    added, removed = tensors.keys() - state.keys(), state.keys() - tensors.keys()
+    added, removed = names - state.keys(), state.keys() - names
     if removed == set(OF_LAYERS) and not added:
-        return {name: state[name] for name in tensors}
+        return {name: state[name] for name in names}
     if added == set(OF_LAYERS) and not removed:
-        layers = len(tensors["lamb_factor"])
-        new = (state["exp_avg_sq"], np.zeros(layers), np.ones(layers))
+        new = (state["exp_avg_sq"], np.zeros(len(parts)), np.ones(len(parts)))
         return {**state, **dict(zip(OF_LAYERS, new, strict=True))}
     return state
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import zmq
 
-from penstock.learner.parameter_server.protocol import (
+from penstock.learner.extras.parameter_server.protocol import (
     FRAMES,
     Payload,
     ServerHeader,

@@ -1,0 +1,1 @@
+"""Lossy gradient codecs: they add variance, or delay values, so `codec: auto` never takes one."""

@@ -1,0 +1,166 @@
+"""The pace of learners with a parameter server: how one learner finds all shards and joins them.
+
+On one host the supervisor names the shards. On several machines each learner has shards beside it,
+whose addresses it publishes in the store where the learners meet.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.configs.errors import UserError
+from penstock.configs.schedules import over_run
+from penstock.core.role import RunEndedError
+from penstock.learner.extras.parameter_server.client import ServerClient
+from penstock.learner.extras.parameter_server.served import LOST_S, Served
+from penstock.learner.extras.parameter_server.server import keys_for
+from penstock.learner.group.process_group import (
+    LearnerGroup,
+    foreign_value_message,
+    hello_of,
+    lost,
+    meet,
+)
+from penstock.learner.group.remote_store import AGAIN, REREAD_S, could_not_meet, open_store
+from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync, GroupLostError
+from penstock.learner.sync.pace import PaceContext
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+ADDRESS = re.compile(r"tcp://[^\s/]{1,255}:[0-9]{1,5}")
+SERVER_READY = "server_ready"  # in the store: the parameter server has the state of rank 0
+LOOK_S = 0.005
+
+
+class ServedPace:
+    """Joins a parameter server: a `core.interfaces.Pace`."""
+
+    def __init__(self, context: PaceContext) -> None:
+        self._ctx, self._config, self._trainer = context
+        self._store: Store | None = None  # of learners on several machines; rank 0 serves it
+
+    def join(self, group: LearnerGroup | None, source: int = 0) -> GradientSync | None:
+        ctx, trainer, progress = self._ctx, self._trainer, self._trainer.progress
+        cfg = over_run(self._config.learner, self._config.stop.env_steps)
+        (optimizer,) = trainer.optimizers().values()
+        servers = ctx.servers if ctx.store is None else self._meet()
+        if not servers:
+            return None
+        client = ServerClient(
+            servers,
+            ctx.learner,
+            optimizer,
+            cfg,
+            version=progress.version,
+            samples=progress.trained_steps,
+            tally=tuple(progress.totals()),
+            curve=keys_for(servers[0], self._config.transport.curve),
+        )
+
+        def waiting() -> bool:
+            if ctx.store is not None and not ctx.stopping():
+                self._check(client, servers)
+            return self._stays()
+
+        progress.share_window(cfg.most_count)
+        served = Served(client, optimizer, progress, cfg.most_count, ctx.ledger, waiting)
+        nothing = ControlMessage(np.zeros(0), progress.growth())
+        said = served.sync_control(nothing)
+        progress.commit(nothing.growth, said.growth)
+        if self._store is not None and ctx.learner == 0:
+            self._store.set(SERVER_READY, "")
+        if said.stop:
+            served.close()
+            return None
+        return served
+
+    def _meet(self) -> tuple[str, ...]:
+        """Meet the learners of the other machines, and return the addresses of all shards.
+
+        Rank 0 joins these first, as it has the checkpoint, the others when it has. Empty where the
+        run ends before.
+        """
+        ctx, cfg = self._ctx, self._config.learner
+        assert ctx.store is not None
+        timeout_s = self._config.run.start_timeout_s
+        self._store = store = open_store(ctx.store, ctx.learner, timeout_s, self._stays)
+        if store is None:
+            return ()
+        failure, servers = "", tuple[str, ...]()
+        try:
+            with lost("the meeting"):
+                publish_servers(store, ctx.learner, ctx.servers)
+            hello = hello_of(self._config, self._trainer.device)
+            members = range(cfg.most_count)
+            meet(store, members, ctx.learner, hello, timeout_s, self._stays)
+            with lost("the meeting"):
+                servers = all_servers(store, cfg.most_count, cfg.server_shards)
+                while ctx.learner and not store.check([SERVER_READY]):
+                    if not self._stays():
+                        return ()
+                    time.sleep(LOOK_S)
+        except GroupLostError as error:
+            failure = str(error)
+        except UserError:
+            time.sleep(REREAD_S)
+            raise
+        if failure:
+            if not ctx.stopping():
+                raise could_not_meet(ctx.store, failure)
+            return ()
+        return servers
+
+    def _check(self, client: ServerClient, servers: Sequence[str]) -> None:
+        """Raise UserError for a shard that was never reached, RunEndedError for one that is lost:
+        no supervisor knows the shards of the others."""
+        away = client.unreached()
+        if away is None:
+            return
+        rank = away.shard % self._config.learner.most_count
+        name = f"shard {away.shard} of the parameter server, with rank {rank},"
+        limit_s = self._config.run.start_timeout_s
+        if away.was_reached and away.seconds > LOST_S:
+            raise RunEndedError(f"{name} has ended or cannot be reached; {AGAIN}")
+        if not away.was_reached and away.seconds > limit_s:
+            raise UserError(
+                f"{name} does not answer at {servers[away.shard]} within run.start_timeout_s = "
+                f"{limit_s:g} s; see that no firewall is between, and that all ranks have the same "
+                "keys in transport.curve"
+            )
+
+    def _stays(self) -> bool:
+        self._ctx.status.beat()
+        return not self._ctx.stopping()
+
+
+def publish_servers(store: Store, rank: int, addresses: Sequence[str]) -> None:
+    """Tell the other learners where the shards of a parameter server listen that are with this
+    one, in the order of their numbers."""
+    store.set(f"servers-{rank}", json.dumps(list(addresses)))
+
+
+def all_servers(store: Store, learners: int, shards: int) -> tuple[str, ...]:
+    """The addresses of all ``shards``, when all ``learners`` have published theirs.
+
+    Shard i is with rank i mod ``learners``. Raises UserError for what no learner has written: the
+    store takes values from any client.
+    """
+    found: list[str] = [""] * shards
+    for rank in range(min(learners, shards)):
+        own = found[rank::learners]
+        try:
+            given = json.loads(store.get(f"servers-{rank}"))
+        except (ValueError, RecursionError):
+            given = None
+        fits = isinstance(given, list) and len(given) == len(own)
+        if not fits or not all(isinstance(a, str) and ADDRESS.fullmatch(a) for a in given):
+            raise UserError(foreign_value_message(rank))
+        found[rank::learners] = given
+    return tuple(found)
