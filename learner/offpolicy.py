@@ -24,6 +24,7 @@ from penstock.configs.schema import Config
 from penstock.core.interfaces import StepResult
 from penstock.core.params import Floats
 from penstock.device.choice import device_of, pick_device
+from penstock.device.transfers import Download, Uploader
 from penstock.envs import EnvInfo
 from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics, kind_of
@@ -32,7 +33,6 @@ from penstock.learner.pass_size import FEW
 from penstock.learner.progress import Progress
 from penstock.learner.sources.drawing import ReplayBatch
 from penstock.learner.sync.gradient_sync import GradientSync, SingleLearner
-from penstock.learner.to_host import ToDevice, ToHost
 from penstock.learner.trainer import form_of, trunk_dtype, under
 from penstock.models.compute_form import in_memory_format
 from penstock.models.torch_heads import HeadNet
@@ -102,7 +102,7 @@ class OffPolicyTrainer:
                 "or set model.normalize_observations=false"
             )
         self.queue = DeviceQueue(self.device, self._ledger)
-        self.to_device = ToDevice(self.device)
+        self._uploader = Uploader(device)
         self._prioritized = config.replay.prioritized
         self._stack = config.transport.frame_stack or 1
         self.device_statistics = DeviceStatistics(
@@ -142,11 +142,11 @@ class OffPolicyTrainer:
         data = batch.data
         if "frames" in data:
             self._ledger.switch(Part.H2D)
-            frames = self.to_device({"frames": data["frames"]})["frames"]
+            frames = self._uploader.send({"frames": data["frames"]}).arrive()["frames"]
             data["obs"], data["next_obs"] = unstack(frames, self._stack)
         samples = samples_of(data)
         errors = self._take(batch.tensors or self.tensors_of(data), samples, float(totals[0]))
-        known = ToHost(errors) if self._prioritized else None
+        known = Download(errors) if self._prioritized else None
         return StepResult(samples, self.publish_due, known)
 
     def interrupted(self, batch: ReplayBatch) -> StepResult:
@@ -188,7 +188,7 @@ class OffPolicyTrainer:
         if self._runs_behind:
             self._ledger.switch(Part.H2D)
         wanted = {name: batch[name] for name in self._columns if name in batch}
-        tensors = self.to_device(wanted)
+        tensors: dict[str, Tensor] = self._uploader.send(wanted).arrive()
         if "weights" not in tensors:
             tensors["weights"] = tensors["reward"].new_ones(tensors["reward"].shape[-1:])
         return tensors

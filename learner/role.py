@@ -130,7 +130,7 @@ def make_source(
     feeder = status.ledger("feeder") if batches_ahead(config) else None
     match algorithm(config.algo).data(config.algo):
         case Unrolls():
-            unrolls = UnrollSource(config, trainer, accounting, first, lanes, ledger, feeder)
+            unrolls = UnrollSource(config, trainer, accounting, first, lanes, ledger, feeder=feeder)
             trainer.before_backward = unrolls.backward_begins
             return unrolls
         case Transitions() | TransitionSequences():

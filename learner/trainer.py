@@ -33,6 +33,7 @@ from penstock.core.interfaces import StepResult
 from penstock.core.params import Floats
 from penstock.core.specs import SlotSpec
 from penstock.device.choice import device_of, pick_device
+from penstock.device.transfers import Uploader
 from penstock.envs import EnvInfo
 from penstock.learner.compiled import compile_network, uncompiled
 from penstock.learner.device_queue import DeviceQueue
@@ -43,7 +44,6 @@ from penstock.learner.pass_size import FEW, PassSize
 from penstock.learner.progress import Progress
 from penstock.learner.sources.staging import StagingBatch, torch_dtype
 from penstock.learner.sync.gradient_sync import GradientSync, SingleLearner
-from penstock.learner.to_host import ToDevice
 from penstock.models.compute_form import (
     ComputeForm,
     Precision,
@@ -87,7 +87,7 @@ class Trainer:
         self._runs_behind = device.runs_behind
         self.spec = slot_spec(config, info)
         self._pass_size = PassSize(config.learner.micro_batch, device)
-        self._to_device = ToDevice(self.device)
+        self._uploader = Uploader(device)
         self._per_slot = frozenset(c.name for c in self.spec.columns if c.rows == "slot")
         shape = in_memory_format(algo.network(config, info), config.learner.memory_format)
         self.layout = shape.layout
@@ -171,7 +171,7 @@ class Trainer:
             now = with_values(self._scheduled, self.progress.trained_steps)
             self._cfg = self._algo.settled(now)
         columns = self._prepared(columns)
-        steps = BatchSteps(columns, self._per_slot, self._to_device) if self._by_steps else None
+        steps = BatchSteps(columns, self._per_slot, self._uploader) if self._by_steps else None
         for share, total in zip(shares, totals, strict=True):
             if not self._goes_on(columns):
                 break
@@ -358,7 +358,7 @@ class Trainer:
         """Add the gradients of a minibatch, micro-batch by micro-batch."""
         places = share.places
         if isinstance(places, Tensor):
-            places = self._to_device({"places": places.numpy()})["places"]
+            places = self._uploader.send({"places": places.numpy()}).arrive()["places"]
         size = self._micro_envs
         if steps is not None and share.order is not None:
             steps.set_order(share.order)
