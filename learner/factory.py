@@ -16,7 +16,8 @@ from penstock.core.role import RoleContext
 from penstock.device.choice import device_of, pick_device
 from penstock.envs import EnvInfo
 from penstock.learner.offpolicy import OffPolicyTrainer
-from penstock.learner.trainer import Trainer, trunk_dtype
+from penstock.learner.passes import trunk_dtype
+from penstock.learner.trainer import Trainer
 from penstock.models.compute_form import ComputeForm, Options, UpdateSize, training_forms
 from penstock.models.fitting import kind_of
 from penstock.models.general import GeneralShape

@@ -21,9 +21,9 @@ from typing import Any
 
 from penstock.configs.group import SERVED
 from penstock.core.params import Arrays
+from penstock.learner.base_trainer import BaseTrainer
 from penstock.learner.state import (
     WEIGHTS,
-    Learner,
     follow_lr_factor,
     learning_rate_of,
     set_weights,
@@ -40,7 +40,7 @@ class NonFiniteGuard:
     With several learners each has one, and all call `keep` and `act` in the same turns.
     """
 
-    def __init__(self, trainer: Learner[Any], event: Callable[..., object]) -> None:
+    def __init__(self, trainer: BaseTrainer[Any], event: Callable[..., object]) -> None:
         """``event`` is `RoleContext.event`."""
         self._trainer = trainer
         self._statistics = trainer.device_statistics
