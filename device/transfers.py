@@ -1,7 +1,7 @@
 """Transfers between a host and its device, for which neither waits.
 
-    Uploader.send(arrays)   pinned memory ── a copy on a stream of its own ──   Upload.arrive()
-    Download(tensor)        a copy on the stream that computes the tensor ──    Download.get()
+    DeviceUploader.send(arrays)   pinned memory ── copied on a stream of its own ── Upload.arrive()
+    Download(tensor)              copied on the stream that computes it ─────────── Download.get()
 
 On a CPU nothing is copied: tensors and arrays share their memory.
 """
@@ -48,7 +48,7 @@ class Upload:
         self._copied.synchronize()
 
 
-class Uploader:
+class DeviceUploader:
     """Copies arrays to a device on a stream of its own, while the device computes.
 
     Arrays pass through pinned memory that is kept: pinning costs more than a copy. One thread

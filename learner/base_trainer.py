@@ -19,7 +19,7 @@ from penstock.configs.schedules import over_run
 from penstock.configs.schema import Config
 from penstock.core.interfaces import B_contra, HostValues, StepHooks, StepResult, Update
 from penstock.device.choice import device_of, pick_device
-from penstock.device.transfers import Uploader
+from penstock.device.transfers import DeviceUploader
 from penstock.envs import EnvInfo
 from penstock.learner.device_queue import DeviceQueue
 from penstock.learner.device_statistics import DeviceStatistics
@@ -55,7 +55,7 @@ class BaseTrainer(Update[B_contra], ABC):
         seam = device_of(self.device)
         seam.enter_thread()
         self._runs_behind = seam.runs_behind
-        self._uploader = Uploader(seam)
+        self._uploader = DeviceUploader(seam)
         self.spec = slot_spec(config, info)
         self.layout = shape.layout
         self.scales = scales(config, info)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from penstock.algos.ops.frame_stacks import FrameStacks, take_rows
 from penstock.algos.slots import BEGINS, OLDER
-from penstock.device.transfers import Uploader
+from penstock.device.transfers import DeviceUploader
 
 
 class Share(NamedTuple):
@@ -87,7 +87,7 @@ class BatchSteps:
     """
 
     def __init__(
-        self, columns: Mapping[str, Tensor], per_slot: frozenset[str], uploader: Uploader
+        self, columns: Mapping[str, Tensor], per_slot: frozenset[str], uploader: DeviceUploader
     ) -> None:
         """``per_slot`` names the columns that have no rows."""
         shape = columns["alive"].shape

@@ -27,7 +27,7 @@ from penstock.learner.base_trainer import NO_HOOKS, BaseTrainer, normalizer_stat
 from penstock.learner.device_statistics import DeviceStatistics, kind_of
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.passes import FEW
-from penstock.learner.sources.drawing import ReplayBatch
+from penstock.learner.sources.batch_sampler import ReplayBatch
 from penstock.models.compute_form import in_memory_format
 from penstock.models.torch_heads import HeadNet
 from penstock.models.torch_nets import build_net

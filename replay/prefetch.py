@@ -254,7 +254,7 @@ def _late(timeout_s: float, source: BatchSource) -> ReplayError:
 
 
 class _Sent:
-    """A batch on its way to its consumer: as it is, or by an `Uploader`, but for its keys."""
+    """A batch on its way to its consumer: as it is, or by an `DeviceUploader`, but for its keys."""
 
     def __init__(self, batch: Batch, uploader: Any) -> None:
         self._batch = batch
@@ -272,7 +272,7 @@ class _Sent:
 
 
 def _uploader_to(device: Any) -> Any:
-    """A `penstock.device.transfers.Uploader` to a device of torch, which is imported here."""
+    """A `penstock.device.transfers.DeviceUploader` to a device of torch, which is imported here."""
     try:
         torch: Any = importlib.import_module("torch")
         wanted = torch.device(device)
@@ -289,4 +289,4 @@ def _uploader_to(device: Any) -> Any:
         wanted = torch.device("cuda", torch.cuda.current_device())
     choice: Any = importlib.import_module("penstock.device.choice")
     transfers: Any = importlib.import_module("penstock.device.transfers")
-    return transfers.Uploader(choice.any_device(wanted))
+    return transfers.DeviceUploader(choice.any_device(wanted))

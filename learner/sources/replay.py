@@ -1,6 +1,6 @@
 """The data source of algorithms that draw from replay: slots are kept and sampled repeatedly.
 
-`learner.sources.drawing` samples the batches: transitions or sequences.
+`learner.sources.batch_sampler` samples the batches: transitions or sequences.
 
 With `learner.prefetch` a feeder thread takes in slots, draws the next batches and sets priorities,
 while the learner trains; else the learner's thread does, when it requests a batch. A batch that is
@@ -35,7 +35,7 @@ from penstock.configs.schema import Config
 from penstock.configs.sections import ReplayConfig
 from penstock.core.interfaces import SampleSpec, StepResult, TransitionSequences
 from penstock.device.choice import device_of
-from penstock.learner.sources.drawing import (
+from penstock.learner.sources.batch_sampler import (
     BatchConsumer,
     BatchSampler,
     ReplayBatch,

@@ -20,7 +20,7 @@ from penstock.algos.slots import UnrollSummary
 from penstock.core.cores import usable_cores
 from penstock.core.specs import SlotSpec
 from penstock.device.choice import device_of
-from penstock.device.transfers import Upload, Uploader
+from penstock.device.transfers import DeviceUploader, Upload
 from penstock.transport.shm.store import Slot
 
 Array = npt.NDArray[Any]
@@ -65,7 +65,7 @@ class StagingBatch:
         }
         self._host = host
         self.tensors = {name: self._device.memory_for(tensor) for name, tensor in host.items()}
-        self._uploader = Uploader(self._device)
+        self._uploader = DeviceUploader(self._device)
         self._uploader.follow()  # the current stream may use this memory until now
         self._upload: Upload | None = None  # the last one
         self.weights = np.ones(slots * spec.envs, np.float32)
@@ -111,10 +111,6 @@ class StagingBatch:
         """Make the current stream wait for the copy, without stopping the host."""
         assert self._upload is not None, "the batch was not gathered"
         self._upload.arrive()
-
-    def alive(self, envs: slice) -> int:
-        """Agent steps of some of the environments."""
-        return int(np.count_nonzero(self.arrays["alive"][:, envs]))
 
     def let_go(self) -> None:
         """Note that the learner has queued its last use; the next upload waits for that."""

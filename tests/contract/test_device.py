@@ -19,13 +19,13 @@ from torch import nn
 from penstock.configs.load import resolve
 from penstock.core.params import Stamp
 from penstock.device.choice import device_of
-from penstock.device.transfers import Uploader
+from penstock.device.transfers import DeviceUploader
 from penstock.envs import probe
 from penstock.learner.codecs.collective import SoloCollective
 from penstock.learner.codecs.reducer import Reducer
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.publisher import Publisher
-from penstock.learner.sources.drawing import ReplayBatch
+from penstock.learner.sources.batch_sampler import ReplayBatch
 from penstock.learner.sources.staging import StagingBatch
 from penstock.models.flat_parameters import flatten
 from penstock.profiling.ledger import TimeLedger
@@ -111,7 +111,7 @@ def transitions() -> Any:
 
 def uploads() -> Any:
     """Use uploaded arrays, and let them go at once."""
-    uploader, made = Uploader(device_of(torch.device("cpu"))), []
+    uploader, made = DeviceUploader(device_of(torch.device("cpu"))), []
     array = np.empty(1000, np.float32)
     for number in range(BATCHES):
         array[...] = number
@@ -169,10 +169,10 @@ WORKS: dict[str, Work] = {
 HAZARDS = [
     ("unrolls", "synchronize", "Upload.wait"),
     ("unrolls", "enter_thread", "StagingBatch.gather"),
-    ("unrolls", "record", "Uploader.fill"),
-    ("unrolls", "on", "Uploader.fill"),
+    ("unrolls", "record", "DeviceUploader.fill"),
+    ("unrolls", "on", "DeviceUploader.fill"),
     ("unrolls", "wait_event", "Upload.arrive"),
-    ("unrolls", "wait_stream", "Uploader.follow"),
+    ("unrolls", "wait_stream", "DeviceUploader.follow"),
     ("unrolls", "host_memory", "StagingBatch.__init__"),
     ("weights", "wait_stream", "Publisher.publish"),
     ("weights", "on", "Publisher.publish"),
@@ -183,13 +183,13 @@ HAZARDS = [
     ("unrolls", "record", "Download.__init__"),
     ("transitions", "synchronize", "Download.get"),
     ("transitions", "host_memory", "Download.__init__"),
-    ("uploads", "synchronize", "Uploader.send"),
+    ("uploads", "synchronize", "DeviceUploader.send"),
     ("uploads", "wait_event", "Upload.arrive"),
-    ("uploads", "record", "Uploader.send"),
+    ("uploads", "record", "DeviceUploader.send"),
     ("uploads", "used_on", "Upload.arrive"),
     ("uploads", "host_memory", "Pinned.filled"),
-    ("prefetched", "enter_thread", "Uploader.enter_thread"),
-    ("prefetched", "record", "Uploader.send"),
+    ("prefetched", "enter_thread", "DeviceUploader.enter_thread"),
+    ("prefetched", "record", "DeviceUploader.send"),
     ("prefetched", "wait_event", "Upload.arrive"),
     ("prefetched", "used_on", "Upload.arrive"),
     ("prefetched", "host_memory", "Pinned.filled"),

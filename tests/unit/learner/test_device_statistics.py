@@ -10,7 +10,7 @@ import torch
 
 from penstock.configs.errors import UserError
 from penstock.device.choice import device_of, pick_device
-from penstock.device.transfers import Download, Uploader
+from penstock.device.transfers import DeviceUploader, Download
 from penstock.learner.device_statistics import ROWS, DeviceStatistics
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -170,7 +170,8 @@ def test_values_that_are_asked_for_later_are_those_of_before(device: str) -> Non
 def test_arrays_become_tensors_there(device: str) -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     there = torch.ones(2, device=device)
-    placed = Uploader(device_of(pick_device(device))).send({"a": array, "there": there}).arrive()
+    uploader = DeviceUploader(device_of(pick_device(device)))
+    placed = uploader.send({"a": array, "there": there}).arrive()
     assert placed["there"] is there
     if device == "cuda":
         array[...] = 0  # it was copied

@@ -24,7 +24,7 @@ from penstock.core.params import Float32
 from penstock.envs.vector_env import EnvInfo
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.offpolicy import OffPolicyTrainer
-from penstock.learner.sources.drawing import ReplayBatch
+from penstock.learner.sources.batch_sampler import ReplayBatch
 from penstock.learner.state import set_weights, weights_of
 from penstock.learner.sync.gradient_sync import SingleLearner
 from penstock.models.normalizer import MOST_FRAMES
@@ -188,13 +188,13 @@ def test_a_backward_pass_is_announced(algo: str, passes: int) -> None:
             begun.append(made.progress.learner_steps)
 
     for _ in range(2):
-        made.step(ReplayBatch(random_batch(algo)), hooks=Begun())
+        made.step(ReplayBatch(replay.Batch(random_batch(algo))), hooks=Begun())
     assert begun == [0] * passes + [1] * passes, "before the update is complete"
 
 
 def test_weights_are_due_every_so_many_updates() -> None:
     made = trainer("dqn", "learner.publish_every=3")
-    due = [made.step(ReplayBatch(random_batch("dqn"))).publish_due for _ in range(6)]
+    due = [made.step(ReplayBatch(replay.Batch(random_batch("dqn")))).publish_due for _ in range(6)]
     assert due == [False, False, True] * 2
 
 

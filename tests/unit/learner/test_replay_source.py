@@ -23,7 +23,7 @@ from penstock.core.interfaces import StepResult
 from penstock.device.choice import device_of
 from penstock.envs import probe
 from penstock.learner.offpolicy import OffPolicyTrainer
-from penstock.learner.sources.drawing import KnownValues, ReplayBatch, make_sampler, seed_of
+from penstock.learner.sources.batch_sampler import KnownValues, ReplayBatch, make_sampler, seed_of
 from penstock.learner.sources.replay import ReplayDataSource
 from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
