@@ -97,8 +97,8 @@ class DeviceUploader:
     def fill(self, targets: Mapping[str, Tensor], pinned: Mapping[str, Tensor]) -> Upload:
         """Start to copy ``pinned`` memory to ``targets``, both of which the caller keeps.
 
-        The memory must not be changed before `Upload.wait`, nor the targets be read by work that is
-        queued after the next `follow`.
+        The memory must not be changed before `Upload.wait`. Work that reads the targets must have
+        been queued before the last `follow`.
         """
         copied = self._device.make_event()
         with self._device.on(self._stream):
