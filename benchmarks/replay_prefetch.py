@@ -26,7 +26,7 @@ import numpy as np
 from common import finish, parser
 from penstock.actors.role import Player
 from penstock.configs.load import resolve
-from penstock.core.interfaces import Welcome
+from penstock.core.interfaces import StepHooks, Welcome
 from penstock.core.params import POLICY_ID, Stamp
 from penstock.envs import make, probe
 from penstock.learner.factory import AnyTrainer, make_trainer
@@ -137,16 +137,26 @@ def served(task: Callable[[], None], serve: Callable[[], object]) -> None:
         serve()
 
 
+class Announcing(StepHooks):
+    """Tells a source of each backward pass."""
+
+    def __init__(self, source: ReplayDataSource) -> None:
+        self._source = source
+
+    def before_backward(self) -> None:
+        self._source.backward_begins()
+
+
 def measured(trainer: Any, source: ReplayDataSource, updates: int) -> tuple[float, float]:
     """Seconds of an update, and those of them that pass until there is a batch."""
-    trainer.before_backward = source.backward_begins
+    hooks = Announcing(source)
     waited_s, began_s = 0.0, time.perf_counter()
     for _ in range(updates):
         asked_s = time.perf_counter()
         while (batch := source.next(1.0)) is None:
             pass
         waited_s += time.perf_counter() - asked_s
-        source.release(batch, trainer.step(batch, trainer.plan_updates(batch)))
+        source.release(batch, trainer.step(batch, trainer.plan_updates(batch), hooks))
     return (time.perf_counter() - began_s) / updates, waited_s / updates
 
 

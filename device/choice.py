@@ -9,7 +9,7 @@ from torch import Tensor
 
 from penstock.configs.errors import UserError
 from penstock.device.cuda import CudaDevice
-from penstock.device.host import HostDevice
+from penstock.device.host import HostDevice, OtherDevice
 from penstock.device.interface import Device
 
 DEVICES: dict[str, Callable[[torch.device], Device]] = {
@@ -27,6 +27,11 @@ def runs_behind(tensor: Tensor) -> bool:
 def device_of(device: torch.device) -> Device:
     """The seam of a torch device, as tensors have it."""
     return DEVICES[device.type](device)
+
+
+def any_device(device: torch.device) -> Device:
+    """The seam of a torch device; also of one that no learner trains on."""
+    return device_of(device) if device.type in DEVICES else OtherDevice(device)
 
 
 def pick_device(name: str) -> torch.device:

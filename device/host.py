@@ -1,4 +1,4 @@
-"""A CPU as a device: every call has run when it returns."""
+"""A CPU as a device, where every call has run when it returns, and what is used like a CPU."""
 
 from __future__ import annotations
 
@@ -87,3 +87,13 @@ class HostDevice:
 
     def set_random_state(self, state: Tensor) -> None:
         raise AssertionError("a CPU's generator is the process's")
+
+
+class OtherDevice(HostDevice):
+    """Another device of torch, to which arrays can be copied; the host waits for each copy."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.torch_device = device
+
+    def memory_for(self, host: Tensor) -> Tensor:
+        return torch.empty_like(host, device=self.torch_device)

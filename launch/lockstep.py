@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from penstock.core.interfaces import Dataset, StepResult, Unrolls, Welcome
 from penstock.core.notes import note_logger
 from penstock.core.params import Floats, Stamp
 from penstock.core.role import RoleContext
-from penstock.core.specs import HEADER
 from penstock.core.state_bytes import from_bytes, to_bytes
 from penstock.envs import make, probe
 from penstock.envs.checking.saving import why_not_savable
@@ -44,22 +43,19 @@ from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.publisher import Publisher
 from penstock.learner.sources.dataset import DatasetSource
 from penstock.learner.sources.replay import ReplayDataSource
-from penstock.learner.sources.source import ActorSource, Consumer
-from penstock.learner.sources.staging import StagingBatch
+from penstock.learner.sources.source import ActorSource
+from penstock.learner.sources.unrolls import UnrollSource
 from penstock.learner.state import weights_of
 from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync
 from penstock.profiling.ledger import Part
-from penstock.replay import Accounting, ReplayError, SlotQueue
+from penstock.replay import Accounting, ReplayError
 from penstock.transport.inproc import InprocLink
-from penstock.transport.shm.host import ShmHost
-from penstock.transport.shm.store import SlotStore
 from penstock.transport.shm.weights_board import WeightsBoard
 
 logger = note_logger(__name__)
 
 STATE = "lockstep"  # in a checkpoint, among what each learner keeps for itself
 FORMAT = 1
-OF_PROCESS = ("generation", "started_s", "published_s")  # of a header, and of no effect here
 TESTED_ENVS = 2  # that are played to find out whether they can be saved
 MISFITS = (NotSavableError, ReplayError, ArithmeticError, LookupError, TypeError, ValueError)
 
@@ -93,94 +89,6 @@ def run(ctx: RoleContext) -> None:
         time.sleep(0.01)
 
 
-class FreshUnrolls:
-    """Data source of unrolls that are trained on at once: a queue and staging batches, without a
-    thread."""
-
-    def __init__(self, config: Config, consumer: Consumer, accounting: Accounting) -> None:
-        actors, self._batch_slots = config.first_actors, config.learner.batch_slots
-        # Enough for one turn's unrolls and the rest of the last batch.
-        slots = actors * (1 + -(-self._batch_slots // actors))
-        self.store = SlotStore(consumer.spec, slots, lanes=actors, shared=False)
-        self._queue = SlotQueue(self.store, accounting, max_policy_lag=1 << 62)
-        self._free: list[StagingBatch] = []
-        self._staged_steps = 0  # of batches that are out
-        self._consumer = consumer
-        self._accounting = accounting
-
-    def next(self, timeout_s: float) -> StagingBatch | None:
-        slots = self._queue.take(self._batch_slots, self._consumer.progress.version)
-        if not slots:
-            return None
-        batch = self._free.pop() if self._free else self._staging()
-        batch.gather(slots)
-        self._queue.release(slots)
-        self._staged_steps += batch.steps
-        return batch
-
-    def _staging(self) -> StagingBatch:
-        return StagingBatch(self._consumer.spec, self._batch_slots, self._consumer.device)
-
-    def release(self, batch: StagingBatch, result: StepResult) -> None:
-        self._accounting.used(batch.steps, result.trained_steps)
-        self._staged_steps -= batch.steps
-        batch.let_go()
-        self._free.append(batch)
-
-    def restore(self, folder: Path) -> str:
-        return ""
-
-    def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:
-        """Nothing to save: `state_dict` is part of the checkpoint."""
-
-    def close(self) -> None:
-        """Nothing to close: the memory belongs to the store."""
-
-    def open(self, host: ShmHost) -> None:
-        """Nothing to open: no other process sends data."""
-
-    def stop(self) -> None:
-        """Nothing to stop: there is no thread."""
-
-    def serve(self, timeout_s: float) -> None:
-        """Nothing to serve: no other process writes."""
-
-    def state_dict(self) -> list[Any]:
-        """The unrolls that are not trained on yet, as lists of arrays."""
-        state = []
-        for slot in self._queue.waiting():
-            header = slot.header.copy()
-            for name in OF_PROCESS:
-                header[name] = 0
-            state.append([np.frombuffer(header.tobytes(), np.uint8), *slot.payload])
-        return state
-
-    def load_state_dict(self, state: list[Any], links: Sequence[InprocLink]) -> None:
-        """Write the unrolls of a `state_dict` as their actors did. Raises ValueError, LookupError
-        where they do not fit.
-        """
-        for raw, *payload in state:
-            header = raw.view(HEADER).reshape(())
-            with links[int(header["actor"])].slot(0.0) as slot:
-                if slot is None:
-                    raise ValueError(f"{len(state)} unrolls, and fewer slots")
-                slot.header[...] = header
-                slot.header["started_s"] = slot.header["published_s"] = time.monotonic()
-                for block, values in zip(slot.payload, payload, strict=True):
-                    block[...] = values
-            self._queue.collect()
-        self._consumer.progress.resumed_in_flight(self._queue.in_flight_steps())
-
-    def in_flight_steps(self) -> int:
-        return self._queue.in_flight_steps() + self._staged_steps
-
-    def figures(self) -> dict[str, float]:
-        return {}
-
-    def fill_fraction(self) -> float:
-        return self.store.fill_fraction()
-
-
 class LockstepSource:
     """Data source that plays one unroll of each actor when a batch is requested; or that reads a
     data set."""
@@ -198,7 +106,7 @@ class LockstepSource:
         self.board = WeightsBoard.create(trainer.layout.size, shared=False)
         self._links: list[InprocLink] = []
         self.players: list[Player] = []
-        self._inner: FreshUnrolls | ReplayDataSource | DatasetSource | None = None
+        self._inner: UnrollSource | ReplayDataSource | DatasetSource | None = None
         self._data = algorithm(config.algo).data(config.algo)
         self._make_env = partial(make, config.env, threads=config.actors.env_threads)
         plays = not isinstance(self._data, Dataset)
@@ -249,7 +157,7 @@ class LockstepSource:
             or not np.array_equal(weights, weights_of(self._trainer))
         ):
             state["published"] = [stamp.version, weights]
-        if isinstance(self.inner, FreshUnrolls | DatasetSource):
+        if isinstance(self.inner, UnrollSource | DatasetSource):
             state["data"] = self.inner.state_dict()
         return state
 
@@ -304,7 +212,7 @@ class LockstepSource:
                 raise ValueError(f"weights of shape {weights.shape}")
             self.board.publish(weights, Stamp(self._trainer.progress.generation, int(version)))
         match self.inner:
-            case FreshUnrolls() as unrolls:
+            case UnrollSource() as unrolls:
                 unrolls.load_state_dict(state["data"], self._links)
             case DatasetSource() as dataset:
                 dataset.load_state_dict(state["data"])
@@ -319,7 +227,9 @@ class LockstepSource:
         config, trainer, actors = self._config, self._trainer, self._config.first_actors
         self.accounting = Accounting()
         if isinstance(self._data, Unrolls):
-            unrolls = FreshUnrolls(config, trainer, self.accounting)
+            unrolls = UnrollSource(
+                config, trainer, self.accounting, actors, actors, self._ctx.ledger, shared=False
+            )
             self._inner, store = unrolls, unrolls.store
             want = len(store.slots) // actors
         else:

@@ -21,7 +21,7 @@ from torch import Tensor
 from penstock.algos.diagnostics import figures
 from penstock.configs.errors import UserError
 from penstock.device.choice import device_of
-from penstock.learner.to_host import ToHost
+from penstock.device.transfers import Download
 
 ROWS = 1024  # most updates that are sent to the host together
 
@@ -39,7 +39,7 @@ class IntervalStatistics(NamedTuple):
     """Rows on their way to the host, the number of samples that each sums over, and the position of
     its update in the batch."""
 
-    rows: ToHost
+    rows: Download
     samples: list[int]
     positions: list[int]
 
@@ -210,7 +210,7 @@ class DeviceStatistics:
     def _send(self) -> None:
         """Start to copy the rows of complete updates to the host; the one in progress stays."""
         done = len(self._samples) - 1
-        rows = ToHost(self._rows[:done])
+        rows = Download(self._rows[:done])
         self._sent.append(IntervalStatistics(rows, self._samples[:-1], self._positions))
         self._begin(self._rows[done], self._samples[-1])
 

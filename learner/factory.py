@@ -12,7 +12,8 @@ from penstock.core.interfaces import Unrolls
 from penstock.core.role import RoleContext
 from penstock.envs import EnvInfo
 from penstock.learner.offpolicy import OffPolicyTrainer
-from penstock.learner.trainer import Trainer, trunk_dtype
+from penstock.learner.passes import trunk_dtype
+from penstock.learner.trainer import Trainer
 from penstock.models.fitting import kind_of
 from penstock.models.summary import in_words
 from penstock.profiling.ledger import TimeLedger

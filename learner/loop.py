@@ -5,25 +5,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Generic
 
-from penstock.core.interfaces import B, DataSource, StepResult
+from penstock.core.interfaces import B, DataSource, StepHooks, StepResult
 from penstock.core.params import POLICY_ID, Floats, Stamp
+from penstock.learner.base_trainer import BaseTrainer
 from penstock.learner.nonfinite import NonFiniteGuard
 from penstock.learner.publisher import Publisher
-from penstock.learner.state import Learner
 from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync, GroupLostError
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase, StatusPage
 
 
-class TrainingLoop(ABC, Generic[B]):
+class TrainingLoop(ABC, StepHooks, Generic[B]):
     """Trains ``learner`` on batches of ``source``, in step with other learners.
 
-    Publishes weights.
+    Publishes weights. Its own methods are the hooks of the steps.
     """
 
     def __init__(
         self,
-        learner: Learner[B],
+        learner: BaseTrainer[B],
         source: DataSource[B],
         publisher: Publisher,
         nonfinite: NonFiniteGuard,
@@ -79,7 +79,7 @@ class TrainingLoop(ABC, Generic[B]):
     def _train(self, batch: B | None, totals: Floats) -> None:
         """Step, publish, release the batch."""
         try:
-            result = self._learner.step(batch, totals)
+            result = self._learner.step(batch, totals, self)
         except GroupLostError:
             if batch is not None:
                 self._source.release(batch, self._learner.interrupted(batch))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from penstock.algos.ops.frame_stacks import FrameStacks, take_rows
 from penstock.algos.slots import BEGINS, OLDER
-from penstock.learner.to_host import ToDevice
+from penstock.device.transfers import DeviceUploader
 
 
 class Share(NamedTuple):
@@ -87,7 +87,7 @@ class BatchSteps:
     """
 
     def __init__(
-        self, columns: Mapping[str, Tensor], per_slot: frozenset[str], to_device: ToDevice
+        self, columns: Mapping[str, Tensor], per_slot: frozenset[str], uploader: DeviceUploader
     ) -> None:
         """``per_slot`` names the columns that have no rows."""
         shape = columns["alive"].shape
@@ -101,7 +101,7 @@ class BatchSteps:
         self._stacks: FrameStacks | None = None
         if OLDER in columns:
             self._stacks = FrameStacks(obs, columns[OLDER], columns[BEGINS])
-        self._to_device = to_device
+        self._uploader = uploader
         self._order: Tensor | None = None  # of the shares
         self._on_device = torch.empty(0, dtype=torch.int64)  # the same, where the columns are
         self._ordered: dict[str, Tensor] = {}
@@ -110,7 +110,7 @@ class BatchSteps:
         """Begin the epoch of this ``order``, if it has not begun yet."""
         if order is not self._order:
             self._order, self._ordered = order, {}
-            self._on_device = self._to_device({"order": order.numpy()})["order"]
+            self._on_device = self._uploader.send({"order": order.numpy()}).arrive()["order"]
 
     def minibatch(self, part: slice) -> Minibatch:
         """A part of the epoch, as a batch of one row ``[1, B, ...]`` without the observations after

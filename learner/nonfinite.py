@@ -20,9 +20,9 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.core.params import Arrays
+from penstock.learner.base_trainer import BaseTrainer
 from penstock.learner.state import (
     WEIGHTS,
-    Learner,
     follow_lr_factor,
     learning_rate_of,
     set_weights,
@@ -39,7 +39,7 @@ class NonFiniteGuard:
     With several learners each has one, and all call `keep` and `act` in the same turns.
     """
 
-    def __init__(self, trainer: Learner[Any], event: Callable[..., object]) -> None:
+    def __init__(self, trainer: BaseTrainer[Any], event: Callable[..., object]) -> None:
         """``event`` is `RoleContext.event`."""
         self._trainer = trainer
         self._statistics = trainer.device_statistics

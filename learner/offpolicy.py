@@ -6,38 +6,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from penstock.algos.base import ReplayAlgorithm
 from penstock.algos.registry import algorithm
 from penstock.algos.replay_update import ReplayUpdate, UpdateContext, UpdateResult
-from penstock.algos.samples import scales, slot_spec
 from penstock.configs.errors import UserError
-from penstock.configs.schedules import over_run
 from penstock.configs.schema import Config
-from penstock.core.interfaces import StepResult
+from penstock.core.interfaces import StepHooks, StepResult
 from penstock.core.params import Floats
-from penstock.device.choice import device_of, pick_device
+from penstock.device.transfers import Download
 from penstock.envs import EnvInfo
-from penstock.learner.device_queue import DeviceQueue
+from penstock.learner.base_trainer import NO_HOOKS, BaseTrainer, normalizer_statistics
 from penstock.learner.device_statistics import DeviceStatistics, kind_of
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.learner.pass_size import FEW
-from penstock.learner.progress import Progress
-from penstock.learner.sources.drawing import ReplayBatch
-from penstock.learner.sync.gradient_sync import GradientSync, SingleLearner
-from penstock.learner.to_host import ToDevice, ToHost
-from penstock.learner.trainer import form_of, trunk_dtype, under
+from penstock.learner.passes import FEW
+from penstock.learner.sources.batch_sampler import ReplayBatch
 from penstock.models.compute_form import in_memory_format
 from penstock.models.torch_heads import HeadNet
 from penstock.models.torch_nets import build_net
-from penstock.models.torch_setup import set_up_torch
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay import unstack
 
@@ -46,52 +39,31 @@ NAMES = ("obs", "action", "reward", "next_obs", "discount")
 MORE = ("weights", "mask", "state")  # where a batch has them
 
 
-class OffPolicyTrainer:
-    """Updates the networks of one algorithm; not thread-safe."""
+class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
+    """Updates the networks of one algorithm on batches from replay."""
 
     def __init__(self, config: Config, info: EnvInfo, ledger: TimeLedger | None = None) -> None:
-        set_up_torch(config.learner.first_threads)
-        torch.manual_seed(config.run.seed)
-        self.config = config
-        self.info = info
-        """The properties of the run's environments."""
-        self.device = pick_device(config.learner.device)
-        device = device_of(self.device)
-        device.enter_thread()
-        self._runs_behind = device.runs_behind
-        self.spec = slot_spec(config, info)
-        self.progress = Progress(config.stop, info.frames_per_step)
-        self._ledger = ledger or TimeLedger()
-        self.sync: GradientSync = SingleLearner()
-        """What connects it with other learners."""
-        self.before_backward: Callable[[], None] | None = None
-        """Called before each backward pass that an optimizer prepares."""
-        self._optimizers: dict[str, FlatOptimizer] = {}
         algo = algorithm(config.algo)
         assert isinstance(algo, ReplayAlgorithm), config.algo
-        self._columns = (*NAMES, *MORE, *algo.batch_columns)
         shape = in_memory_format(algo.network(config, info), config.learner.memory_format)
-        self.layout = shape.layout
-        self.scales = scales(config, info)
-        self.form = form_of(config, self.device, shape)
-        """How passes are computed on a CPU; None on a GPU."""
-        dtype = trunk_dtype(config.learner.precision, self.device, shape)
+        super().__init__(config, info, ledger, shape)
+        self._columns = (*NAMES, *MORE, *algo.batch_columns)
         space = info.observation_space
         nothing = np.zeros((1, *space.shape), space.dtype)
         self._nothing = torch.from_numpy(nothing).to(self.device)  # an observation that counts not
         self._network: HeadNet | None = None  # whose observations are normalised
 
         def network() -> HeadNet:
-            self._network = build_net(shape, dtype).to(self.device)
+            self._network = build_net(shape, self._dtype).to(self.device)
             return self._network
 
         context = UpdateContext(
             shape,
             self.device,
-            dtype,
-            config.learner.micro_batch or (MOST_ROWS if device.runs_behind else FEW),
+            self._dtype,
+            config.learner.micro_batch or (MOST_ROWS if self._runs_behind else FEW),
             self._ledger,
-            self._optimizer,
+            lambda name, named: SyncedOptimizer(self._add_optimizer(name, named), self),
             network,
         )
         self._update: ReplayUpdate = algo.make_update(config.algo, context)
@@ -101,8 +73,6 @@ class OffPolicyTrainer:
                 "whose Update makes its network without the context; make it by context.network(), "
                 "or set model.normalize_observations=false"
             )
-        self.queue = DeviceQueue(self.device, self._ledger)
-        self.to_device = ToDevice(self.device)
         self._prioritized = config.replay.prioritized
         self._stack = config.transport.frame_stack or 1
         self.device_statistics = DeviceStatistics(
@@ -112,42 +82,36 @@ class OffPolicyTrainer:
             listed="Update.statistics",
         )
 
-    def _optimizer(self, name: str, named: Iterable[tuple[str, nn.Parameter]]) -> SyncedOptimizer:
-        cfg = over_run(self.config.learner, self.config.stop.env_steps)
-        flat = self._optimizers[name] = FlatOptimizer(named, cfg)
-        return SyncedOptimizer(flat, self)
-
-    def optimizers(self) -> dict[str, FlatOptimizer]:
-        """By the name of what each updates."""
-        return self._optimizers
-
     def shared(self) -> dict[str, Tensor]:
-        """By name, the statistics of all learners' samples, which are the same on each."""
-        if self._network is None or self._network.normalizer is None:
-            return {}
-        return dict(self._network.normalizer.named_buffers(prefix="normalizer"))
+        return normalizer_statistics(self._network)
 
     def plan_updates(self, batch: ReplayBatch | None) -> Floats:
         """Samples of the one update, float64 ``[1]``."""
         return np.array([0.0 if batch is None else samples_of(batch.data)])
 
-    def step(self, batch: ReplayBatch | None, totals: Floats | None = None) -> StepResult:
-        """One optimizer step; ``totals`` are by default this batch's alone."""
+    def step(
+        self,
+        batch: ReplayBatch | None,
+        totals: Floats | None = None,
+        hooks: StepHooks = NO_HOOKS,
+    ) -> StepResult:
+        """Take one optimizer step."""
+        self.hooks = hooks
         totals = self.plan_updates(batch) if totals is None else totals
         if self.sync.world > 1 and self._prioritized:
             self._weigh(batch)
         if batch is None:
             self._take(None, 0, float(totals[0]))
-            return StepResult(0, self.publish_due)
+            return self._result(0)
         data = batch.data
         if "frames" in data:
             self._ledger.switch(Part.H2D)
-            frames = self.to_device({"frames": data["frames"]})["frames"]
+            frames = self._uploader.send({"frames": data["frames"]}).arrive()["frames"]
             data["obs"], data["next_obs"] = unstack(frames, self._stack)
         samples = samples_of(data)
         errors = self._take(batch.tensors or self.tensors_of(data), samples, float(totals[0]))
-        known = ToHost(errors) if self._prioritized else None
-        return StepResult(samples, self.publish_due, known)
+        known = Download(errors) if self._prioritized else None
+        return self._result(samples, known)
 
     def interrupted(self, batch: ReplayBatch) -> StepResult:
         """Its one update was not taken."""
@@ -188,7 +152,7 @@ class OffPolicyTrainer:
         if self._runs_behind:
             self._ledger.switch(Part.H2D)
         wanted = {name: batch[name] for name in self._columns if name in batch}
-        tensors = self.to_device(wanted)
+        tensors: dict[str, Tensor] = self._uploader.send(wanted).arrive()
         if "weights" not in tensors:
             tensors["weights"] = tensors["reward"].new_ones(tensors["reward"].shape[-1:])
         return tensors
@@ -200,8 +164,7 @@ class OffPolicyTrainer:
         before = self._observe(tensors)
         step = self._update.take(tensors, total, number, self.progress.trained_steps)
         check_result(step, tensors)
-        for tensor, earlier in zip(self.shared().values(), before, strict=True):
-            tensor.copy_(torch.where(step.norm.isfinite(), tensor, earlier))
+        self._restore_shared(before, step.norm.isfinite())
         self.progress.updated(1)
         self.device_statistics.add(step.sums)
         self.device_statistics.count(samples)
@@ -218,7 +181,7 @@ class OffPolicyTrainer:
         and with priorities those count most that are drawn most. What pads sequences does not
         count.
         """
-        before = [tensor.clone() for tensor in self.shared().values()]
+        before = self._copy_shared()
         if self._network is None or not before:
             return before
         if batch is None:
@@ -237,49 +200,22 @@ class OffPolicyTrainer:
         self._network.observe(obs, alive, self.sync.all_reduce)
         return before
 
-    @property
-    def publish_due(self) -> bool:
-        """Whether the last update brought the weights to where actors should get them."""
-        return self.progress.learner_steps % self.config.learner.publish_every == 0
-
-    def unfinished(self) -> dict[str, Any]:
-        """Nothing: every batch is one update."""
-        return {}
-
-    def load_unfinished(self, state: dict[str, Any]) -> None:
-        """Does nothing: see `unfinished`."""
-
     def regrouped(self) -> None:
-        """Begin anew with other learners."""
+        super().regrouped()
         self._update.loaded()  # `DeviceQueue.leave_group` may have restored its state
-        self.device_statistics.regrouped()
 
     def tensors(self) -> list[Tensor]:
         """Target networks and whatever else the algorithm keeps."""
         return list(self._update.state().values())
 
     def published(self) -> list[Tensor]:
-        """What actors get, in the layout's order."""
         return self._update.published
 
-    def statistics(self, *, wait: bool = False) -> dict[str, float]:
-        """Means over the updates since the last call; on a GPU over those of the interval before,
-        unless to ``wait`` for all. Updates that were skipped are part of none."""
-        found = self.device_statistics.take(wait=wait)
-        rates = [each.lr for each in self._optimizers.values() if each.lr is not None]
-        if found and rates:
-            found["learning_rate"] = rates[0]  # of the last update, and the same for all
-        return found
-
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
-        """What a resumed run needs besides `published`, by name."""
         arrays = {n: tensor.detach().cpu().numpy() for n, tensor in self._update.state().items()}
-        for name, optimizer in self._optimizers.items():
-            arrays |= {f"optimizer/{name}/{k}": v for k, v in optimizer.state_dict().items()}
-        return arrays
+        return arrays | super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Go on from a `state_dict`; ValueError for one of another kind."""
         wanted = self.state_dict()
         if wanted.keys() != state.keys():
             raise ValueError(f"state of {sorted(state)}, but this run needs {sorted(wanted)}")
@@ -287,8 +223,7 @@ class OffPolicyTrainer:
             for name, tensor in self._update.state().items():
                 tensor.copy_(torch.from_numpy(np.array(state[name])))
         self._update.loaded()
-        for name, optimizer in self._optimizers.items():
-            optimizer.load_state_dict(under(f"optimizer/{name}/", state))
+        super().load_state_dict(state)
 
 
 def check_result(step: object, batch: Mapping[str, Tensor] | None) -> None:
@@ -339,8 +274,7 @@ class SyncedOptimizer:
 
     def prepare_backward(self, total: float) -> None:
         self._trainer.sync.prepare_backward(self._flat, total)
-        if self._trainer.before_backward is not None:
-            self._trainer.before_backward()
+        self._trainer.hooks.before_backward()
 
     def step(self, total: float, env_steps: int) -> Tensor:
         return self._trainer.sync.step(self._flat, total, env_steps)

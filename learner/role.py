@@ -52,7 +52,6 @@ from penstock.learner.sources.source import ActorSource
 from penstock.learner.sources.unrolls import UnrollSource
 from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync, GroupLostError
 from penstock.learner.torch_trace import TorchTrace
-from penstock.learner.trainer import Trainer
 from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase, StatusPage
@@ -130,12 +129,10 @@ def make_source(
     feeder = status.ledger("feeder") if batches_ahead(config) else None
     match algorithm(config.algo).data(config.algo):
         case Unrolls():
-            unrolls = UnrollSource(config, trainer, accounting, first, lanes, ledger, feeder)
-            trainer.before_backward = unrolls.backward_begins
-            return unrolls
+            return UnrollSource(config, trainer, accounting, first, lanes, ledger, feeder=feeder)
         case Transitions() | TransitionSequences():
             assert isinstance(trainer, OffPolicyTrainer)
-            replay = ReplayDataSource(
+            return ReplayDataSource(
                 config,
                 trainer,
                 accounting,
@@ -146,8 +143,6 @@ def make_source(
                 feeder=feeder,
                 rank=rank,
             )
-            trainer.before_backward = replay.backward_begins
-            return replay
         case Dataset(folder=folder):
             raise UserError(
                 f"{config.algo.name} trains on the data set {folder}, without actors, which only "
@@ -186,9 +181,7 @@ class LearnerProcess(TrainingLoop[Any]):
         nonfinite = NonFiniteGuard(trainer, ctx.event)
         self._actor_source = source
         super().__init__(trainer, source, publisher, nonfinite, ctx.ledger, ctx.status)
-        if lent_by_batch(config):
-            assert isinstance(trainer, Trainer)
-            trainer.after_update = self._serve_within_batch
+        self._by_batch = lent_by_batch(config)
         self._publish()
         self._publisher.flush(wait=True)
         welcome = Welcome(
@@ -342,12 +335,17 @@ class LearnerProcess(TrainingLoop[Any]):
         if self._config.transport.max_policy_lag == 0:  # all actors wait for these weights
             self._publisher.flush(wait=True)
 
-    def _serve_within_batch(self, updates_left: int) -> None:
+    def before_backward(self) -> None:
+        self._actor_source.backward_begins()
+
+    def after_update(self, updates_left: int) -> None:
         """Serve attaching and leaving actors, which no thread does where slots are lent by batch.
 
         When the batch in training has as many updates left as the next one may lag, publish the
         weights, and lend the slots of the next.
         """
+        if not self._by_batch:
+            return
         self._host.poll(0.0)
         lag = self._config.transport.max_policy_lag
         if not lag or updates_left != lag:  # without lag weights are published after the batch

@@ -3,49 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from penstock.configs.schedules import over_run
-from penstock.configs.schema import Config
-from penstock.core.interfaces import B_contra, Update
 from penstock.core.params import Arrays
-from penstock.learner.device_queue import DeviceQueue
-from penstock.learner.device_statistics import DeviceStatistics
-from penstock.learner.optimizers.flat_optimizer import FlatOptimizer, learning_rate
-from penstock.learner.progress import Progress
+from penstock.learner.base_trainer import BaseTrainer
+from penstock.learner.optimizers.flat_optimizer import learning_rate
 
 WEIGHTS, PROGRESS = "weights", "progress"
 
 
-class Learner(Update[B_contra], Protocol[B_contra]):
-    """A trainer: it updates on batches, and gives its complete state."""
-
-    config: Config
-    device_statistics: DeviceStatistics
-    progress: Progress
-    queue: DeviceQueue
-
-    def published(self) -> list[torch.Tensor]:
-        """Parameters and buffers that actors get, in the layout's order."""
-
-    def optimizers(self) -> dict[str, FlatOptimizer]:
-        """The optimizers by name."""
-
-    def tensors(self) -> list[torch.Tensor]:
-        """What updates change on the device besides `published` and the optimizers' state."""
-
-    def state_dict(self) -> Arrays:
-        """Optimizers, targets, counters."""
-
-    def load_state_dict(self, state: Arrays) -> None:
-        """Restore the arrays of `state_dict`."""
-
-
-def state_tensors(trainer: Learner[Any]) -> list[torch.Tensor]:
+def state_tensors(trainer: BaseTrainer[Any]) -> list[torch.Tensor]:
     """Those tensors on the trainer's device that updates change and `take_state` copies."""
     optimizers = trainer.optimizers().values()
     found = [
@@ -57,7 +29,7 @@ def state_tensors(trainer: Learner[Any]) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def weights_of(trainer: Learner[Any]) -> npt.NDArray[np.float32]:
+def weights_of(trainer: BaseTrainer[Any]) -> npt.NDArray[np.float32]:
     """The weights for actors in one vector, in the layout's order."""
     flat: npt.NDArray[np.float32] = (
         torch.cat([t.flatten() for t in trainer.published()]).cpu().numpy()
@@ -66,7 +38,7 @@ def weights_of(trainer: Learner[Any]) -> npt.NDArray[np.float32]:
 
 
 @torch.no_grad()
-def set_weights(trainer: Learner[Any], weights: npt.NDArray[np.float32]) -> None:
+def set_weights(trainer: BaseTrainer[Any], weights: npt.NDArray[np.float32]) -> None:
     """Write a vector of `weights_of` into the network."""
     targets = trainer.published()
     parts = torch.from_numpy(weights).split([t.numel() for t in targets])
@@ -74,7 +46,7 @@ def set_weights(trainer: Learner[Any], weights: npt.NDArray[np.float32]) -> None
         target.copy_(part.view(target.shape))
 
 
-def take_state(trainer: Learner[Any]) -> Arrays:
+def take_state(trainer: BaseTrainer[Any]) -> Arrays:
     """Weights, optimizers, targets and counters."""
     progress = json.dumps(trainer.progress.state_dict()).encode()
     return trainer.state_dict() | {
@@ -83,7 +55,7 @@ def take_state(trainer: Learner[Any]) -> Arrays:
     }
 
 
-def put_state(trainer: Learner[Any], state: Arrays) -> None:
+def put_state(trainer: BaseTrainer[Any], state: Arrays) -> None:
     """Restore the state of `take_state`, also of another learner."""
     rest = dict(state)
     set_weights(trainer, rest.pop(WEIGHTS))
@@ -93,7 +65,7 @@ def put_state(trainer: Learner[Any], state: Arrays) -> None:
     follow_lr_factor(trainer)
 
 
-def learning_rate_of(trainer: Learner[Any]) -> float:
+def learning_rate_of(trainer: BaseTrainer[Any]) -> float:
     """The learning rate of the last update, with its schedule, scaling and rollbacks."""
     config, progress = trainer.config, trainer.progress
     cfg = over_run(config.learner, config.stop.env_steps)
@@ -102,7 +74,7 @@ def learning_rate_of(trainer: Learner[Any]) -> float:
     return rate * progress.lr_factor
 
 
-def follow_lr_factor(trainer: Learner[Any]) -> None:
+def follow_lr_factor(trainer: BaseTrainer[Any]) -> None:
     """Set the optimizers' learning-rate factor to that of the progress."""
     for optimizer in trainer.optimizers().values():
         optimizer.lr_factor = trainer.progress.lr_factor

@@ -23,94 +23,62 @@ from penstock.algos.base import UnrollAlgorithm
 from penstock.algos.ops.backward import backward
 from penstock.algos.ops.frame_stacks import some_observations
 from penstock.algos.registry import algorithm
-from penstock.algos.samples import scales, slot_spec
 from penstock.algos.slots import RETURN
 from penstock.configs.errors import UserError
-from penstock.configs.policy_lag import lent_by_batch
 from penstock.configs.schedules import over_run, schedules, with_values
 from penstock.configs.schema import Config
-from penstock.core.interfaces import StepResult
+from penstock.core.interfaces import StepHooks, StepResult
 from penstock.core.params import Floats
 from penstock.core.specs import SlotSpec
-from penstock.device.choice import device_of, pick_device
+from penstock.device.choice import device_of
 from penstock.envs import EnvInfo
-from penstock.learner.compiled import compile_network, uncompiled
-from penstock.learner.device_queue import DeviceQueue
+from penstock.learner.base_trainer import (
+    NO_HOOKS,
+    OPTIMIZER,
+    BaseTrainer,
+    normalizer_statistics,
+    under,
+)
 from penstock.learner.device_statistics import DeviceStatistics, kind_of
 from penstock.learner.minibatches import BatchSteps, Share, deal, deal_steps, pieces
-from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.learner.pass_size import FEW, PassSize
-from penstock.learner.progress import Progress
+from penstock.learner.passes import PassSize, compile_network, uncompiled
 from penstock.learner.sources.staging import StagingBatch, torch_dtype
-from penstock.learner.sync.gradient_sync import GradientSync, SingleLearner
-from penstock.learner.to_host import ToDevice
 from penstock.models.compute_form import (
-    ComputeForm,
-    Precision,
-    gains_by_bf16,
     in_memory_format,
-    order_by_rule,
 )
-from penstock.models.fitting import AnyShape
 from penstock.models.torch_nets import build_net
-from penstock.models.torch_setup import set_up_torch
 from penstock.profiling.ledger import Part, TimeLedger
 
-OPTIMIZER = "optimizer/"  # before the names of an optimizer's state
 REWARDS = "rewards/"
 AddOthers = Callable[[Tensor], None]
 MOST_REWARD = 10.0  # standard deviations
 EPSILON = 1e-8  # added to a variance
 
 
-class Trainer:
-    """Updates one network; not thread-safe."""
+class Trainer(BaseTrainer[StagingBatch]):
+    """Updates one network on unrolls."""
 
     def __init__(self, config: Config, info: EnvInfo, ledger: TimeLedger | None = None) -> None:
-        set_up_torch(config.learner.first_threads)
-        torch.manual_seed(config.run.seed)
-        self.config = config
-        self.info = info
-        """The properties of the run's environments."""
-        self._ledger = ledger or TimeLedger()
         algo = algorithm(config.algo)
         assert isinstance(algo, UnrollAlgorithm), config.algo
+        shape = in_memory_format(algo.network(config, info), config.learner.memory_format)
+        super().__init__(config, info, ledger, shape)
         self._algo = algo
         self._scheduled = over_run(config.algo, config.stop.env_steps)
         self._has_schedules = bool(schedules(self._scheduled))
         self._cfg = algo.settled(with_values(self._scheduled, 0))
         self._whole = algo.whole(self._cfg)
         self._by_steps = config.algo.by_steps(config.model.core != "none")
-        self.device = pick_device(config.learner.device)
-        device = device_of(self.device)
-        device.enter_thread()
-        self._runs_behind = device.runs_behind
-        self.spec = slot_spec(config, info)
-        self._pass_size = PassSize(config.learner.micro_batch, device)
-        self._to_device = ToDevice(self.device)
+        self._pass_size = PassSize(config.learner.micro_batch, device_of(self.device))
         self._per_slot = frozenset(c.name for c in self.spec.columns if c.rows == "slot")
-        shape = in_memory_format(algo.network(config, info), config.learner.memory_format)
-        self.layout = shape.layout
-        self.scales = scales(config, info)
-        dtype = trunk_dtype(config.learner.precision, self.device, shape)
-        self.form = form_of(config, self.device, shape)
-        """How passes are computed on a CPU; None on a GPU."""
-        self.model = build_net(shape, dtype).to(self.device)
+        self.model = build_net(shape, self._dtype).to(self.device)
         if config.learner.compile:
             compile_network(self.model)
-        learner = over_run(config.learner, config.stop.env_steps)
-        self.optimizer = FlatOptimizer(self.model.named_parameters(), learner)
-        self.progress = Progress(config.stop, info.frames_per_step)
-        self.sync: GradientSync = SingleLearner()
+        self.optimizer = self._add_optimizer("model", self.model.named_parameters())
         self.updates = config.algo.passes * config.learner.updates_per_batch
         """Most updates of one batch."""
-        self.after_update: Callable[[int], None] | None = None
-        """Called after each update of a batch, with the number of those that it has left."""
-        self.before_backward: Callable[[], None] | None = None
-        """Called before each backward pass."""
         self._shares: list[Share] = []  # of the batch that was planned last
         self._updates_done = 0  # of the batch in training
-        self.queue = DeviceQueue(self.device, self._ledger)
         self._batches = 0
         self._before: list[Tensor] = []  # `shared`, before the batches of the next update
         self._norms: list[Tensor] = []  # of this batch's updates
@@ -140,13 +108,14 @@ class Trainer:
         self._shares = divide(batch.arrays["alive"], updates, self.updates // updates)
         return np.array([share.steps for share in self._shares], np.float64)
 
-    def step(self, batch: StagingBatch | None, totals: Floats | None = None) -> StepResult:
-        """Train on every sample of a batch.
-
-        Args:
-            batch: the batch planned last, or None where this learner has none.
-            totals: sum of `plan_updates` over all learners; by default this learner alone.
-        """
+    def step(
+        self,
+        batch: StagingBatch | None,
+        totals: Floats | None = None,
+        hooks: StepHooks = NO_HOOKS,
+    ) -> StepResult:
+        """Train on every sample of a batch."""
+        self.hooks = hooks
         if totals is None:
             assert batch is not None
             totals = self.plan_updates(batch)
@@ -166,30 +135,24 @@ class Trainer:
         self._updates_done = 0
         self._batches += 1
         if not self._before:
-            self._before = [tensor.clone() for tensor in self.shared().values()]
+            self._before = self._copy_shared()
         if self._has_schedules:
             now = with_values(self._scheduled, self.progress.trained_steps)
             self._cfg = self._algo.settled(now)
         columns = self._prepared(columns)
-        steps = BatchSteps(columns, self._per_slot, self._to_device) if self._by_steps else None
+        steps = BatchSteps(columns, self._per_slot, self._uploader) if self._by_steps else None
         for share, total in zip(shares, totals, strict=True):
             if not self._goes_on(columns):
                 break
             self._update(columns, steps, share, float(total))
             self._updates_done += 1
-            if self.after_update is not None:
-                self.after_update(len(totals) - self._updates_done)
+            hooks.after_update(len(totals) - self._updates_done)
         self._early_stops.append(self._updates_done < len(totals))
         self._undo_where_skipped()
         self.queue.launched()
-        every = 1 if lent_by_batch(self.config) else self.config.learner.publish_every
-        due = self.progress.publish_due(every)
-        return StepResult(0 if batch is None else batch.steps, due)
+        return self._result(0 if batch is None else batch.steps)
 
     def unfinished(self) -> dict[str, Any]:
-        """The update that some of its batches were added to (`learner.accumulate`), as JSON values
-        and arrays.
-        """
         state: dict[str, Any] = {"batches": self._batches % self.config.learner.accumulate}
         if self._accumulated:
             state |= {
@@ -201,7 +164,6 @@ class Trainer:
 
     @torch.no_grad()
     def load_unfinished(self, state: dict[str, Any]) -> None:
-        """Continue from `unfinished`."""
         self._batches = int(state["batches"])
         if "samples" in state:
             self._accumulated = float(state["samples"])
@@ -209,56 +171,41 @@ class Trainer:
             self._before = [torch.from_numpy(array).to(self.device) for array in state["before"]]
 
     def regrouped(self) -> None:
-        """Begin anew with other learners: unfinished updates are dropped."""
+        super().regrouped()
         self._batches = 0
         self._accumulated = 0.0
         self._before, self._norms = [], []
-        self.device_statistics.regrouped()
-
-    def optimizers(self) -> dict[str, FlatOptimizer]:
-        """The optimizers, by the name of the parameters that each updates."""
-        return {"model": self.optimizer}
 
     def shared(self) -> dict[str, Tensor]:
-        """Statistics over all learners' samples by name, which are equal on each."""
-        normalizer = self.model.normalizer
-        found = {} if normalizer is None else dict(normalizer.named_buffers(prefix="normalizer"))
+        found = normalizer_statistics(self.model)
         return found if self._rewards is None else found | {"rewards": self._rewards.sums}
 
     def tensors(self) -> list[Tensor]:
-        """What updates change besides `published` and the optimizer's state."""
         return [] if self._rewards is None else [self._rewards.sums]
 
     def published(self) -> list[Tensor]:
-        """The tensors that actors get, in the layout's order: parameters, then buffers."""
         return [self.optimizer.values, *self.model.buffers()]
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
-        """Arrays that a resumed run needs besides `published`, by name."""
-        state = {OPTIMIZER + k: v for k, v in self.optimizer.state_dict().items()}
+        state = super().state_dict()
         if self._rewards is not None:
             state |= {REWARDS + k: v for k, v in self._rewards.state_dict().items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Restore a `state_dict`; ValueError for one of another kind."""
-        self.optimizer.load_state_dict(under(OPTIMIZER, state))
+        super().load_state_dict(state)
         if self._rewards is not None:
             self._rewards.load_state_dict(under(REWARDS, state))
 
-    def statistics(self, *, wait: bool = False) -> dict[str, float]:
-        """Means over the updates since the last call, without skipped ones.
+    def _prefix(self, optimizer: str) -> str:
+        return OPTIMIZER
 
-        On a GPU over those of the interval before, unless ``wait`` is set. ``early_stops`` is the
-        share of batches that had not all of their epochs, ``learning_rate`` is of the last update.
-        """
-        found = self.device_statistics.take(wait=wait)
+    def _batch_statistics(self) -> dict[str, float]:
+        """``early_stops`` is the share of batches that had not all of their epochs."""
         stops, self._early_stops = self._early_stops, []
         if stops and self._algo.going_on is not None and self.config.algo.passes > 1:
-            found["early_stops"] = sum(stops) / len(stops)
-        if found and self.optimizer.lr is not None:
-            found["learning_rate"] = self.optimizer.lr
-        return found
+            return {"early_stops": sum(stops) / len(stops)}
+        return {}
 
     def interrupted(self, batch: StagingBatch) -> StepResult:
         """The result for a batch whose group was lost: its agent steps trained on at least once."""
@@ -269,9 +216,7 @@ class Trainer:
         """Undo the normalisers' statistics of a batch all of whose updates were skipped."""
         if not self._norms:
             return
-        taken = torch.stack(self._norms).isfinite().any()
-        for tensor, before in zip(self.shared().values(), self._before, strict=True):
-            tensor.copy_(torch.where(taken, tensor, before))
+        self._restore_shared(self._before, torch.stack(self._norms).isfinite().any())
         self._before, self._norms = [], []
 
     @cached_property
@@ -358,7 +303,7 @@ class Trainer:
         """Add the gradients of a minibatch, micro-batch by micro-batch."""
         places = share.places
         if isinstance(places, Tensor):
-            places = self._to_device({"places": places.numpy()})["places"]
+            places = self._uploader.send({"places": places.numpy()}).arrive()["places"]
         size = self._micro_envs
         if steps is not None and share.order is not None:
             steps.set_order(share.order)
@@ -370,8 +315,7 @@ class Trainer:
             loss, sums = forward(columns, steps, part)
             if complete and number == len(parts):
                 self.sync.prepare_backward(self.optimizer, self._accumulated)
-            if self.before_backward is not None:
-                self.before_backward()
+            self.hooks.before_backward()
             self._ledger.switch(Part.BACKWARD)
             backward(loss)
             del loss  # with its activations, before the next pass makes others
@@ -451,28 +395,3 @@ class RewardScale:
     def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore a `state_dict`; an empty one begins anew."""
         self.sums.copy_(torch.from_numpy(np.array(state.get("sums", np.zeros(3)))))
-
-
-def under(prefix: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays whose names begin with a prefix, without it."""
-    return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
-
-
-def trunk_dtype(precision: str, device: torch.device, shape: AnyShape) -> torch.dtype:
-    """The dtype of `learner.precision` for a network on a device. `auto` depends on no measurement:
-    bf16 on a GPU where the network gains by it, fp32 on a CPU."""
-    if precision == "auto":
-        precision = "bf16" if device.type == "cuda" and gains_by_bf16(shape) else "fp32"
-    return torch.bfloat16 if precision == "bf16" else torch.float32
-
-
-def form_of(config: Config, device: torch.device, shape: AnyShape) -> ComputeForm | None:
-    """The form of a CPU learner's passes, with what is `auto` or null by rule; None on a GPU."""
-    learner = config.learner
-    if device_of(device).runs_behind:
-        return None
-    precision: Precision = "bf16" if learner.precision == "bf16" else "fp32"
-    order = order_by_rule(shape, precision, learns=True)
-    if order != "auto" and learner.memory_format != "auto":
-        order = learner.memory_format
-    return ComputeForm(precision, order, learner.micro_batch or FEW)

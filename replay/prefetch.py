@@ -1,29 +1,187 @@
-"""Batches drawn ahead by a thread, so that the learner finds the next one ready.
+"""Batches prepared ahead by a thread, so that their consumer finds the next one ready.
+
+`PrefetchThread` is the thread, of a learner as well as of `batches`, which draws from a replay:
 
     thread:   draw ── to the device (pinned, side stream) ── ready, at most `prefetch` of them
     consumer:                                                ready ── next(batches)
 
-The thread lives as long as the generator: closing or dropping it ends the thread. An error in the
-thread is raised in the consumer. torch is imported only where a device is given.
+The thread of `batches` lives as long as the generator: closing or dropping it ends the thread.
+torch is imported only where a device is given.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
 from numbers import Integral, Real
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-import numpy as np
-
+from penstock.core.descriptors import wait_readable
+from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay.batch import Batch
 from penstock.replay.errors import ReplayError
+from penstock.transport.shm.host import ShmHost
+from penstock.transport.shm.store import EVENT_FLAGS, drain_event
 
-LOOK_S = 0.1  # between two checks that the consumer still exists, while nothing can be drawn
+POLL_S = 0.1  # longest wait of the thread, and of a draw
 ON_HOST = ("keys",)  # returned to the buffer, so they stay in numpy
+T = TypeVar("T")
+
+# `os.eventfd_write` releases the interpreter lock: the woken thread takes it, and the caller waits.
+# The result tells nothing: it fails where 2^64 - 1 wakes are pending, and the thread polls anyway.
+_write_event: Any = getattr(ctypes.PyDLL(None), "eventfd_write", None)  # only Linux has it
+if _write_event is not None:
+    _write_event.argtypes = [ctypes.c_int, ctypes.c_uint64]
+
+
+class PrefetchThread(Generic[T]):
+    """Prepares batches in a thread, and hands them to their consumer's thread.
+
+    ``prepare`` and ``poll`` are called in the thread alone, until `stop` has returned: what they
+    use needs no lock. How many batches are ready at most is decided by ``prepare``.
+
+    A consumer that finds no batch waits for one of two things: for data, while the thread has
+    nothing to prepare a batch from, or for the thread, while it prepares one. The consumer's ledger
+    separates the two, as `Part.WAIT` and `Part.GATHER`.
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[], T | None],
+        *,
+        name: str,
+        host: ShmHost | None = None,
+        poll: Callable[[float], None] | None = None,
+        ledger: TimeLedger | None = None,
+        consumer: TimeLedger | None = None,
+    ) -> None:
+        """Does not start the thread.
+
+        Args:
+            prepare: returns the next batch; None where there is no room for one, or too little
+                data. Called again after `wake`, after each event of ``host``, and every `POLL_S`.
+            name: of the thread.
+            host: what else than `wake` ends a ``poll``.
+            poll: waits for up to the given seconds; by default until `wake`.
+            ledger: of the thread.
+            consumer: ledger of the thread that takes the batches.
+        """
+        self._prepare = prepare
+        self._host = host
+        self._poll = poll or self.wait_for_wake
+        self._ledger = ledger
+        self._consumer = consumer
+        self._ready: deque[tuple[T, int]] = deque()  # each with the time when its work began, ns
+        self._woken_ns = 0  # when `wake` was called, and the thread has not begun since; else 0
+        self._wake_event = os.eventfd(0, EVENT_FLAGS)
+        self._ready_event = os.eventfd(0, EVENT_FLAGS)
+        self._stop = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        if host is not None:
+            host.watch(self._wake_event, lambda: drain_event(self._wake_event))
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def ready(self) -> int:
+        """The number of batches that wait for their consumer."""
+        return len(self._ready)
+
+    def take(self, timeout_s: float) -> T | None:
+        """The oldest batch, or None when there was none within ``timeout_s`` seconds.
+
+        The consumer's ledger is in `Part.WAIT`, and stays there without a batch. With one it is in
+        `Part.GATHER`: if it had to wait, since the thread could begin to prepare that batch.
+
+        Raises what the thread has failed with, after the batches before that.
+        """
+        waited = not self._ready
+        if waited:
+            self._wait_until_ready(time.monotonic() + timeout_s)
+        if not self._ready:
+            if self._error is not None:
+                raise self._error
+            return None
+        batch, began_ns = self._ready.popleft()
+        if self._consumer is None:
+            return batch
+        if waited:
+            self._consumer.switch_at(Part.GATHER, began_ns)
+        else:
+            self._consumer.switch(Part.GATHER)
+        return batch
+
+    def wake(self) -> None:
+        """Let the thread look again whether there is room.
+
+        It begins when the caller releases the interpreter lock.
+        """
+        self._woken_ns = time.perf_counter_ns()
+        _write_event(self._wake_event, 1)
+
+    def wait_for_wake(self, timeout_s: float) -> None:
+        """Wait for up to ``timeout_s`` seconds; only in the thread, and without a host."""
+        if wait_readable(self._wake_event, timeout_s):
+            drain_event(self._wake_event)
+
+    def stop(self) -> None:
+        """End the thread; from then on what it used belongs to the caller.
+
+        Raises what the thread has failed with.
+        """
+        self._end()
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """End the thread, whatever it has failed with, and release everything."""
+        self._end()
+        self._ready.clear()
+        os.close(self._ready_event)
+        if self._host is not None:
+            self._host.unwatch(self._wake_event)
+        os.close(self._wake_event)
+
+    def _end(self) -> None:
+        self._stop = True
+        if self._thread.is_alive():
+            self.wake()
+            self._thread.join()
+
+    def _wait_until_ready(self, deadline_s: float) -> None:
+        """Wait until a batch is ready or the thread has failed.
+
+        The event may be that of an earlier batch.
+        """
+        while not self._ready and self._error is None:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or not wait_readable(self._ready_event, left_s):
+                return
+            drain_event(self._ready_event)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop:
+                # A thread that is woken and gets no core, or not the interpreter lock, is late too.
+                began_ns = self._woken_ns or time.perf_counter_ns()
+                self._woken_ns = 0
+                batch = self._prepare()
+                if self._ledger is not None:
+                    self._ledger.switch(Part.WAIT)
+                if batch is not None:
+                    self._ready.append((batch, began_ns))
+                    os.eventfd_write(self._ready_event, 1)
+                self._poll(POLL_S if batch is None else 0.0)
+        except BaseException as error:
+            self._error = error
+            os.eventfd_write(self._ready_event, 1)
 
 
 class BatchSource(Protocol):
@@ -48,35 +206,46 @@ def batches(
         raise ReplayError(f"prefetch {prefetch!r} must be 0 (no thread) or more batches")
     if not isinstance(timeout_s, Real) or not timeout_s > 0:
         raise ReplayError(f"timeout_s {timeout_s!r} must be above 0 seconds")
-    place = _placer(device)
+    uploader = None if device is None else _uploader_to(device)
     if not prefetch:
-        return _drawn(source, place, timeout_s)
-    return _ahead(source, place, prefetch, timeout_s)
+        return _drawn(source, uploader, timeout_s)
+    return _drawn_ahead(source, uploader, int(prefetch), timeout_s)
 
 
-def _drawn(source: BatchSource, place: _Place, timeout_s: float) -> Generator[Batch, None, None]:
+def _drawn(source: BatchSource, uploader: Any, timeout_s: float) -> Generator[Batch, None, None]:
     while True:
         batch = source.draw(timeout_s)
         if batch is None:
             raise _late(timeout_s, source)
-        yield place.arrive(place.send(batch))
+        yield _Sent(batch, uploader).arrive()
 
 
-def _ahead(
-    source: BatchSource, place: _Place, prefetch: int, timeout_s: float
+def _drawn_ahead(
+    source: BatchSource, uploader: Any, prefetch: int, timeout_s: float
 ) -> Generator[Batch, None, None]:
-    ahead = _Ahead(source, place, prefetch)
-    thread = threading.Thread(target=ahead.run, name="replay-prefetch", daemon=True)
+    def prepare() -> _Sent | None:
+        batch = source.draw(POLL_S) if thread.ready < prefetch else None
+        if batch is None:
+            return None
+        if uploader is not None:
+            uploader.enter_thread()
+        return _Sent(batch, uploader)
+
+    def wait_for_room(timeout_s: float) -> None:
+        if thread.ready >= prefetch:  # else the draw itself has waited for data
+            thread.wait_for_wake(timeout_s)
+
+    thread = PrefetchThread(prepare, name="replay-prefetch", poll=wait_for_room)
     thread.start()
     try:
         while True:
-            sent = ahead.take(timeout_s)
+            sent = thread.take(timeout_s)
             if sent is None:
                 raise _late(timeout_s, source)
-            yield place.arrive(sent)
+            thread.wake()
+            yield sent.arrive()
     finally:
-        ahead.stop()
-        thread.join()
+        thread.close()
 
 
 def _late(timeout_s: float, source: BatchSource) -> ReplayError:
@@ -84,149 +253,26 @@ def _late(timeout_s: float, source: BatchSource) -> ReplayError:
     return ReplayError(f"no batch could be drawn for {timeout_s:g} s: {why}")
 
 
-class _Ahead:
-    """The state that the thread and the consumer share."""
+class _Sent:
+    """A batch on its way to its consumer: as it is, or by an `DeviceUploader`, but for its keys."""
 
-    def __init__(self, source: BatchSource, place: _Place, most: int) -> None:
-        self._source = source
-        self._place = place
-        self._most = most
-        self._ready: deque[Any] = deque()
-        self._changed = threading.Condition()
-        self._stopped = False
-        self._error: BaseException | None = None
+    def __init__(self, batch: Batch, uploader: Any) -> None:
+        self._batch = batch
+        self._upload: Any = None
+        if uploader is not None:
+            arrays = {name: value for name, value in batch.items() if name not in ON_HOST}
+            self._upload = uploader.send(arrays)
 
-    def run(self) -> None:
-        try:
-            self._place.enter_thread()
-            while self._await_room():
-                batch = self._source.draw(LOOK_S)
-                if batch is not None:
-                    sent = self._place.send(batch)
-                    with self._changed:
-                        self._ready.append(sent)
-                        self._changed.notify_all()
-        except BaseException as error:
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
-
-    def take(self, timeout_s: float) -> Any:
-        """The oldest batch that is ready; None after ``timeout_s`` seconds without one."""
-        ends_s = time.monotonic() + timeout_s
-        with self._changed:
-            while not self._ready:
-                if self._error is not None:
-                    raise self._error
-                left_s = ends_s - time.monotonic()
-                if left_s <= 0 or not self._changed.wait(left_s):
-                    return None
-            self._changed.notify_all()
-            return self._ready.popleft()
-
-    def stop(self) -> None:
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-
-    def _await_room(self) -> bool:
-        with self._changed:
-            while len(self._ready) >= self._most and not self._stopped:
-                self._changed.wait()
-            return not self._stopped
+    def arrive(self) -> Batch:
+        """The batch, safe to use in the calling thread."""
+        if self._upload is None:
+            return self._batch
+        tensors = self._upload.arrive()
+        return Batch({name: tensors.get(name, value) for name, value in self._batch.items()})
 
 
-class _Place:
-    """Where batches are delivered: in host memory, as numpy arrays."""
-
-    def enter_thread(self) -> None:
-        """Called first in the thread, if there is one."""
-
-    def send(self, batch: Batch) -> Any:
-        """Start the transfer of a batch; called in the thread."""
-        return batch
-
-    def arrive(self, sent: Any) -> Batch:
-        """The batch, safe to use; called in the consumer."""
-        batch: Batch = sent
-        return batch
-
-
-class _Tensors(_Place):
-    """Delivers tensors on a torch device. On the CPU they share the arrays' memory."""
-
-    def __init__(self, torch: Any, device: Any) -> None:
-        self._torch = torch
-        self._device = device
-
-    def send(self, batch: Batch) -> Any:
-        moved: dict[int, Any] = {}
-        return Batch(
-            {k: v if k in ON_HOST else _leaves(v, self._tensor, moved) for k, v in batch.items()}
-        )
-
-    def _tensor(self, array: np.ndarray[Any, Any], moved: dict[int, Any]) -> Any:
-        """Arrays that overlap, as obs and next_obs of sequences do, are copied once."""
-        whole = array.base if isinstance(array.base, np.ndarray) else array
-        if whole.dtype != array.dtype or whole.nbytes > 2 * array.nbytes:
-            whole = array
-        if not (whole.flags.c_contiguous and array.flags.c_contiguous):
-            whole = array = np.ascontiguousarray(array)
-        if id(whole) not in moved:  # the array is kept, so that its id is not reused
-            moved[id(whole)] = whole, self._bring(self._torch.from_numpy(whole))
-        first = (_address(array) - _address(whole)) // array.itemsize
-        flat = moved[id(whole)][1].reshape(-1)
-        return flat[first : first + array.size].reshape(array.shape)
-
-    def _bring(self, tensor: Any) -> Any:
-        return tensor.to(self._device)
-
-
-class _Behind(_Tensors):
-    """Delivers tensors on a device that runs behind its host (`penstock.device.interface`).
-
-    They are copied through pinned memory, on a stream of their own beside the learner's.
-    """
-
-    def __init__(self, torch: Any, device: Any) -> None:
-        super().__init__(torch, device.torch_device)
-        self._seam = device
-        self._stream = device.make_stream()
-
-    def enter_thread(self) -> None:
-        self._seam.enter_thread()
-
-    def send(self, batch: Batch) -> Any:
-        with self._seam.on(self._stream):
-            sent = super().send(batch)
-            copied = self._seam.make_event()
-            copied.record(self._stream)
-        return sent, copied
-
-    def arrive(self, sent: Any) -> Batch:
-        batch, copied = sent
-        current = self._seam.current_stream()
-        current.wait_event(copied)
-        for key, value in batch.items():
-            if key not in ON_HOST:
-                _leaves(value, self._used_on, current)
-        arrived: Batch = batch
-        return arrived
-
-    def _bring(self, tensor: Any) -> Any:
-        pinned = self._seam.host_memory(tensor.shape, tensor.dtype).copy_(tensor)
-        placed = self._seam.memory_for(pinned)
-        self._seam.copy(placed, pinned)
-        return placed
-
-    def _used_on(self, tensor: Any, stream: Any) -> None:
-        if isinstance(tensor, self._torch.Tensor):
-            self._seam.used_on(tensor, stream)
-
-
-def _placer(device: Any) -> _Place:
-    if device is None:
-        return _Place()
+def _uploader_to(device: Any) -> Any:
+    """A `penstock.device.transfers.DeviceUploader` to a device of torch, which is imported here."""
     try:
         torch: Any = importlib.import_module("torch")
         wanted = torch.device(device)
@@ -239,23 +285,8 @@ def _placer(device: Any) -> _Place:
         raise ReplayError(f"device {device!r} is none that torch knows ({error})") from error
     if wanted.type == "cuda" and not torch.cuda.is_available():
         raise ReplayError(f"device {device!r} is not there: torch finds no CUDA; use 'cpu' or None")
-    choice: Any = importlib.import_module("penstock.device.choice")  # which imports torch
-    if wanted.type not in choice.DEVICES:
-        return _Tensors(torch, wanted)
     if wanted.type == "cuda" and wanted.index is None:
         wanted = torch.device("cuda", torch.cuda.current_device())
-    seam = choice.device_of(wanted)
-    return _Behind(torch, seam) if seam.runs_behind else _Tensors(torch, wanted)
-
-
-def _leaves(value: Any, function: Callable[[Any, Any], Any], with_: Any) -> Any:
-    """Apply ``function`` to every array in a nested value; other values stay."""
-    if isinstance(value, dict):
-        return {key: _leaves(child, function, with_) for key, child in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_leaves(child, function, with_) for child in value)
-    return value if isinstance(value, int | float | str) else function(value, with_)
-
-
-def _address(array: np.ndarray[Any, Any]) -> int:
-    return int(array.__array_interface__["data"][0])
+    choice: Any = importlib.import_module("penstock.device.choice")
+    transfers: Any = importlib.import_module("penstock.device.transfers")
+    return transfers.DeviceUploader(choice.any_device(wanted))

@@ -35,7 +35,7 @@ from torch.utils.backend_registration import (
 
 from penstock.device import choice
 from penstock.device.host import HostDevice
-from penstock.learner import offpolicy, trainer
+from penstock.learner import base_trainer
 
 if torch.cuda.is_available():
     pytest.skip("a GPU is there, and cannot be beside a pretended one", allow_module_level=True)
@@ -159,8 +159,7 @@ class Waits(TorchDispatchMode):
 def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[Waits]:
     """Trainers are made on the device. What they make is made while waits are allowed."""
     monkeypatch.setitem(choice.DEVICES, GPU.type, lambda _: PretendedDevice())
-    monkeypatch.setattr(trainer, "pick_device", lambda _: GPU)
-    monkeypatch.setattr(offpolicy, "pick_device", lambda _: GPU)
+    monkeypatch.setattr(base_trainer, "pick_device", lambda _: GPU)
     monkeypatch.setattr(nn.Module, "to", _to)
     monkeypatch.setattr(Tensor, "numpy", _numpy(Tensor.numpy))
     with FakeTensorMode(allow_non_fake_inputs=True), Waits() as waits:

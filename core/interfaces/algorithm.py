@@ -57,6 +57,19 @@ class Algorithm(Protocol[Cfg_contra, Shape_co, Sampler_co]):
 B_contra = TypeVar("B_contra", bound="TrainingBatch", contravariant=True)
 
 
+class StepHooks:
+    """What a learner does within `Update.step`, in its thread; nothing, unless overridden."""
+
+    def before_backward(self) -> None:
+        """Called before each backward pass, which needs no interpreter lock."""
+
+    def after_update(self, updates_left: int) -> None:
+        """Called after each update of a batch, with the number of those that it has left.
+
+        Only for algorithms that train on unrolls.
+        """
+
+
 class Update(Protocol[B_contra]):
     """Optimizer steps on batches, together with the other learners of the run."""
 
@@ -66,11 +79,11 @@ class Update(Protocol[B_contra]):
         Zeros without a batch.
         """
 
-    def step(self, batch: B_contra | None, totals: Floats) -> StepResult:
+    def step(self, batch: B_contra | None, totals: Floats, hooks: StepHooks) -> StepResult:
         """Take the updates of the batch that was planned last.
 
         ``totals`` is the sum of `plan_updates` over all learners, some of which may have no batch.
-        Raises GroupLostError.
+        ``hooks`` are called meanwhile. Raises GroupLostError.
         """
 
     def interrupted(self, batch: B_contra) -> StepResult:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # `typing` itself takes a while to import
     from penstock.launch.engines.shim_process import ShimProcess
 
 EARLY_ROLES = {
-    "learner-0": ("penstock.learner.ahead:import_modules", 0, True),
+    "learner-0": ("penstock.learner.early_imports:import_modules", 0, True),
     "actor-0": ("penstock.actors.role", 5, False),
 }
 """By role: the module that it imports while it waits, with a function to call if there is one, its

@@ -33,6 +33,7 @@ from penstock.core.run_dir import HeldFolder
 from penstock.device.choice import device_of
 from penstock.device.interface import Device
 from penstock.envs.packing import Packer
+from penstock.learner.base_trainer import under
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints import checkpoint_history as history
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint, DamagedCheckpointError
@@ -57,7 +58,7 @@ from penstock.learner.evaluation_requests import EvaluationRequests
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.progress import EPISODES
 from penstock.learner.state import follow_lr_factor, set_weights, weights_of
-from penstock.learner.trainer import Trainer, under
+from penstock.learner.trainer import Trainer
 from penstock.models.compute_form import ComputeForm
 
 RANDOM = "random/"

@@ -10,7 +10,7 @@ from penstock.algos.registry import algorithm
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Dataset, StepResult
-from penstock.learner.sources.drawing import (
+from penstock.learner.sources.batch_sampler import (
     BatchConsumer,
     BatchSampler,
     ReplayBatch,

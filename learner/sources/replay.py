@@ -1,6 +1,6 @@
 """The data source of algorithms that draw from replay: slots are kept and sampled repeatedly.
 
-`learner.sources.drawing` samples the batches: transitions or sequences.
+`learner.sources.batch_sampler` samples the batches: transitions or sequences.
 
 With `learner.prefetch` a feeder thread takes in slots, draws the next batches and sets priorities,
 while the learner trains; else the learner's thread does, when it requests a batch. A batch that is
@@ -35,7 +35,7 @@ from penstock.configs.schema import Config
 from penstock.configs.sections import ReplayConfig
 from penstock.core.interfaces import SampleSpec, StepResult, TransitionSequences
 from penstock.device.choice import device_of
-from penstock.learner.sources.drawing import (
+from penstock.learner.sources.batch_sampler import (
     BatchConsumer,
     BatchSampler,
     ReplayBatch,
@@ -44,9 +44,9 @@ from penstock.learner.sources.drawing import (
     seed_of,
     sequences_of,
 )
-from penstock.learner.sources.feeder_thread import FeederThread
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay import Accounting, RateLimiter, Replay, ReplayError
+from penstock.replay.prefetch import PrefetchThread
 from penstock.replay.snapshot import MANIFEST, discard
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import Slot
@@ -134,14 +134,19 @@ class ReplayDataSource:
         self._kept = KeptReplay(self._replay, wanted=replay.checkpoint, more=moment)
         self._arrivals: deque[Arrival] = deque()
         self._host: ShmHost | None = None
-        self._feeder: FeederThread[ReplayBatch] | None = None
+        self._feeder: PrefetchThread[ReplayBatch] | None = None
         self._defers = False  # whether the feeder leaves its reserve as it is for now
 
     def open(self, host: ShmHost) -> None:
         self._host = host
         if self._prefetch:
-            self._feeder = FeederThread(
-                host, self._draw_ahead, self._poll, self._ledger, self._learner
+            self._feeder = PrefetchThread(
+                self._draw_ahead,
+                name="feeder",
+                host=host,
+                poll=self._poll,
+                ledger=self._ledger,
+                consumer=self._learner,
             )
             self._feeder.start()
 

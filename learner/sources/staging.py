@@ -20,6 +20,7 @@ from penstock.algos.slots import UnrollSummary
 from penstock.core.cores import usable_cores
 from penstock.core.specs import SlotSpec
 from penstock.device.choice import device_of
+from penstock.device.transfers import DeviceUploader, Upload
 from penstock.transport.shm.store import Slot
 
 Array = npt.NDArray[Any]
@@ -49,7 +50,7 @@ class StagingBatch:
     ) -> None:
         """``copier``: its threads gather; by default only the calling one."""
         self._device = device_of(device)
-        self._copy = copier or Copier(1)
+        self._copier = copier or Copier(1)
         self._envs = spec.envs
         self._slots: list[int] = []  # slots that it was gathered from
         self._per_slot = {c.name for c in spec.columns if c.rows == "slot"}
@@ -64,9 +65,9 @@ class StagingBatch:
         }
         self._host = host
         self.tensors = {name: self._device.memory_for(tensor) for name, tensor in host.items()}
-        self._stream = self._device.make_stream()
-        self._stream.wait_stream(self._device.current_stream())  # it may use this memory until now
-        self._copied = self._device.make_event()
+        self._uploader = DeviceUploader(self._device)
+        self._uploader.follow()  # the current stream may use this memory until now
+        self._upload: Upload | None = None  # the last one
         self.weights = np.ones(slots * spec.envs, np.float32)
         self.steps = 0  # agent steps held; 0 while the batch is free
         self.started_s = 0.0  # when the oldest slot was begun, CLOCK_MONOTONIC of its writer
@@ -76,19 +77,20 @@ class StagingBatch:
     def gather(self, slots: Sequence[Slot]) -> None:
         """Copy slots into this batch and start the copy to the device."""
         self._device.enter_thread()
-        self._copied.synchronize()  # the last copy still reads the pinned memory
+        if self._upload is not None:
+            self._upload.wait()  # it still reads the pinned memory
         copies = []
         for i, slot in enumerate(slots):
             place = slice(i * self._envs, (i + 1) * self._envs)
             for name, array in self.arrays.items():
                 target = array[place] if name in self._per_slot else array[:, place]
                 copies.append((target, slot.columns[name]))
-        self._copy(copies)
+        self._copier(copies)
         self._slots = [slot.index for slot in slots]
         self.steps = sum(int(slot.header["steps"]) for slot in slots)
         self.spans = [Span(*(slot.header[name].item() for name in Span._fields)) for slot in slots]
         self.started_s = min(span.started_s for span in self.spans)
-        self._upload()
+        self._upload = self._uploader.fill(self.tensors, self._host)
         self.summary = UnrollSummary.of(self.arrays)
 
     @property
@@ -105,23 +107,14 @@ class StagingBatch:
     def versions(self) -> npt.NDArray[np.integer[Any]]:
         return self.arrays["policy_version"]
 
-    def _upload(self) -> None:
-        with self._device.on(self._stream):
-            for name, tensor in self._host.items():
-                self._device.copy(self.tensors[name], tensor)
-            self._copied.record(self._stream)
-
     def wait_on_device(self) -> None:
         """Make the current stream wait for the copy, without stopping the host."""
-        self._device.current_stream().wait_event(self._copied)
-
-    def alive(self, envs: slice) -> int:
-        """Agent steps of some of the environments."""
-        return int(np.count_nonzero(self.arrays["alive"][:, envs]))
+        assert self._upload is not None, "the batch was not gathered"
+        self._upload.arrive()
 
     def let_go(self) -> None:
         """Note that the learner has queued its last use; the next upload waits for that."""
-        self._stream.wait_stream(self._device.current_stream())
+        self._uploader.follow()
         self.steps = 0
 
 

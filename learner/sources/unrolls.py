@@ -6,26 +6,33 @@ lock (`UnrollSource.backward_begins`).
 No more slots are lent or filled at a time than `transport.max_policy_lag` allows. Where that is
 below the optimizer steps of a batch, there is no thread: the learner lends the slots of one batch
 at a time, within the training on the batch before it (`learner.role`), or after that.
+
+In lockstep mode, where actors and learner take turns in one process, there is no thread either, and
+no bound on the lag.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from penstock.configs.policy_lag import batches_ahead, lent_by_batch, slots_within_lag
 from penstock.configs.schema import Config
 from penstock.configs.transports import TransportConfig
 from penstock.core.cores import most_actors
-from penstock.core.interfaces import StepResult
+from penstock.core.interfaces import Link, StepResult
 from penstock.core.notes import note_logger
-from penstock.core.specs import SlotSpec
-from penstock.learner.sources.feeder_thread import FeederThread
+from penstock.core.specs import HEADER, SlotSpec
 from penstock.learner.sources.source import Consumer
 from penstock.learner.sources.staging import Copier, StagingBatch, gather_threads
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay import Accounting, SlotQueue
+from penstock.replay.prefetch import PrefetchThread
 from penstock.transport.shm.arena import available_nbytes
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import SlotStore
@@ -33,6 +40,8 @@ from penstock.transport.shm.store import SlotStore
 logger = note_logger(__name__)
 
 MOST_ACTORS = 1024  # actors that hold slots at a time; further ones take turns
+OF_PROCESS = ("generation", "started_s", "published_s")  # of a header, and of no effect in lockstep
+UNBOUNDED = 1 << 62  # policy versions
 
 
 class UnrollSource:
@@ -46,70 +55,61 @@ class UnrollSource:
         actors: int,
         lanes: int,
         ledger: TimeLedger,
+        *,
         feeder: TimeLedger | None = None,
+        shared: bool = True,
     ) -> None:
-        """``ledger`` is that of the learner's thread, ``feeder`` that of the thread that gathers
-        ahead."""
-        transport, learner = config.transport, config.learner
-        slots = actors * transport.slots
-        grows = transport.bind is not None or most_actors(config) > actors
-        most = most_slots(transport, consumer.spec, slots) if grows else slots
-        self.store = SlotStore(consumer.spec, slots, lanes, most=most)
-        self._by_batch, self._batches_ahead = lent_by_batch(config), batches_ahead(config)
-        if self._by_batch and learner.batch_slots < config.first_actors:
-            logger.info(
-                "transport.max_policy_lag %d lends the %d slots of one batch at a time, and %d "
-                "actors play: some of them wait; raise learner.batch_slots",
-                transport.max_policy_lag,
-                learner.batch_slots,
-                config.first_actors,
-            )
-        within_lag = min(most, slots_within_lag(config))
-        if within_lag < slots and not self._by_batch:
-            logger.info(
-                "transport.max_policy_lag %d allows %d slots at a time, fewer than the %d that "
-                "actors would hold: they take turns",
-                transport.max_policy_lag,
-                within_lag,
-                slots,
-            )
-        if self._by_batch:
-            self.store.quota = 0  # until `Feeder` lends for the first batch
-        elif within_lag < most:
-            self.store.quota = within_lag
-        self._max_policy_lag = transport.max_policy_lag
-        self._learner = learner
+        """Allocate slots and staging batches.
+
+        Args:
+            config: of the run.
+            consumer: the trainer.
+            accounting: counts arrived and trained steps.
+            actors: number of actors at the start, for which there are slots.
+            lanes: writers, which may join and leave.
+            ledger: of the learner's thread.
+            feeder: ledger of the thread that gathers ahead.
+            shared: False where all are in one process, and take turns.
+        """
         self._consumer = consumer
         self._accounting = accounting
-        self._ledger, self._feeder_ledger = ledger, feeder
-        self._queue = SlotQueue(
-            self.store,
-            accounting,
-            max_policy_lag=transport.max_policy_lag,
-            overflow=transport.overflow,
-            deep=self._by_batch,
+        self._figures: dict[str, float] = {}
+        learner = config.learner
+        by_batch = shared and lent_by_batch(config)
+        if shared:
+            self.store = _shared_store(config, consumer.spec, actors, lanes)
+            self._figures["policy_lag_limit"] = config.transport.max_policy_lag
+            self._queue = SlotQueue(
+                self.store,
+                accounting,
+                max_policy_lag=config.transport.max_policy_lag,
+                overflow=config.transport.overflow,
+                deep=by_batch,
+            )
+        else:
+            # Enough for one turn's unrolls and the rest of the last batch.
+            slots = actors * (1 + -(-learner.batch_slots // actors))
+            self.store = SlotStore(consumer.spec, slots, lanes, shared=False)
+            self._queue = SlotQueue(self.store, accounting, max_policy_lag=UNBOUNDED)
+        ahead = batches_ahead(config) if shared else 0
+        self._copier = Copier(gather_threads(learner.gather_threads, consumer.device))
+        self._feeder = Feeder(
+            self._queue,
+            [
+                StagingBatch(consumer.spec, learner.batch_slots, consumer.device, self._copier)
+                for _ in range(ahead + 1)
+            ],
+            learner.batch_slots,
+            lambda: consumer.progress.version,
+            ledger,
+            feeder=feeder,
+            prefetch=ahead > 0,
+            paced=self.store if by_batch else None,
         )
 
     def open(self, host: ShmHost) -> None:
         self._host = host
-        learner, consumer = self._learner, self._consumer
-        self._copier = Copier(gather_threads(learner.gather_threads, consumer.device))
-        batches = [
-            StagingBatch(consumer.spec, learner.batch_slots, consumer.device, self._copier)
-            for _ in range(self._batches_ahead + 1)
-        ]
-        self._feeder = Feeder(
-            host,
-            self._queue,
-            batches,
-            learner.batch_slots,
-            lambda: consumer.progress.version,
-            self._ledger,
-            feeder=self._feeder_ledger,
-            prefetch=self._batches_ahead > 0,
-            paced=self.store if self._by_batch else None,
-        )
-        self._feeder.__enter__()
+        self._feeder.open(host)
 
     def next(self, timeout_s: float) -> StagingBatch | None:
         batch = self._feeder.get(timeout_s)
@@ -129,7 +129,35 @@ class UnrollSource:
         return ""
 
     def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:
-        """Does nothing: waiting unrolls are too old for a resumed run."""
+        """Does nothing: waiting unrolls are too old for a resumed run, or in its `state_dict`."""
+
+    def state_dict(self) -> list[Any]:
+        """The unrolls that are not trained on yet, as lists of arrays, where all are in one
+        process.
+        """
+        state = []
+        for slot in self._queue.waiting():
+            header = slot.header.copy()
+            for name in OF_PROCESS:
+                header[name] = 0
+            state.append([np.frombuffer(header.tobytes(), np.uint8), *slot.payload])
+        return state
+
+    def load_state_dict(self, state: list[Any], links: Sequence[Link]) -> None:
+        """Write the unrolls of a `state_dict` as their actors did. Raises ValueError, LookupError
+        where they do not fit.
+        """
+        for raw, *payload in state:
+            header = raw.view(HEADER).reshape(())
+            with links[int(header["actor"])].slot(0.0) as slot:
+                if slot is None:
+                    raise ValueError(f"{len(state)} unrolls, and fewer slots")
+                slot.header[...] = header
+                slot.header["started_s"] = slot.header["published_s"] = time.monotonic()
+                for block, values in zip(slot.payload, payload, strict=True):
+                    block[...] = values
+            self._queue.collect()
+        self._consumer.progress.resumed_in_flight(self._queue.in_flight_steps())
 
     def stop(self) -> None:
         self._feeder.stop()
@@ -144,26 +172,56 @@ class UnrollSource:
         return self.store.fill_fraction()
 
     def figures(self) -> dict[str, float]:
-        return {"policy_lag_limit": self._max_policy_lag}
+        return self._figures
 
     def close(self) -> None:
-        self._feeder.__exit__(None, None, None)
+        self._feeder.close()
         self._copier.close()
+
+
+def _shared_store(config: Config, spec: SlotSpec, actors: int, lanes: int) -> SlotStore:
+    """A store that actors in other processes fill, with no more slots at a time than the policy lag
+    allows. Logs where some of the actors wait for that."""
+    transport, learner = config.transport, config.learner
+    slots = actors * transport.slots
+    grows = transport.bind is not None or most_actors(config) > actors
+    most = most_slots(transport, spec, slots) if grows else slots
+    store = SlotStore(spec, slots, lanes, most=most)
+    if lent_by_batch(config):
+        if learner.batch_slots < config.first_actors:
+            logger.info(
+                "transport.max_policy_lag %d lends the %d slots of one batch at a time, and %d "
+                "actors play: some of them wait; raise learner.batch_slots",
+                transport.max_policy_lag,
+                learner.batch_slots,
+                config.first_actors,
+            )
+        store.quota = 0  # until `Feeder` lends for the first batch
+        return store
+    within_lag = min(most, slots_within_lag(config))
+    if within_lag < slots:
+        logger.info(
+            "transport.max_policy_lag %d allows %d slots at a time, fewer than the %d that "
+            "actors would hold: they take turns",
+            transport.max_policy_lag,
+            within_lag,
+            slots,
+        )
+    if within_lag < most:
+        store.quota = within_lag
+    return store
 
 
 class Feeder:
     """Keeps the next batches ready while the learner trains.
 
-    It gathers into free staging batches and hands them over, in a `FeederThread`. With ``prefetch``
-    false the learner's own thread does the same work when it requests a batch, which shows the cost
-    of not prefetching. Gathering releases the interpreter lock.
-
-    Use as a context manager; leaving it stops the thread.
+    It gathers into free staging batches and hands them over, in a `PrefetchThread`. With
+    ``prefetch`` false the learner's own thread does the same work when it requests a batch, which
+    shows the cost of not prefetching. Gathering releases the interpreter lock.
     """
 
     def __init__(
         self,
-        host: ShmHost,
         queue: SlotQueue,
         batches: list[StagingBatch],
         batch_slots: int,
@@ -181,33 +239,39 @@ class Feeder:
         without ``prefetch``.
         """
         assert paced is None or not prefetch
-        self._host = host
+        self._host: ShmHost | None = None
         self._queue = queue
         self._batches = batches
         self._batch_slots = batch_slots
         self._version = version
-        feeder = feeder or TimeLedger()
-        self._ledger = feeder if prefetch else ledger  # of the thread that gathers
+        self._prefetch = prefetch
+        self._learner = ledger
+        self._ledger = feeder or TimeLedger() if prefetch else ledger  # of the thread that gathers
         self._paced = paced
         self._free = deque(batches)
         self._returned = False  # a batch, since the thread was last woken
-        self._thread: FeederThread[StagingBatch] | None = None
-        if prefetch:
-            self._thread = FeederThread(host, self._gather, host.poll, feeder, ledger)
+        self._thread: PrefetchThread[StagingBatch] | None = None
 
-    def __enter__(self) -> Feeder:
-        if self._thread is not None:
+    def open(self, host: ShmHost) -> None:
+        """Serve the actors that ``host`` connects; without it, they must be in this process."""
+        self._host = host
+        if self._prefetch:
+            self._thread = PrefetchThread(
+                self._gather,
+                name="feeder",
+                host=host,
+                poll=host.poll,
+                ledger=self._ledger,
+                consumer=self._learner,
+            )
             self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._thread is not None:
-            self._thread.close()
 
     def get(self, timeout_s: float) -> StagingBatch | None:
         """The oldest ready batch, or None when there was none within ``timeout_s`` seconds."""
         if self._thread is not None:
             return self._thread.take(timeout_s)
+        if self._host is None:
+            return self._gather()
         # attaching and leaving actors are served even if there is always a batch
         self._host.poll(0.0)
         batch = self._gather()
@@ -237,6 +301,11 @@ class Feeder:
         if self._thread is not None:
             self._thread.stop()
 
+    def close(self) -> None:
+        """End the thread, whatever it has failed with."""
+        if self._thread is not None:
+            self._thread.close()
+
     def staged_steps(self) -> int:
         """Agent steps in gathered batches that were not trained on."""
         return sum(batch.steps for batch in self._batches)
@@ -264,6 +333,7 @@ class Feeder:
         """Lend the slots of the next batch, if they are not lent yet, once the weights of the last
         one are published.
         """
+        assert self._host is not None
         published = self._host.published
         if published is not None and published.version == self._version():
             store.lend_up_to(self._batch_slots)

@@ -25,7 +25,6 @@ from penstock.core.interfaces import (
     Welcome,
 )
 from penstock.envs import probe
-from penstock.launch.lockstep import FreshUnrolls
 from penstock.learner.factory import AnyTrainer, make_trainer
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.sources.replay import ReplayDataSource
@@ -60,6 +59,11 @@ def unrolls(config: Config, trainer: AnyTrainer, counts: Accounting) -> ActorSou
     return UnrollSource(config, trainer, counts, 1, 1, TimeLedger())
 
 
+def fresh_unrolls(config: Config, trainer: AnyTrainer, counts: Accounting) -> ActorSource[Any]:
+    """As in lockstep mode."""
+    return UnrollSource(config, trainer, counts, 1, 1, TimeLedger(), shared=False)
+
+
 def replay(config: Config, trainer: AnyTrainer, counts: Accounting) -> ActorSource[Any]:
     assert isinstance(trainer, OffPolicyTrainer)
     return ReplayDataSource(config, trainer, counts, 1, 1, TimeLedger())
@@ -70,7 +74,7 @@ EVENLY, PRIORITIZED = ("replay.prioritized=false",), ("replay.prioritized=true",
 SOURCES: dict[str, tuple[str, SampleSpec | None, tuple[str, ...], Make]] = {
     "unrolls": ("cartpole", None, (*FRESH, "learner.prefetch=0"), unrolls),
     "unrolls ahead": ("cartpole", None, (*FRESH, "learner.prefetch=2"), unrolls),
-    "fresh unrolls": ("cartpole", None, FRESH, FreshUnrolls),
+    "fresh unrolls": ("cartpole", None, FRESH, fresh_unrolls),
     "replay": ("cartpole_dqn", None, (*REPLAY, *EVENLY), replay),
     "prioritized replay": ("cartpole_dqn", None, (*REPLAY, *PRIORITIZED), replay),
     "replay ahead": ("cartpole_dqn", None, (*REPLAY, *EVENLY, *AHEAD), replay),
@@ -87,11 +91,13 @@ class World:
     trainer: AnyTrainer
     accounting: Accounting
     writer: SlotWriter
+    alone: bool
+    """Whether all are in one process."""
     published: int = 0
 
     def publish(self) -> None:
         """Play into a slot, if one is lent."""
-        if isinstance(self.source, FreshUnrolls):
+        if self.alone:
             self.source.store.lend()  # no thread and no socket does it
         with self.writer.slot(0.2) as slot:
             if slot is None:
@@ -162,13 +168,15 @@ def world(
         welcome = Welcome(1, 0, trainer.spec, trainer.layout, {})
         host = ShmHost(tmp_path / "s", welcome, board, source.store)
         held.callback(host.close)
-        source.open(host)
+        alone = make is fresh_unrolls
+        if not alone:
+            source.open(host)
         held.callback(source.close)
         store = source.store
         lane = store.open_lane(2)
         event = store.lane_event(lane)
         writer = SlotWriter(store.arena, store.geometry, lane, event, store.filled_event)
-        yield World(source, trainer, accounting, writer)
+        yield World(source, trainer, accounting, writer, alone)
 
 
 def test_there_is_no_batch_before_anything_was_played(world: World) -> None:
@@ -213,7 +221,8 @@ def test_every_batch_tells_keys_weights_and_versions(world: World) -> None:
 def test_several_batches_are_out_and_come_back_in_their_order(world: World) -> None:
     """As many as the source has; none of them is written to meanwhile, and all steps add up."""
     fixed = isinstance(world.source, UnrollSource)
-    ring = batches_ahead(world.trainer.config) + 1 if fixed else 4
+    ahead = 0 if world.alone else batches_ahead(world.trainer.config)
+    ring = ahead + 1 if fixed else 4
     out = [world.next() for _ in range(ring)]
     seen = [rewards(batch).copy() for batch in out]
     world.publish()

@@ -18,14 +18,15 @@ from torch import nn
 
 from penstock.configs.load import resolve
 from penstock.core.params import Stamp
+from penstock.device.choice import device_of
+from penstock.device.transfers import DeviceUploader
 from penstock.envs import probe
 from penstock.learner.codecs.collective import SoloCollective
 from penstock.learner.codecs.reducer import Reducer
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.publisher import Publisher
-from penstock.learner.sources.drawing import ReplayBatch
+from penstock.learner.sources.batch_sampler import ReplayBatch
 from penstock.learner.sources.staging import StagingBatch
-from penstock.learner.to_host import ToDevice
 from penstock.models.flat_parameters import flatten
 from penstock.profiling.ledger import TimeLedger
 from penstock.replay import Batch, Replay
@@ -110,11 +111,11 @@ def transitions() -> Any:
 
 def uploads() -> Any:
     """Use uploaded arrays, and let them go at once."""
-    to_device, made = ToDevice(torch.device("cpu")), []
+    uploader, made = DeviceUploader(device_of(torch.device("cpu"))), []
     array = np.empty(1000, np.float32)
     for number in range(BATCHES):
         array[...] = number
-        placed = to_device({"array": array})["array"]
+        placed = uploader.send(array).arrive()
         made.append((placed * 2).sum())
         del placed
     return torch.stack(made).cpu().numpy()
@@ -166,12 +167,12 @@ WORKS: dict[str, Work] = {
 }
 
 HAZARDS = [
-    ("unrolls", "synchronize", "StagingBatch.gather"),
+    ("unrolls", "synchronize", "Upload.wait"),
     ("unrolls", "enter_thread", "StagingBatch.gather"),
-    ("unrolls", "record", "StagingBatch._upload"),
-    ("unrolls", "on", "StagingBatch._upload"),
-    ("unrolls", "wait_event", "StagingBatch.wait_on_device"),
-    ("unrolls", "wait_stream", "StagingBatch.let_go"),
+    ("unrolls", "record", "DeviceUploader.fill"),
+    ("unrolls", "on", "DeviceUploader.fill"),
+    ("unrolls", "wait_event", "Upload.arrive"),
+    ("unrolls", "wait_stream", "DeviceUploader.follow"),
     ("unrolls", "host_memory", "StagingBatch.__init__"),
     ("weights", "wait_stream", "Publisher.publish"),
     ("weights", "on", "Publisher.publish"),
@@ -179,19 +180,19 @@ HAZARDS = [
     ("weights", "query", "Publisher.flush"),
     ("weights", "synchronize", "Publisher.flush"),
     ("weights", "host_memory", "Publisher.__init__"),
-    ("unrolls", "record", "ToHost.__init__"),
-    ("transitions", "synchronize", "ToHost.get"),
-    ("transitions", "host_memory", "ToHost.__init__"),
-    ("uploads", "synchronize", "ToDevice.__call__"),
-    ("uploads", "wait_event", "ToDevice.__call__"),
-    ("uploads", "record", "ToDevice.__call__"),
-    ("uploads", "used_on", "ToDevice.__call__"),
+    ("unrolls", "record", "Download.__init__"),
+    ("transitions", "synchronize", "Download.get"),
+    ("transitions", "host_memory", "Download.__init__"),
+    ("uploads", "synchronize", "DeviceUploader.send"),
+    ("uploads", "wait_event", "Upload.arrive"),
+    ("uploads", "record", "DeviceUploader.send"),
+    ("uploads", "used_on", "Upload.arrive"),
     ("uploads", "host_memory", "Pinned.filled"),
-    ("prefetched", "enter_thread", "_Behind.enter_thread"),
-    ("prefetched", "record", "_Behind.send"),
-    ("prefetched", "wait_event", "_Behind.arrive"),
-    ("prefetched", "used_on", "_Behind._used_on"),
-    ("prefetched", "host_memory", "_Behind._bring"),
+    ("prefetched", "enter_thread", "DeviceUploader.enter_thread"),
+    ("prefetched", "record", "DeviceUploader.send"),
+    ("prefetched", "wait_event", "Upload.arrive"),
+    ("prefetched", "used_on", "Upload.arrive"),
+    ("prefetched", "host_memory", "Pinned.filled"),
     ("reductions", "record", "Reducer._hand_over"),
     ("reductions", "enter_thread", "Reducer._reduce"),
     ("reductions", "wait_event", "Reducer._reduce"),

@@ -13,7 +13,7 @@ from torch import nn
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.envs import probe
-from penstock.learner.compiled import compile_network, uncompiled
+from penstock.learner.passes import compile_network, uncompiled
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.trainer import Trainer
 from small_trainer import slot

@@ -28,7 +28,10 @@ pytestmark = pytest.mark.system
 HERE = Path(__file__).parent
 GONE_WITHIN_S = 5.0
 wait_until = partial(waiting.wait_until, timeout_s=WAIT_S, every_s=0.01)
-LEARNER_IMPORTS, ACTOR_IMPORTS = "penstock.learner.ahead:import_modules", "penstock.actors.role"
+LEARNER_IMPORTS, ACTOR_IMPORTS = (
+    "penstock.learner.early_imports:import_modules",
+    "penstock.actors.role",
+)
 LEARNER = RoleSpec("learner", 0, "tiny_roles:work", Stage.LEARNER)
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from penstock.configs.errors import UserError
+from penstock.device.choice import device_of, pick_device
+from penstock.device.transfers import DeviceUploader, Download
 from penstock.learner.device_statistics import ROWS, DeviceStatistics
-from penstock.learner.to_host import ToDevice, ToHost
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -158,7 +159,7 @@ def test_a_gpu_is_not_waited_for_and_nothing_is_lost() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_values_that_are_asked_for_later_are_those_of_before(device: str) -> None:
     values = torch.arange(5.0, device=device)
-    sent = ToHost(values if device == "cuda" else values.clone())
+    sent = Download(values if device == "cuda" else values.clone())
     values += 1  # behind it on the stream
     assert isinstance(sent.get(), np.ndarray)
     assert sent.arrived
@@ -169,7 +170,8 @@ def test_values_that_are_asked_for_later_are_those_of_before(device: str) -> Non
 def test_arrays_become_tensors_there(device: str) -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     there = torch.ones(2, device=device)
-    placed = ToDevice(torch.device(device))({"a": array, "there": there})
+    uploader = DeviceUploader(device_of(pick_device(device)))
+    placed = uploader.send({"a": array, "there": there}).arrive()
     assert placed["there"] is there
     if device == "cuda":
         array[...] = 0  # it was copied

@@ -18,11 +18,12 @@ from penstock.algos.slots import BEGINS, OLDER
 from penstock.configs.load import resolve
 from penstock.core.observations import MASK, views
 from penstock.core.specs import HEADER
+from penstock.device.choice import device_of
+from penstock.device.transfers import DeviceUploader
 from penstock.envs import probe
 from penstock.learner import minibatches
 from penstock.learner.minibatches import BatchSteps, deal_steps
 from penstock.learner.sources.staging import StagingBatch
-from penstock.learner.to_host import ToDevice
 from penstock.learner.trainer import Trainer
 from penstock.transport.shm.store import Slot
 from random_game import RandomGame
@@ -172,7 +173,7 @@ def test_stacks_of_frames_are_those_of_the_whole_batch(frame: tuple[int, int]) -
     columns["alive"] = torch.ones(7, 5, dtype=torch.bool)
     whole = stacks(columns["obs"], columns[OLDER], columns[BEGINS])
     steps = torch.tensor([34, 0, 12, 12, 5])
-    batch_steps = BatchSteps(columns, frozenset({OLDER, "seat"}), ToDevice(CPU))
+    batch_steps = BatchSteps(columns, frozenset({OLDER, "seat"}), DeviceUploader(device_of(CPU)))
     batch_steps.set_order(torch.cat([torch.tensor([7, 8]), steps, torch.tensor([1])]))
     made = batch_steps.minibatch(slice(2, 7))
     expected = torch.stack([whole[step // 5, step % 5] for step in steps.tolist()])[None]
@@ -188,7 +189,7 @@ def test_stacks_of_frames_are_those_of_the_whole_batch(frame: tuple[int, int]) -
 def test_observations_are_gathered(shape: tuple[int, ...]) -> None:
     obs = torch.arange(8 * 5 * math.prod(shape), dtype=torch.float32).view(8, 5, *shape)
     columns = {"obs": obs, "alive": torch.ones(7, 5, dtype=torch.bool)}
-    made = BatchSteps(columns, frozenset(), ToDevice(CPU))
+    made = BatchSteps(columns, frozenset(), DeviceUploader(device_of(CPU)))
     for order in (torch.tensor([30, 1]), torch.tensor([1, 30])):  # two epochs
         made.set_order(order)
         for place in range(2):

@@ -18,13 +18,13 @@ from penstock.algos.dqn.update import DqnUpdate
 from penstock.algos.sac.update import SacUpdate
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
-from penstock.core.interfaces import TransitionSequences
+from penstock.core.interfaces import StepHooks, TransitionSequences
 from penstock.core.observations import laid_out, row_nbytes, views
 from penstock.core.params import Float32
 from penstock.envs.vector_env import EnvInfo
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.offpolicy import OffPolicyTrainer
-from penstock.learner.sources.drawing import ReplayBatch
+from penstock.learner.sources.batch_sampler import ReplayBatch
 from penstock.learner.state import set_weights, weights_of
 from penstock.learner.sync.gradient_sync import SingleLearner
 from penstock.models.normalizer import MOST_FRAMES
@@ -182,18 +182,19 @@ def test_what_is_published_has_the_layout_of_what_acts(algo: str) -> None:
 @pytest.mark.parametrize(("algo", "passes"), [("dqn", 1), ("sac", 3)])
 def test_a_backward_pass_is_announced(algo: str, passes: int) -> None:
     made, begun = trainer(algo), list[int]()
-    made.before_backward = lambda: begun.append(made.progress.learner_steps)
+
+    class Begun(StepHooks):
+        def before_backward(self) -> None:
+            begun.append(made.progress.learner_steps)
+
     for _ in range(2):
-        made.update(random_batch(algo))
+        made.step(ReplayBatch(replay.Batch(random_batch(algo))), hooks=Begun())
     assert begun == [0] * passes + [1] * passes, "before the update is complete"
 
 
 def test_weights_are_due_every_so_many_updates() -> None:
     made = trainer("dqn", "learner.publish_every=3")
-    due = []
-    for _ in range(6):
-        made.update(random_batch("dqn"))
-        due.append(made.publish_due)
+    due = [made.step(ReplayBatch(replay.Batch(random_batch("dqn")))).publish_due for _ in range(6)]
     assert due == [False, False, True] * 2
 
 

@@ -28,7 +28,7 @@ from penstock.learner.codecs.collective import SoloCollective
 from penstock.learner.codecs.registry import CODECS
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.publisher import Publisher
-from penstock.learner.sources.drawing import ReplayBatch
+from penstock.learner.sources.batch_sampler import ReplayBatch
 from penstock.learner.sources.staging import torch_dtype
 from penstock.learner.state import set_weights, weights_of
 from penstock.learner.trainer import Trainer

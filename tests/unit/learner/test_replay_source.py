@@ -21,9 +21,10 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.interfaces import StepResult
 from penstock.device.choice import device_of
+from penstock.device.transfers import Download
 from penstock.envs import probe
 from penstock.learner.offpolicy import OffPolicyTrainer
-from penstock.learner.sources.drawing import KnownValues, ReplayBatch, make_sampler, seed_of
+from penstock.learner.sources.batch_sampler import ReplayBatch, make_sampler, seed_of
 from penstock.learner.sources.replay import ReplayDataSource
 from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
@@ -365,7 +366,7 @@ def test_a_batch_tells_the_least_probability_of_its_rows() -> None:
     assert first.min_probability == pytest.approx(1 / 16)
     priorities = np.ones(8, np.float32)
     priorities[first.keys == first.keys[0]] = 9.0
-    world.source.release(first, StepResult(8, False, KnownValues(priorities)))
+    world.source.release(first, StepResult(8, False, Download(torch.from_numpy(priorities))))
     batch = world.source.next(0.0)
     assert batch is not None
     assert batch.min_probability == pytest.approx(1 / 24, rel=1e-4)

@@ -15,10 +15,12 @@ from gymnasium import spaces
 import small_trainer
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
+from penstock.core.interfaces import StepHooks
 from penstock.device.choice import device_of, pick_device
 from penstock.envs import EnvInfo, probe
 from penstock.learner.factory import kind_note, on_own_gpu
-from penstock.learner.trainer import Trainer, trunk_dtype
+from penstock.learner.passes import trunk_dtype
+from penstock.learner.trainer import Trainer
 from penstock.models.actions import discrete
 from penstock.models.layout import ActorCriticShape, CnnShape, MlpShape
 from penstock.profiling.device import DeviceClock
@@ -49,7 +51,7 @@ def test_updates_of_a_batch_take_each_environment_once() -> None:
     made.progress.commit(made.progress.growth(), made.progress.growth())
     assert made.progress.learner_steps == made.progress.version == 4
     assert made.progress.trained_steps == staged.steps
-    assert sum(staged.alive(slice(i, i + 2)) for i in range(0, 8, 2)) == staged.steps
+    assert np.count_nonzero(staged.arrays["alive"]) == staged.steps
 
 
 def test_the_policy_lag_is_that_of_the_parameters_that_were_pulled_for_a_batch() -> None:
@@ -76,16 +78,24 @@ def test_what_follows_an_update_is_called_with_the_number_of_those_left() -> Non
     options = ("algo.name=ppo", "algo.normalize_advantages=none", "algo.epochs=2")
     made = trainer(*options, "algo.minibatches=unrolls", "learner.updates_per_batch=4")
     left: list[tuple[int, int]] = []
-    made.after_update = lambda updates: left.append((updates, made.progress.version))
-    made.step(batch(made))
+
+    class Left(StepHooks):
+        def after_update(self, updates_left: int) -> None:
+            left.append((updates_left, made.progress.version))
+
+    made.step(batch(made), hooks=Left())
     assert left == [(7 - i, i + 1) for i in range(8)]
 
 
 def test_each_backward_pass_is_announced() -> None:
     made = trainer("learner.updates_per_batch=2")
     begun: list[int] = []
-    made.before_backward = lambda: begun.append(made.progress.version)
-    made.step(batch(made))
+
+    class Begun(StepHooks):
+        def before_backward(self) -> None:
+            begun.append(made.progress.version)
+
+    made.step(batch(made), hooks=Begun())
     assert begun == [0, 1], "before the update is complete"
 
 

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,11 @@ from penstock.core.params import ParamLayout, Stamp
 from penstock.core.specs import Column, SlotSpec
 from penstock.device.choice import pick_device
 from penstock.envs import probe
-from penstock.learner.sources import feeder_thread
 from penstock.learner.sources.staging import StagingBatch, torch_dtype
 from penstock.learner.sources.unrolls import Feeder, UnrollSource
 from penstock.learner.trainer import Trainer
 from penstock.profiling.ledger import Part, TimeLedger
-from penstock.replay import Accounting, SlotQueue
+from penstock.replay import Accounting, SlotQueue, prefetch
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import SlotStore, SlotWriter
@@ -68,7 +68,6 @@ class Rig:
         batches = [StagingBatch(SPEC, batch_slots, CPU) for _ in range(prefetch + 1)]
         self.ledger = TimeLedger(part=Part.WAIT)  # of this thread, which takes the batches
         self.feeder = Feeder(
-            self.host,
             self.queue,
             batches,
             batch_slots,
@@ -82,6 +81,14 @@ class Rig:
         geometry = self.store.geometry
         self.writer = SlotWriter(self.store.arena, geometry, lane, event, self.store.filled_event)
         self.sequence = 0
+
+    @contextmanager
+    def feeding(self) -> Iterator[None]:
+        self.feeder.open(self.host)
+        try:
+            yield
+        finally:
+            self.feeder.close()
 
     def write(self, timeout_s: float = 0.0) -> bool:
         with self.writer.slot(timeout_s) as slot:
@@ -127,7 +134,7 @@ def test_a_paced_batch_is_lent_once_the_weights_of_the_last_are_published(
     rig: Callable[..., Rig],
 ) -> None:
     r = rig(slots=5, batch_slots=2, prefetch=0, paced=True)
-    with r.feeder:
+    with r.feeding():
         r.feeder.get(0.0)
         assert not r.write(0.1)  # nothing is published yet
         r.publish()
@@ -150,7 +157,7 @@ def test_a_paced_batch_may_be_lent_while_the_one_before_it_is_in_training(
     rig: Callable[..., Rig],
 ) -> None:
     r = rig(slots=5, batch_slots=2, prefetch=0, paced=True)
-    with r.feeder:
+    with r.feeding():
         r.publish()
         r.feeder.get(0.0)
         for _ in range(3):
@@ -174,7 +181,7 @@ def test_a_paced_batch_that_changes_no_weights_is_followed_by_another(
 ) -> None:
     r = rig(slots=2, batch_slots=1, prefetch=0, paced=True)
     r.publish()
-    with r.feeder:
+    with r.feeding():
         for _ in range(3):  # batches whose gradients add up to one step
             r.feeder.get(0.0)
             assert r.write(0.5)
@@ -186,7 +193,7 @@ def test_a_paced_batch_that_changes_no_weights_is_followed_by_another(
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
 def test_batches_hold_slots_side_by_side_in_order(rig: Callable[..., Rig], prefetch: int) -> None:
     r = rig(slots=4, batch_slots=2, prefetch=prefetch)
-    with r.feeder:
+    with r.feeding():
         for first in range(0, 12, 2):
             assert r.write(1.0)
             assert r.write(1.0)
@@ -215,7 +222,7 @@ def test_waiting_for_actors_is_separate_from_waiting_for_the_thread(
     monkeypatch.setattr(StagingBatch, "gather", slowly)
     r = rig(slots=2, batch_slots=1, prefetch=1)
     played = threading.Timer(0.2, r.write)
-    with r.feeder:
+    with r.feeding():
         played.start()
         batch = r.feeder.get(5.0)
         r.ledger.switch(Part.COUNT)
@@ -236,7 +243,7 @@ def test_waiting_for_actors_is_separate_from_waiting_for_the_thread(
 
 def test_prefetch_gathers_ahead_and_no_further(rig: Callable[..., Rig]) -> None:
     r = rig(slots=2, batch_slots=1, prefetch=1)
-    with r.feeder:
+    with r.feeding():
         written = 0
         while r.write(0.3):
             written += 1
@@ -253,9 +260,9 @@ def test_prefetch_gathers_ahead_and_no_further(rig: Callable[..., Rig]) -> None:
 def test_a_returned_batch_wakes_the_thread_only_where_no_other_is_ready(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, taken: int
 ) -> None:
-    monkeypatch.setattr(feeder_thread, "POLL_S", 60.0)  # nothing but an event wakes the thread
+    monkeypatch.setattr(prefetch, "POLL_S", 60.0)  # nothing but an event wakes the thread
     r = rig(slots=3, batch_slots=1, prefetch=1)
-    with r.feeder:
+    with r.feeding():
         assert [r.write(1.0) for _ in range(2)] == [True, True]
         wait_until(lambda: r.feeder.staged_steps() == 12)
         assert r.write(1.0)
@@ -273,11 +280,11 @@ def test_a_returned_batch_wakes_the_thread_only_where_no_other_is_ready(
 def test_a_thread_is_woken_without_giving_up_the_interpreter_lock(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeder_thread, "POLL_S", 60.0)
+    monkeypatch.setattr(prefetch, "POLL_S", 60.0)
     r, looks = rig(slots=2, batch_slots=1, prefetch=1), list[int]()
     monkeypatch.setattr(r.queue, "collect", lambda: looks.append(1))
     interval_s = sys.getswitchinterval()
-    with r.feeder:
+    with r.feeding():
         time.sleep(0.2)  # the thread waits
         before = len(looks)
         sys.setswitchinterval(10.0)
@@ -298,7 +305,7 @@ def test_without_prefetch_nothing_is_gathered_before_it_is_asked_for(
     rig: Callable[..., Rig],
 ) -> None:
     r = rig(slots=2, batch_slots=1, prefetch=0)
-    with r.feeder:
+    with r.feeding():
         assert r.write()
         assert r.write()
         assert not r.write(0.05)
@@ -315,7 +322,7 @@ def test_who_comes_late_gets_in_although_data_never_runs_out(
     joiner = threading.Thread(
         target=lambda: joined.append(ShmLink(tmp_path / "s", SPEC, want=1)), daemon=True
     )
-    with r.feeder:
+    with r.feeding():
         r.write()
         r.write()
         joiner.start()
@@ -332,7 +339,7 @@ def test_who_comes_late_gets_in_although_data_never_runs_out(
 
 def test_nothing_comes_in_time(rig: Callable[..., Rig]) -> None:
     r = rig(slots=2, batch_slots=2, prefetch=1)
-    with r.feeder:
+    with r.feeding():
         r.write()
         began_s = time.monotonic()
         assert r.feeder.get(0.1) is None
@@ -348,7 +355,7 @@ def test_a_fault_in_the_thread_is_raised_where_the_learner_waits(
         raise RuntimeError("gather failed")
 
     monkeypatch.setattr(StagingBatch, "gather", broken)
-    with r.feeder:
+    with r.feeding():
         r.write()
         with pytest.raises(RuntimeError, match="gather failed"):
             r.feeder.get(5.0)

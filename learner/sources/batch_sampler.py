@@ -9,12 +9,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from penstock.configs.schema import Config
 from penstock.configs.sections import ReplayConfig
 from penstock.core.interfaces import HostValues, SampleSpec, StepResult, Transitions
 from penstock.device.choice import device_of
+from penstock.device.transfers import Download
 from penstock.learner.progress import Progress
 from penstock.learner.sources.source import Consumer
 from penstock.profiling.ledger import Part, TimeLedger
@@ -56,15 +58,6 @@ class BatchConsumer(Consumer, Protocol):
 
     def tensors_of(self, batch: Batch) -> Mapping[str, Tensor]:
         """What it takes of a batch, as tensors; on a CPU any thread may call it."""
-
-
-class KnownValues(NamedTuple):
-    """`HostValues` that were on the host before."""
-
-    values: npt.NDArray[np.float32]
-
-    def get(self) -> npt.NDArray[np.float32]:
-        return self.values
 
 
 class BatchSampler:
@@ -150,7 +143,8 @@ class BatchSampler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict` of the same replay."""
         self._rng.bit_generator.state = state["rng"]
-        self._errors.extend((keys, KnownValues(errors)) for keys, errors in state["errors"])
+        for keys, errors in state["errors"]:
+            self._errors.append((keys, Download(torch.tensor(errors))))
 
     def close(self) -> None:
         """Stop updating priorities, also for batches that are still out."""

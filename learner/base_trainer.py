@@ -1,0 +1,169 @@
+"""What the trainers have in common: a device, optimizers, progress, statistics, their state.
+
+`Trainer` trains on unrolls, `OffPolicyTrainer` on batches from replay.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from penstock.algos.samples import scales, slot_spec
+from penstock.configs.policy_lag import lent_by_batch
+from penstock.configs.schedules import over_run
+from penstock.configs.schema import Config
+from penstock.core.interfaces import B_contra, HostValues, StepHooks, StepResult, Update
+from penstock.device.choice import device_of, pick_device
+from penstock.device.transfers import DeviceUploader
+from penstock.envs import EnvInfo
+from penstock.learner.device_queue import DeviceQueue
+from penstock.learner.device_statistics import DeviceStatistics
+from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
+from penstock.learner.passes import form_of, trunk_dtype
+from penstock.learner.progress import Progress
+from penstock.learner.sync.gradient_sync import GradientSync, SingleLearner
+from penstock.models.fitting import AnyShape
+from penstock.models.torch_heads import PolicyNetwork
+from penstock.models.torch_setup import set_up_torch
+from penstock.profiling.ledger import TimeLedger
+
+OPTIMIZER = "optimizer/"  # before the names of an optimizer's state
+NO_HOOKS = StepHooks()
+
+
+class BaseTrainer(Update[B_contra], ABC):
+    """Networks, optimizers and counters of one learner, without any transport; not thread-safe."""
+
+    device_statistics: DeviceStatistics
+    """Of the updates."""
+
+    def __init__(
+        self, config: Config, info: EnvInfo, ledger: TimeLedger | None, shape: AnyShape
+    ) -> None:
+        """``ledger`` is that of the training thread, ``shape`` that of the network for actors."""
+        set_up_torch(config.learner.first_threads)
+        torch.manual_seed(config.run.seed)
+        self.config = config
+        self.info = info
+        """The properties of the run's environments."""
+        self.device = pick_device(config.learner.device)
+        seam = device_of(self.device)
+        seam.enter_thread()
+        self._runs_behind = seam.runs_behind
+        self._uploader = DeviceUploader(seam)
+        self.spec = slot_spec(config, info)
+        self.layout = shape.layout
+        self.scales = scales(config, info)
+        self.form = form_of(config, self.device, shape)
+        """How passes are computed on a CPU; None on a GPU."""
+        self._dtype = trunk_dtype(config.learner.precision, self.device, shape)
+        self._optimizers: dict[str, FlatOptimizer] = {}
+        self.progress = Progress(config.stop, info.frames_per_step)
+        self._ledger = ledger or TimeLedger()
+        self.queue = DeviceQueue(self.device, self._ledger)
+        self.sync: GradientSync = SingleLearner()
+        """What connects it with other learners."""
+        self.hooks = NO_HOOKS
+        """Those of the present `step`."""
+
+    @abstractmethod
+    def published(self) -> list[Tensor]:
+        """The tensors that actors get, in the layout's order: parameters, then buffers."""
+
+    @abstractmethod
+    def tensors(self) -> list[Tensor]:
+        """What updates change on the device besides `published` and the optimizers' state."""
+
+    @abstractmethod
+    def shared(self) -> dict[str, Tensor]:
+        """Statistics over all learners' samples by name, which are equal on each."""
+
+    def optimizers(self) -> dict[str, FlatOptimizer]:
+        """The optimizers, by the name of the parameters that each updates."""
+        return self._optimizers
+
+    def unfinished(self) -> dict[str, Any]:
+        """The update that some of its batches were added to (`learner.accumulate`), as JSON values
+        and arrays; empty where each batch is an update.
+        """
+        return {}
+
+    def load_unfinished(self, state: dict[str, Any]) -> None:
+        """Continue from `unfinished`."""
+
+    def regrouped(self) -> None:
+        """Begin anew with other learners: unfinished updates are dropped."""
+        self.device_statistics.regrouped()
+
+    def statistics(self, *, wait: bool = False) -> dict[str, float]:
+        """Means over the updates since the last call, without skipped ones.
+
+        On a GPU over those of the interval before, unless ``wait`` is set. ``learning_rate`` is of
+        the last update.
+        """
+        means = self.device_statistics.take(wait=wait) | self._batch_statistics()
+        rates = [each.lr for each in self._optimizers.values() if each.lr is not None]
+        if means and rates:
+            means["learning_rate"] = rates[0]  # the same for all optimizers
+        return means
+
+    def state_dict(self) -> dict[str, npt.NDArray[Any]]:
+        """Arrays that a resumed run needs besides `published`, by name."""
+        return {
+            self._prefix(name) + k: v
+            for name, optimizer in self._optimizers.items()
+            for k, v in optimizer.state_dict().items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Restore a `state_dict`; ValueError for one of another kind."""
+        for name, optimizer in self._optimizers.items():
+            optimizer.load_state_dict(under(self._prefix(name), state))
+
+    def _prefix(self, optimizer: str) -> str:
+        """Comes before the names of an optimizer's state in `state_dict`."""
+        return f"{OPTIMIZER}{optimizer}/"
+
+    def _batch_statistics(self) -> dict[str, float]:
+        """Means over the batches since the last call, beside those over updates."""
+        return {}
+
+    def _add_optimizer(
+        self, name: str, parameters: Iterable[tuple[str, nn.Parameter]]
+    ) -> FlatOptimizer:
+        """Make the optimizer of some parameters, at the learning rate's schedule over the run."""
+        learner = over_run(self.config.learner, self.config.stop.env_steps)
+        self._optimizers[name] = FlatOptimizer(parameters, learner)
+        return self._optimizers[name]
+
+    def _result(self, steps: int, errors: HostValues | None = None) -> StepResult:
+        """The result of a step that has trained on ``steps`` samples."""
+        every = 1 if lent_by_batch(self.config) else self.config.learner.publish_every
+        return StepResult(steps, self.progress.publish_due(every), errors)
+
+    def _copy_shared(self) -> list[Tensor]:
+        """Copies of `shared`, for `_restore_shared`."""
+        return [tensor.clone() for tensor in self.shared().values()]
+
+    def _restore_shared(self, copies: Sequence[Tensor], taken: Tensor) -> None:
+        """Undo the changes of `shared` unless an update was ``taken``, bool ``[]``, decided on the
+        device."""
+        for tensor, copy in zip(self.shared().values(), copies, strict=True):
+            tensor.copy_(torch.where(taken, tensor, copy))
+
+
+def normalizer_statistics(net: PolicyNetwork | None) -> dict[str, Tensor]:
+    """The statistics by which a network normalises observations, by name; empty without them."""
+    if net is None or net.normalizer is None:
+        return {}
+    return dict(net.normalizer.named_buffers(prefix="normalizer"))
+
+
+def under(prefix: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays whose names begin with a prefix, without it."""
+    return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}

@@ -1,0 +1,111 @@
+"""How the passes of a learner's network are computed: their number format, size and compilation.
+
+*Size* is how many observations go through the network at a time (`learner.micro_batch`). On a CPU:
+as many as fit the cache, or were timed to be faster (`factory.timed`). On a GPU small passes are
+bound by kernel launches, so a pass is a whole update, if its saved activations fit into a quarter
+of the free memory. The first pass, of at most `FEW` observations, measures them. It slightly
+overestimates, since saved weights count too.
+
+`torch.compile` (`learner.compile`) compiles the network's forward and backward pass alone. The loss
+reads schedules, which give other numbers in each batch, and torch.compile compiles a function again
+for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from penstock.configs.errors import UserError
+from penstock.configs.schema import Config
+from penstock.device.choice import device_of
+from penstock.device.interface import Device
+from penstock.models.compute_form import (
+    ROWS,
+    ComputeForm,
+    Precision,
+    gains_by_bf16,
+    order_by_rule,
+)
+from penstock.models.fitting import AnyShape
+
+FEW = ROWS  # on a processor, by rule
+SHARE = 4  # of the free memory; gradients of activations need some, and another learner may
+
+
+def trunk_dtype(precision: str, device: torch.device, shape: AnyShape) -> torch.dtype:
+    """The dtype of `learner.precision` for a network on a device. `auto` depends on no measurement:
+    bf16 on a GPU where the network gains by it, fp32 on a CPU."""
+    if precision == "auto":
+        precision = "bf16" if device.type == "cuda" and gains_by_bf16(shape) else "fp32"
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def form_of(config: Config, device: torch.device, shape: AnyShape) -> ComputeForm | None:
+    """The form of a CPU learner's passes, with what is `auto` or null by rule; None on a GPU."""
+    learner = config.learner
+    if device_of(device).runs_behind:
+        return None
+    precision: Precision = "bf16" if learner.precision == "bf16" else "fp32"
+    order = order_by_rule(shape, precision, learns=True)
+    if order != "auto" and learner.memory_format != "auto":
+        order = learner.memory_format
+    return ComputeForm(precision, order, learner.micro_batch or FEW)
+
+
+class PassSize:
+    """``wanted`` is `learner.micro_batch`."""
+
+    def __init__(self, wanted: int | None, device: Device) -> None:
+        self.rows = wanted or FEW
+        """Observations in one pass."""
+        self.unknown = wanted is None and device.runs_behind
+        """Whether a pass must be `measured`."""
+        self._device = device
+
+    @contextmanager
+    def measured(self, rows: int) -> Iterator[None]:
+        """Surrounds the forward pass of ``rows`` observations."""
+        kept: dict[tuple[int, int], int] = {}
+
+        def count(tensor: Tensor) -> Tensor:
+            place = int(tensor.untyped_storage()._cdata), int(tensor.storage_offset())
+            kept[place] = max(kept.get(place, 0), tensor.numel() * tensor.itemsize)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            yield
+        self.unknown = False
+        each = max(1, sum(kept.values()) // rows)
+        self.rows = max(rows, self._device.free_nbytes() // SHARE // each)
+
+
+def compile_network(net: nn.Module) -> None:
+    """Compile ``net``'s forward at its first call, in place.
+
+    A call raises UserError where the compiler is not found or fails.
+    """
+    from torch._dynamo.exc import TorchDynamoException  # takes 1.4 s to import
+
+    compiled = torch.compile(net.forward)
+
+    def forward(*arguments: Any) -> Any:
+        try:
+            return compiled(*arguments)
+        except TorchDynamoException as error:
+            reason = (str(error).strip().splitlines() or ["no reason given"])[0]
+            raise UserError(
+                f"learner.compile: torch.compile failed with {type(error).__name__}: {reason}; "
+                "set learner.compile=false"
+            ) from error
+
+    net.forward = forward
+
+
+def uncompiled() -> Any:
+    """A context in which compiled networks run eagerly."""
+    return torch.compiler.set_stance("force_eager")
