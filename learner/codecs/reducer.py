@@ -8,7 +8,7 @@ everywhere, whatever order a backward pass takes.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -54,11 +54,17 @@ class Reducer:
         self._handed = 0
         self._failed = False
         self._pending: list[Future[None]] = []
-        owner = {part: i for i, bucket in enumerate(buckets) for part in bucket.parts}
-        parts = sorted(owner, key=lambda part: part.start)
+        # The position of each parameter's first value, and the bucket that holds it.
+        starts = sorted(
+            (part.start, i)
+            for i, bucket in enumerate(buckets)
+            for part in bucket.parts
+            if part.tower == 0
+        )
+        self._sizes = Counter(i for _, i in starts)
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._arrived, owner[part]))
-            for part, parameter in zip(parts, parameters, strict=True)
+            parameter.register_post_accumulate_grad_hook(partial(self._arrived, i))
+            for (_, i), parameter in zip(starts, parameters, strict=True)
         ]
 
     def prepare_backward(self, update: int, total: float) -> None:
@@ -68,7 +74,7 @@ class Reducer:
         """
         self.codec.begin(update)
         self._total = total
-        self._missing = [len(bucket.parts) for bucket in self._buckets]
+        self._missing = [self._sizes[i] for i in range(len(self._buckets))]
         self._handed = 0
 
     def finish(self, update: int, total: float) -> None:

@@ -39,7 +39,7 @@ CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_
 class FlatOptimizer:
     """An optimizer of ``named`` parameters (float32, one device), in flat ``values`` and ``grads``.
 
-    The order is that of ``named``, each contiguous; ``parts`` gives their positions. Gradients add
+    The order is that of ``named``, each contiguous; ``parts`` gives the position of each layer. Gradients add
     up in ``grads`` until `zero_grad`. ``momentum`` (of sgd and lars) is 0 where the codec has its
     own, and ``grad_clip`` is None: such a codec sends a velocity, or Adam's momentum.
     """
@@ -115,7 +115,7 @@ class FlatOptimizer:
     def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore a `state_dict` of the same kind of optimizer and the same parameters."""
         tensors = self.tensors()
-        state = convert_lamb(state, tensors)
+        state = convert_lamb(state, tensors, self.parts)
         if state.keys() != tensors.keys():
             raise ValueError(
                 f"state of {sorted(state)}, but {self._cfg.optimizer} needs {sorted(tensors)}"
@@ -134,7 +134,7 @@ class FlatOptimizer:
 
 def _make_rule(flat: FlatOptimizer, steps: Tensor, cfg: LearnerConfig) -> UpdateRule:
     if cfg.optimizer in ("lars", "lamb"):
-        return Layerwise(flat.values, flat.grads, steps, cfg, flat.parameters)
+        return Layerwise(flat.values, flat.grads, steps, cfg, flat.parts)
     kinds: dict[str, type[Adam | RmsProp | Sgd]] = {"adam": Adam, "rmsprop": RmsProp, "sgd": Sgd}
     return kinds[cfg.optimizer](flat.values, flat.grads, steps, cfg)
 

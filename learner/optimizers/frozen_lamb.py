@@ -157,20 +157,34 @@ class FrozenVarianceLamb:
 
 
 def convert_lamb(
-    state: Mapping[str, npt.NDArray[Any]], tensors: Mapping[str, Tensor]
+    state: Mapping[str, npt.NDArray[Any]],
+    tensors: Mapping[str, Tensor],
+    parts: Sequence[GradientPart],
 ) -> Mapping[str, npt.NDArray[Any]]:
     """A state of LAMB, with or without a codec of its own, with the names of ``tensors``.
 
-    So a run continues with another codec. A state of another optimizer is returned as it is.
+    So a run continues with another codec. A state of another optimizer is returned as it is. Where
+    a state of an earlier version has one number for all towers of a parameter, each tower gets it.
     """
     added, removed = tensors.keys() - state.keys(), state.keys() - tensors.keys()
     if removed == set(OF_LAYERS) and not added:
         return {name: state[name] for name in tensors}
+    if not added | removed and set(OF_LAYERS) <= tensors.keys():
+        return {**state, **{name: _of_parts(state[name], parts) for name in OF_LAYERS[1:]}}
     if added == set(OF_LAYERS) and not removed:
         layers = len(tensors["lamb_factor"])
         new = (state["exp_avg_sq"], np.zeros(layers), np.ones(layers))
         return {**state, **dict(zip(OF_LAYERS, new, strict=True))}
     return state
+
+
+def _of_parts(
+    numbers: npt.NDArray[Any], parts: Sequence[GradientPart]
+) -> npt.NDArray[Any]:
+    """``numbers`` of each part; of each parameter if there are as many of these instead."""
+    parameters = np.cumsum([part.tower == 0 for part in parts]) - 1
+    is_of_parameters = numbers.shape == (parameters[-1] + 1,)
+    return numbers[parameters] if is_of_parameters else numbers
 
 
 def _decay(beta: float, is_bad: Tensor) -> Tensor:

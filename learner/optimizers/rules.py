@@ -5,7 +5,7 @@ classes would import torch._dynamo, which takes longer than everything else at t
 learner. For large batches `Layerwise` has LARS and LAMB, which scale each layer's step by the norm
 of its weights; they come from pytorch-optimizer (the extra "large"). Its classes, and torch's under
 them, take 1.5 s to import, so they are imported only where one is chosen. All moments lie in flat
-vectors; for `Layerwise` each parameter gets a view of them.
+vectors; for `Layerwise` each layer gets a view of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.optim.sgd import sgd
 from penstock.configs.errors import UserError
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.sections import LearnerConfig
-from penstock.core.interfaces import AdamState
+from penstock.core.interfaces import AdamState, GradientPart
 from penstock.device.choice import runs_behind
 
 MOMENTS = {"lars": ("momentum_buffer",), "lamb": ("exp_avg", "exp_avg_sq")}
@@ -46,7 +46,7 @@ class UpdateRule(Protocol):
     """Changes ``values`` by ``grads``, and may overwrite ``grads``."""
 
     moments: dict[str, Tensor]
-    """The rule's state, each ``[N]`` like the values; or ``[L]``, a number for each parameter."""
+    """The rule's state, each ``[N]`` like the values; or ``[L]``, a number for each layer."""
 
     def __call__(self, step: UpdateStep) -> None:
         """Take one step, and count it in the ``steps`` of the constructor."""
@@ -189,11 +189,12 @@ class Sgd:
 
 
 class Layerwise:
-    """LARS or LAMB, by `learner.optimizer`; x is one parameter, g its gradient.
+    """LARS or LAMB, by `learner.optimizer`; x is one part of the network (`parts_of`), g its
+    gradient.
 
     LARS (You et al. 2017, arXiv 1708.03888): ``g + weight_decay x`` is multiplied by ``0.001 |x| /
-    (|g| + weight_decay |x|)`` before it enters the momentum; parameters with fewer than two
-    dimensions take steps of SGD, without decay.
+    (|g| + weight_decay |x|)`` before it enters the momentum; biases take steps of SGD, without
+    decay.
 
     LAMB (You et al. 2020, arXiv 1904.00962): Adam's step plus ``weight_decay x`` gets the length
     ``lr min(|x|, 10)``, or stays unchanged where x is zero. Moments are not corrected for their
@@ -209,15 +210,17 @@ class Layerwise:
         grads: Tensor,
         steps: Tensor,
         cfg: LearnerConfig,
-        parameters: Sequence[nn.Parameter],
+        parts: Sequence[GradientPart],
     ) -> None:
         self._grads, self._steps, self._kind = grads, steps, cfg.optimizer
         self.moments = {name: torch.zeros_like(values) for name in MOMENTS[cfg.optimizer]}
-        self._optimizer = _make_layerwise(cfg, parameters)
+        layers = [nn.Parameter(_layer(values, part)) for part in parts]
+        for layer, part in zip(layers, parts, strict=True):
+            layer.grad = _layer(grads, part)
+        self._optimizer = _make_layerwise(cfg, layers)
         for name, moment in self.moments.items():
-            views = moment.split([parameter.numel() for parameter in parameters])
-            for parameter, view in zip(parameters, views, strict=True):
-                self._optimizer.state[parameter][name] = view.view(parameter.shape)
+            for layer, part in zip(layers, parts, strict=True):
+                self._optimizer.state[layer][name] = _layer(moment, part)
 
     def __call__(self, step: UpdateStep) -> None:
         if not runs_behind(step.is_bad) and step.is_bad:
@@ -229,6 +232,12 @@ class Layerwise:
             if self._kind == "lars":
                 group["momentum"] = step.momentum
         self._optimizer.step()
+
+
+def _layer(values: Tensor, part: GradientPart) -> Tensor:
+    """The view of a part: a vector if it is a bias, else a matrix, as the library tells them."""
+    view = values[part.start : part.stop]
+    return view if part.is_bias else view.view(part.rows, -1)
 
 
 def _make_layerwise(cfg: LearnerConfig, parameters: Sequence[nn.Parameter]) -> Any:
