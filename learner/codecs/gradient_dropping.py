@@ -13,8 +13,9 @@ from penstock.learner.codecs.sparse import Sparse
 class Dropping(Sparse):
     """error += g; send the largest of error, and set them to zero there.
 
-    Exactly ``learner.reduce.density`` of the values of a bucket, unlike the paper's threshold from
-    a sample.
+    Exactly ``learner.reduce.density`` of the values of each layer, unlike the paper's threshold
+    from a sample. The paper has a threshold for all layers together only where the network
+    normalises its layers.
     """
 
     kinds = ("error",)
@@ -28,7 +29,7 @@ class Dropping(Sparse):
     def _take(self, bucket: Bucket, grads: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
         span = slice(bucket.start, bucket.stop)
         error = torch.add(self._residuals["error"][span], grads, out=self._new["error"][span])
-        places = self._largest(error, self.count(bucket, self._update))
+        places = self._largest(bucket, error)
         values = error[places]
         error.index_fill_(0, places, 0.0)  # an assignment would copy the number to a GPU, and wait
         return places, values

@@ -17,7 +17,11 @@ from torch import Tensor
 
 from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import CodecContext
+from penstock.core.notes import note_logger
 from penstock.core.params import Arrays, Floats
+from penstock.learner.codecs.auto import AFTER_WARMUP
+from penstock.learner.codecs.buckets import VALUE_NBYTES
+from penstock.learner.codecs.collective import all_reduce_nbytes
 from penstock.learner.codecs.reducer import Reducer
 from penstock.learner.codecs.registry import CODECS, make_codec
 from penstock.learner.group.process_group import LearnerGroup
@@ -25,6 +29,8 @@ from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import BOOKED
 from penstock.learner.sync.gradient_sync import ControlMessage
 from penstock.profiling.ledger import Part, TimeLedger
+
+logger = note_logger(__name__)
 
 CODEC = "codec"  # key in a checkpoint: the codec that made the residuals
 
@@ -60,6 +66,8 @@ class Bsp:
         self._reducers = {
             id(optimizer): self._reducer(optimizer) for optimizer in optimizers.values()
         }
+        if group.rank == 0:
+            self._note_uncoded_values()
         self.rounds = 0
         self.unsent: Floats = np.zeros(len(BOOKED))  # everything is sent in every turn
 
@@ -146,6 +154,27 @@ class Bsp:
         self._reducers.clear()
         self._thread.shutdown(cancel_futures=True)
         self._group.close()
+
+    def _note_uncoded_values(self) -> None:
+        """Tell the user if a lossy codec sends more than half of the bytes of float32.
+
+        Then it codes less than half of the values: the network's layers are too small for it.
+        """
+        name = self._cfg.reduce.codec
+        if CODECS.specs[name].loss != "lossy" or self.world == 1:
+            return
+        sent = sum(reducer.codec.nbytes(AFTER_WARMUP) for reducer in self._reducers.values())
+        plain = sum(
+            all_reduce_nbytes(VALUE_NBYTES * len(optimizer.values), self.world)
+            for optimizer in self._optimizers.values()
+        )
+        if 2 * sent > plain:
+            logger.info(
+                "learner.reduce.codec %s sends %.0f %% of the bytes of fp32 with this network, as "
+                "it codes less than half of the values; set learner.reduce.codec=int8 or none",
+                name,
+                100 * sent / plain,
+            )
 
     def _check_shared(self) -> None:
         sums = [crc32(values.cpu().numpy().data) for values in self._shared.values()]

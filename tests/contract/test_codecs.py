@@ -63,8 +63,9 @@ def expected(world: int, case: str) -> Floats | None:
     codec = codec_for(world, 0, **options)
     cuts = [(bucket.start, bucket.stop) for bucket in codec.buckets]
     grads = gradients(world, UPDATES)
+    layers = [part for bucket in codec.buckets for part in bucket.parts]
     count: Callable[..., int] = getattr(codec, "count", lambda *_: 0)
-    counts = [[count(bucket, update) for bucket in codec.buckets] for update in range(UPDATES)]
+    counts = [[count(layer, update) for layer in layers] for update in range(UPDATES)]
     name, warm = options["codec"], options.get("warmup_updates", 100)
     exact: Floats = grads.sum(1)
     if name == "none":
@@ -90,9 +91,10 @@ def expected(world: int, case: str) -> Floats | None:
         exact[late] = naive.two_phase(momenta, cuts, block, 32, naive.onebit_block, True)
         return exact
     if name == "dropping":
-        return naive.dropping(grads, cuts, counts[0])
+        return naive.dropping(grads, [layer[1:3] for layer in layers], counts[0])
     if name == "dgc":
-        return naive.dgc(grads, cuts, counts, 0.9, options.get("dgc_clip"))
+        spans = [layer[1:3] for layer in layers]
+        return naive.dgc(grads, spans, counts, 0.9, options.get("dgc_clip"))
     return None
 
 

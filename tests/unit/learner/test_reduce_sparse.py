@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -65,18 +66,21 @@ def test_largest_of_many_with_a_sampled_threshold(kind: str, count: int) -> None
     )
 
 
-def test_counts_of_small_buckets_add_up_to_the_density() -> None:
+def test_counts_of_small_layers_add_up_to_the_density() -> None:
     shapes = [(f"w{i}", (15, 10)) for i in range(40)]
-    codec = codec_for(4, 0, shapes, codec="dropping", density=0.01, bucket_mb=1e-6)
-    counts = [codec.count(bucket, 0) for bucket in codec.buckets]  # type: ignore[attr-defined]
+    codec = codec_for(4, 0, shapes, codec="dropping", density=0.01)
+    layers = [part for bucket in codec.buckets for part in bucket.parts]
+    counts = [codec.count(layer, 0) for layer in layers]  # type: ignore[attr-defined]
     assert len(counts) == 40
     assert min(counts) == 1
     assert sum(counts) == 60  # 1.5 each
 
 
-def steps_of(grads: list[list[float]], world: int = 1, **options: Any) -> list[list[float]]:
-    """The sums of a run whose ranks all have these gradients, of one bucket."""
-    shapes = [("b", (len(grads[0]),))]
+def steps_of(
+    grads: list[list[float]], world: int = 1, layers: Sequence[int] = (), **options: Any
+) -> list[list[float]]:
+    """The sums of a run whose ranks all have these gradients, of ``layers`` of so many values."""
+    shapes = [(f"b{i}", (size,)) for i, size in enumerate(layers or [len(grads[0])])]
 
     def work(ring: Any) -> list[list[float]]:
         codec = codec_for(world, ring.rank, shapes, momentum=0.5, **options)
@@ -106,6 +110,28 @@ def test_dgc_clips_by_the_root_of_the_number_of_ranks(clips: dict[str, float]) -
     """To its own bound, or else to that of the learner."""
     (sums,) = steps_of([[6.0, 8.0]], world=4, codec="dgc", warmup_updates=0, **clips)
     assert sums == pytest.approx([0.0, 4 * 0.8], rel=1e-6)  # norm 10 becomes 2 / sqrt(4)
+
+
+@pytest.mark.parametrize("bucket_mb", [1.0, 1e-6])
+@pytest.mark.parametrize("codec", ["dropping", "dgc"])
+def test_the_largest_are_those_of_each_layer_whatever_its_bucket(
+    codec: str, bucket_mb: float
+) -> None:
+    """By one threshold for all layers the first would have sent nothing."""
+    options = {"codec": codec, "bucket_mb": bucket_mb, "warmup_updates": 0}
+    options |= {"density": 0.5, "dgc_density": 0.5}
+    grads = [0.1, -0.3, 0.2, 0.05, 50.0, 60.0]
+    (sums,) = steps_of([grads], world=2, layers=(4, 2), **options)
+    assert sums == pytest.approx([0.0, -0.6, 0.4, 0.0, 0.0, 120.0])
+
+
+@pytest.mark.parametrize("bucket_mb", [1.0, 1e-6])
+def test_dgc_clips_the_whole_gradient_before_it_is_added_up(bucket_mb: float) -> None:
+    """Norm 10 of all layers together becomes 2 / sqrt(4); each layer alone has less than 10."""
+    options = {"codec": "dgc", "warmup_updates": 0, "dgc_clip": 2.0, "bucket_mb": bucket_mb}
+    first, second = steps_of([[6.0, 8.0]] * 2, world=4, layers=(1, 1), **options)
+    assert first == pytest.approx([4 * 0.6, 4 * 0.8], rel=1e-6)
+    assert second == pytest.approx(first, rel=1e-6), "all was sent, so no momentum is left"
 
 
 def test_dropping_by_hand() -> None:
