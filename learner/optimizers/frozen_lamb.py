@@ -178,9 +178,7 @@ def convert_lamb(
     return state
 
 
-def _of_parts(
-    numbers: npt.NDArray[Any], parts: Sequence[GradientPart]
-) -> npt.NDArray[Any]:
+def _of_parts(numbers: npt.NDArray[Any], parts: Sequence[GradientPart]) -> npt.NDArray[Any]:
     """``numbers`` of each part; of each parameter if there are as many of these instead."""
     parameters = np.cumsum([part.tower == 0 for part in parts]) - 1
     is_of_parameters = numbers.shape == (parameters[-1] + 1,)

@@ -262,9 +262,7 @@ def test_powersgd_sums_matrices_of_its_rank_exactly_in_each_tower() -> None:
     shapes = [("w.weight", (2, 30, 40)), ("w.bias", (2, 40))]
 
     def work(ring: GroupCollective) -> tuple[Floats, int]:
-        codec = codec_for(
-            3, ring.rank, shapes, codec="powersgd", warmup_updates=0, bucket_mb=1.0
-        )
+        codec = codec_for(3, ring.rank, shapes, codec="powersgd", warmup_updates=0, bucket_mb=1.0)
         return reduce_all(codec, ring, 0, grads[ring.rank]), ring.sent_nbytes
 
     for found, sent_nbytes in run_ranks(3, work):
