@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class GradientPart(NamedTuple):
-    """The weight or the bias of one layer in the flat gradient vector: values ``start`` to ``stop``.
+    """The weight or bias of a layer in the flat gradient vector: its values ``start`` to ``stop``.
 
     It is one parameter, or one tower of a parameter that holds the same layer of several towers.
     """

@@ -558,9 +558,8 @@ class OwnSteps:
         """
         self._samples += samples
         self._pushes += 1
-        self._optimizer.updates = max(
-            self._optimizer.updates, updates
-        )  # for the warm-up of the rate
+        # The warm-up of the learning rate counts the updates of all workers.
+        self._optimizer.updates = max(self._optimizer.updates, updates)
         values = self._optimizer.values
         before = values.clone()
         self._optimizer.step(self._samples / self._pushes, steps)
