@@ -177,7 +177,9 @@ def test_terngrad_sums_whole_multiples_of_a_scale(results: Results, world: int) 
     for case, most in (("terngrad", world), ("terngrad-again", 1)):
         sums = of(results, world, case, "sums")[0][0]
         for layer, is_bias in ((slice(0, 1200), False), (slice(1240, 1429), False),
-                               (slice(1200, 1240), True), (slice(1431, 1436), True)):  # fmt: skip
+                               (slice(1436, 1532), False), (slice(1532, 1628), False),
+                               (slice(1200, 1240), True), (slice(1431, 1436), True),
+                               (slice(1628, 1652), True)):  # fmt: skip
             if is_bias:
                 np.testing.assert_allclose(sums[layer], grads[:, layer].sum(0), rtol=1e-5)
                 continue
