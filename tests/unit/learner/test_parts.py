@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,7 +76,7 @@ convs.0 32x256 32
 convs.1 64x512 64
 convs.2 64x576 64
 """
-NETWORKS = {
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "two towers": (
         lambda: build_net(MlpShape(3, discrete(2), (8, 6), "tanh", 1.0)),
         TOWERS + layers("policy 2x6 2\nvalue 1x6 1"),
@@ -138,7 +139,9 @@ def test_the_layers_of_a_network(network: str) -> None:
         lambda: build_critics(DenseShape(3, 4, (8, 6), "relu", 1.0), None),
     ],
 )
-def test_weights_are_matrices_and_biases_vectors_that_fill_the_flat_vector(make: Any) -> None:
+def test_weights_are_matrices_and_biases_vectors_that_fill_the_flat_vector(
+    make: Callable[[], nn.Module],
+) -> None:
     named = list(make().named_parameters())
     parts = parts_of(named)
     assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]

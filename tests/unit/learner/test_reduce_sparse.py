@@ -106,7 +106,7 @@ def test_dgc_by_hand() -> None:
 @pytest.mark.parametrize(
     "clips", [{"dgc_clip": 2.0}, {"grad_clip": 2.0}, {"dgc_clip": 2.0, "grad_clip": 1.0}]
 )
-def test_dgc_clips_by_the_root_of_the_number_of_ranks(clips: dict[str, float]) -> None:
+def test_dgc_clips_by_the_root_of_the_number_of_ranks(clips: dict[str, Any]) -> None:
     """To its own bound, or else to that of the learner."""
     (sums,) = steps_of([[6.0, 8.0]], world=4, codec="dgc", warmup_updates=0, **clips)
     assert sums == pytest.approx([0.0, 4 * 0.8], rel=1e-6)  # norm 10 becomes 2 / sqrt(4)
@@ -118,7 +118,7 @@ def test_the_largest_are_those_of_each_layer_whatever_its_bucket(
     codec: str, bucket_mb: float
 ) -> None:
     """By one threshold for all layers the first would have sent nothing."""
-    options = {"codec": codec, "bucket_mb": bucket_mb, "warmup_updates": 0}
+    options: dict[str, Any] = {"codec": codec, "bucket_mb": bucket_mb, "warmup_updates": 0}
     options |= {"density": 0.5, "dgc_density": 0.5}
     grads = [0.1, -0.3, 0.2, 0.05, 50.0, 60.0]
     (sums,) = steps_of([grads], world=2, layers=(4, 2), **options)
@@ -128,8 +128,9 @@ def test_the_largest_are_those_of_each_layer_whatever_its_bucket(
 @pytest.mark.parametrize("bucket_mb", [1.0, 1e-6])
 def test_dgc_clips_the_whole_gradient_before_it_is_added_up(bucket_mb: float) -> None:
     """Norm 10 of all layers together becomes 2 / sqrt(4); each layer alone has less than 10."""
-    options = {"codec": "dgc", "warmup_updates": 0, "dgc_clip": 2.0, "bucket_mb": bucket_mb}
-    first, second = steps_of([[6.0, 8.0]] * 2, world=4, layers=(1, 1), **options)
+    options: dict[str, Any] = {"codec": "dgc", "warmup_updates": 0, "bucket_mb": bucket_mb}
+    grads = [[6.0, 8.0]] * 2
+    first, second = steps_of(grads, world=4, layers=(1, 1), dgc_clip=2.0, **options)
     assert first == pytest.approx([4 * 0.6, 4 * 0.8], rel=1e-6)
     assert second == pytest.approx(first, rel=1e-6), "all was sent, so no momentum is left"
 
