@@ -40,6 +40,11 @@ def step(client: ServerClient) -> float:
     return float(found[0])
 
 
+def reach(made: Rig, version: int) -> None:
+    """Wait until every shard has made so many updates."""
+    wait_until(lambda: all(server.pace.version == version for server in made.servers))
+
+
 def requests(client: ServerClient) -> int:
     """Pulls that were sent."""
     return client._shards[0].number
@@ -63,7 +68,7 @@ def test_without_a_bound_each_pull_is_asked_for_ahead(rig: Callable[..., Rig]) -
     one, other = made.client(0), made.client(1)
     pulled(other)
     assert [step(one) for _ in range(3)] == pytest.approx([0.0, -0.3, -0.6])
-    wait_until(lambda: all(server.pace.version == 3 for server in made.servers))
+    reach(made, 3)
     push(other, ONES)
     pulled(other)
     assert other.last.lag == 3
@@ -132,13 +137,32 @@ def test_what_others_push_is_added_to_the_own_pushes(rig: Callable[..., Rig]) ->
     one, other = made.client(0), made.client(1)
     pulled(other)
     assert step(one) == 0.0
-    for server in made.servers:
-        wait_until(lambda server=server: server.pace.version == 1)  # type: ignore[misc]
+    reach(made, 1)
     push(other, 2 * ONES)
-    for server in made.servers:
-        wait_until(lambda server=server: server.pace.version == 2)  # type: ignore[misc]
+    reach(made, 2)
     assert step(one) == pytest.approx(-0.3)  # asked for before either push
     assert step(one) == pytest.approx(-0.3 - 0.6 - 0.3)
+
+
+@pytest.mark.parametrize("pull", ["ahead", "cached"])
+def test_two_workers_in_turn_converge_at_a_rate_for_which_old_parameters_would_be_too_old(
+    rig: Callable[..., Rig], pull: str
+) -> None:
+    """Without their own pushes they end at a distance of 0.04 and 1.3 from the optimum."""
+    made = rig(config("ssp", 2, staleness=3, lr=0.4, pull=pull))
+    workers = [made.client(rank) for rank in range(2)]
+    for worker in workers:
+        pulled(worker)
+    for number in range(40):
+        worker = workers[number % 2]
+        if worker.needs_pull:
+            pulled(worker)
+        worker.ask_ahead()
+        push(worker, values(worker) - OPTIMUM)
+        reach(made, number + 1)
+    state = workers[0].fetch(5.0)
+    assert state is not None
+    assert float((torch.from_numpy(state.values) - OPTIMUM).norm()) < 0.01
 
 
 def test_a_saved_state_is_not_taken_for_what_was_pulled(rig: Callable[..., Rig]) -> None:
