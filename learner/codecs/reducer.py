@@ -54,17 +54,15 @@ class Reducer:
         self._handed = 0
         self._failed = False
         self._pending: list[Future[None]] = []
-        # The position of each parameter's first value, and the bucket that holds it.
-        starts = sorted(
-            (part.start, i)
-            for i, bucket in enumerate(buckets)
-            for part in bucket.parts
-            if part.tower == 0
-        )
-        self._sizes = Counter(i for _, i in starts)
+        # The first part of each parameter, and the bucket that holds all of its parts.
+        owner = {
+            part: i for i, bucket in enumerate(buckets) for part in bucket.parts if part.tower == 0
+        }
+        self._parameters_of = Counter(owner.values())
+        parts = sorted(owner, key=lambda part: part.start)
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._arrived, i))
-            for (_, i), parameter in zip(starts, parameters, strict=True)
+            parameter.register_post_accumulate_grad_hook(partial(self._arrived, owner[part]))
+            for part, parameter in zip(parts, parameters, strict=True)
         ]
 
     def prepare_backward(self, update: int, total: float) -> None:
@@ -74,7 +72,7 @@ class Reducer:
         """
         self.codec.begin(update)
         self._total = total
-        self._missing = [self._sizes[i] for i in range(len(self._buckets))]
+        self._missing = [self._parameters_of[i] for i in range(len(self._buckets))]
         self._handed = 0
 
     def finish(self, update: int, total: float) -> None:

@@ -158,7 +158,7 @@ class Bsp:
     def _note_uncoded_values(self) -> None:
         """Tell the user if a lossy codec sends more than half of the bytes of float32.
 
-        Then it codes less than half of the values: the network's layers are too small for it.
+        Then it sends most values as they are, since the network's layers are too small for it.
         """
         name = self._cfg.reduce.codec
         if CODECS.specs[name].loss != "lossy" or self.world == 1:
@@ -170,8 +170,9 @@ class Bsp:
         )
         if 2 * sent > plain:
             logger.info(
-                "learner.reduce.codec %s sends %.0f %% of the bytes of fp32 with this network, as "
-                "it codes less than half of the values; set learner.reduce.codec=int8 or none",
+                "learner.reduce.codec %s sends %.0f %% of the bytes of fp32 with this network and "
+                "its options, as it codes less than half of the values; set "
+                "learner.reduce.codec=int8 or none",
                 name,
                 100 * sent / plain,
             )

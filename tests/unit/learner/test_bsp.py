@@ -92,8 +92,9 @@ def test_a_codec_that_codes_less_than_half_of_the_values_says_so(
     with notes_to(notes.append):
         bsp(codec, "sgd", shapes)
     said = (
-        f"learner.reduce.codec {codec} sends {percent} % of the bytes of fp32 with this network, "
-        "as it codes less than half of the values; set learner.reduce.codec=int8 or none"
+        f"learner.reduce.codec {codec} sends {percent} % of the bytes of fp32 with this network "
+        "and its options, as it codes less than half of the values; set learner.reduce.codec=int8 "
+        "or none"
     )
     assert notes == ([] if percent is None else [said])
 
