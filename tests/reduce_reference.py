@@ -80,7 +80,7 @@ def width_of(size: int, world: int, block: int, multiple: int) -> int:
 
 
 def dropping(grads: Floats, cuts: Cuts, counts: Sequence[int]) -> Floats:
-    """Aji & Heafield 2017, algorithm 1, with exactly ``counts`` values of each layer."""
+    """Aji & Heafield 2017, algorithm 1, with exactly ``counts`` values of each cut."""
     return dgc(grads, cuts, [counts] * len(grads), momentum=0.0, clip=None)
 
 
@@ -91,7 +91,7 @@ def dgc(
     momentum: float,
     clip: float | None,
 ) -> Floats:
-    """Lin et al. 2018, algorithm 4 (vanilla momentum): per update and layer ``counts`` values.
+    """Lin et al. 2018, algorithm 4 (vanilla momentum): per update and cut ``counts`` values.
 
     Each rank's whole gradient is clipped to ``clip`` / sqrt(ranks), before it is added up.
     """

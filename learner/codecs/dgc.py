@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from penstock.core.interfaces import Bucket
-from penstock.learner.codecs.buckets import VALUE_NBYTES, buckets_of
 from penstock.learner.codecs.registry import DgcOptions
 from penstock.learner.codecs.sparse import Sparse
 
@@ -22,10 +21,9 @@ class Dgc(Sparse):
     coded too.
 
     With ``learner.reduce.dgc_clip``, else ``learner.grad_clip``, the whole g of a rank is first
-    clipped to the norm dgc_clip / sqrt(world), as in the paper's section 3.2. That needs the norm
-    of the whole gradient, so everything is one bucket then, sent after the backward pass. The
-    largest of v are those of each layer, as in the paper's algorithms. The density falls by the
-    paper's ladder, ``learner.reduce.warmup_updates`` on each step, to
+    clipped to the norm dgc_clip / sqrt(world), as in the paper's section 3.2. The largest of v are
+    those of all layers together, unlike in the paper's algorithms (see `Sparse`). The density falls
+    by the paper's ladder, ``learner.reduce.warmup_updates`` on each step, to
     ``learner.reduce.dgc_density``.
     """
 
@@ -33,11 +31,10 @@ class Dgc(Sparse):
     works_alone = True
 
     def _set_up(self) -> None:
+        super()._set_up()
         self._options = DgcOptions.of(self._context.cfg)
         own_clip = self._options.dgc_clip
         self._clip = self._context.grad_clip if own_clip is None else own_clip
-        if self._clip is not None:
-            self.buckets = buckets_of(self._context.parts, self._context.size * VALUE_NBYTES)
 
     def density(self, update: int) -> float:
         end, stage = self._options.dgc_density, self._options.warmup_updates
@@ -54,7 +51,7 @@ class Dgc(Sparse):
         torch.mul(self._residuals["momentum"][span], self._context.momentum, out=momentum)
         momentum += grads
         torch.add(self._residuals["error"][span], momentum, out=error)
-        places = self._largest(bucket, error)
+        places = self._largest(error, self.count(bucket, self._update))
         values = error[places]
         error.index_fill_(0, places, 0.0)  # an assignment would copy the number to a GPU, and wait
         momentum.index_fill_(0, places, 0.0)

@@ -13,14 +13,13 @@ from penstock.learner.codecs.sparse import Sparse
 class Dropping(Sparse):
     """error += g; send the largest of error, and set them to zero there.
 
-    Exactly ``learner.reduce.density`` of the values of each layer, unlike the paper's threshold
-    from a sample. The paper has a threshold for all layers together only where the network
-    normalises its layers.
+    Exactly ``learner.reduce.density`` of all values, unlike the paper's threshold from a sample.
     """
 
     kinds = ("error",)
 
     def _set_up(self) -> None:
+        super()._set_up()
         self._density = DroppingOptions.of(self._context.cfg).density
 
     def density(self, update: int) -> float:
@@ -29,7 +28,7 @@ class Dropping(Sparse):
     def _take(self, bucket: Bucket, grads: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
         span = slice(bucket.start, bucket.stop)
         error = torch.add(self._residuals["error"][span], grads, out=self._new["error"][span])
-        places = self._largest(bucket, error)
+        places = self._largest(error, self.count(bucket, self._update))
         values = error[places]
         error.index_fill_(0, places, 0.0)  # an assignment would copy the number to a GPU, and wait
         return places, values

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.core.interfaces import Bucket, Collective, GradientPart
+from penstock.core.interfaces import Bucket, Collective
 from penstock.device.choice import runs_behind
-from penstock.learner.codecs.buckets import VALUE_NBYTES
+from penstock.learner.codecs.buckets import VALUE_NBYTES, buckets_of
 from penstock.learner.codecs.codec import BaseCodec
 from penstock.learner.codecs.collective import all_gather_nbytes, all_reduce_nbytes
 
@@ -21,11 +21,11 @@ SAMPLED_FROM = 1 << 14  # values
 
 
 class Sparse(BaseCodec):
-    """Sends exactly `count` values of each layer, those of largest magnitude, biases included.
+    """Sends exactly `count` values of the whole gradient, those of largest magnitude.
 
-    Gradients of different layers are of different size. A threshold for all of them together would
-    leave some layers without updates where nothing normalises the layers (Aji & Heafield 2017),
-    and one for each bucket would depend on the size of buckets.
+    So everything is one bucket, sent after the backward pass: one threshold for all layers, as of
+    Aji & Heafield 2017, which no size of buckets changes. A threshold for each layer, their other
+    choice, was tried: Catch then ended at 0.58 to 0.98 with `dgc` instead of 0.99.
 
     An all-gather collects every rank's indices and values, which are added in the order of ranks.
     Where that were more bytes than float32 for every value, the same few are summed densely. A
@@ -41,6 +41,9 @@ class Sparse(BaseCodec):
         """Add gradients of a finite norm ``[]`` to the residuals, and take out what is sent:
         indices (int64) and values (float32), both ``[count]``."""
 
+    def _set_up(self) -> None:
+        self.buckets = buckets_of(self._context.parts, self._context.size * VALUE_NBYTES)
+
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
         norm = torch.linalg.vector_norm(grads)
         sound = norm.isfinite()
@@ -54,16 +57,12 @@ class Sparse(BaseCodec):
         places, values = self._take(bucket, torch.where(sound, grads, 0.0), norm)
         self._sum(bucket, grads, places, torch.where(sound, values, torch.nan), ring)
 
-    def count(self, part: GradientPart, update: int) -> int:
-        """Number of values of a layer to send: its part of the total, at least one."""
-        density = self.density(update)
-        return max(1, round(density * part.stop) - round(density * part.start))
-
-    def _bucket_count(self, bucket: Bucket, update: int) -> int:
-        return sum(self.count(part, update) for part in bucket.parts)
+    def count(self, bucket: Bucket, update: int) -> int:
+        """Number of values to send, at least one."""
+        return max(1, round(self.density(update) * bucket.size))
 
     def _bucket_nbytes(self, bucket: Bucket, update: int) -> int:
-        count = self._bucket_count(bucket, update)
+        count = self.count(bucket, update)
         if self._is_dense(bucket, count):
             return all_reduce_nbytes(VALUE_NBYTES * bucket.size, self._world)
         return all_gather_nbytes(ENTRY_NBYTES * count, self._world)
@@ -89,19 +88,13 @@ class Sparse(BaseCodec):
 
     def _sum_nan(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
         """Take part in the exchange with NaN."""
-        count = self._bucket_count(bucket, self._update)
+        count = self.count(bucket, self._update)
         values = torch.full((count,), torch.nan, device=self._device)
         self._sum(bucket, grads, torch.arange(count, device=self._device), values, ring)
 
-    def _largest(self, bucket: Bucket, values: Tensor) -> Tensor:
-        """Indices in ``values`` of a bucket (int64) of those of largest magnitude in each layer."""
-        places = []
-        for part in bucket.parts:
-            first = part.start - bucket.start
-            keys = self._memory("keys", (part.size,), torch.int32)
-            count = self.count(part, self._update)
-            places.append(largest(values[first : first + part.size], count, keys).add_(first))
-        return torch.cat(places)
+    def _largest(self, values: Tensor, count: int) -> Tensor:
+        keys = self._memory("keys", (values.numel(),), torch.int32)
+        return largest(values, count, keys)
 
 
 def largest(values: Tensor, count: int, keys: Tensor | None = None) -> Tensor:
