@@ -140,9 +140,10 @@ class LearnerOptions(Section):
     """Relative change of a parameter above which `asp` sends it. A larger value sends less."""
     pull: Literal["newest", "ahead", "cached"] = "newest"
     """When a learner fetches parameters from a parameter server. `newest`: before each step, and it
-    waits for them. `ahead` (for `ssp`, `tap`): during the step before, so the parameters lack that
-    step's gradient. `cached` (for `ssp`): as `ahead`, but only when the learner's copy would exceed
-    `staleness`. `ahead` and `cached` wait less on a slow network, but gradients are staler."""
+    waits for them. `ahead` (for `ssp`, `tap`): during the step before, so the parameters lack the
+    others' gradients of that time. `cached` (for `ssp`): as `ahead`, but only when the learner's
+    copy would exceed `staleness`. The learner's own steps are in its copy at once. `ahead` and
+    `cached` wait less on a slow network, but gradients are staler."""
     spare: Count = 1
     """Gradients of each step that `backup` does not wait for."""
     server_shards: Processes = 1

@@ -91,21 +91,21 @@ def dgc(
     momentum: float,
     clip: float | None,
 ) -> Floats:
-    """Lin et al. 2018, algorithm 4 (vanilla momentum): per update and cut ``counts`` values."""
+    """Lin et al. 2018, algorithm 4 (vanilla momentum): per update and cut ``counts`` values.
+
+    Each rank's whole gradient is clipped to ``clip`` / sqrt(ranks), before it is added up.
+    """
     updates, world, size = grads.shape
     u = np.zeros((world, size), np.float32)
     v = np.zeros((world, size), np.float32)
     sums = np.zeros((updates, size), np.float32)
     for t in range(updates):
         for rank in range(world):
+            bound = None if clip is None else clip * world**-0.5
+            g = clipped(grads[t, rank].astype(np.float64), bound).astype(np.float32)
             for (start, stop), count in zip(cuts, counts[t], strict=True):
-                g = grads[t, rank, start:stop].copy()
-                if clip is not None:
-                    bound = clip * world**-0.5
-                    norm = np.linalg.norm(g.astype(np.float64))
-                    g = (g * min(1.0, bound / (norm + 1e-6))).astype(np.float32)
                 for i in range(start, stop):
-                    u[rank, i] = np.float32(momentum) * u[rank, i] + g[i - start]
+                    u[rank, i] = np.float32(momentum) * u[rank, i] + g[i]
                     v[rank, i] = v[rank, i] + u[rank, i]
                 order = sorted(range(start, stop), key=lambda i: (-abs(v[rank, i]), i))
                 for i in order[:count]:

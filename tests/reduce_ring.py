@@ -31,6 +31,8 @@ SHAPES: Shapes = (
     ("scale", (1,)),
     ("third.weight", (1, 1)),
     ("third.bias", (5,)),
+    ("towers.weight", (2, 8, 12)),
+    ("towers.bias", (2, 12)),
 )
 SIZE = sum(prod(shape) for _, shape in SHAPES)
 CPU = torch.device("cpu")

@@ -13,17 +13,26 @@ if TYPE_CHECKING:
 
 
 class GradientPart(NamedTuple):
-    """One parameter in the flat gradient vector: its values ``start`` up to ``stop``.
+    """The weight or bias of a layer in the flat gradient vector: its values ``start`` to ``stop``.
 
-    ``is_bias`` if it has fewer than two dimensions. ``rows`` is the size of its first dimension,
-    for codecs that treat it as a matrix; 1 if that does not matter.
+    It is one parameter, or one tower of a parameter that holds the same layer of several towers.
     """
 
     name: str
+    """Of the parameter."""
     start: int
     stop: int
     is_bias: bool
+    """Whether it is a bias by its name, or has fewer than two dimensions."""
     rows: int = 1
+    """Size of its first dimension, for codecs that treat it as a matrix; 1 for a bias."""
+    tower: int = 0
+    """Its number among the towers that the parameter holds."""
+
+    @property
+    def size(self) -> int:
+        """The number of values."""
+        return self.stop - self.start
 
 
 class Bucket(NamedTuple):
@@ -92,7 +101,7 @@ class CodecContext(NamedTuple):
     cfg: ReduceConfig
     """``learner.reduce``; `ExtraOptions.of` takes a codec's own options from it."""
     parts: Sequence[GradientPart]
-    """The parameters, which make up the flat vector without gaps."""
+    """The layers, which make up the flat vector without gaps."""
     size: int
     """The number of values in the flat vector."""
     device: torch.device

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from math import prod
 
 import torch
 from torch import Tensor
@@ -12,20 +13,40 @@ from penstock.core.interfaces import Bucket, GradientPart
 from penstock.device.choice import device_of
 
 VALUE_NBYTES = 4  # of float32
+WEIGHT, BIAS = "weight", "bias"  # names of a layer's parameters
 # On a GPU the backward pass is short and each bucket costs kernel launches, so buckets are larger;
 # 25 MB is also the default of torch's DistributedDataParallel.
 CPU_MB, GPU_MB = 1.0, 25.0
 
 
 def parts_of(parameters: Iterable[tuple[str, Tensor]]) -> tuple[GradientPart, ...]:
-    """The position of each named parameter when they follow one another."""
-    parts, start = [], 0
-    for name, parameter in parameters:
-        stop = start + parameter.numel()
-        is_bias = parameter.ndim < 2
-        parts.append(GradientPart(name, start, stop, is_bias, 1 if is_bias else parameter.shape[0]))
-        start = stop
+    """The layers of named parameters that follow one another.
+
+    A weight ``[towers, in, out]`` whose bias is ``[towers, out]`` is the same layer of several
+    towers side by side (`models.torch_trunks.Towers`): each tower's is a part of its own.
+    """
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
+    parts: list[GradientPart] = []
+    start = 0
+    for name, shape in shapes.items():
+        module, _, role = name.rpartition(".")
+        towers = _towers(shapes, module) if role in (WEIGHT, BIAS) else None
+        layer = shape if towers is None else shape[1:]
+        is_bias = role == BIAS or len(layer) < 2
+        rows = 1 if is_bias else layer[0]
+        for tower in range(towers or 1):
+            stop = start + prod(layer)
+            parts.append(GradientPart(name, start, stop, is_bias, rows, tower))
+            start = stop
     return tuple(parts)
+
+
+def _towers(shapes: Mapping[str, tuple[int, ...]], module: str) -> int | None:
+    """The number of towers that a module's weight and bias hold; None for an ordinary layer."""
+    prefix = f"{module}." if module else ""
+    weight, bias = shapes.get(prefix + WEIGHT, ()), shapes.get(prefix + BIAS, ())
+    is_stacked = len(weight) == 3 and bias == (weight[0], weight[2])
+    return weight[0] if is_stacked else None
 
 
 def bucket_nbytes(bucket_mb: float | None, device: torch.device) -> int:
@@ -38,8 +59,8 @@ def bucket_nbytes(bucket_mb: float | None, device: torch.device) -> int:
 def buckets_of(parts: Sequence[GradientPart], nbytes: int) -> tuple[Bucket, ...]:
     """Cut ``parts`` into buckets of at most ``nbytes`` of float32, the last parameters first.
 
-    So the first bucket is the first to be ready in a backward pass. A parameter is never cut: a
-    larger one is a bucket of its own.
+    So the first bucket is the first to be ready in a backward pass. A parameter is never cut, as
+    its gradient is complete at once: a larger one is a bucket of its own.
 
     Raises ValueError if the parts leave gaps.
     """
@@ -47,14 +68,25 @@ def buckets_of(parts: Sequence[GradientPart], nbytes: int) -> tuple[Bucket, ...]
         if before.stop != after.start:
             raise ValueError(f"{after.name} starts at {after.start}, not at {before.stop}")
     buckets: list[Bucket] = []
-    held: list[GradientPart] = []
-    for part in reversed(parts):
-        if held and (held[0].stop - part.start) * VALUE_NBYTES > nbytes:
-            buckets.append(_bucket(held))
-            held = []
-        held.append(part)
-    return (*buckets, _bucket(held)) if held else ()
+    bucket: list[GradientPart] = []
+    for parameter in reversed(_parameters(parts)):
+        if bucket and (bucket[-1].stop - parameter[0].start) * VALUE_NBYTES > nbytes:
+            buckets.append(_bucket(bucket))
+            bucket = []
+        bucket = [*parameter, *bucket]
+    return (*buckets, _bucket(bucket)) if bucket else ()
 
 
-def _bucket(reverse: Sequence[GradientPart]) -> Bucket:
-    return Bucket(reverse[-1].start, reverse[0].stop, tuple(reversed(reverse)))
+def _parameters(parts: Sequence[GradientPart]) -> list[list[GradientPart]]:
+    """The parts of each parameter."""
+    parameters: list[list[GradientPart]] = []
+    for part in parts:
+        if part.tower:
+            parameters[-1].append(part)
+        else:
+            parameters.append([part])
+    return parameters
+
+
+def _bucket(parts: Sequence[GradientPart]) -> Bucket:
+    return Bucket(parts[0].start, parts[-1].stop, tuple(parts))

@@ -8,7 +8,7 @@ everywhere, whatever order a backward pass takes.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -54,7 +54,11 @@ class Reducer:
         self._handed = 0
         self._failed = False
         self._pending: list[Future[None]] = []
-        owner = {part: i for i, bucket in enumerate(buckets) for part in bucket.parts}
+        # The first part of each parameter, and the bucket that holds all of its parts.
+        owner = {
+            part: i for i, bucket in enumerate(buckets) for part in bucket.parts if part.tower == 0
+        }
+        self._parameters_of = Counter(owner.values())
         parts = sorted(owner, key=lambda part: part.start)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._arrived, owner[part]))
@@ -68,7 +72,7 @@ class Reducer:
         """
         self.codec.begin(update)
         self._total = total
-        self._missing = [len(bucket.parts) for bucket in self._buckets]
+        self._missing = [self._parameters_of[i] for i in range(len(self._buckets))]
         self._handed = 0
 
     def finish(self, update: int, total: float) -> None:

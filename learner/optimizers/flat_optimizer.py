@@ -30,9 +30,9 @@ CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_
 class FlatOptimizer:
     """An optimizer of ``named`` parameters (float32, one device), in flat ``values`` and ``grads``.
 
-    The order is that of ``named``, each contiguous; ``parts`` gives their positions. Gradients add
-    up in ``grads`` until `zero_grad`. ``momentum`` (of sgd and lars) is 0 where the codec has its
-    own, and ``grad_clip`` is None: such a codec sends a velocity, or Adam's momentum.
+    The order is that of ``named``, each contiguous; ``parts`` gives the position of each layer.
+    Gradients add up in ``grads`` until `zero_grad`. ``momentum`` (of sgd and lars) is 0 where the
+    codec has its own, and ``grad_clip`` is None: such a codec sends a velocity, or Adam's momentum.
     """
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], cfg: LearnerConfig) -> None:

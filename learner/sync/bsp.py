@@ -20,7 +20,9 @@ from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import CodecContext
 from penstock.core.notes import note_logger
 from penstock.core.params import Arrays, Floats
-from penstock.learner.codecs.auto import choose
+from penstock.learner.codecs.auto import AFTER_WARMUP, choose
+from penstock.learner.codecs.buckets import VALUE_NBYTES
+from penstock.learner.codecs.collective import all_reduce_nbytes
 from penstock.learner.codecs.reducer import Reducer
 from penstock.learner.codecs.registry import CODECS, make_codec
 from penstock.learner.group.process_group import LearnerGroup
@@ -66,6 +68,8 @@ class Bsp:
         self._reducers = {
             id(optimizer): self._reducer(optimizer) for optimizer in optimizers.values()
         }
+        if group.rank == 0:
+            self._note_uncoded_values()
         self.rounds = 0
         self.unsent: Floats = np.zeros(len(BOOKED))  # everything is sent in every turn
 
@@ -152,6 +156,28 @@ class Bsp:
         self._reducers.clear()
         self._thread.shutdown(cancel_futures=True)
         self._group.close()
+
+    def _note_uncoded_values(self) -> None:
+        """Tell the user if a lossy codec sends more than half of the bytes of float32.
+
+        Then it sends most values as they are, since the network's layers are too small for it.
+        """
+        name = self._cfg.reduce.codec
+        if CODECS.specs[name].loss != "lossy" or self.world == 1:
+            return
+        sent = sum(reducer.codec.nbytes(AFTER_WARMUP) for reducer in self._reducers.values())
+        plain = sum(
+            all_reduce_nbytes(VALUE_NBYTES * len(optimizer.values), self.world)
+            for optimizer in self._optimizers.values()
+        )
+        if 2 * sent > plain:
+            logger.info(
+                "learner.reduce.codec %s sends %.0f %% of the bytes of fp32 with this network and "
+                "its options, as it codes less than half of the values; set "
+                "learner.reduce.codec=int8 or none",
+                name,
+                100 * sent / plain,
+            )
 
     def _check_shared(self) -> None:
         sums = [crc32(values.cpu().numpy().data) for values in self._shared.values()]

@@ -6,12 +6,17 @@ that all learners are equal after it. The number of steps for Adam's bias correc
 learner's own. Between rounds learners differ, and each publishes its own weights to its own actors,
 so that samples always meet the policy that made them.
 
-A learner begins a round when it has made its updates, when it has no samples, or when a flag of its
-control message is set; it then waits for the others.
+A learner enters a round when it has made its updates, or when a flag of its control message is set,
+and waits there for the others. One without samples takes part without steps: it enters shortly
+before the others have made theirs, by the time that they needed for the last round, so that they
+need not wait for it, and it trains on samples that come until then. (It stays out for half of
+`learner.reduce.timeout_s` at most, after which the others would take it for stuck.) Every learner
+enters every round once, so all make the same collective calls.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -49,10 +54,15 @@ class LocalSgd:
         self._group = group
         self._optimizers = optimizers
         self._every = cfg.local_steps
+        self._wait_s = cfg.reduce.wait_s
+        self._longest_s = cfg.reduce.timeout_s / 2
         self._ledger = ledger
         self._launched = launched or (lambda: None)
         self._updates = 0  # since the last round
         self._samples = 0.0
+        self._began_s = time.monotonic()  # the end of the last round
+        self._expected_s = 0.0  # in which learners with samples make their updates
+        self._stopped = False  # by the last round
         self.unsent = np.zeros(len(BOOKED))
         self._recent = np.zeros(3)
 
@@ -62,23 +72,47 @@ class LocalSgd:
         ``counts`` are always its own.
         """
         unsent = self.unsent + mine.growth[: len(BOOKED)]
-        flags = (mine.stop, mine.nan, mine.checkpoint, mine.regroup)
-        if self._updates < self._every and mine.counts.any() and not any(flags):
+        elapsed_s = time.monotonic() - self._began_s
+        if not self._enters(mine, elapsed_s):
             self.unsent = unsent
             return ControlMessage(
                 mine.counts, np.concatenate((np.zeros(len(BOOKED)), self._recent))
             )
         self._ledger.switch(Part.REDUCE)
         growth = np.concatenate((unsent, mine.growth[len(BOOKED) :]))
-        summed = self._sum(ControlMessage(np.array([self._samples]), growth, *flags))
-        if summed.counts[0]:
-            self._average(self._samples / float(summed.counts[0]))
+        flags = (mine.stop, mine.nan, mine.checkpoint, mine.regroup)
+        busy_s = elapsed_s if self._is_due else 0.0
+        counts = np.array([self._samples, busy_s, float(self._is_due)])
+        summed = self._sum(ControlMessage(counts, growth, *flags))
+        samples, busy_s, due = summed.counts.tolist()
+        if samples:
+            self._average(self._samples / samples)
+        if due:
+            self._expected_s = min(busy_s / due, self._longest_s)
         self._updates, self._samples = 0, 0.0
+        self._began_s = time.monotonic()
+        self._stopped = summed.stop
         self.unsent = np.zeros(len(BOOKED))
         self._recent = summed.growth[len(BOOKED) :]
         self.rounds += 1
         summed.counts = mine.counts
         return summed
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether this learner has made its updates of the round."""
+        return self._updates >= self._every
+
+    def _enters(self, mine: ControlMessage, elapsed_s: float) -> bool:
+        """Whether this learner enters a round, ``elapsed_s`` seconds after the last one."""
+        if mine.stop or mine.nan or mine.checkpoint or mine.regroup or self._is_due:
+            return True
+        if self._stopped:  # only the last counts are left to be sent
+            return True
+        if mine.counts.any():
+            return False
+        # It looks again when it has waited so long for samples once more.
+        return elapsed_s + self._wait_s >= self._expected_s
 
     def prepare_backward(self, optimizer: FlatOptimizer, total: float) -> None:
         pass

@@ -61,8 +61,11 @@ class Learners:
         self.run.wait_until(lambda: self.are_whole(restarts))
         self.train_on()
 
-    def end(self) -> None:
-        """Stop the run; it must say that nothing but the learners' own went wrong."""
+    def end(self, unequal_steps: int = 0) -> None:
+        """Stop the run; it must say that nothing but the learners' own went wrong.
+
+        ``unequal_steps``: by how many the learners' own optimizer steps may differ.
+        """
         os.kill(self.run.process.pid, signal.SIGTERM)
         code, answer, err = self.run.end()
         assert code == 143, err
@@ -70,7 +73,8 @@ class Learners:
         assert answer["accounting"]["lost"]["learner"] > 0
         assert answer["actors_restarted"] == 0
         saved = checkpoint_format.load(self.dir / "checkpoints" / "last")
-        assert saved.meta["progress"]["learner_steps"] == answer["learner_steps"]
+        behind = answer["learner_steps"] - saved.meta["progress"]["learner_steps"]
+        assert 0 <= behind <= unequal_steps
 
 
 @pytest.mark.slow
@@ -92,7 +96,8 @@ def test_a_learner_killed_under_another_pace(penstock: Penstock, tmp_path: Path,
     learners.kill([0])
     learners.train_on()
     learners.recover(restarts=1)
-    learners.end()
+    # Between two averages each learner counts its own steps; it makes up to 8 of them.
+    learners.end(unequal_steps=8 if pace == "local_sgd" else 0)
 
 
 @pytest.mark.parametrize(

@@ -20,17 +20,18 @@ class Dgc(Sparse):
     must have none: `learner.optimizer=sgd` is used with momentum 0. Therefore a group of one is
     coded too.
 
-    With ``learner.reduce.dgc_clip``, else ``learner.grad_clip``, each bucket's g is first clipped
-    to the norm dgc_clip / sqrt(world): local gradients are shares of a mean, and buckets are
-    reduced before the norm of the whole gradient is known (the authors' code clips every layer by
-    itself). The density falls by the paper's ladder, ``learner.reduce.warmup_updates`` on each
-    step, to ``learner.reduce.dgc_density``.
+    With ``learner.reduce.dgc_clip``, else ``learner.grad_clip``, the whole g of a rank is first
+    clipped to the norm dgc_clip / sqrt(world), as in the paper's section 3.2. The largest of v are
+    those of all layers together, unlike in the paper's algorithms (see `Sparse`). The density falls
+    by the paper's ladder, ``learner.reduce.warmup_updates`` on each step, to
+    ``learner.reduce.dgc_density``.
     """
 
     kinds = ("momentum", "error")
     works_alone = True
 
     def _set_up(self) -> None:
+        super()._set_up()
         self._options = DgcOptions.of(self._context.cfg)
         own_clip = self._options.dgc_clip
         self._clip = self._context.grad_clip if own_clip is None else own_clip

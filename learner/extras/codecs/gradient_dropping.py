@@ -13,13 +13,13 @@ from penstock.learner.extras.codecs.sparse import Sparse
 class Dropping(Sparse):
     """error += g; send the largest of error, and set them to zero there.
 
-    Exactly ``learner.reduce.density`` of the values of a bucket, unlike the paper's threshold from
-    a sample.
+    Exactly ``learner.reduce.density`` of all values, unlike the paper's threshold from a sample.
     """
 
     kinds = ("error",)
 
     def _set_up(self) -> None:
+        super()._set_up()
         self._density = DroppingOptions.of(self._context.cfg).density
 
     def density(self, update: int) -> float:

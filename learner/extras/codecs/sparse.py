@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.core.interfaces import Bucket, Collective
 from penstock.device.choice import runs_behind
-from penstock.learner.codecs.buckets import VALUE_NBYTES
+from penstock.learner.codecs.buckets import VALUE_NBYTES, buckets_of
 from penstock.learner.codecs.codec import BaseCodec
 from penstock.learner.codecs.collective import all_gather_nbytes, all_reduce_nbytes
 
@@ -21,7 +21,11 @@ SAMPLED_FROM = 1 << 14  # values
 
 
 class Sparse(BaseCodec):
-    """Sends exactly `count` values of each bucket, those of largest magnitude, biases included.
+    """Sends exactly `count` values of the whole gradient, those of largest magnitude.
+
+    So everything is one bucket, sent after the backward pass: one threshold for all layers, as of
+    Aji & Heafield 2017, which no size of buckets changes. A threshold for each layer, their other
+    choice, was tried: Catch then ended at 0.58 to 0.98 with `dgc` instead of 0.99.
 
     An all-gather collects every rank's indices and values, which are added in the order of ranks.
     Where that were more bytes than float32 for every value, the same few are summed densely. A
@@ -37,6 +41,9 @@ class Sparse(BaseCodec):
         """Add gradients of a finite norm ``[]`` to the residuals, and take out what is sent:
         indices (int64) and values (float32), both ``[count]``."""
 
+    def _set_up(self) -> None:
+        self.buckets = buckets_of(self._context.parts, self._context.size * VALUE_NBYTES)
+
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
         norm = torch.linalg.vector_norm(grads)
         sound = norm.isfinite()
@@ -51,9 +58,8 @@ class Sparse(BaseCodec):
         self._sum(bucket, grads, places, torch.where(sound, values, torch.nan), ring)
 
     def count(self, bucket: Bucket, update: int) -> int:
-        """Number of values of ``bucket`` to send: its part of the total, at least one."""
-        density = self.density(update)
-        return max(1, round(density * bucket.stop) - round(density * bucket.start))
+        """Number of values to send, at least one."""
+        return max(1, round(self.density(update) * bucket.size))
 
     def _bucket_nbytes(self, bucket: Bucket, update: int) -> int:
         count = self.count(bucket, update)

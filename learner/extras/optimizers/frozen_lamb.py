@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.interfaces import AdamState, GradientPart, OptimizerContext, UpdateStep
-from penstock.core.params import Arrays
+from penstock.core.params import Array, Arrays
 from penstock.learner.optimizers.rules import BETAS, BaseOptimizer, adam_denominator, correction
 
 COEFFICIENTS = (0.01, 10.0)
@@ -154,15 +154,25 @@ class FrozenVarianceLamb(BaseOptimizer):
 def convert_lamb(state: Arrays, names: Set[str], parts: Sequence[GradientPart]) -> Arrays:
     """A state of LAMB, with or without a codec of its own, with these ``names``.
 
-    So a run continues with another codec. A state of another optimizer is returned as it is.
+    So a run continues with another codec. A state of another optimizer is returned as it is. Where
+    a state of an earlier version has one number for all towers of a parameter, each tower gets it.
     """
     added, removed = names - state.keys(), state.keys() - names
     if removed == set(OF_LAYERS) and not added:
         return {name: state[name] for name in names}
+    if not added | removed and set(OF_LAYERS) <= names:
+        return {**state, **{name: _of_parts(state[name], parts) for name in OF_LAYERS[1:]}}
     if added == set(OF_LAYERS) and not removed:
         new = (state["exp_avg_sq"], np.zeros(len(parts)), np.ones(len(parts)))
         return {**state, **dict(zip(OF_LAYERS, new, strict=True))}
     return state
+
+
+def _of_parts(numbers: Array, parts: Sequence[GradientPart]) -> Array:
+    """``numbers`` of each part; of each parameter if there are as many of these instead."""
+    parameters = np.cumsum([part.tower == 0 for part in parts]) - 1
+    is_of_parameters = numbers.shape == (parameters[-1] + 1,)
+    return numbers[parameters] if is_of_parameters else numbers
 
 
 def _decay(beta: float, is_bad: Tensor) -> Tensor:

@@ -6,7 +6,8 @@
     client.push(samples, growth)           # in place of optimizer.step
 
 By `learner.pull` a pull is asked for while the step before it is computed (`ask_ahead`), or left
-out while the parameters are new enough (`needs_pull`).
+out while the parameters are new enough (`needs_pull`). The parameters here contain the own pushes
+all the same (`OwnSteps`), so that a worker reads its writes.
 
 Under asp a push takes the optimizer's step here and sends the changes (`LocalCopy`); else the
 server takes the step and the optimizer here only holds parameters and gradients. No call waits
@@ -124,6 +125,7 @@ class ServerClient:
         self._optimizer, self._cfg = optimizer, cfg
         size = optimizer.values.numel()
         self._copy = LocalCopy(optimizer, cfg.significance) if cfg.pace == "asp" else None
+        self._own = None if cfg.pull == "newest" else OwnSteps(optimizer)
         self.last = Reply(version, samples, tally, None, 1, False, False, False)
         self._residual = np.zeros(size, np.float32) if cfg.reduce.codec == "bf16" else None
         self._counts = np.zeros(len(BOOKED))  # of this learner since the client was made
@@ -198,6 +200,9 @@ class ServerClient:
         if len(self._shards) > 1 or self._residual is not None:
             gradient = gradient * self._clip_factor(float(norm))
         self._push_gradient(head, gradient)
+        if self._own is not None:
+            steps = int(self.last.tally[STEPS] + tally[STEPS])
+            self._own.step(samples, steps, self.last.version)
         return norm
 
     def pull(self, timeout_s: float) -> Reply | None:
@@ -231,9 +236,10 @@ class ServerClient:
 
         The next `pull` takes them, after that push.
         """
-        if self._spare or self._asked is not None or self._cfg.pull == "newest":
+        if self._spare or self._asked is not None or self._own is None:
             return
         self._asked = ServerMessageKind.PULL
+        self._own.begin()
         for shard in self._shards:
             shard.ask(ServerMessageKind.PULL, Flag.AHEAD)
             shard.say()
@@ -335,6 +341,8 @@ class ServerClient:
         """Send a request to all shards, if it was not sent yet; returns whether they answered."""
         if self._asked != kind:
             self._asked = kind
+            if self._own is not None:
+                self._own.begin()
             for shard in self._shards:
                 shard.ask(kind)
         ends_s = time.monotonic() + timeout_s
@@ -429,6 +437,8 @@ class ServerClient:
             self._copy.pulled(where, fresh)
         else:
             self._optimizer.values[where] = fresh.to(self._optimizer.values.device)
+        if self._own is not None and message.head.flags & Flag.AHEAD:
+            self._own.add_to(shard.part)
         shard.have, shard.answer = message.head.version, message.head
         shard.counted = shard.asked_with
 
@@ -514,6 +524,51 @@ class _Shard:
             self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:
             pass
+
+
+class OwnSteps:
+    """This worker's steps that the server's parameters may lack, taken here too.
+
+    Stale synchronous parallel lets a worker read its own writes whatever it reads of the others
+    (Ho et al. 2013, section 3). With `learner.pull` ahead or cached the parameters here are older
+    than this worker's last pushes, so each push takes the optimizer's step here as well. It is the
+    server's own step for an optimizer without moments; else the moments here are of this worker's
+    gradients alone (and, after `ServerClient.fetch`, the server's), and the step is an estimate,
+    which the server's parameters replace.
+
+    All pushes before a request are in its answer, as one connection keeps their order. The push
+    after a request is lacking where the answer has the flag AHEAD.
+    """
+
+    def __init__(self, optimizer: FlatOptimizer) -> None:
+        self._optimizer = optimizer
+        self._change = torch.zeros_like(optimizer.values)  # by the pushes since the last request
+        self._samples = self._pushes = 0
+
+    def begin(self) -> None:
+        """Note that a request is sent now."""
+        self._change.zero_()
+
+    @torch.no_grad()
+    def step(self, samples: int, steps: int, updates: int) -> None:
+        """Take the step of a push over ``samples``, after ``steps`` agent steps and at least
+        ``updates`` updates of the server's parameters.
+
+        A push is weighted by its share of samples, as in `parameters.Summed.update`.
+        """
+        self._samples += samples
+        self._pushes += 1
+        # The warm-up of the learning rate counts the updates of all workers.
+        self._optimizer.updates = max(self._optimizer.updates, updates)
+        values = self._optimizer.values
+        before = values.clone()
+        self._optimizer.step(self._samples / self._pushes, steps)
+        self._change += values - before
+
+    @torch.no_grad()
+    def add_to(self, part: slice) -> None:
+        """Add the steps since the last request to a range of pulled parameters."""
+        self._optimizer.values[part] += self._change[part]
 
 
 class LocalCopy:

@@ -27,7 +27,8 @@ back. The head is `HEAD`, little-endian; fields that a kind does not name are 0.
     VALUES     server  number; version, samples, tally of the run; lag = staleness of the worker's
                        last push, -1 where it was discarded; workers; rules = the further pushes
                        that it may make with these parameters. dense: all parameters; sparse
-                       (asp): those that changed since ``version``
+                       (asp): those that changed since ``version``. flag AHEAD: they lack the push
+                       that the worker made after its pull
     ASK_STATE  worker  number
     STATE      server  number, as above
     BYE        worker  it leaves

@@ -360,12 +360,13 @@ class ParameterServer:
     def _answer(self, name: bytes, member: Member, parameters: Parameters) -> None:
         assert member.pull is not None
         have = min(member.pull.version, self.pace.version)
+        flags = self._told | (Flag.CHECKPOINT if member.checkpoint else Flag.NONE)
+        ahead = self._is_ahead(member, member.pull)
         if self._is_allowed(member, member.pull):  # else it only receives the stop flag
-            ahead = self._is_ahead(member, member.pull)
             (self.pace.go_ahead if ahead else self.pace.go)(member.number)
         head = ServerHeader(
             ServerMessageKind.VALUES,
-            self._told | (Flag.CHECKPOINT if member.checkpoint else Flag.NONE),
+            flags | Flag.AHEAD if ahead else flags,
             number=member.pull.number,
             version=self.pace.version,
             samples=parameters.samples,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,16 +13,17 @@ from torch import nn
 
 from penstock.configs.reduce import ReduceConfig
 from penstock.configs.sections import LearnerConfig
+from penstock.core.notes import notes_to
 from penstock.core.params import Arrays
 from penstock.learner.codecs.collective import SoloCollective
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.sync.bsp import Bsp
 from penstock.profiling.ledger import TimeLedger
 
-SIZE = 8
+VECTOR = {"w": (8,)}
 
 
-def bsp(codec: str, optimizer: Any) -> Bsp:
+def bsp(codec: str, optimizer: Any, shapes: Mapping[str, tuple[int, ...]] = VECTOR) -> Bsp:
     """The sync of one rank of two, whose group keeps the state of that rank alone."""
     cfg = LearnerConfig(count=2, optimizer=optimizer, reduce=ReduceConfig(codec=codec))
     group: Any = SimpleNamespace(
@@ -31,7 +33,8 @@ def bsp(codec: str, optimizer: Any) -> Bsp:
         collect_states=lambda own: own,
         restore_own=lambda state: state,
     )
-    flat = FlatOptimizer([("w", nn.Parameter(torch.zeros(SIZE)))], cfg)
+    named = [(name, nn.Parameter(torch.zeros(shape))) for name, shape in shapes.items()]
+    flat = FlatOptimizer(named, cfg)
     return Bsp(group, {"model": flat}, cfg, TimeLedger())
 
 
@@ -66,6 +69,34 @@ def test_residuals_of_a_checkpoint_that_does_not_name_the_codec_are_restored() -
     state = saved("onebit", "sgd")
     del state["codec"]
     assert restored(state, "onebit", "sgd") == 1.0
+
+
+TOWERS = {"hidden.weight": (2, 64, 64), "hidden.bias": (2, 64), "value.weight": (1, 64)}
+SMALL = {"hidden.weight": (2, 4, 8), "hidden.bias": (2, 8), "value.weight": (1, 8)}
+
+
+@pytest.mark.parametrize(
+    ("codec", "shapes", "percent"),
+    [
+        ("powersgd", TOWERS, None),
+        ("powersgd", SMALL, 100),
+        ("none", SMALL, None),
+        ("terngrad", {"w": (5, 5), "bias": (1000,)}, 98),
+        ("terngrad", {"w": (50, 20), "bias": (50,)}, None),
+    ],
+)
+def test_a_codec_that_codes_less_than_half_of_the_values_says_so(
+    codec: str, shapes: dict[str, tuple[int, ...]], percent: int | None
+) -> None:
+    notes: list[str] = []
+    with notes_to(notes.append):
+        bsp(codec, "sgd", shapes)
+    said = (
+        f"learner.reduce.codec {codec} sends {percent} % of the bytes of fp32 with this network "
+        "and its options, as it codes less than half of the values; set learner.reduce.codec=int8 "
+        "or none"
+    )
+    assert notes == ([] if percent is None else [said])
 
 
 @pytest.mark.parametrize(("own", "other"), [(0.25, 0.5), (0.5, 0.25), (np.inf, 0.25)])

@@ -156,6 +156,20 @@ def test_bytes_of_an_update_by_hand(options: dict[str, Any], nbytes: int) -> Non
     assert codec.nbytes(3) == nbytes
 
 
+TOWERS = (
+    *(("hidden.0.weight", (2, 4, 64)), ("hidden.0.bias", (2, 64))),
+    *(("hidden.1.weight", (2, 64, 64)), ("hidden.1.bias", (2, 64))),
+    *(("policy.weight", (2, 64)), ("policy.bias", (2,))),
+    *(("value.weight", (1, 64)), ("value.bias", (1,))),
+)  # of CartPole's preset
+
+
+def test_bytes_of_powersgd_on_two_towers_by_hand() -> None:
+    """Of 9,155 values the two matrices of 64 x 64 have factors, of 2 * (64 + 64) values each."""
+    codec = codec_for(4, 0, TOWERS, codec="powersgd", warmup_updates=0, bucket_mb=1.0)
+    assert codec.nbytes(0) == 6 * (9155 - 2 * 64 * 64 + 2 * 2 * (64 + 64))  # 2 * 3/4 * 4 bytes
+
+
 def test_a_group_of_one_sends_nothing() -> None:
     for name in ("none", "int8", "terngrad", "dgc"):
         assert codec_for(1, 0, codec=name).nbytes(10**6) == 0

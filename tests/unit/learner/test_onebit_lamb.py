@@ -277,3 +277,17 @@ def test_a_run_continues_with_and_without_the_codec() -> None:
         coded.load_state_dict(
             FlatOptimizer(named, LearnerConfig(optimizer="sgd")).state_dict(),
         )
+
+
+def test_a_checkpoint_with_one_coefficient_for_all_towers_gives_it_to_each() -> None:
+    cfg = LearnerConfig(count=2, optimizer="lamb", reduce=ReduceConfig(codec="onebit_lamb"))
+    shapes = {"a.weight": (2, 3, 4), "a.bias": (2, 4), "b.weight": (5, 4)}
+    named = [(name, nn.Parameter(torch.zeros(shape))) for name, shape in shapes.items()]
+    optimizer = FlatOptimizer(named, cfg)
+    state = optimizer.state_dict()
+    assert state["lamb_factor"].shape == (5,)
+    state["lamb_factor"] = np.array([2.0, 3.0, 4.0], np.float32)
+    state["lamb_coefficient"] = np.array([0.1, 0.2, 0.3], np.float32)
+    optimizer.load_state_dict(state)
+    assert optimizer.state_dict()["lamb_factor"].tolist() == [2.0, 2.0, 3.0, 3.0, 4.0]
+    assert optimizer.state_dict()["lamb_coefficient"] == pytest.approx([0.1, 0.1, 0.2, 0.2, 0.3])

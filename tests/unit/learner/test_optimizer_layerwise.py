@@ -61,6 +61,33 @@ def test_lars_takes_steps_of_sgd_for_a_bias() -> None:
     assert first.tolist() == pytest.approx([2.94, 3.92])
 
 
+def towers(**settings: Any) -> FlatOptimizer:
+    """Two towers of one layer, with weights 3, 4 and 6, 8 and biases of 1."""
+    cfg = LearnerConfig(grad_clip=None, **settings)
+    weight = torch.tensor([[[3.0], [4.0]], [[6.0], [8.0]]])
+    named = [("w.weight", nn.Parameter(weight)), ("w.bias", nn.Parameter(torch.ones(2, 1)))]
+    return FlatOptimizer(named, cfg)
+
+
+@needs_library
+def test_lars_has_a_trust_ratio_for_each_tower_and_none_for_a_bias() -> None:
+    optimizer = towers(optimizer="lars", lr=10.0, momentum=0.0)
+    (first,) = steps(optimizer, [0.6, 0.8, 0.0, 5.0, 0.01, 0.02])
+    # 0.001 * 5 / 1 of the first tower's gradient, 0.001 * 10 / 5 of the second's
+    expected = [3 - 0.03, 4 - 0.04, 6.0, 8 - 0.1, 1 - 0.1, 1 - 0.2]
+    assert first.tolist() == pytest.approx(expected)
+
+
+@needs_library
+def test_lamb_has_a_step_of_each_towers_own_length() -> None:
+    optimizer = towers(optimizer="lamb", lr=0.1, eps=1e-12)
+    (first,) = steps(optimizer, [1.0, -2.0, 3.0, 4.0, 0.5, -0.5])
+    # The first step goes by the signs; its length is 0.1 |x| of each tower's weight or bias.
+    of_first, of_second = 0.5 / sqrt(2), 1.0 / sqrt(2)
+    expected = [3 - of_first, 4 + of_first, 6 - of_second, 8 - of_second, 0.9, 1.1]
+    assert first.tolist() == pytest.approx(expected)
+
+
 @needs_library
 def test_lamb_by_hand() -> None:
     optimizer = layer([[3.0, 4.0]], optimizer="lamb", lr=0.1, eps=1e-12)

@@ -207,6 +207,21 @@ def test_terngrad_is_right_on_average_and_varies_as_it_must(reternarize: bool) -
     assert (found.var(0) / variance).mean() == pytest.approx(1.0, abs=0.05)
 
 
+def test_terngrad_has_a_scale_for_each_tower_and_codes_no_bias() -> None:
+    """Values of one magnitude are all sent as it, so that the sums are exact by hand."""
+    weights = [1.0, -1.0, -1.0, 1.0, 100.0, 100.0, -100.0, 100.0]
+    biases = [0.1, 30.0, -0.7, 0.0]
+    grads = np.array(weights + biases, np.float32)
+    shapes = [("w.weight", (2, 2, 2)), ("w.bias", (2, 2))]
+
+    def work(ring: GroupCollective) -> Floats:
+        codec = codec_for(3, ring.rank, shapes, codec="terngrad")
+        return reduce_all(codec, ring, 0, grads)
+
+    for found in run_ranks(3, work):
+        np.testing.assert_allclose(found, 3 * grads, rtol=1e-6)
+
+
 def test_terngrad_draws_differ_between_ranks_and_updates_and_come_again() -> None:
     grad = np.full(SIZE, 0.5, np.float32)
     grad[::2] = 1.0
@@ -234,6 +249,25 @@ def test_powersgd_sums_matrices_of_its_rank_exactly() -> None:
 
     for found in run_ranks(3, work):
         np.testing.assert_allclose(found, grads.sum(0), rtol=1e-3, atol=1e-4)
+
+
+def test_powersgd_sums_matrices_of_its_rank_exactly_in_each_tower() -> None:
+    """The towers' matrices have different factors: together they are of rank 4."""
+    rng = np.random.default_rng(0)
+    left = rng.standard_normal((3, 2, 30, 2))
+    right = rng.standard_normal((2, 2, 40))  # the ranks' rows span the same space, in each tower
+    weights = (left @ right).astype(np.float32).reshape(3, -1)
+    biases = rng.standard_normal((3, 80)).astype(np.float32)
+    grads = np.concatenate([weights, biases], axis=1)
+    shapes = [("w.weight", (2, 30, 40)), ("w.bias", (2, 40))]
+
+    def work(ring: GroupCollective) -> tuple[Floats, int]:
+        codec = codec_for(3, ring.rank, shapes, codec="powersgd", warmup_updates=0, bucket_mb=1.0)
+        return reduce_all(codec, ring, 0, grads[ring.rank]), ring.sent_nbytes
+
+    for found, sent_nbytes in run_ranks(3, work):
+        np.testing.assert_allclose(found, grads.sum(0), rtol=1e-3, atol=1e-4)
+        assert sent_nbytes < 0.2 * 2 * 2 / 3 * 4 * grads.shape[1], "and sends a few factors"
 
 
 def test_powersgd_of_a_cpu_asks_nothing_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
