@@ -7,7 +7,6 @@ on this machine, one file for each description of what was timed.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import penstock
-from penstock.core.files import write_atomic
+from penstock.core.files import try_lock, write_atomic
 from penstock.core.machine import version_of
 from penstock.core.processor import processor
 
@@ -182,14 +181,8 @@ def _open(folder: Path | None) -> int | None:
 
 def _lock(descriptor: int) -> bool:
     ends_s = time.monotonic() + WAIT_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= ends_s:
-                return False
+    with suppress(OSError):  # a file system without locks
+        while not (is_locked := try_lock(descriptor)) and time.monotonic() < ends_s:
             time.sleep(POLL_S)
-        except OSError:  # a file system without locks
-            return False
-        else:
-            return True
+        return is_locked
+    return False

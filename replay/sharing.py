@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from penstock.configs.errors import UserError
+from penstock.core.runtime_folder import RuntimeFolder
 from penstock.replay.errors import ReplayError
-from penstock.replay.own_folder import SOCKET, OwnFolder
 from penstock.transport.shm.attach import Attached, AttachServer
 from penstock.transport.shm.lane import offer
 from penstock.transport.shm.store import SlotStore, drain_event
 
+SOCKET = "store"  # in the private folder
 WRITER_SLOTS = 2  # slots that a writer may hold: one to fill, and one lent ahead
 GATE_S = 0.005  # between two checks of a rate limiter that holds writers back
 
@@ -67,9 +68,10 @@ class StoreServer:
         self._stop = False
         self._then: Callable[[], None] | None = None
         self._pid = os.getpid()
-        self._folder = OwnFolder() if path is None else None
-        self.path = self._folder.path / SOCKET if self._folder else Path(path or "")
+        self._folder: RuntimeFolder | None = None
         try:
+            self._folder = RuntimeFolder() if path is None else None
+            self.path = self._folder.path / SOCKET if self._folder else Path(path or "")
             self._door = AttachServer(self.path, self._attach, self._left)
         except UserError as error:
             self._remove_folder()
