@@ -9,8 +9,8 @@ from penstock.algos.registry import algorithm
 from penstock.algos.samples import slot_spec
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Inference
+from penstock.core.machine import processor
 from penstock.core.observations import Spaces
-from penstock.core.processor import processor
 from penstock.models.acting import policy
 from penstock.models.acting.inference import LocalInference
 from penstock.models.acting.policy import Policy

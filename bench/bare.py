@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from penstock.algos.samples import network_shape
 from penstock.bench.rates import Work, as_json, one_behind, rounds_of
 from penstock.configs.schema import Config
-from penstock.core.processor import processor
+from penstock.core.machine import processor
 from penstock.device.choice import device_of, pick_device
 from penstock.envs import probe
 from penstock.models.general import ActorCriticHeads, GeneralShape, channels_last

@@ -18,8 +18,7 @@ from penstock.cli import doctor_gpu
 from penstock.configs.model import ModelConfig
 from penstock.core import cgroup
 from penstock.core.formatting import size
-from penstock.core.machine import version_of
-from penstock.core.processor import processor
+from penstock.core.machine import processor, version_of
 from penstock.launch.auto_envs import cached_choices
 from penstock.models.actions import discrete
 from penstock.models.compute_form import Options, UpdateSize, training_forms

@@ -1,8 +1,8 @@
 """The cache folder of the user: small JSON files that save time, and that a run can do without.
 
-Nothing fails because of it: a folder that cannot be written leaves every call without a cache. A
-file is data from outside: its reader checks all of it. `timed_once` keeps times that were measured
-on this machine, one file for each description of what was timed.
+Nothing fails because of it: a folder that cannot be written leaves every call without a cache.
+`timed_once` keeps times that were measured on this machine, one file for each description of what
+was timed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,15 +19,13 @@ from typing import Any, TypeVar
 
 import penstock
 from penstock.core.files import try_lock, write_atomic
-from penstock.core.machine import version_of
-from penstock.core.processor import processor
+from penstock.core.machine import processor, version_of
 
 T = TypeVar("T")
 
 LOCK = "lock"
 WAIT_S = 5.0  # for the lock; a holder that is suspended must not delay a run for longer
 POLL_S = 0.02
-MOST_NBYTES = 1 << 16  # of a file that is read
 TIMES_NAME = re.compile(r"[0-9a-f]{20}\.json")  # of a file of `timed_once`: `digest`
 KEPT = 64  # such files of a folder; each change of a task, of torch or of Penstock adds some
 
@@ -46,12 +43,10 @@ def cache_folder() -> Path | None:
 
 
 def read_cached(path: Path) -> Any:
-    """The JSON value of a file; None where it cannot be read, is none, or is too large."""
+    """The JSON value of a file of `write_cached`; None where there is none."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(MOST_NBYTES + 1)
-        return None if len(raw) > MOST_NBYTES else json.loads(raw)
-    except (OSError, ValueError, RecursionError):
+        return json.loads(path.read_text())
+    except OSError:
         return None
 
 
@@ -65,21 +60,19 @@ def write_cached(path: Path, value: Any) -> bool:
 
 
 def by_age(folder: Path, name: re.Pattern[str]) -> list[Path]:
-    """The regular files of ``folder`` with names that ``name`` matches fully, newest first."""
+    """The files of ``folder`` with names that ``name`` matches fully, newest first."""
     found: list[tuple[int, Path]] = []
     with suppress(OSError):  # there is no such folder
         for path in folder.iterdir():
             if name.fullmatch(path.name):
                 with suppress(OSError):  # another process has deleted it
-                    status = path.lstat()
-                    if stat.S_ISREG(status.st_mode):
-                        found.append((status.st_mtime_ns, path))
+                    found.append((path.lstat().st_mtime_ns, path))
     return [path for _, path in sorted(found, reverse=True)]
 
 
 def delete_oldest(folder: Path, name: re.Pattern[str], kept: int) -> None:
     """Delete the files that `by_age` returns, except the newest ``kept``. The caller holds the lock
-    of the folder (`locked`). Links, folders and files of other names stay."""
+    of the folder (`locked`). Files of other names stay."""
     for path in by_age(folder, name)[kept:]:
         with suppress(OSError):
             path.unlink()
@@ -109,9 +102,7 @@ def timed_once(
 
     def known() -> T | None:
         value = read_cached(path) if path else None
-        if not isinstance(value, dict) or value.get("about") != about:
-            return None
-        return read(value.get("seconds"))
+        return None if value is None else read(value["seconds"])
 
     if (found := known()) is not None:
         return found, True
@@ -129,13 +120,12 @@ def timed_once(
 
 def cached_times(name: str) -> Iterator[tuple[Path, str, Any]]:
     """The files of `timed_once` in a folder that are of this machine, the newest first: path, task
-    and entries, which may not be sound."""
+    and entries."""
     folder, own = cache_folder(), own_machine().items()
     for path in by_age(folder / name, TIMES_NAME) if folder else ():
         value = read_cached(path)
-        about = value.get("about") if isinstance(value, dict) else None
-        if isinstance(about, dict) and own <= about.items():
-            yield path, str(about.get("task")), value.get("seconds")
+        if value is not None and own <= value["about"].items():
+            yield path, value["about"]["task"], value["seconds"]
 
 
 def own_machine() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from penstock.configs.kinds import OTHERWISE, defaults
 from penstock.configs.schedules import over_run, with_values
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Unrolls
-from penstock.core.processor import processor
+from penstock.core.machine import processor
 from penstock.core.role import RoleContext
 from penstock.device.choice import device_of, pick_device
 from penstock.envs import EnvInfo

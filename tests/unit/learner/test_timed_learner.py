@@ -10,7 +10,7 @@ import pytest
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.core import user_cache
-from penstock.core.processor import BF16_FLAGS, Processor
+from penstock.core.machine import BF16_FLAGS, Processor
 from penstock.envs import EnvInfo, probe
 from penstock.learner import factory
 from penstock.learner.checkpoints import checkpoint_manager

@@ -17,7 +17,7 @@ from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.configs.sections import ActorsConfig
-from penstock.core.processor import BF16_FLAGS, Processor
+from penstock.core.machine import BF16_FLAGS, Processor
 from penstock.models import timed_forms
 from penstock.models.acting.numpy_mlp import NumpyMlp
 from penstock.models.acting.policy import Policy
