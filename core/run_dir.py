@@ -34,23 +34,29 @@ def run_folder(path: Path, resume: Resume) -> Iterator[int]:
     try:
         for folder in (path, path / "logs"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise UserError(
             f"the run folder {path} cannot be made: {error.strerror}; set run.dir to another place"
         ) from error
     try:
-        lock = _lock(path)
+        _lock(path, lock)
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _lock(path: Path, descriptor: int) -> None:
+    """Lock an open run folder. Raises UserError."""
+    try:
+        is_locked = try_lock(descriptor)
     except OSError as error:
         raise UserError(
             f"the run folder {path} cannot be locked: {error.strerror}; set run.dir to a file "
             "system that has locks"
         ) from error
-    if lock is None:
+    if not is_locked:
         raise UserError(f"{path} is in use by a run that has not ended; wait for it, or stop it")
-    try:
-        yield lock
-    finally:
-        os.close(lock)
 
 
 class HeldFolder:
@@ -102,18 +108,6 @@ def default_run_dir(name: str) -> Path:
     while path.exists():
         path, n = base.with_name(f"{base.name}-{n + 1}"), n + 1
     return path
-
-
-def _lock(path: Path) -> int | None:
-    """Lock a folder; None where another process holds it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    locked = False
-    try:
-        locked = try_lock(descriptor)
-    finally:
-        if not locked:
-            os.close(descriptor)
-    return descriptor if locked else None
 
 
 def check(path: Path, resume: Resume) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,8 +25,7 @@ T = TypeVar("T")
 LOCK = "lock"
 WAIT_S = 5.0  # for the lock; a holder that is suspended must not delay a run for longer
 POLL_S = 0.02
-TIMES_NAME = re.compile(r"[0-9a-f]{20}\.json")  # of a file of `timed_once`: `digest`
-KEPT = 64  # such files of a folder; each change of a task, of torch or of Penstock adds some
+KEPT = 64  # files of a folder; each change of a task, of torch or of Penstock adds some
 
 
 def cache_folder() -> Path | None:
@@ -50,32 +48,10 @@ def read_cached(path: Path) -> Any:
         return None
 
 
-def write_cached(path: Path, value: Any) -> bool:
-    """Replace a file atomically, while its folder is `locked`; False where it cannot be written."""
-    try:
+def write_cached(path: Path, value: Any) -> None:
+    """Replace a file atomically, while its folder is `locked`, if it can be written."""
+    with suppress(OSError):
         write_atomic(path, json.dumps(value, indent=1) + "\n")
-    except OSError:
-        return False
-    return True
-
-
-def by_age(folder: Path, name: re.Pattern[str]) -> list[Path]:
-    """The files of ``folder`` with names that ``name`` matches fully, newest first."""
-    found: list[tuple[int, Path]] = []
-    with suppress(OSError):  # there is no such folder
-        for path in folder.iterdir():
-            if name.fullmatch(path.name):
-                with suppress(OSError):  # another process has deleted it
-                    found.append((path.lstat().st_mtime_ns, path))
-    return [path for _, path in sorted(found, reverse=True)]
-
-
-def delete_oldest(folder: Path, name: re.Pattern[str], kept: int) -> None:
-    """Delete the files that `by_age` returns, except the newest ``kept``. The caller holds the lock
-    of the folder (`locked`). Files of other names stay."""
-    for path in by_age(folder, name)[kept:]:
-        with suppress(OSError):
-            path.unlink()
 
 
 def timed_once(
@@ -111,7 +87,8 @@ def timed_once(
             return found, True
         entries = measure()
         if is_locked and folder and path:
-            delete_oldest(folder, TIMES_NAME, KEPT - 1)
+            for old in _by_age(folder)[KEPT - 1 :]:
+                old.unlink()
             write_cached(path, {"about": about, "seconds": entries})
     found = read(entries)
     assert found is not None, entries
@@ -122,10 +99,19 @@ def cached_times(name: str) -> Iterator[tuple[Path, str, Any]]:
     """The files of `timed_once` in a folder that are of this machine, the newest first: path, task
     and entries."""
     folder, own = cache_folder(), own_machine().items()
-    for path in by_age(folder / name, TIMES_NAME) if folder else ():
+    for path in _by_age(folder / name) if folder else ():
         value = read_cached(path)
         if value is not None and own <= value["about"].items():
             yield path, value["about"]["task"], value["seconds"]
+
+
+def _by_age(folder: Path) -> list[Path]:
+    """The files of `timed_once` in ``folder``, newest first."""
+    found: list[tuple[int, Path]] = []
+    for path in folder.glob("*.json"):
+        with suppress(FileNotFoundError):  # another process has deleted it
+            found.append((path.stat().st_mtime_ns, path))
+    return [path for _, path in sorted(found, reverse=True)]
 
 
 def own_machine() -> dict[str, Any]:
