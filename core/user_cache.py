@@ -137,22 +137,16 @@ def locked(folder: Path | None) -> Iterator[bool]:
     Yields whether it is locked: False where it cannot be made or locked, or where another process
     keeps it for longer than `WAIT_S`. The kernel releases the lock of a process that dies.
     """
-    descriptor = _open(folder)
+    descriptor = None
+    if folder is not None:
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         yield descriptor is not None and _lock(descriptor)
     finally:
         if descriptor is not None:
             os.close(descriptor)
-
-
-def _open(folder: Path | None) -> int | None:
-    if folder is None:
-        return None
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return None
 
 
 def _lock(descriptor: int) -> bool:

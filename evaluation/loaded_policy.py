@@ -85,7 +85,8 @@ class LoadedPolicy:
         if not lead:
             observation = _one_more_axis(self.observation_space, observation)
         count = lead[0] if lead else 1
-        packed = np.empty((count, *self._info.observation_space.shape), self._rows)
+        space = self._info.observation_space
+        packed = np.empty((count, *space.shape), space.dtype)
         self._packer.write(observation, packed)
         if bad := find_bad_observation(packed[None], self._info.parts, None, self._info.counts):
             raise UserError(f"there is {bad}; correct what the environment returns")
@@ -128,10 +129,6 @@ class LoadedPolicy:
             f"trained on {self.config.env.id}, which shows {brief(self.observation_space)}; give "
             "it one of these, or a batch with one more axis in front"
         )
-
-    @property
-    def _rows(self) -> np.dtype[Any]:
-        return self._info.observation_space.dtype
 
     def _policy(self, count: int) -> Policy:
         """The policy over ``count`` environments."""
