@@ -517,6 +517,10 @@ def replay_serve(
     )  # fmt: skip
 
 
+for name, command in COMMANDS.items():
+    app.command(name, rich_help_panel=LOOK)(command)
+
+
 @app.command("check-env", rich_help_panel=MEASURE)
 def check_env(
     target: Target,
@@ -546,7 +550,5 @@ def check_env(
     sys.exit(2 if report["problems"] else 0)
 
 
-for name, command in COMMANDS.items():
-    app.command(name, rich_help_panel=LOOK)(command)
 app.command("watch", rich_help_panel=WATCH)(watch)
 app.command("tune", rich_help_panel=TRAIN)(tune)
