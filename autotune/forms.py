@@ -26,8 +26,8 @@ from penstock.configs.schedules import over_run, with_values
 from penstock.configs.schema import Config
 from penstock.configs.value_types import MemoryFormat
 from penstock.core.interfaces import Unrolls
+from penstock.core.machine import processor
 from penstock.core.observations import Spaces
-from penstock.core.processor import processor
 from penstock.core.user_cache import cached_times, digest, timed_once
 from penstock.models.compute_form import (
     ComputeForm,

@@ -22,10 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from penstock.algos.samples import network_shape
-from penstock.bench.rates import Work, as_json, one_behind, rounds_of
+from penstock.bench.rates import Work, as_json, rounds_of
 from penstock.configs.schema import Config
-from penstock.core.processor import processor
+from penstock.core.machine import processor
 from penstock.device.choice import device_of, pick_device
+from penstock.device.interface import Device
 from penstock.envs import probe
 from penstock.models.general import ActorCriticHeads, GeneralShape, channels_last
 from penstock.models.layout import CONVS, FEATURES, CnnShape, MlpShape, flat_features
@@ -226,6 +227,23 @@ def captured(step: Callable[[], object]) -> Callable[[], object]:
         return step  # keeps the tensors of the captured graph alive
 
     return replay
+
+
+def one_behind(call: Callable[[], object], device: Device) -> Callable[[], None]:
+    """A function that makes ``call`` and waits until the device has computed the call before it.
+
+    So the device is never idle between calls, and at most two are queued. Without a limit many
+    would be: a CUDA graph is queued a thousand times faster than it runs.
+    """
+    ends = [device.make_event(), device.make_event()]
+
+    def paced() -> None:
+        call()
+        ends.reverse()
+        ends[0].record()
+        ends[1].synchronize()
+
+    return paced
 
 
 class _SideBySide(nn.Module):

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from gymnasium import spaces
 
 from penstock.autotune.forms import with_training_form
 from penstock.bench.rates import Work, as_json, rounds_of
@@ -22,6 +21,7 @@ from penstock.core.observations import MASK, ObservationPart, views
 from penstock.core.specs import HEADER, SlotSpec
 from penstock.device.choice import device_of, pick_device
 from penstock.envs import EnvInfo, probe
+from penstock.envs.checking.vector import draw
 from penstock.learner.factory import make_trainer
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.sources.staging import StagingBatch
@@ -33,7 +33,7 @@ Array = npt.NDArray[Any]
 
 
 def rounds(config: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """What `learner_alone.rounds` calls in the other process."""
+    """What `stages.learner` calls in the other process."""
     settings = Config.model_validate(config)
     found = rounds_of({"learner": work(settings)}, seconds)["learner"]
     return as_json(found) | {
@@ -72,7 +72,9 @@ def made_up(spec: SlotSpec, payload: Sequence[Array], info: EnvInfo) -> dict[str
     """The columns of ``payload``, filled with an unroll such as a sound actor might have played."""
     columns, rng = spec.views(payload), np.random.default_rng(0)
     columns["obs"][...] = like(columns["obs"], rng, info.parts)
-    columns["action"][...] = actions(info, columns["action"].shape, rng)
+    action = columns["action"]
+    drawn_actions = draw(info.action_space, action.shape[0] * action.shape[1], rng)
+    action[...] = drawn_actions.reshape(action.shape)
     columns["behaviour_logp"][...] = -1.0
     columns["alive"][...] = True
     return columns
@@ -86,7 +88,7 @@ def drawn(trainer: OffPolicyTrainer, info: EnvInfo, size: int) -> Callable[[], o
     obs, next_obs = (like(np.empty((size, *space.shape), kind), rng) for _ in range(2))
     batch = {
         "obs": obs,
-        "action": actions(info, (size, *(info.action_space.shape or ())), rng),
+        "action": draw(info.action_space, size, rng),
         "reward": rng.random(size, np.float32),
         "next_obs": next_obs,
         "discount": np.full(size, 0.99, np.float32),
@@ -106,16 +108,3 @@ def like(obs: Array, rng: np.random.Generator, parts: Sequence[ObservationPart] 
     if obs.dtype.kind == "f":
         return rng.standard_normal(obs.shape, np.float32).astype(obs.dtype)
     return rng.integers(0, 100, obs.shape).astype(obs.dtype)
-
-
-def actions(info: EnvInfo, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Any that the network may choose: int32 where there are choices, float32 in -1 ... 1 for a
-    Box."""
-    space = info.action_space
-    if isinstance(space, spaces.Discrete):
-        return rng.integers(0, int(space.n), shape, dtype=np.int32)
-    if isinstance(space, spaces.MultiDiscrete):
-        return rng.integers(0, np.broadcast_to(space.nvec, shape), dtype=np.int32)
-    if isinstance(space, spaces.MultiBinary):
-        return rng.integers(0, 2, shape, dtype=np.int32)
-    return rng.uniform(-1, 1, shape).astype(np.float32)

@@ -19,18 +19,17 @@ from penstock.actors.rollout import Rollout
 from penstock.algos.acting import make_inference
 from penstock.algos.samples import network_shape, process, slot_spec
 from penstock.autotune.forms import with_acting_form
-from penstock.bench.ceiling import actions
 from penstock.bench.rates import Work, as_json, rounds_of
 from penstock.bench.traffic import receiving
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Inference
 from penstock.core.memory import keep_freed_memory
-from penstock.core.observations import MASK, views
+from penstock.core.observations import MASK
 from penstock.core.params import POLICY_ID, Float32, Stamp
 from penstock.core.specs import HEADER
 from penstock.device.choice import device_of, pick_device
 from penstock.envs import BatchedEnv, make
-from penstock.envs.checking.vector import draw
+from penstock.envs.checking.vector import draw, draw_for
 from penstock.learner.publisher import Publisher
 from penstock.learner.sources.staging import Copier, StagingBatch, gather_threads
 from penstock.profiling.ledger import TimeLedger
@@ -100,13 +99,9 @@ class Parts:
         game, obs = self._game, self._observations()
         game.reset_into(0, obs)
         if any(part.name == MASK for part in game.info.parts):
-            shown, space = views(game.info.parts, obs), game.info.action_space
-            return Work(
-                lambda: game.step_into(draw(space, game.count, self._rng, shown[MASK]), obs),
-                game.count,
-            )
-        shape = (64, game.count, *(game.info.action_space.shape or ()))
-        moves = itertools.cycle(list(actions(game.info, shape, self._rng)))
+            return Work(lambda: game.step_into(draw_for(game, obs, self._rng), obs), game.count)
+        space = game.info.action_space
+        moves = itertools.cycle([draw(space, game.count, self._rng) for _ in range(64)])
         return Work(lambda: game.step_into(next(moves), obs), game.count)
 
     def bare_environment(self) -> Work:
@@ -272,9 +267,7 @@ class Parts:
         nbytes = space.dtype.itemsize * int(np.prod(space.shape)) / stack
         room = int(min(settings.capacity, MOST_REPLAY_STEPS, REPLAY_NBYTES / nbytes))
         capacity = max(room, 2 * settings.batch_size, 2 * envs)
-        moves = actions(
-            self._game.info, (envs, *(self._game.info.action_space.shape or ())), self._rng
-        )
+        moves = draw(self._game.info.action_space, envs, self._rng)
         columns = {"obs": (space.dtype, space.shape), "action": (moves.dtype, moves.shape[1:])}
         sampler = Prioritized(settings.alpha, settings.beta) if settings.prioritized else Uniform()
         replay = Replay(

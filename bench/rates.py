@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:  # it imports torch, which `penstock bench` itself does without
-    from penstock.device.interface import Device
+from typing import Any, NamedTuple
 
 ROUNDS = 5
 
@@ -29,23 +26,6 @@ class Round(NamedTuple):
     """Per second by the clock."""
     core_s: float
     """Core-seconds of this process for each."""
-
-
-def one_behind(call: Callable[[], object], device: Device) -> Callable[[], None]:
-    """A function that makes ``call`` and waits until the device has computed the call before it.
-
-    So the device is never idle between calls, and at most two are queued. Without a limit many
-    would be: a CUDA graph is queued a thousand times faster than it runs.
-    """
-    ends = [device.make_event(), device.make_event()]
-
-    def paced() -> None:
-        call()
-        ends.reverse()
-        ends[0].record()
-        ends[1].synchronize()
-
-    return paced
 
 
 def rounds_of(works: Mapping[str, Work], seconds: float) -> dict[str, list[Round]]:

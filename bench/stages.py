@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.bench import learner_alone, whole
+from penstock.bench import whole
 from penstock.bench.checkout import benchmark
 from penstock.bench.compare import (
     BARE_SHARING,
@@ -180,18 +180,27 @@ def predict(
 
 def in_place(config: Config, stages: Sequence[str], seconds: float) -> Result:
     """Figures of some of `PARTS`, by name, measured in one process with an actor's threads."""
-    found: Result = alone(
-        "penstock.bench.parts:rounds",
-        {"config": config.model_dump(mode="json"), "stages": stages, "seconds": seconds},
-        seconds=seconds * len(stages),
-        threads=config.actors.threads,
-    )
-    return {name: _figures(figures) for name, figures in found.items()}
+    total_s, threads = seconds * len(stages), config.actors.threads
+    rounds = _alone("parts", config, seconds, total_s=total_s, threads=threads, stages=stages)
+    return {name: _figures(figures) for name, figures in rounds.items()}
 
 
 def learner(config: Config, seconds: float, variables: Mapping[str, str] | None = None) -> Result:
-    """Figures of the learner on data in place."""
-    return _figures(learner_alone.rounds(config, seconds, variables))
+    """Figures of the learner on data in place, in a process of its own that is started with the
+    environment ``variables``; with whether a GPU trained and whether tcmalloc gave the memory."""
+    threads = config.learner.first_threads
+    return _figures(_alone("ceiling", config, seconds, threads=threads, variables=variables))
+
+
+def learner_rate(config: Config, seconds: float) -> float:
+    """Agent steps per second that one learner of ``config`` trains on, alone, measured for about
+    ``seconds``.
+
+    Of an algorithm that draws from replay: the agent steps that it keeps up with, each sampled
+    `replay.samples_per_insert` times (once where that is null). Raises UserError where there is no
+    such game, network or device.
+    """
+    return float(statistics.median(learner(config, seconds)["rates"]))
 
 
 def _measured(config: Config, plan: StagePlan) -> Any:
@@ -203,7 +212,7 @@ def _measured(config: Config, plan: StagePlan) -> Any:
         if name in plan.stages and (found := _bare(config, name, plan.seconds)):
             yield name, _figures(found)
     if "reduction" in plan.stages:
-        yield "reduction", _reduction(config, plan.seconds)
+        yield "reduction", _alone("reduction", config, plan.seconds)
     if "learner" in plan.stages:
         yield "learner", learner(config, plan.seconds)
     if "allocator" in plan.stages:
@@ -212,21 +221,28 @@ def _measured(config: Config, plan: StagePlan) -> Any:
 
 def _bare(config: Config, stage: str, seconds: float) -> Result:
     """The target's network in plain torch; empty where it has no such form."""
-    found: Result = alone(
-        "penstock.bench.bare:rounds",
-        {"config": config.model_dump(mode="json"), "stage": stage, "seconds": seconds},
-        seconds=2 * seconds,
-        threads=config.learner.first_threads if stage == "bare_learner" else config.actors.threads,
-    )
-    return found
+    is_learner = stage == "bare_learner"
+    threads = config.learner.first_threads if is_learner else config.actors.threads
+    return _alone("bare", config, seconds, total_s=2 * seconds, threads=threads, stage=stage)
 
 
-def _reduction(config: Config, seconds: float) -> Result:
-    """Gradients of the target's network, of two learners on loopback, in fp32."""
+def _alone(
+    module: str,
+    config: Config,
+    seconds: float,
+    *,
+    total_s: float | None = None,
+    threads: int = 1,
+    variables: Mapping[str, str] | None = None,
+    **request: Any,
+) -> Result:
+    """What ``rounds`` of a module of `penstock.bench` measures in a process of its own."""
     found: Result = alone(
-        "penstock.bench.reduction:rounds",
-        {"config": config.model_dump(mode="json"), "seconds": seconds},
-        seconds=seconds,
+        f"penstock.bench.{module}:rounds",
+        {"config": config.model_dump(mode="json"), "seconds": seconds, **request},
+        seconds=seconds if total_s is None else total_s,
+        threads=threads,
+        variables=variables,
     )
     return found
 

@@ -28,28 +28,25 @@ WAIT_MS = 30_000
 @contextlib.contextmanager
 def receiving(sizes: Sequence[int]) -> Iterator[Callable[[], None]]:
     """A call that takes in one message of parts of so many bytes."""
-    with tempfile.TemporaryDirectory(prefix="wire-") as folder:  # nobody else looks in
-        yield from _receiving(f"ipc://{folder}/traffic", sizes)
-
-
-def _receiving(address: str, sizes: Sequence[int]) -> Iterator[Callable[[], None]]:
     context = zmq.Context()
-    socket = router(context, address, None, max(sizes) + 1)
-    command = python("penstock.bench.traffic", address, os.getpid(), *sizes)
-    sender = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    with tempfile.TemporaryDirectory(prefix="wire-") as folder:  # nobody else looks in
+        address = f"ipc://{folder}/traffic"
+        socket = router(context, address, None, max(sizes) + 1)
+        command = python("penstock.bench.traffic", address, os.getpid(), *sizes)
+        sender = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
-    def take() -> None:
-        while (parts := receive(socket)) is None:
-            if not socket.poll(WAIT_MS):
-                raise RuntimeError("nothing came over ZeroMQ; did its sender start?")
-        socket.send_multipart([bytes(parts[0]), b""])
+        def take() -> None:
+            while (parts := receive(socket)) is None:
+                if not socket.poll(WAIT_MS):
+                    raise RuntimeError("nothing came over ZeroMQ; did its sender start?")
+            socket.send_multipart([bytes(parts[0]), b""])
 
-    try:
-        yield take
-    finally:
-        sender.kill()
-        sender.wait()
-        context.destroy(0)
+        try:
+            yield take
+        finally:
+            sender.kill()
+            sender.wait()
+            context.destroy(0)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from common import finish, parser
-from penstock.bench.learner_alone import measure
+from penstock.bench.stages import learner_rate
 from penstock.bench.whole import train
 from penstock.configs.load import resolve
 
@@ -102,7 +102,7 @@ def case(workload: Workload, seconds: float, rounds: int) -> dict[str, Any]:
     )
     ceiling = None
     if workload.slow is not None:
-        ceiling = measure(resolve(workload.target, settings), CEILING_S)
+        ceiling = learner_rate(resolve(workload.target, settings), CEILING_S)
         sleep_s = max(0.0, 1 / (PLENTY * ceiling) - SLEEP_S)
         settings = (*settings, *workload.slow, f"env.kwargs.step_time_s={sleep_s}")
     runs = [one(workload.target, settings) for _ in range(rounds)]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from common import dropped_fraction, finish, parser
-from penstock.bench.learner_alone import measure
+from penstock.bench.stages import learner_rate
 from penstock.bench.whole import train, trained_rate
 from penstock.configs.load import resolve
 
@@ -85,13 +85,13 @@ def one(settings: tuple[str, ...], stop: str, actor_s: float | None) -> dict[str
     """A run, and the ceiling around it. Actors are slowed down to 1.3 times the ceiling where a
     step is known to cost them ``actor_s``."""
     config = resolve("synthetic", settings)
-    before = measure(config, CEILING_S)
+    before = learner_rate(config, CEILING_S)
     sleep_s = 0.0
     if actor_s is not None:
         sleep_s = max(0.0, 1 / (PLENTY * before) - actor_s)
         settings = (*settings, f"env.kwargs.step_time_s={sleep_s}")
     summary = train("synthetic", *settings, stop)
-    ceiling = (before + measure(config, CEILING_S)) / 2
+    ceiling = (before + learner_rate(config, CEILING_S)) / 2
     steady = [m for m in summary["intervals"] if m["time_s"] >= WARM_UP_S][:-1]
     waits = float(np.mean([m["ledgers"]["actor-0"].get("wait", 0.0) for m in steady]))
     rate = trained_rate(summary, WARM_UP_S)

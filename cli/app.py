@@ -15,9 +15,9 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 import penstock
-from penstock.cli import bench, env, runs, watch
-from penstock.cli import tune as tune_command
+from penstock.cli.bench import bench_app
 from penstock.cli.options import (
+    LOOK,
     MEASURE,
     PREPARE,
     TRAIN,
@@ -38,6 +38,9 @@ from penstock.cli.options import (
     escaped,
 )
 from penstock.cli.render import render_app
+from penstock.cli.runs import COMMANDS
+from penstock.cli.tune import tune
+from penstock.cli.watch import watch
 from penstock.configs.errors import UserError
 from penstock.core.descriptors import limit
 from penstock.core.imports import exit_on_interrupt, gc_paused
@@ -69,6 +72,7 @@ app.add_typer(config_app, name="config", rich_help_panel=PREPARE)
 app.add_typer(keys_app, name="keys", rich_help_panel=PREPARE)
 app.add_typer(render_app, name="render", rich_help_panel=PREPARE)
 app.add_typer(replay_app, name="replay", rich_help_panel=PREPARE)
+app.add_typer(bench_app, name="bench", rich_help_panel=MEASURE)
 
 
 def main() -> None:
@@ -513,8 +517,38 @@ def replay_serve(
     )  # fmt: skip
 
 
-runs.register(app)
-bench.register(app)
-env.register(app)
-watch.register(app)
-tune_command.register(app)
+for name, command in COMMANDS.items():
+    app.command(name, rich_help_panel=LOOK)(command)
+
+
+@app.command("check-env", rich_help_panel=MEASURE)
+def check_env(
+    target: Target,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(min=10, help="Number of random steps to play.")] = 2000,
+    envs: Annotated[
+        int, typer.Option(min=1, help="Number of environments in the speed measurement.")
+    ] = 16,
+    hang_s: Annotated[
+        float,
+        typer.Option(min=1, help="Seconds after which a call of the environment counts as hung."),
+    ] = 30.0,
+    as_json: Json = False,
+) -> None:
+    """Check an environment for errors and measure its speed. Exit code 2 if errors are found."""
+    from penstock.cli.check_env import check, describe, hung
+    from penstock.envs.checking.hung import end_all, told_where_hung
+
+    def tell(clause: str) -> None:
+        report = hung(target, clause)
+        answer(describe(report), report, as_json)
+        end_all(2)
+
+    with told_where_hung(hang_s, tell):
+        report = check(target, overrides or [], steps, envs)
+    answer(describe(report), report, as_json)
+    sys.exit(2 if report["problems"] else 0)
+
+
+app.command("watch", rich_help_panel=WATCH)(watch)
+app.command("tune", rich_help_panel=TRAIN)(tune)

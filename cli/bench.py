@@ -6,14 +6,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import MEASURE, Json
+from penstock.cli.options import Json
 
 bench_app = typer.Typer(rich_markup_mode=None)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    app.add_typer(bench_app, name="bench", rich_help_panel=MEASURE)
 
 
 @bench_app.callback(invoke_without_command=True)

@@ -11,14 +11,14 @@ import numpy as np
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.sections import EnvConfig
+from penstock.core.loading import load
 from penstock.core.notes import notes_to
-from penstock.core.observations import MASK, views
 from penstock.core.place import exit_refused
-from penstock.envs import BatchedEnv, make
+from penstock.envs import make
 from penstock.envs.checking.checks import Checker, cost, refused_by_gymnasium, told
-from penstock.envs.checking.vector import REPEATED_STEPS, check_vector, draw
-from penstock.envs.loading import load
+from penstock.envs.checking.vector import REPEATED_STEPS, check_vector, draw_for
 from penstock.envs.make import makers
+from penstock.envs.space_difference import brief
 
 PART_S = 15.0  # at most, of each part of the check
 RATE_S = 2.0
@@ -116,8 +116,8 @@ def _play(found: Checker, single: Any, steps: int) -> dict[str, Any]:
     finally:
         found.close(env)
     return {
-        "observations": _brief(env.observation_space),
-        "actions": _brief(env.action_space),
+        "observations": brief(env.observation_space),
+        "actions": brief(env.action_space),
         **figures,
     }
 
@@ -167,10 +167,10 @@ def _rate(env: EnvConfig, envs: int) -> dict[str, Any]:
         game.watch_precision()
         game.reset_into(0, out)
         for _ in range(3):
-            game.step_into(_actions(game, out, rng), out)
+            game.step_into(draw_for(game, out, rng), out)
         steps, spent_s, until = 0, 0.0, time.perf_counter() + RATE_S
         while time.perf_counter() < until:
-            actions = _actions(game, out, rng)
+            actions = draw_for(game, out, rng)
             since = time.perf_counter()
             game.step_into(actions, out)
             spent_s += time.perf_counter() - since
@@ -178,21 +178,9 @@ def _rate(env: EnvConfig, envs: int) -> dict[str, Any]:
     finally:
         game.close()
     return {
-        "observations": _brief(info.observation_space),
-        "actions": _brief(info.action_space),
+        "observations": brief(info.observation_space),
+        "actions": brief(info.action_space),
         "how": info.how,
         "envs": envs,
         "steps_per_s": steps / spent_s,
     }
-
-
-def _actions(game: BatchedEnv, shown: Any, rng: np.random.Generator) -> Any:
-    """Random actions in the format of a policy's."""
-    masked = any(part.name == MASK for part in game.info.parts)
-    allowed = views(game.info.parts, shown)[MASK] if masked else None
-    return draw(game.info.action_space, game.count, rng, allowed)
-
-
-def _brief(space: object) -> str:
-    text = " ".join(str(space).split())
-    return text if len(text) <= 100 else f"{text[:97]}..."

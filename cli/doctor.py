@@ -20,8 +20,7 @@ from penstock.cli import doctor_gpu
 from penstock.configs.model import ModelConfig
 from penstock.core import cgroup
 from penstock.core.formatting import size
-from penstock.core.machine import version_of
-from penstock.core.processor import processor
+from penstock.core.machine import processor, version_of
 from penstock.models.actions import discrete
 from penstock.models.compute_form import Options, UpdateSize, training_forms
 from penstock.models.layout import CnnShape
@@ -96,7 +95,7 @@ def describe(facts: Facts) -> str:
         f"{limit}, /dev/shm {size(memory['dev_shm'])}",
         f"limits    {limits['nofile']} open files, {size(limits['memlock'])} locked memory",
         *doctor_gpu.describe(facts),
-        f"curve     {_yes(facts['curve'])}",
+        f"curve     {'yes' if facts['curve'] else 'no'}",
         f"packages  {', '.join(f'{k} {v}' for k, v in facts['packages'].items() if v)}",
     ]
     found = [f"warning   {text}" for text in facts["warnings"]]
@@ -222,7 +221,3 @@ def _has_bytecode(module: str) -> bool | None:
 def _origin(module: str) -> Path:
     spec = importlib.util.find_spec(module)
     return Path(spec.origin if spec and spec.origin else "")
-
-
-def _yes(fact: object) -> str:
-    return "yes" if fact else "no"

@@ -13,7 +13,7 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any
 
-from penstock.bench import learner_alone
+from penstock.bench.stages import learner_rate
 from penstock.configs.errors import UserError
 from penstock.configs.load import load_run, resolve_target
 from penstock.configs.schema import Config
@@ -154,7 +154,7 @@ def _measured(config: Config, no_ceiling: str | None) -> tuple[dict[str, Any], l
         known |= alone(f"{__name__}:facts", {"config": config.model_dump(mode="json")})
         if no_ceiling is not None:
             return known, [no_ceiling]
-        known["ceiling"] = learner_alone.measure(config, CEILING_S)
+        known["ceiling"] = learner_rate(config, CEILING_S)
     except KeyboardInterrupt:
         return known, ["interrupted before the learner's ceiling was measured"]
     except (UserError, RuntimeError, TimeoutExpired) as error:

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 import typer
 
 from penstock.cli.options import (
-    LOOK,
     Agent,
     Allow,
     Checkpoint,
@@ -41,12 +40,6 @@ Ranges = Annotated[
         "are named by their options: 'penstock/MinAtar-v0 game=asterix=0,30'. May be repeated.",
     ),
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    for name, command in COMMANDS.items():
-        app.command(name, rich_help_panel=LOOK)(command)
 
 
 def evaluate(

@@ -7,13 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from penstock.cli.options import TRAIN, Json, Overrides, Target
+from penstock.cli.options import Json, Overrides, Target
 from penstock.configs.errors import UserError
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command(rich_help_panel=TRAIN)(tune)
 
 
 def tune(

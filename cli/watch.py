@@ -9,13 +9,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import WATCH, Json
+from penstock.cli.options import Json
 from penstock.configs.errors import UserError
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command("watch", rich_help_panel=WATCH)(watch)
 
 
 def watch(

@@ -6,6 +6,7 @@ They hold the run's config and what it learned.
 from __future__ import annotations
 
 import errno
+import fcntl
 import math
 import os
 import stat
@@ -61,6 +62,16 @@ def write_atomic(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file or folder; False where another process holds it. The kernel releases the
+    lock when all processes that have the descriptor have closed it or ended. Raises OSError."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def sync_folder(folder: Path) -> None:

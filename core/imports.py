@@ -1,8 +1,7 @@
-"""Imports at the start of a process, and of the user's modules.
+"""Imports at the start of a process.
 
-At the start there are no garbage collections, which would find nothing and take a tenth of the
-time, and an interrupt ends the process at once. The user's modules are found in the current folder
-too.
+There are no garbage collections, which would find nothing and take a tenth of the time, and an
+interrupt ends the process at once.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 
 @contextmanager
@@ -53,15 +51,3 @@ def exit_on_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def find_users_modules() -> None:
-    """Let imports find modules in the current folder, after all that are installed.
-
-    Call it only to import what the user has named or allowed. A current folder may have come from
-    elsewhere, as a run does, and libraries try to import modules that are not installed.
-    """
-    with suppress(FileNotFoundError):  # a folder that was removed holds no module
-        folder = os.getcwd()
-        if folder not in sys.path and "" not in sys.path:
-            sys.path.append(folder)

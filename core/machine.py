@@ -1,5 +1,5 @@
 """The machine and the versions of a measurement or a run: what a reader needs to compare it with
-another."""
+another, and the processor's instructions, which decide how a network is computed fastest."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import os
 import platform
 import subprocess
 import time
+from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import penstock
 from penstock.core.files import write_atomic
-from penstock.core.processor import processor
 
 PACKAGES = (
     *("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "cramjam"),
@@ -23,6 +23,33 @@ PACKAGES = (
 VERSIONS = "versions.json"  # of a run
 CHECKOUT = Path(penstock.__file__).parents[1]
 GPUS = Path("/proc/driver/nvidia/gpus")
+BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
+
+
+class Processor(NamedTuple):
+    """A processor as the kernel names it; without `/proc/cpuinfo` it has no flags."""
+
+    model: str
+    flags: frozenset[str]
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether it has instructions for bfloat16. They may be slower than float32's: time it."""
+        return not BF16_FLAGS.isdisjoint(self.flags)
+
+
+@cache
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> Processor:
+    """The processor of this machine. It is read once, as the kernel takes long to describe many."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return Processor(platform.processor(), frozenset())
+    pairs = [line.partition(":") for line in lines]
+    found = {name.strip(): text.strip() for name, _, text in reversed(pairs)}
+    return Processor(
+        found.get("model name", platform.processor()), frozenset(found.get("flags", "").split())
+    )
 
 
 def machine() -> dict[str, Any]:

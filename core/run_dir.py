@@ -1,19 +1,13 @@
-"""The two folders of a run: the run folder for the user, and the runtime folder of its processes.
+"""The folder of a run, which one run writes to at a time.
 
-Both are held by a lock that the kernel releases when its holders have died, however they died. So a
-run folder is written by one run at a time, a runtime folder without a holder is stale, and
-`systemd-tmpfiles`, which respects such locks, does not clean up during a long run. The runtime
-folder is not put into XDG_RUNTIME_DIR: logging out removes that, and runs outlast logins.
+It is held by a lock that the kernel releases when its holders have died, however they died.
+`core.runtime_folder` makes the folder for the sockets of the run's processes.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import re
-import secrets
-import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,22 +15,13 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.configs.errors import UserError
+from penstock.core.files import try_lock
 
 Resume = Literal["no", "auto", "must"]
 
 SUPERVISOR_FILE = "supervisor.json"  # exists while the run does
-RUNTIME_PREFIX = "penstock-run-"
-RUNTIME_RANDOM_NBYTES = 10
-RUNTIME_NAME = re.compile(f"{RUNTIME_PREFIX}[0-9a-f]{{{2 * RUNTIME_RANDOM_NBYTES}}}")
-RUNTIME_PATH_NBYTES = 80  # a Unix socket's path has 107; its name comes on top
 CHECKPOINT = "checkpoint.safetensors"  # in a folder of each checkpoint
 REPLACED = ("config.yaml", "summary.json", "versions.json")  # files that a run replaces
-MARKER = ".penstock-runtime-folder"
-MARKER_TEXT = (
-    "Made by penstock for the sockets of one run. When no process locks this folder, the next run "
-    "removes it with all files in it.\n"
-    "name {name}\ndevice {device}\ninode {inode}\n"
-)
 
 
 @contextmanager
@@ -49,23 +34,29 @@ def run_folder(path: Path, resume: Resume) -> Iterator[int]:
     try:
         for folder in (path, path / "logs"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise UserError(
             f"the run folder {path} cannot be made: {error.strerror}; set run.dir to another place"
         ) from error
     try:
-        lock = _lock(path)
+        _lock(path, lock)
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _lock(path: Path, descriptor: int) -> None:
+    """Lock an open run folder. Raises UserError."""
+    try:
+        is_locked = try_lock(descriptor)
     except OSError as error:
         raise UserError(
             f"the run folder {path} cannot be locked: {error.strerror}; set run.dir to a file "
             "system that has locks"
         ) from error
-    if lock is None:
+    if not is_locked:
         raise UserError(f"{path} is in use by a run that has not ended; wait for it, or stop it")
-    try:
-        yield lock
-    finally:
-        os.close(lock)
 
 
 class HeldFolder:
@@ -117,123 +108,6 @@ def default_run_dir(name: str) -> Path:
     while path.exists():
         path, n = base.with_name(f"{base.name}-{n + 1}"), n + 1
     return path
-
-
-@contextmanager
-def runtime_folder() -> Iterator[Path]:
-    """Make a folder of mode 0700 with a short path, for sockets; it is removed at the end."""
-    places = [Path(tempfile.gettempdir()), Path("/tmp")]
-    for place in places:
-        sweep(place)
-    path, descriptor = _make(places)
-    try:
-        yield path
-    finally:
-        _remove(path, descriptor)
-        os.close(descriptor)
-
-
-def sweep(place: Path) -> None:
-    """Remove the runtime folders in ``place`` whose supervisor was killed.
-
-    A folder is removed only if it is a directory of this user with mode 0700, has a name as `_make`
-    gives it, holds the marker that `_make` wrote into that very folder, and is not locked. Within
-    it only what is not a folder is removed.
-    """
-    with suppress(OSError):
-        for path in [path for path in place.iterdir() if RUNTIME_NAME.fullmatch(path.name)]:
-            with suppress(OSError):
-                _remove_if_stale(path)
-
-
-def _remove_if_stale(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        about = os.fstat(descriptor)
-        ours = about.st_uid == os.getuid() and stat.S_IMODE(about.st_mode) == 0o700
-        if ours and _marked(path.name, descriptor) and _try_lock(descriptor):
-            _remove(path, descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _marker(name: str, descriptor: int) -> bytes:
-    """The content of the marker of a runtime folder: it matches this folder and no copy of it."""
-    about = os.fstat(descriptor)
-    return MARKER_TEXT.format(name=name, device=about.st_dev, inode=about.st_ino).encode()
-
-
-def _marked(name: str, descriptor: int) -> bool:
-    expected = _marker(name, descriptor)
-    marker = os.open(MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=descriptor)
-    try:
-        return os.read(marker, len(expected) + 1) == expected
-    finally:
-        os.close(marker)
-
-
-def _remove(path: Path, descriptor: int) -> None:
-    """Remove the files and sockets in a runtime folder, then the folder.
-
-    Not if another folder has been moved to ``path``. The marker is removed last, so that an
-    interrupted removal is resumed.
-    """
-    with suppress(OSError):
-        for name in sorted(os.listdir(descriptor), key=MARKER.__eq__):
-            if not stat.S_ISDIR(os.lstat(name, dir_fd=descriptor).st_mode):
-                os.unlink(name, dir_fd=descriptor)
-        if os.path.samestat(os.lstat(path), os.fstat(descriptor)):
-            path.rmdir()  # only an empty folder can be removed so
-
-
-def _make(places: list[Path]) -> tuple[Path, int]:
-    """Make a runtime folder; returns it with the descriptor that locks it.
-
-    It is locked and marked before it gets the name by which `sweep` would find it.
-    """
-    name = RUNTIME_PREFIX + secrets.token_hex(RUNTIME_RANDOM_NBYTES)
-    for place in places:
-        path = place / name
-        if len(os.fsencode(path)) > RUNTIME_PATH_NBYTES:
-            continue
-        with suppress(OSError):
-            hidden = place / f".{name}"
-            hidden.mkdir(mode=0o700)
-            descriptor = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            _try_lock(descriptor)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            marker = os.open(MARKER, flags, 0o600, dir_fd=descriptor)
-            try:
-                os.write(marker, _marker(name, descriptor))
-            finally:
-                os.close(marker)
-            hidden.rename(path)
-            return path, descriptor
-    raise UserError(
-        f"no folder for sockets can be made in {places[0]}; set TMPDIR to a writable folder with a "
-        "short path"
-    )
-
-
-def _try_lock(descriptor: int) -> bool:
-    """Lock an open folder; False where another process holds it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _lock(path: Path) -> int | None:
-    """Lock a folder; None where another process holds it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    locked = False
-    try:
-        locked = _try_lock(descriptor)
-    finally:
-        if not locked:
-            os.close(descriptor)
-    return descriptor if locked else None
 
 
 def check(path: Path, resume: Resume) -> None:

@@ -1,18 +1,15 @@
 """The cache folder of the user: small JSON files that save time, and that a run can do without.
 
-Nothing fails because of it: a folder that cannot be written leaves every call without a cache. A
-file is data from outside: its reader checks all of it. `timed_once` keeps times that were measured
-on this machine, one file for each description of what was timed.
+Nothing fails because of it: a folder that cannot be written leaves every call without a cache.
+`timed_once` keeps times that were measured on this machine, one file for each description of what
+was timed.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-import re
-import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,18 +17,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import penstock
-from penstock.core.files import write_atomic
-from penstock.core.machine import version_of
-from penstock.core.processor import processor
+from penstock.core.files import try_lock, write_atomic
+from penstock.core.machine import processor, version_of
 
 T = TypeVar("T")
 
 LOCK = "lock"
 WAIT_S = 5.0  # for the lock; a holder that is suspended must not delay a run for longer
 POLL_S = 0.02
-MOST_NBYTES = 1 << 16  # of a file that is read
-TIMES_NAME = re.compile(r"[0-9a-f]{20}\.json")  # of a file of `timed_once`: `digest`
-KEPT = 64  # such files of a folder; each change of a task, of torch or of Penstock adds some
+KEPT = 64  # files of a folder; each change of a task, of torch or of Penstock adds some
 
 
 def cache_folder() -> Path | None:
@@ -47,43 +41,18 @@ def cache_folder() -> Path | None:
 
 
 def read_cached(path: Path) -> Any:
-    """The JSON value of a file; None where it cannot be read, is none, or is too large."""
+    """The JSON value of a file of `write_cached`; None where there is none, or half of one after
+    the machine has failed."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(MOST_NBYTES + 1)
-        return None if len(raw) > MOST_NBYTES else json.loads(raw)
-    except (OSError, ValueError, RecursionError):
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
         return None
 
 
-def write_cached(path: Path, value: Any) -> bool:
-    """Replace a file atomically, while its folder is `locked`; False where it cannot be written."""
-    try:
+def write_cached(path: Path, value: Any) -> None:
+    """Replace a file atomically, while its folder is `locked`, if it can be written."""
+    with suppress(OSError):
         write_atomic(path, json.dumps(value, indent=1) + "\n")
-    except OSError:
-        return False
-    return True
-
-
-def by_age(folder: Path, name: re.Pattern[str]) -> list[Path]:
-    """The regular files of ``folder`` with names that ``name`` matches fully, newest first."""
-    found: list[tuple[int, Path]] = []
-    with suppress(OSError):  # there is no such folder
-        for path in folder.iterdir():
-            if name.fullmatch(path.name):
-                with suppress(OSError):  # another process has deleted it
-                    status = path.lstat()
-                    if stat.S_ISREG(status.st_mode):
-                        found.append((status.st_mtime_ns, path))
-    return [path for _, path in sorted(found, reverse=True)]
-
-
-def delete_oldest(folder: Path, name: re.Pattern[str], kept: int) -> None:
-    """Delete the files that `by_age` returns, except the newest ``kept``. The caller holds the lock
-    of the folder (`locked`). Links, folders and files of other names stay."""
-    for path in by_age(folder, name)[kept:]:
-        with suppress(OSError):
-            path.unlink()
 
 
 def timed_once(
@@ -110,9 +79,7 @@ def timed_once(
 
     def known() -> T | None:
         value = read_cached(path) if path else None
-        if not isinstance(value, dict) or value.get("about") != about:
-            return None
-        return read(value.get("seconds"))
+        return None if value is None else read(value["seconds"])
 
     if (found := known()) is not None:
         return found, True
@@ -121,7 +88,8 @@ def timed_once(
             return found, True
         entries = measure()
         if is_locked and folder and path:
-            delete_oldest(folder, TIMES_NAME, KEPT - 1)
+            for old in _by_age(folder)[KEPT - 1 :]:
+                old.unlink()
             write_cached(path, {"about": about, "seconds": entries})
     found = read(entries)
     assert found is not None, entries
@@ -130,13 +98,21 @@ def timed_once(
 
 def cached_times(name: str) -> Iterator[tuple[Path, str, Any]]:
     """The files of `timed_once` in a folder that are of this machine, the newest first: path, task
-    and entries, which may not be sound."""
+    and entries."""
     folder, own = cache_folder(), own_machine().items()
-    for path in by_age(folder / name, TIMES_NAME) if folder else ():
+    for path in _by_age(folder / name) if folder else ():
         value = read_cached(path)
-        about = value.get("about") if isinstance(value, dict) else None
-        if isinstance(about, dict) and own <= about.items():
-            yield path, str(about.get("task")), value.get("seconds")
+        if value is not None and own <= value["about"].items():
+            yield path, value["about"]["task"], value["seconds"]
+
+
+def _by_age(folder: Path) -> list[Path]:
+    """The files of `timed_once` in ``folder``, newest first."""
+    found: list[tuple[int, Path]] = []
+    for path in folder.glob("*.json"):
+        with suppress(FileNotFoundError):  # another process has deleted it
+            found.append((path.stat().st_mtime_ns, path))
+    return [path for _, path in sorted(found, reverse=True)]
 
 
 def own_machine() -> dict[str, Any]:
@@ -162,7 +138,11 @@ def locked(folder: Path | None) -> Iterator[bool]:
     Yields whether it is locked: False where it cannot be made or locked, or where another process
     keeps it for longer than `WAIT_S`. The kernel releases the lock of a process that dies.
     """
-    descriptor = _open(folder)
+    descriptor = None
+    if folder is not None:
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         yield descriptor is not None and _lock(descriptor)
     finally:
@@ -170,26 +150,10 @@ def locked(folder: Path | None) -> Iterator[bool]:
             os.close(descriptor)
 
 
-def _open(folder: Path | None) -> int | None:
-    if folder is None:
-        return None
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return None
-
-
 def _lock(descriptor: int) -> bool:
     ends_s = time.monotonic() + WAIT_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= ends_s:
-                return False
+    with suppress(OSError):  # a file system without locks
+        while not (is_locked := try_lock(descriptor)) and time.monotonic() < ends_s:
             time.sleep(POLL_S)
-        except OSError:  # a file system without locks
-            return False
-        else:
-            return True
+        return is_locked
+    return False

@@ -21,7 +21,7 @@ import gymnasium
 from gymnasium.vector import AutoresetMode
 
 from penstock.configs.errors import UserError
-from penstock.envs.loading import check_keywords, explained
+from penstock.core.loading import check_keywords, explained
 
 if TYPE_CHECKING:
     from ale_py import AtariVectorEnv
@@ -125,17 +125,12 @@ def _check(purpose: str, option: str, value: Any) -> None:
     if isinstance(default, bool):
         fits, rule = isinstance(value, bool), "true or false"
     elif isinstance(default, float):
-        fits, rule = _is_number(value) and 0 <= value <= 1, "a probability between 0 and 1"
+        fits, rule = (
+            type(value) in (int, float) and 0 <= value <= 1,
+            "a probability between 0 and 1",
+        )
     else:
         least = _AT_LEAST.get(option, 1)
-        fits, rule = _is_whole(value) and value >= least, f"a whole number of at least {least}"
+        fits, rule = type(value) is int and value >= least, f"a whole number of at least {least}"
     if not fits:
         raise UserError(f"{purpose}: {option} is {value!r}; it must be {rule}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -20,7 +20,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from penstock.configs.errors import UserError
-from penstock.envs.loading import explained, nearest
+from penstock.core.loading import check_options, explained, nearest
 
 PREFIX = "envpool/"
 
@@ -53,7 +53,7 @@ class PoolVectorEnv(VectorEnv):
             spec = self._envpool.make_spec(name)
             self.single_observation_space = _unbounded(spec.observation_space)
             self.single_action_space = spec.action_space
-        _check_options(purpose, options, spec.config._asdict())
+        check_options(options, spec.config._asdict(), purpose, _RESERVED)
         self.num_envs = num_envs
         self._name = name
         self._options = {**options, "num_envs": num_envs, "num_threads": threads}
@@ -91,15 +91,6 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def _check_options(purpose: str, options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    for name in options:
-        if name in _RESERVED:
-            raise UserError(f"{purpose}: {name} is not set here; {_RESERVED[name]}")
-        if name not in known:
-            takes = known.keys() - _RESERVED.keys()
-            raise UserError(f"{purpose}: there is no option {name}; {nearest(name, takes)}")
 
 
 def _unbounded(space: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import VectorEnv, VectorWrapper
 
 LIFE_LOST = (
     "penstock/life_lost"  # in a step's info, bool [count]: a life has ended, and its game has not
@@ -25,19 +25,12 @@ LIFE_LOST = (
 NOOP, FIRE = 0, 1  # the first actions of every game that has a fire button
 
 
-class LivesAsEpisodes(VectorEnv):
+class LivesAsEpisodes(VectorWrapper[Any, Any, Any, Any, Any]):
     """`ale_py.AtariVectorEnv`, or what films it, with lives as episodes."""
 
     def __init__(self, vector: VectorEnv, options: Mapping[str, Any]) -> None:
         """Take over ``vector``, made with ``options`` and without ale-py's `episodic_life`."""
-        self._vector = vector
-        self.num_envs = vector.num_envs
-        self.metadata = vector.metadata
-        self.render_mode = vector.render_mode
-        self.single_observation_space = vector.single_observation_space
-        self.single_action_space = vector.single_action_space
-        self.observation_space = vector.observation_space
-        self.action_space = vector.action_space
+        super().__init__(vector)
         self._stack = options["stack_num"]
         self._resumes = FIRE if options["use_fire_reset"] and fires(options) else NOOP
         self._resets = np.zeros(self.num_envs, np.bool_)  # in the next step, while a game continues
@@ -50,7 +43,7 @@ class LivesAsEpisodes(VectorEnv):
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        observations, info = self._vector.reset(seed=seed, options=options)
+        observations, info = self.env.reset(seed=seed, options=options)
         self._lives = info["lives"].copy()
         self._resets[:] = False
         self._late = {}
@@ -61,7 +54,7 @@ class LivesAsEpisodes(VectorEnv):
         resets, late = self._resets, self._late
         if resets.any():
             actions = np.where(resets, self._resumes, actions)
-        observations, reward, terminated, truncated, info = self._vector.step(actions)
+        observations, reward, terminated, truncated, info = self.env.step(actions)
         lives, over = info["lives"], terminated | truncated
         lost = (lives < self._lives) & (lives > 0) & ~over & ~resets
         self._lives = lives.copy()
@@ -83,12 +76,6 @@ class LivesAsEpisodes(VectorEnv):
             self._resets[env] = True  # its next game has already begun
         info[LIFE_LOST] = lost
         return observations, reward, terminated, truncated, info
-
-    def render(self) -> Any:
-        return self._vector.render()
-
-    def close(self, **kwargs: Any) -> None:
-        self._vector.close(**kwargs)
 
 
 def fires(options: Mapping[str, Any]) -> bool:

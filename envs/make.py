@@ -27,11 +27,7 @@ from gymnasium.spaces import MultiDiscrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from penstock.configs.errors import UserError
-from penstock.envs import atari, envpool, rendering
-from penstock.envs.first_episodes import staggered
-from penstock.envs.instances import claim, refuse_statistics
-from penstock.envs.lives import LivesAsEpisodes
-from penstock.envs.loading import (
+from penstock.core.loading import (
     callables,
     check_keywords,
     explained,
@@ -40,6 +36,10 @@ from penstock.envs.loading import (
     nearest,
     parameters,
 )
+from penstock.envs import atari, envpool, rendering
+from penstock.envs.first_episodes import staggered
+from penstock.envs.instances import claim, refuse_statistics
+from penstock.envs.lives import LivesAsEpisodes
 from penstock.envs.process_state import users_side
 from penstock.envs.single import SingleEnv
 from penstock.envs.threads import ThreadedVectorEnv

@@ -33,12 +33,14 @@ logger = note_logger(__name__)
 Array = npt.NDArray[Any]
 Write = Callable[[Array, Array], None]
 """Writes values [count, ...] to their place [count, *shape]."""
+Keys = tuple[Any, ...]
+"""The way from an observation to one of its arrays."""
 
 
 class PackedLeaf(NamedTuple):
     """One array of an observation."""
 
-    keys: tuple[Any, ...]
+    keys: Keys
     shape: tuple[int, ...]
     dtype: str
     write: Write
@@ -46,9 +48,7 @@ class PackedLeaf(NamedTuple):
 
     def of(self, observations: Any) -> Array:
         """Its values within an observation."""
-        for key in self.keys:
-            observations = observations[key]
-        return np.asarray(observations)
+        return np.asarray(value_at(self.keys, observations))
 
 
 class Packer:
@@ -64,11 +64,11 @@ class Packer:
         networks cannot read.
         """
         self._name = name
-        self._leaves = leaves = list(_leaves(name, space, ()))
+        self._leaves = leaves = [_packed(name, *leaf) for leaf in leaves_of(space)]
         self.parts: tuple[ObservationPart, ...] = ()
         self._rows = np.dtype(np.uint8)
-        self._previous: dict[tuple[Any, ...], Array] = {}  # values, by the keys of their array
-        self._noted: set[tuple[Any, ...]] = set()
+        self._previous: dict[Keys, Array] = {}  # values, by the keys of their array
+        self._noted: set[Keys] = set()
         if isinstance(space, spaces.Box):
             self.space = space if space.dtype.isnative else _native(space)
         elif isinstance(space, spaces.Dict | spaces.Tuple):
@@ -188,30 +188,42 @@ def _row_dtype(parts: tuple[ObservationPart, ...]) -> np.dtype[Any]:
     )
 
 
-def _leaves(name: str, space: spaces.Space[Any], keys: tuple[Any, ...]) -> Iterator[PackedLeaf]:
+def leaves_of(
+    space: spaces.Space[Any], keys: Keys = ()
+) -> Iterator[tuple[Keys, spaces.Space[Any]]]:
+    """The spaces within a Dict or a Tuple, however deep, and where each lies; else the space."""
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        yield keys, space
+        return
+    inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    for key, part in inner:
+        yield from leaves_of(part, (*keys, key))
+
+
+def value_at(keys: Keys, value: Any) -> Any:
+    """What lies there in a value. Raises KeyError, IndexError or TypeError where nothing does."""
+    for key in keys:
+        value = value[key]
+    return value
+
+
+def _packed(name: str, keys: Keys, space: spaces.Space[Any]) -> PackedLeaf:
     match space:
-        case spaces.Dict():
-            for key, inner in space.spaces.items():
-                yield from _leaves(name, inner, (*keys, key))
-        case spaces.Tuple():
-            for index, inner in enumerate(space.spaces):
-                yield from _leaves(name, inner, (*keys, index))
         case spaces.Discrete():
-            yield PackedLeaf(keys, (int(space.n),), "<f4", _one_hot(space))
+            return PackedLeaf(keys, (int(space.n),), "<f4", _one_hot(space))
         case spaces.MultiDiscrete():
-            yield _several_choices(space, keys)
+            return _several_choices(space, keys)
         case spaces.MultiBinary() | spaces.Box():
-            yield _numbers(space, keys)
-        case _:
-            where = f" in {'.'.join(map(str, keys))}" if keys else ""
-            raise UserError(
-                f"environment {name} has observations{where} of {type(space).__name__}, which no "
-                "network here reads; set env.wrappers to a wrapper of yours that makes them a Box, "
-                "Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these"
-            )
+            return _numbers(space, keys)
+    where = f" in {'.'.join(map(str, keys))}" if keys else ""
+    raise UserError(
+        f"environment {name} has observations{where} of {type(space).__name__}, which no network "
+        "here reads; set env.wrappers to a wrapper of yours that makes them a Box, Discrete, "
+        "MultiDiscrete or MultiBinary, or a Dict or Tuple of these"
+    )
 
 
-def _numbers(space: spaces.Box | spaces.MultiBinary, keys: tuple[Any, ...]) -> PackedLeaf:
+def _numbers(space: spaces.Box | spaces.MultiBinary, keys: Keys) -> PackedLeaf:
     assert space.dtype is not None
     if keys == (MASK,):
         return PackedLeaf(keys, space.shape, "|u1", _write_mask)
@@ -223,7 +235,7 @@ def _numbers(space: spaces.Box | spaces.MultiBinary, keys: tuple[Any, ...]) -> P
     return PackedLeaf(keys, space.shape, dtype, _copy, bounds_of(space))
 
 
-def _several_choices(space: spaces.MultiDiscrete, keys: tuple[Any, ...]) -> PackedLeaf:
+def _several_choices(space: spaces.MultiDiscrete, keys: Keys) -> PackedLeaf:
     counts = space.nvec.ravel()
     owner = np.repeat(np.arange(len(counts)), counts)
     choices = np.concatenate([np.arange(n) for n in counts]) + space.start.ravel()[owner]

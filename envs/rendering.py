@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from gymnasium.error import DependencyNotInstalled
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import VectorEnv, VectorWrapper
 
 from penstock.configs.errors import UserError
-from penstock.envs.loading import explained
+from penstock.core.loading import explained
 
 if TYPE_CHECKING:
     from ale_py import AtariVectorEnv
@@ -143,23 +143,19 @@ def _no_opengl(env_id: str, error: BaseException) -> str:
     )
 
 
-class FilmedAtari(VectorEnv):
+class FilmedAtari(VectorWrapper[Any, Any, Any, Any, Any]):
     """One game of `AtariVectorEnv`, whose `render` returns all frames of a step in colour."""
+
+    render_mode = RENDER_MODE
 
     def __init__(self, vector: AtariVectorEnv, options: Mapping[str, Any]) -> None:
         """Take over ``vector``, which was made with ``options``."""
         from ale_py import Action, ALEInterface
 
-        self._vector = vector
-        self.num_envs = 1
+        super().__init__(vector)
         steps_per_s = ATARI_FRAMES_PER_S / options["frameskip"]
         self.metadata = {**vector.metadata, "render_fps": steps_per_s}
-        self.render_mode = RENDER_MODE
         self.pictures_per_step = options["frameskip"]
-        self.single_observation_space = vector.single_observation_space
-        self.single_action_space = vector.single_action_space
-        self.observation_space = vector.observation_space
-        self.action_space = vector.action_space
         self._options = options
         self._ale = ALEInterface()
         full = options["full_action_space"]
@@ -181,13 +177,13 @@ class FilmedAtari(VectorEnv):
             self._seeded = True
         elif not self._seeded:
             raise ValueError("a game that is filmed needs a seed, which two emulators share")
-        observations, info = self._vector.reset(seed=seed, options=options)
+        observations, info = self.env.reset(seed=seed, options=options)
         self._over = False
         self._begin(info)
         return observations, info
 
     def step(self, actions: npt.NDArray[Any]) -> Any:
-        observations, reward, terminated, truncated, info = self._vector.step(actions)
+        observations, reward, terminated, truncated, info = self.env.step(actions)
         if self._over:
             self._begin(info)
         else:
@@ -202,9 +198,6 @@ class FilmedAtari(VectorEnv):
     def get_action_meanings(self) -> list[str]:
         """The names of the actions, in their order."""
         return [action.name.lower() for action in self._actions]
-
-    def close(self, **kwargs: Any) -> None:
-        self._vector.close(**kwargs)
 
     def _load(self, seed: int) -> None:
         from ale_py import roms

@@ -9,7 +9,7 @@ by its name, kind, shape, dtype and bounds. The same spaces are those that mean 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from penstock.core.observations import UNBOUNDED
+from penstock.envs.packing import leaves_of
 from penstock.envs.space_json import to_json
 
 ROUNDING = 1e-6  # relative error of a bound after a few operations in float32
@@ -41,7 +42,7 @@ def difference(trained: Sequence[AnySpace], present: Sequence[AnySpace]) -> Spac
     """The first difference between two pairs of spaces, of observations and of actions; None where
     they are the same."""
     trained_columns, present_columns = (
-        dict([*_columns("observations", pair[0]), *_columns("actions", pair[1])])
+        _columns("observations", pair[0]) | _columns("actions", pair[1])
         for pair in (trained, present)
     )
     for column in {**trained_columns, **present_columns}:
@@ -57,13 +58,8 @@ def brief(space: AnySpace) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
-def _columns(name: str, space: AnySpace) -> Iterator[tuple[str, AnySpace]]:
-    if not isinstance(space, spaces.Dict | spaces.Tuple):
-        yield name, space
-        return
-    inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-    for key, part in inner:
-        yield from _columns(f"{name}.{key}", part)
+def _columns(name: str, space: AnySpace) -> dict[str, AnySpace]:
+    return {".".join((name, *map(str, keys))): part for keys, part in leaves_of(space)}
 
 
 def _is_same(one: AnySpace, other: AnySpace) -> bool:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from penstock.envs.packing import Keys, leaves_of, value_at
+
 _MISSING = object()
 
 
@@ -21,7 +23,7 @@ def stacking_misfit(space: spaces.Space[Any], value: Any) -> str:
     Lists and numbers can be stacked, and float64 as float32, so that none of these is named where
     an environment raises something of its own.
     """
-    for where, part, found in _parts(space, value, ()):
+    for where, part, found in _parts(space, value):
         is_array = isinstance(part, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
         try:
             given = np.asarray(found) if is_array and found is not _MISSING else found
@@ -50,7 +52,7 @@ def misfits(space: spaces.Space[Any], value: Any) -> dict[str, str]:
     "content".
     """
     found: dict[str, str] = {}
-    for where, part, inside in _parts(space, value, ()):
+    for where, part, inside in _parts(space, value):
         reason = _shape(part, inside)
         faults = [("shape", reason)] if reason else _content(part, inside)
         for fault, why in faults:
@@ -58,22 +60,15 @@ def misfits(space: spaces.Space[Any], value: Any) -> dict[str, str]:
     return found
 
 
-def _parts(
-    space: spaces.Space[Any], value: Any, keys: tuple[Any, ...]
-) -> Iterator[tuple[tuple[Any, ...], spaces.Space[Any], Any]]:
-    if not isinstance(space, spaces.Dict | spaces.Tuple):
-        yield keys, space, value
-        return
-    inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-    for key, part in inner:
+def _parts(space: spaces.Space[Any], value: Any) -> Iterator[tuple[Keys, spaces.Space[Any], Any]]:
+    for keys, part in leaves_of(space):
         try:
-            found = value[key]
+            yield keys, part, value_at(keys, value)
         except (KeyError, IndexError, TypeError):
-            found = _MISSING
-        yield from _parts(part, found, (*keys, key))
+            yield keys, part, _MISSING
 
 
-def _placed(keys: tuple[Any, ...], reason: str) -> str:
+def _placed(keys: Keys, reason: str) -> str:
     return f", in {'.'.join(map(str, keys))},{reason}" if keys else reason
 
 

@@ -23,7 +23,7 @@ from penstock.configs.schema import Config
 from penstock.core import used_names
 from penstock.core.params import Float32
 from penstock.envs import EnvInfo, find_bad_observation, make
-from penstock.envs.packing import Packer
+from penstock.envs.packing import Packer, leaves_of, value_at
 from penstock.envs.space_difference import brief, difference
 from penstock.envs.vector_env import action_map
 from penstock.evaluation.estimates import way_of
@@ -85,7 +85,8 @@ class LoadedPolicy:
         if not lead:
             observation = _one_more_axis(self.observation_space, observation)
         count = lead[0] if lead else 1
-        packed = np.empty((count, *self._info.observation_space.shape), self._rows)
+        space = self._info.observation_space
+        packed = np.empty((count, *space.shape), space.dtype)
         self._packer.write(observation, packed)
         if bad := find_bad_observation(packed[None], self._info.parts, None, self._info.counts):
             raise UserError(f"there is {bad}; correct what the environment returns")
@@ -118,7 +119,7 @@ class LoadedPolicy:
 
     def _leading(self, observation: Any) -> tuple[int, ...]:
         """() for one observation, (N,) for N of them; UserError for anything else."""
-        leads = list(_leads(self.observation_space, observation, ()))
+        leads = list(_leads(self.observation_space, observation))
         wrong = next((lead for lead in leads if isinstance(lead, str)), "")
         found = {lead for lead in leads if not isinstance(lead, str)}
         if not wrong and len(found) == 1:
@@ -128,10 +129,6 @@ class LoadedPolicy:
             f"trained on {self.config.env.id}, which shows {brief(self.observation_space)}; give "
             "it one of these, or a batch with one more axis in front"
         )
-
-    @property
-    def _rows(self) -> np.dtype[Any]:
-        return self._info.observation_space.dtype
 
     def _policy(self, count: int) -> Policy:
         """The policy over ``count`` environments."""
@@ -201,36 +198,30 @@ def load_policy(
     return LoadedPolicy(config, weights, *about)
 
 
-def _leads(
-    space: spaces.Space[Any], found: Any, keys: tuple[Any, ...]
-) -> Iterator[tuple[int, ...] | str]:
+def _leads(space: spaces.Space[Any], found: Any) -> Iterator[tuple[int, ...] | str]:
     """Of each array the axes before those of its space, or what is wrong with it."""
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        for key, part in _items(space):
-            try:
-                yield from _leads(part, found[key], (*keys, key))
-            except (KeyError, IndexError, TypeError):
-                yield f" without {'.'.join(map(str, (*keys, key)))}"
-        return
-    place = f", in {'.'.join(map(str, keys))}," if keys else ""
-    own = space.shape or ()
-    try:
-        shape = np.shape(found)
-    except ValueError:
-        yield f"{place} of rows that differ in length"
-        return
-    lead = shape[: len(shape) - len(own)]
-    if len(lead) <= 1 and shape[len(lead) :] == own and 0 not in lead:
-        yield lead
-    else:
-        yield f"{place} of shape {[*shape]} where {[*own]} belongs"
+    for keys, part in leaves_of(space):
+        name = ".".join(map(str, keys))
+        place = f", in {name}," if keys else ""
+        own = part.shape or ()
+        try:
+            shape = np.shape(value_at(keys, found))
+        except (KeyError, IndexError, TypeError):
+            yield f" without {name}"
+            continue
+        except ValueError:
+            yield f"{place} of rows that differ in length"
+            continue
+        lead = shape[: len(shape) - len(own)]
+        if len(lead) <= 1 and shape[len(lead) :] == own and 0 not in lead:
+            yield lead
+        else:
+            yield f"{place} of shape {[*shape]} where {[*own]} belongs"
 
 
 def _one_more_axis(space: spaces.Space[Any], found: Any) -> Any:
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        return {key: _one_more_axis(part, found[key]) for key, part in _items(space)}
+    if isinstance(space, spaces.Dict):
+        return {key: _one_more_axis(part, found[key]) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(map(_one_more_axis, space.spaces, found))
     return np.asarray(found)[None]
-
-
-def _items(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[Any, spaces.Space[Any]]]:
-    return list(space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces))

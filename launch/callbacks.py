@@ -160,7 +160,7 @@ def _check_hears(path: str, hook: object) -> None:
 
 
 def _make(path: str) -> Any:
-    from penstock.envs.loading import explained, load
+    from penstock.core.loading import explained, load
 
     purpose = f"callback {path}"
     with explained(purpose, "run.callbacks"):

@@ -36,8 +36,8 @@ from penstock.core.run_dir import (
     check_not_replaced,
     default_run_dir,
     run_folder,
-    runtime_folder,
 )
+from penstock.core.runtime_folder import RuntimeFolder
 from penstock.launch import placement, topology
 from penstock.launch.callbacks import Hooks, Run
 from penstock.launch.engines.registry import ENGINES, LOCAL, make_engine
@@ -191,7 +191,7 @@ def actors(
     stream = sys.stderr if as_json else sys.stdout
     with (
         run_folder(path, "auto"),
-        runtime_folder() as runtime_dir,
+        RuntimeFolder() as runtime_dir,
         closing(_engine(HERE, runtime_dir)) as engine,
         closing(EventLog(path / "logs")) as events,
     ):
@@ -314,7 +314,7 @@ def conduct(
     with (
         run_folder(path, "auto" if stored and resume == "must" else resume) as lock,
         undone_where_refused(path, new) as attempt,
-        runtime_folder() as runtime_dir,
+        RuntimeFolder() as runtime_dir,
         closing(_engine(place, runtime_dir, (lock,))) as engine,
         closing(EventLog(path / "logs")) as events,
     ):

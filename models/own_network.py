@@ -22,15 +22,13 @@ as actors do, so that dropout drops nothing: the probability of an action is to 
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from penstock.configs.errors import UserError
-from penstock.core.imports import find_users_modules
+from penstock.core.loading import load
 from penstock.models.general import GeneralShape, SingleHead
 
 ROWS = 3  # of the batch that is tried
@@ -95,22 +93,11 @@ def _width(found: Any, shape: GeneralShape[Any], purpose: str) -> int | None:
     return None
 
 
-def _load(entry: str, purpose: str) -> Callable[..., nn.Module]:
+def _load(entry: str, purpose: str) -> type[nn.Module]:
     """The class that ``entry`` names. Nothing else is called: a module that the user allows may
     have imported any function."""
-    module, _, name = entry.partition(":")
-    find_users_modules()
-    try:
-        network = getattr(importlib.import_module(module), name, None)
-    except Exception as error:
-        raise UserError(
-            f"{purpose}: importing {module} failed with {type(error).__name__}: {error}; correct "
-            "its name, start in its folder, or install what it needs"
-        ) from error
-
-    if not isinstance(network, type):
-        raise UserError(f"{purpose}: module {module} has no class {name}; correct its name")
-    if not issubclass(network, nn.Module):
+    network = load(entry, purpose, "model.entry")
+    if not (isinstance(network, type) and issubclass(network, nn.Module)):
         raise UserError(f"{purpose} is no class of torch.nn.Module; derive it from that")
     return network
 

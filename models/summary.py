@@ -18,11 +18,8 @@ def in_words(shape: AnyShape, model: ModelConfig, parameters: int) -> str:
 
 def layers_in_words(shape: AnyShape, model: ModelConfig) -> str:
     """The parts of a network: `nature_cnn, lstm 256, shared critic`."""
-    parts = _general(shape, model) if isinstance(shape, GeneralShape) else [_plain(shape, model)]
-    return ", ".join(parts)
-
-
-def _plain(shape: AnyShape, model: ModelConfig) -> str:
+    if isinstance(shape, GeneralShape):
+        return ", ".join(_general(shape, model))
     return _mlp(model) if isinstance(shape, MlpShape | DenseShape) else "nature_cnn"
 
 

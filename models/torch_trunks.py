@@ -25,10 +25,14 @@ from torch.autograd.function import once_differentiable
 
 from penstock.configs.value_types import MemoryFormat
 from penstock.device.choice import runs_behind
-from penstock.models.frame_order import in_order
+from penstock.models.frame_order import (
+    divides,
+    in_order,
+    kernel_over_depth,
+    space_to_depth,
+)
 from penstock.models.layout import CONVS, Activation, flat_features
 from penstock.models.normalizer import FrameNormalizer
-from penstock.models.space_to_depth import divides, kernel_over_depth, space_to_depth
 from penstock.models.torch_heads import PolicyNetwork, orthogonal
 
 

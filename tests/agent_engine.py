@@ -23,7 +23,7 @@ from typing import Any
 from penstock.core.control import Channel, Message
 from penstock.core.interfaces import Bundle, EngineContext
 from penstock.core.role_spec import RoleSpec
-from penstock.core.run_dir import runtime_folder
+from penstock.core.runtime_folder import RuntimeFolder
 from penstock.launch.engines.host_supervisor import TURN_S, HostSupervisor
 from penstock.launch.engines.remote_handles import HostLine, RemoteHandle
 
@@ -204,5 +204,5 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
-    with runtime_folder() as own:
+    with RuntimeFolder() as own:
         Agent(socket.socket(fileno=descriptor), own, float(sys.argv[2])).run()

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from penstock.core.run_dir import sweep
+from penstock.core.runtime_folder import sweep
 from train_command import SMALL, Command, assert_balanced, json_lines
 
 WAIT_S = 20.0

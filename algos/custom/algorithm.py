@@ -52,9 +52,9 @@ from penstock.configs.algorithms import Data
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Transitions
+from penstock.core.loading import check_keywords, explained, import_module, load
 from penstock.core.observations import Spaces
 from penstock.core.specs import Column
-from penstock.envs.loading import check_keywords, explained, import_module, load
 from penstock.models.acting.categorical import ActionSampler
 from penstock.models.actions import action_column
 from penstock.models.fitting import HeadShape

@@ -12,19 +12,17 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
 
 from penstock.algos.ops.backward import backward
 from penstock.algos.replay_update import Batch, UpdateContext, UpdateResult
 from penstock.algos.sac.config import SacConfig
+from penstock.models.distributions import HALF_LOG_2PI, log_slope
 from penstock.models.flat_parameters import flatten
 from penstock.models.layout import QCnnShape
-from penstock.models.torch_heads import HeadNet
 from penstock.models.torch_nets import build_critics
 from penstock.profiling.ledger import Part
 
 STATISTICS = ("critic_loss", "actor_loss", "td_error", "q_mean", "entropy", "alpha")
-HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 class Critics(Protocol):
@@ -40,14 +38,12 @@ def squashed(outputs: Tensor, noise: Tensor, log_std: tuple[float, float]) -> tu
     """Actions ``tanh(mean + std * noise)`` ``[B, D]`` and their log-densities ``[B]``.
 
     ``outputs`` ``[B, 2 D]``: means, then logarithms of standard deviations, to be kept within
-    ``log_std``; ``noise`` ``[B, D]`` is standard normal. Appendix C of the paper, with
-    ``log(1 - tanh(u)^2)`` as ``2 (log 2 - u - softplus(-2 u))``, which never is the log of 0.
+    ``log_std``; ``noise`` ``[B, D]`` is standard normal. Appendix C of the paper.
     """
     mean, wide = outputs.chunk(2, 1)
     wide = wide.clamp(*log_std)
     before = torch.addcmul(mean, wide.exp(), noise)
-    log_slope = 2 * (math.log(2) - before - softplus(-2 * before))
-    log_density = -0.5 * noise.square() - HALF_LOG_2PI - wide - log_slope
+    log_density = -0.5 * noise.square() - HALF_LOG_2PI - wide - log_slope(before)
     return before.tanh(), log_density.sum(1)
 
 
@@ -96,13 +92,6 @@ def temperature_loss(log_alpha: Tensor, logp: Tensor, target_entropy: float) -> 
 def target_entropy(cfg: SacConfig, action_size: int) -> float:
     """In nats; by default minus the number of values in an action."""
     return -float(action_size) if cfg.target_entropy is None else cfg.target_entropy
-
-
-def policy_sample(
-    actor: HeadNet, obs: Tensor, cfg: SacConfig, noise: Tensor
-) -> tuple[Tensor, Tensor]:
-    """`squashed` of the actor's outputs for observations ``[B, *shape]``."""
-    return squashed(actor(obs), noise, (cfg.log_std_min, cfg.log_std_max))
 
 
 class SacUpdate:
@@ -196,4 +185,5 @@ class SacUpdate:
     def _act(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Fresh actions ``[B, D]`` and their log-densities ``[B]``."""
         noise = torch.randn(len(obs), self._action_size, device=obs.device)
-        return policy_sample(self.actor, obs, self._algo, noise)
+        bounds = self._algo.log_std_min, self._algo.log_std_max
+        return squashed(self.actor(obs), noise, bounds)

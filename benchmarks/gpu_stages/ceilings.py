@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from gpu_stages.batches import PASSES, settings
 from gpu_stages.finding import Finding, Options
 from penstock.bench import ceiling
-from penstock.bench.bare import captured
-from penstock.bench.rates import one_behind, rounds_of
+from penstock.bench.bare import captured, one_behind
+from penstock.bench.rates import rounds_of
 from penstock.configs.load import resolve
 from penstock.device.choice import device_of
 

@@ -70,7 +70,6 @@ class Checker:
         self.problems: list[Problem] = []
         self._known: set[tuple[str, str]] = set()
         self.returns: list[float] = []
-        self.lengths: list[int] = []
         self.times_s = array("d")  # not a list, whose growth would look like a leak
         self._firsts: set[int] = (
             set()
@@ -125,7 +124,7 @@ class Checker:
         space.seed(seed)
         shown = self._reset(env, seed)
         bounds = _bounds(space)  # policies often choose them, random actions never
-        total, length, until = 0.0, 0, time.perf_counter() + seconds
+        total, until = 0.0, time.perf_counter() + seconds
         while shown is not None and steps > 0 and time.perf_counter() < until:
             steps -= 1
             action = bounds.pop() if bounds else choose(space, shown, rng)
@@ -133,13 +132,12 @@ class Checker:
             if step is None:
                 return
             yield step
-            total, length = total + step.reward, length + 1
+            total += step.reward
             if step.terminated or step.truncated:
                 self.returns.append(total)
-                self.lengths.append(length)
                 self._lasts = [*self._lasts[-99:], hash(step.observation)]
                 self._final(info)
-                total, length = 0.0, 0
+                total = 0.0
                 shown = self._reset(env, None)
             elif not self._changes:
                 self._changes = hash(step.observation) not in self._firsts

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.observations import MASK, views
 from penstock.core.state_bytes import from_bytes, to_bytes
-from penstock.envs.checking.vector import draw
+from penstock.envs.checking.vector import draw_for
 from penstock.envs.saved_state import NotSavableError
 from penstock.envs.vector_env import BatchedEnv
 
@@ -32,11 +31,11 @@ def why_not_savable(make: Callable[[], BatchedEnv]) -> str:
             shown = _reset(env, SEEDS[0])
             env.state_dict()  # raises for most that cannot be saved, before they are played
             for _ in range(BEFORE):
-                _step(env, _draw(env, shown, rng), shown)
+                _step(env, draw_for(env, shown, rng), shown)
             state = to_bytes(env.state_dict())
             actions, seen = [], []
             for _ in range(AFTER):
-                actions.append(_draw(env, shown, rng))
+                actions.append(draw_for(env, shown, rng))
                 seen.append(_step(env, actions[-1], shown))
         finally:
             env.close()
@@ -68,9 +67,3 @@ def _step(env: BatchedEnv, action: Array, shown: Array) -> tuple[bytes, ...]:
     """Step, write the next observations to ``shown``, and return the bytes of all results."""
     results = env.step_into(action, shown)
     return tuple(np.asarray(values).tobytes() for values in (shown, *results))
-
-
-def _draw(env: BatchedEnv, shown: Array, rng: np.random.Generator) -> Array:
-    masks = tuple(part for part in env.info.parts if part.name == MASK)
-    allowed = views(masks, shown)[MASK] if masks else None
-    return draw(env.info.action_space, env.count, rng, allowed)

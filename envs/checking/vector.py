@@ -17,7 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from penstock.core.observations import MASK, open_choices
+from penstock.core.observations import MASK, open_choices, views
 from penstock.envs.checking.checks import (
     SCALE,
     Checker,
@@ -31,6 +31,7 @@ from penstock.envs.packing import find_bad_reward
 from penstock.envs.space_misfit import misfits
 from penstock.envs.vector_env import (
     Actions,
+    BatchedEnv,
     action_map,
     checked_actions,
     copied,
@@ -102,6 +103,13 @@ def draw(
     parts = np.split(liking, np.cumsum(counts)[:-1], axis=1)
     chosen = np.stack([part.argmax(1) for part in parts], 1).astype(np.int32)
     return chosen.reshape(count, *(space.shape or ()))
+
+
+def draw_for(env: BatchedEnv, shown: Array, rng: np.random.Generator) -> Array:
+    """Random actions, as of `draw`, that the masks in packed observations [count, ...] allow."""
+    masks = tuple(part for part in env.info.parts if part.name == MASK)
+    allowed = views(masks, shown)[MASK] if masks else None
+    return draw(env.info.action_space, env.count, rng, allowed)
 
 
 class _Player:
@@ -277,7 +285,11 @@ def _check_copies(found: Checker, make: Callable[[int], VectorEnv], steps: int) 
             if variables := changed_variables(vectors[0], one.play(steps)):
                 found.add_shared(reason, variables)
             else:
-                _add_determinism(found, reason)
+                found.add(
+                    "determinism",
+                    "two vectors that were reset with the same seed and given the same actions "
+                    f"differ {reason}; draw all chance from generators that reset(seed=...) seeds",
+                )
         if found.problems:
             return False
         return bool(one.over.any()) and _check_reset_row(found, one, other)
@@ -288,11 +300,11 @@ def _check_copies(found: Checker, make: Callable[[int], VectorEnv], steps: int) 
 
 def _difference(one: _Player, other: _Player, steps: int) -> str:
     """Where two vectors differ, stepped in turn, in words; empty if they do not."""
-    if not _same(one.shown, other.shown):
+    if as_bytes(one.shown) != as_bytes(other.shown):
         return "in their first observations"
     pairs = zip(one.play(steps), other.play(steps), strict=False)
     for number, (ones, others) in enumerate(pairs, 1):
-        if not _same(ones[:4], others[:4]):
+        if as_bytes(ones[:4]) != as_bytes(others[:4]):
             return f"in what step {number} returned"
     return ""
 
@@ -352,17 +364,9 @@ def _check_reset_row(found: Checker, one: _Player, other: _Player) -> bool:
     else:
         return False
     after = one.step(action), other.step(different)
-    if not found.problems and not _same(after[0][:4], after[1][:4]):
+    if not found.problems and as_bytes(after[0][:4]) != as_bytes(after[1][:4]):
         _add_autoreset(found, "what followed depended on the action")
     return True
-
-
-def _add_determinism(found: Checker, reason: str) -> None:
-    found.add(
-        "determinism",
-        f"two vectors that were reset with the same seed and given the same actions differ "
-        f"{reason}; draw all chance from generators that reset(seed=...) seeds",
-    )
 
 
 def _add_autoreset(found: Checker, sign: str) -> None:
@@ -372,11 +376,3 @@ def _add_autoreset(found: Checker, sign: str) -> None:
         f"is ignored, its reward 0; but {sign}; reset there, or remove the wrapper that resets in "
         "the same step",
     )
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        return all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, tuple):
-        return all(_same(a, b) for a, b in zip(one, other, strict=True))
-    return np.array_equal(one, other)

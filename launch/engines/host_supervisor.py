@@ -45,7 +45,7 @@ from penstock.core.interfaces import EngineContext, Handle, Liveness
 from penstock.core.processes import coreless_s
 from penstock.core.role import Store
 from penstock.core.role_spec import RoleSpec, Stage
-from penstock.core.run_dir import runtime_folder
+from penstock.core.runtime_folder import RuntimeFolder
 from penstock.launch.engines.local import LocalEngine
 from penstock.profiling.dump import stacks_path
 from penstock.transport.zmq.keys import write_keys
@@ -254,7 +254,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
-    with runtime_folder() as folder:
+    with RuntimeFolder() as folder:
         HostSupervisor(Channel(socket.socket(fileno=descriptor)), folder).run()
 
 

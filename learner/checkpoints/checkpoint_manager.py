@@ -26,9 +26,9 @@ import torch
 from penstock.configs.errors import UserError
 from penstock.configs.same_env import same_game, settings
 from penstock.core.control import Message
+from penstock.core.machine import processor
 from penstock.core.notes import note_logger
 from penstock.core.params import POLICY_ID, Arrays
-from penstock.core.processor import processor
 from penstock.core.run_dir import HeldFolder
 from penstock.device.choice import device_of
 from penstock.device.interface import Device

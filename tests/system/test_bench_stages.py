@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.learner_alone import measure
 from penstock.bench.rates import ROUNDS
-from penstock.bench.stages import UNITS
+from penstock.bench.stages import UNITS, learner_rate
 from penstock.bench.traffic import receiving
 from penstock.bench.whole import train
 from penstock.configs.errors import UserError
@@ -70,8 +69,8 @@ def test_stages_of_an_algorithm_with_replay_and_a_comparison(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_the_ceiling_of_a_learner_in_a_process_of_its_own() -> None:
-    assert measure(resolve("cartpole", []), 0.2) > 1000
-    assert measure(resolve("cartpole_dqn", []), 0.2) > 10
+    assert learner_rate(resolve("cartpole", []), 0.2) > 1000
+    assert learner_rate(resolve("cartpole_dqn", []), 0.2) > 10
 
 
 def test_what_is_wrong_with_a_target_is_one_sentence() -> None:
@@ -81,7 +80,7 @@ def test_what_is_wrong_with_a_target_is_one_sentence() -> None:
     assert "cartpole_dpn" in done.stderr.splitlines()[-1]
     wrong = resolve("CartPole-v1", ["env.kwargs.gravity=1"])
     with pytest.raises(UserError, match="gravity"):
-        measure(wrong, 0.1)
+        learner_rate(wrong, 0.1)
 
 
 def test_a_run_that_fails_is_one_sentence(capfd: pytest.CaptureFixture[str]) -> None:

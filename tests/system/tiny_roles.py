@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 from penstock.configs.errors import UserError
 from penstock.core.control import Message
+from penstock.core.loading import import_module
 from penstock.core.role import EXIT_REJOIN, RoleContext
-from penstock.envs.loading import import_module
 from penstock.profiling.ledger import Part
 from penstock.profiling.status import Phase
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from penstock.core.interfaces import EngineContext, Json, MetricSink, RunEvent
 from penstock.core.role_spec import RoleSpec, Stage
-from penstock.core.run_dir import run_folder, runtime_folder
+from penstock.core.run_dir import run_folder
+from penstock.core.runtime_folder import RuntimeFolder
 from penstock.launch.engines.local import LocalEngine
 from penstock.launch.supervisor import Supervisor
 from penstock.launch.supervisor_messages import RestartLimits
@@ -59,7 +60,7 @@ def main() -> None:
         for i, main in enumerate(learners)
     ]
     ears = Ears(plan.get("fault", False))
-    with run_folder(run_dir, "auto") as lock, runtime_folder() as runtime_dir:
+    with run_folder(run_dir, "auto") as lock, RuntimeFolder() as runtime_dir:
         arguments = role_arguments(run_dir, runtime_dir)
         limits = RestartLimits(**plan.get("limits", {}))
         engine = LocalEngine(EngineContext(runtime_dir, (lock,)))

@@ -16,9 +16,8 @@ import torch
 from penstock.autotune import forms as form_tuner
 from penstock.autotune.forms import Task, cached_timings, passes, race, time_forms
 from penstock.configs.model import ModelConfig
-from penstock.core import processor as processors
-from penstock.core import user_cache
-from penstock.core.processor import Processor
+from penstock.core import machine, user_cache
+from penstock.core.machine import Processor
 from penstock.models.actions import discrete
 from penstock.models.compute_form import (
     ComputeForm,
@@ -113,7 +112,7 @@ def test_another_task_is_timed_anew(timed: Counter[ComputeForm], other: dict[str
 
 
 @pytest.mark.parametrize(
-    "own", [Processor("another", processors.processor().flags), Processor("x", frozenset({"a"}))]
+    "own", [Processor("another", machine.processor().flags), Processor("x", frozenset({"a"}))]
 )
 def test_another_processor_is_timed_anew(
     timed: Counter[ComputeForm], own: Processor, monkeypatch: pytest.MonkeyPatch
@@ -128,9 +127,6 @@ def spoiled(value: Any) -> list[Any]:
     """Contents of a cache file that must not be used, of one that may."""
     first, *rest = value["seconds"]
     return [
-        {},
-        [],
-        None,
         value | {"seconds": []},
         value | {"seconds": rest},  # without the form by rule
         value | {"seconds": [first, ["fp16", "contiguous", 256, 1e-9]]},
@@ -140,11 +136,10 @@ def spoiled(value: Any) -> list[Any]:
         value | {"seconds": [[*first[:-1], "1"], *rest]},
         value | {"seconds": [first, []]},
         value | {"seconds": {"a": 1}},
-        value | {"about": value["about"] | {"processor": "another"}},
     ]
 
 
-@pytest.mark.parametrize("number", range(13))
+@pytest.mark.parametrize("number", range(9))
 def test_a_file_that_is_not_sound_is_replaced(
     number: int, timed: Counter[ComputeForm], cache: Path
 ) -> None:
@@ -152,21 +147,12 @@ def test_a_file_that_is_not_sound_is_replaced(
     [path] = cache.glob("*.json")
     whole = path.read_text()
     contents = spoiled(json.loads(whole))
-    assert len(contents) == 13
+    assert len(contents) == 9
     path.write_text(json.dumps(contents[number]))
     cached_timings()
     timed.clear()
     assert time_forms(TASK, FORMS) == found
     assert timed
-    assert path.read_text() == whole
-
-
-def test_a_cut_file_is_replaced(timed: Counter[ComputeForm], cache: Path) -> None:
-    time_forms(TASK, FORMS)
-    [path] = cache.glob("*.json")
-    whole = path.read_text()
-    path.write_text(whole[:100])
-    assert not time_forms(TASK, FORMS).cached
     assert path.read_text() == whole
 
 

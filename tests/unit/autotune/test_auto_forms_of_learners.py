@@ -12,7 +12,7 @@ from penstock.autotune.forms import update_size, with_training_form
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.core import user_cache
-from penstock.core.processor import BF16_FLAGS, Processor
+from penstock.core.machine import BF16_FLAGS, Processor
 from penstock.envs import EnvInfo, probe
 from penstock.learner.checkpoints import checkpoint_manager
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager, form_of_checkpoint

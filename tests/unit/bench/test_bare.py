@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from penstock.algos.samples import network_shape
-from penstock.bench.bare import PASS_ROWS, BareNetwork, Form, pass_rows, rounds
+from penstock.bench.bare import PASS_ROWS, BareNetwork, Form, one_behind, pass_rows, rounds
 from penstock.bench.compare import BARE_SHARING, ideal
-from penstock.bench.rates import ROUNDS, one_behind
+from penstock.bench.rates import ROUNDS
 from penstock.configs.load import resolve
 from penstock.envs import probe
 

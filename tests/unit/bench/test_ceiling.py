@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from gymnasium import spaces
 
 from penstock.algos.impala import algorithm as impala
-from penstock.bench.ceiling import LEARNING_RATE, actions, like, staged, work
+from penstock.bench.ceiling import LEARNING_RATE, like, staged, work
 from penstock.configs.load import resolve
 from penstock.core.observations import MASK, laid_out, row_nbytes, views
 from penstock.envs import probe
@@ -60,24 +57,6 @@ def test_a_call_counts_the_agent_steps_that_it_trains_on(
     made.call()
     made.settle()
     assert made.amount == (config.replay.batch_size / 2 if amount is None else amount)
-
-
-def test_actions_are_any_of_a_choice_or_any_of_a_box() -> None:
-    rng = np.random.default_rng(0)
-    chosen = actions(probe(resolve("cartpole", []).env), (1000,), rng)
-    assert chosen.dtype == np.int32
-    assert set(chosen) == {0, 1}
-    torques = actions(probe(resolve("pendulum_sac", []).env), (1000, 1), rng)
-    assert torques.dtype == np.float32
-    assert -1 <= torques.min() < -0.9 < 0.9 < torques.max() <= 1
-
-
-def test_actions_of_several_choices_stay_within_each() -> None:
-    info = probe(resolve("cartpole", []).env)
-    info = replace(info, action_space=spaces.MultiDiscrete([2, 5]))
-    chosen = actions(info, (500, 2), np.random.default_rng(0))
-    assert chosen.dtype == np.int32
-    assert [set(column) for column in chosen.T] == [{0, 1}, {0, 1, 2, 3, 4}]
 
 
 def test_observations_of_several_parts_are_sound_in_each() -> None:

@@ -5,33 +5,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.core import run_dir
 from penstock.core.run_dir import (
-    MARKER,
-    RUNTIME_NAME,
-    RUNTIME_PREFIX,
     check_not_replaced,
     default_run_dir,
     run_folder,
-    runtime_folder,
-    sweep,
 )
-
-
-@pytest.fixture
-def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The place for temporary files: a short path, which pytest's own need not have."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as place:
-        monkeypatch.setattr(tempfile, "tempdir", place)
-        yield Path(place)
 
 
 def test_a_run_folder_is_made_with_its_logs(tmp_path: Path) -> None:
@@ -129,129 +112,6 @@ def test_default_run_dirs_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert first == Path("runs/pong-20300102-030405")
     first.mkdir(parents=True)
     assert default_run_dir("pong") == Path("runs/pong-20300102-030405-2")
-
-
-def test_a_runtime_folder_is_ours_alone_and_goes_away(temporary: Path) -> None:
-    with runtime_folder() as path:
-        assert path.parent == temporary
-        assert RUNTIME_NAME.fullmatch(path.name)
-        assert path.stat().st_mode & 0o777 == 0o700
-        (path / "socket").touch()
-    assert list(temporary.iterdir()) == []
-
-
-def a_stale_folder(place: Path) -> Path:
-    """A runtime folder whose supervisor has ended without removing it."""
-    path, lock = run_dir._make([place])
-    (path / "learner-0.sock").touch()
-    os.close(lock)
-    return path
-
-
-def test_runtime_folders_without_a_holder_are_swept(temporary: Path) -> None:
-    stale = a_stale_folder(temporary)
-    with runtime_folder() as living:
-        assert not stale.exists()
-        sweep(temporary)
-        assert living.is_dir()
-
-
-def test_a_sweep_that_was_cut_short_is_resumed(temporary: Path) -> None:
-    stale = a_stale_folder(temporary)
-    (stale / "learner-0.sock").unlink()
-    sweep(temporary)
-    assert not stale.exists()
-
-
-def without_a_marker(stale: Path) -> Path:
-    (stale / MARKER).unlink()
-    return stale
-
-
-def with_the_marker_of_another(stale: Path) -> Path:
-    copy = stale.with_name(RUNTIME_PREFIX + "0" * 20)
-    shutil.copytree(stale, copy)
-    return copy
-
-
-def renamed(stale: Path) -> Path:
-    return stale.rename(stale.with_name(RUNTIME_PREFIX + "1" * 20))
-
-
-def with_another_name(stale: Path) -> Path:
-    return stale.rename(stale.with_name("penstock-foo"))
-
-
-def of_another_mode(stale: Path) -> Path:
-    stale.chmod(0o755)
-    return stale
-
-
-def with_a_folder_in_it(stale: Path) -> Path:
-    (stale / "data").mkdir()
-    (stale / "data" / "set").write_text("mine")
-    return stale
-
-
-def with_a_marker_elsewhere(stale: Path) -> Path:
-    (stale / MARKER).rename(stale.parent / "marker")
-    (stale / MARKER).symlink_to(stale.parent / "marker")
-    return stale
-
-
-@pytest.mark.parametrize(
-    "of_the_user",
-    [
-        without_a_marker,
-        with_the_marker_of_another,
-        renamed,
-        with_another_name,
-        of_another_mode,
-        with_a_folder_in_it,
-        with_a_marker_elsewhere,
-    ],
-)
-def test_a_folder_that_may_be_the_users_is_not_swept(
-    temporary: Path, of_the_user: Callable[[Path], Path]
-) -> None:
-    kept = of_the_user(a_stale_folder(temporary))
-    sweep(temporary)
-    assert kept.is_dir()
-    assert of_the_user is not with_a_folder_in_it or (kept / "data" / "set").is_file()
-
-
-def test_checkouts_and_links_named_like_ours_are_not_swept(temporary: Path) -> None:
-    for name in ("penstock-foo", "penstock-run-foo", "penstock-replay", "elsewhere"):
-        (temporary / name).mkdir(mode=0o700)
-        (temporary / name / "README.md").write_text("mine")
-    stale = a_stale_folder(temporary)
-    link = temporary / (RUNTIME_PREFIX + "2" * 20)
-    link.symlink_to(temporary / "elsewhere")
-    to_stale = temporary / (RUNTIME_PREFIX + "3" * 20)
-    to_stale.symlink_to(stale)
-    before = {path for path in temporary.rglob("*") if stale not in (path, *path.parents)}
-    with runtime_folder():
-        pass
-    assert {*temporary.rglob("*")} == before
-
-
-def test_a_runtime_folder_that_was_replaced_is_left_alone(temporary: Path) -> None:
-    with runtime_folder() as path:
-        path.rename(temporary / "moved")
-        path.mkdir()
-        (path / "mine").touch()
-    assert (path / "mine").is_file()
-
-
-def test_a_long_temporary_path_gives_way_to_a_short_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    long = tmp_path / ("x" * 80)
-    long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
-    with runtime_folder() as path:
-        assert path.parent == Path("/tmp")
-    assert list(long.iterdir()) == []
 
 
 def test_a_file_system_without_locks_is_one_sentence(

@@ -216,7 +216,7 @@ def test_a_run_of_this_user_needs_no_permission(tmp_path: Path, option: str) -> 
 @pytest.mark.parametrize(
     ("section", "sentence"),
     [
-        ({"model": {"entry": "stranger:abort"}}, "has no class abort"),
+        ({"model": {"entry": "stranger:abort"}}, "is no class of torch.nn.Module"),
         ({"model": {"entry": "subprocess:Popen"}}, "no class of torch.nn.Module"),
         ({"algo": {"name": "custom", "entry": "stranger:abort"}}, "makes no algorithm"),
         ({"algo": {"name": "custom", "entry": "subprocess:Popen"}}, "makes no algorithm"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.autotune.cores import CoreSplit, Split
-from penstock.bench import learner_alone
+from penstock.bench import stages
 from penstock.cli import profile
 from penstock.cli.profile import as_trained
 from penstock.configs.load import resolve
@@ -130,9 +130,9 @@ def test_a_profile_measures_the_ceiling_with_the_threads_of_the_run(
 
     def start(target: str, request: dict[str, Any], *, threads: int, **how: Any) -> dict[str, Any]:
         started.append((threads, request["config"]["learner"]["threads"]))
-        return {"rates": [1.0]}
+        return {"rates": [1.0], "core_s": [1.0]}
 
-    monkeypatch.setattr(learner_alone, "alone", start)
+    monkeypatch.setattr(stages, "alone", start)
     monkeypatch.setattr(profile, "alone", lambda target, request: {})
     scene.split.now = Split(2, 3, "cores are idle")
     scene.hear(learner_steps=1)

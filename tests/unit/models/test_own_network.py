@@ -239,7 +239,7 @@ def test_what_is_not_normalised_is_said() -> None:
             {"core": "gru"},
             r"returns outputs and values, and model.core gru needs features",
         ),
-        ("Absent", {}, r"module mine has no class Absent"),
+        ("Absent", {}, r"module mine has no class or function Absent"),
         ("Plain", {}, r"entry mine:Plain is no class of torch.nn.Module"),
     ],
 )
@@ -255,7 +255,9 @@ def test_a_module_that_is_not_there_is_one_sentence() -> None:
     cfg = config("x")
     model = cfg.model.model_copy(update={"entry": "no_such_module:Net"})
     shape = actor_critic_shape(cfg.model_copy(update={"model": model}), GAME)
-    with pytest.raises(UserError, match=r"importing no_such_module failed .* start in its folder"):
+    with pytest.raises(
+        UserError, match=r"there is no module no_such_module in .* start in its folder"
+    ):
         build_net(shape)
 
 

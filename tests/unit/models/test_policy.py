@@ -18,7 +18,7 @@ from penstock.autotune.forms import with_acting_form
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.configs.sections import ActorsConfig
-from penstock.core.processor import BF16_FLAGS, Processor
+from penstock.core.machine import BF16_FLAGS, Processor
 from penstock.models.acting.numpy_mlp import NumpyMlp
 from penstock.models.acting.policy import Policy
 from penstock.models.acting.torch_network import TorchNetwork

@@ -26,7 +26,7 @@ from penstock.replay import (
     TrajectoryQueue,
     Writer,
 )
-from penstock.replay.sharing import PREFIX, StoreServer
+from penstock.replay.sharing import StoreServer
 from penstock.transport.shm.store import SlotStore
 from waiting import wait_until
 
@@ -259,7 +259,7 @@ sys.stdin.read()
 
 
 def test_folders_of_dead_owners_are_removed(temporary: Path) -> None:
-    foreign = temporary / f"{PREFIX}of-a-user"
+    foreign = temporary / "penstock-run-of-a-user"
     foreign.mkdir()
     (foreign / "results").write_text("mine")
     owners = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ from penstock.replay.buffer import Replay
 from penstock.replay.errors import DamagedSnapshotError, ReplayError
 from penstock.replay.samplers import Prioritized, Uniform
 from penstock.replay.sequences import Sequences
-from penstock.replay.sharing import PREFIX, OwnFolder
 from penstock.replay.snapshot import MANIFEST, MARKER, FolderReader, FolderWriter, discard
 from snapshot_rows import assert_equal, files, made
 
@@ -264,25 +262,3 @@ def test_a_snapshot_is_of_this_user_alone(tmp_path: Path) -> None:
     (inside,) = tmp_path.glob("replay-*/")
     assert inside.stat().st_mode & 0o777 == 0o700
     replay.close()
-
-
-def test_a_folder_of_the_same_name_is_not_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    empty, full = tmp_path / f"{PREFIX}empty", tmp_path / f"{PREFIX}full"
-    for each in (empty, full):
-        each.mkdir()
-    (full / "store").write_text("mine")
-    abandoned = OwnFolder()
-    os.close(abandoned._fd)  # its owner ended
-    with_more = OwnFolder()
-    (with_more.path / "mine").write_text("mine")
-    os.close(with_more._fd)
-    new = OwnFolder()
-    assert empty.is_dir()
-    assert (full / "store").read_text() == "mine"
-    assert not abandoned.path.exists()
-    assert (with_more.path / "mine").exists()
-    new.remove()
-    assert not new.path.exists()

@@ -1,11 +1,14 @@
-"""Loading code that the user names, and the error messages when that fails."""
+"""Loading code that the user names, also from the current folder, and the error messages when that
+fails."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +17,6 @@ from typing import Any
 from gymnasium.error import DependencyNotInstalled
 
 from penstock.configs.errors import UserError
-from penstock.core.imports import find_users_modules
 from penstock.core.place import exit_refused
 
 # What to install for a module whose package has another name.
@@ -33,10 +35,10 @@ _PACKAGES = {
 _OWN_EXTRAS = ("box2d", "mujoco")  # that gymnasium has too, with other versions
 
 
-def import_module(name: str, purpose: str) -> ModuleType:
-    """Import a module; an error's sentence begins with `purpose`."""
-    with explained(purpose):
-        find_users_modules()
+def import_module(name: str, purpose: str, setting: str = "env.kwargs") -> ModuleType:
+    """Import a module; an error's sentence begins with `purpose`, as of `explained`."""
+    with explained(purpose, setting):
+        _find_users_modules()
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
@@ -49,10 +51,10 @@ def import_module(name: str, purpose: str) -> ModuleType:
             ) from error
 
 
-def load(path: str, purpose: str) -> Callable[..., Any]:
-    """Load the object that `module:name` names."""
+def load(path: str, purpose: str, setting: str = "env.kwargs") -> Callable[..., Any]:
+    """Load the object that `module:name` names; errors as of `import_module`."""
     module_name, _, name = path.partition(":")
-    module = import_module(module_name, purpose)
+    module = import_module(module_name, purpose, setting)
     found: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(found):
         raise UserError(
@@ -94,20 +96,30 @@ def check_keywords(
 ) -> None:
     """Refuse keywords that a function does not take.
 
-    more: names that it takes besides its own parameters. reserved: names that Penstock passes
-    itself, each with what to set instead.
+    more: names that it takes besides its own parameters. reserved: as of `check_options`.
     """
-    reserved = reserved or {}
+    known = parameters(function)
+    takes_any = not known or any(p.kind is p.VAR_KEYWORD for p in known.values())
+    takes = None if takes_any else {*known, *more} - {"self"}
+    check_options(given, takes, purpose, reserved or {})
+
+
+def check_options(
+    given: Collection[str],
+    takes: Collection[str] | None,
+    purpose: str,
+    reserved: Mapping[str, str],
+) -> None:
+    """Refuse options that are not among those that something takes; None: it takes any.
+
+    reserved: options that Penstock passes itself, each with what to set instead.
+    """
     for name in given:
         if name in reserved:
             raise UserError(f"{purpose}: {name} is not set here; {reserved[name]}")
-    known = parameters(function)
-    if not known or any(p.kind is p.VAR_KEYWORD for p in known.values()):
-        return
-    takes = (set(known) | set(more)) - set(reserved) - {"self"}
-    for name in given:
-        if name not in takes:
-            raise UserError(f"{purpose}: there is no option {name}; {nearest(name, takes)}")
+        if takes is not None and name not in takes:
+            free = set(takes) - set(reserved)
+            raise UserError(f"{purpose}: there is no option {name}; {nearest(name, free)}")
 
 
 @contextmanager
@@ -133,6 +145,18 @@ def explained(purpose: str, setting: str = "env.kwargs") -> Iterator[None]:
         raise UserError(
             f"{purpose} failed with {_brief(error)}; correct {setting}, or the code that raised it"
         ) from error
+
+
+def _find_users_modules() -> None:
+    """Let imports find modules in the current folder, after all that are installed.
+
+    It is done only to import what the user has named or allowed. A current folder may have come
+    from elsewhere, as a run does, and libraries try to import modules that are not installed.
+    """
+    with suppress(FileNotFoundError):  # a folder that was removed holds no module
+        folder = os.getcwd()
+        if folder not in sys.path and "" not in sys.path:
+            sys.path.append(folder)
 
 
 def _near_files(module: str) -> str:
