@@ -40,9 +40,7 @@ from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.core.control import Channel, Message, encoded
-from penstock.core.formatting import finite
 from penstock.core.interfaces import EngineContext, Handle, Liveness
-from penstock.core.processes import coreless_s
 from penstock.core.role import Store
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.core.run_dir import runtime_folder
@@ -239,14 +237,7 @@ def _snapshot(handle: Handle) -> Message:
         phase_s=status.phase_s and now_s - status.phase_s,
         alive_s=status.alive_s and now_s - status.alive_s,
     )
-    usage = handle.usage()
-    at_ns = time.perf_counter_ns()
-    return {
-        "status": list(status),
-        "usage": list(usage),
-        "at_ns": at_ns,
-        "coreless_s": finite(coreless_s(usage.pid)),
-    }
+    return {"status": list(status), "usage": list(handle.usage())}
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ from penstock.core.interfaces import (
     RoleUsage,
     ThreadUsage,
 )
-from penstock.core.processes import SHIM_DIED, began_ticks, catches, process_facts
+from penstock.core.processes import SHIM_DIED, began_ticks, catches, coreless_s, process_facts
 from penstock.core.role_spec import RoleSpec
 from penstock.launch.engines import early_roles
 from penstock.launch.engines.shim_process import ShimProcess
@@ -40,7 +40,7 @@ from penstock.profiling.ledger import Part, now_in, seconds_of
 from penstock.profiling.status import Phase
 
 if TYPE_CHECKING:
-    from penstock.profiling.report.readings import Reading, Thread
+    from penstock.profiling.report.readings import Thread
 
 LINGER_S = 10.0  # from the role's end until a guard that still runs is killed
 GRACE_S = 10.0
@@ -273,22 +273,17 @@ class LocalHandle:
             return str(phase)
 
     def usage(self) -> RoleUsage:
-        pid, lanes = self.pid, self.page.lanes
-        threads = tuple(_thread(name, lane) for name, lane in lanes.items())
-        state, cpu_s, age_s = process_facts(pid)
-        return RoleUsage(pid, state, cpu_s, age_s, threads)
-
-    def reading(self) -> Reading:
-        from penstock.profiling.report.readings import read  # only a profile needs numpy
-
-        return read(self.spec, self.pid, self.page)
+        pid = self.pid
+        threads = tuple(_thread(name, lane) for name, lane in self.page.lanes.items())
+        at_ns = time.perf_counter_ns()
+        return RoleUsage(pid, *process_facts(pid), threads, coreless_s(pid), at_ns)
 
     @property
     def shares_memory(self) -> bool:
         return True
 
     def spans(self, since_ns: int) -> list[Thread]:
-        from penstock.profiling.report.readings import threads
+        from penstock.profiling.report.readings import threads  # only a profile needs numpy
 
         return threads(self.spec, self.pid, self.page, since_ns)
 
