@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.configs.errors import UserError
-from penstock.core.control import Channel, Message, encoded
+from penstock.core.control import Channel, Message
 from penstock.core.interfaces import EngineContext, Handle, Liveness
 from penstock.core.role import Store
 from penstock.core.role_spec import RoleSpec, Stage
@@ -184,17 +184,8 @@ class HostSupervisor:
         self._send_reports()
 
     def _send_reports(self) -> None:
-        """Send the reports for which the channel has room. One that is too long is replaced by a
-        note: a role's message may be as long as a channel takes, and its report has more."""
-        while self._reports:
-            report = self._reports[0]
-            if not self._channel.send(report):
-                nbytes = len(encoded(report))
-                if nbytes <= self._channel.most_nbytes:
-                    return
-                name = report["key"].rpartition("/")[0]
-                text = f"{name}: a message of {nbytes:,} bytes is dropped, as it is too long"
-                self._report("say", report["key"], message={"kind": "note", "text": text})
+        """Send the reports for which the channel has room."""
+        while self._reports and self._channel.send(self._reports[0]):
             self._reports.popleft()
 
     def _expect_stacks(self, key: str, handle: Handle) -> None:
