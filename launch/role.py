@@ -161,7 +161,7 @@ def _catch_signals(ctx: RoleContext, grace_s: float) -> None:
     threading.Thread(target=watch, name="signals", daemon=True).start()
 
 
-def _run(target: str, ctx: RoleContext, early_error: Exception | None) -> int:
+def _run(target: str, ctx: RoleContext, early_error: Exception | None = None) -> int:
     """Call ``module:function`` with the context; report what it raises, or the ``early_error`` of
     `_import_ahead`, and return an exit code."""
     try:

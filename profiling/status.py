@@ -12,7 +12,6 @@ environment hangs must look hung.
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import time
@@ -176,15 +175,11 @@ class StatusPage:
     @property
     def tail(self) -> bytes:
         """The last that the process wrote to its standard output and error."""
-        nbytes = max(0, min(TAIL_NBYTES, self.ints[TAIL_AT // 8]))
-        return self._page[TAIL_AT + 8 : TAIL_AT + 8 + nbytes]
+        return self._page[TAIL_AT + 8 : TAIL_AT + 8 + self.ints[TAIL_AT // 8]]
 
     def name_log(self, path: Path) -> None:
-        """Set the file for the role's output. Raises OSError for a path that no kernel opens, as it
-        is too long."""
+        """Set the file for the role's output."""
         name = os.fsencode(path)
-        if len(name) > LOG_NBYTES:
-            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(path))
         self._page[LOG_AT + 8 : LOG_AT + 8 + len(name)] = name
         self.ints[LOG_AT // 8] = len(name)  # last, as the shim reads this first
 

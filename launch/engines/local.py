@@ -147,9 +147,12 @@ class LocalHandle:
             undo.callback(os.close, self.pidfd)
             spare = os.dup(shim.status_fd)
             undo.callback(os.close, spare)
-            message = {**arguments, **_identity(spec, incarnation)}
+            message = {**arguments, **asdict(spec), "incarnation": incarnation}
             if not self.channel.send(message, fds=keep_fds):
-                raise _not_sent(spec.name, len(encoded(message)), self.channel.most_nbytes)
+                nbytes, most_nbytes = len(encoded(message)), self.channel.most_nbytes
+                if nbytes > most_nbytes:
+                    raise too_long(spec.name, nbytes, most_nbytes)
+                raise BrokenPipeError(errno.EPIPE, "its process ended before it had its role")
             undo.pop_all()
         self._spare = [shim.status_fd, spare]  # descriptors reserved for the role's pidfd
 
@@ -267,10 +270,7 @@ class LocalHandle:
             now = now_in(lane) if lane is not None else None
             if now is not None and now[0] is Part.INFER:
                 phase = Phase.INFERENCE
-        try:
-            return Phase(phase).name.lower()
-        except ValueError:
-            return str(phase)
+        return Phase(phase).name.lower()
 
     def usage(self) -> RoleUsage:
         pid = self.pid
@@ -345,13 +345,6 @@ def _thread(name: str, lane: memoryview) -> ThreadUsage:
     return ThreadUsage(name, part, for_s, seconds_of(lane))
 
 
-def _not_sent(name: str, nbytes: int, most_nbytes: int) -> Exception:
-    """The error where the first message to a role could not be sent."""
-    if nbytes <= most_nbytes:
-        return BrokenPipeError(errno.EPIPE, "its process ended before it had its role")
-    return too_long(name, nbytes, most_nbytes)
-
-
 def too_long(name: str, nbytes: int, most_nbytes: int) -> UserError:
     """The error where the first message to a role is longer than its process accepts."""
     return UserError(
@@ -359,18 +352,3 @@ def too_long(name: str, nbytes: int, most_nbytes: int) -> UserError:
         f"at most {most_nbytes:,}; move the longest values, such as those in env.kwargs, to a file "
         "that the environment reads"
     )
-
-
-def _identity(spec: RoleSpec, incarnation: int) -> Message:
-    return {
-        "role": spec.role,
-        "index": spec.index,
-        "incarnation": incarnation,
-        "main": spec.main,
-        "address": spec.address,
-        "learner": spec.learner,
-        "meets_at": spec.meets_at,
-        "servers": list(spec.servers),
-        "store": asdict(spec.store) if spec.store else None,
-        "nice": spec.nice,
-    }
