@@ -49,8 +49,8 @@ from penstock.profiling.dump import stacks_path
 from penstock.transport.zmq.keys import write_keys
 
 TURN_S = 0.1
-SNAPSHOT_S = 0.5
 KEYS = "keys"  # folder in the run's folder
+SNAPSHOT_S = 0.5
 STACKS_S = 0.5  # for a role to write its stacks, which its signal handler does
 STACKS_NBYTES = 1 << 15
 FAILED, REFUSED = 1, 2  # exit codes of a role that could not be started; 2: by the user's mistake

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import select
 import signal
 import socket
 import time
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
 from penstock.core.control import Message, encoded
+from penstock.core.descriptors import wait_readable
 from penstock.core.interfaces import (
     Bundle,
     EngineContext,
@@ -331,9 +331,7 @@ def _kill_marked(mark: bytes) -> None:
 
 def _ended(pidfd: int, timeout_s: float = 0.0) -> bool:
     """Whether a process has ended, or does within the time."""
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    return bool(poller.poll(timeout_s * 1000))
+    return wait_readable(pidfd, timeout_s)
 
 
 def _thread(name: str, lane: memoryview) -> ThreadUsage:
