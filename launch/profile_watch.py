@@ -6,6 +6,7 @@ what they do is in what they share with their engine, or with that of their host
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -23,7 +24,6 @@ from penstock.profiling.report.readings import (
     SUPERVISOR,
     Reading,
     Thread,
-    read,
     read_own,
     spans,
 )
@@ -234,6 +234,22 @@ def _first_learner(supervisor: Supervisor) -> Handle | None:
         (h for h in supervisor.handles.values() if h.spec.stage is Stage.LEARNER),
         key=lambda handle: handle.spec.learner,
         default=None,
+    )
+
+
+def read(handle: Handle) -> Reading:
+    """A role that runs, or has just ended."""
+    usage, status = handle.usage(), handle.status()
+    return Reading(
+        spec=handle.spec,
+        pid=usage.pid,
+        at_ns=usage.at_ns,
+        lanes={thread.name: thread.seconds for thread in usage.threads},
+        cpu_s=math.nan if usage.cpu_s is None else usage.cpu_s,
+        coreless_s=usage.coreless_s,
+        played_steps=status.played_steps,
+        trained_steps=status.trained_steps,
+        slots=status.sequence,
     )
 
 

@@ -276,7 +276,8 @@ class LocalHandle:
         pid = self.pid
         threads = tuple(_thread(name, lane) for name, lane in self.page.lanes.items())
         at_ns = time.perf_counter_ns()
-        return RoleUsage(pid, *process_facts(pid), threads, coreless_s(pid), at_ns)
+        state, cpu_s, age_s = process_facts(pid)
+        return RoleUsage(pid, state, cpu_s, age_s, threads, coreless_s(pid), at_ns)
 
     @property
     def shares_memory(self) -> bool:

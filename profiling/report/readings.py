@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.interfaces import Handle
 from penstock.core.processes import coreless_s
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.profiling.ledger import (
@@ -88,22 +87,6 @@ class Thread:
     name: str
     lane: int
     spans: Spans
-
-
-def read(handle: Handle) -> Reading:
-    """A role that runs, or has just ended."""
-    usage, status = handle.usage(), handle.status()
-    return Reading(
-        spec=handle.spec,
-        pid=usage.pid,
-        at_ns=usage.at_ns,
-        lanes={thread.name: thread.seconds for thread in usage.threads},
-        cpu_s=math.nan if usage.cpu_s is None else usage.cpu_s,
-        coreless_s=usage.coreless_s,
-        played_steps=status.played_steps,
-        trained_steps=status.trained_steps,
-        slots=status.sequence,
-    )
 
 
 def read_own(ledger: TimeLedger) -> Reading:

@@ -27,9 +27,10 @@ from penstock.core.interfaces import (
 )
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.engines.registry import ENGINES, make_engine
+from penstock.launch.profile_watch import read
 from penstock.launch.topology import role_arguments
 from penstock.profiling.ledger import Part
-from penstock.profiling.report.readings import PACKED, Thread, read
+from penstock.profiling.report.readings import PACKED, Thread
 from ray_cluster import cluster
 from waiting import wait_until
 

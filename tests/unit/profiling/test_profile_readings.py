@@ -18,8 +18,9 @@ import pytest
 from penstock.core.processes import coreless_s, process_facts
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.engines.local import LocalHandle
+from penstock.launch.profile_watch import read
 from penstock.profiling.ledger import RING_SPANS, Part, TimeLedger
-from penstock.profiling.report.readings import read, read_own, spans, threads
+from penstock.profiling.report.readings import read_own, spans, threads
 from penstock.profiling.status import StatusPage
 
 SPEC = RoleSpec("actor", 3, "nowhere:main", Stage.ACTORS)
