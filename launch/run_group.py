@@ -98,13 +98,13 @@ def train_one(
             resolved, path, resume, as_json, topology.train, source=source, after=after
         )
     except UserError as error:  # the earlier runs are still shown
-        return Ended(2, _refused(error))
+        return Ended(2, _no_run("user_error", str(error)))
     return Ended(outcome.exit_code, summary)
 
 
-def _refused(error: UserError) -> Summary:
-    """The summary of a run that was refused before its start."""
-    return {"error": str(error), "exit_reason": "user_error", "solved_at_s": None}
+def _no_run(reason: str, error: str | None) -> Summary:
+    """The summary where a run was refused before its start, or has left none."""
+    return {"error": error, "exit_reason": reason, "solved_at_s": None}
 
 
 def command(
@@ -210,14 +210,12 @@ class _Member:
             found = json.loads(self._output[-1])
             if isinstance(found, dict) and "exit_reason" in found:  # an environment may print, too
                 return Ended(code, found)
-        summary: dict[str, Any] = {"error": None, "exit_reason": "fault", "solved_at_s": None}
         if code in SIGNALLED:
-            summary["exit_reason"] = INTERRUPTED[code != 128 + signal.SIGINT]
-        else:
-            summary["exit_reason"] = "user_error" if code == 2 else "fault"
-            how = f"exit code {self.process.returncode}"
-            summary["error"] = f"its process ended without a summary, with {how}; see above"
-        return Ended(code, summary)
+            return Ended(code, _no_run(INTERRUPTED[code != 128 + signal.SIGINT], None))
+        reason = "user_error" if code == 2 else "fault"
+        how = f"exit code {self.process.returncode}"
+        error = f"its process ended without a summary, with {how}; see above"
+        return Ended(code, _no_run(reason, error))
 
 
 def exit_code(ended: Mapping[int, Ended], asked: int) -> int:
@@ -247,7 +245,7 @@ def main() -> int:
         ended = train_one(resolved, Path(path), begins, True, source or None, SignalsAfterRun())
     except UserError as error:
         print(f"penstock: {error}", file=sys.stderr)
-        print(json.dumps(_refused(error)))
+        print(json.dumps(_no_run("user_error", str(error))))
         return 2
     except KeyboardInterrupt:  # before the run handles signals
         return 128 + signal.SIGINT
