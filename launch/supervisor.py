@@ -222,10 +222,11 @@ class Supervisor:
                 self._note_dropped(name, self._handles[name])
         self._sinks.tick()
         self.ledger.switch(Part.WAIT)
-        if self._wakeup_fd is not None:
+        own = [] if self._wakeup_fd is None else [self._wakeup_fd]
+        if own:
             rest_s = self._pace.rest_s(min(LONGEST_REST_S, REST_S * len(self._handles)))
-            _wait([self._wakeup_fd], rest_s)
-        ready = _wait(self._watched(), TICK_S)
+            _wait(own, rest_s)
+        ready = _wait([*own, *self._engine.filenos()], TICK_S)
         self.ledger.switch(Part.OTHER)
         if self._wakeup_fd in ready:
             self._interrupted()
@@ -243,11 +244,6 @@ class Supervisor:
             self._lost_folder = True
             failure = Failure("supervisor", str(error), user=True)
             self._do(self._decisions.abandon(failure, now_s))
-
-    def _watched(self) -> list[int]:
-        """Descriptors that become readable when an event occurs."""
-        own = [] if self._wakeup_fd is None else [self._wakeup_fd]
-        return [*own, *self._engine.filenos()]
 
     def _look_at_hosts(self) -> None:
         """See which roles have no host, and where those are that have one again."""

@@ -73,6 +73,11 @@ class Spans:
         return Spans(self.begin_ns[first:], self.end_ns[first:], self.part[first:])
 
     @property
+    def edges_ns(self) -> npt.NDArray[np.int64]:
+        """Where each begins, and the last ends, int64 ``[n + 1]``; only where there is one."""
+        return np.append(self.begin_ns, self.end_ns[-1])
+
+    @property
     def seconds(self) -> float:
         """From the beginning of the first to the end of the last."""
         return float(self.end_ns[-1] - self.begin_ns[0]) * 1e-9 if len(self) else 0.0
