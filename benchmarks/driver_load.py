@@ -67,16 +67,9 @@ class Generator:
             self._next_s[agent] = time.monotonic() + SNAPSHOT_S
             steps = int(now_s * 1000)
             status = [True, 0, "environment", 0.01, 0.01, steps, steps, steps, 0, 0, 0]
-            usage = [4711, "running", 12.5, 60.0, THREADS]
+            usage = [4711, "running", 12.5, 60.0, THREADS, 0.5, time.perf_counter_ns()]
             reports += [
-                {
-                    "kind": "status",
-                    "key": key,
-                    "status": status,
-                    "usage": usage,
-                    "at_ns": time.perf_counter_ns(),
-                    "coreless_s": 0.5,
-                }
+                {"kind": "status", "key": key, "status": status, "usage": usage}
                 for key in self._roles[agent]
             ]
         return reports

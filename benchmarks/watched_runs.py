@@ -120,7 +120,8 @@ class SimulatedProcess:
         part = PARTS[self.spec.role][0]
         seconds = {part: 0.9 * age_s}
         threads = tuple(ThreadUsage(n, part, 0.01, seconds) for n in THREADS[self.spec.role])
-        return RoleUsage(self.pid, "running", 0.9 * age_s, age_s + 600.0, threads)
+        at_ns = time.perf_counter_ns()
+        return RoleUsage(self.pid, "running", 0.9 * age_s, age_s + 600.0, threads, 0.0, at_ns)
 
 
 def simulated_processes(count: int, hosts: int) -> dict[str, SimulatedProcess]:

@@ -243,12 +243,6 @@ def _check_callbacks(callbacks: object) -> None:
         raise UserError(
             f"callbacks={callbacks!r} is not a list; give a list of objects, callbacks=[...]"
         )
-    for hook in callbacks:
-        if isinstance(hook, type):
-            raise UserError(
-                f"callbacks contains the class {hook.__name__} instead of an object; "
-                f"give {hook.__name__}()"
-            )
 
 
 def _override(name: str, value: Any) -> str:

@@ -375,7 +375,7 @@ class Decisions:
             note = Note("the run is stopping; another signal kills it")
             return [note, *self._end_evaluation(now_s)]
         for role in self._roles.values():
-            role.failure = Failure(role.spec.name, KILLED_AS_ASKED)
+            role.failure = Failure(role.name, KILLED_AS_ASKED)
         return self._kill_all()
 
     def abandon(self, failure: Failure, now_s: float) -> list[Effect]:
@@ -383,7 +383,7 @@ class Decisions:
         return self._fail(failure, now_s) + self._kill_all()
 
     def _kill_all(self) -> list[Effect]:
-        return [Kill(role.spec.name, signal.SIGKILL) for role in self._roles.values() if role.runs]
+        return [Kill(role.name, signal.SIGKILL) for role in self._roles.values() if role.runs]
 
     def pass_on(self, name: str, message: dict[str, Any]) -> list[Effect]:
         """Forward a message to the learner of ``name``, such as a connector's counts; that of an
@@ -405,7 +405,7 @@ class Decisions:
         if not self.stopping:
             effects = self._start_due(now_s)
             for role in self._roles.values():
-                effects += self._check_alive(role, phases.get(role.spec.name, ""), now_s)
+                effects += self._check_alive(role, phases.get(role.name, ""), now_s)
             return effects
         if now_s < self._stage_ends_s:
             return []
@@ -416,13 +416,13 @@ class Decisions:
         effects = []
         for role in late:
             if role.spec.essential and not role.superseded:
-                self._record(too_late(role.spec.name, self._limits.grace_s))
+                self._record(too_late(role.name, self._limits.grace_s))
             elif self._plays_last and self._stage is Stage.EVALUATOR:
                 text = (
                     f"takes longer than {LAST_EVALUATION_S:g} s for the last weights and is killed"
                 )
-                effects.append(Note(f"{role.spec.name} {text}; penstock eval evaluates them"))
-        return [*effects, *(Kill(role.spec.name, signal.SIGKILL) for role in late)]
+                effects.append(Note(f"{role.name} {text}; penstock eval evaluates them"))
+        return [*effects, *(Kill(role.name, signal.SIGKILL) for role in late)]
 
     def _start_due(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -451,7 +451,7 @@ class Decisions:
         """Let a hung process write its stacks, then kill it."""
         if not role.runs:
             return []
-        name = role.spec.name
+        name = role.name
         if role.kill_at_s is not None:
             return [Kill(name, signal.SIGKILL)] if now_s >= role.kill_at_s else []
         timeout_s, limit = role.silence(self._limits, phase)
@@ -648,7 +648,7 @@ class Decisions:
         if self._stage is Stage.EVALUATOR:
             self._stage_ends_s = now_s + AGAIN_S
         return [
-            Kill(role.spec.name, signal.SIGTERM if role.life is Life.WORKING else signal.SIGKILL)
+            Kill(role.name, signal.SIGTERM if role.life is Life.WORKING else signal.SIGKILL)
             for role in self._running(Stage.EVALUATOR)
         ]
 
@@ -676,7 +676,7 @@ class Decisions:
             self._stage_ends_s = max(self._stage_ends_s, now_s + AGAIN_S)
         effects = self._name_saver() if stage is Stage.LEARNER else []
         for role in self._running(stage):
-            name = role.spec.name
+            name = role.name
             # One that starts has no state yet that could be lost. A shard waits for the learners
             # of other supervisors, which notice by its end that this one has failed.
             failed = stage is Stage.SERVER and self._reason in ("fault", "user_error")
@@ -694,9 +694,9 @@ class Decisions:
             return self._end_evaluation(now_s)
         self._stage_ends_s = now_s + LAST_EVALUATION_S
         return [
-            Send(role.spec.name, {"kind": "finish"})
+            Send(role.name, {"kind": "finish"})
             if role.life is Life.WORKING
-            else Kill(role.spec.name, signal.SIGKILL)
+            else Kill(role.name, signal.SIGKILL)
             for role in self._running(Stage.EVALUATOR)
         ]
 

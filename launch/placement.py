@@ -91,10 +91,11 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
             f"transport.bind {bind} is an address of one host, and learner.{option} needs ports of "
             "several; set transport.bind=tcp://*:PORT"
         )
-    if together or (fits and config.transport.bind is None and not _spread(config, hosts)):
+    apart = spreads or _has_gpus_apart(config, hosts)
+    if together or (fits and bind is None and not apart):
         return _changed(config, "actors", count=most_now)
     changes: dict[str, Any] = {"kind": BY_NETWORK}
-    if config.transport.bind is None:
+    if bind is None:
         changes["bind"] = f"tcp://*:{any_port()}"
     if config.transport.curve is None and not config.transport.insecure:
         changes["curve"] = str(_keys(run_dir))
@@ -166,11 +167,6 @@ def _group_threads(free: Sequence[int], threads: int) -> int:
         return groups * (size - 1), groups * size
 
     return max(range(threads, max(threads, *free) + 1, threads), key=value)
-
-
-def _spread(config: Config, hosts: Sequence[int]) -> bool:
-    """Whether roles that work with learners are on other hosts than they, or learners are apart."""
-    return _has_gpus_apart(config, hosts) or config.learner.server_spread
 
 
 def _has_gpus_apart(config: Config, hosts: Sequence[int]) -> bool:

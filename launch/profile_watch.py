@@ -6,6 +6,7 @@ what they do is in what they share with their engine, or with that of their host
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -157,7 +158,7 @@ class Watch(MetricSink):
     def _last_look(self, handle: Handle) -> None:
         """A process has ended."""
         if self._state is WatchState.WINDOW:
-            self._ended.append(handle.reading())
+            self._ended.append(read(handle))
             found = handle.spans(self._begin_ns) if handle.shares_memory else None
             self.threads += found or ()
             if found is None:
@@ -198,7 +199,7 @@ class Watch(MetricSink):
         self._state = WatchState.TORCH
         if learner is None or learner.host != socket.gethostname():
             learner = None  # its files would be on its host
-        if learner is not None and GPU in learner.reading().lanes:
+        if learner is not None and GPU in read(learner).lanes:
             self._to_trace.append((learner.spec.name, self._kernels))
         if learner is not None and self._torch_trace is not None:
             self._to_trace.append((learner.spec.name, self._torch_trace))
@@ -236,6 +237,22 @@ def _first_learner(supervisor: Supervisor) -> Handle | None:
     )
 
 
+def read(handle: Handle) -> Reading:
+    """A role that runs, or has just ended."""
+    usage, status = handle.usage(), handle.status()
+    return Reading(
+        spec=handle.spec,
+        pid=usage.pid,
+        at_ns=usage.at_ns,
+        lanes={thread.name: thread.seconds for thread in usage.threads},
+        cpu_s=math.nan if usage.cpu_s is None else usage.cpu_s,
+        coreless_s=usage.coreless_s,
+        played_steps=status.played_steps,
+        trained_steps=status.trained_steps,
+        slots=status.sequence,
+    )
+
+
 def _readings(supervisor: Supervisor) -> dict[str, Reading]:
-    found = {name: handle.reading() for name, handle in supervisor.handles.items()}
+    found = {name: read(handle) for name, handle in supervisor.handles.items()}
     return found | {SUPERVISOR.name: read_own(supervisor.ledger)}

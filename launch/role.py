@@ -19,7 +19,6 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ def main() -> None:
     os.nice(arguments["nice"] - nice)
     if arguments["role"] in ("actor", "evaluator"):
         _yield_to_learners()
-    with gc_paused(), _noting(early_error):
+    with gc_paused():
         ctx = _context(arguments, channel, page)
     _catch_signals(ctx, arguments["grace_s"])
     if stop_signals:
@@ -88,7 +87,8 @@ def _yield_to_learners() -> None:
 
 def _import_ahead(target: str, page: StatusPage) -> Exception | None:
     """Import a module before the role is known, and call its function if ``target`` has one.
-    Returns the error: it is reported if the import of the role fails too."""
+    Returns the error, which the role reports: a second import of an extension module can fail in
+    another way."""
     page.begin(Phase.IMPORTING)
     module, _, function = target.partition(":")
     try:
@@ -99,19 +99,6 @@ def _import_ahead(target: str, page: StatusPage) -> Exception | None:
     except Exception as error:
         return error
     return None
-
-
-@contextlib.contextmanager
-def _noting(earlier: Exception | None) -> Iterator[None]:
-    """Add the error of an earlier import to one that the ``with`` block raises, as it may be the
-    cause: a second import of an extension module can fail in another way."""
-    try:
-        yield
-    except Exception as error:
-        if earlier is not None and repr(earlier) != repr(error):
-            text = "".join(traceback.format_exception(earlier)).strip()
-            error.add_note(f"an earlier import in this process had failed:\n{text}")
-        raise
 
 
 def _context(arguments: Message, channel: Channel, status: StatusPage) -> RoleContext:
@@ -175,12 +162,14 @@ def _catch_signals(ctx: RoleContext, grace_s: float) -> None:
 
 
 def _run(target: str, ctx: RoleContext, early_error: Exception | None = None) -> int:
-    """Call ``module:function`` with the context; report what it raises and return an exit code.
-    ``early_error`` is that of `_import_ahead`."""
+    """Call ``module:function`` with the context; report what it raises, or the ``early_error`` of
+    `_import_ahead`, and return an exit code."""
     try:
+        if early_error is not None:
+            raise early_error
         module, _, function = target.partition(":")
         ctx.status.begin(Phase.IMPORTING)
-        with gc_paused(), _noting(early_error):
+        with gc_paused():
             role = getattr(importlib.import_module(module), function)
 
         ctx.status.begin(Phase.STARTING)

@@ -50,7 +50,8 @@ from penstock.launch.resumed import (
     take_from_store,
 )
 from penstock.launch.run_attempt import Attempt, missing, undone_where_refused
-from penstock.launch.supervisor import SignalHandler, SignalsAfterRun, Supervisor
+from penstock.launch.signals import SignalHandler, SignalsAfterRun
+from penstock.launch.supervisor import Supervisor
 from penstock.launch.supervisor_messages import Outcome, RestartLimits
 from penstock.monitor import summary as last_words
 from penstock.monitor.json_view import write_line
@@ -479,7 +480,8 @@ def _explain(outcome: Outcome, log: Log) -> None:
     if log == "json":
         write_line(sys.stderr, "error", "failure", str(outcome.error), {"traceback": lines})
     else:
-        _say(*lines, f"penstock: {outcome.error}")
+        with suppress(OSError):
+            print(*lines, f"penstock: {outcome.error}", sep="\n", file=sys.stderr, flush=True)
 
 
 def _show_note(stream: TextIO, log: Log, text: str) -> None:
@@ -489,8 +491,3 @@ def _show_note(stream: TextIO, log: Log, text: str) -> None:
     else:
         with suppress(OSError):
             print(text, file=stream, flush=True)
-
-
-def _say(*lines: str) -> None:
-    with suppress(OSError):
-        print(*lines, sep="\n", file=sys.stderr, flush=True)

@@ -13,11 +13,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, TextIO, cast
 
 from penstock.autotune import connectors, envs
@@ -28,7 +27,7 @@ from penstock.configs.transports import TRANSPORTS
 from penstock.core.processes import die_with, python
 from penstock.core.run_dir import Resume
 from penstock.launch import run, topology
-from penstock.launch.supervisor import SIGNALS, SignalHandler, SignalsAfterRun
+from penstock.launch.signals import SIGNALS, SignalHandler, SignalsAfterRun, handled
 from penstock.monitor.registry import PrometheusOptions
 from penstock.monitor.summary import INTERRUPTED
 
@@ -99,13 +98,13 @@ def train_one(
             resolved, path, resume, as_json, topology.train, source=source, after=after
         )
     except UserError as error:  # the earlier runs are still shown
-        return Ended(2, _refused(error))
+        return Ended(2, _no_run("user_error", str(error)))
     return Ended(outcome.exit_code, summary)
 
 
-def _refused(error: UserError) -> Summary:
-    """The summary of a run that was refused before its start."""
-    return {"error": str(error), "exit_reason": "user_error", "solved_at_s": None}
+def _no_run(reason: str, error: str | None) -> Summary:
+    """The summary where a run was refused before its start, or has left none."""
+    return {"error": error, "exit_reason": reason, "solved_at_s": None}
 
 
 def command(
@@ -137,12 +136,12 @@ def run_commands(
     The last line of its output is the summary of a run as JSON. Lines of its standard error are
     passed to ``say``, with the ``name`` of the number. A signal to this process is passed on to all
     running ones. No further command is started after a signal, nor, unless the commands are
-    ``independent``, after one whose `Ended.ends_group` is true. ``after`` is as of `collected`.
+    ``independent``, after one whose `Ended.ends_group` is true. ``after`` is as of `handled`.
     """
     waiting, running = dict(commands), dict[int, _Member]()
     ended: dict[int, Ended] = {}
     signals: list[int] = []
-    with collected(signals, after):
+    with handled(lambda signum, _: signals.append(signum), after):
         while running or waiting:
             ends = not independent and any(found.ends_group for found in ended.values())
             if signals or ends:
@@ -211,33 +210,12 @@ class _Member:
             found = json.loads(self._output[-1])
             if isinstance(found, dict) and "exit_reason" in found:  # an environment may print, too
                 return Ended(code, found)
-        summary: dict[str, Any] = {"error": None, "exit_reason": "fault", "solved_at_s": None}
         if code in SIGNALLED:
-            summary["exit_reason"] = INTERRUPTED[code != 128 + signal.SIGINT]
-        else:
-            summary["exit_reason"] = "user_error" if code == 2 else "fault"
-            how = f"exit code {self.process.returncode}"
-            summary["error"] = f"its process ended without a summary, with {how}; see above"
-        return Ended(code, summary)
-
-
-@contextmanager
-def collected(signals: list[int], after: SignalHandler | None = None) -> Iterator[None]:
-    """Add the signals that end a group to a list, instead of ending this process; an ignored signal
-    (nohup) stays ignored. ``after`` handles them from the end of the block on; with None the
-    handlers from before the block do."""
-
-    def add(signum: int, frame: FrameType | None) -> None:
-        signals.append(signum)
-
-    before = {s: signal.getsignal(s) for s in SIGNALS if signal.getsignal(s) != signal.SIG_IGN}
-    for signum in before:
-        signal.signal(signum, add)
-    try:
-        yield
-    finally:
-        for signum, old in before.items():
-            signal.signal(signum, old if after is None else after)
+            return Ended(code, _no_run(INTERRUPTED[code != 128 + signal.SIGINT], None))
+        reason = "user_error" if code == 2 else "fault"
+        how = f"exit code {self.process.returncode}"
+        error = f"its process ended without a summary, with {how}; see above"
+        return Ended(code, _no_run(reason, error))
 
 
 def exit_code(ended: Mapping[int, Ended], asked: int) -> int:
@@ -267,7 +245,7 @@ def main() -> int:
         ended = train_one(resolved, Path(path), begins, True, source or None, SignalsAfterRun())
     except UserError as error:
         print(f"penstock: {error}", file=sys.stderr)
-        print(json.dumps(_refused(error)))
+        print(json.dumps(_no_run("user_error", str(error))))
         return 2
     except KeyboardInterrupt:  # before the run handles signals
         return 128 + signal.SIGINT

@@ -36,7 +36,7 @@ from penstock.launch.run_group import (
     say_line,
     train_one,
 )
-from penstock.launch.supervisor import SignalsAfterRun
+from penstock.launch.signals import SignalsAfterRun
 from penstock.monitor.intervals import ConfidenceInterval, interval
 from penstock.monitor.summary import INTERRUPTED
 

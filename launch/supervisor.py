@@ -34,6 +34,7 @@ from penstock.core.role_spec import RoleSpec, Stage
 from penstock.core.run_dir import HeldFolder, has_checkpoint
 from penstock.launch.decisions import Decisions
 from penstock.launch.ledgers import Ledgers
+from penstock.launch.signals import SIGNALS, SignalHandler, handled
 from penstock.launch.supervisor_messages import (
     KILLED_AS_ASKED,
     Effect,
@@ -64,35 +65,9 @@ COUNTED = {  # in metrics, by reason: the kind of event, and its text
     "rejected": ("rejected", "messages were rejected: {}"),
 }
 CALLBACK = "callback"  # the reason where a callback ended the run
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 RESERVED = 4  # descriptors
 WAITING, REDUCING = Phase.WAITING.name.lower(), Phase.REDUCING.name.lower()
 HELD_UP_S = 1.0  # a signal that was not read for so long never will be
-
-
-SignalHandler = Callable[[int, FrameType | None], object]
-
-
-class SignalsAfterRun:
-    """Handler of signals after the end of a run, while its command prints the last lines.
-
-    The first signal has no effect, since it was meant for the run. It restores the handlers that
-    were set when this object was made, which must be in the main thread.
-    """
-
-    def __init__(self) -> None:
-        self.signalled = False
-        self._before = {signum: signal.getsignal(signum) for signum in SIGNALS}
-
-    def __call__(self, signum: int, frame: FrameType | None) -> None:
-        self.signalled = True
-        self.restore()
-
-    def restore(self) -> None:
-        """Restore the handlers from before, as a next run has to find them."""
-        for signum, handler in self._before.items():
-            if signal.getsignal(signum) is self:
-                signal.signal(signum, handler)
 
 
 class HeldUpError(KeyboardInterrupt):
@@ -247,10 +222,11 @@ class Supervisor:
                 self._note_dropped(name, self._handles[name])
         self._sinks.tick()
         self.ledger.switch(Part.WAIT)
-        if self._wakeup_fd is not None:
+        own = [] if self._wakeup_fd is None else [self._wakeup_fd]
+        if own:
             rest_s = self._pace.rest_s(min(LONGEST_REST_S, REST_S * len(self._handles)))
-            _wait([self._wakeup_fd], rest_s)
-        ready = _wait(self._watched(), TICK_S)
+            _wait(own, rest_s)
+        ready = _wait([*own, *self._engine.filenos()], TICK_S)
         self.ledger.switch(Part.OTHER)
         if self._wakeup_fd in ready:
             self._interrupted()
@@ -268,11 +244,6 @@ class Supervisor:
             self._lost_folder = True
             failure = Failure("supervisor", str(error), user=True)
             self._do(self._decisions.abandon(failure, now_s))
-
-    def _watched(self) -> list[int]:
-        """Descriptors that become readable when an event occurs."""
-        own = [] if self._wakeup_fd is None else [self._wakeup_fd]
-        return [*own, *self._engine.filenos()]
 
     def _look_at_hosts(self) -> None:
         """See which roles have no host, and where those are that have one again."""
@@ -655,8 +626,8 @@ class Supervisor:
 
     @contextmanager
     def _signals(self, after: SignalHandler | None) -> Iterator[None]:
-        """Turn signals into events of the loop; an ignored signal (nohup) stays ignored. In a
-        thread other than the main one the program's handlers are not changed."""
+        """Turn signals into events of the loop. In a thread other than the main one the program's
+        handlers are not changed."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -664,17 +635,11 @@ class Supervisor:
         for fd in (read_fd, write_fd):
             os.set_blocking(fd, False)
         self._wakeup_fd = read_fd
-        before = {s: signal.getsignal(s) for s in SIGNALS}
         old_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         try:
-            for signum, handler in before.items():
-                if handler != signal.SIG_IGN:
-                    signal.signal(signum, self._woken)
-            yield
+            with handled(self._woken, after):
+                yield
         finally:
-            for signum, handler in before.items():
-                ignored = handler == signal.SIG_IGN
-                signal.signal(signum, handler if ignored or after is None else after)
             signal.set_wakeup_fd(old_fd)
             self._wakeup_fd = None
             os.close(read_fd)

@@ -169,13 +169,12 @@ _PART_OF = {part.value: part for part in Part}
 
 
 def now_in(lane: memoryview) -> tuple[Part, int] | None:
-    """The part that a lane's thread is in, and since when, in ns; None before its first.
-    Raises nothing, whatever stands there: a process gone mad must not take its reader along."""
+    """The part that a lane's thread is in, and since when, in ns; None before its first."""
     count = lane[COUNT]
     if not count:
         return None
     word = lane[RING + (count - 1 & LAST)]
-    return _PART_OF.get(word & PARTS - 1, Part.OTHER), word >> PART_BITS
+    return _PART_OF[word & PARTS - 1], word >> PART_BITS
 
 
 def seconds_of(lane: memoryview) -> dict[str, float]:

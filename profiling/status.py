@@ -12,7 +12,6 @@ environment hangs must look hung.
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import time
@@ -67,8 +66,8 @@ class _Int:
 class StatusPage:
     """The status of one process over a memfd; untouched pages of it take no memory.
 
-    ``beats`` counts beats and ``beat_s`` is the time of the last one (CLOCK_MONOTONIC seconds, 0.0
-    before the first). ``phase_s`` is when the present phase began.
+    ``beat_s`` is the time of the last beat (CLOCK_MONOTONIC seconds, 0.0 before the first) and
+    ``phase_s`` when the present phase began.
 
     Of an actor: ``incarnation`` distinguishes its streams; ``produced_steps`` and ``sequence`` are
     the agent steps and the unrolls that it has published in the present one, ``played_steps`` the
@@ -85,7 +84,6 @@ class StatusPage:
     that the role has to save after the death of its supervisor.
     """
 
-    beats = _Int(0)
     produced_steps = _Int(3)
     sequence = _Int(4)
     incarnation = _Int(5)
@@ -140,7 +138,6 @@ class StatusPage:
     def beat(self) -> None:
         """Say "alive"; call it in every turn of the work loop, waiting turns too."""
         self._floats[1] = time.monotonic()
-        self.ints[0] += 1
 
     def begin(self, phase: Phase) -> None:
         """Enter a part of the start, with a beat: each part is timed on its own."""
@@ -176,15 +173,11 @@ class StatusPage:
     @property
     def tail(self) -> bytes:
         """The last that the process wrote to its standard output and error."""
-        nbytes = max(0, min(TAIL_NBYTES, self.ints[TAIL_AT // 8]))
-        return self._page[TAIL_AT + 8 : TAIL_AT + 8 + nbytes]
+        return self._page[TAIL_AT + 8 : TAIL_AT + 8 + self.ints[TAIL_AT // 8]]
 
     def name_log(self, path: Path) -> None:
-        """Set the file for the role's output. Raises OSError for a path that no kernel opens, as it
-        is too long."""
+        """Set the file for the role's output."""
         name = os.fsencode(path)
-        if len(name) > LOG_NBYTES:
-            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(path))
         self._page[LOG_AT + 8 : LOG_AT + 8 + len(name)] = name
         self.ints[LOG_AT // 8] = len(name)  # last, as the shim reads this first
 

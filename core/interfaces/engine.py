@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from penstock.core.control import Message
     from penstock.core.role_spec import RoleSpec
-    from penstock.profiling.report.readings import Reading, Thread
+    from penstock.profiling.report.readings import Thread
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ class ThreadUsage(NamedTuple):
 class RoleUsage(NamedTuple):
     """Resource usage of a role's process, from its kernel, and of its threads, from the role.
 
-    ``state``, ``cpu_s`` and ``age_s`` are None where the process has ended or nothing is known.
+    ``state``, ``cpu_s`` and ``age_s`` are None where the process has ended or nothing is known. All
+    figures are totals of its life, at ``at_ns``.
     """
 
     pid: int
@@ -96,6 +97,11 @@ class RoleUsage(NamedTuple):
     age_s: float | None
     """Seconds since the process began."""
     threads: tuple[ThreadUsage, ...]
+    coreless_s: float
+    """Seconds in which its main thread was ready to run and had no core; NaN where the kernel does
+    not tell."""
+    at_ns: int
+    """When the threads were read, in ns of this host's CLOCK_MONOTONIC."""
 
 
 class Handle(Protocol):
@@ -157,9 +163,6 @@ class Handle(Protocol):
 
     def usage(self) -> RoleUsage:
         """Resource usage of the process and its threads; may read some files."""
-
-    def reading(self) -> Reading:
-        """The totals for a profile, with their time."""
 
     def spans(self, since_ns: int) -> list[Thread] | None:
         """The parts that its threads were in since ``since_ns`` (ns of this host's

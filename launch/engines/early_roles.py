@@ -36,7 +36,7 @@ OPTIONS_WITHOUT_EARLY_ROLES = (
 """Options with which the command starts no roles on this host, or not as its own processes."""
 
 _waiting: dict[str, ShimProcess] = {}
-_inherited_at_start: tuple[int, str, dict[str, str]] | None = None
+_inherited_at_start: tuple[str, dict[str, str]] | None = None
 
 
 def start(arguments: Sequence[str]) -> None:
@@ -56,7 +56,7 @@ def start(arguments: Sequence[str]) -> None:
 
 def take(spec: RoleSpec) -> ShimProcess | None:
     """The process that waits for the role ``spec``; None where it must be started now."""
-    if spec.name not in _waiting or not _is_own():
+    if spec.name not in _waiting:
         return None
     shim = _waiting.pop(spec.name)
     _, nice, _ = EARLY_ROLES[spec.name]
@@ -70,18 +70,13 @@ def take(spec: RoleSpec) -> ShimProcess | None:
 def discard(needed: Collection[str] = ()) -> None:
     """End the processes that wait for a role, except those of the ``needed`` roles."""
     for name in [*_waiting]:
-        if name not in needed and _is_own():
+        if name not in needed:
             _waiting.pop(name).discard()
 
 
-def _is_own() -> bool:
-    """Whether this process has started them, and is no fork of the one that has."""
-    return _inherited_at_start is not None and _inherited_at_start[0] == os.getpid()
-
-
-def _inherited_state() -> tuple[int, str, dict[str, str]]:
-    """What a process inherits from this one, beside its parent."""
-    return os.getpid(), os.getcwd(), dict(os.environ)
+def _inherited_state() -> tuple[str, dict[str, str]]:
+    """What a process inherits from this one."""
+    return os.getcwd(), dict(os.environ)
 
 
 def _is_likely(arguments: Sequence[str]) -> bool:

@@ -39,10 +39,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.configs.errors import UserError
-from penstock.core.control import Channel, Message, encoded
-from penstock.core.formatting import finite
+from penstock.core.control import Channel, Message
 from penstock.core.interfaces import EngineContext, Handle, Liveness
-from penstock.core.processes import coreless_s
 from penstock.core.role import Store
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.core.runtime_folder import RuntimeFolder
@@ -51,8 +49,8 @@ from penstock.profiling.dump import stacks_path
 from penstock.transport.zmq.keys import write_keys
 
 TURN_S = 0.1
-SNAPSHOT_S = 0.5
 KEYS = "keys"  # folder in the run's folder
+SNAPSHOT_S = 0.5
 STACKS_S = 0.5  # for a role to write its stacks, which its signal handler does
 STACKS_NBYTES = 1 << 15
 FAILED, REFUSED = 1, 2  # exit codes of a role that could not be started; 2: by the user's mistake
@@ -186,17 +184,8 @@ class HostSupervisor:
         self._send_reports()
 
     def _send_reports(self) -> None:
-        """Send the reports for which the channel has room. One that is too long is replaced by a
-        note: a role's message may be as long as a channel takes, and its report has more."""
-        while self._reports:
-            report = self._reports[0]
-            if not self._channel.send(report):
-                nbytes = len(encoded(report))
-                if nbytes <= self._channel.most_nbytes:
-                    return
-                name = report["key"].rpartition("/")[0]
-                text = f"{name}: a message of {nbytes:,} bytes is dropped, as it is too long"
-                self._report("say", report["key"], message={"kind": "note", "text": text})
+        """Send the reports for which the channel has room."""
+        while self._reports and self._channel.send(self._reports[0]):
             self._reports.popleft()
 
     def _expect_stacks(self, key: str, handle: Handle) -> None:
@@ -239,14 +228,7 @@ def _snapshot(handle: Handle) -> Message:
         phase_s=status.phase_s and now_s - status.phase_s,
         alive_s=status.alive_s and now_s - status.alive_s,
     )
-    usage = handle.usage()
-    at_ns = time.perf_counter_ns()
-    return {
-        "status": list(status),
-        "usage": list(usage),
-        "at_ns": at_ns,
-        "coreless_s": finite(coreless_s(usage.pid)),
-    }
+    return {"status": list(status), "usage": list(handle.usage())}
 
 
 def main() -> None:

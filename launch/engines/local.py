@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import select
 import signal
 import socket
 import time
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
 from penstock.core.control import Message, encoded
+from penstock.core.descriptors import wait_readable
 from penstock.core.interfaces import (
     Bundle,
     EngineContext,
@@ -32,7 +32,7 @@ from penstock.core.interfaces import (
     RoleUsage,
     ThreadUsage,
 )
-from penstock.core.processes import SHIM_DIED, began_ticks, catches, process_facts
+from penstock.core.processes import SHIM_DIED, began_ticks, catches, coreless_s, process_facts
 from penstock.core.role_spec import RoleSpec
 from penstock.launch.engines import early_roles
 from penstock.launch.engines.shim_process import ShimProcess
@@ -40,7 +40,7 @@ from penstock.profiling.ledger import Part, now_in, seconds_of
 from penstock.profiling.status import Phase
 
 if TYPE_CHECKING:
-    from penstock.profiling.report.readings import Reading, Thread
+    from penstock.profiling.report.readings import Thread
 
 LINGER_S = 10.0  # from the role's end until a guard that still runs is killed
 GRACE_S = 10.0
@@ -147,9 +147,12 @@ class LocalHandle:
             undo.callback(os.close, self.pidfd)
             spare = os.dup(shim.status_fd)
             undo.callback(os.close, spare)
-            message = {**arguments, **_identity(spec, incarnation)}
+            message = {**arguments, **asdict(spec), "incarnation": incarnation}
             if not self.channel.send(message, fds=keep_fds):
-                raise _not_sent(spec.name, len(encoded(message)), self.channel.most_nbytes)
+                nbytes, most_nbytes = len(encoded(message)), self.channel.most_nbytes
+                if nbytes > most_nbytes:
+                    raise too_long(spec.name, nbytes, most_nbytes)
+                raise BrokenPipeError(errno.EPIPE, "its process ended before it had its role")
             undo.pop_all()
         self._spare = [shim.status_fd, spare]  # descriptors reserved for the role's pidfd
 
@@ -267,28 +270,21 @@ class LocalHandle:
             now = now_in(lane) if lane is not None else None
             if now is not None and now[0] is Part.INFER:
                 phase = Phase.INFERENCE
-        try:
-            return Phase(phase).name.lower()
-        except ValueError:
-            return str(phase)
+        return Phase(phase).name.lower()
 
     def usage(self) -> RoleUsage:
-        pid, lanes = self.pid, self.page.lanes
-        threads = tuple(_thread(name, lane) for name, lane in lanes.items())
+        pid = self.pid
+        threads = tuple(_thread(name, lane) for name, lane in self.page.lanes.items())
+        at_ns = time.perf_counter_ns()
         state, cpu_s, age_s = process_facts(pid)
-        return RoleUsage(pid, state, cpu_s, age_s, threads)
-
-    def reading(self) -> Reading:
-        from penstock.profiling.report.readings import read  # only a profile needs numpy
-
-        return read(self.spec, self.pid, self.page)
+        return RoleUsage(pid, state, cpu_s, age_s, threads, coreless_s(pid), at_ns)
 
     @property
     def shares_memory(self) -> bool:
         return True
 
     def spans(self, since_ns: int) -> list[Thread]:
-        from penstock.profiling.report.readings import threads
+        from penstock.profiling.report.readings import threads  # only a profile needs numpy
 
         return threads(self.spec, self.pid, self.page, since_ns)
 
@@ -336,9 +332,7 @@ def _kill_marked(mark: bytes) -> None:
 
 def _ended(pidfd: int, timeout_s: float = 0.0) -> bool:
     """Whether a process has ended, or does within the time."""
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    return bool(poller.poll(timeout_s * 1000))
+    return wait_readable(pidfd, timeout_s)
 
 
 def _thread(name: str, lane: memoryview) -> ThreadUsage:
@@ -350,13 +344,6 @@ def _thread(name: str, lane: memoryview) -> ThreadUsage:
     return ThreadUsage(name, part, for_s, seconds_of(lane))
 
 
-def _not_sent(name: str, nbytes: int, most_nbytes: int) -> Exception:
-    """The error where the first message to a role could not be sent."""
-    if nbytes <= most_nbytes:
-        return BrokenPipeError(errno.EPIPE, "its process ended before it had its role")
-    return too_long(name, nbytes, most_nbytes)
-
-
 def too_long(name: str, nbytes: int, most_nbytes: int) -> UserError:
     """The error where the first message to a role is longer than its process accepts."""
     return UserError(
@@ -364,18 +351,3 @@ def too_long(name: str, nbytes: int, most_nbytes: int) -> UserError:
         f"at most {most_nbytes:,}; move the longest values, such as those in env.kwargs, to a file "
         "that the environment reads"
     )
-
-
-def _identity(spec: RoleSpec, incarnation: int) -> Message:
-    return {
-        "role": spec.role,
-        "index": spec.index,
-        "incarnation": incarnation,
-        "main": spec.main,
-        "address": spec.address,
-        "learner": spec.learner,
-        "meets_at": spec.meets_at,
-        "servers": list(spec.servers),
-        "store": asdict(spec.store) if spec.store else None,
-        "nice": spec.nice,
-    }

@@ -22,7 +22,6 @@ import logging
 import math
 import os
 import secrets
-import select
 import signal
 import socket
 import subprocess
@@ -38,6 +37,7 @@ from typing import Any
 from penstock import __version__
 from penstock.configs.errors import UserError
 from penstock.core.control import Channel, Message
+from penstock.core.descriptors import wait_readable
 from penstock.core.interfaces import Bundle, EngineContext
 from penstock.core.loop_pace import LoopPace
 from penstock.core.notes import note_logger
@@ -118,9 +118,7 @@ class HostAgent:
     def reports(self, wait_s: float) -> list[Message] | None:
         """Wait for reports of the host supervisor, and return them; None once it has ended."""
         self._called_s = begin_s = time.monotonic()
-        poller = select.poll()
-        poller.register(self._channel.fileno(), select.POLLIN)
-        poller.poll(wait_s * 1000)
+        wait_readable(self._channel.fileno(), wait_s)
         found = self._channel.receive(most=MOST_REPORTS)
         if found or not self._channel.closed:
             waited_s = min(time.monotonic() - begin_s, 2 * wait_s)  # a host itself may stand still
@@ -380,7 +378,7 @@ class RayEngine:
 
     def _move(self, bundle: Bundle, lost: RayAgent, drains: bool) -> None:
         """Ask for another host for a bundle, unless that is so already."""
-        if not drains and (lost.is_awaited or lost.age_s < lost.retry_s):
+        if not drains and (lost.is_awaited or lost.waits_for_retry):
             return
         agent = self._make_agent(bundle, lost.address)
         agent.failures = lost.failures + 1 if lost.cause else 0
@@ -616,13 +614,10 @@ class RayAgent(HostLine):
         return any(handle.spec.name in roles for handle in self._handles.values())
 
     @property
-    def retry_s(self) -> float:
-        """Age at which an agent that is lost, or did not start, is replaced."""
-        return min(SILENT_S * 2.0**self.failures, LONGEST_RETRY_S)
-
-    @property
-    def age_s(self) -> float:
-        return time.monotonic() - self._made_s
+    def waits_for_retry(self) -> bool:
+        """Whether it is too early to replace an agent that is lost, or did not start."""
+        retry_s = min(SILENT_S * 2.0**self.failures, LONGEST_RETRY_S)
+        return time.monotonic() < self._made_s + retry_s
 
     @property
     def reached(self) -> bool:

@@ -25,7 +25,7 @@ from penstock.launch.engines.local import too_long
 from penstock.transport.zmq.keys import read_keys
 
 if TYPE_CHECKING:
-    from penstock.profiling.report.readings import Reading, Thread
+    from penstock.profiling.report.readings import Thread
 
 OF_ACTORS = ("learner.key", "actor.key_secret")
 MOST_NBYTES = 200_000  # of an order; below what the default buffer of a socket on Linux holds
@@ -102,9 +102,7 @@ class RemoteHandle:
         self._line = line
         self._inbox: list[Message] = []
         self._status = UNKNOWN._replace(incarnation=incarnation)
-        self._usage = RoleUsage(0, None, None, None, ())
-        self._read_ns = 0  # when ``_usage`` was read, by the clock of its host
-        self._coreless_s = math.nan
+        self._usage = RoleUsage(0, None, None, None, (), math.nan, 0)  # by the clock of its host
         self._spans: dict[tuple[int, str, int], list[str]] = {}
         """That were asked for, by pid, name and number of each thread, oldest first."""
         self._spans_asked: int | None = None  # since when; None: nothing is awaited
@@ -155,20 +153,10 @@ class RemoteHandle:
         return self._status
 
     def usage(self) -> RoleUsage:
-        return self._usage
-
-    def reading(self) -> Reading:
-        from penstock.profiling.report.readings import Reading  # only a profile needs numpy
-
-        usage, status = self._usage, self._status
-        lanes = {thread.name: dict(thread.seconds) for thread in usage.threads}
-        cpu_s = math.nan if usage.cpu_s is None else usage.cpu_s
-        at_ns = self._line.here_ns(self._read_ns)
-        counts = status.played_steps, status.trained_steps, status.sequence
-        return Reading(self.spec, usage.pid, at_ns, lanes, cpu_s, self._coreless_s, *counts)
+        return self._usage._replace(at_ns=self._line.here_ns(self._usage.at_ns))
 
     def spans(self, since_ns: int) -> list[Thread] | None:
-        from penstock.profiling.report.readings import Thread, unpacked
+        from penstock.profiling.report.readings import Thread, unpacked  # they need numpy
 
         if self._spans_asked != since_ns:
             self._spans_asked, self._spans, self._spans_here = since_ns, {}, False
@@ -199,11 +187,7 @@ class RemoteHandle:
                 self._inbox.append(report["message"])
             case "status":
                 self._snapshot(report["status"], report["usage"])
-                self._read_ns = report["at_ns"]
-                self._coreless_s = (
-                    math.nan if report["coreless_s"] is None else report["coreless_s"]
-                )
-                self._line.heard(self._read_ns)
+                self._line.heard(self._usage.at_ns)
             case "spans":
                 if report["asked"] == self._spans_asked:
                     self._take_spans(report["threads"], report["more"])

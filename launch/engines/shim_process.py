@@ -7,21 +7,22 @@ itself is imported.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 from penstock.core.control import Channel
-from penstock.core.processes import SHIM_DIED, THREAD_VARIABLES, began_ticks, python
+from penstock.core.processes import SHIM_DIED, THREAD_VARIABLES, python
 from penstock.profiling.status import LOG_AT, ROLE_AT, TAIL_AT, TAIL_NBYTES, StatusPage
 
 OPENMP_WAIT = {"OMP_WAIT_POLICY": "passive"}
 """Threads of torch that wait for each other sleep instead of spinning, which would keep the thread
 that they wait for from its core."""
 MARK = "PENSTOCK_ROLE"  # in the environment of a role and of what it starts
-END_S = 5.0  # that a shim may take after its role was killed
+END_S = 5.0  # that a role may take to end after its guard
 BOOT = "import sys; sys.path.append(sys.argv.pop(1)); import shim; shim.main()"
 
 
@@ -81,28 +82,13 @@ class ShimProcess:
             undo.pop_all()
 
     def discard(self) -> None:
-        """End the role, which has no work yet, and its shim."""
-        if self._kill_role():  # then the shim ends too
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(END_S)
+        """End the role, which has no work yet, with its guard; wait until it has left its
+        channel."""
         self.process.kill()
         self.process.wait()
+        poller = select.poll()
+        poller.register(self.channel, 0)  # a closed channel is reported in any case
+        poller.poll(END_S * 1000)
         self.channel.close()
         self.page.close()
         os.close(self.status_fd)
-
-    def _kill_role(self) -> bool:
-        pid = self.page.role_pid
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:  # it has not begun or has ended, or no descriptor is left
-            return False
-        try:
-            is_role = began_ticks(pid) == self.page.role_began  # else the pid was reused
-            if is_role:
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            return is_role
-        except ProcessLookupError:
-            return False
-        finally:
-            os.close(pidfd)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.autotune import connectors, envs
+from penstock.configs.errors import UserError
 from penstock.configs.load import Resolved, resolve_target
 
 AUTO = "auto"
@@ -25,6 +26,7 @@ def command(
     overrides: Sequence[str],
     defaults: Mapping[str, str],
     learners: int | None = None,
+    one_learner: str = "",
 ) -> Command:
     """The arguments for a run on a cluster.
 
@@ -33,7 +35,8 @@ def command(
         overrides: ``key=value``.
         defaults: options by name, unless ``overrides`` give them. ``actors.count`` may be `AUTO`,
             as the cores of the cluster are known to the run only.
-        learners: their number where an option of the command sets it.
+        learners: their number where they are started one by one, as an option of the command says.
+        one_learner: that option with which there is one.
 
     Raises UserError where the target or an override is wrong.
     """
@@ -47,6 +50,13 @@ def command(
         config = resolved.config
         envs.check_not_auto(config, f"learners on {learners} hosts")
         connectors.check_not_auto(config, f"{learners} learners need the same number")
+        pace = config.learner.pace
+        if config.learner.served:
+            raise UserError(
+                f"learner.pace {pace} needs a parameter server, which --engine none does not "
+                f"start; set --engine ray, {one_learner} or learner.pace=bsp, or start the "
+                "learners by hand (docs/many-machines.md)"
+            )
     shown = [text for text in overrides if not text.startswith("run.dir=")]
     return Command(resolved, " ".join(map(shlex.quote, [target, *shown, *_pairs(added)])))
 

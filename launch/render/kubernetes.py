@@ -87,16 +87,9 @@ def render(
         defaults["learner.device"] = "cuda"
     if engine == "ray" and pods.gpus:
         defaults["learner.count"] = str(learners)
-    resolved, text = command(
-        target, overrides, defaults, pods.learners if engine == "none" else None
-    )
+    started = pods.learners if engine == "none" else None
+    resolved, text = command(target, overrides, defaults, started, "--learners 1")
     name = _checked(name or re.sub(r"[^a-z0-9]+", "-", resolved.name.lower()).strip("-"), pods)
-    if engine == "none" and pods.learners > 1 and resolved.config.learner.served:
-        raise UserError(
-            f"learner.pace {resolved.config.learner.pace} needs a parameter server, which --engine "
-            "none does not start; set --engine ray, --learners 1 or learner.pace=bsp, or start the "
-            "learners by hand (docs/many-machines.md)"
-        )
     if engine == "ray":
         objects, keys = [_ray_job(name, text, pods, grace_s)], ""
     else:

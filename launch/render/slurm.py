@@ -74,8 +74,14 @@ def render(
         defaults["learner.device"] = "cuda"
         if engine == "ray":
             defaults["learner.count"] = str(learners)
-    resolved, text = command(target, overrides, defaults, learners if engine == "none" else None)
-    _check(resolved, job, engine)
+    resolved, text = command(
+        target, overrides, defaults, learners if engine == "none" else None, "--nodes 1"
+    )
+    if engine == "none" and job.gpus > 1:
+        raise UserError(
+            f"--gpus is {job.gpus}, and --engine none starts one learner on each node; set "
+            "--gpus 1, or --engine ray"
+        )
     code = None if working_dir is None else shlex.quote(str(Path(working_dir).absolute()))
     name, given_dir = _name(resolved), resolved.config.run.dir
     return TEMPLATE.format(
@@ -92,21 +98,6 @@ def render(
             enter="" if code is None else f"cd {code}\n",
         ),
     )
-
-
-def _check(resolved: Resolved, job: Job, engine: str) -> None:
-    pace = resolved.config.learner.pace
-    if engine == "none" and job.nodes > 1 and resolved.config.learner.served:
-        raise UserError(
-            f"learner.pace {pace} needs a parameter server, which --engine none does not start; "
-            "set --engine ray, --nodes 1 or learner.pace=bsp, or start the learners by hand "
-            "(docs/many-machines.md)"
-        )
-    if engine == "none" and job.gpus > 1:
-        raise UserError(
-            f"--gpus is {job.gpus}, and --engine none starts one learner on each node; set "
-            "--gpus 1, or --engine ray"
-        )
 
 
 def _name(resolved: Resolved) -> str:

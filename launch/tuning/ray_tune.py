@@ -32,8 +32,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.launch.engines.ray_engine import connect
-from penstock.launch.run_group import collected
-from penstock.launch.supervisor import SignalHandler
+from penstock.launch.signals import SignalHandler, handled
 from penstock.launch.tuning.space import (
     ChoiceList,
     NumberRange,
@@ -121,7 +120,7 @@ class Narrator(tune.Callback):
 def run(
     sweep: Sweep, say: Callable[[str], None], after: SignalHandler | None = None
 ) -> tuple[int, dict[int, str]]:
-    """Run the trials of a sweep on a Ray cluster of this host; ``after`` is as of `collected`.
+    """Run the trials of a sweep on a Ray cluster of this host; ``after`` is as of `handled`.
 
     Returns the exit code, and the errors of the trials that have failed, by their numbers. Raises
     UserError where Ray cannot be started.
@@ -136,7 +135,7 @@ def run(
         try:
             connect(None, cores=sweep.cores * sweep.at_once)
             # Only now, as Ray has set a handler of SIGTERM that exits at once.
-            with collected(signals, after):
+            with handled(lambda signum, _: signals.append(signum), after):
                 with _quiet_tune():
                     _tuner(sweep, narrator).fit()
                 ray.shutdown()

@@ -31,6 +31,7 @@ from penstock.launch.tuning.trials import (
     TrialProgress,
     add_start,
     folder_of,
+    nbytes_of,
 )
 from penstock.learner.checkpoints import checkpoint_history as history
 from penstock.learner.checkpoints.checkpoint_format import FILE
@@ -88,9 +89,10 @@ class TrialRun:
         """
         if self._process is None:
             self._process = self._start()
-        before_nbytes, ends_s = self._evaluated_nbytes(), time.monotonic() + REPORT_S
+        evaluations, ends_s = self._path / EVALUATIONS, time.monotonic() + REPORT_S
+        before_nbytes = nbytes_of(evaluations)
         while (code := self._process.poll()) is None and time.monotonic() < ends_s:
-            if self._evaluated_nbytes() != before_nbytes:
+            if nbytes_of(evaluations) != before_nbytes:
                 break
             time.sleep(POLL_S)
         if code:
@@ -171,11 +173,6 @@ class TrialRun:
         last = self._path / "checkpoints" / "last"
         for folder in (last, *history.older(last)):
             history.remove(folder)
-
-    def _evaluated_nbytes(self) -> int:
-        with suppress(OSError):
-            return (self._path / EVALUATIONS).stat().st_size
-        return 0
 
 
 def last_output(path: Path) -> str:

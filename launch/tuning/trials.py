@@ -60,7 +60,7 @@ class ProgressReader:
 
     def __init__(self, path: Path, metric: Metric) -> None:
         self._path, self._metric = path, metric
-        self._begin = {name: _nbytes(path / name) for name in (METRICS, EVALUATIONS)}
+        self._begin = {name: nbytes_of(path / name) for name in (METRICS, EVALUATIONS)}
 
     def read(self) -> TrialProgress:
         """The present progress."""
@@ -190,7 +190,8 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _nbytes(path: Path) -> int:
+def nbytes_of(path: Path) -> int:
+    """The size of a file; 0 where there is none."""
     try:
         return path.stat().st_size
     except OSError:

@@ -18,7 +18,7 @@ from penstock.configs.errors import UserError
 from penstock.core.cores import usable_cores
 from penstock.core.files import write_atomic
 from penstock.launch.run_group import SIGNALLED, command, exit_code, run_commands, say_line
-from penstock.launch.supervisor import SignalsAfterRun
+from penstock.launch.signals import SignalsAfterRun
 from penstock.launch.tuning import trials
 from penstock.launch.tuning.space import overrides_of, with_fixed_cores
 from penstock.launch.tuning.sweep import Scheduler, Sweep, make_folder

@@ -61,7 +61,7 @@ def encoded(threads: Iterable[Thread], at_s: float) -> str:
             "threads": [
                 {
                     "name": f"{thread.process}/{thread.name}",
-                    "edges_ns": _text(_edges(thread) - origin_ns),
+                    "edges_ns": _text(thread.spans.edges_ns - origin_ns),
                     "part": _text(thread.spans.part),
                 }
                 for thread in kept
@@ -87,10 +87,6 @@ def decoded(found: Mapping[str, Any]) -> dict[str, list[tuple[str, float, float]
         begins = edges[:-1].tolist()
         threads[str(thread["name"])] = list(zip(names, begins, lengths.tolist(), strict=True))
     return threads
-
-
-def _edges(thread: Thread) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return np.append(thread.spans.begin_ns, thread.spans.end_ns[-1])
 
 
 def _text(values: np.ndarray[Any, Any]) -> str:

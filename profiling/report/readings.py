@@ -10,12 +10,11 @@ import base64
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
 from penstock.core.processes import coreless_s
 from penstock.core.role_spec import RoleSpec, Stage
@@ -27,13 +26,11 @@ from penstock.profiling.ledger import (
     RING,
     RING_SPANS,
     TimeLedger,
-    seconds_of,
 )
 from penstock.profiling.status import StatusPage
 
 MAIN = "main"
 SUPERVISOR = RoleSpec("supervisor", 0, "penstock.launch.supervisor", Stage.SERVER)
-TRIES = 5
 PACKED = 1 << 14  # spans of a text: 175 kB, below what a control message may have
 
 
@@ -50,7 +47,7 @@ class Reading:
     spec: RoleSpec
     pid: int
     at_ns: int
-    lanes: dict[str, dict[str, float]]
+    lanes: Mapping[str, Mapping[str, float]]
     cpu_s: float
     coreless_s: float = math.nan
     played_steps: int = 0
@@ -76,6 +73,11 @@ class Spans:
         return Spans(self.begin_ns[first:], self.end_ns[first:], self.part[first:])
 
     @property
+    def edges_ns(self) -> npt.NDArray[np.int64]:
+        """Where each begins, and the last ends, int64 ``[n + 1]``; only where there is one."""
+        return np.append(self.begin_ns, self.end_ns[-1])
+
+    @property
     def seconds(self) -> float:
         """From the beginning of the first to the end of the last."""
         return float(self.end_ns[-1] - self.begin_ns[0]) * 1e-9 if len(self) else 0.0
@@ -92,27 +94,11 @@ class Thread:
     spans: Spans
 
 
-def read(spec: RoleSpec, pid: int, status: StatusPage) -> Reading:
-    """A process that runs, or has just ended."""
-    lanes = {name: _seconds(lane) for name, lane in status.lanes.items()}
-    at_ns = time.perf_counter_ns()
-    return Reading(
-        spec,
-        pid,
-        at_ns,
-        lanes,
-        *_processor_s(pid),
-        status.played_steps,
-        status.trained_steps,
-        status.sequence,
-    )
-
-
 def read_own(ledger: TimeLedger) -> Reading:
     """This process, the supervisor's, whose main thread keeps ``ledger``."""
-    lanes = {MAIN: _seconds(ledger.lane)}
+    pid, lanes = os.getpid(), {MAIN: ledger.snapshot()}
     at_ns = time.perf_counter_ns()
-    return Reading(SUPERVISOR, os.getpid(), at_ns, lanes, *_processor_s(os.getpid()))
+    return Reading(SUPERVISOR, pid, at_ns, lanes, time.process_time(), coreless_s(pid))
 
 
 def threads(spec: RoleSpec, pid: int, status: StatusPage, since_ns: int) -> list[Thread]:
@@ -156,22 +142,3 @@ def unpacked(texts: Sequence[str], behind_ns: int) -> Spans:
     words = np.frombuffer(b"".join(map(base64.b64decode, texts)), np.int64)
     times_ns = (words >> PART_BITS) + behind_ns
     return Spans(times_ns[:-1], times_ns[1:], (words[:-1] & (PARTS - 1)).astype(np.uint8))
-
-
-def _processor_s(pid: int) -> tuple[float, float]:
-    """`Reading.cpu_s` and `Reading.coreless_s`; NaN of a process that its shim has waited for."""
-    try:
-        cpu = psutil.Process(pid).cpu_times()
-    except psutil.NoSuchProcess:
-        return math.nan, math.nan
-    return cpu.user + cpu.system, coreless_s(pid)
-
-
-def _seconds(lane: memoryview) -> dict[str, float]:
-    """`seconds_of` a lane whose thread did not move on meanwhile, if that can be had."""
-    for _ in range(TRIES):
-        count = lane[COUNT]
-        seconds = seconds_of(lane)
-        if lane[COUNT] == count:
-            break
-    return seconds

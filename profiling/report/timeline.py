@@ -91,7 +91,7 @@ def shares(spans: Spans, edges: Floats) -> Floats:
     found = np.zeros((len(edges) - 1, PARTS))
     if not len(spans):
         return found
-    points = np.append(spans.begin_ns, spans.end_ns[-1]).astype(np.float64)
+    points = spans.edges_ns.astype(np.float64)
     lengths = np.diff(points)
     for part in np.unique(spans.part):
         spent = np.concatenate([[0.0], np.cumsum(np.where(spans.part == part, lengths, 0.0))])

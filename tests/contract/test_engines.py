@@ -27,6 +27,7 @@ from penstock.core.interfaces import (
 )
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.engines.registry import ENGINES, make_engine
+from penstock.launch.profile_watch import read
 from penstock.launch.topology import role_arguments
 from penstock.profiling.ledger import Part
 from penstock.profiling.report.readings import PACKED, Thread
@@ -134,7 +135,7 @@ def test_a_handle_shows_what_its_role_does(engine: Engine, folder: Path) -> None
     assert usage.state
     assert usage.cpu_s is not None
     assert handle.liveness() is Liveness.ALIVE
-    reading = handle.reading()
+    reading = read(handle)
     assert (reading.spec, reading.pid) == (handle.spec, usage.pid)
     assert arrived(handle, 0) == []  # this role keeps no ledger
 
@@ -171,7 +172,7 @@ def test_spans_of_a_role_are_had_in_full_and_by_this_hosts_clock(
     [thread] = arrived(handle, later_ns)
     assert begin_ns[-1] < thread.spans.end_ns[-1], "they are those of now"
     assert thread.spans.begin_ns[0] >= later_ns - SLACK_NS
-    reading = handle.reading()
+    reading = read(handle)
     assert sum(reading.lanes["main"].values()) > 0
     assert since_ns < reading.at_ns < time.perf_counter_ns()
 

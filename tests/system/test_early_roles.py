@@ -205,5 +205,4 @@ def test_the_first_error_of_an_early_import_is_reported(
     handle.wait(WAIT_S)
     [error] = [message for message in handle.receive() if message["kind"] == "error"]
     assert handle.reap() == 1
-    assert error["message"] == "ImportError: cannot load it twice"
-    assert "libgfortran.so is absent" in error["traceback"]
+    assert error["message"] == "ImportError: libgfortran.so is absent"

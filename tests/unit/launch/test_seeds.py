@@ -17,14 +17,13 @@ from penstock.configs.load import resolve
 from penstock.core.run_dir import Resume
 from penstock.launch.run_group import (
     Ended,
-    collected,
     command,
     cores_of,
     run_commands,
     runs_at_once,
 )
 from penstock.launch.seeds import together, train
-from penstock.launch.supervisor import SIGNALS, SignalsAfterRun
+from penstock.launch.signals import SIGNALS, SignalsAfterRun, handled
 
 
 def summary(reason: str, solved_at_s: float | None, mean: float) -> dict[str, Any]:
@@ -279,7 +278,7 @@ def test_an_ignored_signal_stays_ignored_and_the_first_after_the_runs_does_nothi
     signals: list[int] = []
     try:
         after = SignalsAfterRun()
-        with collected(signals, after):
+        with handled(lambda signum, _: signals.append(signum), after):
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGTERM)
         assert signals == [signal.SIGTERM]

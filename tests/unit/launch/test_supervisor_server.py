@@ -22,7 +22,7 @@ from penstock.launch.engines.local import LocalHandle
 from penstock.launch.supervisor_server import SupervisorServer
 from penstock.monitor.status import describe, status
 from penstock.monitor.supervisor_client import reach
-from penstock.profiling.ledger import COUNT, PART_BITS, PARTS, RING, Part
+from penstock.profiling.ledger import Part
 from penstock.profiling.status import Phase
 
 SPEC = RoleSpec("actor", 3, "does_not_matter:run", Stage.ACTORS, learner=1)
@@ -119,21 +119,6 @@ def test_a_process_that_has_only_been_started_has_nothing_to_tell_yet(
         [told] = read_all(client)["processes"]
     assert (told["phase"], told["silent_s"], told["threads"]) == ("starting", None, [])
     assert told["phase_for_s"] == told["age_s"]
-
-
-def test_a_page_full_of_nonsense_is_no_harm(folder: Path, child: LocalHandle) -> None:
-    child.page.ledger("main")
-    lane = child.page.lanes["main"]
-    lane[COUNT], lane[RING] = 1, 1 << PART_BITS | PARTS - 1  # there is no such part
-    child.page.phase = 99
-    child.page.ints[9] = -(1 << 52)  # as a float: minus infinity; when the phase began
-    with SupervisorServer(folder, folder) as server:
-        client = asking(folder)
-        server.turn(["actor-3"], {"actor-3": child})
-        [told] = read_all(client)["processes"]
-    [thread] = told["threads"]
-    assert (told["phase"], thread["part"]) == ("99", "other")
-    assert told["phase_for_s"] == told["silent_s"] == told["age_s"]
 
 
 def test_a_client_that_vanishes_leaves_nothing_open(folder: Path) -> None:
