@@ -22,7 +22,6 @@ from penstock.configs.errors import UserError
 from penstock.replay.errors import ReplayError
 from penstock.replay.own_folder import SOCKET, OwnFolder
 from penstock.transport.shm.attach import Attached, AttachServer
-from penstock.transport.shm.lane import offer
 from penstock.transport.shm.store import SlotStore, drain_event
 
 WRITER_SLOTS = 2  # slots that a writer may hold: one to fill, and one lent ahead
@@ -138,7 +137,7 @@ class StoreServer:
         if request["lane"] != "writer":
             raise UserError("this address serves a replay buffer; it has no weights and no learner")
         with self._lock:
-            lane, fds, where = offer(self._store, 0)
+            lane, fds, where = self._store.offer_lane(0)
             self._guests.add(lane)
             self._gate()
             self._store.geometry.lane(self._store.arena, lane).want = WRITER_SLOTS

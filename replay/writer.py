@@ -28,7 +28,6 @@ from penstock.replay.placement import frame_rows, place_columns
 from penstock.replay.steps import StepWriter
 from penstock.replay.table import NONE, Table
 from penstock.transport.shm.attach import ATTACH_TIMEOUT_S, AttachClient
-from penstock.transport.shm.lane import attached
 from penstock.transport.shm.store import Slot, SlotWriter
 
 Array = npt.NDArray[Any]
@@ -229,7 +228,7 @@ class Writer(Adds):
         with ExitStack() as opening:
             opening.callback(entry.leave)
             self.spec = SlotSpec.from_dict(entry.reply["spec"])
-            lane = opening.enter_context(attached(self.spec, entry.reply, entry.fds))
+            lane = opening.enter_context(SlotWriter.attached(self.spec, entry.reply, entry.fds))
             self._lane = Lane(lane, entry.reply["stream"], lambda: entry.owner_gone)
             self._about = entry.reply
             self._steps: Steps | None = None
