@@ -140,7 +140,7 @@ class AttachServer:
             return self._attach(request)
         except (UserError, OSError) as error:
             return Attached(None, [], {"error": str(error)})
-        except (AttributeError, LookupError, TypeError, ValueError):
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             return Attached(None, [], {"error": "this is no request to attach"})
 
     def _hear(self, pidfd: int) -> None:
