@@ -21,7 +21,7 @@ from penstock.replay.accounting import Accounting
 from penstock.replay.errors import ReplayError
 from penstock.replay.sharing import StoreServer
 from penstock.replay.writer import Lane, OpenSlot
-from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
+from penstock.transport.shm.store import Slot, SlotStore
 
 LANES = 256  # threads and processes that may write to a `TrajectoryQueue`
 
@@ -290,14 +290,12 @@ class TrajectoryQueue:
     def _own_lane(self) -> Lane:
         lane: Lane | None = getattr(self._here, "lane", None)
         if lane is None:
-            store = self._store
             with self._lock:
                 self._close_dead()
                 stream = self._streams = self._streams + 1
-                index = store.open_lane(1)
-                event = store.lane_event(index)
+                index = self._store.open_lane(1)
+                writer = self._store.local_writer(index)
                 self._lanes[threading.current_thread()] = index
-            writer = SlotWriter(store.arena, store.geometry, index, event, store.filled_event)
             lane = self._here.lane = Lane(writer, stream << 32, lambda: False)
         return lane
 

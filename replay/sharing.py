@@ -24,7 +24,6 @@ from penstock.configs.errors import UserError
 from penstock.core.runtime_folder import RuntimeFolder
 from penstock.replay.errors import ReplayError
 from penstock.transport.shm.attach import Attached, AttachServer
-from penstock.transport.shm.lane import offer
 from penstock.transport.shm.store import SlotStore, drain_event
 
 SOCKET = "store"  # in the private folder
@@ -142,7 +141,7 @@ class StoreServer:
         if request["lane"] != "writer":
             raise UserError("this address serves a replay buffer; it has no weights and no learner")
         with self._lock:
-            lane, fds, where = offer(self._store, 0)
+            lane, fds, where = self._store.offer_lane(0)
             self._guests.add(lane)
             self._gate()
             self._store.geometry.lane(self._store.arena, lane).want = WRITER_SLOTS

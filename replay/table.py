@@ -121,8 +121,7 @@ class Table:
                 "and close() streams that have ended"
             )
         lane = store.open_lane(want=1)
-        event = store.lane_event(lane)
-        return lane, SlotWriter(store.arena, store.geometry, lane, event, store.filled_event)
+        return lane, store.local_writer(lane)
 
     def close_lane(self, lane: int, slot: int) -> None:
         """Close the lane of a writer; ``slot`` is one that it opened without writing a row, or

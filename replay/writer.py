@@ -27,7 +27,6 @@ from penstock.replay.layout import Layout
 from penstock.replay.steps import StepArguments, StepWriter
 from penstock.replay.table import NONE, Array, Table, frame_rows, place_columns, preset
 from penstock.transport.shm.attach import ATTACH_TIMEOUT_S, AttachClient
-from penstock.transport.shm.lane import attached
 from penstock.transport.shm.store import Slot, SlotWriter
 
 TIMEOUT_S = 60.0  # of writers that are not in the replay's process, where the caller gives none
@@ -258,7 +257,7 @@ class Writer(StepAdder):
         with ExitStack() as opening:
             opening.callback(entry.leave)
             self.spec = SlotSpec.from_dict(entry.reply["spec"])
-            lane = opening.enter_context(attached(self.spec, entry.reply, entry.fds))
+            lane = opening.enter_context(SlotWriter.attached(self.spec, entry.reply, entry.fds))
             self._lane = Lane(lane, entry.reply["stream"], lambda: entry.owner_gone)
             self._about = entry.reply
             self._steps: Steps | None = None

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 FOLDER, SOCKET = "sockets", "wire"
 MAX_PORT = 65535
-PATH_NBYTES = 107 - len("-9999")  # what a Unix socket's path may have, but for the rank
+UNIX_PATH_NBYTES = 107  # of the path of a Unix socket
+PATH_NBYTES = UNIX_PATH_NBYTES - len("-9999")  # without the rank
 
 
 def check_bind(address: str, *, keys: bool, insecure: bool) -> None:

@@ -62,13 +62,13 @@ class ActorStream:
     incarnation: int
     peer: bytes
     key: bytes
-    want: int
     next: int
     limit: int
     promised: int
     produced_steps: int
     heard_s: float
     used_s: float  # when a grant was last used, or the stream began
+    want: int = 0
     idle: bool = False
     delivered: bool = False
     away: bool = False
@@ -176,7 +176,16 @@ class Grants:
             if max(at, made) >= MAX_BEGIN:
                 raise WireError("header", f"a stream that begins at {at}, after {made} steps")
             known = ActorStream(
-                head.actor, head.incarnation, peer, key, 0, at, at, at, made, now_s, now_s
+                actor=head.actor,
+                incarnation=head.incarnation,
+                peer=peer,
+                key=key,
+                next=at,
+                limit=at,
+                promised=at,
+                produced_steps=made,
+                heard_s=now_s,
+                used_s=now_s,
             )
             self.streams[head.actor] = known
             self._of_keys[key] += 1

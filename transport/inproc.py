@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 from penstock.core.interfaces import Welcome
 from penstock.core.params import POLICY_ID, Float32, Stamp
-from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
+from penstock.transport.shm.store import Slot, SlotStore
 from penstock.transport.shm.weights_board import WeightsBoard
 
 
@@ -18,10 +18,7 @@ class InprocLink:
     def __init__(self, welcome: Welcome, store: SlotStore, board: WeightsBoard, want: int) -> None:
         self.welcome = welcome
         self._board = board
-        lane = store.open_lane(want)
-        self._writer = SlotWriter(
-            store.arena, store.geometry, lane, store.lane_event(lane), store.filled_event
-        )
+        self._writer = store.local_writer(store.open_lane(want))
 
     def slot(self, timeout_s: float) -> AbstractContextManager[Slot | None]:
         return self._writer.slot(timeout_s)

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import __version__
+from penstock.core.interfaces import Welcome
 from penstock.core.params import (
     MAX_POLICY_ID,
     POLICY_ID,
@@ -53,8 +54,11 @@ _HEAD = struct.Struct(HEAD_FORMAT)
 _CRC_AT = _HEAD.size - 4
 HEAD_NBYTES = _HEAD.size
 
-# Exceptions of reading a well-formed message with unexpected content.
-STRANGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+# Exceptions of reading a well-formed message with unexpected content; the last is of nested lists.
+STRANGE = (
+    *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError),
+    RecursionError,
+)
 
 
 class MessageKind(IntEnum):
@@ -209,6 +213,29 @@ def release_of(meta: Any) -> str:
     return ""
 
 
+def welcome_meta(welcome: Welcome) -> dict[str, Any]:
+    """The description of a learner in its answer to an actor; `read_welcome` is the inverse."""
+    return {
+        "spec": welcome.spec.to_dict(),
+        "layout": welcome.layout.to_list(),
+        "config": welcome.config,
+        "spaces": welcome.spaces,
+        "release": __version__,
+    }
+
+
+def read_welcome(run_id: int, generation: int, meta: dict[str, Any]) -> Welcome:
+    """The learner that a meta describes, with its run and generation."""
+    return Welcome(
+        run_id,
+        generation,
+        SlotSpec.from_dict(meta["spec"]),
+        ParamLayout.from_list(meta["layout"]),
+        meta["config"],
+        meta.get("spaces"),
+    )
+
+
 def is_hello(parts: Sequence[Buffer]) -> bool:
     """Whether this is a HELLO of any version: the position of magic, version and kind is fixed."""
     start = bytes(memoryview(parts[0])[:6]) if parts else b""
@@ -299,6 +326,25 @@ class SlotDecoder:
             raise WireError("meta")
         for entry, frame, out in zip(meta, frames, payload, strict=True):
             _decode_frame(entry, frame, out)
+
+
+def fill_header(record: npt.NDArray[np.void], head: Header, now_s: float, rows: int = 0) -> None:
+    """Fill a slot's HEADER record from the header of its message.
+
+    Times are by this host's clock, as if published on arrival.
+    """
+    record[...] = (
+        head.actor,
+        head.incarnation,
+        head.generation,
+        head.sequence,
+        head.version,
+        head.steps,
+        head.produced_steps,
+        now_s - head.duration_s,
+        now_s,
+        rows,
+    )
 
 
 def _decode_frame(entry: Any, frame: Buffer, out: Bytes) -> None:
@@ -400,9 +446,6 @@ class RelayOffer(NamedTuple):
     failed: str = ""
     """Why the relay that the last WEIGHTS_AT named was of no use, one of `FAILURES`; then only the
     connector itself may answer. Empty if it was."""
-
-    def to_meta(self) -> dict[str, Any]:
-        return {"relay": self._asdict()}
 
 
 FAILURES = ("late", "wrong", "passed")

@@ -101,7 +101,10 @@ def save(folder: Path, checkpoint: Checkpoint, temporary: str = TEMPORARY) -> No
     text = json.dumps(about)
     data = to_bytes(contiguous, {ABOUT: text, CHECKSUM: str(crc32(text.encode()))})
     try:
-        _write(folder, data, temporary)
+        with replacing(folder, temporary) as path, open(path, "xb", opener=open_private) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as error:
         raise UserError(
             f"checkpoint {folder / FILE} of {len(data)} bytes could not be written "
@@ -110,13 +113,13 @@ def save(folder: Path, checkpoint: Checkpoint, temporary: str = TEMPORARY) -> No
         ) from error
 
 
-def load(folder: Path, layout: ParamLayout | None = None) -> Checkpoint:
-    """Read a folder's checkpoint into memory; with ``layout``, only one of that network.
+def load(folder: Path) -> Checkpoint:
+    """Read a folder's checkpoint into memory.
 
     Raises DamagedCheckpointError where `save` did not write it so, and UserError where there is
-    none, or one of another network or of a newer version.
+    none, or one of a newer version.
     """
-    with _opened(folder, layout) as (file, stored, about):
+    with _opened(folder, None) as (file, stored, about):
         tensors = read_tensors(folder / FILE, file)
         verified = about["format"] != WITHOUT_CHECKSUMS
         if verified:
@@ -143,7 +146,7 @@ def read_tensors(path: Path, file: Any) -> dict[str, npt.NDArray[Any]]:
 def read_meta(folder: Path, layout: ParamLayout | None = None) -> Mapping[str, Any]:
     """The ``meta`` of a folder's checkpoint, read from the head of its file.
 
-    Raises as `load`, for damage to that head.
+    Raises as `load`, for damage to that head; with ``layout``, UserError for another network too.
     """
     with _opened(folder, layout) as (_, _, about):
         meta: Mapping[str, Any] = about["meta"]
@@ -212,20 +215,20 @@ def _verify(tensors: Mapping[str, npt.NDArray[Any]], checksums: Mapping[str, int
             raise ValueError(f"the checksum of {name} is wrong")
 
 
-def _write(folder: Path, data: bytes, temporary: str) -> None:
+@contextlib.contextmanager
+def replacing(folder: Path, temporary: str = TEMPORARY) -> Iterator[Path]:
+    """Replace the folder's checkpoint, which is made if there is none, by the file that the block
+    makes at the yielded path. After an exception in the block the old one is left complete."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / temporary
     try:
         path.unlink(missing_ok=True)  # after a crash it may be a second name of a checkpoint
-        with open(path, "xb", opener=open_private) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield path
         path.replace(folder / FILE)
-    except BaseException:
+    finally:
         with contextlib.suppress(OSError):
+            # Also after a rename between two names of one file, which does nothing.
             path.unlink(missing_ok=True)
-        raise
     sync_folder(folder)
 
 

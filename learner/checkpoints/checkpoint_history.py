@@ -23,14 +23,14 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.configs.same_env import same_game
 from penstock.configs.sections import EnvConfig
-from penstock.core.files import open_private, sync_folder
+from penstock.core.files import open_private
 from penstock.core.notes import note_logger
 from penstock.core.params import ParamLayout
 from penstock.learner.checkpoints import checkpoint_format
@@ -65,13 +65,16 @@ def any_exists(last: Path) -> bool:
     return checkpoint_format.exists(last) or bool(older(last))
 
 
-def newest_whole(
-    last: Path, layout: ParamLayout | None = None
-) -> tuple[Path, Checkpoint, list[str]]:
+def newest_meta(last: Path) -> Mapping[str, Any] | None:
+    """The meta of the run's newest readable checkpoint; None where there is none."""
+    return next((meta for _, meta in _readable((last, *older(last)))), None)
+
+
+def newest_whole(last: Path) -> tuple[Path, Checkpoint, list[str]]:
     """The newest checkpoint that can be read and is undamaged: ``last``, else of `older`.
 
     Returns its folder, its content, and a sentence on each newer one that is damaged. Raises
-    UserError where all are damaged, and where the newest is of another network or version.
+    UserError where all are damaged, and where the newest is of another version.
     """
     damaged: list[str] = []
     if not any_exists(last):
@@ -81,7 +84,7 @@ def newest_whole(
             damaged.append(f"{folder} holds no {FILE}")
             continue
         try:
-            return folder, checkpoint_format.load(folder, layout), damaged
+            return folder, checkpoint_format.load(folder), damaged
         except DamagedCheckpointError as error:
             damaged.append(error.fault)
     raise UserError(
@@ -112,7 +115,8 @@ def keep_older(last: Path, steps: int | None = None) -> Path | None:
 
 def prune(last: Path, keep: int) -> None:
     """Remove the oldest, so that ``keep`` are left with ``last``. Damaged ones are not removed."""
-    for folder in list(_readable(last))[keep - 1 :]:
+    readable = [folder for folder, _ in _readable(older(last))]
+    for folder in readable[keep - 1 :]:
         remove(folder)
 
 
@@ -182,17 +186,12 @@ def link(file: Path, folder: Path, *, copy: bool = False) -> None:
     """
     if folder.is_symlink():
         raise OSError(0, f"{folder} is a symbolic link")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = folder / TEMPORARY
-    temporary.unlink(missing_ok=True)
-    if copy or not _linked(file, temporary):
-        with file.open("rb") as source, open(temporary, "wb", opener=open_private) as copied:
-            shutil.copyfileobj(source, copied)
-            copied.flush()
-            os.fsync(copied.fileno())
-    temporary.replace(folder / FILE)
-    temporary.unlink(missing_ok=True)  # a rename between two names of one file does nothing
-    sync_folder(folder)
+    with checkpoint_format.replacing(folder) as path:
+        if copy or not _linked(file, path):
+            with file.open("rb") as source, open(path, "xb", opener=open_private) as copied:
+                shutil.copyfileobj(source, copied)
+                copied.flush()
+                os.fsync(copied.fileno())
 
 
 def _linked(file: Path, name: Path) -> bool:
@@ -223,11 +222,11 @@ def _move(folder: Path, name: str) -> Path:
     return aside
 
 
-def _readable(last: Path) -> Iterator[Path]:
-    for folder in older(last):
+def _readable(folders: Iterable[Path]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Those of the folders whose checkpoint can be read, with its meta."""
+    for folder in folders:
         with contextlib.suppress(UserError):
-            checkpoint_format.read_meta(folder)
-            yield folder
+            yield folder, checkpoint_format.read_meta(folder)
 
 
 def _steps(folder: Path) -> int:

@@ -36,7 +36,7 @@ from penstock.envs.packing import Packer
 from penstock.learner.base_trainer import under
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints import checkpoint_history as history
-from penstock.learner.checkpoints.checkpoint_format import Checkpoint, DamagedCheckpointError
+from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 from penstock.learner.checkpoints.checkpoint_history import (
     ENV,
     EVALUATION,
@@ -78,13 +78,13 @@ class CheckpointManager:
         self,
         run_dir: Path,
         trainer: Trainer | OffPolicyTrainer,
-        tell: Callable[..., object] | None = None,
-        event: Callable[..., object] | None = None,
+        tell: Callable[..., object] = lambda kind, **fields: None,
+        event: Callable[..., object] = lambda kind, text, **fields: logger.info("%s", text),
     ) -> None:
         """``tell`` is called at every save, as `RoleContext.report`.
 
         ``event`` is called, as `RoleContext.event`, where an older checkpoint replaces a damaged
-        one.
+        one, and where a copy to `checkpoint.store` fails.
         """
         self._tell = tell
         self._event = event
@@ -239,17 +239,8 @@ class CheckpointManager:
 
         Assumed where another machine has the checkpoint.
         """
-        for folder in (self._last, *history.older(self._last)):
-            try:
-                meta = checkpoint_format.read_meta(folder, self._trainer.layout)
-            except DamagedCheckpointError:
-                continue
-            except UserError:
-                if checkpoint_format.exists(folder):
-                    raise
-                continue
-            return same_game(meta.get(ENV, {}), self._trainer.config.env)
-        return True
+        meta = history.newest_meta(self._last)
+        return meta is None or same_game(meta.get(ENV, {}), self._trainer.config.env)
 
     def shard(self, learner: int = 0) -> Path:
         """The folder in which ``learner`` keeps its replay."""
@@ -276,7 +267,7 @@ class CheckpointManager:
     def put_off(self, error: str) -> None:
         """Note that a save has failed, and report that if it was ordered. The next one is due when
         it would be after a success."""
-        if self._ordered and self._tell is not None:
+        if self._ordered:
             self._tell("save_failed", error=error)
         self._ordered = False
         self._saved_s = time.monotonic()
@@ -315,16 +306,15 @@ class CheckpointManager:
         checkpoint_format.save(self._last, state)
         history.prune(self._last, self._config.keep)
         self._upload(writer)
-        if self._tell is not None:
-            self._tell(
-                "checkpoint",
-                folder=str(self._last),
-                best=writes_best,
-                time_s=progress.time_s,
-                trained_steps=progress.trained_steps,
-                learner_steps=progress.learner_steps,
-                return_mean=mean,
-            )
+        self._tell(
+            "checkpoint",
+            folder=str(self._last),
+            best=writes_best,
+            time_s=progress.time_s,
+            trained_steps=progress.trained_steps,
+            learner_steps=progress.learner_steps,
+            return_mean=mean,
+        )
         self._saved_s = time.monotonic()
         self._saved_steps = progress.learner_steps
 
@@ -359,8 +349,7 @@ class CheckpointManager:
         if self._store is None:
             return
         if self._uploader is None:
-            event = self._event or (lambda kind, text: logger.info("%s", text))
-            self._uploader = Uploader(self._store, self._config.keep, event)
+            self._uploader = Uploader(self._store, self._config.keep, self._event)
         steps = self._trainer.progress.learner_steps
         self._uploader.offer(self._last / checkpoint_format.FILE, writer, steps)
 
@@ -416,10 +405,7 @@ class CheckpointManager:
             ) from error
         kept = f"; kept as {', '.join(map(str, aside))}" if aside else ""
         text = f"{damaged[0]}{kept}; the run resumes from {whole}, the newest that is whole"
-        if self._event is not None:
-            self._event("rollback", text, folder=str(whole), damaged=damaged)
-        else:
-            logger.info("%s", text)
+        self._event("rollback", text, folder=str(whole), damaged=damaged)
 
     def _find_best(self) -> float | None:
         """The mean return to be beaten, from the disk where it is not known here."""

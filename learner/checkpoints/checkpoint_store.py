@@ -22,6 +22,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -98,8 +99,7 @@ class CheckpointStore:
                 "path, or a URL that answers and whose package is installed, such as "
                 "s3://bucket/folder with penstock[s3]"
             ) from error
-        self._renames = (protocol or "file") == "file"
-        self._has_buckets = not self._renames
+        self._is_folder = (protocol or "file") == "file"
 
     def entries(self) -> list[Entry]:
         """The checkpoints that count, the newest last.
@@ -126,7 +126,7 @@ class CheckpointStore:
 
     def _check_bucket(self) -> None:
         bucket = self._path.partition("/")[0]
-        if self._has_buckets and not self._fs.exists(bucket):
+        if not self._is_folder and not self._fs.exists(bucket):
             raise UserError(
                 f"checkpoint.store {self.url} cannot be read: there is no bucket {bucket!r}; make "
                 "it, or name another one"
@@ -143,12 +143,13 @@ class CheckpointStore:
             raise ReplacedError(self.url, writer, before[-1].writer)
         nbytes = os.fstat(file.fileno()).st_size
         name = f"g{writer.generation}-step-{learner_steps}.safetensors"
+        file.seek(0)
         self._write(name, file, nbytes)
         entry = Entry(name, *writer, learner_steps, nbytes)
         found = [*(each for each in before if each.name != name), entry]
         kept, old = found[-keep:], found[:-keep]
         text = json.dumps({"checkpoints": [each._asdict() for each in kept]}, indent=1).encode()
-        self._replace(MANIFEST, text)
+        self._write(MANIFEST, BytesIO(text), len(text))
         for each in old:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(self._at(each.name))
@@ -159,23 +160,16 @@ class CheckpointStore:
         self._fs.get_file(self._at(entry.name), str(folder / checkpoint_format.FILE))
 
     def _write(self, name: str, file: BinaryIO, nbytes: int) -> None:
-        if not self._has_buckets:  # which have no folders
+        """Replace a file at once; object stores do nothing else."""
+        if self._is_folder:
             self._fs.makedirs(self._path, exist_ok=True)
-        temporary = f"{name}.part" if self._renames else name
-        file.seek(0)
+        temporary = f"{name}.part" if self._is_folder else name
         with self._fs.open(self._at(temporary), "wb") as out:
             shutil.copyfileobj(file, out, 1 << 22)
         self._fs.invalidate_cache()
         if (size := self._fs.info(self._at(temporary))["size"]) != nbytes:
             raise OSError(f"{self.url}/{name} has {size} bytes instead of {nbytes}")
-        if self._renames:
-            self._rename(temporary, name)
-
-    def _replace(self, name: str, data: bytes) -> None:
-        """Replace a small file at once; object stores do nothing else."""
-        temporary = f"{name}.part" if self._renames else name
-        self._fs.pipe_file(self._at(temporary), data)
-        if self._renames:
+        if self._is_folder:
             self._rename(temporary, name)
 
     def _rename(self, temporary: str, name: str) -> None:
@@ -256,7 +250,11 @@ def take_newer(store: CheckpointStore, last: Path) -> str:
     Returns a note about what was taken; empty if nothing was. Raises UserError where the store
     cannot be read, and where the run has no checkpoint and none of the store's can be used.
     """
-    own = _newest(last)
+    own: tuple[int, int] | None = None  # generation and optimizer steps of the run's newest
+    if (meta := history.newest_meta(last)) is not None:
+        progress = meta.get("progress", {})
+        own = progress.get("generation", 0), progress.get("learner_steps", 0)
+
     fetched = last.parent / FETCHED
     entries = store.entries()
     for entry in reversed(entries):
@@ -287,15 +285,6 @@ def take_newer(store: CheckpointStore, last: Path) -> str:
             f"restore {entries[-1].name}, or name another checkpoint.store to begin anew"
         )
     return ""
-
-
-def _newest(last: Path) -> tuple[int, int] | None:
-    """Generation and optimizer steps of the run's newest readable checkpoint."""
-    for folder in (last, *history.older(last)):
-        with contextlib.suppress(UserError):
-            progress = checkpoint_format.read_meta(folder).get("progress", {})
-            return int(progress.get("generation", 0)), int(progress.get("learner_steps", 0))
-    return None
 
 
 def _entry(value: Any) -> Entry:

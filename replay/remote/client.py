@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,9 @@ from penstock.replay.steps import StepArguments
 from penstock.replay.writer import TIMEOUT_S, StepAdder
 from penstock.transport import wire
 from penstock.transport.addresses import is_local
-from penstock.transport.wire import Header, MessageKind, WireError
+from penstock.transport.wire import Buffer, Header, MessageKind
 from penstock.transport.zmq.keys import load_actor
-from penstock.transport.zmq.sockets import Socket, dealer, receive
+from penstock.transport.zmq.sockets import Socket, dealer, handle_messages, send_now
 
 REPEAT_S = 1.0
 UPDATE_ROWS = 1 << 16  # of one message
@@ -242,18 +244,13 @@ class ReplayClient(StepAdder):
             self._outbox.ship()
         if timeout_s > 0:
             self._socket.poll(max(1, round(timeout_s * 1000)))
-        while (parts := receive(self._socket)) is not None:
-            try:
-                self._handle(wire.decode(parts))
-            except WireError as error:
-                if error.reason == "version":
-                    server = f"the server at {self._address}"
-                    text = wire.other_version(server, error.text, "this client")
-                    raise ReplayError(text) from error
-            except ReplayError:
-                raise
-            except (RecursionError, *wire.STRANGE):
-                continue
+        handle_messages(
+            self._socket,
+            self._handle,
+            server=f"the server at {self._address}",
+            client="this client",
+            error=ReplayError,
+        )
 
     def _handle(self, message: wire.Message) -> None:
         head = message.head
@@ -298,7 +295,8 @@ class ReplayClient(StepAdder):
         following, kept, read = int(meta["next"]), int(meta["kept"]), int(meta["sent"])
         if self._outbox is None:
             codec = "none" if is_local(self._address) else "auto"
-            self._outbox = Outbox(spec, meta, codec, self._send, self._pump)
+            send = partial(send_now, self._socket)
+            self._outbox = Outbox(spec, meta, codec, send, self._pump)
             self.spec = spec
             self._row_nbytes = max(1, int(meta["row_nbytes"]))
         elif spec != self.spec:
@@ -319,15 +317,8 @@ class ReplayClient(StepAdder):
             raise ReplayError(text)
 
     def _say(
-        self, kind: MessageKind, meta: Any = None, number: int = 0, frames: wire.Parts | None = None
+        self, kind: MessageKind, meta: Any = None, number: int = 0, frames: Sequence[Buffer] = ()
     ) -> bool:
         spec_hash = self.spec.hash if self._run_id else 0
         head = Header(kind, spec_hash=spec_hash, run_id=self._run_id, sequence=number)
-        return self._send(wire.encode(head, meta, frames or ()))
-
-    def _send(self, parts: wire.Parts) -> bool:
-        try:
-            self._socket.send_multipart(parts, zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
+        return send_now(self._socket, wire.encode(head, meta, frames))

@@ -74,17 +74,13 @@ class Intake:
         self.waiting_nbytes = 0
         self._replay, self._spec = replay, replay.layout.spec
         self._decoder = SlotDecoder(replay.layout.spec)
-        self._inlet = Inlet(replay)
+        with replay.lock:
+            self._lane, self._writer = replay.table.open_lane()
         self._lines: dict[int, Line] = {}
         # Changed only under the buffer's lock, together with the table.
         self._taken: dict[int, Taken] = {}
         self._next_hook = replay.table.on_ingested
         replay.table.on_ingested = self._on_ingested
-
-    @property
-    def waiting(self) -> bool:
-        """Whether some slot waits to be stored."""
-        return self.waiting_nbytes > 0
 
     def accept(self, stream: int, name: bytes, message: wire.Message) -> None:
         """Take in a received slot. Raises WireError for one that cannot be used."""
@@ -118,7 +114,7 @@ class Intake:
                 stored += 1
             lines = [(stream, line) for stream, line in lines if line.waiting]
         if stored:
-            self._inlet.collect()
+            self._collect()
         return self._answers()
 
     def open(self, stream: int, name: bytes, taken: Taken) -> None:
@@ -148,7 +144,8 @@ class Intake:
 
     def close(self) -> None:
         self._replay.table.on_ingested = self._next_hook
-        self._inlet.close()
+        with self._replay.lock:
+            self._replay.table.close_lane(self._lane, NONE)
 
     def __enter__(self) -> Intake:
         return self
@@ -173,7 +170,7 @@ class Intake:
 
     def _store(self, stream: int, line: Line) -> bool:
         """Store a stream's oldest slot; False when the buffer accepts none now."""
-        slot = self._inlet.acquire()
+        slot = self._acquire()
         if slot is None:
             return False
         message, head = line.waiting[0], line.waiting[0].head
@@ -191,13 +188,32 @@ class Intake:
             line.next += 1
             line.due = True
             if fault is None:
-                _fill_header(slot, stream, head)
-                self._inlet.publish(slot)
+                # As a writer in shared memory would: a client's message has its rows as generation.
+                own = head._replace(actor=FIRST_STREAM + stream, incarnation=0, generation=0)
+                wire.fill_header(slot.header, own, time.monotonic(), rows=head.generation)
+                self._replay.table.checked.add(slot.index)
+                self._writer.publish(slot)
                 self._count(head)
                 return True
             self._refused(line.name, head.sequence, "columns", fault)
-        self._inlet.give_back(slot)
+        self._writer.give_back(slot)
         return True
+
+    def _acquire(self) -> Slot | None:
+        """A slot to fill, evicting the oldest; None while there is none."""
+        flow = self._replay.flow
+        if flow is not None and not flow.may_lend():
+            return None
+        slot = self._writer.acquire(0)
+        if slot is None:
+            self._collect()
+            slot = self._writer.acquire(0)
+        return slot
+
+    def _collect(self) -> None:
+        """Make the buffer collect published slots."""
+        with self._replay.lock:
+            self._replay.collect()
 
     def _refuse(self, line: Line, sequence: int, reason: str, text: str) -> None:
         """Drop waiting slots, which no longer follow; the client sends all of them again."""
@@ -238,61 +254,3 @@ def _sound(priority: npt.NDArray[Any]) -> bool:
         return True
     values = priority.astype(np.float64)
     return bool((are_priorities(values) | np.isnan(values)).all())
-
-
-def _fill_header(slot: Slot, stream: int, head: wire.Header) -> None:
-    """Fill the header as a writer in shared memory would.
-
-    The message's generation is its `rows`.
-    """
-    now_s = time.monotonic()
-    slot.header[...] = (
-        FIRST_STREAM + stream,
-        0,
-        0,
-        head.sequence,
-        head.version,
-        head.steps,
-        head.produced_steps,
-        now_s - head.duration_s,
-        now_s,
-        head.generation,
-    )
-
-
-class Inlet:
-    """Writes slots of any remote streams into ``replay``. One thread."""
-
-    def __init__(self, replay: Replay) -> None:
-        self._replay = replay
-        with replay.lock:
-            self._lane, self._writer = replay.table.open_lane()
-
-    def acquire(self) -> Slot | None:
-        """A slot to fill, evicting the oldest; None while there is none."""
-        rate_limited = self._replay.rate_limited
-        if rate_limited is not None and not rate_limited.may_lend():
-            return None
-        slot = self._writer.acquire(0)
-        if slot is None:
-            self.collect()
-            slot = self._writer.acquire(0)
-        return slot
-
-    def publish(self, slot: Slot) -> None:
-        """Publish a slot with checked columns."""
-        self._replay.table.checked.add(slot.index)
-        self._writer.publish(slot)
-
-    def give_back(self, slot: Slot) -> None:
-        """Return a slot that was not filled."""
-        self._writer.give_back(slot)
-
-    def collect(self) -> None:
-        """Make the buffer collect published slots."""
-        with self._replay.lock:
-            self._replay.collect()
-
-    def close(self) -> None:
-        with self._replay.lock:
-            self._replay.table.close_lane(self._lane, NONE)

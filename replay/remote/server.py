@@ -21,9 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import zmq
-
-from penstock.configs.errors import UserError
 from penstock.core import descriptors
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
@@ -32,17 +29,10 @@ from penstock.replay.remote.service import ReplayService, ServiceLimits
 from penstock.transport import wire
 from penstock.transport.addresses import is_local
 from penstock.transport.wire import Buffer, Header, MessageKind
-from penstock.transport.zmq.keys import answer_zap, load_learner
-from penstock.transport.zmq.listener import LOOK_EVERY_S, Listener
-from penstock.transport.zmq.sockets import (
-    IsReleased,
-    Socket,
-    WasWritten,
-    receive,
-    router,
-    send_to,
-    zap,
-)
+from penstock.transport.zmq.keys import load_learner
+from penstock.transport.zmq.listener import LOOK_EVERY_S
+from penstock.transport.zmq.server_socket import ServerSocket
+from penstock.transport.zmq.sockets import IsReleased, WasWritten, port_of
 
 BATCH = 64  # messages handled between two checks of everything else
 TICK_S = 0.005  # period of retries
@@ -164,18 +154,15 @@ class ReplayServer:
                 more_figures=self._snapshot_figures,
             )
             opening.callback(self._service.close)
-            self._keys = load_learner(curve) if curve else None
-            self._context = zmq.Context()
-            opening.callback(self._context.destroy, 500)  # sockets too
-            self._poller = zmq.Poller()
-            self._zap = zap(self._context) if self._keys else None
-            if self._zap is not None:
-                self._poller.register(self._zap, zmq.POLLIN)
-            self._max_frame_nbytes = wire.max_frame_nbytes(replay.layout.spec)
-            self._bind(bind)
-            opening.callback(lambda: self._listener.close())
-            self.address = _address(bind, self._router)
+            keys = load_learner(curve) if curve else None
+            nbytes = wire.max_frame_nbytes(replay.layout.spec)
+            self._socket = ServerSocket(bind, keys, nbytes, received=WINDOW)
+            opening.callback(self._socket.close)
             self._stack = opening.pop_all()
+        self.address = bind
+        """The address for clients of this host."""
+        if bind.startswith("tcp://"):  # the system may have chosen the port
+            self.address = f"{bind.rpartition(':')[0]}:{port_of(self._socket.router)}"
 
     @property
     def rejected(self) -> dict[str, int]:
@@ -185,12 +172,11 @@ class ReplayServer:
     def turn(self, timeout_s: float) -> int:
         """Handle received messages, waiting up to ``timeout_s`` seconds; returns their number."""
         patience_s = min(TICK_S, timeout_s) if self._service.waiting else timeout_s
-        ready = dict(self._poller.poll(round(patience_s * 1000)))
-        if self._zap is not None and self._zap in ready:
-            answer_zap(self._zap, self._keys.allowed if self._keys else frozenset())
+        self._socket.wait(patience_s)
         count = 0
-        while count < BATCH and (parts := receive(self._router)) is not None:
-            self.handle(bytes(parts[0]), parts[1:])
+        while count < BATCH and (received := self._socket.receive()) is not None:
+            sender, parts = received
+            self.handle(sender.peer, parts)
             count += 1
         self._service.tend()
         self._shed()
@@ -230,17 +216,10 @@ class ReplayServer:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _bind(self, address: str) -> None:
-        self._router = router(
-            self._context, address, self._keys, self._max_frame_nbytes, received=WINDOW
-        )
-        self._poller.register(self._router, zmq.POLLIN)
-        self._listener = Listener(self._router)
-
     def _shed(self) -> None:
         """Reject new connections while descriptors are nearly used up; logs it once."""
-        self._listener.look(time.monotonic())
-        if self._listener.shut and not self._was_full:
+        self._socket.listener.look(time.monotonic())
+        if self._socket.listener.shut and not self._was_full:
             self._was_full = True
             if self._log is not None:
                 self._log(
@@ -250,10 +229,10 @@ class ReplayServer:
                 )
 
     def _send(self, name: bytes, parts: wire.Parts) -> tuple[int, IsReleased]:
-        outcome, is_released = send_to(self._router, name, parts)
+        outcome, is_released = self._socket.send(name, parts)
         nbytes = sum(memoryview(frame).nbytes for frame in parts[2:])
-        if self._keys is not None and nbytes > ENCRYPTED_NBYTES:
-            send_next = partial(send_to, self._router, name, NOTHING, tracked=True)
+        if self._socket.has_keys and nbytes > ENCRYPTED_NBYTES:
+            send_next = partial(self._socket.send, name, NOTHING, tracked=True)
             is_released = WasWritten(is_released, send_next)
         return outcome, is_released
 
@@ -261,26 +240,5 @@ class ReplayServer:
         """Close every connection, which frees the memory of those that are not read."""
         if self._log is not None:
             self._log("connections that are not read hold too much memory; all clients reconnect")
-        self._poller.unregister(self._router)
-        self._listener.close()  # it holds the address too
-        self._router.close(0)
         self._service.disconnected()
-        ends_s = time.monotonic() + REOPEN_S
-        while True:  # libzmq frees the address a little later
-            try:
-                self._bind(self.address)
-                return
-            except UserError:
-                if time.monotonic() > ends_s:
-                    raise
-                time.sleep(TICK_S)
-
-
-def _address(bind: str, bound: Socket) -> str:
-    """The address for clients of this host, with the chosen port."""
-    if not bind.startswith("tcp://"):
-        return bind
-    endpoint = bound.getsockopt(zmq.LAST_ENDPOINT)
-    assert isinstance(endpoint, bytes)
-    port = endpoint.rstrip(b"\0").decode().rpartition(":")[2]
-    return f"{bind.rpartition(':')[0]}:{port}"
+        self._socket.reopen(self.address, REOPEN_S)

@@ -138,7 +138,7 @@ class ReplayService:
         self._in_flight_nbytes = 0
         self._probe_s = 0.0
         self._row_nbytes = row_nbytes(replay)
-        self._saved = _marks(taken)
+        self._saved = {token: Taken(token, *mark) for token, mark in (taken or {}).items()}
         self._intake = Intake(replay, self._slot_refused, self.limits.waiting_nbytes)
         self._handlers: dict[int, Callable[[bytes, wire.Message], None]] = {
             MessageKind.JOIN: self._join,
@@ -151,7 +151,7 @@ class ReplayService:
     @property
     def waiting(self) -> bool:
         """Whether slots wait to be stored, or requests to be served."""
-        return self._intake.waiting or any(peer.asks for peer in self._peers.values())
+        return self._intake.waiting_nbytes > 0 or any(peer.asks for peer in self._peers.values())
 
     @property
     def stranded_nbytes(self) -> int:
@@ -182,7 +182,7 @@ class ReplayService:
         except ReplayError as error:
             self._reject("refused", str(error))
             self._refuse(name, number, str(error))
-        except (RecursionError, *wire.STRANGE) as error:
+        except wire.STRANGE as error:
             self._reject("meta", str(error))
         except Exception:  # a defect of ours that one message triggers must not end all others
             self._reject("fault", traceback.format_exc())
@@ -509,14 +509,3 @@ def _count_in(meta: Any, key: str) -> int:
     if type(value) is not int or value < 0:
         raise WireError("meta", f"{key} is no whole number")
     return value
-
-
-def _marks(taken: dict[str, Any] | None) -> dict[str, Taken]:
-    """Read what `ReplayService.marks` returned from a snapshot. Raises ReplayError."""
-    marks = {}
-    for token, mark in (taken or {}).items():
-        is_pair = isinstance(mark, list) and [type(value) for value in mark] == [int, int]
-        if not is_pair or len(token) > LONGEST_TOKEN or not all(0 <= v < 1 << 62 for v in mark):
-            raise ReplayError(f"the snapshot's mark {mark!r} of a stream is damaged; load another")
-        marks[token] = Taken(token, *mark)
-    return marks

@@ -73,7 +73,7 @@ def put(
 
 
 def steps_of(folder: Path) -> int:
-    return int(checkpoint_format.load(folder, LAYOUT).weights[0])
+    return int(checkpoint_format.load(folder).weights[0])
 
 
 def names(url: str) -> set[str]:

@@ -32,8 +32,8 @@ from penstock.transport.shm.arena import Arena
 from penstock.transport.shm.store import Geometry
 from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.wire import Header, MessageKind, SlotEncoder
-from penstock.transport.zmq import client as client_module
 from penstock.transport.zmq import link as link_module
+from penstock.transport.zmq import sockets
 from penstock.transport.zmq.client import Client
 from transport_world import context
 
@@ -66,9 +66,7 @@ class LocalClient:
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, want: int) -> None:
         self.coming: list[list[bytes]] = []
-        patch.setattr(
-            client_module, "receive", lambda _: self.coming.pop() if self.coming else None
-        )
+        patch.setattr(sockets, "receive", lambda _: self.coming.pop() if self.coming else None)
         self.client = Client(context(folder), "ipc:///nowhere/socket", want=want)
 
     def take(self, parts: list[bytes]) -> None:

@@ -189,7 +189,7 @@ def test_a_checkpoint_is_whole_or_refused(
 
     def use() -> None:
         meta = checkpoint_format.read_meta(place, wanted)
-        found = checkpoint_format.load(place, wanted)
+        found = checkpoint_format.load(place)
         assert found.weights.shape == (found.layout.size,)
         assert found.weights.dtype == np.float32
         assert dict(found.meta) == dict(meta) or found.meta != found.meta

@@ -57,7 +57,7 @@ def test_a_relay_serves_on_whatever_children_send(server: RelayServer, data: st.
         return SENT, lambda: True
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server, "_send", send)
+        patch.setattr(relay_peers, "send_to", lambda _, peer, parts: send(peer, parts))
         server.publish((Stamp(2, version), VALUES))
         for _ in range(data.draw(st.integers(1, 8))):
             peer = data.draw(st.sampled_from([b"evil", b"worse"]))

@@ -34,6 +34,7 @@ from penstock.replay.remote.server import ReplayServer
 from penstock.replay.remote.service import REPLAY_VERSION
 from penstock.transport import wire
 from penstock.transport.wire import Header, MessageKind, WireError
+from penstock.transport.zmq import sockets
 from penstock.transport.zmq.sockets import SENT, IsReleased
 
 COLUMNS: dict[str, Any] = {
@@ -305,7 +306,7 @@ def test_a_client_survives_any_server(data: st.DataObject) -> None:
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client_module, "dealer", lambda *_: socket)
-        patch.setattr(client_module, "receive", _receive)
+        patch.setattr(sockets, "receive", _receive)
         try:
             with bounded():
                 client = ReplayClient("ipc://nobody", patience_s=0.0, prefetch=4)

@@ -1,4 +1,4 @@
-"""Memory for slots: private with huge pages within a process, a sealed-size memfd between them.
+"""Memory for slots: private with huge pages within a process, a memfd between them.
 
 A memfd has no name to leak, survives the death of processes that map it and is refused at creation
 when memory is short; `multiprocessing.SharedMemory` fails all three (docs/architecture.md, Memory).
@@ -12,12 +12,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import mmap
 import os
 import platform
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -53,38 +52,33 @@ class Arena:
         return cls(mapping, None)
 
     @classmethod
-    def shared(cls, nbytes: int, name: str) -> Arena:
-        """Make memory that other processes can map. Raises UserError when the host lacks it."""
-        with _shortage(nbytes, name):
-            _check_available(nbytes)
-            return cls.reserved(nbytes, name, [(0, nbytes)])
+    def shared(
+        cls, nbytes: int, name: str, first: Sequence[tuple[int, int]] | None = None
+    ) -> Arena:
+        """Make memory that other processes can map.
 
-    @classmethod
-    def growing(cls, nbytes: int, name: str, first: list[tuple[int, int]]) -> Arena:
-        """Make shared memory of which only the ranges ``first`` are allocated now.
+        Args:
+            nbytes: its size.
+            name: what it holds, for an error.
+            first: starts and sizes, in bytes, of the ranges that are allocated now; `commit`
+                allocates others. None: all.
 
-        ``first`` holds starts and sizes in bytes; `commit` allocates others. Raises UserError when
-        the host lacks the memory.
+        Raises UserError when the host lacks the memory of ``first``.
         """
-        with _shortage(sum(n for _, n in first), name):
-            return cls.reserved(nbytes, name, first)
-
-    @classmethod
-    def reserved(cls, nbytes: int, name: str, first: list[tuple[int, int]]) -> Arena:
-        """Like `growing`, but raises OSError."""
-        fd = os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(fd, nbytes)
-            made = cls(mmap.mmap(fd, nbytes), fd)
-            for place in first:
-                made.commit(*place)
-        except OSError:
-            os.close(fd)
-            raise
-        # No process can shrink it while others have it mapped, which would end them with SIGBUS.
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-        return made
+        ranges = [(0, nbytes)] if first is None else first
+        needed = sum(size for _, size in ranges)
+        with _shortage(needed, name):
+            _check_available(needed)  # a learner of another host may ask for any size
+            fd = os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC)
+            try:
+                os.ftruncate(fd, nbytes)
+                arena = cls(mmap.mmap(fd, nbytes), fd)
+                for start, size in ranges:
+                    arena.commit(start, size)
+            except OSError:
+                os.close(fd)
+                raise
+        return arena
 
     def commit(self, start: int, nbytes: int) -> None:
         """Allocate a range. Raises OSError when the host lacks the memory."""
@@ -93,16 +87,9 @@ class Arena:
         os.posix_fallocate(self.fd, start, nbytes)
 
     @classmethod
-    def attach(cls, fd: int, nbytes: int) -> Arena:
-        """Map a descriptor received from the owner, of which ``nbytes`` are used.
-
-        Takes over the descriptor. Raises ValueError where it is smaller: reading past its end would
-        raise SIGBUS.
-        """
-        size = os.fstat(fd).st_size
-        if size < nbytes or nbytes <= 0:
-            raise ValueError(f"a memory of {size} bytes for {nbytes}")
-        return cls(mmap.mmap(fd, size), fd)
+    def attach(cls, fd: int) -> Arena:
+        """Map a descriptor received from the owner; takes over the descriptor."""
+        return cls(mmap.mmap(fd, 0), fd)
 
     def close(self) -> None:
         """Close the descriptor; the memory is freed with the last array over it."""

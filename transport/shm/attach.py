@@ -29,6 +29,7 @@ import msgpack
 
 from penstock import __version__
 from penstock.configs.errors import UserError
+from penstock.transport.addresses import UNIX_PATH_NBYTES
 
 ATTACH_VERSION = 1
 ATTACH_TIMEOUT_S = 10.0  # for the answer to a request
@@ -36,8 +37,6 @@ SHORT_OF_DESCRIPTORS_S = 0.01  # rest after a connection that could not be accep
 MESSAGE_NBYTES = 1 << 17
 MAX_FDS = 4
 BYE = b"bye"
-STRANGE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""Exceptions of handling a message with unexpected content."""
 
 
 class Attached(NamedTuple):
@@ -71,8 +70,8 @@ class AttachServer:
         self._made = os.lstat(path)
         self.watch(self._listener, self._accept)
 
-    def watch(self, fileobj: Any, callback: Callable[[], None]) -> None:
-        """Make `poll` call ``callback`` when ``fileobj`` is readable."""
+    def watch(self, fileobj: Any, callback: Callable[[], None] | None = None) -> None:
+        """Make `poll` return when ``fileobj`` is readable, and call ``callback`` if given."""
         self._selector.register(fileobj, selectors.EVENT_READ, callback)
 
     def unwatch(self, fileobj: Any) -> None:
@@ -83,7 +82,7 @@ class AttachServer:
         """Handle events, waiting up to ``timeout_s`` seconds (None: without limit) for one."""
         for key, _ in self._selector.select(timeout_s):
             # A callback before this one may have removed it, and its number may be another's now.
-            if self._selector.get_map().get(key.fileobj) is key:
+            if self._selector.get_map().get(key.fileobj) is key and key.data is not None:
                 key.data()
 
     def close(self) -> None:
@@ -141,7 +140,7 @@ class AttachServer:
             return self._attach(request)
         except (UserError, OSError) as error:
             return Attached(None, [], {"error": str(error)})
-        except STRANGE:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             return Attached(None, [], {"error": "this is no request to attach"})
 
     def _hear(self, pidfd: int) -> None:
@@ -210,10 +209,14 @@ class AttachClient:
                 raise ValueError("no map")
             if "error" in reply:
                 raise UserError(str(reply["error"]))
-        except BaseException as error:
+        except ValueError as error:
             close_all(fds)
-            if isinstance(error, ValueError):
-                raise strange_answer(str(error)) from error
+            raise UserError(
+                f"the answer of the memory's owner cannot be used ({error}); use the same release "
+                "of Penstock in both processes"
+            ) from error
+        except BaseException:
+            close_all(fds)
             raise
         return reply, fds
 
@@ -235,14 +238,6 @@ def pid_of(peer: socket.socket) -> int:
     found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
     pid: int = credentials.unpack(found)[0]
     return pid
-
-
-def strange_answer(why: str) -> UserError:
-    """The error for an owner whose answer cannot be used."""
-    return UserError(
-        f"the answer of the memory's owner cannot be used ({why}); use the same release of "
-        "Penstock in both processes"
-    )
 
 
 def close_all(fds: list[int]) -> None:
@@ -283,10 +278,10 @@ def _abandoned(path: Path) -> bool:
 
 
 def _listen(path: Path) -> socket.socket:
-    if len(os.fsencode(path)) > 107:
+    if len(os.fsencode(path)) > UNIX_PATH_NBYTES:
         raise UserError(
-            f"the socket path {path} is longer than the 107 bytes that the system allows; "
-            "set XDG_RUNTIME_DIR or TMPDIR to a shorter folder"
+            f"the socket path {path} is longer than the {UNIX_PATH_NBYTES} bytes that the system "
+            "allows; set XDG_RUNTIME_DIR or TMPDIR to a shorter folder"
         )
     if _abandoned(path):
         path.unlink()  # left by a process that was killed

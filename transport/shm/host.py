@@ -9,15 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from penstock import __version__
 from penstock.configs.errors import UserError
 from penstock.core.interfaces import Welcome
 from penstock.core.params import Stamp
 from penstock.core.specs import SlotSpec
 from penstock.transport.shm.attach import Attached, AttachServer
-from penstock.transport.shm.lane import offer
 from penstock.transport.shm.store import SlotStore, drain_event
 from penstock.transport.shm.weights_board import WeightsBoard
+from penstock.transport.wire import STRANGE, welcome_meta
 
 
 class ShmHost:
@@ -34,8 +33,8 @@ class ShmHost:
         if store is not None:
             self.watch(store.filled_event, lambda: drain_event(store.filled_event))
 
-    def watch(self, fd: int, callback: Callable[[], None]) -> None:
-        """Make `poll` call ``callback`` when ``fd`` is readable."""
+    def watch(self, fd: int, callback: Callable[[], None] | None = None) -> None:
+        """Make `poll` return when ``fd`` is readable, and call ``callback`` if given."""
         self._door.watch(fd, callback)
 
     def unwatch(self, fd: int) -> None:
@@ -63,14 +62,9 @@ class ShmHost:
 
     def _attach(self, request: dict[str, Any]) -> Attached:
         welcome = self._welcome
-        reply: dict[str, Any] = {
+        reply = welcome_meta(welcome) | {
             "run_id": welcome.run_id,
             "generation": welcome.generation,
-            "spec": welcome.spec.to_dict(),
-            "layout": welcome.layout.to_list(),
-            "config": welcome.config,
-            "spaces": welcome.spaces,
-            "release": __version__,
         }
         assert self._board.arena.fd is not None
         fds = [self._board.arena.fd]
@@ -79,7 +73,7 @@ class ShmHost:
         check_spec(welcome.spec, request["spec"])
         if self._store is None:
             raise UserError("this address serves weights only; connect to the learner's")
-        lane, store_fds, where = offer(self._store, request["want"])
+        lane, store_fds, where = self._store.offer_lane(request["want"])
         if request["spec"] is not None:
             self._actor_lanes.add(lane)
         return Attached(lane, fds + store_fds, reply | where)
@@ -96,19 +90,13 @@ def check_spec(mine: SlotSpec, theirs: dict[str, Any] | None) -> None:
         return
     try:
         difference = mine.difference(SlotSpec.from_dict(theirs))
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise _unreadable(error) from error
-    except RecursionError as error:  # nested lists that cannot even be printed
-        raise _unreadable("nested too deeply") from error
+    except STRANGE as error:
+        raise UserError(
+            f"the actor's description of its slots cannot be read ({error}); use the same release "
+            "of Penstock in both processes"
+        ) from error
     if difference:
         raise UserError(
             f"actor and learner disagree on what a slot holds ({difference}); "
             "start both with the same config and the same version of the environment"
         )
-
-
-def _unreadable(why: object) -> UserError:
-    return UserError(
-        f"the actor's description of its slots cannot be read ({why}); use the same release of "
-        "Penstock in both processes"
-    )

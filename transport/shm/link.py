@@ -6,20 +6,14 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from penstock.configs.schema import Config
-from penstock.core.interfaces import LearnerGoneError, LearnerInfo, Link, Welcome
-from penstock.core.params import POLICY_ID, Float32, ParamLayout, Stamp
+from penstock.core.interfaces import LearnerGoneError, LearnerInfo, Link
+from penstock.core.params import POLICY_ID, Float32, Stamp
 from penstock.core.role import RoleContext
 from penstock.core.specs import SlotSpec
-from penstock.transport.shm.attach import (
-    STRANGE,
-    AttachClient,
-    close_all,
-    strange_answer,
-)
-from penstock.transport.shm.lane import attached
+from penstock.transport.shm.attach import AttachClient, close_all
 from penstock.transport.shm.store import Slot, SlotWriter
 from penstock.transport.shm.weights_board import WeightsBoard
-from penstock.transport.wire import release_of
+from penstock.transport.wire import read_welcome, release_of
 
 
 class ShmLink:
@@ -50,35 +44,17 @@ class ShmLink:
         except EOFError as error:
             raise LearnerGoneError(str(error)) from error
         self.writer: SlotWriter | None = None
+        reply, fds = self._entry.reply, self._entry.fds
+        self.welcome = read_welcome(reply["run_id"], reply["generation"], reply)
+        self.release = release_of(reply)
         with ExitStack() as opening:
             opening.callback(self._entry.leave)
-            try:
-                self._open(opening, lane)
-            except STRANGE as error:
-                raise strange_answer(str(error)) from error
+            opening.callback(close_all, fds[:1])
+            self.board = WeightsBoard.attach(fds[0], self.welcome.layout.size)
+            if lane:
+                writer = SlotWriter.attached(self.welcome.spec, reply, fds[1:])
+                self.writer = opening.enter_context(writer)
             self._stack = opening.pop_all()
-
-    def _open(self, opening: ExitStack, lane: bool) -> None:
-        """Map the memory of the answer; ``opening`` takes over its descriptors."""
-        reply, fds = self._entry.reply, self._entry.fds
-        with ExitStack() as received:
-            received.callback(close_all, fds)
-            self.welcome = Welcome(
-                int(reply["run_id"]),
-                int(reply["generation"]),
-                SlotSpec.from_dict(reply["spec"]),
-                ParamLayout.from_list(reply["layout"]),
-                reply["config"],
-                reply.get("spaces"),
-            )
-            self.release = release_of(reply)
-            received.pop_all()
-        opening.callback(close_all, fds[:1])
-        if lane:
-            self.writer = opening.enter_context(attached(self.welcome.spec, reply, fds[1:]))
-        else:
-            close_all(fds[1:])
-        self.board = WeightsBoard.attach(fds[0], self.welcome.layout.size)
 
     @property
     def spec(self) -> SlotSpec:

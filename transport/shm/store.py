@@ -20,7 +20,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -33,6 +33,7 @@ from penstock.configs.errors import UserError
 from penstock.core.descriptors import wait_readable
 from penstock.core.specs import HEADER, HEADER_NBYTES, PAGE, Block, Bytes, SlotSpec
 from penstock.transport.shm.arena import Arena, fence
+from penstock.transport.shm.attach import close_all
 
 WORD_NBYTES = 8
 WORDS_PER_LINE = 8
@@ -241,13 +242,12 @@ class SlotStore:
             self.arena = Arena.shared(nbytes, "slots")
         else:
             first = [place for i in range(slots) for place in self.geometry.places(i)]
-            self.arena = Arena.growing(nbytes, "slots", [(0, self.geometry.fixed_nbytes), *first])
+            self.arena = Arena.shared(nbytes, "slots", [(0, self.geometry.fixed_nbytes), *first])
         self._most = most or slots
         self.slots = [self.geometry.slot(self.arena, i) for i in range(slots)]
         self.blocks = self.geometry.blocks(self.arena)
         self.filled_event = os.eventfd(0, EVENT_FLAGS)
         self.ready: deque[int] = deque()
-        self.corrupt_lanes = 0
         self.held_back: set[int] = set()  # lanes that get no slots for now
         self.quota: int | None = None
         """Most slots that are lent or filled at a time. Lanes then get slots in proportion to what
@@ -290,6 +290,21 @@ class SlotStore:
         """The descriptor that wakes the lane's writer."""
         return self._lanes[index].event
 
+    def local_writer(self, index: int) -> SlotWriter:
+        """The writer of a lane, for this process."""
+        event = self.lane_event(index)
+        return SlotWriter(self.arena, self.geometry, index, event, self.filled_event)
+
+    def offer_lane(self, want: int) -> tuple[int, list[int], dict[str, Any]]:
+        """Open a lane of a shared store for another process, which calls `SlotWriter.attached`.
+
+        Returns the lane's index, the descriptors to send, and the lane's geometry as JSON values.
+        """
+        assert self.arena.fd is not None, "a private store cannot be shared"
+        lane = self.open_lane(want)
+        where = {"lane": lane, "slots": self.geometry.slots, "lanes": self.geometry.lanes}
+        return lane, [self.arena.fd, self.lane_event(lane), self.filled_event], where
+
     def close_lane(self, index: int) -> int:
         """Take back the slots of a writer with a confirmed death; returns their number."""
         self.collect()
@@ -311,9 +326,6 @@ class SlotStore:
                     break
                 unfilled = slot < 0
                 slot = ~slot if unfilled else slot
-                if slot not in lane.lent:
-                    self.corrupt_lanes += 1
-                    continue
                 lane.lent.remove(slot)
                 if unfilled:
                     self._owner.pop(slot).held -= 1
@@ -479,6 +491,18 @@ class SlotWriter:
         self._filled_event = filled_event
         self._kept: list[int] = []
         self._slot = lru_cache(maxsize=None)(lambda index: geometry.slot(arena, index))
+
+    @classmethod
+    @contextmanager
+    def attached(
+        cls, spec: SlotSpec, reply: dict[str, Any], fds: list[int]
+    ) -> Iterator[SlotWriter]:
+        """The writer of a lane that another process has offered (`SlotStore.offer_lane`), until the
+        block is left; takes over the descriptors."""
+        with ExitStack() as stack:
+            stack.callback(close_all, fds)
+            geometry = Geometry(spec, reply["slots"], reply["lanes"])
+            yield cls(Arena.attach(fds[0]), geometry, reply["lane"], *fds[1:])
 
     @property
     def available(self) -> int:

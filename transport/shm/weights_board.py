@@ -38,11 +38,8 @@ class WeightsBoard:
 
     @classmethod
     def attach(cls, fd: int, size: int) -> WeightsBoard:
-        """Attach to a board as a reader; takes over the descriptor.
-
-        Raises ValueError where that is too small for ``size`` values.
-        """
-        return cls(Arena.attach(fd, _nbytes(size)), size)
+        """Attach to a board as a reader; takes over the descriptor."""
+        return cls(Arena.attach(fd), size)
 
     @classmethod
     def create(cls, size: int, *, shared: bool = True, policy_id: int = POLICY_ID) -> WeightsBoard:

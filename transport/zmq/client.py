@@ -17,15 +17,15 @@ import zmq
 from penstock import __version__
 from penstock.configs.errors import UserError, printable
 from penstock.core.interfaces import LearnerGoneError, UnknownPolicyError, Welcome
-from penstock.core.params import POLICY_ID, ParamLayout, Stamp
+from penstock.core.params import POLICY_ID, Stamp
 from penstock.core.role import RoleContext
 from penstock.core.specs import SlotSpec
 from penstock.transport import wire
 from penstock.transport.addresses import beside
 from penstock.transport.grants import BEAT_S
-from penstock.transport.wire import Header, MessageKind, RelayOffer, WeightsAt, WireError
+from penstock.transport.wire import Header, MessageKind, RelayOffer, WeightsAt
 from penstock.transport.zmq.keys import load_actor
-from penstock.transport.zmq.sockets import Socket, dealer, receive
+from penstock.transport.zmq.sockets import Socket, dealer, handle_messages, send_now
 
 MAX_SLOT_NBYTES = 1 << 31  # of a learner whose spec is accepted unseen
 REPEAT_S = BEAT_S
@@ -147,7 +147,7 @@ class Client:
 
     def send_slot(self, parts: wire.Parts, produced_steps: int) -> bool:
         """Send the slot numbered `next`; False where no peer is connected: wait and try again."""
-        if not self._send(parts):
+        if not send_now(self.socket, parts):
             self.rejoin()
             return False
         self.next += 1
@@ -169,7 +169,9 @@ class Client:
                 return
         self._asked[policy_id] = (have, now_s)
         self._await_answer(now_s)
-        meta = {"have": have} | wire.policy_meta(policy_id) | (offer.to_meta() if offer else {})
+        meta: dict[str, Any] = {"have": have} | wire.policy_meta(policy_id)
+        if offer is not None:
+            meta["relay"] = offer._asdict()
         self._say(MessageKind.WEIGHTS_GET, meta)
 
     def take_weights(self, policy_id: int = POLICY_ID) -> tuple[Stamp, npt.NDArray[Any]] | None:
@@ -202,17 +204,8 @@ class Client:
         self._ctx.status.beat()
         if timeout_s > 0:
             self.socket.poll(max(1, round(timeout_s * 1000)))
-        while (parts := receive(self.socket)) is not None:
-            try:
-                self._handle(wire.decode(parts))
-            except WireError as error:
-                if error.reason == "version":
-                    learner = f"the learner at {self.address}"
-                    raise UserError(
-                        wire.other_version(learner, error.text, "this actor")
-                    ) from error
-            except wire.STRANGE:
-                continue  # unexpected content is of no more use than a torn message
+        learner = f"the learner at {self.address}"
+        handle_messages(self.socket, self._handle, server=learner, client="this actor")
 
     def close(self) -> None:
         """Send BYE, once; sent messages are still delivered, within the linger time."""
@@ -257,14 +250,7 @@ class Client:
             sequence=self.next,
             produced_steps=self.produced_steps,
         )
-        return self._send(wire.encode(head, meta))
-
-    def _send(self, parts: wire.Parts) -> bool:
-        try:
-            self.socket.send_multipart(parts, zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
+        return send_now(self.socket, wire.encode(head, meta))
 
     def rejoin(self) -> None:
         """Send HELLO again before anything else is sent."""
@@ -325,14 +311,8 @@ class Client:
         if self._run_id and head.run_id != self._run_id:
             raise LearnerGoneError(f"another run listens at {self.address}")
         if not self._run_id:
-            self.welcome = Welcome(
-                head.run_id,
-                head.generation,
-                self._checked(SlotSpec.from_dict(meta["spec"])),
-                ParamLayout.from_list(meta["layout"]),
-                meta["config"],
-                meta.get("spaces"),
-            )
+            self.welcome = wire.read_welcome(head.run_id, head.generation, meta)
+            self._check_spec(self.welcome.spec)
             self.boot_id, self.unix_path = meta["boot_id"], meta["unix_path"]
             self.release = wire.release_of(meta)
             self.spec = self.spec or self.welcome.spec
@@ -347,7 +327,7 @@ class Client:
         self.limit = max(self.next, head.sequence)
         self.oldest = Stamp(head.generation, head.version) if head.version else None
 
-    def _checked(self, spec: SlotSpec) -> SlotSpec:
+    def _check_spec(self, spec: SlotSpec) -> None:
         """Check the spec of a welcome, for which memory is allocated.
 
         Raises UserError for a spec other than this actor's, or one that is too large.
@@ -364,4 +344,3 @@ class Client:
                 f"an actor makes at most {MAX_SLOT_NBYTES}, so use smaller actors.unroll or "
                 "actors.envs"
             )
-        return spec

@@ -144,7 +144,7 @@ class Refusals:
             if not self._ctx.event("note", text, release=release):
                 return
             self._releases.add(release)
-        shed = receiver.listener.turned_away
+        shed = receiver.turned_away
         if shed > self._shed:
             text = (
                 f"{self._ctx.name} turned new connections away, since nearly all of its "

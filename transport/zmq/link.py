@@ -29,10 +29,7 @@ LOOK_S = 0.001  # between two looks at the weights that a grant asks for
 
 
 class ZmqLink:
-    """A joined actor. ``actor`` is unique among all actors of the run.
-
-    ``relay_path`` is the Unix socket of this host's relay; None pulls weights over ``address``.
-    """
+    """A joined actor."""
 
     fills_store = False
 

@@ -16,7 +16,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +23,6 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 import numpy.typing as npt
-import zmq
 
 from penstock import __version__
 from penstock.configs.errors import UserError
@@ -39,21 +37,11 @@ from penstock.transport.shm.host import check_spec
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import drain_event
 from penstock.transport.wire import Buffer, Header, MessageKind, WireError
-from penstock.transport.zmq.keys import LearnerKeys, answer_zap, load_learner
-from penstock.transport.zmq.listener import Listener
+from penstock.transport.zmq.keys import load_learner
 from penstock.transport.zmq.relay import WeightsResponder
 from penstock.transport.zmq.relay_tree import RelayTree
-from penstock.transport.zmq.sockets import (
-    GONE,
-    IsReleased,
-    Sender,
-    WasWritten,
-    boot_id,
-    receive_from,
-    router,
-    send_to,
-    zap,
-)
+from penstock.transport.zmq.server_socket import ServerSocket
+from penstock.transport.zmq.sockets import GONE, IsReleased, Sender, WasWritten, boot_id
 
 TICK_S = 0.01  # longest wait of new weights
 QUIET_S = 0.2  # after so long without a message, all sent messages have arrived
@@ -116,9 +104,10 @@ class Receiver:
         assert link.writer is not None
         spec = link.spec
         keys = load_learner(curve) if curve else None
-        self._allowed = keys.allowed if keys else frozenset()
         slot_steps = spec.unroll * spec.envs
-        self.grants = Grants(silence_s, slot_steps, self._connected, len(self._allowed))
+        self.grants = Grants(
+            silence_s, slot_steps, self._connected, len(keys.allowed) if keys else 0
+        )
         self.rejected: Counter[str] = Counter()
         self.last_rejected: dict[str, str] = {}  # the latest message of each reason
         self.other_releases: set[str] = set()  # of Penstock, that actors have
@@ -138,7 +127,10 @@ class Receiver:
         self._lending = True
         self._gone = False  # whether the learner is gone, at the last check
         self._newest = (0, 0)  # generation and version of weights, at the last check
-        self._welcome = _welcome_meta(link, unix_path)
+        self._welcome = wire.welcome_meta(link.welcome) | {
+            "boot_id": boot_id(),
+            "unix_path": str(unix_path),
+        }
         self._hello_nbytes = len(msgpack.packb(spec.to_dict())) + EXTRA_SPEC_NBYTES
         self._handlers: dict[int, Callable[[wire.Message, Sender], None]] = {
             MessageKind.HELLO: self._hello,
@@ -147,29 +139,20 @@ class Receiver:
             MessageKind.BYE: self._bye,
             MessageKind.WEIGHTS_GET: self._weights_get,
         }
-        self._open(address, keys)
+        self._socket = ServerSocket(address, keys, wire.max_frame_nbytes(spec))
+        self._socket.watch(self._writer.event)
 
-    def _open(self, address: str, keys: LearnerKeys | None) -> None:
-        self._poller = zmq.Poller()
-        self._poller.register(self._writer.event, zmq.POLLIN)
-        with ExitStack() as opening:
-            context = zmq.Context()
-            opening.callback(context.destroy, 500)  # sockets too
-            self._zap = zap(context) if keys else None
-            self._router = router(context, address, keys, wire.max_frame_nbytes(self._link.spec))
-            self.listener = Listener(self._router)
-            opening.callback(self.listener.close)
-            self._stack = opening.pop_all()
-        for socket in (self._router, self._zap):
-            if socket is not None:
-                self._poller.register(socket, zmq.POLLIN)
+    @property
+    def turned_away(self) -> int:
+        """`Listener.turned_away` of the socket."""
+        return self._socket.listener.turned_away
 
     def turn(self, timeout_s: float) -> int:
         """Handle received messages, waiting up to ``timeout_s`` seconds; returns their number."""
         self._ledger.switch(Part.RECEIVE)
         self._gone = self._link.learner_gone()
         count = self._take_in()
-        if not count or self._zap is not None:
+        if not count or self._socket.has_keys:
             self._wait(0 if count else timeout_s)
             count += self._take_in()
         self._tend(time.monotonic())
@@ -178,8 +161,8 @@ class Receiver:
 
     def _take_in(self) -> int:
         """Handle the waiting messages; returns their number."""
-        count, keys = 0, self._zap is not None
-        while count < BATCH and (received := receive_from(self._router, keys=keys)) is not None:
+        count = 0
+        while count < BATCH and (received := self._socket.receive()) is not None:
             sender, parts = received
             self.handle(sender.peer, parts, sender.key, sender.host)
             count += 1
@@ -188,10 +171,8 @@ class Receiver:
     def _wait(self, timeout_s: float) -> None:
         """Wait for an event: a message, a lent slot, a peer to authenticate."""
         self._ledger.switch(Part.WAIT)
-        ready = dict(self._poller.poll(round(timeout_s * 1000)))
+        ready = self._socket.wait(timeout_s)
         self._ledger.switch(Part.RECEIVE)
-        if self._zap is not None and self._zap in ready:
-            answer_zap(self._zap, self._allowed)
         if self._writer.event in ready:
             drain_event(self._writer.event)
 
@@ -256,7 +237,7 @@ class Receiver:
         }
 
     def close(self) -> None:
-        self._stack.close()
+        self._socket.close()
 
     def _hello(self, message: wire.Message, sender: Sender) -> None:
         try:
@@ -330,7 +311,7 @@ class Receiver:
             assert slot is not None
             self._ledger.switch(Part.DECOMPRESS)
             self._decoder.decode(message, slot.payload)
-            fill_header(slot.header, head, now_s)
+            wire.fill_header(slot.header, head, now_s)
             self._ledger.switch(Part.PROCESS)
             over = check_rows(slot.columns, head, stream.over)
             if self._process is not None:
@@ -393,7 +374,7 @@ class Receiver:
         except ValueError:  # over ipc://
             return ""
         alone = found.is_loopback and not self._local  # others would reach themselves
-        if not offer.port or alone or bool(offer.key) != (self._zap is not None):
+        if not offer.port or alone or bool(offer.key) != self._socket.has_keys:
             return ""
         return f"tcp://[{host}]:{offer.port}" if ":" in host else f"tcp://{host}:{offer.port}"
 
@@ -405,7 +386,7 @@ class Receiver:
         for responder in self._responders.values():
             responder.serve(now_s, self._send_weights)
         self.grants.expire(now_s)
-        self.listener.look(now_s)
+        self._socket.listener.look(now_s)
         if self._writer.want != self.grants.want:
             self._writer.want = self.grants.want
         if self._lending:
@@ -460,7 +441,7 @@ class Receiver:
 
     def _send_weights(self, peer: bytes, parts: wire.Parts) -> tuple[int, IsReleased]:
         outcome, is_released = self._send(peer, parts)
-        if self._zap is not None:
+        if self._socket.has_keys:
             is_released = WasWritten(is_released, partial(self._send_grant, peer))
         return outcome, is_released
 
@@ -473,38 +454,7 @@ class Receiver:
     def _send(
         self, peer: bytes, parts: wire.Parts, *, tracked: bool = False
     ) -> tuple[int, IsReleased]:
-        return send_to(self._router, peer, parts, tracked=tracked)
-
-
-def _welcome_meta(link: ShmLink, unix_path: Path) -> dict[str, Any]:
-    return {
-        "spec": link.spec.to_dict(),
-        "layout": link.welcome.layout.to_list(),
-        "config": link.welcome.config,
-        "spaces": link.welcome.spaces,
-        "release": __version__,
-        "boot_id": boot_id(),
-        "unix_path": str(unix_path),
-    }
-
-
-def fill_header(header: npt.NDArray[np.void], head: Header, now_s: float) -> None:
-    """Fill a slot's HEADER from a message.
-
-    Times by this host's clock, as if published on arrival.
-    """
-    header[...] = (
-        head.actor,
-        head.incarnation,
-        head.generation,
-        head.sequence,
-        head.version,
-        head.steps,
-        head.produced_steps,
-        now_s - head.duration_s,
-        now_s,
-        0,
-    )
+        return self._socket.send(peer, parts, tracked=tracked)
 
 
 def check_rows(

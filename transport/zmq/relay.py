@@ -197,13 +197,8 @@ def run(ctx: RoleContext) -> None:
 def _serve(ctx: RoleContext, client: Client) -> None:
     board = WeightsBoard.create(client.welcome.layout.size)
     host = ShmHost(relay_socket(ctx.runtime_dir, ctx.learner), client.welcome, board)
-    host.watch(client.socket.FD, _nothing)
-    puller = WeightsPuller(
-        client,
-        lambda fd: host.watch(fd, _nothing),
-        host.unwatch,
-        lambda text: ctx.event("relay", text),
-    )
+    host.watch(client.socket.FD)
+    puller = WeightsPuller(client, host.watch, host.unwatch, lambda text: ctx.event("relay", text))
     ctx.report("ready")
     ctx.status.phase = Phase.RECEIVING
     ledger = ctx.ledger
@@ -222,7 +217,3 @@ def _serve(ctx: RoleContext, client: Client) -> None:
         puller.close()
         host.close()
         board.close()
-
-
-def _nothing() -> None:
-    """The wake-up alone is what a descriptor is watched for."""

@@ -39,9 +39,11 @@ from penstock.transport.zmq.sockets import (
     IsReleased,
     Socket,
     dealer,
+    port_of,
     receive,
     receive_from,
     router,
+    send_now,
     send_to,
 )
 
@@ -200,9 +202,7 @@ class ParentRelay:
             return
         assert self._socket is not None
         head = Header(MessageKind.WEIGHTS_GET, run_id=self._client.welcome.run_id)
-        try:
-            self._socket.send_multipart(wire.encode(head, {"want": at.stamp}), zmq.NOBLOCK)
-        except zmq.Again:  # it does not read
+        if not send_now(self._socket, wire.encode(head, {"want": at.stamp})):  # it does not read
             self._fail("late")
             return
         self._wanted = at
@@ -312,7 +312,7 @@ class RelayServer:
             self._listener = Listener(self._router)
             opening.callback(self._listener.close)
             self._stack = opening.pop_all()
-        self.port = int(self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        self.port = port_of(self._router)
 
     @property
     def fd(self) -> int:
@@ -361,7 +361,8 @@ class RelayServer:
             self._wait(peer, want)
         elif want < self._newest:
             head = Header(MessageKind.REFUSE, run_id=self._run_id)
-            self._send(peer, wire.encode(head, {"error": "this relay has a newer version"}))
+            text = "this relay has a newer version"
+            send_to(self._router, peer, wire.encode(head, {"error": text}))
         elif copy is None and len(self._copies) < MAX_CHILDREN:
             self._send_copy(peer, self._newest)
         elif copy is not None and copy.stamp != self._newest:
@@ -377,12 +378,9 @@ class RelayServer:
         self._waiting[peer] = want
 
     def _send_copy(self, peer: bytes, stamp: Stamp) -> None:
-        _, is_released = self._send(peer, self._parts)
+        # A peer that has left, or does not read, loses it.
+        _, is_released = send_to(self._router, peer, self._parts)
         self._copies[peer] = SentCopy(stamp, is_released)
-
-    def _send(self, peer: bytes, parts: wire.Parts) -> tuple[int, IsReleased]:
-        """Send a message; a peer that has left, or does not read, loses it."""
-        return send_to(self._router, peer, parts)
 
     def close(self) -> None:
         self._stack.close()

@@ -20,15 +20,23 @@ from typing import Any, NamedTuple
 import zmq
 
 from penstock.configs.errors import UserError
-from penstock.transport.addresses import check_port
-from penstock.transport.wire import MAX_FRAMES, Buffer, Parts
+from penstock.transport.addresses import UNIX_PATH_NBYTES, check_port
+from penstock.transport.wire import (
+    MAX_FRAMES,
+    STRANGE,
+    Buffer,
+    Message,
+    Parts,
+    WireError,
+    decode,
+    other_version,
+)
 from penstock.transport.zmq.keys import ZAP_ADDRESS, ZAP_DOMAIN, ActorKeys, LearnerKeys
 
 COPIED_PARTS = 3
 BACKLOG = 16  # connections that wait to be accepted; `transport.zmq.listener` clears so many
 HIGH_WATER = 64  # messages per peer, and a peer has fewer grants
 MAX_WEIGHTS_NBYTES = 1 << 31
-IPC_PATH_NBYTES = 107
 HANDSHAKE_MS = 5000  # a connection that has not spoken ZeroMQ's protocol by then is closed
 COMMON_OPTIONS = (
     (zmq.SNDHWM, HIGH_WATER),
@@ -138,6 +146,11 @@ def zap(context: zmq.Context[Socket]) -> Socket:
     return made
 
 
+def port_of(bound: Socket) -> int:
+    """The TCP port at which a socket listens."""
+    return int(bound.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
+
 def boot_id() -> str:
     """The id of this boot, equal for two processes only if they run under the same kernel."""
     return BOOT_ID.read_text().strip()
@@ -153,6 +166,35 @@ def receive(source: Socket) -> list[Buffer] | None:
     except zmq.Again:
         return None
     return _rest(source, parts)
+
+
+def handle_messages(
+    source: Socket,
+    handle: Callable[[Message], None],
+    *,
+    server: str,
+    client: str,
+    error: type[UserError] = UserError,
+) -> None:
+    """Handle the messages that wait at a DEALER; one that cannot be used is dropped.
+
+    Args:
+        source: the socket.
+        handle: called with each message.
+        server: the peer, for an error.
+        client: this side, for an error.
+        error: raised where the server speaks another version of the protocol.
+    """
+    while (parts := receive(source)) is not None:
+        try:
+            handle(decode(parts))
+        except WireError as fault:
+            if fault.reason == "version":
+                raise error(other_version(server, fault.text, client)) from fault
+        except UserError:  # by `handle`; some are a ValueError too
+            raise
+        except STRANGE:  # unexpected content is of no more use than a torn message
+            continue
 
 
 def receive_from(source: Socket, *, keys: bool) -> tuple[Sender, list[Buffer]] | None:
@@ -171,6 +213,15 @@ def receive_from(source: Socket, *, keys: bool) -> tuple[Sender, list[Buffer]] |
     except zmq.ZMQError:
         host = ""
     return Sender(bytes(peer), key, host.removeprefix("::ffff:")), parts
+
+
+def send_now(target: Socket, parts: Parts) -> bool:
+    """Send a message by a DEALER, without waiting; False where no peer takes it now."""
+    try:
+        target.send_multipart(parts, zmq.NOBLOCK)
+    except zmq.Again:
+        return False
+    return True
 
 
 def send_to(
@@ -261,9 +312,9 @@ def _check_ipc(address: str) -> None:
     if not address.startswith("ipc://"):
         return
     path = Path(address.removeprefix("ipc://"))
-    if len(os.fsencode(path)) > IPC_PATH_NBYTES:
+    if len(os.fsencode(path)) > UNIX_PATH_NBYTES:
         raise UserError(
-            f"the socket path {path} is longer than the {IPC_PATH_NBYTES} bytes that the system "
+            f"the socket path {path} is longer than the {UNIX_PATH_NBYTES} bytes that the system "
             "allows; choose a shorter one"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

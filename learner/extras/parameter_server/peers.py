@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import zmq
@@ -21,9 +20,8 @@ from penstock.learner.extras.parameter_server.protocol import (
     ServerMessageKind,
     encode,
 )
-from penstock.transport.zmq.keys import answer_zap, load_learners
-from penstock.transport.zmq.listener import Listener
-from penstock.transport.zmq.sockets import router, zap
+from penstock.transport.zmq.keys import load_learners
+from penstock.transport.zmq.server_socket import ServerSocket
 
 PROBES, PROBE_S = 10, 0.05
 
@@ -37,36 +35,22 @@ class Peers:
 
     def __init__(self, bind: str, curve: Path | None, max_frame_nbytes: int) -> None:
         keys = load_learners(curve)[0] if curve else None
-        self._allowed = keys.allowed if keys else frozenset()
         self._probes, self._probe_s = 0, 0.0
-        self._poller = zmq.Poller()
-        with ExitStack() as opening:
-            context = zmq.Context()
-            opening.callback(context.destroy, 0)  # sockets too
-            self._zap = zap(context) if keys else None
-            self._router = router(context, bind, keys, max_frame_nbytes)
-            self._listener = Listener(self._router)
-            opening.callback(self._listener.close)
-            self._ended = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-            opening.callback(self._router.disable_monitor)
-            self._stack = opening.pop_all()
-        for socket in (self._router, self._ended, self._zap):
-            if socket is not None:
-                self._poller.register(socket, zmq.POLLIN)
+        self._socket = ServerSocket(bind, keys, max_frame_nbytes, linger_ms=0)
+        self._router = self._socket.router
+        self._ended = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.watch(self._ended)
 
     @property
     def turned_away(self) -> int:
         """`Listener.turned_away` of the socket."""
-        return self._listener.turned_away
+        return self._socket.listener.turned_away
 
     def wait(self, timeout_s: float) -> None:
         """Return as soon as there is an event, or after ``timeout_s`` seconds."""
-        self._listener.look(time.monotonic())
+        self._socket.listener.look(time.monotonic())
         timeout_s = min(timeout_s, PROBE_S) if self._probes else timeout_s
-        ready = dict(self._poller.poll(round(timeout_s * 1000)))
-        if self._zap is not None and self._zap in ready:
-            answer_zap(self._zap, self._allowed)
-        if self._ended in ready:
+        if self._ended in self._socket.wait(timeout_s):
             self._ended.recv_multipart()
             self._probes, self._probe_s = PROBES, 0.0
 
@@ -111,4 +95,5 @@ class Peers:
         return self.send(name, encode(ServerHeader(ServerMessageKind.PING)))
 
     def close(self) -> None:
-        self._stack.close()
+        self._router.disable_monitor()
+        self._socket.close()

@@ -87,7 +87,7 @@ def test_a_crash_at_any_call_leaves_a_whole_newest_one(
         patched.setattr(owner, call, crash)
         with suppress(KeyboardInterrupt):
             save(last, 4)
-    folder, _, damaged = history.newest_whole(last, LAYOUT)
+    folder, _, damaged = history.newest_whole(last)
     assert (folder, damaged) == (last, [])
     assert steps_in(last) in (3, 4)
     for steps in (5, 6, 7):
@@ -129,7 +129,7 @@ def test_the_newest_that_is_whole_stands_in(last: Path) -> None:
         save(last, steps)
     damage(last)
     damage(last.with_name("step-2"))
-    folder, found, damaged = history.newest_whole(last, LAYOUT)
+    folder, found, damaged = history.newest_whole(last)
     assert (folder.name, found.weights[0], len(damaged)) == ("step-1", 1, 2)
     assert [path.name for path in history.restore(last, folder)] == ["damaged-1", "damaged-2"]
     assert steps_in(last) == 1
@@ -152,15 +152,8 @@ def test_where_none_is_whole_nothing_is_touched(last: Path) -> None:
         damage(folder)
     before = names(last)
     with pytest.raises(UserError, match=r"none of the 3 checkpoints .* is whole.*--resume-from"):
-        history.newest_whole(last, LAYOUT)
+        history.newest_whole(last)
     assert names(last) == before
-
-
-def test_another_network_is_no_damage(last: Path) -> None:
-    for steps in (1, 2):
-        save(last, steps)
-    with pytest.raises(UserError, match="is of another network"):
-        history.newest_whole(last, ParamLayout((("y", (4,)),)))
 
 
 def test_going_back_keeps_what_was_newer(last: Path) -> None:

@@ -13,7 +13,7 @@ from penstock.configs.errors import UserError, printable
 from penstock.core.specs import SlotSpec
 from penstock.transport import wire
 from penstock.transport.wire import Header, MessageKind
-from penstock.transport.zmq import client as client_module
+from penstock.transport.zmq import sockets
 from penstock.transport.zmq.client import MAX_SLOT_NBYTES, Client
 from transport_world import LAYOUT, RUN_ID, SPEC, context
 
@@ -27,7 +27,7 @@ def answered(
 ) -> Client:
     """A client that has taken in one message."""
     coming = [wire.encode(Header(kind, run_id=RUN_ID, generation=1), meta)]
-    patch.setattr(client_module, "receive", lambda _: coming.pop() if coming else None)
+    patch.setattr(sockets, "receive", lambda _: coming.pop() if coming else None)
     client = Client(context(folder), "ipc:///nowhere/socket", spec=spec)
     try:
         client.pump(0)
@@ -88,7 +88,7 @@ def test_an_actor_is_sent_on_once_and_only_within_its_folder(
 ) -> None:
     said = {"error": "not here", "connector": "ipc:///elsewhere/socket-1"}
     coming = [wire.encode(Header(MessageKind.REFUSE), said) for _ in range(2)]
-    monkeypatch.setattr(client_module, "receive", lambda _: coming.pop() if coming else None)
+    monkeypatch.setattr(sockets, "receive", lambda _: coming.pop() if coming else None)
     client = Client(context(tmp_path), "ipc:///nowhere/socket")
     endpoints: list[tuple[str, str]] = []
     own = client.socket
@@ -140,7 +140,7 @@ def test_a_learner_of_another_protocol_is_one_sentence_with_both_versions(
 ) -> None:
     head, *rest = wire.encode(Header(MessageKind.REFUSE), {"error": "anything"})
     coming = [[bytes(head[:4]) + b"\x07" + bytes(head[5:]), *rest]]
-    monkeypatch.setattr(client_module, "receive", lambda _: coming.pop() if coming else None)
+    monkeypatch.setattr(sockets, "receive", lambda _: coming.pop() if coming else None)
     client = Client(context(tmp_path), "ipc:///nowhere/socket")
     with pytest.raises(UserError) as caught:
         client.pump(0)

@@ -219,7 +219,9 @@ def answers(
     receiver._responders[0]._sent.clear()
     head = Header(MessageKind.WEIGHTS_GET, run_id=RUN_ID)
     for number, (offer, host) in enumerate(relays):
-        meta = {"have": None} | (offer.to_meta() if isinstance(offer, RelayOffer) else offer)
+        meta = {"have": None} | (
+            {"relay": offer._asdict()} if isinstance(offer, RelayOffer) else offer
+        )
         receiver.handle(b"%d" % number, sealed(head, meta), host=host)
     receiver.turn(0)
     return [message for message in said if message.head.kind != MessageKind.GRANT]
