@@ -46,7 +46,6 @@ def flow(
             "steps_per_s": window.rate("env_steps"),
             "frames_per_s": window.rate("env_frames"),
             "episodes": columns.last("episodes"),
-            "step_share": share["step"],
         },
         "actors": {
             "alive": finite(last.get("actors_alive")),
@@ -76,7 +75,6 @@ def flow(
             "ledger": window.shares("ledger/"),
             "cpu": window.mean("cpu/learner-0"),
             "alive": finite(last.get("learners_alive")),
-            "ceiling_steps_per_s": window.mean("learner_ceiling_steps_per_s"),
         },
         "weights": {
             "lag_mean": window.mean("policy_lag_mean"),
