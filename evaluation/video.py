@@ -84,7 +84,7 @@ class Actor:
         game, space = self.game, self.game.info.observation_space
         obs = np.empty((1, *space.shape), space.dtype)
         game.reset_into(seed, obs)
-        yield self._first(obs)
+        yield self._tracked(Shot(self._look(obs)))
         begins, over = np.ones(1, np.bool_), np.zeros(1, np.bool_)
         total, length = 0.0, 0
         while episodes:
@@ -101,24 +101,20 @@ class Actor:
             ended = cut or ends
             episode = Episode(total, length, cut) if ended else None
             shot = Shot(self._look(obs), episode, float(reward[0]), not begins[0])
-            self._follow(shot)
-            yield shot
+            yield self._tracked(shot)
             if ended:
                 episodes, total, length = episodes - 1, 0.0, 0
             if cut and episodes:
                 seed += 1
                 game.reset_into(seed, obs)
                 begins, over = np.ones(1, np.bool_), np.zeros(1, np.bool_)
-                yield self._first(obs)
+                yield self._tracked(Shot(self._look(obs)))
 
-    def _first(self, obs: npt.NDArray[Any]) -> Shot:
-        shot = Shot(self._look(obs))
-        self._follow(shot)
-        return shot
-
-    def _follow(self, shot: Shot) -> None:
+    def _tracked(self, shot: Shot) -> Shot:
+        """The shot, once its decision is kept."""
         if self.track is not None:
             self.track.saw(len(shot.pictures), shot.reward, plays=shot.plays)
+        return shot
 
     def write(self, path: Path, played: list[Episode], **about: Any) -> None:
         """Write the decisions of a video of ``played``, with the fields ``about``, as ``path``.

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.core.formatting import finite
 from penstock.monitor.run_folder.columns import MetricColumns
-from penstock.watch.verdicts import WINDOW_S, MetricWindow
+from penstock.watch.verdicts import WINDOW_S, MetricWindow, option
 
 LIMITS = {  # the stage that a verdict names; "host": none of them, but the cores that they share
     "slow_environment": "environments", "turns": "environments",
@@ -50,11 +50,11 @@ def flow(
         "actors": {
             "alive": finite(last.get("actors_alive")),
             "restarted": finite(last.get("actors_restarted")),
-            "count": _option(options, "actors", "count"),
+            "count": option(options, "actors", "count"),
             "shares": share,
         },
         "transport": {
-            "kind": _option(options, "transport", "kind"),
+            "kind": option(options, "transport", "kind"),
             "wire": wire,
             "coded_nbytes_per_s": window.rate("received/coded_nbytes") if wire else None,
             "raw_nbytes_per_s": window.rate("received/raw_nbytes") if wire else None,
@@ -86,15 +86,9 @@ def flow(
 
 
 def _counts(last: Mapping[str, Any], name: str) -> dict[str, float]:
-    found = last.get(name)
-    known = (
-        {str(key): finite(value) for key, value in found.items()}
-        if isinstance(found, Mapping)
-        else {}
-    )
-    return {key: value for key, value in known.items() if value}
-
-
-def _option(options: Mapping[str, Any], section: str, name: str) -> Any:
-    found = options.get(section)
-    return found.get(name) if isinstance(found, Mapping) else None
+    """The counts by reason that are not 0."""
+    counts = last.get(name)
+    if not isinstance(counts, Mapping):
+        return {}
+    numbers = {key: finite(value) for key, value in counts.items()}
+    return {key: value for key, value in numbers.items() if value}
