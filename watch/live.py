@@ -21,7 +21,6 @@ from penstock.monitor.supervisor_client import Report, reach
 
 EVERY_S = 1.0
 AGAIN_S = 5.0  # after a run that did not answer
-MOST_PROCESSES = 2000  # of which memory is looked up: /proc is read for each
 
 
 class LiveStatus:
@@ -70,7 +69,7 @@ class LiveStatus:
         add_shares(shown, self._raw or raw)
         self._raw = raw
         same = reached.pid == raw.get("pid")  # else its pids are of another container
-        for process in shown["processes"][:MOST_PROCESSES]:
+        for process in shown["processes"]:
             pid = process.get("pid")
             if same and pid and process.get("host") == raw.get("host"):
                 process["rss_nbytes"] = _rss(pid, process["name"])
