@@ -169,7 +169,7 @@ def record(
     source = find_policy(run_dir, which, allow)
     with acting(source, sample, seed, max_steps, tracked=True) as actor:
         path = Path(out) if out else video_path(run_dir, actor.checkpoint, seed)
-        with encoding(path, actor.game, write_decisions=lambda to: actor.write(to, played)) as show:
+        with encoding(path, actor.game, lambda to: actor.write(to, played)) as show:
             played = _perform(actor, episodes, seed, show)
     return _result(run_dir, actor, played) | {"file": str(path)}
 
@@ -291,16 +291,16 @@ def _perform(actor: Actor, episodes: int, seed: int, show: Show) -> list[Episode
 def encoding(
     path: Path,
     game: BatchedEnv,
+    write_decisions: Callable[[Path], None],
     part: Path | None = None,
     *,
-    write_decisions: Callable[[Path], None] | None = None,
     gently: bool = False,
 ) -> Iterator[Show]:
     """Encode what is shown as an mp4, which appears when it is whole.
 
-    part: the file that is written meanwhile, beside ``path``; by default one with a new name.
     write_decisions: writes the decisions of the video as the file that it is given. They appear
         right after the video, so that no new ones are beside an old video.
+    part: the file that is written meanwhile, beside ``path``; by default one with a new name.
     gently: the encoder takes one thread and little time, for a larger file.
 
     gymnasium's `RecordVideo` would not do: it wraps a single environment that draws itself, keeps
@@ -326,12 +326,10 @@ def encoding(
         with _written(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             yield show
-            if write_decisions is not None:
-                write_decisions(decisions_part)
+            write_decisions(decisions_part)
             writers.pop().close()
             part.replace(path)
-            if write_decisions is not None:
-                decisions_part.replace(beside(path))
+            decisions_part.replace(beside(path))
     finally:
         for writer in writers:
             with suppress(OSError):

@@ -205,7 +205,7 @@ def _draw_lines(
         return
     places = np.linspace(*span, GRID)
     chosen = statistic or default_statistic(len(setting.tasks))
-    found = band(strata(setting, places, x, y, smooth, scales), places, chosen)
+    found = band(strata(setting, places, x, y, smooth, scales), chosen)
     cell.plot(places, found.middle, linewidth=1.8, label=label, **style)
     cell.fill_between(places, found.low, found.high, color=style["color"], alpha=0.2, linewidth=0)
 

@@ -21,6 +21,8 @@ from penstock.configs.errors import UserError
 from penstock.core.files import read_regular
 from penstock.core.processes import began_ticks
 from penstock.core.run_dir import SUPERVISOR_FILE, in_use
+from penstock.monitor.run_folder.files import read_json
+from penstock.monitor.run_folder.record import SUMMARY
 
 Report = dict[str, Any]
 
@@ -177,19 +179,15 @@ def _about(folder: Path) -> Report:
 def _how_it_ended(folder: Path) -> str:
     if in_use(folder):
         return f"the run in {folder} is starting or ending; try again in a moment"
-    summary = folder / "summary.json"
-    try:
-        found = json.loads(read_regular(summary))
-        ended_s = summary.stat().st_mtime
-    except (OSError, ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+    summary = read_json(folder, SUMMARY, follow_links=True)
+    if not summary:
         return (
             f"no run is live in {folder}, and it has no summary.json; give the folder of a live run"
         )
+    ended_s = (folder / SUMMARY).stat().st_mtime
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended_s))
-    error = f" ({found['error']})" if found.get("error") else ""
-    return f"the run in {folder} has ended, at {when}: {found.get('exit_reason')}{error}"
+    error = f" ({summary['error']})" if summary.get("error") else ""
+    return f"the run in {folder} has ended, at {when}: {summary.get('exit_reason')}{error}"
 
 
 def _not_ours(folder: Path) -> UserError:

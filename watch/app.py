@@ -19,6 +19,7 @@ from starlette.routing import Route
 import penstock
 from penstock.configs.errors import UserError
 from penstock.core.formatting import finite
+from penstock.monitor.run_folder.files import FORM_ERRORS
 from penstock.watch.guard import BODY_NBYTES, ORDER_HEADER, Guard, GuardedApp
 from penstock.watch.orders import Orders
 from penstock.watch.page_files import KINDS, STATIC, plotly_script
@@ -148,9 +149,7 @@ async def _answer(made: Callable[[], Any]) -> Response:
         return JSONResponse({"error": str(error)}, 400)
     except TimeoutError:
         return JSONResponse({"error": "the run did not reply in time"}, 504)
-    except (
-        *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
-    ) as error:
+    except (OSError, *FORM_ERRORS) as error:
         logger.warning("a request failed", exc_info=True)  # files of any kind are read
         return JSONResponse({"error": f"the files of the run could not be read ({error})"}, 500)
 

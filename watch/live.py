@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from penstock.configs.errors import UserError
-from penstock.monitor.run_folder.files import is_trusted
+from penstock.monitor.run_folder.files import FORM_ERRORS, is_trusted
 from penstock.monitor.status import add_shares
 from penstock.monitor.supervisor_client import Report, reach
 
@@ -50,7 +50,7 @@ class LiveStatus:
         """The answer; where it has not the form of one, as of another release, that reason."""
         try:
             return self._ask()
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except FORM_ERRORS as error:
             self._raw = None
             why = f"the reply of the supervisor cannot be read ({type(error).__name__}: {error})"
             return {"live": False, "why": why, "processes": []}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.formatting import finite
-from penstock.monitor.run_folder.files import Row, open_in, read_json, stamp
+from penstock.monitor.run_folder.files import FORM_ERRORS, Row, open_in, read_json, stamp
 from penstock.profiling.report import last_minute
 from penstock.profiling.report.files import DATA, TRACE
 from penstock.profiling.report.tables import heading, tables
@@ -26,7 +26,6 @@ TRACE_LINES = 500_000
 LINE_NBYTES = 4096
 SIGNS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of the parts
 GAP = "-"
-FORM_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
 def profile_of(folder: Path) -> Row | None:
@@ -125,7 +124,7 @@ def _read_trace(file: Any) -> Row:
                 processes[event["pid"]] = _text(event["args"]["name"])
             elif event["name"] == "thread_name":
                 names[key] = _text(event["args"]["name"])
-        except (*FORM_ERRORS, RecursionError):
+        except FORM_ERRORS:
             continue
     named = {
         f"{processes.get(key[0], key[0])}/{names.get(key, key[1])}": spans

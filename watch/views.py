@@ -25,7 +25,14 @@ from penstock.monitor.curves import RETURN
 from penstock.monitor.metric_groups import group
 from penstock.monitor.run_folder.checkpoints import checkpoints
 from penstock.monitor.run_folder.columns import Points, rising
-from penstock.monitor.run_folder.files import Row, names_in, read_tail, read_text, stamp
+from penstock.monitor.run_folder.files import (
+    FORM_ERRORS,
+    Row,
+    names_in,
+    read_tail,
+    read_text,
+    stamp,
+)
 from penstock.monitor.run_folder.folder import flat
 from penstock.monitor.run_folder.reader import is_evaluation
 from penstock.monitor.run_folder.record import METRICS
@@ -337,7 +344,7 @@ class Views:
             try:
                 cores = None if status["live"] else _recorded_cores(run)
                 found = judge(run.columns, options, status, live=live, cores=cores)
-            except (LookupError, TypeError, ValueError, ArithmeticError):  # options of any kind
+            except FORM_ERRORS:  # options of any kind
                 found = {"verdict": None, "also": [], "seconds": 0.0}
             known = self._verdicts[run.folder] = key, found
         return known[1]
