@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from penstock.monitor.curves import (
     run_curve,
     strata,
 )
+from penstock.monitor.run_folder.folder import versions
 from penstock.monitor.run_folder.reader import evaluation_curve, mean_return
 
 LONGEST = 40  # characters of a value
@@ -245,10 +246,8 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
 
 def _versions(run: RunCurves) -> dict[str, Any]:
     """Machine and versions at the last start of a run, by names such as `versions.torch`."""
-    last: Mapping[str, Any] = next(reversed(run.files.starts), {})
-    packages = last.get("packages")
-    flat = {**last, **(packages if isinstance(packages, dict) else {})}
-    return {f"versions.{k}": v for k, v in flat.items() if k not in ("packages", "time")}
+    last = next(reversed(run.files.starts), {})
+    return {f"versions.{name}": value for name, value in versions(last).items()}
 
 
 def _time(seconds: float | None) -> str:

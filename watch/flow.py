@@ -58,14 +58,14 @@ def flow(
             "wire": wire,
             "coded_nbytes_per_s": window.rate("received/coded_nbytes") if wire else None,
             "raw_nbytes_per_s": window.rate("received/raw_nbytes") if wire else None,
-            "lost": _counts(last, "lost"),
-            "rejected": _counts(last, "rejected"),
+            "lost": _nonzero(last, "lost"),
+            "rejected": _nonzero(last, "rejected"),
         },
         "store": {
             "queue_fill": window.mean("queue_fill"),
             "replay_size": columns.last("replay_size"),
             "samples_per_insert": columns.last("samples_per_insert"),
-            "dropped": _counts(last, "dropped"),
+            "dropped": _nonzero(last, "dropped"),
             "latency_p50_s": window.mean("latency_p50_s"),
             "latency_p95_s": window.mean("latency_p95_s"),
         },
@@ -85,10 +85,13 @@ def flow(
     }
 
 
-def _counts(last: Mapping[str, Any], name: str) -> dict[str, float]:
-    """The counts by reason that are not 0."""
-    counts = last.get(name)
-    if not isinstance(counts, Mapping):
+def counts(row: Mapping[str, Any], name: str) -> dict[str, float]:
+    """The counts of ``row`` below a name, such as "dropped", by their reason."""
+    found = row.get(name)
+    if not isinstance(found, Mapping):
         return {}
-    numbers = {key: finite(value) for key, value in counts.items()}
-    return {key: value for key, value in numbers.items() if value}
+    return {reason: finite(value) or 0 for reason, value in found.items()}
+
+
+def _nonzero(row: Mapping[str, Any], name: str) -> dict[str, float]:
+    return {reason: number for reason, number in counts(row, name).items() if number}

@@ -143,7 +143,8 @@ def _answers(views: Views, name: str, count: int, videos: dict[str, str]) -> tup
     embedded, decisions, left_out = _videos(
         views, name, agent["videos"], MOST_VIDEO_NBYTES // count, videos
     )
-    every = _rows_in_a_point(run, MOST_VALUES // count)
+    # So many measurements are one value of a column that the file stays small.
+    every = max(1, -(-run.columns.rows * len(_embedded(run)) // (MOST_VALUES // count)))
     most_logs = -(-MOST_LOGS // count)
     names = names_in(run.folder, "logs", MOST_NAMES)
     logs = sorted((n.removesuffix(".log") for n in names if n.endswith(".log")), key=_log_place)
@@ -210,11 +211,6 @@ def _metrics(views: Views, name: str) -> Row:
         for group, names in groups.items()
     }
     return {"groups": {group: names for group, names in kept.items() if names}}
-
-
-def _rows_in_a_point(run: WatchedRun, most_values: int) -> int:
-    """How many measurements each value of a column stands for, so that the file stays small."""
-    return max(1, -(-run.columns.rows * len(_embedded(run)) // most_values))
 
 
 def _curves(run: WatchedRun, every: int) -> Row:

@@ -33,12 +33,21 @@ from penstock.monitor.run_folder.files import (
     read_text,
     stamp,
 )
-from penstock.monitor.run_folder.folder import flat
+from penstock.monitor.run_folder.folder import flat, versions
 from penstock.monitor.run_folder.reader import is_evaluation
 from penstock.monitor.run_folder.record import METRICS
 from penstock.watch.catalog import RunCatalog
-from penstock.watch.flow import flow
-from penstock.watch.headline import end, is_overdue, learning, restart, stall, wrong
+from penstock.watch.flow import counts, flow
+from penstock.watch.headline import (
+    end,
+    is_overdue,
+    learning,
+    listed,
+    restart,
+    stall,
+    trouble,
+    wrong,
+)
 from penstock.watch.live import LiveStatus
 from penstock.watch.profiles import profile_of, recorded_of, timeline_of
 from penstock.watch.series import as_json, clipped, means, reduced, smooth, spread
@@ -66,6 +75,7 @@ LOG_NBYTES = 1 << 16
 MOST_FILES = 500
 MOST_NAMES = 10 * MOST_FILES  # in a folder, of which those above are the newest or the first
 VIDEOS = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif"}
+SEE_PROCESSES = "The view Processes shows logs and stacks."
 AXES = ("env_steps", "time_s")
 FIGURES = (
     "time_s", "env_steps", "trained_steps", "learner_steps", "episodes", "episode_return_mean",
@@ -103,8 +113,9 @@ class Views:
         read = run.read(BUDGET_S)
         row = run.row()
         running = row["state"] == "running"
-        status = self._live(run.folder).now() if running else _not_live(row)
-        status = _with_states(status, run)
+        why = f"the run is not in progress: {row['state']}"
+        ended = {"live": False, "why": why, "processes": []}
+        status = _with_states(self._live(run.folder).now() if running else ended, run)
         stalled = None
         if running and row["stops"] is None:
             silent = bool(row["stalled"])
@@ -342,7 +353,9 @@ class Views:
         known = self._verdicts.get(run.folder)
         if known is None or known[0] != key:
             try:
-                cores = None if status["live"] else _recorded_cores(run)
+                cores = None
+                if not status["live"]:  # those where it was started last, maybe on another host
+                    cores = finite(next(reversed(run.starts), {}).get("cores")) or None
                 found = judge(run.columns, options, status, live=live, cores=cores)
             except FORM_ERRORS:  # options of any kind
                 found = {"verdict": None, "also": [], "seconds": 0.0}
@@ -428,8 +441,7 @@ def _troubles(
     figures: Mapping[str, Any],
     stalled: Mapping[str, Any] | None,
 ) -> list[Row]:
-    """What went wrong with a run, the worst first: each with its ``kind`` ("bad", "warn", "plain",
-    or "past" of what has recovered), ``time``, ``text``, and the ``command`` that continues it."""
+    """What went wrong with a run, the worst first."""
     running, found = row["state"] == "running", []
     error = row["error"]
     if row["state"] in ("died", "stopped") or error:
@@ -437,15 +449,8 @@ def _troubles(
         trained = max((each for each in steps if each is not None), default=None)
         found.append(end(row["state"], error, run.seen_s, trained, run.folder))
     if stalled is not None:
-        found.append(
-            {
-                "kind": "bad",
-                "time": None,
-                "text": f"The run does not train: {stalled['why']}. The view Processes shows logs "
-                "and stacks.",
-                "command": stalled["command"],
-            }
-        )
+        text = f"The run does not train: {stalled['why']}. {SEE_PROCESSES}"
+        found.append(trouble("bad", text, command=stalled["command"]))
     why = str(stalled["why"]) if stalled else ""
     processes = status["processes"] if running else []
     bad = [
@@ -454,12 +459,10 @@ def _troubles(
         if (text := wrong(each)) and not re.search(rf"\b{re.escape(str(each['name']))}\b", why)
     ]
     if bad:
-        named = "; ".join(f"{name}: {text}" for name, text in bad[:3])
-        more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
-        text = f"{named}{more}. The view Processes shows logs and stacks."
-        found.append({"kind": "bad", "time": None, "text": text, "command": None})
+        named = listed([f"{name}: {text}" for name, text in bad], "; ")
+        found.append(trouble("bad", f"{named}. {SEE_PROCESSES}"))
     if running and status.get("why"):
-        found.append({"kind": "warn", "time": None, "text": status["why"], "command": None})
+        found.append(trouble("warn", status["why"]))
     counted = (
         ("updates_skipped", "updates were skipped, because a loss or gradient was not finite", ""),
         ("rollbacks", "times training was rolled back to a checkpoint", "rollback"),
@@ -468,12 +471,11 @@ def _troubles(
         if number := figures.get(key):
             event = _last_event(run, kind)
             at = None if event is None else finite(event.get("time"))
-            text = f"{digits(number)} {text}."
-            found.append({"kind": "bad", "time": at, "text": text, "command": None})
+            found.append(trouble("bad", f"{digits(number)} {text}.", at))
     event = _last_event(run, "restart")
     if event is not None and event.get("role") not in {name for name, _ in bad}:
-        counts = (figures.get("learners_restarted"), figures.get("actors_restarted"))
-        found.append(restart(event, sum(n for n in counts if n)))
+        restarts = (figures.get("learners_restarted"), figures.get("actors_restarted"))
+        found.append(restart(event, sum(n for n in restarts if n)))
     return found
 
 
@@ -481,10 +483,6 @@ def _last_event(run: WatchedRun, kind: str) -> Row | None:
     """The last event of a kind; None without one."""
     with run.lock:
         return next((event for event in reversed(run.events) if event.get("kind") == kind), None)
-
-
-def _not_live(row: Mapping[str, Any]) -> Row:
-    return {"live": False, "why": f"the run is not in progress: {row['state']}", "processes": []}
 
 
 def _differences(options: Mapping[str, Any]) -> tuple[list[Row], str | None]:
@@ -541,12 +539,12 @@ def _accounting(run: WatchedRun) -> Row:
     found = run.summary.get("accounting")
     if isinstance(found, Mapping):
         terms = {key: finite(found.get(key)) for key in ("produced", "trained", "in_flight")}
-        reasons = {key: _reasons(found.get(key)) for key in ("dropped", "lost")}
+        reasons = {key: counts(found, key) for key in ("dropped", "lost")}
     else:
         last = run.last
         terms = {"produced": finite(last.get("env_steps")), "in_flight": None}
         terms["trained"] = finite(last.get("trained_steps"))
-        reasons = {key: _reasons(last.get(key)) for key in ("dropped", "lost")}
+        reasons = {key: counts(last, key) for key in ("dropped", "lost")}
     return {
         **terms,
         **reasons,
@@ -555,29 +553,13 @@ def _accounting(run: WatchedRun) -> Row:
     }
 
 
-def _reasons(found: Any) -> Row:
-    if not isinstance(found, Mapping):
-        return {}
-    return {str(key)[:80]: finite(value) or 0 for key, value in list(found.items())[:100]}
-
-
 def _starts(run: WatchedRun) -> list[Row]:
     """Versions and machine at each start, newest first, as texts."""
     found = []
-    for start in run.starts[-50:]:
-        packages = start.get("packages")
-        known = {str(k)[:80]: _shown(v)[:300] for k, v in start.items() if k != "packages"}
-        about = packages.items() if isinstance(packages, Mapping) else ()
-        shown = {**known, **{str(k)[:80]: _shown(v)[:80] for k, v in about}}
+    for start in reversed(run.starts):
+        shown = {name: _shown(value) for name, value in versions(start).items()}
         found.append({"time": finite(start.get("time")), "shown": shown})
-    return found[::-1]
-
-
-def _recorded_cores(run: WatchedRun) -> float | None:
-    """The number of cores where a run was started last, maybe on another host; None if it is not
-    recorded."""
-    last = next(reversed(run.starts), {})
-    return finite(last.get("cores")) or None
+    return found
 
 
 def _evaluation(line: Mapping[str, Any]) -> Row:

@@ -117,19 +117,15 @@ class WatchedRun(RunReader):
                 places.append(max(0.0, _uptime(event) + offsets[-1]) if offsets else None)
         return places
 
-    def _reached_at_s(self) -> float | None:
-        """Seconds of training until the mean return reached `stop.return`; None if it has not."""
-        figures = {**self.last, **self.summary}
-        at = finite(figures.get("return_reached_at_s"))
-        return finite(figures.get("solved_at_s")) if at is None else at
-
     def target(self, x: str) -> Row | None:
         """`stop.return`, and the place on the axis ``x`` where it was reached, or null."""
         value = self.options.get("stop.return")
         if finite(value) is None:
             return None
         with self.lock:
-            at = self._reached_at_s()
+            figures = {**self.last, **self.summary}
+            at = finite(figures.get("return_reached_at_s"))
+            at = finite(figures.get("solved_at_s")) if at is None else at
             if x != "time_s" and at is not None:
                 times, steps = self.columns.points("time_s", x)
                 at = float(np.interp(at, times, steps)) if len(times) else None

@@ -121,6 +121,6 @@ function machine(starts, folder) {
 }
 
 function versions(last) {
-  const names = [...SHOWN.filter((name) => name in last), ...Object.keys(last).filter((name) => !SHOWN.includes(name) && name !== "time")];
+  const names = [...SHOWN.filter((name) => name in last), ...Object.keys(last).filter((name) => !SHOWN.includes(name))];
   return table([["", (name) => h("span.dim", null, name)], ["", (name) => (last[name] === "[]" || last[name] === "" ? "none" : last[name])]], names, { noHead: true });
 }
