@@ -120,12 +120,8 @@ class Actor:
         """Write the decisions of a video of ``played``, with the fields ``about``, as ``path``.
         Raises OSError."""
         assert self.track is not None
-        self.track.write(path, {**self.about(played), **about}, self.game.action_names)
-
-    def about(self, played: list[Episode]) -> dict[str, Any]:
-        """The fields of the decisions of a video of ``played``."""
         game = self.game
-        return {
+        fields = {
             "fps": min(game.pictures_per_s, MOST_PICTURES_PER_S),
             "sampled": self.sample,
             "counts": list(game.info.counts),
@@ -134,6 +130,7 @@ class Actor:
                 for each in played
             ],
         }
+        self.track.write(path, {**fields, **about}, game.action_names)
 
     def _look(self, obs: npt.NDArray[Any]) -> list[Picture]:
         with drawing(self.env_id):

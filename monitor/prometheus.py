@@ -39,7 +39,7 @@ from penstock.monitor.scrape_server import Page, ScrapeServer, plain
 from penstock.profiling.histogram import edge
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
     from penstock.configs.schema import Config
 
@@ -320,10 +320,7 @@ def _counters(state: RunState) -> Iterator[Metric]:
         ("restarts", "Restarts of processes that failed.", "role", restarts),
         ("events", "Events of the run.", "kind", state.events),
     ):
-        family = CounterMetricFamily(f"penstock_{name}", text, labels=[label])
-        for label_value, number in _series(counts):
-            family.add_metric([label_value], number)
-        yield family
+        yield _labelled(CounterMetricFamily(f"penstock_{name}", text, labels=[label]), counts)
 
 
 def _gauges(state: RunState) -> Iterator[Metric]:
@@ -350,10 +347,7 @@ def _gauges(state: RunState) -> Iterator[Metric]:
         ("role_cpu_cores", "Processor seconds per second of all processes.", "role", cores),
         ("statistic", "Losses and statistics, named as in metrics.jsonl.", "name", statistics),
     ):
-        family = GaugeMetricFamily(f"penstock_{name}", text, labels=[label])
-        for label_value, number in _series(values):
-            family.add_metric([label_value], number)
-        yield family
+        yield _labelled(GaugeMetricFamily(f"penstock_{name}", text, labels=[label]), values)
     text = "Parts of the main thread's clock, mean over the processes of a role."
     family = GaugeMetricFamily("penstock_role_time_ratio", text, labels=["role", "part"])
     ledgers = last.get("ledgers") or {}
@@ -371,6 +365,15 @@ def _histograms(state: RunState) -> Iterator[Metric]:
         ("sample_latency_seconds", "From an environment's step to its gradient.", state.latency),
     ):
         yield HistogramMetricFamily(f"penstock_{name}", text, found.buckets(), found.total)
+
+
+def _labelled(
+    family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, Any] | None
+) -> Metric:
+    """A family with a series for each number, by the value of its only label."""
+    for label_value, number in _series(values):
+        family.add_metric([label_value], number)
+    return family
 
 
 def _series(values: Mapping[str, Any] | None) -> Iterator[tuple[str, float]]:

@@ -449,8 +449,8 @@ def _troubles(
         trained = max((each for each in steps if each is not None), default=None)
         found.append(end(row["state"], error, run.seen_s, trained, run.folder))
     if stalled is not None:
-        text = f"The run does not train: {stalled['why']}. {SEE_PROCESSES}"
-        found.append(trouble("bad", text, command=stalled["command"]))
+        why_not = f"The run does not train: {stalled['why']}. {SEE_PROCESSES}"
+        found.append(trouble("bad", why_not, command=stalled["command"]))
     why = str(stalled["why"]) if stalled else ""
     processes = status["processes"] if running else []
     bad = [
@@ -489,7 +489,8 @@ def _differences(options: Mapping[str, Any]) -> tuple[list[Row], str | None]:
     """Every option, its value in the preset, and whether they differ; and where the preset is
     from, None without one."""
     env, algorithm = options.get("env.id"), options.get("algo.name")
-    presets, origin = {}, None
+    presets: Mapping[str, str] = {}
+    origin: str | None = None
     if isinstance(env, str) and isinstance(algorithm, str):
         presets, origin = _preset(env, algorithm)
     found = []
