@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MOST = 1e300  # larger than any figure of a run
@@ -63,3 +64,15 @@ def reasons(counts: Mapping[str, int]) -> str:
     """A total with its parts: "12 (stale 12)", or "0"."""
     parts = ", ".join(f"{name} {n:,}" for name, n in counts.items() if n)
     return f"{sum(counts.values()):,}" + (f" ({parts})" if parts else "")
+
+
+def aligned(rows: Sequence[Sequence[str]], numbers_from: float = math.inf) -> list[str]:
+    """Rows as lines; columns from ``numbers_from`` on are aligned to the right, by default none."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:>{width}}" if i >= numbers_from else f"{cell:{width}}"
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -23,7 +23,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, load_run
 from penstock.configs.schema import Config
 from penstock.core import used_names
-from penstock.core.formatting import number
+from penstock.core.formatting import aligned, number
 from penstock.core.params import Float32
 from penstock.envs import BatchedEnv, find_bad_observation, make
 from penstock.envs.space_difference import difference
@@ -329,9 +329,7 @@ def describe_seeds(result: dict[str, Any]) -> str:
     episodes = str(sum(run["episodes"] for run in runs))
     mean, length = (number(result[name]["mean"]) for name in ("return", "length"))
     rows.append(("mean", "", "", episodes, mean, "", length))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(f"{c:{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
-    lines = [line.rstrip() for line in lines]
+    lines = aligned(rows)
     if len(runs) > 1:
         between = statistics.stdev(run["return"]["mean"] for run in runs)
         lines.append(f"standard deviation between the runs: {number(between)}")

@@ -103,7 +103,7 @@ def run(ctx: RoleContext) -> None:
 
 def _work(ctx: RoleContext, config: Config, evaluator: Evaluator) -> None:
     if config.confirms_return:  # a closing evaluation may be needed soon
-        evaluator.prepare()
+        evaluator.game()
     ctx.report("ready")
     every_s = config.eval.every_s
     due_s = time.monotonic() + (every_s or 0.0)
@@ -174,10 +174,6 @@ class Evaluator:
         seed = VIDEO_SEED + config.run.seed
         self.videos = BestVideos(ctx.run_dir, seed, wanted=config.eval.video)
         """Of each new best."""
-
-    def prepare(self) -> None:
-        """Import the libraries that an evaluation in numpy needs, and make its environments."""
-        self._made_game()
 
     def has_news(self) -> bool:
         """Whether there is a checkpoint that was not evaluated."""
@@ -367,7 +363,7 @@ class Evaluator:
 
         from penstock.evaluation.evaluate import of_checkpoint
 
-        game = self._made_game()
+        game = self.game()
         space = game.info.observation_space
         obs = np.empty((game.count, *space.shape), space.dtype)
         policy = of_checkpoint(self._config, self._held).policy(game, SEED)
@@ -403,7 +399,7 @@ class Evaluator:
         from penstock.algos.samples import network_shape
 
         config = self._config
-        layout = network_shape(config, self._made_game().info).layout
+        layout = network_shape(config, self.game().info).layout
         file = _identity(self._best)
         meta = best_meta(self._best, layout, config.env)
         if meta is not None:
@@ -458,7 +454,9 @@ class Evaluator:
             _hold(self._last, self._held, FILE)
             found = _identity(self._last)
 
-    def _made_game(self) -> BatchedEnv:
+    def game(self) -> BatchedEnv:
+        """The environments of the evaluations, made with the imports that they need at the first
+        call."""
         from penstock.envs import make
         from penstock.evaluation.evaluate import ENVS
 
@@ -468,7 +466,7 @@ class Evaluator:
 
     def _play_both(self, folder: Path) -> dict[Way, list[Episode]]:
         """The episodes of an evaluation, in each way; the games are the same."""
-        game, seed = self._made_game(), SEED + self._config.run.seed
+        game, seed = self.game(), SEED + self._config.run.seed
         episodes = self._config.eval.episodes
         return {way: self._play(folder, game, way, episodes, seed) for way in WAYS}
 

@@ -89,7 +89,7 @@ def record(run_dir: Path, which: Checkpoint, seed: int, part_name: str) -> dict[
         def write_decisions(to: Path) -> None:
             actor.write(to, played, trained_steps=steps)
 
-        with encoding(path, actor.game, part, write_decisions=write_decisions, gently=True) as show:
+        with encoding(path, actor.game, write_decisions, part, gently=True) as show:
             for shot in actor.shots(1, seed):
                 show([_reduced(picture) for picture in shot.pictures])
                 pictures, total = pictures + len(shot.pictures), total + shot.reward

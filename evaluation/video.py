@@ -84,7 +84,7 @@ class Actor:
         game, space = self.game, self.game.info.observation_space
         obs = np.empty((1, *space.shape), space.dtype)
         game.reset_into(seed, obs)
-        yield self._first(obs)
+        yield self._tracked(Shot(self._look(obs)))
         begins, over = np.ones(1, np.bool_), np.zeros(1, np.bool_)
         total, length = 0.0, 0
         while episodes:
@@ -101,35 +101,27 @@ class Actor:
             ended = cut or ends
             episode = Episode(total, length, cut) if ended else None
             shot = Shot(self._look(obs), episode, float(reward[0]), not begins[0])
-            self._follow(shot)
-            yield shot
+            yield self._tracked(shot)
             if ended:
                 episodes, total, length = episodes - 1, 0.0, 0
             if cut and episodes:
                 seed += 1
                 game.reset_into(seed, obs)
                 begins, over = np.ones(1, np.bool_), np.zeros(1, np.bool_)
-                yield self._first(obs)
+                yield self._tracked(Shot(self._look(obs)))
 
-    def _first(self, obs: npt.NDArray[Any]) -> Shot:
-        shot = Shot(self._look(obs))
-        self._follow(shot)
-        return shot
-
-    def _follow(self, shot: Shot) -> None:
+    def _tracked(self, shot: Shot) -> Shot:
+        """The shot, once its decision is kept."""
         if self.track is not None:
             self.track.saw(len(shot.pictures), shot.reward, plays=shot.plays)
+        return shot
 
     def write(self, path: Path, played: list[Episode], **about: Any) -> None:
         """Write the decisions of a video of ``played``, with the fields ``about``, as ``path``.
         Raises OSError."""
         assert self.track is not None
-        self.track.write(path, {**self.about(played), **about}, self.game.action_names)
-
-    def about(self, played: list[Episode]) -> dict[str, Any]:
-        """The fields of the decisions of a video of ``played``."""
         game = self.game
-        return {
+        fields = {
             "fps": min(game.pictures_per_s, MOST_PICTURES_PER_S),
             "sampled": self.sample,
             "counts": list(game.info.counts),
@@ -138,6 +130,7 @@ class Actor:
                 for each in played
             ],
         }
+        self.track.write(path, {**fields, **about}, game.action_names)
 
     def _look(self, obs: npt.NDArray[Any]) -> list[Picture]:
         with drawing(self.env_id):
@@ -173,7 +166,7 @@ def record(
     source = find_policy(run_dir, which, allow)
     with acting(source, sample, seed, max_steps, tracked=True) as actor:
         path = Path(out) if out else video_path(run_dir, actor.checkpoint, seed)
-        with encoding(path, actor.game, write_decisions=lambda to: actor.write(to, played)) as show:
+        with encoding(path, actor.game, lambda to: actor.write(to, played)) as show:
             played = _perform(actor, episodes, seed, show)
     return _result(run_dir, actor, played) | {"file": str(path)}
 
@@ -295,16 +288,16 @@ def _perform(actor: Actor, episodes: int, seed: int, show: Show) -> list[Episode
 def encoding(
     path: Path,
     game: BatchedEnv,
+    write_decisions: Callable[[Path], None],
     part: Path | None = None,
     *,
-    write_decisions: Callable[[Path], None] | None = None,
     gently: bool = False,
 ) -> Iterator[Show]:
     """Encode what is shown as an mp4, which appears when it is whole.
 
-    part: the file that is written meanwhile, beside ``path``; by default one with a new name.
     write_decisions: writes the decisions of the video as the file that it is given. They appear
         right after the video, so that no new ones are beside an old video.
+    part: the file that is written meanwhile, beside ``path``; by default one with a new name.
     gently: the encoder takes one thread and little time, for a larger file.
 
     gymnasium's `RecordVideo` would not do: it wraps a single environment that draws itself, keeps
@@ -330,12 +323,10 @@ def encoding(
         with _written(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             yield show
-            if write_decisions is not None:
-                write_decisions(decisions_part)
+            write_decisions(decisions_part)
             writers.pop().close()
             part.replace(path)
-            if write_decisions is not None:
-                decisions_part.replace(beside(path))
+            decisions_part.replace(beside(path))
     finally:
         for writer in writers:
             with suppress(OSError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from penstock.configs.errors import UserError
 from penstock.configs.same_env import same_game
 from penstock.configs.sections import EnvConfig
-from penstock.core.formatting import clock, count, finite, number
+from penstock.core.formatting import aligned, clock, count, finite, number
 from penstock.monitor.curves import (
     OF_ONE_RUN,
     RETURN,
@@ -32,6 +32,7 @@ from penstock.monitor.curves import (
     run_curve,
     strata,
 )
+from penstock.monitor.run_folder.folder import versions
 from penstock.monitor.run_folder.reader import evaluation_curve, mean_return
 
 LONGEST = 40  # characters of a value
@@ -118,12 +119,12 @@ def describe(result: Result) -> str:
     about += "; returns are scaled by environment" if result["scaled"] else ""
     if all(found["value"] is None for found in result["settings"]):
         about += "; the runs of a line have no value in common there"
-    lines = [about, *_aligned(rows, numbers_from=1)]
+    lines = [about, *aligned(rows, numbers_from=1)]
     if result["options"]:
         names = [found["name"] for found in result["settings"]]
         table = [["option", *names]]
         table += [[key, *map(_short, values)] for key, values in result["options"].items()]
-        lines += ["", *_aligned(table, numbers_from=len(table[0]))]
+        lines += ["", *aligned(table)]
     else:
         lines += ["", "no option differs"]
     return "\n".join(lines)
@@ -165,7 +166,7 @@ def _value(setting: Setting, metric: str, at: float, scales: Ranges | None) -> R
     averaged = sum(map(len, values))
     if not values or any(np.isnan(each).any() for each in values):
         return {"averaged": averaged, "value": None, "low": None, "high": None}
-    found = band(values, places, default_statistic(len(setting.tasks)))
+    found = band(values, default_statistic(len(setting.tasks)))
     alone = all(len(each) == 1 for each in values)
     low, high = (None, None) if alone else (float(found.low[0]), float(found.high[0]))
     return {"averaged": averaged, "value": float(found.middle[0]), "low": low, "high": high}
@@ -245,10 +246,8 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
 
 def _versions(run: RunCurves) -> dict[str, Any]:
     """Machine and versions at the last start of a run, by names such as `versions.torch`."""
-    last: Mapping[str, Any] = next(reversed(run.files.starts), {})
-    packages = last.get("packages")
-    flat = {**last, **(packages if isinstance(packages, dict) else {})}
-    return {f"versions.{k}": v for k, v in flat.items() if k not in ("packages", "time")}
+    last = next(reversed(run.files.starts), {})
+    return {f"versions.{name}": value for name, value in versions(last).items()}
 
 
 def _time(seconds: float | None) -> str:
@@ -263,15 +262,3 @@ def _short(value: Any) -> str:
         return "-"
     shown = value if isinstance(value, str) else json.dumps(value, default=str)
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"
-
-
-def _aligned(rows: Sequence[Sequence[str]], numbers_from: int) -> list[str]:
-    """Rows as lines; columns from ``numbers_from`` on are aligned to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            f"{cell:>{width}}" if i >= numbers_from else f"{cell:{width}}"
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

@@ -84,9 +84,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Band:
-    """A statistic of several runs along an axis, and its 95 % interval."""
+    """A statistic of several runs at places of an axis, and its 95 % interval."""
 
-    places: Floats
     middle: Floats
     low: Floats
     high: Floats
@@ -161,12 +160,12 @@ def strata(
     return found
 
 
-def band(values: Sequence[Floats], places: Floats, statistic: str | None = None) -> Band:
+def band(values: Sequence[Floats], statistic: str | None = None) -> Band:
     """The statistic of `strata`, "mean" or "iqm", and its interval. None: the mean of one task, the
     interquartile mean over several."""
     chosen = STATISTICS[statistic or default_statistic(len(values))]
     low, high = bootstrap(values, chosen)
-    return Band(places, chosen(np.concatenate(values), 0), low, high)
+    return Band(chosen(np.concatenate(values), 0), low, high)
 
 
 def default_statistic(tasks: int) -> str:

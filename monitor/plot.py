@@ -160,7 +160,8 @@ def draw(
 ) -> None:
     """Draw a metric of the settings into the axes ``cell``; returns also as evaluated."""
     for index, setting in enumerate(settings):
-        style = {"color": colour(index), "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
+        repeated, place = divmod(index, len(COLOURS))
+        style = {"color": COLOURS[place], "linestyle": DASHES[repeated % len(DASHES)]}
         _draw_lines(cell, setting, x, y, smooth, statistic, scales, style)
         if y == RETURN and scales is None:
             for run in setting.runs:
@@ -205,7 +206,7 @@ def _draw_lines(
         return
     places = np.linspace(*span, GRID)
     chosen = statistic or default_statistic(len(setting.tasks))
-    found = band(strata(setting, places, x, y, smooth, scales), places, chosen)
+    found = band(strata(setting, places, x, y, smooth, scales), chosen)
     cell.plot(places, found.middle, linewidth=1.8, label=label, **style)
     cell.fill_between(places, found.low, found.high, color=style["color"], alpha=0.2, linewidth=0)
 
@@ -221,11 +222,6 @@ def thinned(xs: Floats, ys: Floats) -> Points:
         return xs, ys
     kept = np.linspace(0, len(xs) - 1, MOST_POINTS).round().astype(int)
     return xs[kept], ys[kept]
-
-
-def colour(index: int) -> str:
-    """The colour of a line by its number."""
-    return COLOURS[index % len(COLOURS)]
 
 
 def text(name: str) -> str:

@@ -7,13 +7,12 @@
 A figure of a process has one series for each kind of role ("actor"), not for each process, and a
 label's values are limited in number (`LABELS`), so that a run's series do not grow with its time.
 The thread of the supervisor only stores the figures; threads of the server make the text of a
-scrape, once for each change. docs/metrics.md explains the names, and `monitor/grafana/` has a
+scrape. docs/metrics.md explains the names, and `monitor/grafana/` has a
 dashboard and alert rules that use them.
 """
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from bisect import bisect_left
@@ -37,10 +36,10 @@ from penstock.monitor.registry import PrometheusOptions
 from penstock.monitor.run_folder.events import KINDS
 from penstock.monitor.run_folder.folder import reached
 from penstock.monitor.scrape_server import Page, ScrapeServer, plain
-from penstock.profiling.histogram import MOST_S, bin_of, edge
+from penstock.profiling.histogram import edge
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
     from penstock.configs.schema import Config
 
@@ -104,8 +103,6 @@ STATISTICS = ("loss", "policy", "value", "optim", FALLBACK)  # groups of an algo
 OWN = {figure.key for figure in (*COUNTERS, *REASONS, *GAUGES)}
 RESTORED = (*ranks.COUNTERS, "time_s")  # by a checkpoint
 LATENCY_BINS = tuple(range(12, 84, 4))  # of `profiling.histogram`: from 0.8 ms doubled up to 105 s
-LAST_BIN = bin_of(MOST_S)
-NATURAL = re.compile("[0-9]{1,15}")
 LAG_BOUNDS = (0, 1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)  # optimizer steps
 
 logger = note_logger(__name__)
@@ -189,13 +186,13 @@ class RunState:
         """Add an interval."""
         self.keep(metrics)
         self.metrics_s = time.time()
-        computed = finite(_object(metrics.get("ledger")).get("compute"))
-        self.ready |= bool(computed and finite(metrics.get("learner_steps")))
+        computed = (metrics.get("ledger") or {}).get("compute")
+        self.ready |= bool(computed and metrics.get("learner_steps"))
         for lag, steps in _numbers(metrics.get("policy_lag_histogram")):
             self.lag.add(lag, steps, lag * steps)
         for bin_, steps in _numbers(metrics.get("latency_histogram")):
-            longest_s = edge(min(bin_, LAST_BIN))
-            middle_s = (longest_s + (edge(bin_ - 1) if 0 < bin_ <= LAST_BIN else 0.0)) / 2
+            longest_s = edge(bin_)
+            middle_s = (longest_s + (edge(bin_ - 1) if bin_ else 0.0)) / 2
             self.latency.add(longest_s * (1 - 1e-9), steps, middle_s * steps)
 
     def count(self, event: RunEvent) -> None:
@@ -231,12 +228,10 @@ class PrometheusSink(MetricSink):
         """
         self._about = dict(about)
         self._host = host
-        self._lock = threading.Lock()  # of the state and of how often it changed
+        self._lock = threading.Lock()  # of the state
         self._state = RunState({**(former or {})})
-        self._changes = 0
         self._ticked_s = time.monotonic()
         self._announced = False
-        self._text: tuple[int, bytes] = (-1, b"")  # the last scrape, and of which change
         self._server = ScrapeServer(host, port, self._page)
 
     @property
@@ -247,7 +242,6 @@ class PrometheusSink(MetricSink):
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
         with self._lock:
-            self._changes += 1
             if final:
                 self._state.keep(metrics)
             else:
@@ -255,7 +249,6 @@ class PrometheusSink(MetricSink):
 
     def event(self, event: RunEvent) -> bool:
         with self._lock:
-            self._changes += 1
             self._state.count(event)
         return False
 
@@ -281,13 +274,10 @@ class PrometheusSink(MetricSink):
         return plain(HTTPStatus.NOT_FOUND, "only /metrics, /healthz and /readyz are served")
 
     def _exposition(self) -> bytes:
-        """The text of all figures; if nothing has changed, the one of the last scrape."""
+        """The text of all figures, made of a copy: the thread of the supervisor does not wait."""
         with self._lock:
-            if self._text[0] == self._changes:
-                return self._text[1]
-            changes, state = self._changes, self._state.copy()
-        self._text = changes, exposition(state, self._about)
-        return self._text[1]
+            state = self._state.copy()
+        return exposition(state, self._about)
 
 
 def _probe(good: bool, reason: str) -> Page:
@@ -321,7 +311,7 @@ def _counters(state: RunState) -> Iterator[Metric]:
     for figure in COUNTERS:
         if (value := finite(last.get(figure.key))) is not None:
             yield CounterMetricFamily(f"penstock_{figure.name}", figure.help, value)
-    received = _object(last.get("received"))
+    received = last.get("received") or {}
     forms = {form: received.get(f"{form}_nbytes") for form in ("raw", "coded")}
     restarts = {role: last.get(f"{role}s_restarted", 0) for role in ROLES}
     for name, text, label, counts in (
@@ -330,10 +320,7 @@ def _counters(state: RunState) -> Iterator[Metric]:
         ("restarts", "Restarts of processes that failed.", "role", restarts),
         ("events", "Events of the run.", "kind", state.events),
     ):
-        family = CounterMetricFamily(f"penstock_{name}", text, labels=[label])
-        for label_value, number in _series(counts):
-            family.add_metric([label_value], number)
-        yield family
+        yield _labelled(CounterMetricFamily(f"penstock_{name}", text, labels=[label]), counts)
 
 
 def _gauges(state: RunState) -> Iterator[Metric]:
@@ -360,13 +347,10 @@ def _gauges(state: RunState) -> Iterator[Metric]:
         ("role_cpu_cores", "Processor seconds per second of all processes.", "role", cores),
         ("statistic", "Losses and statistics, named as in metrics.jsonl.", "name", statistics),
     ):
-        family = GaugeMetricFamily(f"penstock_{name}", text, labels=[label])
-        for label_value, number in _series(values):
-            family.add_metric([label_value], number)
-        yield family
+        yield _labelled(GaugeMetricFamily(f"penstock_{name}", text, labels=[label]), values)
     text = "Parts of the main thread's clock, mean over the processes of a role."
     family = GaugeMetricFamily("penstock_role_time_ratio", text, labels=["role", "part"])
-    ledgers = _object(last.get("ledgers"))
+    ledgers = last.get("ledgers") or {}
     for role in _by_role(ledgers):
         for part, share in _series(role_mean(ledgers, role)):
             family.add_metric([role, part], share)
@@ -383,21 +367,26 @@ def _histograms(state: RunState) -> Iterator[Metric]:
         yield HistogramMetricFamily(f"penstock_{name}", text, found.buckets(), found.total)
 
 
-def _object(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+def _labelled(
+    family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, Any] | None
+) -> Metric:
+    """A family with a series for each number, by the value of its only label."""
+    for label_value, number in _series(values):
+        family.add_metric([label_value], number)
+    return family
 
 
-def _series(values: Any) -> Iterator[tuple[str, float]]:
+def _series(values: Mapping[str, Any] | None) -> Iterator[tuple[str, float]]:
     """The known numbers by the value of their label, at most `LABELS` of them."""
-    known = ((label, finite(value)) for label, value in _object(values).items())
-    numbers = ((str(label), value) for label, value in known if value is not None)
+    known = ((label, finite(value)) for label, value in (values or {}).items())
+    numbers = ((label, value) for label, value in known if value is not None)
     return islice(numbers, LABELS)
 
 
-def _by_role(values: Any) -> dict[str, dict[str, Any]]:
+def _by_role(values: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     """Figures of processes by the kind of their role: "actor" for "actor-3"."""
     found: dict[str, dict[str, Any]] = {}
-    for process, value in _object(values).items():
+    for process, value in (values or {}).items():
         role = process.rpartition("-")[0] or process
         if role in found or len(found) < LABELS:
             found.setdefault(role, {})[process] = value
@@ -408,9 +397,6 @@ def _total(values: Mapping[str, Any]) -> float:
     return sum(number for number in map(finite, values.values()) if number is not None)
 
 
-def _numbers(histogram: Any) -> Iterator[tuple[int, float]]:
-    """The entries of a histogram in a line of `metrics.jsonl`; what is not one is left out."""
-    for key, count in _object(histogram).items():
-        number = finite(count)
-        if number is not None and NATURAL.fullmatch(str(key)):
-            yield int(key), number
+def _numbers(histogram: Mapping[str, float] | None) -> Iterator[tuple[int, float]]:
+    """The entries of a histogram in a line of `metrics.jsonl`."""
+    return ((int(key), count) for key, count in (histogram or {}).items())

@@ -87,7 +87,10 @@ class Ranks:
             merged |= latencies(self._latency)
             self._latency = {}
         merged |= self._counted(reports.values()) | self._counters(reports.values())
-        own = [{"rank": r, **_some(report, OWN)} for r, report in reports.items()]
+        own = [
+            {"rank": rank, **{name: report[name] for name in OWN if name in report}}
+            for rank, report in reports.items()
+        ]
         return merged | {"ranks": own} | server
 
     def final(self, rank: int, message: Metrics) -> Metrics:
@@ -218,7 +221,3 @@ def lags(histogram: Mapping[int, int]) -> Metrics:
         "policy_lag_max": max(histogram, default=None),
         HISTOGRAM: {str(lag): histogram[lag] for lag in sorted(histogram)},
     }
-
-
-def _some(report: Metrics, names: Iterable[str]) -> Metrics:
-    return {name: report[name] for name in names if name in report}

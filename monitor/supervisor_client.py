@@ -21,6 +21,8 @@ from penstock.configs.errors import UserError
 from penstock.core.files import read_regular
 from penstock.core.processes import began_ticks
 from penstock.core.run_dir import SUPERVISOR_FILE, in_use
+from penstock.monitor.run_folder.files import read_json
+from penstock.monitor.run_folder.record import SUMMARY
 
 Report = dict[str, Any]
 
@@ -32,7 +34,7 @@ REPLY_NBYTES = 1 << 26
 
 @dataclass(frozen=True)
 class Reached:
-    """A live supervisor: its pid in this process's namespace, and its status; None if it is too
+    """A live supervisor: its pid in this process's namespace, and its reply; None if it is too
     busy or hangs."""
 
     pid: int
@@ -41,8 +43,7 @@ class Reached:
 
 def reach(run: str) -> Reached:
     """The supervisor of a run, and its status. Raises UserError if the run is not live."""
-    pid, report = _ask(run, {"request": STATUS}, TIMEOUT_S)
-    return Reached(pid, report)
+    return _ask(run, {"request": STATUS}, TIMEOUT_S)
 
 
 def save(run: str, timeout_s: float) -> dict[str, Any]:
@@ -72,15 +73,15 @@ def give_order(run: str, order: str, timeout_s: float, **fields: Any) -> dict[st
 
     Raises TimeoutError without a reply in time, UserError if the run is not live.
     """
-    _, reply = _ask(run, {"request": order, **fields}, timeout_s)
-    if reply is None:
+    reached = _ask(run, {"request": order, **fields}, timeout_s)
+    if reached.report is None:
         raise TimeoutError(f"the supervisor of {run} did not reply within {timeout_s:g} s")
-    return reply
+    return reached.report
 
 
-def _ask(run: str, request: Report, timeout_s: float) -> tuple[int, Report | None]:
-    """The pid of the supervisor of a run, and its reply to ``request``; None without one in time.
-    Raises UserError if the run is not live."""
+def _ask(run: str, request: Report, timeout_s: float) -> Reached:
+    """The supervisor of a run, and its reply to ``request``; None without one in time. Raises
+    UserError if the run is not live."""
     folder = Path(run)
     about = _about(folder)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -95,7 +96,7 @@ def _ask(run: str, request: Report, timeout_s: float) -> tuple[int, Report | Non
                     f"the supervisor of {run} is busy, and runs in another container; run this "
                     "command in the container of the run"
                 ) from error
-            return about["pid"], None
+            return Reached(about["pid"], None)
         except OSError as error:
             if _about(folder) != about:  # it ended just now, and another has begun
                 return _ask(run, request, timeout_s)
@@ -113,7 +114,7 @@ def _ask(run: str, request: Report, timeout_s: float) -> tuple[int, Report | Non
         pid, uid, _ = struct.unpack("3i", ucred)
         if os.geteuid() not in (0, uid):  # a folder of another user can name any socket
             raise _not_ours(folder)
-        return pid, _reply(connection, request, timeout_s, run)
+        return Reached(pid, _reply(connection, request, timeout_s, run))
 
 
 def _reply(connection: socket.socket, request: Report, timeout_s: float, run: str) -> Report | None:
@@ -177,19 +178,15 @@ def _about(folder: Path) -> Report:
 def _how_it_ended(folder: Path) -> str:
     if in_use(folder):
         return f"the run in {folder} is starting or ending; try again in a moment"
-    summary = folder / "summary.json"
-    try:
-        found = json.loads(read_regular(summary))
-        ended_s = summary.stat().st_mtime
-    except (OSError, ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+    summary = read_json(folder, SUMMARY, follow_links=True)
+    if not summary:
         return (
             f"no run is live in {folder}, and it has no summary.json; give the folder of a live run"
         )
+    ended_s = (folder / SUMMARY).stat().st_mtime
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended_s))
-    error = f" ({found['error']})" if found.get("error") else ""
-    return f"the run in {folder} has ended, at {when}: {found.get('exit_reason')}{error}"
+    error = f" ({summary['error']})" if summary.get("error") else ""
+    return f"the run in {folder} has ended, at {when}: {summary.get('exit_reason')}{error}"
 
 
 def _not_ours(folder: Path) -> UserError:

@@ -315,8 +315,6 @@ class DeferredView(MetricSink):
                 self._view.metrics(self._last, final=final)
 
     def event(self, event: RunEvent) -> bool:
-        if event.kind == "evaluation" and event.result is not None:
-            self._last |= evaluation_figures(event.result)
         if self._view is None:
             self._early.append(event)
         else:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 import penstock
 from penstock.configs.errors import UserError
+from penstock.core.formatting import finite
+from penstock.monitor.run_folder.files import FORM_ERRORS
 from penstock.watch.guard import BODY_NBYTES, ORDER_HEADER, Guard, GuardedApp
 from penstock.watch.orders import Orders
 from penstock.watch.page_files import KINDS, STATIC, plotly_script
@@ -24,8 +28,6 @@ from penstock.watch.views import MOST_COMPARED, MOST_METRICS, Views
 NAME_LENGTH = 1000
 BODY_S = 10
 logger = logging.getLogger(__name__)
-
-Query = Mapping[str, list[str]]
 
 
 def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> GuardedApp:
@@ -37,7 +39,7 @@ def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> Guarde
         made = read.get(request.path_params["view"])
         if made is None:
             return PlainTextResponse("penstock: no such view\n", 404)
-        return await _answer(lambda: made(_query(request)))
+        return await _answer(lambda: made(request.query_params))
 
     async def order(request: Request) -> Response:
         name = await _ordered_run(request)
@@ -47,7 +49,7 @@ def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> Guarde
         return await _answer(lambda: give(kind, views.catalog.run(name).folder))
 
     async def video(request: Request) -> Response:
-        query = _query(request)
+        query = request.query_params
         try:
             path, kind = await run_in_threadpool(
                 lambda: views.video(_text(query, "run"), _text(query, "file"))
@@ -83,7 +85,7 @@ def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> Guarde
     return GuardedApp(app, guard)
 
 
-def _readers(views: Views, guard: Guard) -> dict[str, Callable[[Query], Any]]:
+def _readers(views: Views, guard: Guard) -> dict[str, Callable[[QueryParams], Any]]:
     """What GET /api/NAME returns, by name."""
     return {
         "session": lambda q: {
@@ -134,9 +136,9 @@ async def _ordered_run(request: Request) -> str | Response:
         name = json.loads(body)["run"]
     except (ValueError, LookupError, TypeError, RecursionError):
         name = None
-    return (
-        name if isinstance(name, str) else JSONResponse({"error": 'an order is {"run": NAME}'}, 400)
-    )
+    if not isinstance(name, str):
+        return JSONResponse({"error": 'an order is {"run": NAME}'}, 400)
+    return name
 
 
 async def _answer(made: Callable[[], Any]) -> Response:
@@ -147,46 +149,36 @@ async def _answer(made: Callable[[], Any]) -> Response:
         return JSONResponse({"error": str(error)}, 400)
     except TimeoutError:
         return JSONResponse({"error": "the run did not reply in time"}, 504)
-    except (
-        *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
-    ) as error:
+    except (OSError, *FORM_ERRORS) as error:
         logger.warning("a request failed", exc_info=True)  # files of any kind are read
         return JSONResponse({"error": f"the files of the run could not be read ({error})"}, 500)
 
 
-def _query(request: Request) -> Query:
-    found: dict[str, list[str]] = {}
-    for name, value in request.query_params.multi_items():
-        found.setdefault(name, []).append(value)
-    return found
-
-
-def _texts(query: Query, name: str, most: int) -> list[str]:
-    found = query.get(name, [])
+def _texts(query: QueryParams, name: str, most: int) -> list[str]:
+    found = query.getlist(name)
     if not found or len(found) > most or any(len(text) > NAME_LENGTH for text in found):
         raise UserError(f"give {name} 1 to {most} times, each below {NAME_LENGTH} characters")
     return found
 
 
-def _text(query: Query, name: str, default: str | None = None) -> str:
+def _text(query: QueryParams, name: str, default: str | None = None) -> str:
     if default is not None and name not in query:
         return default
     return _texts(query, name, 1)[0]
 
 
-def _number(query: Query, name: str) -> float | None:
+def _number(query: QueryParams, name: str) -> float | None:
     if name not in query:
         return None
-    try:
-        value = float(_text(query, name))
-    except ValueError:
-        value = float("nan")
-    if not abs(value) < 1e300:
-        raise UserError(f"{name} is {_text(query, name)[:40]!r}; it must be a number")
+    text, value = _text(query, name), None
+    with suppress(ValueError):
+        value = finite(float(text))
+    if value is None:
+        raise UserError(f"{name} is {text[:40]!r}; it must be a number")
     return value
 
 
-def _whole(query: Query, name: str, default: int) -> int:
+def _whole(query: QueryParams, name: str, default: int) -> int:
     text = _text(query, name, str(default))
     if not text.isascii() or not text.isdigit() or len(text) > 9:
         raise UserError(f"{name} is {text[:40]!r}; it must be a whole number")

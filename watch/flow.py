@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.core.formatting import finite
 from penstock.monitor.run_folder.columns import MetricColumns
-from penstock.watch.verdicts import WINDOW_S, MetricWindow
+from penstock.watch.verdicts import WINDOW_S, MetricWindow, option
 
 LIMITS = {  # the stage that a verdict names; "host": none of them, but the cores that they share
     "slow_environment": "environments", "turns": "environments",
@@ -46,27 +46,26 @@ def flow(
             "steps_per_s": window.rate("env_steps"),
             "frames_per_s": window.rate("env_frames"),
             "episodes": columns.last("episodes"),
-            "step_share": share["step"],
         },
         "actors": {
             "alive": finite(last.get("actors_alive")),
             "restarted": finite(last.get("actors_restarted")),
-            "count": _option(options, "actors", "count"),
+            "count": option(options, "actors", "count"),
             "shares": share,
         },
         "transport": {
-            "kind": _option(options, "transport", "kind"),
+            "kind": option(options, "transport", "kind"),
             "wire": wire,
             "coded_nbytes_per_s": window.rate("received/coded_nbytes") if wire else None,
             "raw_nbytes_per_s": window.rate("received/raw_nbytes") if wire else None,
-            "lost": _counts(last, "lost"),
-            "rejected": _counts(last, "rejected"),
+            "lost": _nonzero(last, "lost"),
+            "rejected": _nonzero(last, "rejected"),
         },
         "store": {
             "queue_fill": window.mean("queue_fill"),
             "replay_size": columns.last("replay_size"),
             "samples_per_insert": columns.last("samples_per_insert"),
-            "dropped": _counts(last, "dropped"),
+            "dropped": _nonzero(last, "dropped"),
             "latency_p50_s": window.mean("latency_p50_s"),
             "latency_p95_s": window.mean("latency_p95_s"),
         },
@@ -76,7 +75,6 @@ def flow(
             "ledger": window.shares("ledger/"),
             "cpu": window.mean("cpu/learner-0"),
             "alive": finite(last.get("learners_alive")),
-            "ceiling_steps_per_s": window.mean("learner_ceiling_steps_per_s"),
         },
         "weights": {
             "lag_mean": window.mean("policy_lag_mean"),
@@ -87,16 +85,13 @@ def flow(
     }
 
 
-def _counts(last: Mapping[str, Any], name: str) -> dict[str, float]:
-    found = last.get(name)
-    known = (
-        {str(key): finite(value) for key, value in found.items()}
-        if isinstance(found, Mapping)
-        else {}
-    )
-    return {key: value for key, value in known.items() if value}
+def counts(row: Mapping[str, Any], name: str) -> dict[str, float]:
+    """The counts of ``row`` below a name, such as "dropped", by their reason."""
+    found = row.get(name)
+    if not isinstance(found, Mapping):
+        return {}
+    return {reason: finite(value) or 0 for reason, value in found.items()}
 
 
-def _option(options: Mapping[str, Any], section: str, name: str) -> Any:
-    found = options.get(section)
-    return found.get(name) if isinstance(found, Mapping) else None
+def _nonzero(row: Mapping[str, Any], name: str) -> dict[str, float]:
+    return {reason: number for reason, number in counts(row, name).items() if number}

@@ -29,7 +29,7 @@ from penstock.monitor.run_folder.record import METRICS
 from penstock.watch.catalog import RunCatalog
 from penstock.watch.page_files import STATIC, bundle, document, plotly_script
 from penstock.watch.series import as_json, reduced, short
-from penstock.watch.verdicts import LEDGERS
+from penstock.watch.verdicts import LEDGERS, process_place
 from penstock.watch.views import (
     AXES,
     MOST_COMPARED,
@@ -47,7 +47,6 @@ MOST_EVALUATIONS = 2000  # points of a curve
 MOST_VIDEO_NBYTES = 64 << 20  # of all videos with their decisions, the newest first
 LOG_NBYTES = 8 << 10  # the end of each log
 MOST_LOGS = 40
-LOGS_FIRST = ("learner", "connector", "relay", "evaluator")  # actors come last, being many
 EVALUATED = ("eval_return_greedy", "eval_return_sampled")
 
 
@@ -144,7 +143,8 @@ def _answers(views: Views, name: str, count: int, videos: dict[str, str]) -> tup
     embedded, decisions, left_out = _videos(
         views, name, agent["videos"], MOST_VIDEO_NBYTES // count, videos
     )
-    every = _rows_in_a_point(run, MOST_VALUES // count)
+    # So many measurements are one value of a column that the file stays small.
+    every = max(1, -(-run.columns.rows * len(_embedded(run)) // (MOST_VALUES // count)))
     most_logs = -(-MOST_LOGS // count)
     names = names_in(run.folder, "logs", MOST_NAMES)
     logs = sorted((n.removesuffix(".log") for n in names if n.endswith(".log")), key=_log_place)
@@ -191,13 +191,10 @@ def _answers(views: Views, name: str, count: int, videos: dict[str, str]) -> tup
     return answers, [note for note in notes if note]
 
 
-def _log_place(name: str) -> tuple[int, str, int, str]:
-    """Where the log of a process is in the order in which logs are embedded."""
-    role, _, number = name.rpartition("-")
-    i = int(number) if number.isascii() and number.isdigit() and len(number) < 10 else 0
-    if role == "actor":
-        return len(LOGS_FIRST) + 1, role, i, name
-    return LOGS_FIRST.index(role) if role in LOGS_FIRST else len(LOGS_FIRST), role, i, name
+def _log_place(name: str) -> tuple[bool, tuple[int, str, int]]:
+    """Where the log of a process is in the order in which logs are embedded: actors come last,
+    being many."""
+    return name.startswith("actor-"), process_place(name)
 
 
 def _embedded(run: WatchedRun) -> list[str]:
@@ -216,11 +213,6 @@ def _metrics(views: Views, name: str) -> Row:
     return {"groups": {group: names for group, names in kept.items() if names}}
 
 
-def _rows_in_a_point(run: WatchedRun, most_values: int) -> int:
-    """How many measurements each value of a column stands for, so that the file stays small."""
-    return max(1, -(-run.columns.rows * len(_embedded(run)) // most_values))
-
-
 def _curves(run: WatchedRun, every: int) -> Row:
     """The columns of the metrics, and all else that is on their charts."""
     columns, names = run.columns, _embedded(run)
@@ -229,12 +221,11 @@ def _curves(run: WatchedRun, every: int) -> Row:
     for name in names:
         values = columns.column(name)
         if name in AXES:
-            values = _in_buckets(values, every, np.nan)
-            thinned = np.fmax.reduce(values, axis=1)
+            thinned = np.fmax.reduce(_in_buckets(values, every), axis=1)
         else:
             if not is_return(name):
                 values = np.where(full, values, np.nan)
-            thinned = _means(_in_buckets(values, every, np.nan))
+            thinned = _means(_in_buckets(values, every))
         found[name] = [None if np.isnan(value) else short(value) for value in thinned]
     evaluated = [*EVALUATED, *(name for name in columns.names if is_evaluation(name))]
     return {
@@ -253,9 +244,9 @@ def _curves(run: WatchedRun, every: int) -> Row:
     }
 
 
-def _in_buckets(values: Floats, every: int, rest: float) -> Floats:
-    """Rows of ``every`` successive values; the last one is filled with ``rest``."""
-    return np.pad(values, (0, -len(values) % every), constant_values=rest).reshape(-1, every)
+def _in_buckets(values: Floats, every: int) -> Floats:
+    """Rows of ``every`` successive values; the last one is filled with NaN."""
+    return np.pad(values, (0, -len(values) % every), constant_values=np.nan).reshape(-1, every)
 
 
 def _means(buckets: Floats) -> Floats:

@@ -152,7 +152,7 @@ class Guard:
 
 
 class GuardedApp:
-    """An ASGI application behind a `Guard`. Adds the headers of `HEADERS` to every reply."""
+    """An ASGI application behind a `Guard`. Adds those of `HEADERS` that a reply has not."""
 
     def __init__(self, app: Any, guard: Guard) -> None:
         self._app = app
@@ -160,6 +160,8 @@ class GuardedApp:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one request."""
+        from starlette.datastructures import MutableHeaders  # an extra, as the CLI reads this file
+
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -169,17 +171,10 @@ class GuardedApp:
 
         async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
-                known = {name.lower() for name, _ in message["headers"]}
-                message["headers"] = [
-                    *message["headers"],
-                    *(
-                        (k.encode(), v.encode())
-                        for k, v in HEADERS.items()
-                        if k.encode() not in known
-                    ),
-                ]
-                if b"cache-control" not in known:
-                    message["headers"].append((b"cache-control", b"no-store"))
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                headers.setdefault("cache-control", "no-store")
             await send(message)
 
         if self._guard.shows_token(scope):

@@ -77,18 +77,18 @@ def stall(
     since = written_s or None
     if stopped and (silent or len(learners) == 1):
         pids = " ".join(str(each.get("pid")) for each in stopped)
-        named = _listed([str(each["name"]) for each in stopped])
+        named = listed([str(each["name"]) for each in stopped])
         why = f"{named} {'is' if len(stopped) == 1 else 'are'} stopped by a signal"
         away = sorted({str(on) for each in stopped if (on := each.get("host", host)) != host})
         if away:
-            why = f"{why} on {_listed(away)}"
+            why = f"{why} on {listed(away)}"
         return {"why": why, "since": since, "command": None if away else f"kill -CONT {pids}"}
     if not silent:
         return None
     bad = [f"{each.get('name')}: {found}" for each in processes if (found := wrong(each))]
     why = "no new line of metrics"
     if bad:
-        why = f"{why} ({_listed(bad, '; ')})"
+        why = f"{why} ({listed(bad, '; ')})"
     return {"why": why, "since": since, "command": None}
 
 
@@ -156,11 +156,6 @@ def _steps(value: float) -> str:
     return f"{count(float(f'{value:.3g}'))} steps"
 
 
-def resume_command(folder: Path) -> str:
-    """The command that continues a run."""
-    return f"penstock train {shlex.quote(str(folder))} --resume auto"
-
-
 def end(state: str, error: Any, seen_s: float | None, trained: float | None, folder: Path) -> Row:
     """The message on a run that did not end by one of its limits.
 
@@ -178,12 +173,9 @@ def end(state: str, error: Any, seen_s: float | None, trained: float | None, fol
     left = "It has no checkpoint that can be read, so it begins anew"
     if trained is not None:
         left = f"Its newest checkpoint has {count(trained)} trained steps"
-    return {
-        "kind": "plain" if state == "stopped" and not error else "bad",
-        "time": seen_s,
-        "text": f"{cause}. {left}.",
-        "command": resume_command(folder),
-    }
+    kind = "plain" if state == "stopped" and not error else "bad"
+    command = f"penstock train {shlex.quote(str(folder))} --resume auto"
+    return trouble(kind, f"{cause}. {left}.", seen_s, command)
 
 
 def restart(event: Mapping[str, Any], restarts: float) -> Row:
@@ -194,14 +186,16 @@ def restart(event: Mapping[str, Any], restarts: float) -> Row:
     delay_s = finite(data.get("delay_s")) if isinstance(data, Mapping) else None
     after = "restarted" if delay_s is None else f"restarted {delay_s:g} s later"
     others = f" {count(restarts)} restarts in all." if restarts > 1 else ""
-    return {
-        "kind": "past",
-        "time": finite(event.get("time")),
-        "text": f"{role} {cause}, {after}.{others}",
-        "command": None,
-    }
+    return trouble("past", f"{role} {cause}, {after}.{others}", finite(event.get("time")))
 
 
-def _listed(texts: Sequence[str], between: str = ", ") -> str:
+def trouble(kind: str, text: str, time_s: float | None = None, command: str | None = None) -> Row:
+    """A message on what went wrong: its ``kind`` ("bad", "warn", "plain", or "past" of what has
+    recovered), its time, and the ``command`` that continues the run."""
+    return {"kind": kind, "time": time_s, "text": text, "command": command}
+
+
+def listed(texts: Sequence[str], between: str = ", ") -> str:
+    """The first texts, and how many more there are."""
     more = len(texts) - MOST_NAMED
     return between.join([*texts[:MOST_NAMED], *([f"and {count(more)} more"] if more > 0 else [])])

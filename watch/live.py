@@ -15,13 +15,12 @@ from typing import Any
 import psutil
 
 from penstock.configs.errors import UserError
-from penstock.monitor.run_folder.files import is_trusted
+from penstock.monitor.run_folder.files import FORM_ERRORS, is_trusted
 from penstock.monitor.status import add_shares
 from penstock.monitor.supervisor_client import Report, reach
 
 EVERY_S = 1.0
 AGAIN_S = 5.0  # after a run that did not answer
-MOST_PROCESSES = 2000  # of which memory is looked up: /proc is read for each
 
 
 class LiveStatus:
@@ -40,28 +39,26 @@ class LiveStatus:
         Without waiting where another thread is asking: then it is the answer before."""
         if time.monotonic() >= self._next_s and self._asks.acquire(blocking=False):
             try:
-                self._shown = self._checked()
+                self._shown = self._ask()
                 replied = self._shown["live"] and not self._shown["why"]
                 self._next_s = time.monotonic() + (EVERY_S if replied else AGAIN_S)
             finally:
                 self._asks.release()
         return self._shown
 
-    def _checked(self) -> dict[str, Any]:
-        """The answer; where it has not the form of one, as of another release, that reason."""
-        try:
-            return self._ask()
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            self._raw = None
-            why = f"the reply of the supervisor cannot be read ({type(error).__name__}: {error})"
-            return {"live": False, "why": why, "processes": []}
-
     def _ask(self) -> dict[str, Any]:
+        """The answer of the supervisor, or why there is none that can be shown."""
         try:
-            reached = reach(str(self._folder))
+            return self._reply()
         except UserError as error:
-            self._raw = None
-            return {"live": False, "why": str(error), "processes": []}
+            why = str(error)
+        except FORM_ERRORS as error:  # the reply of another release, or of another program
+            why = f"the reply of the supervisor cannot be read ({type(error).__name__}: {error})"
+        self._raw = None
+        return {"live": False, "why": why, "processes": []}
+
+    def _reply(self) -> dict[str, Any]:
+        reached = reach(str(self._folder))
         if reached.report is None:
             why = f"the supervisor (pid {reached.pid}) did not reply: it is busy, or hangs"
             return {**self._shown, "live": True, "why": why}
@@ -70,7 +67,7 @@ class LiveStatus:
         add_shares(shown, self._raw or raw)
         self._raw = raw
         same = reached.pid == raw.get("pid")  # else its pids are of another container
-        for process in shown["processes"][:MOST_PROCESSES]:
+        for process in shown["processes"]:
             pid = process.get("pid")
             if same and pid and process.get("host") == raw.get("host"):
                 process["rss_nbytes"] = _rss(pid, process["name"])

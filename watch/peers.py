@@ -6,9 +6,9 @@ of each socket, so that a server can refuse the others without a password.
 
 from __future__ import annotations
 
-import socket
 import sys
 from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 
 ESTABLISHED = "01"
@@ -33,14 +33,9 @@ def user_of(client: Address, server: Address) -> int | None:
 def _coded(address: Address, six: bool) -> str:
     """An address as these tables write it: 32-bit words in the byte order of the machine."""
     host, port = address
-    try:
-        data = socket.inet_pton(socket.AF_INET6, host)
-    except OSError:
-        try:
-            four = socket.inet_pton(socket.AF_INET, host)
-        except OSError:
-            return ""
-        data = b"\0" * 10 + b"\xff\xff" + four if six else four
+    data = ip_address(host).packed
+    if six and len(data) == 4:
+        data = b"\0" * 10 + b"\xff\xff" + data
     words = [data[i : i + 4] for i in range(0, len(data), 4)]
     if sys.byteorder == "little":
         words = [word[::-1] for word in words]

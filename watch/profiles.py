@@ -1,7 +1,7 @@
 """What the page shows of a profile: its tables, the shares of each process, and its timeline.
 
-Both come from files in the run's folder, which may be of another release, or damaged: their size
-and what is taken from them are bounded, and a file of another form gives a sentence.
+Both come from files in the run's folder, which may be of another release, or from elsewhere: their
+size is bounded, and a file of another form gives a sentence.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.formatting import finite
-from penstock.monitor.run_folder.files import Row, open_in, read_json, stamp
+from penstock.monitor.run_folder.files import FORM_ERRORS, Row, open_in, read_json, stamp
 from penstock.profiling.report import last_minute
 from penstock.profiling.report.files import DATA, TRACE
 from penstock.profiling.report.tables import heading, tables
@@ -20,16 +20,12 @@ from penstock.profiling.report.trace import limit
 
 MOST_SPANS = 100_000  # some 600 KB as JSON
 MOST_THREADS = 64
-MOST_PARTS = 40
-MOST_BARS = 64
-MOST_ROWS = 200  # of a table
 MOST_TEXT = 300
 TRACE_NBYTES = 64 << 20
 TRACE_LINES = 500_000
 LINE_NBYTES = 4096
 SIGNS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of the parts
 GAP = "-"
-FORM_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
 def profile_of(folder: Path) -> Row | None:
@@ -39,24 +35,21 @@ def profile_of(folder: Path) -> Row | None:
         return None
     profile = read_json(folder, DATA)
     try:
-        notes = profile.get("notes", [])
+        verdict = profile["verdict"]
         return {
             "heading": heading(profile)[:MOST_TEXT],
-            "verdict": {key: _text(profile["verdict"][key]) for key in ("finding", "reason")}
-            | {"next_step": _text(profile["verdict"]["next_step"])},
-            "also": [_text(found["finding"]) for found in profile["also"][:MOST_ROWS]],
+            "verdict": {key: _text(verdict[key]) for key in ("finding", "reason", "next_step")},
+            "also": [_text(found["finding"]) for found in profile["also"]],
             "bars": list(_bars(profile)),
             "tables": [
                 {
                     "title": _text(table.title),
-                    "columns": [_text(name) for name in table.columns[:MOST_PARTS]],
-                    "rows": [
-                        [_text(t) for t in row[:MOST_PARTS]] for row in table.rows[:MOST_ROWS]
-                    ],
+                    "columns": [_text(name) for name in table.columns],
+                    "rows": [[_text(cell) for cell in row] for row in table.rows],
                 }
                 for table in tables(profile)
             ],
-            "notes": [_text(note) for note in notes[:MOST_ROWS]],
+            "notes": [_text(note) for note in profile.get("notes", [])],
         }
     except FORM_ERRORS as error:
         return {
@@ -70,7 +63,7 @@ def _bars(profile: Mapping[str, Any]) -> list[Row]:
     kinds = ("learner", "actors", "connectors", "others")
     entries = [entry for kind in kinds for entry in profile[kind]]
     found = []
-    for entry in entries[:MOST_BARS]:
+    for entry in entries:
         shares = {str(part): finite(share) for part, share in entry["ledger"].items()}
         known = {part: share for part, share in shares.items() if share is not None and share > 0}
         found.append({"name": _text(entry["name"]), "parts": known})
@@ -131,7 +124,7 @@ def _read_trace(file: Any) -> Row:
                 processes[event["pid"]] = _text(event["args"]["name"])
             elif event["name"] == "thread_name":
                 names[key] = _text(event["args"]["name"])
-        except (*FORM_ERRORS, RecursionError):
+        except FORM_ERRORS:
             continue
     named = {
         f"{processes.get(key[0], key[0])}/{names.get(key, key[1])}": spans

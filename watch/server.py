@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import ssl
 from collections.abc import Callable
@@ -20,6 +21,7 @@ PORT = 8700
 PORTS = 20  # tried after `PORT`, if none is given
 NICE = 10  # a run beside the page has priority
 CONNECTIONS = 64
+TOKEN = re.compile(rf"[A-Za-z0-9_-]{{{TOKEN_LENGTH},}}")
 PACKAGES = ("starlette", "uvicorn", "plotly")
 
 
@@ -39,7 +41,7 @@ class Listen:
         """Raise UserError for options that do not go together."""
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UserError("--tls-cert and --tls-key belong together; give both, or neither")
-        if self.token is not None and not _is_token(self.token):
+        if self.token is not None and not TOKEN.fullmatch(self.token):
             raise UserError(
                 f"--token has {len(self.token)} characters; it must have {TOKEN_LENGTH} or more "
                 "letters, digits, - and _, such as the output of: openssl rand -hex 16"
@@ -159,11 +161,3 @@ def _check_tls(listen: Listen) -> None:
             f"--tls-cert {listen.tls_cert} and --tls-key {listen.tls_key} cannot be used "
             f"({error}); give a certificate and its key as PEM files"
         ) from error
-
-
-def _is_token(text: str) -> bool:
-    return (
-        len(text) >= TOKEN_LENGTH
-        and text.isascii()
-        and text.replace("-", "").replace("_", "").isalnum()
-    )

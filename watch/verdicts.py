@@ -146,10 +146,11 @@ def _passed(times: Floats) -> Floats:
 def process_names(columns: MetricColumns) -> list[str]:
     """The processes that have a ledger in the metrics."""
     found = [name.split("/")[1] for name in columns.names if name.startswith(LEDGERS)]
-    return sorted(dict.fromkeys(found), key=_order)
+    return sorted(dict.fromkeys(found), key=process_place)
 
 
-def _order(name: str) -> tuple[int, str, int]:
+def process_place(name: str) -> tuple[int, str, int]:
+    """Where a process stands in a list: in the order in which samples pass, then by number."""
     role = name.rpartition("-")[0]
     first = ("learner", "connector", "relay", "actor", "evaluator")
     rank = first.index(role) if role in first else len(first)
@@ -202,7 +203,7 @@ def make_profile(
     produced = window.rate("env_steps")
     learners = _learners(columns, window, ledgers, status)
     on_gpu = any(learner.parts.get(ON_GPU) for learner in learners)
-    on_gpu = on_gpu or str(_at(options, "learner", "device")).startswith("cuda")
+    on_gpu = on_gpu or str(option(options, "learner", "device")).startswith("cuda")
     return build(
         seconds=window.seconds,
         cores=usable_cores() if cores is None else cores,
@@ -330,7 +331,8 @@ def load_options(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _at(options: Mapping[str, Any], section: str, name: str) -> Any:
+def option(options: Mapping[str, Any], section: str, name: str) -> Any:
+    """An option of those that `load_options` returns; None where its section is missing."""
     found = options.get(section)
     value = found.get(name) if isinstance(found, Mapping) else None
     return value if not isinstance(value, float) else finite(value)
@@ -338,5 +340,5 @@ def _at(options: Mapping[str, Any], section: str, name: str) -> Any:
 
 def _count(options: Mapping[str, Any], section: str, name: str) -> int:
     """A number that `load_options` adds; 1 where it has not, as it did not accept the config."""
-    found = _at(options, section, name)
+    found = option(options, section, name)
     return found if isinstance(found, int) and found > 0 else 1

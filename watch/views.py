@@ -8,6 +8,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,29 @@ from penstock.monitor.curves import RETURN
 from penstock.monitor.metric_groups import group
 from penstock.monitor.run_folder.checkpoints import checkpoints
 from penstock.monitor.run_folder.columns import Points, rising
-from penstock.monitor.run_folder.files import Row, names_in, read_tail, read_text, stamp
-from penstock.monitor.run_folder.folder import flat
+from penstock.monitor.run_folder.files import (
+    FORM_ERRORS,
+    Row,
+    names_in,
+    read_tail,
+    read_text,
+    stamp,
+)
+from penstock.monitor.run_folder.folder import flat, versions
 from penstock.monitor.run_folder.reader import is_evaluation
 from penstock.monitor.run_folder.record import METRICS
-from penstock.profiling.report.files import TRACE
 from penstock.watch.catalog import RunCatalog
-from penstock.watch.flow import flow
-from penstock.watch.headline import end, is_overdue, learning, restart, stall, wrong
+from penstock.watch.flow import counts, flow
+from penstock.watch.headline import (
+    end,
+    is_overdue,
+    learning,
+    listed,
+    restart,
+    stall,
+    trouble,
+    wrong,
+)
 from penstock.watch.live import LiveStatus
 from penstock.watch.profiles import profile_of, recorded_of, timeline_of
 from penstock.watch.series import as_json, clipped, means, reduced, smooth, spread
@@ -59,13 +75,12 @@ LOG_NBYTES = 1 << 16
 MOST_FILES = 500
 MOST_NAMES = 10 * MOST_FILES  # in a folder, of which those above are the newest or the first
 VIDEOS = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif"}
+SEE_PROCESSES = "The view Processes shows logs and stacks."
 AXES = ("env_steps", "time_s")
 FIGURES = (
-    "time_s", "env_steps", "env_frames", "trained_steps", "learner_steps", "episodes",
-    "steps_per_s", "trained_steps_per_s", "episode_return_mean", "eval_return_mean",
-    "eval_return_best", "eval_play", "learner_compute_fraction", "learner_wait_fraction",
-    "policy_lag_mean", "queue_fill", "actors_alive", "actors_restarted", "learners_alive",
-    "learners_restarted", "updates_skipped", "rollbacks", "solved_at_s",
+    "time_s", "env_steps", "trained_steps", "learner_steps", "episodes", "episode_return_mean",
+    "eval_return_mean", "eval_return_best", "eval_play", "actors_restarted", "learners_restarted",
+    "updates_skipped", "rollbacks",
 )  # fmt: skip
 
 
@@ -76,16 +91,14 @@ class Views:
         self.catalog = catalog
         self._status: dict[Path, LiveStatus] = {}
         self._options: dict[Path, tuple[object, dict[str, Any]]] = {}
-        self._presets: dict[Path, tuple[object, Row]] = {}
         self._verdicts: dict[Path, tuple[object, Row]] = {}
-        self._timeline: tuple[object, Row] | None = None  # the last one, as reading takes a second
 
     def runs(self) -> Row:
         """The list of runs."""
         rows = self.catalog.rows()
         ends_s = time.monotonic() + LIST_S
         for row in rows:
-            is_asked = row["state"] == "running" and not row["stalled"] and not row["ending"]
+            is_asked = row["state"] == "running" and not row["stalled"] and row["stops"] is None
             if not is_asked or not is_overdue(time.time(), row) or time.monotonic() > ends_s:
                 continue
             folder = self.catalog.path(row["name"])
@@ -100,11 +113,11 @@ class Views:
         read = run.read(BUDGET_S)
         row = run.row()
         running = row["state"] == "running"
-        status = self._live(run.folder).now() if running else _not_live(row)
-        status = _with_states(status, run)
-        stops = _stops(run) if running else None
+        why = f"the run is not in progress: {row['state']}"
+        ended = {"live": False, "why": why, "processes": []}
+        status = _with_states(self._live(run.folder).now() if running else ended, run)
         stalled = None
-        if running and stops is None:
+        if running and row["stops"] is None:
             silent = bool(row["stalled"])
             on = status.get("host")
             stalled = stall(status["processes"], row["written"], silent=silent, host=on)
@@ -127,7 +140,6 @@ class Views:
             "exit_reason": _plain(summary.get("exit_reason")),
             "status": status,
             "flow": stages,
-            "stops": stops,
             "stall": stalled,
             "seen": run.seen_s if row["state"] == "died" else None,
             "learning": learns,
@@ -266,14 +278,13 @@ class Views:
         """The config with what differs from the preset, versions, accounting, checkpoints."""
         run = self.catalog.run(name)
         run.read(BUDGET_S)
-        options, base = self._differences(run)
+        options, base = _differences(run.options)
         return {
             "options": options,
             "base": base,
             "starts": _starts(run),
             "accounting": _accounting(run),
             "checkpoints": checkpoints(run.folder),
-            "summary": {k: _plain(run.summary.get(k)) for k in ("exit_reason", "error")},
             "folder": str(run.folder),
         }
 
@@ -300,12 +311,7 @@ class Views:
 
     def timeline(self, name: str) -> Row:
         """The spans of each thread in a profiled run, at most `profiles.MOST_SPANS` of them."""
-        folder = self.catalog.run(name).folder
-        key = folder, stamp(folder, TRACE)
-        found = self._timeline
-        if found is None or found[0] != key:
-            found = self._timeline = key, timeline_of(folder)
-        return found[1]
+        return timeline_of(self.catalog.run(name).folder)
 
     def recorded(self, name: str) -> Row:
         """The spans of the last minute before the order `timeline`."""
@@ -347,27 +353,14 @@ class Views:
         known = self._verdicts.get(run.folder)
         if known is None or known[0] != key:
             try:
-                cores = None if status["live"] else _recorded_cores(run)
+                cores = None
+                if not status["live"]:  # those where it was started last, maybe on another host
+                    cores = finite(next(reversed(run.starts), {}).get("cores")) or None
                 found = judge(run.columns, options, status, live=live, cores=cores)
-            except (LookupError, TypeError, ValueError, ArithmeticError):  # options of any kind
+            except FORM_ERRORS:  # options of any kind
                 found = {"verdict": None, "also": [], "seconds": 0.0}
             known = self._verdicts[run.folder] = key, found
         return known[1]
-
-    def _differences(self, run: WatchedRun) -> tuple[list[Row], str | None]:
-        """Every option, its value in the preset, and whether they differ."""
-        key = stamp(run.folder, "config.yaml")
-        known = self._presets.get(run.folder)
-        if known is None or known[0] != key:
-            known = self._presets[run.folder] = key, _preset(run.options)
-        base = known[1]
-        found = []
-        for option, value in run.options.items():
-            shown = _shown(value)
-            preset = _shown(base["options"][option]) if option in base["options"] else None
-            differs = base["origin"] is not None and preset != shown
-            found.append({"name": option, "value": shown, "preset": preset, "differs": differs})
-        return found, base["origin"]
 
 
 def _line(
@@ -448,8 +441,7 @@ def _troubles(
     figures: Mapping[str, Any],
     stalled: Mapping[str, Any] | None,
 ) -> list[Row]:
-    """What went wrong with a run, the worst first: each with its ``kind`` ("bad", "warn", "plain",
-    or "past" of what has recovered), ``time``, ``text``, and the ``command`` that continues it."""
+    """What went wrong with a run, the worst first."""
     running, found = row["state"] == "running", []
     error = row["error"]
     if row["state"] in ("died", "stopped") or error:
@@ -457,15 +449,8 @@ def _troubles(
         trained = max((each for each in steps if each is not None), default=None)
         found.append(end(row["state"], error, run.seen_s, trained, run.folder))
     if stalled is not None:
-        found.append(
-            {
-                "kind": "bad",
-                "time": None,
-                "text": f"The run does not train: {stalled['why']}. The view Processes shows logs "
-                "and stacks.",
-                "command": stalled["command"],
-            }
-        )
+        why_not = f"The run does not train: {stalled['why']}. {SEE_PROCESSES}"
+        found.append(trouble("bad", why_not, command=stalled["command"]))
     why = str(stalled["why"]) if stalled else ""
     processes = status["processes"] if running else []
     bad = [
@@ -474,12 +459,10 @@ def _troubles(
         if (text := wrong(each)) and not re.search(rf"\b{re.escape(str(each['name']))}\b", why)
     ]
     if bad:
-        named = "; ".join(f"{name}: {text}" for name, text in bad[:3])
-        more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
-        text = f"{named}{more}. The view Processes shows logs and stacks."
-        found.append({"kind": "bad", "time": None, "text": text, "command": None})
+        named = listed([f"{name}: {text}" for name, text in bad], "; ")
+        found.append(trouble("bad", f"{named}. {SEE_PROCESSES}"))
     if running and status.get("why"):
-        found.append({"kind": "warn", "time": None, "text": status["why"], "command": None})
+        found.append(trouble("warn", status["why"]))
     counted = (
         ("updates_skipped", "updates were skipped, because a loss or gradient was not finite", ""),
         ("rollbacks", "times training was rolled back to a checkpoint", "rollback"),
@@ -488,25 +471,12 @@ def _troubles(
         if number := figures.get(key):
             event = _last_event(run, kind)
             at = None if event is None else finite(event.get("time"))
-            text = f"{digits(number)} {text}."
-            found.append({"kind": "bad", "time": at, "text": text, "command": None})
+            found.append(trouble("bad", f"{digits(number)} {text}.", at))
     event = _last_event(run, "restart")
     if event is not None and event.get("role") not in {name for name, _ in bad}:
-        counts = (figures.get("learners_restarted"), figures.get("actors_restarted"))
-        found.append(restart(event, sum(n for n in counts if n)))
+        restarts = (figures.get("learners_restarted"), figures.get("actors_restarted"))
+        found.append(restart(event, sum(n for n in restarts if n)))
     return found
-
-
-def _stops(run: WatchedRun) -> str | None:
-    """Why a run in progress has begun to end; None if it has not since its last start."""
-    with run.lock:
-        found = (event for event in reversed(run.events) if event.get("kind") in ("start", "stop"))
-        event = next(found, None)
-    if event is None or event.get("kind") != "stop":
-        return None
-    data = event.get("data")
-    reason = data.get("reason") if isinstance(data, Mapping) else None
-    return reason[:200] if isinstance(reason, str) else "unknown"
 
 
 def _last_event(run: WatchedRun, kind: str) -> Row | None:
@@ -515,23 +485,33 @@ def _last_event(run: WatchedRun, kind: str) -> Row | None:
         return next((event for event in reversed(run.events) if event.get("kind") == kind), None)
 
 
-def _not_live(row: Mapping[str, Any]) -> Row:
-    return {"live": False, "why": f"the run is not in progress: {row['state']}", "processes": []}
-
-
-def _preset(options: Mapping[str, Any]) -> Row:
-    """What the environment and the algorithm of a run have without further options."""
-    nothing: Row = {"options": {}, "origin": None}
+def _differences(options: Mapping[str, Any]) -> tuple[list[Row], str | None]:
+    """Every option, its value in the preset, and whether they differ; and where the preset is
+    from, None without one."""
     env, algorithm = options.get("env.id"), options.get("algo.name")
-    if not isinstance(env, str) or not isinstance(algorithm, str):
-        return nothing
+    presets: Mapping[str, str] = {}
+    origin: str | None = None
+    if isinstance(env, str) and isinstance(algorithm, str):
+        presets, origin = _preset(env, algorithm)
+    found = []
+    for option, value in options.items():
+        shown, preset = _shown(value), presets.get(option)
+        differs = origin is not None and preset != shown
+        found.append({"name": option, "value": shown, "preset": preset, "differs": differs})
+    return found, origin
+
+
+@lru_cache
+def _preset(env: str, algorithm: str) -> tuple[Mapping[str, str], str | None]:
+    """The options that an environment and an algorithm have without further ones, as texts, and
+    where they are from."""
     with suppress(UserError, OSError, ValueError):
-        if env.endswith((".yaml", ".yml", ".py")) or Path(env).exists():
-            return nothing  # a target of that name would be a file
-        resolved = resolve_target(env, [f"algo.name={algorithm}"])
-        found = dict(flat(parse(dump(resolved.config), "")[0]))
-        return {"options": found, "origin": resolved.origin}
-    return nothing
+        # A target of such a name would be a file.
+        if not env.endswith((".yaml", ".yml", ".py")) and not Path(env).exists():
+            resolved = resolve_target(env, [f"algo.name={algorithm}"])
+            options = flat(parse(dump(resolved.config), "")[0])
+            return {name: _shown(value) for name, value in options}, resolved.origin
+    return {}, None
 
 
 def _bars(run: WatchedRun, prefix: str) -> Row | None:
@@ -559,17 +539,14 @@ def _accounting(run: WatchedRun) -> Row:
     """The terms of the balance of samples: of the summary, or of the last line so far."""
     found = run.summary.get("accounting")
     if isinstance(found, Mapping):
-        source = "summary"
         terms = {key: finite(found.get(key)) for key in ("produced", "trained", "in_flight")}
-        reasons = {key: _reasons(found.get(key)) for key in ("dropped", "lost")}
+        reasons = {key: counts(found, key) for key in ("dropped", "lost")}
     else:
-        source = "metrics"
         last = run.last
         terms = {"produced": finite(last.get("env_steps")), "in_flight": None}
         terms["trained"] = finite(last.get("trained_steps"))
-        reasons = {key: _reasons(last.get(key)) for key in ("dropped", "lost")}
+        reasons = {key: counts(last, key) for key in ("dropped", "lost")}
     return {
-        "source": source,
         **terms,
         **reasons,
         "complete": bool(found) and bool(run.summary.get("accounting_complete", True)),
@@ -577,29 +554,13 @@ def _accounting(run: WatchedRun) -> Row:
     }
 
 
-def _reasons(found: Any) -> Row:
-    if not isinstance(found, Mapping):
-        return {}
-    return {str(key)[:80]: finite(value) or 0 for key, value in list(found.items())[:100]}
-
-
 def _starts(run: WatchedRun) -> list[Row]:
     """Versions and machine at each start, newest first, as texts."""
     found = []
-    for start in run.starts[-50:]:
-        packages = start.get("packages")
-        known = {str(k)[:80]: _shown(v)[:300] for k, v in start.items() if k != "packages"}
-        about = packages.items() if isinstance(packages, Mapping) else ()
-        shown = {**known, **{str(k)[:80]: _shown(v)[:80] for k, v in about}}
+    for start in reversed(run.starts):
+        shown = {name: _shown(value) for name, value in versions(start).items()}
         found.append({"time": finite(start.get("time")), "shown": shown})
-    return found[::-1]
-
-
-def _recorded_cores(run: WatchedRun) -> float | None:
-    """The number of cores where a run was started last, maybe on another host; None if it is not
-    recorded."""
-    last = next(reversed(run.starts), {})
-    return finite(last.get("cores")) or None
+    return found
 
 
 def _evaluation(line: Mapping[str, Any]) -> Row:

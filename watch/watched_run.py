@@ -48,21 +48,28 @@ class WatchedRun(RunReader):
         return self._events.events
 
     def row(self) -> Row:
-        """What the list shows of this run; beside what a run's reader knows, ``ending``: whether it
-        has begun to stop, and ``stalled``: whether it writes no metrics."""
+        """What the list shows of this run; beside what a run's reader knows, ``stops``: why it has
+        begun to end, or None, and ``stalled``: whether it writes no metrics."""
         with self.lock:
             row = super().row()
             running = row["state"] == "running"
             began_s = stamp(self.folder, SUPERVISOR_FILE)[2] * 1e-9
-            ending = running and self._is_ending()
+            stops = self._why_it_stops() if running else None
             silent = running and is_silent(time.time(), began_s, row)
-            return {**row, "ending": ending, "stalled": silent and not ending}
+            return {**row, "stops": stops, "stalled": silent and stops is None}
 
-    def _is_ending(self) -> bool:
-        """Whether the last start or stop among the newest events is a stop."""
+    def _why_it_stops(self) -> str | None:
+        """Why the run has begun to end; None if it has not since its last start, by the newest
+        events."""
         tail = read_tail(self.folder, "logs", EVENTS, most=TAIL_NBYTES) or ""
-        kinds = [event.get("kind") for event in objects(tail.encode())]
-        return next((kind for kind in reversed(kinds) if kind in ("start", "stop")), "") == "stop"
+        for event in reversed(objects(tail.encode())):
+            if event.get("kind") == "start":
+                return None
+            if event.get("kind") == "stop":
+                data = event.get("data")
+                reason = data.get("reason") if isinstance(data, Mapping) else None
+                return short_text(reason) or "unknown"
+        return None
 
     def marks(self, x: str) -> list[Row]:
         """The events that a curve shows, each at its place on the axis ``x``."""
@@ -110,19 +117,15 @@ class WatchedRun(RunReader):
                 places.append(max(0.0, _uptime(event) + offsets[-1]) if offsets else None)
         return places
 
-    def _reached_at_s(self) -> float | None:
-        """Seconds of training until the mean return reached `stop.return`; None if it has not."""
-        figures = {**self.last, **self.summary}
-        at = finite(figures.get("return_reached_at_s"))
-        return finite(figures.get("solved_at_s")) if at is None else at
-
     def target(self, x: str) -> Row | None:
         """`stop.return`, and the place on the axis ``x`` where it was reached, or null."""
         value = self.options.get("stop.return")
         if finite(value) is None:
             return None
         with self.lock:
-            at = self._reached_at_s()
+            figures = {**self.last, **self.summary}
+            at = finite(figures.get("return_reached_at_s"))
+            at = finite(figures.get("solved_at_s")) if at is None else at
             if x != "time_s" and at is not None:
                 times, steps = self.columns.points("time_s", x)
                 at = float(np.interp(at, times, steps)) if len(times) else None

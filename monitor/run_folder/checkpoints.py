@@ -12,16 +12,13 @@ from pydantic_core import from_json
 
 from penstock.core.formatting import finite
 from penstock.core.run_dir import CHECKPOINT
-from penstock.monitor.run_folder.files import Row, names_in, open_in, stamp
+from penstock.monitor.run_folder.files import FORM_ERRORS, Row, names_in, open_in, stamp
 
 FOLDER, BEST = "checkpoints", "best"
 HEAD_NBYTES = 1 << 24
 MOST_LISTED = 500
 MOST_HEADS = 20  # of the newest checkpoints, whose steps are read
-FORM_ERRORS = (
-    *(ArithmeticError, LookupError, OSError, RecursionError),
-    *(TypeError, ValueError, struct.error),
-)
+UNREADABLE = (OSError, struct.error, *FORM_ERRORS)
 
 
 class Best(NamedTuple):
@@ -47,7 +44,7 @@ def best(run_dir: Path, *, follow_links: bool = False) -> Best | None:
             int(play["episodes"]),
             int(play["trained_steps"]),
         )
-    except FORM_ERRORS:
+    except UNREADABLE:
         return None
 
 
@@ -75,13 +72,13 @@ def checkpoints(run_dir: Path) -> list[Row]:
 def _trained_steps(run_dir: Path, name: str) -> float | None:
     try:
         return finite(_read_meta(run_dir, name, False)["progress"]["trained_steps"])
-    except FORM_ERRORS:
+    except UNREADABLE:
         return None
 
 
 def _read_meta(run_dir: Path, name: str, follow_links: bool) -> Mapping[str, Any]:
     """What the learner has written into the head of a checkpoint's file. Raises one of
-    `FORM_ERRORS` where that is missing or damaged."""
+    `UNREADABLE` where that is missing or damaged."""
     with open_in(run_dir, FOLDER, name, CHECKPOINT, follow_links=follow_links) as file:
         (nbytes,) = struct.unpack("<Q", file.read(8))
         head = from_json(file.read(nbytes) if nbytes <= HEAD_NBYTES else b"")

@@ -98,8 +98,11 @@ class MetricColumns:
                 if self._kept is not None and path not in self._kept:
                     continue
                 numbers = _numbers(cells, kinds)
-                if numbers is not None and (column := self._writable(path)) is not None:
-                    column[where] = numbers
+                if numbers is not None:
+                    column = self._columns.get(path)
+                    column = self._add(path) if column is None else column
+                    if column is not None:
+                        column[where] = numbers
                 is_open = self._kept is not None or not path.endswith(HISTOGRAM)
                 if is_open and not kinds.isdisjoint((dict, list)):
                     nested.append((f"{path}/", cells))
@@ -107,11 +110,6 @@ class MetricColumns:
                 parts = [(row, _parts(cell)) for row, cell in zip(at, inside, strict=True)]
                 inner = [(row, figures) for row, figures in parts if figures]
                 self._write(path, [row for row, _ in inner], [figures for _, figures in inner])
-
-    def _writable(self, path: str) -> Floats | None:
-        """The column of a metric, which is added if there is room for it."""
-        column = self._columns.get(path)
-        return self._add(path) if column is None else column
 
     def column(self, name: str) -> Floats:
         """The values of a metric, float64 ``[rows]``; all NaN for an unknown one."""
@@ -141,6 +139,7 @@ class MetricColumns:
         return None if np.isnan(value) else value
 
     def _add(self, name: str) -> Floats | None:
+        """A new column; None where there is no room for it."""
         if len(self._columns) >= MOST_COLUMNS or len(name) > NAME_LENGTH:
             self.left_out += 1
             return None

@@ -18,6 +18,12 @@ from typing import Any, BinaryIO
 from penstock.core.files import TEXT_NBYTES, open_regular
 
 Row = dict[str, Any]
+FORM_ERRORS = (
+    *(ArithmeticError, AttributeError, LookupError),
+    *(RecursionError, TypeError, ValueError),
+)
+"""What it may raise to take figures from a file of another form: damaged, of another release, or
+written by anyone."""
 
 
 def open_in(folder: Path, *parts: str, follow_links: bool = False) -> BinaryIO:

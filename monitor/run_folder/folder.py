@@ -142,6 +142,13 @@ def reached(run_dir: Path, names: Iterable[str]) -> dict[str, float]:
     return {name: max(numbers) for name, numbers in values.items() if numbers}
 
 
+def versions(start: Row) -> Row:
+    """Machine and versions of one of `RunFolder.starts`, by their names."""
+    packages = start.get("packages")
+    found = {**start, **(packages if isinstance(packages, dict) else {})}
+    return {name: value for name, value in found.items() if name not in ("packages", "time")}
+
+
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The options of a config by dotted name."""
     for key, value in config.items():

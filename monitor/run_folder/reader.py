@@ -18,7 +18,7 @@ import numpy as np
 from penstock.core.formatting import finite
 from penstock.monitor.run_folder.columns import MetricColumns, Points, rising_points
 from penstock.monitor.run_folder.events import EVENTS, ROTATED
-from penstock.monitor.run_folder.files import Row, stamp
+from penstock.monitor.run_folder.files import FORM_ERRORS, Row, stamp
 from penstock.monitor.run_folder.folder import RunFolder
 from penstock.monitor.run_folder.lines import LINES_NBYTES, JsonLines, Lines, read_sample
 from penstock.monitor.run_folder.record import EVALUATIONS, METRICS, evaluation_figures
@@ -168,7 +168,7 @@ def figures_of(evaluation: Row) -> Mapping[str, Any]:
     """The metrics of an evaluation; empty for a line that was damaged."""
     try:
         return evaluation_figures(evaluation)
-    except (LookupError, TypeError):
+    except FORM_ERRORS:
         return {}
 
 

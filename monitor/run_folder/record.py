@@ -21,6 +21,7 @@ from penstock.core.files import open_private, without_nan, write_atomic
 from penstock.core.interfaces import Json, MetricSink, RunEvent
 from penstock.core.run_dir import HeldFolder
 from penstock.monitor.ranks import lags
+from penstock.monitor.run_folder.files import FORM_ERRORS
 from penstock.monitor.run_folder.lines import lines
 from penstock.profiling.histogram import latencies
 
@@ -119,14 +120,13 @@ class Record(MetricSink):
         ``env``."""
         self.last: dict[str, Any] = {}
         evaluations = lines(run_dir / EVALUATIONS)
-        of_damaged_lines = AttributeError, LookupError, TypeError
         for line in evaluations[-1:]:
-            with suppress(*of_damaged_lines):
+            with suppress(*FORM_ERRORS):
                 if env is None or same_game(line.get("env", {}), env):
                     self.evaluation = evaluation_figures(line)
         # A resume of a run that is solved does not evaluate again.
         for line in evaluations:
-            with suppress(*of_damaged_lines):
+            with suppress(*FORM_ERRORS):
                 if goal is None or line.get("closing", {}).get("goal") != goal:
                     continue
                 if env is None or same_game(line.get("env", {}), env):

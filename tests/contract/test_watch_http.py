@@ -166,9 +166,7 @@ def test_the_present_of_a_run(page: TestClient) -> None:
 def test_the_balance_of_samples(page: TestClient) -> None:
     found = get(page, "about", run="one")["accounting"]
     assert {key: found[key] for key in ACCOUNTING} == ACCOUNTING
-    assert found["source"] == "summary"
     died = get(page, "about", run="died")["accounting"]
-    assert died["source"] == "metrics"
     assert died["in_flight"] is None
     assert found["complete"]
     assert not died["complete"]

@@ -231,10 +231,11 @@ function orderButton(kind, label) {
     try {
       const reply = await order(kind, run);
       setText(orders.said, kind === "save" ? `saved at ${count(reply.trained_steps)} steps` : "the run saves a checkpoint and ends");
+      button.disabled = kind === "stop"; // a second order would end the run without its checkpoint
     } catch (error) {
       setText(orders.said, error.message);
+      button.disabled = false;
     }
-    button.disabled = kind === "stop" ? !/^(no|another)/.test(orders.said.textContent) && orders.said.textContent.startsWith("the run saves") : false;
   } }, label);
 }
 

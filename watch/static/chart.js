@@ -1,6 +1,6 @@
 // Charts by plotly.js, which is loaded when the first chart is drawn; a frozen page contains it.
 
-import { h, number } from "./dom.js";
+import { h, number, svg } from "./dom.js";
 
 let loading = null;
 
@@ -100,17 +100,17 @@ function sketch(element, traces, { xaxis = {} } = {}) {
   high += margin;
   const across = (x) => (100 * (x - left)) / (right - left), up = (y) => 100 - (100 * (y - low)) / (high - low);
   const xs = xaxis.tickvals ?? ticks(left, right, 7), ys = ticks(low, high, 5);
-  const svg = make("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none" },
-    ...xs.map((x) => make("line", { x1: across(x), x2: across(x), y1: 0, y2: 100 })),
-    ...ys.map((y) => make("line", { x1: 0, x2: 100, y1: up(y), y2: up(y) })),
-    ...lines.map((line, i) => make("polyline", {
+  const picture = svg("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none" },
+    ...xs.map((x) => svg("line", { x1: across(x), x2: across(x), y1: 0, y2: 100 })),
+    ...ys.map((y) => svg("line", { x1: 0, x2: 100, y1: up(y), y2: up(y) })),
+    ...lines.map((line, i) => svg("polyline", {
       points: points[i].map(([x, y]) => `${across(x)},${up(y)}`).join(" "), stroke: line.line?.color ?? css("--dim"), opacity: line.opacity ?? 1,
     })));
   const labels = [
     ...xs.map((x, i) => label("span.across", "left", across(x), xaxis.ticktext?.[i] ?? compact(x))),
     ...ys.map((y) => label("span.up", "top", up(y), compact(y))),
   ];
-  element.replaceChildren(h("div.sketch", { "aria-hidden": "true" }, svg, h("div", null, labels)));
+  element.replaceChildren(h("div.sketch", { "aria-hidden": "true" }, picture, h("div", null, labels)));
 }
 
 function label(what, side, place, text) {
@@ -132,13 +132,6 @@ function ticks(low, high, most) {
 function compact(value) {
   const [limit, unit] = [[1e9, "G"], [1e6, "M"], [1e3, "k"]].find(([each]) => Math.abs(value) >= each) ?? [1, ""];
   return `${Number((value / limit).toPrecision(4))}${unit}`;
-}
-
-function make(name, attributes, ...children) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  element.append(...children);
-  return element;
 }
 
 /** Free what plotly keeps for the charts within an element. */

@@ -1,7 +1,7 @@
 // What the policy decided in each step of a video: the actions as bars, and the value's curve. They
 // follow the video as it plays; a slider chooses a step, and with it the place in the video.
 
-import { count, fill, h, number, percent, setText } from "./dom.js";
+import { count, fill, h, number, percent, setText, svg } from "./dom.js";
 
 const WIDTH = 600, HEIGHT = 90; // of the curve's own coordinates
 const LATE = 1e-3; // seconds by which the time of a picture may be rounded down
@@ -128,17 +128,10 @@ function makeCurve({ value, reward }) {
   value.forEach((v, k) => { if (v === null) pen = "M"; else { path += `${pen}${x(k).toFixed(1)} ${y(v).toFixed(1)}`; pen = "L"; } });
   const paid = reward.some((r) => r !== reward[0]) // no marks where every step pays alike
     ? reward.map((r, k) => (r ? `M${x(k).toFixed(1)} ${HEIGHT}v-5` : "")).join("") : "";
-  const mark = make("path", { class: "mark", "vector-effect": "non-scaling-stroke" });
+  const mark = svg("path", { class: "mark", "vector-effect": "non-scaling-stroke" });
   const element = h("figure.valuecurve", null,
-    make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `Value over the steps, from ${number(low)} to ${number(high)}` },
-      make("path", { class: "rewards", d: paid, "vector-effect": "non-scaling-stroke" }), make("path", { class: "value", d: path, "vector-effect": "non-scaling-stroke" }), mark),
+    svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `Value over the steps, from ${number(low)} to ${number(high)}` },
+      svg("path", { class: "rewards", d: paid, "vector-effect": "non-scaling-stroke" }), svg("path", { class: "value", d: path, "vector-effect": "non-scaling-stroke" }), mark),
     h("figcaption.dim", null, `Value, ${number(low)} to ${number(high)}${paid ? "; marks at the lower edge: rewards" : ""}`));
   return { element, mark: (k) => mark.setAttribute("d", `M${x(k).toFixed(1)} 0V${HEIGHT}`) };
-}
-
-function make(name, attributes, ...children) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, text] of Object.entries(attributes)) element.setAttribute(key, text);
-  element.append(...children);
-  return element;
 }

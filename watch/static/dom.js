@@ -14,7 +14,22 @@ export function h(what, attributes, ...children) {
   return element;
 }
 
-export function add(element, children) {
+/** An element of SVG. */
+export function svg(name, attributes, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+}
+
+/** An element of the given colour, which a text beside it explains. */
+export function swatch(what, background) {
+  const element = h(what, { "aria-hidden": "true" });
+  element.style.background = background;
+  return element;
+}
+
+function add(element, children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
     element.append(child instanceof Node ? child : document.createTextNode(String(child)));
@@ -114,6 +129,9 @@ export function date(value) {
   return `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())} ` +
     `${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`;
 }
+
+/** The sum of counts by reason. */
+export const total = (counts) => Object.values(counts).reduce((sum, n) => sum + n, 0);
 
 /** The time of day, with the date if that is not today's. */
 export function moment(value, now) {

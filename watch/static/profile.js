@@ -3,7 +3,7 @@
 
 import { Refused, get, order } from "./api.js";
 import { partColour, partOrder } from "./chart.js";
-import { date, fill, h, kept, percent, setText } from "./dom.js";
+import { date, fill, h, kept, percent, setText, swatch } from "./dom.js";
 import { Timeline } from "./timeline.js";
 import { capital } from "./view-flow.js";
 
@@ -57,18 +57,13 @@ export class ProfileSection {
 
   shares(bars) {
     const used = [...new Set(bars.flatMap((bar) => Object.keys(bar.parts)))].sort(partOrder);
-    const swatch = (part) => {
-      const colour = h("i", { "aria-hidden": "true" });
-      colour.style.background = partColour(part);
-      return colour;
-    };
     return [
-      h("ul.legend", null, used.map((part) => h("li", null, swatch(part), part))),
+      h("ul.legend", null, used.map((part) => h("li", null, swatch("i", partColour(part)), part))),
       h("div.shares", null, bars.map((bar) => {
         const parts = Object.entries(bar.parts).sort(([a], [b]) => partOrder(a, b));
         const text = parts.map(([part, share]) => `${part} ${percent(share)}`).join(", ");
         return [h("span", null, bar.name), h("div.meter", { role: "img", "aria-label": `${bar.name}: ${text || "no ledger"}`, title: text }, parts.map(([part, share]) => {
-          const piece = swatch(part);
+          const piece = swatch("i", partColour(part));
           piece.style.width = `${100 * Math.min(1, share)}%`;
           return piece;
         }))];

@@ -2,7 +2,7 @@
 // look at each: what is narrower than a pixel is mixed there by its share of the time, so nothing is left out.
 
 import { css, partColour } from "./chart.js";
-import { fill, h, number, percent, setText } from "./dom.js";
+import { fill, h, number, percent, setText, swatch } from "./dom.js";
 import { capital } from "./view-flow.js";
 
 const BAR = 16, LABEL = 15, AXIS = 22, ZOOM = 2, LEAST_US = 5; // heights in px; the shortest range
@@ -28,11 +28,7 @@ export class Timeline {
     });
     this.said = h("p.dim", null, "\u00a0");
     const button = (label, title, act) => h("button", { type: "button", title, "aria-label": title, onclick: act }, label);
-    const parts = Object.values(found.parts).map((part) => {
-      const colour = h("i", { "aria-hidden": "true" });
-      colour.style.background = partColour(part);
-      return h("li", null, colour, part);
-    });
+    const parts = Object.values(found.parts).map((part) => h("li", null, swatch("i", partColour(part)), part));
     fill(place,
       h("div.controls", null, button("+", "Zoom in", () => this.zoom(1 / ZOOM)), button("−", "Zoom out", () => this.zoom(ZOOM)),
         button("←", "Earlier", () => this.pan(-0.5)), button("→", "Later", () => this.pan(0.5)), button("Show all", "Show all of the timeline", () => this.show(this.whole)),

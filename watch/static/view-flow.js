@@ -1,6 +1,6 @@
 // Flow: the way of the samples, with rates, fills and losses, and the stage that limits it.
 
-import { bytes, count, fill, h, kept, number, percent, seconds, short } from "./dom.js";
+import { bytes, count, fill, h, kept, number, percent, seconds, short, svg, total } from "./dom.js";
 
 export class FlowView {
   constructor(panel) { this.panel = panel; }
@@ -74,7 +74,6 @@ const REASONS = {
   lag: "lag: older than transport.max_policy_lag", stale: "stale: replaced by newer ones (overflow=drop_stale)",
   group_lost: "group_lost: a learner died in their step", disconnect: "disconnect: a gap in a stream", learner: "learner: held by a learner that died",
 };
-const total = (counts) => Object.values(counts).reduce((sum, n) => sum + n, 0);
 const rows = (what, counts) => Object.entries(counts).map(([reason, n]) => [what, reason, n]);
 
 export function meter(value, label = "fill") {
@@ -90,16 +89,8 @@ const stage = (key, title, [value, unit], figures, filled = null) => (limit, mov
   h("dl", null, figures.filter(Boolean).map(([label, text, isBad]) => [h("dt", null, label), h(isBad ? "dd.bad" : "dd", null, text)])),
   arrow && line(moving));
 
-function line(moving) {
-  const make = (name, attributes, ...children) => {
-    const element = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-    element.append(...children);
-    return element;
-  };
-  return make("svg", { class: moving ? "arrow moving" : "arrow", viewBox: "0 0 24 12", "aria-hidden": "true" },
-    make("path", { class: "line", d: "M2 6h18" }), make("path", { class: "tip", d: "M17 2l5 4-5 4" }));
-}
+const line = (moving) => svg("svg", { class: moving ? "arrow moving" : "arrow", viewBox: "0 0 24 12", "aria-hidden": "true" },
+  svg("path", { class: "line", d: "M2 6h18" }), svg("path", { class: "tip", d: "M17 2l5 4-5 4" }));
 
 /** The window of rates and shares, the same in all views. */
 export const means = (now) => (now.state === "running" ? `means of the last ${now.flow.seconds.toFixed(0)}\u00a0s${now.stall ? " before it stalled" : ""}` : "means of the whole run");

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { Visible, colour, css, describe, draw, idle } from "./chart.js";
-import { clock, count, fill, h, number, percent, remember, remembered, setText, short } from "./dom.js";
+import { clock, count, fill, h, number, percent, remember, remembered, setText, short, swatch } from "./dom.js";
 
 // In the order in which they are read: does it learn, why not, how stable.
 const RETURN = "episode_return_mean";
@@ -317,9 +317,3 @@ export function timeTicks([low, high]) {
 
 // plotly.js reads a small subset of HTML in texts.
 export const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
-
-export function swatch(what, background) {
-  const element = h(what, { "aria-hidden": "true" });
-  element.style.background = background;
-  return element;
-}

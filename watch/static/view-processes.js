@@ -14,11 +14,7 @@ const KINDS = ["", "num", "", "", "num", "num", "num", "num", "num"];
 const isGone = (process) => process.pid === null;
 const isSilent = (process) => !isGone(process) && process.silent_s > SILENT_S;
 
-/** What is wrong with a process at present; null if nothing is. */
-function wrong(process, exactly = true) {
-  if (!GOOD.has(process.now)) return process.now;
-  return isSilent(process) ? `no report for ${exactly ? seconds(process.silent_s) : `more than ${SILENT_S} s`}` : null;
-}
+const isWrong = (process) => !GOOD.has(process.now) || isSilent(process);
 
 export class ProcessesView {
   constructor(panel, { run }) {
@@ -65,7 +61,7 @@ export class ProcessesView {
     this.many = groups.size > 1 && all.length > FEW;
     for (const [host, processes] of groups) this.updateHost(this.hosts.get(host) ?? this.addHost(host), processes);
     // Hosts where something is wrong come first; the others keep the order of their first process.
-    const order = this.many ? [...groups].sort(([, a], [, b]) => b.some(wrong) - a.some(wrong)) : [...groups];
+    const order = this.many ? [...groups].sort(([, a], [, b]) => b.some(isWrong) - a.some(isWrong)) : [...groups];
     order.forEach(([host], i) => {
       const { body } = this.hosts.get(host);
       if (this.body.tBodies[i] !== body) this.body.insertBefore(body, this.body.tBodies[i] ?? null);
@@ -75,7 +71,7 @@ export class ProcessesView {
 
   updateHost(group, processes) {
     const isOpen = !this.many || group.open;
-    const bad = processes.filter(wrong);
+    const bad = processes.filter(isWrong);
     group.head.hidden = !this.many;
     setText(group.button, `${isOpen ? "▾" : "▸"} ${group.host}`);
     if (this.many) {
@@ -91,7 +87,7 @@ export class ProcessesView {
     for (const process of processes) {
       const row = this.rows.get(process.name) ?? this.addRow(process.name);
       if (row.parentNode !== group.body) group.body.append(row);
-      row.hidden = !isOpen && !wrong(process);
+      row.hidden = !isOpen && !isWrong(process);
       if (!row.hidden) this.updateRow(row, process);
     }
   }
@@ -112,7 +108,7 @@ export class ProcessesView {
 
   /** How many there are, and those with which something is wrong. */
   summarize(all, hosts) {
-    const bad = all.filter(wrong);
+    const bad = all.filter(isWrong);
     const text = JSON.stringify([all.length, hosts, bad.map((process) => [process.name, process.now])]);
     this.summary.hidden = !this.many;
     if (text === this.summarized || !this.many) return;

@@ -1,7 +1,7 @@
 // Run: how it was configured, where it ran, the balance of its samples, checkpoints and events.
 
 import { get } from "./api.js";
-import { bytes, count, date, fill, h, kept, percent, setText, table } from "./dom.js";
+import { bytes, count, date, fill, h, kept, percent, setText, table, total } from "./dom.js";
 import { meter } from "./view-flow.js";
 
 const SHOWN = ["penstock", "commit", "python", "cpu", "cores", "gpus", "system"];
@@ -83,7 +83,7 @@ function balance(found, running) {
   const rows = [["Produced", found.produced, whole ? 1 : 0], ["= Trained", found.trained]];
   for (const term of ["dropped", "lost"]) {
     const reasons = Object.entries(found[term]);
-    rows.push([`+ ${term[0].toUpperCase()}${term.slice(1)}`, reasons.reduce((sum, [, n]) => sum + n, 0), null, true]);
+    rows.push([`+ ${term[0].toUpperCase()}${term.slice(1)}`, total(found[term]), null, true]);
     for (const [reason, n] of reasons) rows.push([`   ${reason}`, n, null, true]);
   }
   rows.push(["+ In flight", found.in_flight]);
@@ -103,8 +103,6 @@ function balance(found, running) {
   ];
 }
 
-const total = (counts) => Object.values(counts).reduce((sum, n) => sum + n, 0);
-
 function checkpoints(found, now) {
   const saved = Math.max(...found.map((row) => row.trained_steps ?? -1)), last = now.figures.trained_steps;
   const lost = now.state === "died" && saved >= 0 && last > saved;
@@ -123,6 +121,6 @@ function machine(starts, folder) {
 }
 
 function versions(last) {
-  const names = [...SHOWN.filter((name) => name in last), ...Object.keys(last).filter((name) => !SHOWN.includes(name) && name !== "time")];
+  const names = [...SHOWN.filter((name) => name in last), ...Object.keys(last).filter((name) => !SHOWN.includes(name))];
   return table([["", (name) => h("span.dim", null, name)], ["", (name) => (last[name] === "[]" || last[name] === "" ? "none" : last[name])]], names, { noHead: true });
 }

@@ -2,11 +2,11 @@
 
 import { get } from "./api.js";
 import { Visible, css, describe, draw, partColour, partOrder } from "./chart.js";
-import { fill, h, percent, setText } from "./dom.js";
+import { fill, h, percent, setText, swatch } from "./dom.js";
 import { frozen } from "./frozen.js";
 import { ProfileSection, RecordedTimeline } from "./profile.js";
 import { means, verdict } from "./view-flow.js";
-import { escaped, swatch, timeTicks } from "./view-learning.js";
+import { escaped, timeTicks } from "./view-learning.js";
 
 const MEANS = { wait: "waits for data, room or an order", wait_data: "waits for data, or gathers it", bookkeeping: "count and save", write: "into the slot", process: "the algorithm's work on a slot", h2d_exposed: "copy to the device", reduce_exposed: "waits for other learners", pull: "waits for the parameter server", pull_exposed: "waits for the parameter server", infer: "inference", step: "environment step", h2d: "copy to the device", count: "counting, reports", save: "checkpoints" };
 

@@ -173,7 +173,7 @@ def test_a_band_goes_as_far_as_all_runs_go(tmp_path: Path) -> None:
     [group] = load([str(tmp_path)])
     assert common_span(group.runs, "env_steps", RETURN) == (100.0, 200.0)
     places = np.array([100.0, 150.0, 200.0])
-    found = band(strata(group, places, "env_steps", RETURN), places)
+    found = band(strata(group, places, "env_steps", RETURN))
     assert found.middle.tolist() == [3.0, 3.5, 4.0]
     assert (found.low.tolist(), found.high.tolist()) == ([1.0, 1.5, 2.0], [5.0, 5.5, 6.0])
     [beyond] = strata(group, np.array([300.0]), "env_steps", RETURN)
@@ -192,9 +192,9 @@ def test_runs_without_a_common_part_have_no_span(tmp_path: Path) -> None:
 
 def test_over_several_tasks_the_line_is_the_interquartile_mean() -> None:
     values = [np.array([[1.0], [2.0]]), np.array([[3.0], [100.0]])]
-    assert band(values, np.zeros(1)).middle.tolist() == [2.5]
-    assert band(values, np.zeros(1), "mean").middle.tolist() == [26.5]
-    assert band([np.concatenate(values)], np.zeros(1)).middle.tolist() == [26.5]
+    assert band(values).middle.tolist() == [2.5]
+    assert band(values, "mean").middle.tolist() == [26.5]
+    assert band([np.concatenate(values)]).middle.tolist() == [26.5]
 
 
 def test_ranges_are_given_by_environment() -> None:

@@ -112,19 +112,6 @@ def test_histograms_add_up_all_intervals() -> None:
     assert found['penstock_sample_latency_seconds_bucket{le="+Inf"}'] == 7
 
 
-def test_figures_of_another_form_are_left_out() -> None:
-    odd: dict[str, Any] = {
-        "ledger": 3, "ledgers": [1], "cpu": "all", "dropped": {"lag": "many", "stale": True},
-        "policy_lag_histogram": {"1-2": 5, "-1": 1, "9" * 40: 1, "3": None},
-        "latency_histogram": {"999999": 2.0}, "received": 7, "env_steps": "1", "learner_steps": [],
-    }  # fmt: skip
-    found = scraped(odd)
-    assert found["penstock_policy_lag_count"] == 0
-    assert found["penstock_sample_latency_seconds_count"] == 2
-    assert "penstock_env_steps_total" not in found
-    assert not any(name.startswith("penstock_dropped") for name in found)
-
-
 def test_the_number_of_series_is_limited() -> None:
     own = {f"curiosity_{n}": 1.0 for n in range(10 * LABELS)}
     many = {f"reason-{n}": 1 for n in range(10 * LABELS)}
