@@ -201,8 +201,8 @@ class Intake:
 
     def _acquire(self) -> Slot | None:
         """A slot to fill, evicting the oldest; None while there is none."""
-        flow = self._replay.flow
-        if flow is not None and not flow.may_lend():
+        rate_limited = self._replay.rate_limited
+        if rate_limited is not None and not rate_limited.may_lend():
             return None
         slot = self._writer.acquire(0)
         if slot is None:
