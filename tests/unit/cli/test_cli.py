@@ -250,10 +250,10 @@ def test_a_limit_of_open_files_that_is_too_low_is_a_mistake(tmp_path: Path) -> N
         capture_output=True,
         text=True,
         check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (14, 14)),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (10, 10)),
     )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "the limit of 14 open files" in done.stderr
+    assert "the limit of 10 open files" in done.stderr
 
 
 def test_a_mistake_leaves_no_folder(
