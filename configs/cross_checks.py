@@ -318,7 +318,7 @@ def _keys(cfg: Sections) -> Iterator[Contradiction]:
 
 def _sinks(cfg: Sections) -> Iterator[Contradiction]:
     for spec in SINKS.specs.values():
-        yield from spec.options.of(cfg.run).contradictions()
+        yield from spec.check(cfg.run)
 
 
 def _is_local(address: str) -> bool:

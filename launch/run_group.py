@@ -29,7 +29,6 @@ from penstock.core.processes import die_with, python
 from penstock.core.run_dir import Resume
 from penstock.launch import run, topology
 from penstock.launch.supervisor import SIGNALS, SignalHandler, SignalsAfterRun
-from penstock.monitor.registry import PrometheusOptions
 from penstock.monitor.summary import INTERRUPTED
 
 Summary = Mapping[str, Any]
@@ -61,7 +60,7 @@ def check_shared(config: Config, at_once: int) -> None:
             "run.log=json is the output of one run, and this command starts several; start each by "
             "a command of its own, or set run.log=text"
         )
-    port = PrometheusOptions.of(config.run).metrics_port
+    port = config.run.metrics_port
     if at_once > 1 and port:
         raise UserError(
             f"run.metrics_port={port} is one port, and {at_once} runs at a time would each need "

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from penstock.core.interfaces import Bucket
-from penstock.learner.extras.codecs.registry import DgcOptions
 from penstock.learner.extras.codecs.sparse import Sparse
 
 LADDER = (0.25, 0.0625, 0.015625, 0.004, 0.001)
@@ -31,7 +30,7 @@ class Dgc(Sparse):
     works_alone = True
 
     def _set_up(self) -> None:
-        self._options = DgcOptions.of(self._context.cfg)
+        self._options = self._context.cfg
         own_clip = self._options.dgc_clip
         self._clip = self._context.grad_clip if own_clip is None else own_clip
 

@@ -10,7 +10,6 @@ from penstock.learner.codecs.buckets import VALUE_NBYTES
 from penstock.learner.codecs.collective import all_reduce_nbytes
 from penstock.learner.codecs.two_phase import TwoPhase
 from penstock.learner.extras.codecs.packing import Packing
-from penstock.learner.extras.codecs.registry import OneBitOptions
 
 
 class OneBit(TwoPhase):
@@ -28,7 +27,7 @@ class OneBit(TwoPhase):
 
     def _set_up(self) -> None:
         super()._set_up()
-        self._options = OneBitOptions.of(self._context.cfg)
+        self._options = self._context.cfg
         self._bits = Packing(1, 0, self._device)
 
     @property

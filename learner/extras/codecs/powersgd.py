@@ -14,7 +14,6 @@ from penstock.device.choice import runs_behind
 from penstock.learner.codecs.buckets import VALUE_NBYTES
 from penstock.learner.codecs.codec import BaseCodec
 from penstock.learner.codecs.collective import all_reduce_nbytes
-from penstock.learner.extras.codecs.registry import PowerSgdOptions
 
 if TYPE_CHECKING:
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
@@ -37,7 +36,7 @@ class PowerSgd(BaseCodec):
     kinds = ("error",)
 
     def _set_up(self) -> None:
-        self._options = PowerSgdOptions.of(self._context.cfg)
+        self._options = self._context.cfg
         self._state: PowerSGDState | None = None
 
     def reset(self) -> None:
