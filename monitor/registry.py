@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from penstock.configs.run import SINKS as SINKS
 from penstock.configs.run import RunConfig, SinkSpec
 from penstock.configs.section import Contradiction
-from penstock.transport.addresses import is_local
+from penstock.configs.value_types import is_local
 
 
 def _exposed(run: RunConfig) -> Iterator[Contradiction]:

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 
 from penstock.configs.errors import UserError
-from penstock.configs.same_env import same_game, settings
 from penstock.core.control import Message
 from penstock.core.notes import note_logger
 from penstock.core.params import POLICY_ID, Arrays
@@ -160,7 +159,7 @@ class CheckpointManager:
         try:
             _set_random_states(under(RANDOM, stored.arrays), device_of(trainer.device))
             self.stored = under(GROUP, stored.arrays)
-            same = same_game(stored.meta.get(ENV, {}), trainer.config.env)
+            same = trainer.config.env.is_same(stored.meta.get(ENV, {}))
             scales = stored.meta.get(SCALES, [])
             if same and scales != trainer.scales:
                 raise UserError(
@@ -247,7 +246,7 @@ class CheckpointManager:
                 if checkpoint_format.exists(folder):
                     raise
                 continue
-            return same_game(meta.get(ENV, {}), self._trainer.config.env)
+            return self._trainer.config.env.is_same(meta.get(ENV, {}))
         return True
 
     def shard(self, learner: int = 0) -> Path:
@@ -425,7 +424,7 @@ class CheckpointManager:
         if self._best_return is None:
             layout, env = self._trainer.layout, self._trainer.config.env
             meta = best_meta(self._best, layout, env)
-            if meta is not None and same_game(meta.get(ENV, {}), env):  # else only evaluated in it
+            if meta is not None and env.is_same(meta.get(ENV, {})):  # else only evaluated in it
                 self._best_return = meta.get("best_return")
         return self._best_return
 
@@ -439,7 +438,7 @@ class CheckpointManager:
             "progress": trainer.progress.state_dict(),
             "best_return": best_return,
             LR: trainer.config.learner.model_dump()[LR],
-            ENV: settings(trainer.config.env),
+            ENV: trainer.config.env.identity(),
             SPACES: self._spaces,
             "spec": trainer.spec.to_dict(),
             EPOCH: self.epoch,

@@ -24,13 +24,13 @@ from typing import Any
 import zmq
 
 from penstock.configs.errors import UserError
+from penstock.configs.value_types import is_local
 from penstock.core import descriptors
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.replay.remote.intake import WINDOW
 from penstock.replay.remote.service import ReplayService, ServiceLimits
 from penstock.transport import wire
-from penstock.transport.addresses import is_local
 from penstock.transport.wire import Buffer, Header, MessageKind
 from penstock.transport.zmq.keys import answer_zap, load_learner
 from penstock.transport.zmq.listener import LOOK_EVERY_S, Listener
