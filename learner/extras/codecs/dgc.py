@@ -30,12 +30,12 @@ class Dgc(Sparse):
     works_alone = True
 
     def _set_up(self) -> None:
-        self._options = self._context.cfg
-        own_clip = self._options.dgc_clip
+        own_clip = self._context.cfg.dgc_clip
         self._clip = self._context.grad_clip if own_clip is None else own_clip
 
     def density(self, update: int) -> float:
-        end, stage = self._options.dgc_density, self._options.warmup_updates
+        cfg = self._context.cfg
+        end, stage = cfg.dgc_density, cfg.warmup_updates
         if update >= stage * len(LADDER):
             return end
         return max(end, LADDER[update // stage])

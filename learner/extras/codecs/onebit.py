@@ -27,16 +27,15 @@ class OneBit(TwoPhase):
 
     def _set_up(self) -> None:
         super()._set_up()
-        self._options = self._context.cfg
         self._bits = Packing(1, 0, self._device)
 
     @property
     def block(self) -> int:
-        return self._options.onebit_block
+        return self._context.cfg.onebit_block
 
     def _is_plain(self, update: int) -> bool:
         """Whether gradients are summed in float32 in ``update``."""
-        return update < self._options.warmup_updates
+        return update < self._context.cfg.warmup_updates
 
     def _bucket_nbytes(self, bucket: Bucket, update: int) -> int:
         if self._is_plain(update):
