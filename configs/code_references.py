@@ -18,8 +18,7 @@ from typing import NamedTuple
 from pydantic import JsonValue
 
 from penstock.configs.errors import UserError
-from penstock.configs.registry import ExtraOptions
-from penstock.configs.run import SINKS
+from penstock.configs.run import RunConfig, SinkOptions
 from penstock.configs.schema import Config
 
 SHOWN = 100  # characters of a received text in a sentence
@@ -74,9 +73,7 @@ def references_in_training(config: Config) -> list[Reference]:
     found += [Reference(option, place) for option, place in places.items() if place is not None]
     if config.transport.insecure:
         found.append(Reference("transport.insecure", "insecure=true"))
-    for spec in SINKS.specs.values():
-        found += _changed_options("run", spec.options.of(config.run))
-    return found
+    return [*found, *_changed_sink_options(config.run)]
 
 
 def not_allowed(named: Iterable[Reference], allow: Sequence[str]) -> Iterator[Reference]:
@@ -128,14 +125,14 @@ def shown(text: str) -> str:
     return ascii(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
 
 
-def _changed_options(section: str, options: ExtraOptions) -> Iterator[Reference]:
-    """The options of a sink that are not the defaults."""
-    for name, field in type(options).model_fields.items():
-        value = getattr(options, name)
+def _changed_sink_options(run: RunConfig) -> Iterator[Reference]:
+    """The options of sinks that are not the defaults."""
+    for name, field in SinkOptions.model_fields.items():
+        value = getattr(run, name)
         if value != field.default:
             # The true of one option must not allow another one.
             text = f"{name}={value}".lower() if isinstance(value, bool) else str(value)
-            yield Reference(f"{section}.{name}", text)
+            yield Reference(f"run.{name}", text)
 
 
 def _texts(option: str, value: JsonValue) -> Iterator[Reference]:

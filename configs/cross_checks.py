@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from penstock.configs.group import group
@@ -13,6 +12,7 @@ from penstock.configs.schedules import LinearSchedule
 from penstock.configs.section import Contradiction, Section
 from penstock.configs.sections import Sections
 from penstock.configs.transports import TRANSPORTS
+from penstock.configs.value_types import is_local
 
 LEAST_CONFIRMING = 10  # episodes that a confidence interval needs
 
@@ -306,7 +306,7 @@ def _keys(cfg: Sections) -> Iterator[Contradiction]:
             ("transport.insecure", "transport.curve"),
             "transport.insecure and transport.curve are both set; set only one of them",
         )
-    exposed = transport.bind is not None and not _is_local(transport.bind)
+    exposed = transport.bind is not None and not is_local(transport.bind)
     if exposed and transport.curve is None and not transport.insecure:
         yield Contradiction(
             ("transport.bind", "transport.curve", "transport.insecure"),
@@ -318,11 +318,7 @@ def _keys(cfg: Sections) -> Iterator[Contradiction]:
 
 def _sinks(cfg: Sections) -> Iterator[Contradiction]:
     for spec in SINKS.specs.values():
-        yield from spec.options.of(cfg.run).contradictions()
-
-
-def _is_local(address: str) -> bool:
-    return bool(re.match(r"ipc://|tcp://(127(\.\d+){3}|localhost|\[::1\]):", address))
+        yield from spec.check(cfg.run)
 
 
 ACTOR_CRITICS = ("core", "core_size", "critic", "gaussian", "log_std_init")

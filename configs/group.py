@@ -28,8 +28,8 @@ def group(cfg: Sections) -> Iterator[Contradiction]:
 def codec_contradictions(learner: LearnerConfig) -> Iterator[Contradiction]:
     """Combinations of the codec with the optimizer and the pace."""
     name = learner.reduce.codec
-    codec, optimizer = CODECS.specs.get(name), OPTIMIZERS.specs.get(learner.optimizer)
-    if codec and optimizer and not goes_with(codec, optimizer):
+    codec, optimizer = CODECS.specs.get(name), OPTIMIZERS.specs[learner.optimizer]
+    if codec and not goes_with(codec, optimizer):
         yield Contradiction(
             ("learner.reduce.codec", "learner.optimizer"),
             f"learner.reduce.codec {name} {_misfit(codec, optimizer)}",
@@ -41,7 +41,7 @@ def codec_contradictions(learner: LearnerConfig) -> Iterator[Contradiction]:
             "warm-up, and learner.reduce.warmup_updates is 0; set it to 1 or more",
         )
     paces = PACES.using_codec(name)
-    if PACES.specs and learner.pace not in paces:
+    if learner.pace not in paces:
         yield Contradiction(
             ("learner.reduce.codec", "learner.pace"),
             f"learner.reduce.codec {name} codes gradients with learner.pace {either(paces)} only, "
@@ -92,7 +92,7 @@ def _misfit(codec: CodecSpec, optimizer: OptimizerSpec) -> str:
 
 def _optimizer(learner: LearnerConfig) -> Iterator[Contradiction]:
     name, decaying = learner.optimizer, OPTIMIZERS.using("weight_decay")
-    if learner.weight_decay and name in OPTIMIZERS.specs and name not in decaying:
+    if learner.weight_decay and name not in decaying:
         *most, last = decaying
         yield Contradiction(
             ("learner.weight_decay", "learner.optimizer"),
@@ -120,9 +120,7 @@ def _updates(learner: LearnerConfig) -> Iterator[Contradiction]:
 def _pace(cfg: Sections) -> Iterator[Contradiction]:
     learner = cfg.learner
     pace = learner.pace
-    spec = PACES.specs.get(pace)
-    if spec is None:
-        return
+    spec = PACES.specs[pace]
     yield from _parameter_server(learner)
     yield from _pull(learner)
     yield from spec.check(learner)
@@ -143,8 +141,7 @@ def _pace(cfg: Sections) -> Iterator[Contradiction]:
 
 def _parameter_server(learner: LearnerConfig) -> Iterator[Contradiction]:
     pace, shards = learner.pace, learner.server_shards
-    optimizer = OPTIMIZERS.specs.get(learner.optimizer)
-    if learner.served and optimizer and not optimizer.is_elementwise:
+    if learner.served and not OPTIMIZERS.specs[learner.optimizer].is_elementwise:
         yield Contradiction(
             ("learner.pace", "learner.optimizer"),
             f"learner.pace {pace} uses a parameter server, which stores parameters without layers, "
@@ -193,7 +190,7 @@ def _accumulate(cfg: Sections) -> Iterator[Contradiction]:
 def _pull(learner: LearnerConfig) -> Iterator[Contradiction]:
     pull, pace = learner.pull, learner.pace
     paces = [name for name, spec in PACES.specs.items() if pull in spec.pulls]
-    if paces and pace not in paces:
+    if pace not in paces:
         yield Contradiction(
             ("learner.pull", "learner.pace"),
             f"learner.pull {pull} is for learner.pace {either(paces)}, and learner.pace is {pace}; "
@@ -204,8 +201,7 @@ def _pull(learner: LearnerConfig) -> Iterator[Contradiction]:
 def _statistics(cfg: Sections) -> Iterator[Contradiction]:
     """Learners must share the statistics that their inputs are normalised by."""
     pace = cfg.learner.pace
-    spec = PACES.specs.get(pace)
-    if spec is None or spec.sums_gradients or cfg.learner.most_count == 1:
+    if PACES.specs[pace].sums_gradients or cfg.learner.most_count == 1:
         return
     for key, wanted in (
         ("model.normalize_observations", cfg.model.normalize_observations),

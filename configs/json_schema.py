@@ -15,7 +15,6 @@ from pydantic import TypeAdapter
 from penstock.configs.algorithms import DEFAULT
 from penstock.configs.keys import Option, algorithms, options, sections
 from penstock.configs.load import presets, resolve
-from penstock.configs.registry import OpenSection
 from penstock.configs.section import Section
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -79,9 +78,8 @@ def _names(rule: dict[str, Any]) -> dict[str, Any]:
 
 
 def _section(name: str, kind: type[Section], known: dict[str, Option]) -> dict[str, Any]:
-    fields = kind.joined() if issubclass(kind, OpenSection) else kind
-    hints, properties = get_type_hints(fields), {}
-    for attribute, field in fields.model_fields.items():
+    hints, properties = get_type_hints(kind), {}
+    for attribute, field in kind.model_fields.items():
         key = field.serialization_alias or attribute
         option = known.get(f"{name}.{key}")
         properties[key] = (

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from penstock.configs.algorithms import ALGORITHMS, DEFAULT, AlgoConfig
 from penstock.configs.option_aliases import OFF_POLICY, meant
-from penstock.configs.registry import OpenSection, Spec, registered
+from penstock.configs.registry import Registry, Spec, registered
 from penstock.configs.schema import Config
 from penstock.configs.section import Section, description
 from penstock.configs.value_types import either, words
@@ -83,15 +83,13 @@ def _options_with(algo: str, specs: tuple[Spec, ...]) -> dict[str, Option]:
 
 def _options(section: str, kind: type[Section]) -> Iterator[Option]:
     """The options of a section and of the sections in it."""
-    registries = kind.registries if issubclass(kind, OpenSection) else ()
-    choices = {registry.choice: registry for registry in registries if registry.specs}
-    kind = kind.joined() if issubclass(kind, OpenSection) else kind
     hints = get_type_hints(kind, include_extras=True)
     for attribute, field in _fields(kind).items():
         name, hint = f"{section}.{field.serialization_alias or attribute}", hints[attribute]
         if isinstance(hint, type) and issubclass(hint, Section):
             yield from _options(name, hint)
-        elif registry := choices.get(name):
+        elif registries := [each for each in field.metadata if isinstance(each, Registry)]:
+            [registry] = registries
             yield _choice(name, registry.names, kind, attribute, registry.listed())
         else:
             yield Option(name, words(hint), field, hint, kind, attribute)

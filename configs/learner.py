@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, Strict
+from pydantic import Field
 
 from penstock.configs.reduce import ReduceConfig
-from penstock.configs.registry import ExtraOptions, OpenSection, OptionsRegistry
+from penstock.configs.registry import Registry
 from penstock.configs.schedules import Rate
-from penstock.configs.section import Contradiction, Section
+from penstock.configs.section import Contradiction, Section, no_contradictions
 from penstock.configs.value_types import (
     Count,
     Device,
@@ -32,16 +32,11 @@ from penstock.configs.value_types import (
     Small,
     SmallNatural,
     Switch,
-    ValueDescription,
     bounds,
     either,
 )
 
 Pull = Literal["newest", "ahead", "cached"]
-
-
-def _nothing(cfg: LearnerConfig) -> Iterator[Contradiction]:
-    yield from ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +58,9 @@ class PaceSpec:
     """The values of `learner.reduce.codec` that it can use; None: all."""
     pulls: tuple[Pull, ...] = ("newest",)
     """The values of `learner.pull` that it can use."""
-    check: Callable[[LearnerConfig], Iterator[Contradiction]] = _nothing
+    check: Callable[[LearnerConfig], Iterator[Contradiction]] = no_contradictions
     """Yields invalid combinations of options with this pace, besides those of all paces
     (`configs.group`)."""
-    options: type[ExtraOptions] = ExtraOptions
-    """The pace's own options, written ``learner.NAME``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +75,9 @@ class OptimizerSpec:
     """``module:Class`` that makes it (`core.interfaces.OptimizerFactory`), imported in a
     learner."""
     long_name: str = ""
-    shared_options: tuple[str, ...] = ()
-    """Which of `momentum` and `weight_decay` in `learner` it uses."""
+    options: tuple[str, ...] = ()
+    """The options of `learner` that it uses and others do not: `momentum`, `weight_decay`, its
+    own."""
     is_elementwise: bool = False
     """Whether a step changes every value in the same way, by the value, its gradient and its state
     alone. So a parameter server may take it, which does not know where a parameter begins."""
@@ -97,8 +91,44 @@ class OptimizerSpec:
     frozen_variance: str = ""
     """``module:Class`` of a form of it whose variance changes in some updates only: in the others
     it takes its momentum from a codec. Empty: it has none."""
-    options: type[ExtraOptions] = ExtraOptions
-    """The optimizer's own options, written ``learner.NAME``."""
+
+
+class PaceRegistry(Registry[PaceSpec]):
+    """The paces; the first is the default."""
+
+    def is_served(self, name: str) -> bool:
+        """Whether the pace has a parameter server."""
+        return bool(self.specs[name].server)
+
+    def using_codec(self, codec: str) -> list[str]:
+        """The paces that can use a codec."""
+        specs = self.specs.values()
+        return [spec.name for spec in specs if spec.codecs is None or codec in spec.codecs]
+
+    def listed(self) -> str:
+        means = "; ".join(f"`{spec.name}` {spec.means}" for spec in self.specs.values())
+        served = ", ".join(f"`{name}`" for name in self.specs if self.is_served(name))
+        return f"How several learners are synchronised: {means}. With a parameter server: {served}."
+
+
+class OptimizerRegistry(Registry[OptimizerSpec]):
+    """The optimizers; the first is the default."""
+
+    def using(self, option: str) -> list[str]:
+        """The optimizers that use an option of `OptimizerSpec.options`."""
+        return [spec.name for spec in self.specs.values() if option in spec.options]
+
+    def listed(self) -> str:
+        names = []
+        for spec in self.specs.values():
+            is_named_alike = spec.long_name.lower() == spec.name
+            more = f" ({spec.long_name})" if spec.long_name and not is_named_alike else ""
+            names.append(f"`{spec.name}`{more}")
+        return f"The optimizer: {either(names)}."
+
+
+PACES = PaceRegistry("pace")
+OPTIMIZERS = OptimizerRegistry("optimizer")
 
 
 class NonFiniteConfig(Section):
@@ -116,19 +146,14 @@ class NonFiniteConfig(Section):
     parameter server (`learner.pace`) there are no rollbacks, and the run ends at once."""
 
 
-class LearnerOptions(Section):
-    """Options that depend on no pace and no optimizer, or that several of them share."""
+class LearnerConfig(Section):
+    """The processes that train."""
 
     count: Processes | Range = 1
     """Data-parallel learners that train one set of weights, each on the samples of its share of the
     actors. `1..4`, on a Ray cluster only: the run begins with 1 and has up to 4, as hosts come and
     go; each learner that joins takes the state of the others, and its share of the actors."""
-    pace: Annotated[
-        str,
-        Strict(),
-        AfterValidator(lambda name: PACES.checked(name)),
-        ValueDescription("a pace's name"),
-    ] = "bsp"
+    pace: Annotated[str, PACES] = "bsp"
     """Any other than `bsp` is for algorithms that train on fresh unrolls."""
     local_steps: Count = 8
     """Optimizer steps between two averages under `local_sgd`. More send less and let the learners'
@@ -171,12 +196,7 @@ class LearnerOptions(Section):
     """Threads of torch in each learner, on a CPU. `auto` begins with 1. Every five seconds it adds
     one if actors are ahead of the learner and a core is idle, and takes it back if the learner does
     not train faster with it. In one process it stays at 1."""
-    optimizer: Annotated[
-        str,
-        Strict(),
-        AfterValidator(lambda name: OPTIMIZERS.checked(name)),
-        ValueDescription("an optimizer's name"),
-    ] = "adam"
+    optimizer: Annotated[str, OPTIMIZERS] = "adam"
     """`lars` and `lamb` are for large batches and need the extra `[large]`."""
     momentum: Fraction = 0.9
     """Momentum of `sgd` and `lars`."""
@@ -239,50 +259,6 @@ class LearnerOptions(Section):
     time and adds policy lag."""
     nice: Niceness = 0
     """Niceness of the learner process."""
-
-
-class PaceRegistry(OptionsRegistry[PaceSpec]):
-    """The paces; the first is the default."""
-
-    def is_served(self, name: str) -> bool:
-        """Whether the pace has a parameter server; false for an unknown ``name``."""
-        return name in self.specs and bool(self.specs[name].server)
-
-    def using_codec(self, codec: str) -> list[str]:
-        """The paces that can use a codec."""
-        specs = self.specs.values()
-        return [spec.name for spec in specs if spec.codecs is None or codec in spec.codecs]
-
-    def listed(self) -> str:
-        means = "; ".join(f"`{spec.name}` {spec.means}" for spec in self.specs.values())
-        served = ", ".join(f"`{name}`" for name in self.specs if self.is_served(name))
-        return f"How several learners are synchronised: {means}. With a parameter server: {served}."
-
-
-class OptimizerRegistry(OptionsRegistry[OptimizerSpec]):
-    """The optimizers; the first is the default."""
-
-    def using(self, option: str) -> list[str]:
-        """The optimizers that use an option of `OptimizerSpec.shared_options`."""
-        return [spec.name for spec in self.specs.values() if option in spec.shared_options]
-
-    def listed(self) -> str:
-        names = []
-        for spec in self.specs.values():
-            is_named_alike = spec.long_name.lower() == spec.name
-            more = f" ({spec.long_name})" if spec.long_name and not is_named_alike else ""
-            names.append(f"`{spec.name}`{more}")
-        return f"The optimizer: {either(names)}." if names else ""
-
-
-PACES = PaceRegistry("pace", "learner", LearnerOptions, choice="pace")
-OPTIMIZERS = OptimizerRegistry("optimizer", "learner", LearnerOptions, choice="optimizer")
-
-
-class LearnerConfig(LearnerOptions, OpenSection):
-    """The processes that train."""
-
-    registries = (PACES, OPTIMIZERS)
 
     @property
     def served(self) -> bool:

@@ -1,18 +1,20 @@
 """The section `run`: the run as a whole, and the optional sinks of its metrics.
 
-A sink is known to the config by a `SinkSpec`, registered in `SINKS` (`configs.registry`).
+A sink is known to the config by a `SinkSpec`, registered in `SINKS` (`configs.registry`); its
+options are fields of `SinkOptions`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
 
-from penstock.configs.registry import ExtraOptions, OpenSection, OptionsRegistry
-from penstock.configs.section import Section
-from penstock.configs.value_types import Classes, Natural, Positive, Seed, Text
+from penstock.configs.registry import Registry
+from penstock.configs.section import Contradiction, Section, no_contradictions
+from penstock.configs.value_types import Classes, Natural, Port, Positive, Seed, Switch, Text
 
 Log = Literal["text", "json"]
 
@@ -26,7 +28,6 @@ class SinkSpec:
     nor false."""
     entry_point: str
     """``module:function``, a `core.interfaces.SinkFactory`."""
-    options: type[ExtraOptions]
     library: str | None = None
     """Module that the sink imports, from an extra of Penstock; None: no module."""
     extra: str | None = None
@@ -34,6 +35,11 @@ class SinkSpec:
     thinned: bool = True
     """Whether the sink receives only as many intervals of a long run as a plot can show; otherwise
     all."""
+    check: Callable[[RunConfig], Iterator[Contradiction]] = no_contradictions
+    """Yields invalid combinations of the sink's options."""
+
+
+SINKS = Registry[SinkSpec]("sink")
 
 
 class RunOptions(Section):
@@ -74,10 +80,29 @@ class RunOptions(Section):
     if it ends soon after its start."""
 
 
-SINKS = OptionsRegistry[SinkSpec]("sink", "run", RunOptions)
+class SinkOptions(Section):
+    """The options of sinks.
+
+    In the config of a run folder that another user may have written, values other than the defaults
+    need consent (`configs.code_references`).
+    """
+
+    tensorboard: bool = False
+    """Whether metrics are also written for TensorBoard, to the folder `tensorboard` of the run;
+    needs the extra `[tensorboard]`."""
+    wandb: Text | None = None
+    """Project of Weights & Biases to which metrics are also sent; null: none. Needs the extra
+    `[wandb]`."""
+    metrics_port: Port | None = None
+    """Port at which the run serves `/metrics` for Prometheus, and `/healthz` and `/readyz` for
+    probes; null: none, 0: one that the system chooses, which a note names. Needs the extra
+    `[prometheus]`."""
+    metrics_host: Text = "127.0.0.1"
+    """Address of `metrics_port`. Off this host only with `metrics_insecure`."""
+    metrics_insecure: Switch = False
+    """Whether `metrics_host` may be an address that other hosts reach: every program there can
+    read the metrics, as there are no keys. Use it on trusted networks only."""
 
 
-class RunConfig(RunOptions, OpenSection):
+class RunConfig(SinkOptions, RunOptions):
     """The run as a whole: its folder, seed, measurements, time limits and restart policy."""
-
-    registries = (SINKS,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -20,6 +21,11 @@ class Section(BaseModel):
     """Base of a section: immutable, refuses unknown keys, is serialised under the user's names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", serialize_by_alias=True)
+
+
+def no_contradictions(section: Section) -> Iterator[Contradiction]:
+    """The check of what goes together with any other options."""
+    return iter(())
 
 
 def description(kind: type[Section], attribute: str) -> str:

@@ -7,7 +7,8 @@ neither torch nor numpy nor gymnasium.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -67,6 +68,15 @@ class EnvConfig(Section):
     wrappers: Wrappers = Field(default_factory=list)
     """Wrappers around each single environment, innermost first. With wrappers, the environment's
     own vectorised form is not used, which is slower."""
+
+    def identity(self) -> dict[str, Any]:
+        """The settings of the environment as JSON, stored with checkpoints and evaluations."""
+        return self.model_dump(mode="json", exclude={"kind"})  # which decides defaults only
+
+    def is_same(self, known: Mapping[str, Any]) -> bool:
+        """Whether ``known``, from `identity`, is this environment. Settings that an older version
+        did not store are ignored."""
+        return all(known.get(name, value) == value for name, value in self.identity().items())
 
 
 class ActorsConfig(Section):

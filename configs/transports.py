@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, Strict
+from pydantic import Field
 
-from penstock.configs.registry import ExtraOptions, OpenSection, OptionsRegistry
+from penstock.configs.registry import Registry
 from penstock.configs.section import Section
 from penstock.configs.value_types import (
     Address,
@@ -49,8 +49,6 @@ class TransportSpec:
     host. None: each actor fetches its own."""
     auto: Literal["this host", "other hosts"] | None = None
     """Where actors must run for `auto` to choose this transport; one transport for each place."""
-    options: type[ExtraOptions] = ExtraOptions
-    """The transport's own options, written ``transport.NAME``."""
 
     @property
     def one_process(self) -> bool:
@@ -63,15 +61,48 @@ class TransportSpec:
         return self.connector is not None
 
 
-class SharedTransportOptions(Section):
-    """Options that do not depend on the transport."""
+class TransportRegistry(Registry[TransportSpec]):
+    """The transports."""
 
-    kind: Annotated[
-        str,
-        Strict(),
-        AfterValidator(lambda name: TRANSPORTS.checked(name)),
-        ValueDescription("a transport's name"),
-    ] = AUTO
+    def register(self, spec: TransportSpec) -> None:
+        """Add a spec. Raises ValueError also if another spec has the same `auto`."""
+        if spec.auto and any(spec.auto == other.auto for other in self._specs.values()):
+            raise ValueError(f"transport {spec.name}: auto takes another one for {spec.auto}")
+        super().register(spec)
+
+    @property
+    def joined_by_hand(self) -> tuple[str, ...]:
+        """Values of `penstock actor --transport`."""
+        return AUTO, *(name for name, spec in self.specs.items() if not spec.one_process)
+
+    def here(self, kind: str) -> TransportSpec:
+        """The transport of the run's own actors, which are on the learner's host."""
+        return self._auto("this host") if kind == AUTO else self.specs[kind]
+
+    def elsewhere(self, kind: str) -> TransportSpec:
+        """The transport of actors that know only a learner's address."""
+        spec = self.here(kind)
+        return spec if spec.reaches_other_hosts else self._auto("other hosts")
+
+    def one_process(self, kind: str) -> bool:
+        """Whether actors and learner take turns in one process; false for an unknown ``kind``."""
+        return kind in self.specs and self.specs[kind].one_process
+
+    def listed(self) -> str:
+        listed = ", ".join(f"`{spec.name}` {spec.means}" for spec in self.specs.values())
+        return f"{listed.replace('` ', '` is ', 1)};"
+
+    def _auto(self, place: str) -> TransportSpec:
+        return next(spec for spec in self.specs.values() if spec.auto == place)
+
+
+TRANSPORTS = TransportRegistry("transport", reserved=(AUTO,))
+
+
+class TransportConfig(Section):
+    """How samples travel from the actors to the learner."""
+
+    kind: Annotated[str, TRANSPORTS] = AUTO
     """`auto` uses shared memory on the learner's host and ZeroMQ between hosts."""
     slots: Small = 2
     """Slots lent to each actor at a time. With 1 an actor waits until its slot was taken, so
@@ -117,49 +148,3 @@ class SharedTransportOptions(Section):
         """Connectors of each learner. With `auto` this is 1; a run's config has the timed number
         instead of `auto`."""
         return 1 if self.connectors == "auto" else self.connectors
-
-
-class TransportRegistry(OptionsRegistry[TransportSpec]):
-    """The transports."""
-
-    def register(self, spec: TransportSpec) -> None:
-        """Add a spec. Raises ValueError also if another spec has the same `auto`."""
-        if spec.auto and any(spec.auto == other.auto for other in self._specs.values()):
-            raise ValueError(f"transport {spec.name}: auto takes another one for {spec.auto}")
-        super().register(spec)
-
-    @property
-    def joined_by_hand(self) -> tuple[str, ...]:
-        """Values of `penstock actor --transport`."""
-        return AUTO, *(name for name, spec in self.specs.items() if not spec.one_process)
-
-    def here(self, kind: str) -> TransportSpec:
-        """The transport of the run's own actors, which are on the learner's host."""
-        return self._auto("this host") if kind == AUTO else self.specs[kind]
-
-    def elsewhere(self, kind: str) -> TransportSpec:
-        """The transport of actors that know only a learner's address."""
-        spec = self.here(kind)
-        return spec if spec.reaches_other_hosts else self._auto("other hosts")
-
-    def one_process(self, kind: str) -> bool:
-        """Whether actors and learner take turns in one process; false for an unknown ``kind``."""
-        return kind in self.specs and self.specs[kind].one_process
-
-    def listed(self) -> str:
-        listed = ", ".join(f"`{spec.name}` {spec.means}" for spec in self.specs.values())
-        return f"{listed.replace('` ', '` is ', 1)};"
-
-    def _auto(self, place: str) -> TransportSpec:
-        return next(spec for spec in self.specs.values() if spec.auto == place)
-
-
-TRANSPORTS = TransportRegistry(
-    "transport", "transport", SharedTransportOptions, choice="kind", reserved=(AUTO,)
-)
-
-
-class TransportConfig(SharedTransportOptions, OpenSection):
-    """How samples travel from the actors to the learner."""
-
-    registries = (TRANSPORTS,)

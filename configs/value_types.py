@@ -7,6 +7,7 @@ agree with the check.
 
 from __future__ import annotations
 
+import ipaddress
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -159,6 +160,19 @@ Classes = Annotated[
     list[_Object],
     ValueDescription("a list of `module:Class`"),
 ]
+
+
+def is_local(address: str) -> bool:
+    """Whether only this host reaches a ``tcp://`` or ``ipc://`` address."""
+    if address.startswith("ipc://"):
+        return True
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, an interface or a wildcard
+        return False
 
 
 def words(kind: Any) -> str:

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
-from penstock.configs.same_env import settings
 from penstock.configs.schema import Config
 from penstock.core.formatting import count, number
 from penstock.core.notes import note_logger
@@ -149,7 +148,7 @@ class Evaluator:
         folder = ctx.run_dir / CHECKPOINTS
         self._last, self._best, self._held = (folder / name for name in ("last", "best", HELD))
         self._how = {
-            "env": settings(config.env),
+            "env": config.env.identity(),
             "episodes": config.eval.episodes,
             "seed": SEED + config.run.seed,
             "max_episode_steps": config.eval.max_episode_steps,

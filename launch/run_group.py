@@ -28,7 +28,6 @@ from penstock.core.processes import die_with, python
 from penstock.core.run_dir import Resume
 from penstock.launch import run, topology
 from penstock.launch.signals import SIGNALS, SignalHandler, SignalsAfterRun, handled
-from penstock.monitor.registry import PrometheusOptions
 from penstock.monitor.summary import INTERRUPTED
 
 Summary = Mapping[str, Any]
@@ -60,7 +59,7 @@ def check_shared(config: Config, at_once: int) -> None:
             "run.log=json is the output of one run, and this command starts several; start each by "
             "a command of its own, or set run.log=text"
         )
-    port = PrometheusOptions.of(config.run).metrics_port
+    port = config.run.metrics_port
     if at_once > 1 and port:
         raise UserError(
             f"run.metrics_port={port} is one port, and {at_once} runs at a time would each need "

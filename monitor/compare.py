@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from penstock.configs.errors import UserError
-from penstock.configs.same_env import same_game
 from penstock.configs.sections import EnvConfig
 from penstock.core.formatting import aligned, clock, count, finite, number
 from penstock.monitor.curves import (
@@ -221,7 +220,7 @@ def _best_evaluation(run: RunCurves) -> float | None:
 
 def _is_in(known: Any, env: EnvConfig) -> bool:
     """Whether an evaluation was in an environment; older versions did not record it."""
-    return not isinstance(known, dict) or same_game(known, env)
+    return not isinstance(known, dict) or env.is_same(known)
 
 
 def _differences(settings: Sequence[Setting]) -> dict[str, list[Any]]:

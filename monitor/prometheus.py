@@ -32,7 +32,6 @@ from penstock.core.notes import note_logger
 from penstock.monitor import ranks
 from penstock.monitor.figures import role_mean
 from penstock.monitor.metric_groups import FALLBACK, group
-from penstock.monitor.registry import PrometheusOptions
 from penstock.monitor.run_folder.events import KINDS
 from penstock.monitor.run_folder.folder import reached
 from penstock.monitor.scrape_server import Page, ScrapeServer, plain
@@ -110,7 +109,7 @@ logger = note_logger(__name__)
 
 def make(config: Config, run_dir: Path) -> MetricSink:
     """The sink of `run.metrics_port`. Raises UserError if the port cannot be used."""
-    options = PrometheusOptions.of(config.run)
+    options = config.run
     about = {
         "run": run_dir.absolute().name,
         "env": config.env.id,

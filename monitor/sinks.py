@@ -16,7 +16,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from penstock.configs.errors import UserError
-from penstock.configs.run import SINKS, SinkSpec
+from penstock.configs.run import SINKS, SinkOptions, SinkSpec
 from penstock.configs.secrets import redacted
 from penstock.core.files import without_nan
 from penstock.core.interfaces import Json, MetricSink, RunEvent, SinkFactory
@@ -35,7 +35,7 @@ def check_libraries(config: Config) -> None:
     for spec, value in _requested(config):
         found = find_spec(spec.library) if spec.library else None
         if spec.library and (found is None or found.origin is None):  # or a folder of that name
-            default = spec.options.model_fields[spec.name].default
+            default = SinkOptions.model_fields[spec.name].default
             raise UserError(
                 f"run.{spec.name}={json.dumps(value)} needs {spec.library}, which is not installed;"
                 f' run `pip install "penstock[{spec.extra or spec.name}]"`, or set '

@@ -26,7 +26,6 @@ from penstock.core.interfaces import Json, MetricSink
 from penstock.core.processes import die_with, python
 from penstock.monitor.metric_groups import scalars, tag
 from penstock.monitor.new_videos import TAG, NewVideos
-from penstock.monitor.registry import WandbOptions
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
@@ -38,7 +37,7 @@ NAME = "W&B"
 
 def make(config: Config, run_dir: Path) -> MetricSink:
     """The sink of `run.wandb`."""
-    project = WandbOptions.of(config.run).wandb or ""
+    project = config.run.wandb or ""
     return WandbWriter(run_dir, project, config.model_dump(mode="json"), config.run.grace_s)
 
 

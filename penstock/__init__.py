@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from penstock.configs.errors import UserError as UserError
     from penstock.configs.load import dump as dump
     from penstock.configs.model import ModelConfig as ModelConfig
-    from penstock.configs.reduce import ReduceConfig as _Reduce
-    from penstock.configs.run import RunConfig as _Run
+    from penstock.configs.reduce import ReduceConfig as ReduceConfig
+    from penstock.configs.run import RunConfig as RunConfig
     from penstock.configs.schema import Config as Config
     from penstock.configs.sections import ActorsConfig as ActorsConfig
     from penstock.configs.sections import CheckpointConfig as CheckpointConfig
@@ -42,28 +42,6 @@ if TYPE_CHECKING:
     from penstock.launch.api import resolve as resolve
     from penstock.launch.api import train as train
     from penstock.launch.callbacks import Callbacks as Callbacks
-    from penstock.learner.codecs import registry as _codecs
-    from penstock.learner.extras.codecs import registry as _lossy
-    from penstock.monitor import registry as _sinks
-
-    # At run time the options of codecs and sinks are extra keys; type checkers need fields.
-    class _ReduceWithCodecs(
-        _Reduce,
-        _codecs.Int8Options,
-        _lossy.OneBitAdamOptions,
-        _lossy.ZeroOneAdamOptions,
-        _lossy.TernGradOptions,
-        _lossy.DroppingOptions,
-        _lossy.DgcOptions,
-        _lossy.PowerSgdOptions,
-    ): ...
-
-    class _RunWithSinks(
-        _Run, _sinks.TensorboardOptions, _sinks.WandbOptions, _sinks.PrometheusOptions
-    ): ...
-
-    ReduceConfig = _ReduceWithCodecs
-    RunConfig = _RunWithSinks
 
 __version__ = "0.2.0.dev0"
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -24,38 +20,37 @@ def blocks(page: str, language: str) -> list[str]:
     return [str(found[1]) for found in pattern.finditer((DOCS / page).read_text())]
 
 
-@contextmanager
-def added(page: str, folder: Path) -> Iterator[dict[str, ModuleType]]:
-    """Penstock with the Python blocks of a page, by module.
+def with_pages(pages: Iterable[Path], folder: Path) -> Path:
+    """A copy of Penstock with the Python blocks of pages, as a reader has it who follows them.
 
-    The first line of a block names its file. A file that exists is extended by the block, as the
-    page says; a new one becomes a module, written below ``folder``.
+    Returns the folder that contains the package.
+
+    The first line of a block names its file. A block that continues a class (``...``) adds fields
+    to it, any other one goes to the end of the file; a file that does not exist is made.
     """
-    found: dict[str, ModuleType] = {}
-    extended: list[tuple[ModuleType, set[str]]] = []
-    try:
-        for block in blocks(page, "python"):
-            path = block.partition("\n")[0].removeprefix("# ")
-            name = (
-                f"penstock.{path.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
-            )
-            if (DOCS.parent / path).exists():
-                module = import_module(name)
-                extended.append((module, set(vars(module))))
-                exec(compile(block, f"docs/{page}", "exec"), vars(module))
-                continue
-            file = folder / path
+    penstock = folder / "penstock"
+    shutil.copytree(DOCS.parent / "penstock", penstock / "penstock", symlinks=True)
+    for room in (DOCS.parent / "penstock").iterdir():
+        if room.is_symlink():
+            shutil.copytree(room, penstock / room.name)
+    for page in pages:
+        for block in blocks(str(page), "python"):
+            path, _, code = block.removeprefix("# ").partition("\n")
+            file = penstock / path
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(block)
-            spec = spec_from_file_location(name, file)
-            assert spec is not None, path
-            assert spec.loader is not None, path
-            sys.modules[name] = found[name] = module_from_spec(spec)
-            spec.loader.exec_module(found[name])
-        yield found
-    finally:
-        for name in found:
-            sys.modules.pop(name)
-        for module, names in extended:
-            for new in set(vars(module)) - names:
-                delattr(module, new)
+            text = file.read_text() if file.exists() else ""
+            head, continues, fields = code.partition(":\n    ...\n")
+            file.write_text(_with_fields(text, head, fields) if continues else text + code)
+    return penstock
+
+
+def _with_fields(text: str, head: str, fields: str) -> str:
+    """The text of a module with more fields of the class that begins with ``head``."""
+    lines = text.splitlines(keepends=True)
+    at = lines.index(f"{head}:\n")
+    methods = (n for n in range(at, len(lines)) if lines[n].startswith(("    @", "    def ")))
+    ends = (n for n in range(at + 1, len(lines)) if lines[n].strip() and lines[n][0] != " ")
+    end = min(next(methods, len(lines)), next(ends, len(lines)))
+    while not lines[end - 1].strip():
+        end -= 1
+    return "".join([*lines[:end], fields, *lines[end:]])

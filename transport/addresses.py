@@ -14,7 +14,6 @@ of a socket remains after its connector has ended, and the next connector replac
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import stat
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.configs.errors import UserError
+from penstock.configs.value_types import is_local
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
@@ -70,19 +70,6 @@ def is_own_ipc(address: str) -> bool:
         return False  # @ begins a name that any user of the host may take
     found = Path(address.removeprefix("ipc://")).parent.stat()
     return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def is_local(address: str) -> bool:
-    """Whether only this host reaches a ``tcp://`` or ``ipc://`` address."""
-    if address.startswith("ipc://"):
-        return True
-    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, an interface or a wildcard
-        return False
 
 
 def address_in_run(run_dir: Path) -> str:

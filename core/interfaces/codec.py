@@ -99,7 +99,7 @@ class CodecContext(NamedTuple):
     """The arguments of a codec: one rank's part in one group, and one optimizer's gradients."""
 
     cfg: ReduceConfig
-    """``learner.reduce``; `ExtraOptions.of` takes a codec's own options from it."""
+    """``learner.reduce``."""
     parts: Sequence[GradientPart]
     """The layers, which make up the flat vector without gaps."""
     size: int

@@ -41,7 +41,7 @@ class OptimizerContext(NamedTuple):
     """The parameters, which make up the vectors without gaps. A parameter server has one part, as
     it does not know of parameters (`OptimizerSpec.is_elementwise`)."""
     cfg: LearnerConfig
-    """``learner``; `ExtraOptions.of` takes an optimizer's own options from it."""
+    """``learner``."""
     reduces_gradients: Callable[[int], bool] | None = None
     """Given to the form of `OptimizerSpec.frozen_variance`: whether ``grads`` in the given update
     are gradients. In the others they are the new momentum, already clipped. None: always

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock.configs.errors import UserError
-from penstock.configs.same_env import same_game
 from penstock.configs.sections import EnvConfig
 from penstock.core.files import open_private
 from penstock.core.notes import note_logger
@@ -243,7 +242,7 @@ def best_meta(folder: Path, layout: ParamLayout, env: EnvConfig) -> Mapping[str,
         return None
     try:
         meta = checkpoint_format.read_meta(folder, layout)
-        if same_game(meta.get(EVALUATION, meta).get(ENV, {}), env):
+        if env.is_same(meta.get(EVALUATION, meta).get(ENV, {})):
             return meta
         why = f"{folder} is the best of another game (env.*)"
     except UserError as error:

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 
 from penstock.configs.errors import UserError
-from penstock.configs.same_env import same_game, settings
 from penstock.core.control import Message
 from penstock.core.machine import processor
 from penstock.core.notes import note_logger
@@ -161,7 +160,7 @@ class CheckpointManager:
         try:
             _set_random_states(under(RANDOM, stored.arrays), device_of(trainer.device))
             self.stored = under(GROUP, stored.arrays)
-            same = same_game(stored.meta.get(ENV, {}), trainer.config.env)
+            same = trainer.config.env.is_same(stored.meta.get(ENV, {}))
             scales = stored.meta.get(SCALES, [])
             if same and scales != trainer.scales:
                 raise UserError(
@@ -240,7 +239,7 @@ class CheckpointManager:
         Assumed where another machine has the checkpoint.
         """
         meta = history.newest_meta(self._last)
-        return meta is None or same_game(meta.get(ENV, {}), self._trainer.config.env)
+        return meta is None or self._trainer.config.env.is_same(meta.get(ENV, {}))
 
     def shard(self, learner: int = 0) -> Path:
         """The folder in which ``learner`` keeps its replay."""
@@ -412,7 +411,7 @@ class CheckpointManager:
         if self._best_return is None:
             layout, env = self._trainer.layout, self._trainer.config.env
             meta = best_meta(self._best, layout, env)
-            if meta is not None and same_game(meta.get(ENV, {}), env):  # else only evaluated in it
+            if meta is not None and env.is_same(meta.get(ENV, {})):  # else only evaluated in it
                 self._best_return = meta.get("best_return")
         return self._best_return
 
@@ -426,7 +425,7 @@ class CheckpointManager:
             "progress": trainer.progress.state_dict(),
             "best_return": best_return,
             LR: trainer.config.learner.model_dump()[LR],
-            ENV: settings(trainer.config.env),
+            ENV: trainer.config.env.identity(),
             SPACES: self._spaces,
             "spec": trainer.spec.to_dict(),
             EPOCH: self.epoch,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.learner.codecs.registry import Int8Options
 from penstock.learner.codecs.two_phase import TwoPhase
 
 LEVELS = 127
@@ -24,7 +23,7 @@ class Int8(TwoPhase):
 
     def _set_up(self) -> None:
         super()._set_up()
-        self._block = Int8Options.of(self._context.cfg).block
+        self._block = self._context.cfg.block
 
     @property
     def block(self) -> int:

@@ -1,7 +1,7 @@
 """The registry of gradient codecs: what a config needs of each, and how a learner makes one.
 
 Imports no torch, so that configs can be validated with it. Documentation and messages list codecs
-and options in the order of registration: those here, then those of `learner.extras.codecs`.
+in the order of registration: those here, then those of `learner.extras.codecs`.
 """
 
 from __future__ import annotations
@@ -11,19 +11,9 @@ from typing import TYPE_CHECKING
 
 from penstock.configs.reduce import CODECS as CODECS
 from penstock.configs.reduce import CodecSpec
-from penstock.configs.registry import ExtraOptions
-from penstock.configs.value_types import Count
 
 if TYPE_CHECKING:
     from penstock.core.interfaces import Codec, CodecContext, CodecFactory
-
-
-class Int8Options(ExtraOptions):
-    """Of `int8`."""
-
-    block: Count = 512
-    """Number of successive values that share a scale in `int8`. Smaller blocks are more precise and
-    send more bytes."""
 
 
 def make_codec(context: CodecContext) -> Codec:
@@ -43,6 +33,6 @@ for _spec in (
     CodecSpec("none", "as they are (fp32)", f"{_ROOM}.rounding:Fp32", loss="none"),
     CodecSpec("fp16", "in half", f"{_ROOM}.rounding:Fp16", loss="rounding"),
     CodecSpec("bf16", "in half", f"{_ROOM}.rounding:Bf16", loss="rounding"),
-    CodecSpec("int8", "in blocks", f"{_ROOM}.int8:Int8", loss="rounding", options=Int8Options),
+    CodecSpec("int8", "in blocks", f"{_ROOM}.int8:Int8", loss="rounding"),
 ):
     CODECS.register(_spec)

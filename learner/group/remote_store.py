@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from penstock.configs.errors import UserError
+from penstock.configs.value_types import is_local
 from penstock.core.role import Store as Where
 from penstock.learner.group.process_group import INTERFACE_VARIABLES
-from penstock.transport.addresses import is_local
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -50,7 +50,7 @@ for _spec in (
         "adamw",
         f"{_ROOM}:AdamW",
         long_name="Adam with decoupled weight decay",
-        shared_options=("weight_decay",),
+        options=("weight_decay",),
         divides_by_variance=True,
         frozen_variance=f"{_FROZEN}:FrozenVarianceAdamW",
     ),
@@ -58,7 +58,7 @@ for _spec in (
     OptimizerSpec(
         "sgd",
         f"{_ROOM}:Sgd",
-        shared_options=("momentum", "weight_decay"),
+        options=("momentum", "weight_decay"),
         is_elementwise=True,
         leaves_momentum=True,
     ),

@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from penstock.configs.same_env import same_game
 from penstock.configs.secrets import redacted
 from penstock.configs.sections import EnvConfig
 from penstock.core.files import open_private, without_nan, write_atomic
@@ -122,14 +121,14 @@ class Record(MetricSink):
         evaluations = lines(run_dir / EVALUATIONS)
         for line in evaluations[-1:]:
             with suppress(*FORM_ERRORS):
-                if env is None or same_game(line.get("env", {}), env):
+                if env is None or env.is_same(line.get("env", {})):
                     self.evaluation = evaluation_figures(line)
         # A resume of a run that is solved does not evaluate again.
         for line in evaluations:
             with suppress(*FORM_ERRORS):
                 if goal is None or line.get("closing", {}).get("goal") != goal:
                     continue
-                if env is None or same_game(line.get("env", {}), env):
+                if env is None or env.is_same(line.get("env", {})):
                     self.last |= _closing_figures(line)
         self._lines = Thinned(_MetricsFile(run_dir / METRICS))
         self._summary: Json | None = None

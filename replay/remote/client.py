@@ -24,6 +24,7 @@ import numpy.typing as npt
 import zmq
 
 from penstock.configs.errors import printable
+from penstock.configs.value_types import is_local
 from penstock.replay.batch import Batch
 from penstock.replay.errors import ReplayError
 from penstock.replay.remote.batch_codec import read_shape, unpack
@@ -33,7 +34,6 @@ from penstock.replay.samplers import check_priorities
 from penstock.replay.steps import StepArguments
 from penstock.replay.writer import TIMEOUT_S, StepAdder
 from penstock.transport import wire
-from penstock.transport.addresses import is_local
 from penstock.transport.wire import Buffer, Header, MessageKind
 from penstock.transport.zmq.keys import load_actor
 from penstock.transport.zmq.sockets import Socket, dealer, handle_messages, send_now

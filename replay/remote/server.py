@@ -21,13 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from penstock.configs.value_types import is_local
 from penstock.core import descriptors
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.replay.remote.intake import WINDOW
 from penstock.replay.remote.service import ReplayService, ServiceLimits
 from penstock.transport import wire
-from penstock.transport.addresses import is_local
 from penstock.transport.wire import Buffer, Header, MessageKind
 from penstock.transport.zmq.keys import load_learner
 from penstock.transport.zmq.listener import LOOK_EVERY_S

@@ -2,228 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+import os
+import subprocess
+import sys
 from pathlib import Path
-from types import ModuleType
 
-import gymnasium
-import numpy as np
-import pytest
-import torch
-from torch import nn
+from pages import DOCS, with_pages
 
-from contract.test_transports import CONTRACT, World
-from fake_inference import ScriptedInference
-from lockstep_run import of_kind, train_in_lockstep
-from pace_world import config_of, train_two
-from pages import added, code
-from penstock.actors import role as actor_role
-from penstock.actors.rollout import Rollout
-from penstock.algos.recorded import RECORDED, make_recorders
-from penstock.algos.registry import ALGORITHMS
-from penstock.algos.samples import slot_spec
-from penstock.cli.check_env import check
-from penstock.configs.learner import OPTIMIZERS, PACES
-from penstock.configs.load import resolve
-from penstock.configs.reference import reference
-from penstock.core.interfaces import Collective, Link
-from penstock.core.params import Stamp
-from penstock.core.specs import SlotSpec
-from penstock.envs import make
-from penstock.learner import role as learner_role
-from penstock.learner.codecs.registry import CODECS
-from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.monitor.registry import SINKS
-from penstock.monitor.sinks import FanOut, make_sinks
-from penstock.profiling.ledger import TimeLedger
-from penstock.transport.registry import TRANSPORTS
-from reduce_ring import Floats, codec_for, gradients, reduce_all, run_ranks
-from transport_world import LAYOUT, SPEC, context, in_thread, learner, reports
-from waiting import wait_until
-
-LOCKSTEP = (
-    *("transport.kind=inproc", "actors.count=1", "actors.envs=4", "actors.unroll=8"),
-    *("stop.return=null", "stop.learner_steps=20"),
-)
+CASES = Path(__file__).with_name("extending_cases.py")
 
 
-def test_the_algorithm_trains(tmp_path: Path) -> None:
-    with added("extending/algorithm.md", tmp_path):
-        try:
-            small = ("replay.min_size=64", "replay.batch_size=16", "algo.explore=0.5")
-            config = resolve("cartpole_dqn", ["algo.name=sarsa", *LOCKSTEP, *small])
-            heard = train_in_lockstep(tmp_path / "run", config)
-            assert "Expected SARSA." in reference()
-        finally:
-            ALGORITHMS.unregister("sarsa")
-    [stop] = of_kind(heard, "stop")
-    assert (stop["reason"], stop["error"]) == ("learner_steps", "")
-    assert of_kind(heard, "metrics")[-1]["q_loss"] > 0
-
-
-def test_two_ranks_reduce_by_the_codec(tmp_path: Path) -> None:
-    grads = 10 * gradients(2, 1)[0]
-
-    def work(ring: Collective) -> Floats:
-        codec = codec_for(2, ring.rank, codec="grid", grid=0.25)
-        assert codec.nbytes(0) > 0
-        return reduce_all(codec, ring, 0, grads[ring.rank])
-
-    with added("extending/codec.md", tmp_path):
-        try:
-            assert "`grid` as multiples of a number" in reference()
-            found = run_ranks(2, work)
-        finally:
-            CODECS.unregister("grid")
-    for summed in found:
-        assert summed.any()
-        np.testing.assert_array_equal(summed, (np.round(grads * 4) / 4).sum(0))
-
-
-def test_the_optimizer_steps(tmp_path: Path) -> None:
-    values, momentum, decay, beta = np.array([1.0, -2.0, 0.5]), np.zeros(3), 0.1, 0.9
-    gradients = np.array([[1.0, -1.0, 0.0], [-2.0, 1.0, 3.0], [0.5, 0.5, -4.0]])
-    with added("extending/optimizer.md", tmp_path):
-        try:
-            assert "`lars`, `lamb` or `lion`." in reference()
-            overrides = (f"learner.weight_decay={decay}", f"learner.lion_beta={beta}")
-            config = resolve("cartpole", ["learner.optimizer=lion", "learner.lr=0.01", *overrides])
-            start = nn.Parameter(torch.from_numpy(values).float())
-            optimizer = FlatOptimizer([("x", start)], config.learner)
-            optimizer.grad_clip = None
-            for gradient in gradients:
-                optimizer.grads.copy_(torch.from_numpy(2 * gradient))
-                optimizer.step(2, 0)
-                direction = np.sign(0.9 * momentum + 0.1 * gradient)
-                values = values - 0.01 * (direction + decay * values)
-                momentum = beta * momentum + (1 - beta) * gradient
-            state = optimizer.values.clone()
-            optimizer.grads.fill_(np.nan)
-            optimizer.step(2, 0)
-        finally:
-            OPTIMIZERS.unregister("lion")
-    np.testing.assert_allclose(state.numpy(), values, rtol=1e-5)
-    assert torch.equal(optimizer.values, state)
-
-
-def test_two_learners_go_at_the_pace(tmp_path: Path) -> None:
-    with added("extending/pace.md", tmp_path):
-        try:
-            assert "`elastic` draws parameters towards their mean" in reference()
-            learners = train_two(tmp_path, config_of("elastic", "learner.elasticity=1"))
-        finally:
-            PACES.unregister("elastic")
-    first, second = learners
-    for each in learners:
-        assert each.heard_stop
-        assert np.isfinite(each.norms).all()
-        assert not np.array_equal(each.values, each.start)
-    np.testing.assert_allclose(first.values, second.values, rtol=1e-6)
-
-
-def test_the_sink_writes_what_it_gets(tmp_path: Path) -> None:
-    with added("extending/sink.md", tmp_path):
-        try:
-            sinks = FanOut(make_sinks(resolve("cartpole", ["run.csv=true"]), tmp_path))
-            for steps in (100, 200):
-                mean = steps / 10
-                sinks.metrics({"env_steps": steps, "episode_return_mean": mean, "time_s": steps})
-            sinks.close()
-        finally:
-            SINKS.unregister("csv")
-    assert (tmp_path / "returns.csv").read_text() == "100,10.0\n200,20.0\n"
-
-
-def test_the_column_is_recorded_and_trained_with(tmp_path: Path) -> None:
-    config = resolve("cartpole", [*LOCKSTEP, "learner.updates_per_batch=1"])
-    with added("extending/column.md", tmp_path):
-        try:
-            env = make(config.env, 4)
-            logp = np.zeros(4, np.float32)
-            left = ScriptedInference(lambda _: np.zeros(4, np.int32), behaviour_logp=logp)
-            recorders, spec = make_recorders(config, env), slot_spec(config, env.info)
-            columns = spec.views(spec.zeros())
-            Rollout(env, left, 0, TimeLedger(), recorders).fill(columns, 0)
-            env.close()
-            [stop] = of_kind(train_in_lockstep(tmp_path / "run", config), "stop")
-        finally:
-            del RECORDED["visits"]
-    keys = [row.round(1).tobytes() for row in columns["obs"][1:].reshape(-1, 4)]
-    counts = [keys[: i + 1].count(key) for i, key in enumerate(keys)]
-    assert columns["visits"].ravel().tolist() == counts
-    assert max(counts) > 1
-    assert (stop["reason"], stop["error"]) == ("learner_steps", "")
-
-
-def test_the_environment_is_sound_and_trains(tmp_path: Path) -> None:
-    preset = tmp_path / "ring.yaml"
-    preset.write_text(code("extending/environment.md", "yaml", 0))
-    with added("extending/environment.md", tmp_path):
-        try:
-            assert check(str(preset), [], 300, 2)["problems"] == []
-            config = resolve(str(preset), [*LOCKSTEP, "learner.updates_per_batch=1"])
-            [stop] = of_kind(train_in_lockstep(tmp_path / "run", config), "stop")
-        finally:
-            gymnasium.registry.pop("penstock/Ring-v0")
-    assert (stop["reason"], stop["error"]) == ("learner_steps", "")
-
-
-@pytest.fixture
-def delayed(tmp_path: Path) -> Iterator[ModuleType]:
-    with added("extending/transport.md", tmp_path) as modules:
-        try:
-            yield modules["penstock.transport.delayed"]
-        finally:
-            TRANSPORTS.unregister("delayed")
-
-
-@pytest.fixture
-def world(tmp_path: Path, delayed: ModuleType) -> Iterator[World]:
-    with ExitStack() as links, ExitStack() as far_side:
-        side = far_side.enter_context(learner(tmp_path))
-
-        def join(want: int = 2, *, actor: int = 7, spec: SlotSpec = SPEC) -> Link:
-            link: Link = delayed.DelayedLink(side.path, spec, want, 0.0)
-            links.callback(link.close)
-            return link
-
-        yield World(side, join, far_side.close)
-
-
-@pytest.mark.parametrize("case", CONTRACT.values(), ids=CONTRACT)
-def test_the_transport_keeps_the_contract(world: World, case: Callable[[World], None]) -> None:
-    case(world)
-
-
-def test_the_transport_delays_weights(world: World, delayed: ModuleType) -> None:
-    side, values = world.learner, np.ones(LAYOUT.size, np.float32)
-    link = delayed.DelayedLink(side.path, SPEC, 1, every_s=60.0)
-    side.call(lambda: side.board.publish(values, Stamp(2, 1)))
-    out = np.zeros(LAYOUT.size, np.float32)
-    assert link.read_weights(out, None) == Stamp(2, 1)
-    assert out.all()
-    side.call(lambda: side.board.publish(2 * values, Stamp(2, 2)))
-    assert link.read_weights(out, Stamp(2, 1)) is None
-    assert link.read_weights(out, None) == Stamp(2, 2)
-    link.close()
-
-
-@pytest.mark.usefixtures("delayed")
-def test_cartpole_is_trained_over_the_transport(tmp_path: Path) -> None:
-    config = resolve(
-        "cartpole",
-        [
-            *("transport.kind=delayed", "transport.weights_every_s=0.01", "actors.count=1"),
-            *("actors.envs=4", "actors.unroll=8", "learner.updates_per_batch=1"),
-            *("stop.learner_steps=8", "stop.return=null", "run.interval_s=0.2"),
-        ],
+def test_a_penstock_with_the_code_of_all_pages_does_what_they_say(tmp_path: Path) -> None:
+    pages = sorted((DOCS / "extending").glob("*.md"))
+    penstock = with_pages(pages, tmp_path)
+    options = ("-q", "-x", "-p", "no:cacheprovider", "-c", DOCS.parent / "pyproject.toml")
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, CASES],
+        cwd=penstock,
+        env=os.environ | {"PYTHONPATH": str(penstock)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    main = context(tmp_path, "learner", config=config)
-    plays = context(tmp_path, "actor", config=config)
-    with in_thread(main, learner_role.run):
-        wait_until(lambda: bool(reports(main, "ready")), 60)
-        with in_thread(plays, actor_role.run):
-            wait_until(lambda: bool(reports(main, "stop")), 60)
-    [stop] = reports(main, "stop")
-    assert stop["reason"] == "learner_steps"
+    assert ended.returncode == 0, ended.stdout + ended.stderr

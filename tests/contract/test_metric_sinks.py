@@ -116,7 +116,7 @@ def registered(option: str, value: str) -> Callable[[World], MetricSink]:
 def of_the_page(world: World) -> MetricSink:
     """The example of docs/extending/sink.md."""
     module: dict[str, Any] = {}
-    exec(code("extending/sink.md", "python", 1), module)
+    exec(code("extending/sink.md", "python", 2), module)
     sink: MetricSink = module["make"](world.config(), world.folder)
     return sink
 

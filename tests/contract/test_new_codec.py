@@ -15,9 +15,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
 from penstock.configs.reduce import CODECS, CodecSpec, ReduceConfig
 from penstock.configs.reference import reference
-from penstock.configs.registry import ExtraOptions
 from penstock.configs.sections import LearnerConfig
-from penstock.configs.value_types import Positive
 from penstock.core.interfaces import Bucket, CodecContext, CodecFactory, Collective
 from penstock.learner.codecs.buckets import bucket_nbytes, buckets_of
 from penstock.learner.codecs.collective import all_reduce_nbytes
@@ -27,21 +25,14 @@ from reduce_ring import Floats, codec_for, gradients, reduce_all, run_ranks
 FOUR = ("learner.count=4", "actors.count=4", "learner.optimizer=sgd")
 
 
-class GridOptions(ExtraOptions):
-    """Of `grid`."""
-
-    grid: Positive = 0.5
-    """Distance of the values that `grid` sends."""
-
-
 class Grid:
-    """Rounds to multiples of ``learner.reduce.grid``."""
+    """Rounds to multiples of ``learner.reduce.density``."""
 
     def __init__(self, context: CodecContext) -> None:
         self.buckets = buckets_of(
             context.parts, bucket_nbytes(context.cfg.bucket_mb, context.device)
         )
-        self._step = GridOptions.of(context.cfg).grid
+        self._step = context.cfg.density
         self._world = context.world
 
     def begin(self, update: int) -> None:
@@ -68,7 +59,6 @@ SPEC = CodecSpec(
     loss="rounding",
     tried_by_auto=False,
     ruins_variance="multiples of a number",
-    options=GridOptions,
 )
 FACTORIES: tuple[CodecFactory, ...] = (Grid, Fp32)  # held against the Protocol by mypy
 
@@ -85,10 +75,8 @@ def chosen(*more: str) -> ReduceConfig:
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_config_may_name_it_with_its_options(tmp_path: Any) -> None:
-    assert GridOptions.of(chosen()).grid == 0.5
-    cfg = resolve("cartpole", [*FOUR, "learner.reduce.codec=grid", "learner.reduce.grid=0.25"])
-    assert GridOptions.of(cfg.learner.reduce).grid == 0.25
+def test_a_config_may_name_it(tmp_path: Any) -> None:
+    cfg = resolve("cartpole", [*FOUR, "learner.reduce.codec=grid"])
     (tmp_path / "again.yaml").write_text(dump(cfg))
     assert resolve(str(tmp_path / "again.yaml")) == cfg
 
@@ -97,8 +85,6 @@ def test_a_config_may_name_it_with_its_options(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("learner.reduce.grid=0", r"learner\.reduce\.grid is 0; it must be a number above 0; the"),
-        ("learner.reduce.gird=1", r"no option learner\.reduce\.gird; the nearest option is .*grid"),
         ("learner.optimizer=adam", r"codec grid sends multiples of a number, which ruins the"),
         ("learner.pace=local_sgd", r"learner\.reduce\.codec grid codes gradients with"),
         ("learner.reduce.codec=gird", r" or 'grid'; the default is 'none'"),
@@ -111,11 +97,7 @@ def test_what_is_wrong_with_it_is_said(override: str, message: str) -> None:
 
 @pytest.mark.usefixtures("registered")
 def test_the_reference_lists_it() -> None:
-    page = reference()
-    assert ", `grid` as multiples of a number." in page
-    assert (
-        "| `learner.reduce.grid` | a number above 0 | `0.5` | Distance of the values that" in page
-    )
+    assert ", `grid` as multiples of a number." in reference()
 
 
 @pytest.mark.usefixtures("registered")
@@ -123,7 +105,7 @@ def test_two_ranks_reduce_by_it() -> None:
     grads = 10 * gradients(2, 1)[0]
 
     def work(ring: Collective) -> Floats:
-        codec = codec_for(2, ring.rank, codec="grid", grid=0.25)
+        codec = codec_for(2, ring.rank, codec="grid", density=0.25)
         return reduce_all(codec, ring, 0, grads[ring.rank])
 
     for found in run_ranks(2, work):
@@ -146,34 +128,16 @@ def test_taken_back_it_is_unknown_again() -> None:
     assert "grid" not in reference()
 
 
-class OtherDensity(ExtraOptions):
-    density: Positive = 3.0
-    """What `dropping` does not mean by it."""
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
         (CodecSpec("int8", "", ""), "codec int8 exists already"),
         (CodecSpec("auto", "", ""), "codec auto exists already"),
-        (CodecSpec("new", "", "", options=OtherDensity), r"new: learner\.reduce\.density exists"),
     ],
 )
 def test_a_name_has_one_meaning(spec: CodecSpec, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CODECS.register(spec)
-
-
-def test_a_config_loads_without_any_registration() -> None:
-    specs = list(CODECS.specs.values())
-    for spec in specs:
-        CODECS.unregister(spec.name)
-    try:
-        loaded = chosen("learner.reduce.grid=0.25")
-    finally:
-        for spec in specs:
-            CODECS.register(spec)
-    assert (loaded.codec, loaded.model_extra) == ("grid", {"grid": 0.25})
 
 
 def test_every_registered_codec_is_made() -> None:

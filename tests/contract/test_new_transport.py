@@ -23,10 +23,8 @@ from penstock.actors import role as actor
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
 from penstock.configs.reference import reference
-from penstock.configs.registry import ExtraOptions
 from penstock.configs.schema import Config
 from penstock.configs.transports import TRANSPORTS, TransportSpec
-from penstock.configs.value_types import Positive
 from penstock.core.interfaces import (
     Connector,
     LearnerGoneError,
@@ -52,6 +50,7 @@ from waiting import wait_until
 LENGTHS = struct.Struct("<II")  # of a message: its msgpack part, and the bytes after it
 TICK_S = 0.005
 MOST_NBYTES = 1 << 24
+ANSWER_S = 10.0
 
 
 def put(peer: socket.socket, said: Any, content: bytes = b"") -> None:
@@ -76,22 +75,15 @@ def exactly(peer: socket.socket, nbytes: int) -> bytes:
     return bytes(found)
 
 
-class StreamOptions(ExtraOptions):
-    """Of `stream`."""
-
-    answer_s: Positive = 10.0
-    """Seconds that `stream` waits for an answer."""
-
-
 class StreamLink:
     """An actor's connection; each question has one answer."""
 
     fills_store = False
 
-    def __init__(self, path: str, spec: SlotSpec | None, want: int, answer_s: float = 10.0) -> None:
+    def __init__(self, path: str, spec: SlotSpec | None, want: int) -> None:
         """Raises OSError while nobody listens."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(answer_s)
+        self._socket.settimeout(ANSWER_S)
         try:
             self._socket.connect(path)
             said, _ = self._ask({"join": spec and spec.to_dict(), "want": want})
@@ -267,8 +259,7 @@ class StreamTransport:
     def connect(
         self, ctx: RoleContext, address: str, config: Config, spec: SlotSpec, actor: int
     ) -> Link:
-        options = StreamOptions.of(config.transport)
-        return StreamLink(path_of(address), spec, config.transport.slots, options.answer_s)
+        return StreamLink(path_of(address), spec, config.transport.slots)
 
 
 STREAM = TransportSpec(
@@ -276,7 +267,6 @@ STREAM = TransportSpec(
     "a Unix stream socket",
     f"{__name__}:StreamTransport",
     connector=f"{__name__}:run",
-    options=StreamOptions,
 )
 CONNECTOR: Connector = run  # held against the Protocols by mypy
 TRANSPORT: Transport = StreamTransport()
@@ -322,25 +312,16 @@ def chosen(*more: str) -> Config:
     return resolve("cartpole", ["transport.kind=stream", "actors.count=1", *more])
 
 
-def test_a_config_may_name_it_with_its_options(tmp_path: Path) -> None:
-    config = chosen("transport.answer_s=3")
-    assert StreamOptions.of(config.transport).answer_s == 3
+def test_a_config_may_name_it(tmp_path: Path) -> None:
+    config = chosen()
     (tmp_path / "again.yaml").write_text(dump(config))
     assert resolve(str(tmp_path / "again.yaml")) == config
     assert "`zmq` connectors and ZeroMQ, `stream` a Unix stream socket; `auto`" in reference()
-    assert "| `transport.answer_s` | a number above 0 | `10.0` | Seconds that" in reference()
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("transport.answer_s=0", r"transport\.answer_s is 0; it must be a number above 0"),
-        ("transport.kind=steam", r"'zmq' or 'stream'; the default is 'auto'"),
-    ],
-)
-def test_what_is_wrong_with_it_is_said(override: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        chosen(override)
+def test_what_is_wrong_with_it_is_said() -> None:
+    with pytest.raises(UserError, match=r"'zmq' or 'stream'; the default is 'auto'"):
+        chosen("transport.kind=steam")
 
 
 def test_a_run_has_its_connector_and_no_relay(tmp_path: Path) -> None:
@@ -351,17 +332,11 @@ def test_a_run_has_its_connector_and_no_relay(tmp_path: Path) -> None:
     assert topology.names(by_hand) == "2 actors"
 
 
-class OtherAnswer(ExtraOptions):
-    answer_s: Positive = 1.0
-    """Not what `stream` means by it."""
-
-
-def test_names_places_and_options_have_one_meaning() -> None:
+def test_names_and_places_have_one_meaning() -> None:
     for spec, message in (
         (TransportSpec("stream", ""), "stream exists already"),
         (TransportSpec("auto", ""), "auto exists already"),
         (TransportSpec("new", "", auto="other hosts"), "auto takes another one for other hosts"),
-        (TransportSpec("new", "", options=OtherAnswer), r"transport\.answer_s exists already"),
     ):
         with pytest.raises(ValueError, match=message):
             TRANSPORTS.register(spec)

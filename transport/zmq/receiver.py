@@ -26,12 +26,12 @@ import numpy.typing as npt
 
 from penstock import __version__
 from penstock.configs.errors import UserError
+from penstock.configs.value_types import is_local
 from penstock.core.interfaces import SlotProcessor, UnknownPolicyError
 from penstock.core.params import Stamp, WireDtype
 from penstock.core.role import ACTOR_INDEX_BITS
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.transport import wire
-from penstock.transport.addresses import is_local
 from penstock.transport.grants import ActorStream, Grants, TakenError
 from penstock.transport.shm.host import check_spec
 from penstock.transport.shm.link import ShmLink

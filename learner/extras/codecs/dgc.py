@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from penstock.core.interfaces import Bucket
-from penstock.learner.extras.codecs.registry import DgcOptions
 from penstock.learner.extras.codecs.sparse import Sparse
 
 LADDER = (0.25, 0.0625, 0.015625, 0.004, 0.001)
@@ -32,12 +31,12 @@ class Dgc(Sparse):
 
     def _set_up(self) -> None:
         super()._set_up()
-        self._options = DgcOptions.of(self._context.cfg)
-        own_clip = self._options.dgc_clip
+        own_clip = self._context.cfg.dgc_clip
         self._clip = self._context.grad_clip if own_clip is None else own_clip
 
     def density(self, update: int) -> float:
-        end, stage = self._options.dgc_density, self._options.warmup_updates
+        cfg = self._context.cfg
+        end, stage = cfg.dgc_density, cfg.warmup_updates
         if update >= stage * len(LADDER):
             return end
         return max(end, LADDER[update // stage])

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from penstock.core.interfaces import Bucket
-from penstock.learner.extras.codecs.registry import DroppingOptions
 from penstock.learner.extras.codecs.sparse import Sparse
 
 
@@ -20,7 +19,7 @@ class Dropping(Sparse):
 
     def _set_up(self) -> None:
         super()._set_up()
-        self._density = DroppingOptions.of(self._context.cfg).density
+        self._density = self._context.cfg.density
 
     def density(self, update: int) -> float:
         return self._density

@@ -10,7 +10,6 @@ from penstock.learner.codecs.buckets import VALUE_NBYTES
 from penstock.learner.codecs.collective import all_reduce_nbytes
 from penstock.learner.codecs.two_phase import TwoPhase
 from penstock.learner.extras.codecs.packing import Packing
-from penstock.learner.extras.codecs.registry import OneBitOptions
 
 
 class OneBit(TwoPhase):
@@ -28,16 +27,15 @@ class OneBit(TwoPhase):
 
     def _set_up(self) -> None:
         super()._set_up()
-        self._options = OneBitOptions.of(self._context.cfg)
         self._bits = Packing(1, 0, self._device)
 
     @property
     def block(self) -> int:
-        return self._options.onebit_block
+        return self._context.cfg.onebit_block
 
     def _is_plain(self, update: int) -> bool:
         """Whether gradients are summed in float32 in ``update``."""
-        return update < self._options.warmup_updates
+        return update < self._context.cfg.warmup_updates
 
     def _bucket_nbytes(self, bucket: Bucket, update: int) -> int:
         if self._is_plain(update):

@@ -12,7 +12,6 @@ from penstock.configs.reduce import CODECS
 from penstock.core.interfaces import AdamState, Bucket, Collective
 from penstock.learner.codecs.buckets import VALUE_NBYTES, buckets_of
 from penstock.learner.extras.codecs.onebit import OneBit
-from penstock.learner.extras.codecs.registry import OneBitAdamOptions
 from penstock.learner.extras.codecs.variance import RenewedVariance
 from penstock.learner.optimizers.rules import BETAS, adam_denominator
 
@@ -111,7 +110,7 @@ class OneBitAdam(OneBitMomentum):
     def _set_up(self) -> None:
         super()._set_up()
         context = self._context
-        interval = OneBitAdamOptions.of(context.cfg).variance_interval
+        interval = context.cfg.variance_interval
         if interval is None:
             return
         self._add_residual("variance")

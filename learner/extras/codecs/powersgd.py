@@ -14,7 +14,6 @@ from penstock.device.choice import runs_behind
 from penstock.learner.codecs.buckets import VALUE_NBYTES
 from penstock.learner.codecs.codec import BaseCodec
 from penstock.learner.codecs.collective import all_reduce_nbytes
-from penstock.learner.extras.codecs.registry import PowerSgdOptions
 
 if TYPE_CHECKING:
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
@@ -37,7 +36,6 @@ class PowerSgd(BaseCodec):
     kinds = ("error",)
 
     def _set_up(self) -> None:
-        self._options = PowerSgdOptions.of(self._context.cfg)
         self._state: PowerSGDState | None = None
 
     def reset(self) -> None:
@@ -52,7 +50,7 @@ class PowerSgd(BaseCodec):
         return sum(all_reduce_nbytes(VALUE_NBYTES * size, self._world) for size in sizes)
 
     def _is_coded(self, bucket: Bucket, update: int) -> bool:
-        return update >= self._options.warmup_updates and any(map(self._factors, bucket.parts))
+        return update >= self._context.cfg.warmup_updates and any(map(self._factors, bucket.parts))
 
     def _sizes(self, bucket: Bucket) -> tuple[int, int]:
         """Number of values in all Ps and all Qs of a bucket."""
@@ -63,7 +61,7 @@ class PowerSgd(BaseCodec):
         """Sizes of P and Q; None if torch does not compress the parameter."""
         size = part.stop - part.start
         rows, columns = (size, 1) if part.is_bias else (part.rows, size // part.rows)
-        rank = min(rows, columns, self._options.powersgd_rank)
+        rank = min(rows, columns, self._context.cfg.powersgd_rank)
         if (rows + columns) * rank * GAIN >= size:
             return None
         return rows * rank, columns * rank
@@ -105,7 +103,7 @@ class PowerSgd(BaseCodec):
     def _make_state(self, make: type[PowerSGDState]) -> PowerSGDState:
         state = make(
             None,
-            self._options.powersgd_rank,
+            self._context.cfg.powersgd_rank,
             start_powerSGD_iter=2,
             min_compression_rate=GAIN,
             orthogonalization_epsilon=EPSILON,

@@ -19,7 +19,6 @@ from penstock.learner.codecs.collective import (
     all_to_all_nbytes,
 )
 from penstock.learner.extras.codecs.packing import Packing
-from penstock.learner.extras.codecs.registry import TernGradOptions
 
 CLIP = 2.5  # standard deviations
 MOST_RANKS = 127  # an int8 holds the sum of so many
@@ -49,7 +48,7 @@ class TernGrad(BaseCodec):
                 f"learner.reduce.codec terngrad sums in 8 bits, of {MOST_RANKS} learners at most, "
                 f"and learner.count is {self._world}; set learner.reduce.codec=onebit"
             )
-        self._reternarize = TernGradOptions.of(self._context.cfg).reternarize
+        self._reternarize = self._context.cfg.reternarize
         self._random = torch.Generator(self._device)
         self._ternary = Packing(2, 1, self._device)
         self._back = self._ternary

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.configs.sections import LearnerConfig
+from penstock.configs.learner import OPTIMIZERS, LearnerConfig
 from penstock.learner.extras.parameter_server.protocol import NOTHING, ServerHeader, Tally
 from penstock.learner.progress import BOOKED
 from penstock.transport.checksum import crc32
@@ -21,7 +21,8 @@ AGREED |= {"lr_decay_steps", "eps", "grad_clip", "server_shards"}
 def rules(cfg: LearnerConfig, shard: int = 0) -> int:
     """Checksum of the settings on which all learners and their server must agree, and of the number
     of the server's shard."""
-    settings = cfg.model_dump(mode="json", include=AGREED | set(cfg.model_extra or ()))
+    optimizer = OPTIMIZERS.specs[cfg.optimizer]
+    settings = cfg.model_dump(mode="json", include=AGREED.union(optimizer.options))
     more = {"codec": cfg.reduce.codec, "shard": shard}
     text = json.dumps(settings | more, sort_keys=True)
     return crc32(text.encode())

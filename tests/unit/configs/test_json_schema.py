@@ -13,7 +13,6 @@ from penstock.configs.json_schema import json_schema
 from penstock.configs.keys import algorithms, options
 from penstock.configs.load import PRESETS, dump, presets, resolve
 from penstock.configs.reduce import CODECS, CodecSpec
-from penstock.configs.registry import ExtraOptions
 from penstock.configs.value_types import Count
 from penstock.configs.yaml_text import parse
 
@@ -128,19 +127,15 @@ class OwnAlgoConfig(AlgoConfig):
         return "unrolls"
 
 
-class OwnCodecOptions(ExtraOptions):
-    own_width: Count = 4
-
-
 def test_what_is_registered_is_in_it() -> None:
     ALGORITHMS.register(AlgorithmSpec(OwnAlgoConfig, "nowhere:X"))
-    CODECS.register(CodecSpec("own", "twice", "nowhere:X", options=OwnCodecOptions))
+    CODECS.register(CodecSpec("own", "twice", "nowhere:X"))
     try:
         schema = json_schema()
     finally:
         ALGORITHMS.unregister("own")
         CODECS.unregister("own")
-    text = "{algo: {name: own, depth: 4}, learner: {reduce: {codec: own, own_width: 3}}}"
+    text = "{algo: {name: own, depth: 4}, learner: {reduce: {codec: own}}}"
     assert refused(text, schema) == []
-    assert refused(text) == ["algo.name", "learner.reduce", "learner.reduce.codec"]
+    assert refused(text) == ["algo.name", "learner.reduce.codec"]
     assert refused("algo: {name: own, depth: 0}", schema) == ["algo.depth"]

@@ -11,7 +11,6 @@ import pytest
 from penstock.configs import secrets
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
-from penstock.configs.same_env import settings
 from penstock.configs.sections import EnvConfig
 from penstock.envs import make
 
@@ -43,7 +42,7 @@ def test_the_environment_gets_the_value_and_the_config_keeps_the_reference() -> 
     config = resolve(f"{__name__}:Locked", overrides)
     make(config.env, 1).close()
     assert [{"key": SECRET, "deep": {"a": [f"b {SECRET}"]}}] == GIVEN
-    assert SECRET not in dump(config) + config.model_dump_json() + str(settings(config.env))
+    assert SECRET not in dump(config) + config.model_dump_json() + str(config.env.identity())
     assert "${env:PENSTOCK_KEY}" in dump(config)
 
 
