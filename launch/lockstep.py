@@ -283,7 +283,6 @@ class Lockstep(TrainingLoop[Any]):
         self, config: Config, trainer: AnyTrainer, ctx: RoleContext, checkpoints: CheckpointManager
     ) -> None:
         self._ctx = ctx
-        self._trainer = trainer
         self._checkpoints = checkpoints
         self._lockstep = source = LockstepSource(config, trainer, ctx, checkpoints)
         publisher = Publisher(trainer.published(), source.board)

@@ -13,15 +13,13 @@ from collections import Counter, deque
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.algos.slots import UnrollSummary
 from penstock.configs.sections import StopConfig
+from penstock.core.params import Floats
 from penstock.profiling.histogram import Histogram, latencies, spread
 from penstock.profiling.ledger import TimeLedger, fractions, learner_parts
 from penstock.replay.accounting import Accounting
-
-Floats = npt.NDArray[np.float64]
 
 MAX_LAG = 1 << 16  # the histogram's last bin
 UNCOUNTED = 64  # most batches of which lag is counted together, with warm caches

@@ -231,8 +231,7 @@ class ElasticGroup:
     def _wait_for_word(self) -> Message | None:
         """Wait until the supervisor has named a new group; None at the end."""
         self._ctx.status.phase = Phase.REDUCING
-        while not self._ctx.stopping():
-            self._ctx.status.beat()
+        while self._stays():
             self._look()
             if self._named is not None and self._named["epoch"] > self._tried:
                 return self._named
@@ -247,10 +246,9 @@ class ElasticGroup:
         ctx, trainer, cfg = self._ctx, self._trainer, self._config.learner
 
         def waiting() -> bool:
-            ctx.status.beat()
             self._look()
             named = self._named
-            return not ctx.stopping() and (named is None or named["epoch"] <= epoch)
+            return self._stays() and (named is None or named["epoch"] <= epoch)
 
         self._tried = epoch
         group: LearnerGroup | None = None
@@ -276,13 +274,12 @@ class ElasticGroup:
         except GroupLostError as error:
             failure = str(error)
         if failure or sync is None:  # out here, where nothing refers to the group any more
-            for made in (sync, group):
-                if made is not None:
-                    made.close()
-                    break
-            else:
-                if dist.is_initialized():
-                    dist.destroy_process_group()
+            if sync is not None:
+                sync.close()
+            elif group is not None:
+                group.close()
+            elif dist.is_initialized():
+                dist.destroy_process_group()
             self._failed(epoch, failure)
             return False
         self._group, self.sync, trainer.sync = group, sync, sync
@@ -300,19 +297,15 @@ class ElasticGroup:
         ctx, members = self._ctx, range(self._config.learner.most_count)
         assert ctx.store is not None
 
-        def waiting() -> bool:
-            ctx.status.beat()
-            return not ctx.stopping()
-
         if not first:
             assert self._remote is not None
-            gone = who_has_gone(self._remote, ctx.store, members, ctx.learner, waiting)
+            gone = who_has_gone(self._remote, ctx.store, members, ctx.learner, self._stays)
             if ctx.stopping():
                 return False
             raise RunEndedError(f"{gone}; {AGAIN}")
         use_interface(self._config.learner.reduce.interface or interface_of(ctx.store, os.environ))
         timeout_s = self._config.run.start_timeout_s
-        self._remote = open_store(ctx.store, ctx.learner, timeout_s, waiting)
+        self._remote = open_store(ctx.store, ctx.learner, timeout_s, self._stays)
         try:
             return self._remote is not None and self._enter(
                 self._remote, 0, list(members), timeout_s

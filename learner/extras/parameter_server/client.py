@@ -34,7 +34,6 @@ from zmq.utils.monitor import parse_monitor_message
 from penstock.configs.errors import UserError
 from penstock.configs.sections import LearnerConfig
 from penstock.learner.extras.parameter_server import protocol
-from penstock.learner.extras.parameter_server.members import rules
 from penstock.learner.extras.parameter_server.parameters import (
     ServerState,
     pack_state,
@@ -144,7 +143,7 @@ class ServerClient:
                 rank=rank,
                 session=token,
                 entries=part.stop - part.start,
-                rules=rules(cfg, number),
+                rules=protocol.rules(cfg, number),
             )
             resumed = ServerHeader(
                 ServerMessageKind.VALUES, version=version, samples=samples, tally=tally

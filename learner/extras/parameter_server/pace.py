@@ -20,11 +20,11 @@ from penstock.core.role import RunEndedError
 from penstock.learner.extras.parameter_server.client import ServerClient
 from penstock.learner.extras.parameter_server.served import LOST_S, Served
 from penstock.learner.extras.parameter_server.server import keys_for
+from penstock.learner.group.collective import lost
 from penstock.learner.group.process_group import (
     LearnerGroup,
     foreign_value_message,
     hello_of,
-    lost,
     meet,
 )
 from penstock.learner.group.remote_store import AGAIN, REREAD_S, could_not_meet, open_store

@@ -45,8 +45,8 @@ class Peers:
             opening.callback(context.destroy, 0)  # sockets too
             self._zap = zap(context) if keys else None
             self._router = router(context, bind, keys, max_frame_nbytes)
-            self._listener = Listener(self._router)
-            opening.callback(self._listener.close)
+            self.listener = Listener(self._router)
+            opening.callback(self.listener.close)
             self._ended = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
             opening.callback(self._router.disable_monitor)
             self._stack = opening.pop_all()
@@ -54,14 +54,9 @@ class Peers:
             if socket is not None:
                 self._poller.register(socket, zmq.POLLIN)
 
-    @property
-    def turned_away(self) -> int:
-        """`Listener.turned_away` of the socket."""
-        return self._listener.turned_away
-
     def wait(self, timeout_s: float) -> None:
         """Return as soon as there is an event, or after ``timeout_s`` seconds."""
-        self._listener.look(time.monotonic())
+        self.listener.look(time.monotonic())
         timeout_s = min(timeout_s, PROBE_S) if self._probes else timeout_s
         ready = dict(self._poller.poll(round(timeout_s * 1000)))
         if self._zap is not None and self._zap in ready:

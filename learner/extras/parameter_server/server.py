@@ -30,6 +30,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter, OrderedDict
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,6 @@ from penstock.configs.sections import LearnerConfig
 from penstock.core import descriptors
 from penstock.core.role import RoleContext
 from penstock.learner.extras.parameter_server import protocol
-from penstock.learner.extras.parameter_server.members import Member, rules
 from penstock.learner.extras.parameter_server.parameters import (
     MAX_SIZE,
     Parameters,
@@ -53,6 +53,7 @@ from penstock.learner.extras.parameter_server.parameters import (
 )
 from penstock.learner.extras.parameter_server.peers import Peers
 from penstock.learner.extras.parameter_server.protocol import (
+    NOTHING,
     Flag,
     Packed,
     Payload,
@@ -74,6 +75,24 @@ STEPS = BOOKED.index("trained_steps")  # determines the decay of the learning ra
 MOST_LEFT = 1024  # workers that have left and whose counts are kept
 BATCH = 64  # messages handled between two checks of everything else
 MAX_FRAME_NBYTES = 4 * 4 * MAX_SIZE  # parameters and an optimizer's arrays
+
+
+@dataclass
+class Member:
+    """A living worker."""
+
+    number: int  # its number in the pace
+    rank: int
+    token: int
+    size: int  # of its parameters
+    counts: npt.NDArray[np.float64]
+    """Those of its counts since it began that the run's counts include, laid out as `BOOKED`."""
+    pull: ServerHeader | None = None
+    answered: int = 0
+    sent_state: int = 0  # number of the last request for the state that was answered
+    lag: int = -1
+    checkpoint: bool = False
+    recent: Tally = NOTHING[len(BOOKED) :]
 
 
 def run(ctx: RoleContext) -> None:
@@ -155,7 +174,7 @@ class ParameterServer:
         """
         self._cfg = cfg
         self._ledger = ledger or TimeLedger()
-        self._rules = rules(cfg, shard)
+        self._rules = protocol.rules(cfg, shard)
         self._gives_clocks = shard == 0
         self._session = secrets.randbits(63) | 1
         self._members: dict[bytes, Member] = {}
@@ -218,7 +237,7 @@ class ParameterServer:
     @property
     def turned_away(self) -> int:
         """`Listener.turned_away` of its port."""
-        return self._peers.turned_away
+        return self._peers.listener.turned_away
 
     def close(self) -> None:
         self._peers.close()
