@@ -298,8 +298,8 @@ class LearnerProcess(TrainingLoop[Any]):
 
     def next_batch(self) -> Any:
         """The next batch; None after so long without one that the other learners proceed."""
-        together = self._group.sync.world > 1
-        deadline_s = time.monotonic() + self._config.learner.reduce.wait_s * together
+        wait_s = self._config.learner.reduce.wait_s if self._group.sync.world > 1 else 0.0
+        deadline_s = time.monotonic() + wait_s
         self._ledger.switch(Part.WAIT)
         while (batch := self._source.next(WAIT_S)) is None:
             self._ctx.status.beat()
@@ -445,11 +445,10 @@ class LearnerProcess(TrainingLoop[Any]):
         self._ctx.report("metrics", **self._metrics(), **statistics)
 
     def _metrics(self) -> dict[str, Any]:
-        actors = self._host.actors + self._others.actors
         return (
             self._progress.interval(self._seconds)
             | self._others.figures()
-            | {"actors_alive": actors, "queue_fill": self._actor_source.fill_fraction()}
+            | {"actors_alive": self._host.actors + self._others.actors}
             | self._actor_source.figures()
             | self._nonfinite.figures()
         )

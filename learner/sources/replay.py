@@ -215,12 +215,10 @@ class ReplayDataSource:
         self._count_arrivals()
         return 0
 
-    def fill_fraction(self) -> float:
-        return self._table.stored / self._table.rows
-
     def figures(self) -> dict[str, float]:
         counts = self._limiter.counts
         return {
+            "queue_fill": self._table.stored / self._table.rows,
             "replay_size": self._table.stored,
             "samples_per_insert": counts.sampled * self._steps / max(1, counts.inserted),
         }

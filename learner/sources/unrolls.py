@@ -78,7 +78,7 @@ class UnrollSource:
         """
         self._consumer = consumer
         self._accounting = accounting
-        self._figures: dict[str, float] = {}
+        self._figures: dict[str, float] = {}  # that stay the same
         self._batch_slots = config.learner.batch_slots
         self._lends_by_batch = shared and lent_by_batch(config)
         if shared:
@@ -195,11 +195,8 @@ class UnrollSource:
     def in_flight_steps(self) -> int:
         return self._queue.in_flight_steps() + sum(batch.steps for batch in self._batches)
 
-    def fill_fraction(self) -> float:
-        return self.store.fill_fraction()
-
     def figures(self) -> dict[str, float]:
-        return self._figures
+        return {"queue_fill": self.store.fill_fraction()} | self._figures
 
     def close(self) -> None:
         if self._feeder is not None:
