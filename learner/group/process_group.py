@@ -208,7 +208,7 @@ def meet(
         absent = [member for member in members if member != me]
         while absent:
             for member in [m for m in absent if store.check([f"hello-{m}"])]:
-                _compare(me, hello, member, _read(store.get(f"hello-{member}"), member))
+                _compare(me, hello, member, read_value(store.get(f"hello-{member}"), member))
                 absent.remove(member)
             if store.get(f"token-{me}") != token.encode():
                 raise UserError(f"two learners have rank {me}; give each one its own")
@@ -236,26 +236,25 @@ def hello_of(config: Config, device: torch.device) -> dict[str, Any]:
     return found
 
 
-def _read(value: bytes, member: int) -> dict[str, Any]:
-    """Decode the options of a member. The store takes values from any client."""
+def read_value(value: bytes, member: int) -> Any:
+    """Decode what a member has written into the store, which takes values from any client."""
     try:
-        found = json.loads(value)
+        return json.loads(value)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise UserError(foreign_value_message(member))
-    return found
+        raise foreign_value(member) from None
 
 
-def foreign_value_message(member: int) -> str:
-    """The sentence about a value that no learner has written into the store."""
-    return (
+def foreign_value(member: int) -> UserError:
+    """The error for a value that no learner has written into the store."""
+    return UserError(
         f"what the store holds for rank {member} is not what a learner of Penstock writes; see "
         "that no other program uses its port, and that its network is closed to others"
     )
 
 
-def _compare(me: int, mine: dict[str, Any], member: int, theirs: dict[str, Any]) -> None:
+def _compare(me: int, mine: dict[str, Any], member: int, theirs: Any) -> None:
+    if not isinstance(theirs, dict):
+        raise foreign_value(member)
     for name, value in mine.items():
         if theirs.get(name) != value:
             raise UserError(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -80,10 +81,9 @@ class LocalSgd(OwnUpdates):
             )
         self._ledger.switch(Part.REDUCE)
         growth = np.concatenate((unsent, mine.growth[len(BOOKED) :]))
-        flags = (mine.stop, mine.nan, mine.checkpoint, mine.regroup)
         busy_s = elapsed_s if self._is_due else 0.0
         counts = np.array([self._samples, busy_s, float(self._is_due)])
-        summed = self._sum(ControlMessage(counts, growth, *flags))
+        summed = self._sum(replace(mine, counts=counts, growth=growth))
         samples, busy_s, due = summed.counts.tolist()
         if samples:
             self._average(self._samples / samples)

@@ -84,8 +84,6 @@ class Reply(NamedTuple):
     """Whether some learner stops, so that all must."""
     nan: bool
     """Whether some learner found a number that is not finite."""
-    checkpoint: bool
-    """Whether another learner asked all to save."""
 
 
 class Unreached(NamedTuple):
@@ -125,7 +123,7 @@ class ServerClient:
         size = optimizer.values.numel()
         self._copy = LocalCopy(optimizer, cfg.significance) if cfg.pace == "asp" else None
         self._own = None if cfg.pull == "newest" else OwnSteps(optimizer)
-        self.last = Reply(version, samples, tally, None, 1, False, False, False)
+        self.last = Reply(version, samples, tally, None, 1, False, False)
         self._residual = np.zeros(size, np.float32) if cfg.reduce.codec == "bf16" else None
         self._counts = np.zeros(len(BOOKED))  # of this learner since the client was made
         self._clock = version // cfg.most_count
@@ -162,7 +160,6 @@ class ServerClient:
         *,
         stop: bool = False,
         nan: bool = False,
-        checkpoint: bool = False,
     ) -> Tensor | None:
         """Send the gradient in ``optimizer.grads``, summed over ``samples``.
 
@@ -173,15 +170,13 @@ class ServerClient:
             tally: counts since the last push.
             stop: tell all learners to stop.
             nan: tell all learners that a number was not finite.
-            checkpoint: tell all learners to save.
 
         Returns:
             The norm of the mean gradient, float32 ``[]``; None for no samples.
         """
         self._is_fresh = self._spare > 0
         self._spare = max(0, self._spare - 1)
-        said = {Flag.STOP: stop, Flag.NAN: nan, Flag.CHECKPOINT: checkpoint}
-        flags = sum(flag for flag, is_said in said.items() if is_said)
+        flags = (Flag.STOP if stop else Flag.NONE) | (Flag.NAN if nan else Flag.NONE)
         self._counts += tally[: len(BOOKED)]
         total = (*self._counts.tolist(), *tally[len(BOOKED) :])
         head = ServerHeader(ServerMessageKind.PUSH, flags, samples=samples, tally=total)
@@ -226,7 +221,6 @@ class ServerClient:
             first.workers,
             Flag.STOP in told,
             Flag.NAN in told,
-            bool(first.flags & Flag.CHECKPOINT),  # each shard tells it once, maybe not in one pull
         )
         return self.last
 

@@ -38,8 +38,8 @@ back. The head is `HEAD`, little-endian; fields that a kind does not name are 0.
     PING       server  no content: tests whether the worker can be reached
 
 A tally is `Progress.growth`: counts that add up, then sums of which each worker's last one counts.
-Flags STOP, NAN and CHECKPOINT in a PUSH are for all workers: each finds them in its next VALUES,
-and the first two in all later ones. When all stop, no worker waits, and gradients count no more.
+Flags STOP and NAN in a PUSH are for all workers: each finds them in all later VALUES. When all
+stop, no worker waits, and gradients count no more.
 
 Any fault of received bytes raises `WireError`, whose ``reason`` is counted. A worker that
 reconnects has a new identity, and is answered `WHO`; the gradient of a push that was lost with the
@@ -121,7 +121,6 @@ class Flag(IntFlag):
     SPARSE = 2
     WANTED = 4
     STOP = 8
-    CHECKPOINT = 16
     NAN = 32
     BF16 = 64
     AHEAD = 128

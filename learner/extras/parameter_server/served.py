@@ -149,8 +149,7 @@ class Served(OwnUpdates):
 
     def _push_counts(self, mine: ControlMessage) -> None:
         """Push the counts and flags, without a gradient."""
-        flags = {"stop": mine.stop, "nan": mine.nan, "checkpoint": mine.checkpoint}
-        self._client.push(0, self._tally, **flags)
+        self._client.push(0, self._tally, stop=mine.stop, nan=mine.nan)
         self._clear_sent()
 
     def _clear_sent(self) -> None:

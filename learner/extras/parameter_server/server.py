@@ -77,24 +77,6 @@ BATCH = 64  # messages handled between two checks of everything else
 MAX_FRAME_NBYTES = 4 * 4 * MAX_SIZE  # parameters and an optimizer's arrays
 
 
-@dataclass
-class Member:
-    """A living worker."""
-
-    number: int  # its number in the pace
-    rank: int
-    token: int
-    size: int  # of its parameters
-    counts: npt.NDArray[np.float64]
-    """Those of its counts since it began that the run's counts include, laid out as `BOOKED`."""
-    pull: ServerHeader | None = None
-    answered: int = 0
-    sent_state: int = 0  # number of the last request for the state that was answered
-    lag: int = -1
-    checkpoint: bool = False
-    recent: Tally = NOTHING[len(BOOKED) :]
-
-
 def run(ctx: RoleContext) -> None:
     """Serve at ``ctx.address`` until asked to stop.
 
@@ -154,6 +136,23 @@ def keys_for(address: str, curve: str | None) -> Path | None:
     """The folder of keys for a shard at ``address``; None for a Unix socket, whose folder is the
     gate."""
     return Path(curve) if curve and address.startswith("tcp://") else None
+
+
+@dataclass
+class Member:
+    """A living worker."""
+
+    number: int  # its number in the pace
+    rank: int
+    token: int
+    size: int  # of its parameters
+    counts: npt.NDArray[np.float64]
+    """Those of its counts since it began that the run's counts include, laid out as `BOOKED`."""
+    pull: ServerHeader | None = None
+    answered: int = 0
+    sent_state: int = 0  # number of the last request for the state that was answered
+    lag: int = -1
+    recent: Tally = NOTHING[len(BOOKED) :]
 
 
 class ParameterServer:
@@ -324,8 +323,6 @@ class ParameterServer:
         self._count(member, head)
         member.recent = head.tally[len(BOOKED) :]
         self._told |= Flag(head.flags) & (Flag.STOP | Flag.NAN)
-        for other in self._members.values():
-            other.checkpoint |= bool(head.flags & Flag.CHECKPOINT) and other is not member
         works = self.pace.workers[member.number].working
         if parameters is None or not (works or (head.samples and self.pace.keep(member.number))):
             if head.samples and not self._told & Flag.STOP:
@@ -379,13 +376,12 @@ class ParameterServer:
     def _answer(self, name: bytes, member: Member, parameters: Parameters) -> None:
         assert member.pull is not None
         have = min(member.pull.version, self.pace.version)
-        flags = self._told | (Flag.CHECKPOINT if member.checkpoint else Flag.NONE)
         ahead = self._is_ahead(member, member.pull)
         if self._is_allowed(member, member.pull):  # else it only receives the stop flag
             (self.pace.go_ahead if ahead else self.pace.go)(member.number)
         head = ServerHeader(
             ServerMessageKind.VALUES,
-            flags | Flag.AHEAD if ahead else flags,
+            self._told | (Flag.AHEAD if ahead else Flag.NONE),
             number=member.pull.number,
             version=self.pace.version,
             samples=parameters.samples,
@@ -394,7 +390,7 @@ class ParameterServer:
             rules=min(self.pace.spare(member.number), protocol.MAX_SPARE),
             tally=self._tally(),
         )
-        member.answered, member.pull, member.checkpoint = head.number, None, False
+        member.answered, member.pull = head.number, None
         self._send(name, head, parameters.answer(have, self.pace.version))
 
     def _take_state(self, name: bytes, member: Member, message: ServerMessage) -> None:
