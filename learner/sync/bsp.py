@@ -109,11 +109,13 @@ class Bsp:
         """Raise RuntimeError, naming the first parameter or statistic that differs between
         learners.
         """
-        named = [(name, values.cpu().numpy()) for name, values in self._shared.items()]
+        named = []
         for name, optimizer in self._optimizers.items():
             values = optimizer.values.cpu().numpy()
-            named += [(f"{name}.{p.name}", values[p.start : p.stop]) for p in optimizer.parts]
+            for part in optimizer.parts:
+                named.append((f"{name}.{part.name}", values[part.start : part.stop]))
             updates = optimizer.updates
+        named += [(name, values.cpu().numpy()) for name, values in self._shared.items()]
 
         first, *others = self._group.gather([crc32(array.data) for _, array in named])
         for place, other in enumerate(others, start=1):

@@ -186,8 +186,8 @@ class ServerClient:
             for shard in self._shards:
                 shard.send(head)
             return None
+        steps = int(self.last.tally[STEPS] + tally[STEPS])
         if self._copy is not None:
-            steps = int(self.last.tally[STEPS] + tally[STEPS])
             return self._push_changes(head, self._copy, steps)
         norm: Tensor = torch.linalg.vector_norm(self._optimizer.grads) / samples
         gradient = self._optimizer.grads.cpu().numpy()
@@ -195,7 +195,6 @@ class ServerClient:
             gradient = gradient * self._clip_factor(float(norm))
         self._push_gradient(head, gradient)
         if self._own is not None:
-            steps = int(self.last.tally[STEPS] + tally[STEPS])
             self._own.step(samples, steps, self.last.version)
         return norm
 
@@ -542,7 +541,6 @@ class OwnSteps:
         """Note that a request is sent now."""
         self._change.zero_()
 
-    @torch.no_grad()
     def step(self, samples: int, steps: int, updates: int) -> None:
         """Take the step of a push over ``samples``, after ``steps`` agent steps and at least
         ``updates`` updates of the server's parameters.
@@ -553,10 +551,7 @@ class OwnSteps:
         self._pushes += 1
         # The warm-up of the learning rate counts the updates of all workers.
         self._optimizer.updates = max(self._optimizer.updates, updates)
-        values = self._optimizer.values
-        before = values.clone()
-        self._optimizer.step(self._samples / self._pushes, steps)
-        self._change += values - before
+        _step_and_add(self._optimizer, self._samples / self._pushes, steps, self._change)
 
     @torch.no_grad()
     def add_to(self, part: slice) -> None:
@@ -588,14 +583,9 @@ class LocalCopy:
         """The shared values, as last pulled."""
         self._unsent = torch.zeros_like(optimizer.values)
 
-    @torch.no_grad()
     def step(self, samples: int, steps: int) -> Tensor:
         """Take the optimizer's step here; returns the gradient's norm."""
-        values = self._optimizer.values
-        before = values.clone()
-        norm = self._optimizer.step(samples, steps)
-        self._unsent += values - before
-        return norm
+        return _step_and_add(self._optimizer, samples, steps, self._unsent)
 
     @torch.no_grad()
     def significant(self, clock: int) -> tuple[Tensor, Tensor]:
@@ -614,3 +604,13 @@ class LocalCopy:
         where = where.to(device) if isinstance(where, Tensor) else where
         self.shared[where] = values.to(device)
         torch.add(self.shared, self._unsent, out=self._optimizer.values)
+
+
+@torch.no_grad()
+def _step_and_add(optimizer: FlatOptimizer, count: float, steps: int, change: Tensor) -> Tensor:
+    """Take a step, after ``steps`` agent steps, and add what it changes to ``change``; returns the
+    gradient's norm."""
+    before = optimizer.values.clone()
+    norm = optimizer.step(count, steps)
+    change += optimizer.values - before
+    return norm

@@ -40,7 +40,6 @@ import numpy.typing as npt
 
 from penstock.configs.schedules import over_run
 from penstock.configs.sections import LearnerConfig
-from penstock.core import descriptors
 from penstock.core.role import RoleContext
 from penstock.learner.extras.parameter_server import protocol
 from penstock.learner.extras.parameter_server.parameters import (
@@ -69,6 +68,7 @@ from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase
 from penstock.transport.addresses import check_bind
 from penstock.transport.wire import WireError, other_version
+from penstock.transport.zmq.listener import turned_away_note
 
 TICK_S = 0.05
 STEPS = BOOKED.index("trained_steps")  # determines the decay of the learning rate
@@ -121,11 +121,7 @@ def run(ctx: RoleContext) -> None:
                 known = server.rejected.copy()
                 shed = server.turned_away
                 if shed > told:
-                    text = (
-                        f"{ctx.name} turned new connections away, since nearly all of its "
-                        f"{descriptors.limit()} file descriptors are in use: raise the hard limit "
-                        "(ulimit -Hn), or find out what connects"
-                    )
+                    text = turned_away_note(ctx.name)
                     ctx.event("refused", text, reason="descriptors", count=shed - told)
                     told = shed
     finally:
