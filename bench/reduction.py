@@ -33,8 +33,8 @@ from penstock.core.params import ParamLayout
 from penstock.core.processes import die_with, python
 from penstock.envs import probe
 from penstock.learner.codecs.buckets import parts_of
-from penstock.learner.codecs.collective import GroupCollective
 from penstock.learner.codecs.registry import make_codec
+from penstock.learner.group.collective import GroupCollective
 
 LEARNERS = 2
 BURST = 8  # steps back to back; the fastest burst of a round counts

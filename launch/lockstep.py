@@ -281,7 +281,6 @@ class Lockstep(TrainingLoop[Any]):
         self, config: Config, trainer: AnyTrainer, ctx: RoleContext, checkpoints: CheckpointManager
     ) -> None:
         self._ctx = ctx
-        self._trainer = trainer
         self._checkpoints = checkpoints
         self._lockstep = source = LockstepSource(config, trainer, ctx, checkpoints)
         publisher = Publisher(trainer.published(), source.board)
@@ -356,13 +355,12 @@ class Lockstep(TrainingLoop[Any]):
 
     def report(self) -> None:
         """Report the metrics of the interval."""
-        source = self._lockstep.inner
-        counts = {"actors_alive": len(self._lockstep.players), "queue_fill": source.fill_fraction()}
         interval = self._progress.interval(self._ledger)
         self._nonfinite.tell_skipped()
-        counts |= source.figures() | self._nonfinite.figures()
+        figures = {"actors_alive": len(self._lockstep.players), **self._lockstep.inner.figures()}
+        figures |= self._nonfinite.figures()
         statistics = self._trainer.statistics(wait=True)
-        self._ctx.report("metrics", **interval, **counts, dropped={}, lost={}, **statistics)
+        self._ctx.report("metrics", **interval, **figures, dropped={}, lost={}, **statistics)
 
     def _publish(self) -> None:
         super()._publish()

@@ -16,22 +16,22 @@ from penstock.profiling.status import Phase, StatusPage
 
 
 class TrainingLoop(ABC, StepHooks, Generic[B]):
-    """Trains ``learner`` on batches of ``source``, in step with other learners.
+    """Trains by ``trainer`` on batches of ``source``, in step with other learners.
 
     Publishes weights. Its own methods are the hooks of the steps.
     """
 
     def __init__(
         self,
-        learner: BaseTrainer[B],
+        trainer: BaseTrainer[B],
         source: DataSource[B],
         publisher: Publisher,
         nonfinite: NonFiniteGuard,
         ledger: TimeLedger,
         status: StatusPage,
     ) -> None:
-        self._learner, self._source = learner, source
-        self._progress = learner.progress
+        self._trainer, self._source = trainer, source
+        self._progress = trainer.progress
         self._publisher = publisher
         self._nonfinite = nonfinite
         self._ledger, self._status = ledger, status
@@ -44,7 +44,7 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
         stop = self.must_stop()
         if self._held is None:  # else the group was lost before the batch was trained on
             batch = None if stop else self.next_batch()
-            self._held = batch, self._learner.plan_updates(batch)
+            self._held = batch, self._trainer.plan_updates(batch)
         self._status.reduction += 1
         self._status.phase = Phase.REDUCING
         own = self.control(self._held[1], stop)
@@ -53,7 +53,7 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
         self._status.phase = Phase.TRAINING
         self._progress.commit(own.growth, control.growth)
         if control.nan and not self.diverged:
-            self._learner.queue.drain()  # may raise; then the batch is trained on in the next group
+            self._trainer.queue.drain()  # may raise; then the batch is trained on in the next group
             self._ledger.switch(Part.COUNT)
             self._nonfinite.tell_skipped()
             self.diverged = self._nonfinite.act(tell=self.leads)
@@ -65,7 +65,7 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
             self._source.release(batch, StepResult(0))
         self._ledger.switch(Part.OTHER)
         if control.checkpoint or control.stop:
-            self._learner.queue.drain()
+            self._trainer.queue.drain()
             self._ledger.switch(Part.SAVE)
             self._status.phase = Phase.SAVING
             self.keep(save=not control.stop)
@@ -79,10 +79,10 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
     def _train(self, batch: B | None, totals: Floats) -> None:
         """Step, publish, release the batch."""
         try:
-            result = self._learner.step(batch, totals, self)
+            result = self._trainer.step(batch, totals, self)
         except GroupLostError:
             if batch is not None:
-                self._source.release(batch, self._learner.interrupted(batch))
+                self._source.release(batch, self._trainer.interrupted(batch))
             raise
         if result.publish_due:  # before slots are freed, so that these are played with new weights
             self._ledger.switch(Part.PUBLISH)

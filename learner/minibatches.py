@@ -112,11 +112,6 @@ class BatchSteps:
             self._order, self._ordered = order, {}
             self._on_device = self._uploader.send({"order": order.numpy()}).arrive()["order"]
 
-    def minibatch(self, part: slice) -> Minibatch:
-        """A part of the epoch, as a batch of one row ``[1, B, ...]`` without the observations after
-        it."""
-        return Minibatch(self, part)
-
     def gather(self, name: str, part: slice) -> Tensor:
         """A part of one column, ``[1, B, ...]``. Raises KeyError where it is not by steps."""
         if name == "obs" and self._stacks is not None:
@@ -128,7 +123,10 @@ class BatchSteps:
 
 
 class Minibatch(dict[str, Tensor]):
-    """Columns of a minibatch by name, found when they are first read."""
+    """A part of an epoch as a batch of one row ``[1, B, ...]``, without the observations after it.
+
+    Each column is gathered when it is first read.
+    """
 
     def __init__(self, steps: BatchSteps, part: slice) -> None:
         super().__init__()

@@ -26,9 +26,8 @@ from penstock.envs import EnvInfo
 from penstock.learner.base_trainer import NO_HOOKS, BaseTrainer, normalizer_statistics
 from penstock.learner.device_statistics import DeviceStatistics, kind_of
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.learner.passes import FEW
 from penstock.learner.sources.batch_sampler import ReplayBatch
-from penstock.models.compute_form import in_memory_format
+from penstock.models.compute_form import ROWS, in_memory_format
 from penstock.models.torch_heads import HeadNet
 from penstock.models.torch_nets import build_net
 from penstock.profiling.ledger import Part, TimeLedger
@@ -61,7 +60,7 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
             shape,
             self.device,
             self._dtype,
-            config.learner.micro_batch or (MOST_ROWS if self._runs_behind else FEW),
+            config.learner.micro_batch or (MOST_ROWS if self._runs_behind else ROWS),
             self._ledger,
             lambda name, named: SyncedOptimizer(self._add_optimizer(name, named), self),
             network,

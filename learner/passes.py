@@ -3,7 +3,7 @@
 *Size* is how many observations go through the network at a time (`learner.micro_batch`). On a CPU:
 as many as fit the cache, or were timed to be faster (`factory.timed`). On a GPU small passes are
 bound by kernel launches, so a pass is a whole update, if its saved activations fit into a quarter
-of the free memory. The first pass, of at most `FEW` observations, measures them. It slightly
+of the free memory. The first pass, of at most `ROWS` observations, measures them. It slightly
 overestimates, since saved weights count too.
 
 `torch.compile` (`learner.compile`) compiles the network's forward and backward pass alone. The loss
@@ -33,7 +33,6 @@ from penstock.models.compute_form import (
 )
 from penstock.models.fitting import AnyShape
 
-FEW = ROWS  # on a processor, by rule
 SHARE = 4  # of the free memory; gradients of activations need some, and another learner may
 
 
@@ -54,14 +53,14 @@ def form_of(config: Config, device: torch.device, shape: AnyShape) -> ComputeFor
     order = order_by_rule(shape, precision, learns=True)
     if order != "auto" and learner.memory_format != "auto":
         order = learner.memory_format
-    return ComputeForm(precision, order, learner.micro_batch or FEW)
+    return ComputeForm(precision, order, learner.micro_batch or ROWS)
 
 
 class PassSize:
     """``wanted`` is `learner.micro_batch`."""
 
     def __init__(self, wanted: int | None, device: Device) -> None:
-        self.rows = wanted or FEW
+        self.rows = wanted or ROWS
         """Observations in one pass."""
         self.unknown = wanted is None and device.runs_behind
         """Whether a pass must be `measured`."""
@@ -104,8 +103,3 @@ def compile_network(net: nn.Module) -> None:
             ) from error
 
     net.forward = forward
-
-
-def uncompiled() -> Any:
-    """A context in which compiled networks run eagerly."""
-    return torch.compiler.set_stance("force_eager")

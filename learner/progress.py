@@ -13,15 +13,13 @@ from collections import Counter, deque
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.algos.slots import UnrollSummary
 from penstock.configs.sections import StopConfig
+from penstock.core.params import Floats
 from penstock.profiling.histogram import Histogram, latencies, spread
 from penstock.profiling.ledger import TimeLedger, fractions, learner_parts
 from penstock.replay.accounting import Accounting
-
-Floats = npt.NDArray[np.float64]
 
 MAX_LAG = 1 << 16  # the histogram's last bin
 UNCOUNTED = 64  # most batches of which lag is counted together, with warm caches
@@ -252,6 +250,7 @@ class Progress:
         trained_per_s = (trained_steps - last_trained) * per_s
         fed = 1.0 - shares["wait_data"] - shares["h2d_exposed"]
         lag, self._lag = self.lag, Counter()
+        lag_sum = sum(updates * steps for updates, steps in lag.items())
         latency, self.latency = self.latency, {}
         return self.counts() | {
             "time_s": now_s,
@@ -261,7 +260,7 @@ class Progress:
             "learner_ceiling_steps_per_s": trained_per_s / fed if fed > LEAST_FED else None,
             "episode_return_mean": self.return_mean,
             "episode_length_mean": self._recent[1] / self._recent[2] if self._recent[2] else None,
-            "policy_lag_mean": lag_mean(lag),
+            "policy_lag_mean": lag_sum / lag.total() if lag else None,
             "policy_lag_max": max(lag, default=None),
             "policy_lag_histogram": {str(k): lag[k] for k in sorted(lag)},
             **latencies(latency),
@@ -358,9 +357,3 @@ class Progress:
             self.reached_at_s = self.time_s
             if not self.confirms:
                 self.solved_at_s = self.reached_at_s
-
-
-def lag_mean(lag: Counter[int]) -> float | None:
-    """Mean of a histogram of policy lags, by steps."""
-    total = lag.total()
-    return sum(k * n for k, n in lag.items()) / total if total else None

@@ -164,7 +164,6 @@ class LearnerProcess(TrainingLoop[Any]):
         self._ctx = ctx
         self._group = group
         self._config = config
-        self._trainer = trainer
         self._checkpoints = checkpoints
         self._accounting = Accounting(trainer.spec.unroll * trainer.spec.envs)
         first = max(config.first_actors, REMOTE_ACTORS if config.transport.bind else 0)
@@ -250,7 +249,7 @@ class LearnerProcess(TrainingLoop[Any]):
         self._hear()
         if self._ctx.stopping():
             return
-        self._learner.queue.drain()
+        self._trainer.queue.drain()
         self._ledger.switch(Part.SAVE)
         self._ctx.status.phase = Phase.SAVING
         self.keep(save=True)
@@ -270,8 +269,7 @@ class LearnerProcess(TrainingLoop[Any]):
         with suppress(GroupLostError):
             last = ControlMessage(np.zeros(0), self._progress.growth())
             self._progress.commit(last.growth, self._group.sync.sync_control(last).growth)
-        others = self._others.drops() | self._others.received()
-        counts = self._progress.counts() | others | self._nonfinite.figures()
+        counts = self._progress.counts() | self._others.figures() | self._nonfinite.figures()
         self._ctx.report("final", accounting=self._accounting.to_dict(in_flight), **counts)
         self._ctx.status.phase = Phase.SAVING
         self._ledger.switch(Part.SAVE)
@@ -300,8 +298,8 @@ class LearnerProcess(TrainingLoop[Any]):
 
     def next_batch(self) -> Any:
         """The next batch; None after so long without one that the other learners proceed."""
-        together = self._group.sync.world > 1
-        deadline_s = time.monotonic() + self._config.learner.reduce.wait_s * together
+        wait_s = self._config.learner.reduce.wait_s if self._group.sync.world > 1 else 0.0
+        deadline_s = time.monotonic() + wait_s
         self._ledger.switch(Part.WAIT)
         while (batch := self._source.next(WAIT_S)) is None:
             self._ctx.status.beat()
@@ -350,7 +348,7 @@ class LearnerProcess(TrainingLoop[Any]):
         lag = self._config.transport.max_policy_lag
         if not lag or updates_left != lag:  # without lag weights are published after the batch
             return
-        self._learner.queue.drain()  # may raise, where a wait for the copy would not end
+        self._trainer.queue.drain()  # may raise, where a wait for the copy would not end
         before = self._ledger.part
         self._ledger.switch(Part.PUBLISH)
         self._publish()
@@ -447,12 +445,10 @@ class LearnerProcess(TrainingLoop[Any]):
         self._ctx.report("metrics", **self._metrics(), **statistics)
 
     def _metrics(self) -> dict[str, Any]:
-        actors = self._host.actors + self._others.actors
         return (
             self._progress.interval(self._seconds)
-            | self._others.drops()
-            | self._others.received()
-            | {"actors_alive": actors, "queue_fill": self._actor_source.fill_fraction()}
+            | self._others.figures()
+            | {"actors_alive": self._host.actors + self._others.actors}
             | self._actor_source.figures()
             | self._nonfinite.figures()
         )
@@ -509,18 +505,20 @@ class StreamTracker:
         newest = dict(sorted(self._connectors))  # the last incarnation of each index remains
         return sum(self._connectors[key]["actors"] for key in newest.items())
 
-    def received(self) -> dict[str, dict[str, int]]:
-        """Totals received over the wire by all connectors and their predecessors."""
-        said = self._connectors.values()
-        return {"received": {n: sum(c[n] for c in said) for n in RECEIVED}} if said else {}
+    def figures(self) -> dict[str, dict[str, int]]:
+        """What was not trained on, by reason: agent steps, and for ``rejected`` messages.
 
-    def drops(self) -> dict[str, dict[str, int]]:
-        """What was not trained on, by reason: agent steps, and for ``rejected`` messages."""
+        With connectors also ``received``, the totals over the wire of these and their predecessors.
+        """
+        connectors = self._connectors.values()
         rejected: Counter[str] = Counter()
-        for connector in self._connectors.values():
+        for connector in connectors:
             rejected.update(connector["rejected"])
-        return {
+        figures = {
             "dropped": dict(self._accounting.dropped),
             "lost": dict(self._accounting.lost),
             "rejected": dict(rejected),
         }
+        if connectors:
+            figures["received"] = {name: sum(c[name] for c in connectors) for name in RECEIVED}
+        return figures

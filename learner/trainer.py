@@ -37,19 +37,16 @@ from penstock.learner.base_trainer import (
     OPTIMIZER,
     BaseTrainer,
     normalizer_statistics,
-    under,
 )
 from penstock.learner.device_statistics import DeviceStatistics, kind_of
-from penstock.learner.minibatches import BatchSteps, Share, deal, deal_steps, pieces
-from penstock.learner.passes import PassSize, compile_network, uncompiled
+from penstock.learner.minibatches import BatchSteps, Minibatch, Share, deal, deal_steps, pieces
+from penstock.learner.passes import PassSize, compile_network
 from penstock.learner.sources.staging import StagingBatch, torch_dtype
-from penstock.models.compute_form import (
-    in_memory_format,
-)
+from penstock.models.compute_form import in_memory_format
 from penstock.models.torch_nets import build_net
 from penstock.profiling.ledger import Part, TimeLedger
 
-REWARDS = "rewards/"
+REWARDS = "rewards/sums"  # in a checkpoint
 AddOthers = Callable[[Tensor], None]
 MOST_REWARD = 10.0  # standard deviations
 EPSILON = 1e-8  # added to a variance
@@ -102,7 +99,6 @@ class Trainer(BaseTrainer[StagingBatch]):
         if batch is None:
             return np.zeros(self.updates)
         updates = self.config.learner.updates_per_batch
-        assert batch.summary is not None
         self.progress.played(batch.summary, batch.steps)
         divide = deal_steps if self._by_steps else deal
         self._shares = divide(batch.arrays["alive"], updates, self.updates // updates)
@@ -124,7 +120,6 @@ class Trainer(BaseTrainer[StagingBatch]):
         if batch is not None:
             for span in batch.spans:
                 self.progress.aged(*span)
-            assert batch.summary is not None
             # By steps, the steps of each environment are spread over all updates of an epoch.
             updates = 1 if self._by_steps else self.config.learner.updates_per_batch
             self.progress.lagged(batch.summary, updates)
@@ -189,13 +184,14 @@ class Trainer(BaseTrainer[StagingBatch]):
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
         state = super().state_dict()
         if self._rewards is not None:
-            state |= {REWARDS + k: v for k, v in self._rewards.state_dict().items()}
+            state[REWARDS] = self._rewards.sums.cpu().numpy().copy()
         return state
 
     def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         super().load_state_dict(state)
         if self._rewards is not None:
-            self._rewards.load_state_dict(under(REWARDS, state))
+            sums = state.get(REWARDS, np.zeros(3))  # a run without them may be continued
+            self._rewards.sums.copy_(torch.from_numpy(np.array(sums)))
 
     def _prefix(self, optimizer: str) -> str:
         return OPTIMIZER
@@ -327,7 +323,8 @@ class Trainer(BaseTrainer[StagingBatch]):
         """`_loss`; its saved activations determine the size of later passes."""
         number = len(places) if isinstance(places, Tensor) else places.stop - places.start
         rows = number if steps is not None else number * (self.spec.unroll + 1)
-        eager = uncompiled() if self.config.learner.compile else nullcontext()
+        compiles = self.config.learner.compile
+        eager = torch.compiler.set_stance("force_eager") if compiles else nullcontext()
         with self._pass_size.measured(rows), eager:
             return self._loss(columns, steps, places)
 
@@ -338,7 +335,7 @@ class Trainer(BaseTrainer[StagingBatch]):
         batch: Mapping[str, Tensor] = columns
         if steps is not None:
             assert isinstance(places, slice), places
-            batch, places = steps.minibatch(places), slice(None)
+            batch, places = Minibatch(steps, places), slice(None)
         found = self._algo.loss(self.model, batch, self._cfg, places, self.sync.all_reduce)
         if not isinstance(found, tuple) or len(found) != 2:
             raise UserError(
@@ -387,11 +384,3 @@ class RewardScale:
         variance = self.sums[2] / number - (self.sums[1] / number).square()
         scale = (variance.clamp_(min=0) + EPSILON).rsqrt_().float()
         return (batch["reward"] * scale).clamp_(-MOST_REWARD, MOST_REWARD)
-
-    def state_dict(self) -> dict[str, npt.NDArray[Any]]:
-        """Arrays by name."""
-        return {"sums": self.sums.cpu().numpy().copy()}
-
-    def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Restore a `state_dict`; an empty one begins anew."""
-        self.sums.copy_(torch.from_numpy(np.array(state.get("sums", np.zeros(3)))))

@@ -80,9 +80,14 @@ class Member:
         meet(store, members, self.rank, {}, 30.0, lambda: True)
         cfg = self.trainer.config.learner
         self.group = LearnerGroup(store, epoch, members, self.rank, self.trainer.device, cfg.reduce)
-        optimizers = self.trainer.optimizers()
         self.trainer.sync = Bsp(
-            self.group, optimizers, cfg, TimeLedger(), shared=self.trainer.shared()
+            self.group,
+            self.trainer.optimizers(),
+            cfg,
+            TimeLedger(),
+            reducing=TimeLedger(),
+            shared=self.trainer.shared(),
+            drain=self.trainer.queue.drain,
         )
 
     def step(self, seed: int | None) -> float:

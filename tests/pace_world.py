@@ -20,8 +20,8 @@ from penstock.core.control import Channel
 from penstock.core.params import Arrays, Floats
 from penstock.core.role import RoleContext
 from penstock.envs import probe
-from penstock.learner.codecs.collective import GroupCollective
 from penstock.learner.extras.parameter_server.server import ParameterServer
+from penstock.learner.group.collective import GroupCollective
 from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync
 from penstock.learner.sync.pace import Pace, PaceContext
 from penstock.learner.sync.registry import make_pace

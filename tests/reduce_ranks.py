@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from penstock.core.interfaces import Codec
-from penstock.learner.codecs.collective import GroupCollective
 from penstock.learner.codecs.registry import CODECS
+from penstock.learner.group.collective import GroupCollective
 from reduce_ring import SIZE, Floats, codec_for, gradients, reduce_all
 
 UPDATES = 4

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from penstock.configs.reduce import ReduceConfig
 from penstock.core.interfaces import Codec, CodecContext, Collective
 from penstock.learner.codecs.buckets import parts_of
-from penstock.learner.codecs.collective import GroupCollective
 from penstock.learner.codecs.registry import make_codec
+from penstock.learner.group.collective import GroupCollective
 
 T = TypeVar("T")
 Floats = npt.NDArray[Any]  # float32

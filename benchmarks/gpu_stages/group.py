@@ -20,7 +20,7 @@ from torch import Tensor
 from gpu_stages.finding import Finding, Options
 from penstock.bench.whole import train
 from penstock.device.choice import device_of
-from penstock.learner.codecs.collective import GroupCollective
+from penstock.learner.group.collective import GroupCollective
 
 WORLD, SIZE, UPDATES = 2, 1 << 16, 20
 WAIT_S = 30.0

@@ -34,8 +34,9 @@ from penstock.core.memory import keep_freed_memory
 from penstock.core.processes import die_with
 from penstock.learner.codecs.auto import AFTER_WARMUP, choose
 from penstock.learner.codecs.buckets import parts_of
-from penstock.learner.codecs.collective import GroupCollective, SoloCollective
+from penstock.learner.codecs.collective import SoloCollective
 from penstock.learner.codecs.registry import CODECS, make_codec
+from penstock.learner.group.collective import GroupCollective
 from penstock.learner.optimizers.rules import BETAS
 from simulated.gradients import Draws, Passes
 from simulated.network import entries, shares_of_backward

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from math import prod
 
 import torch
@@ -61,12 +60,7 @@ def buckets_of(parts: Sequence[GradientPart], nbytes: int) -> tuple[Bucket, ...]
 
     So the first bucket is the first to be ready in a backward pass. A parameter is never cut, as
     its gradient is complete at once: a larger one is a bucket of its own.
-
-    Raises ValueError if the parts leave gaps.
     """
-    for before, after in pairwise(parts):
-        if before.stop != after.start:
-            raise ValueError(f"{after.name} starts at {after.start}, not at {before.stop}")
     buckets: list[Bucket] = []
     bucket: list[GradientPart] = []
     for parameter in reversed(_parameters(parts)):

@@ -23,11 +23,7 @@ class Int8(TwoPhase):
 
     def _set_up(self) -> None:
         super()._set_up()
-        self._block = self._context.cfg.block
-
-    @property
-    def block(self) -> int:
-        return self._block
+        self.block = self._context.cfg.block
 
     def encode(self, values: Tensor, pads: Tensor, heads: Tensor, codes: Tensor) -> None:
         work = self._memory("work", values.shape, torch.float32)

@@ -67,6 +67,8 @@ class TwoPhase(BaseCodec):
     """Number of float32 in front of each block."""
     bits: ClassVar[int]
     """Bits of each value's code."""
+    block: int
+    """Most values in a block."""
 
     def _set_up(self) -> None:
         self._padding: dict[BucketShares, Tensor] = {}
@@ -85,11 +87,6 @@ class TwoPhase(BaseCodec):
     @abstractmethod
     def decode(self, heads: Tensor, codes: Tensor, out: Tensor) -> None:
         """Decode the result of `encode`, equally on every rank; shapes as there."""
-
-    @property
-    @abstractmethod
-    def block(self) -> int:
-        """Most values in a block."""
 
     def _cut(self, bucket: Bucket) -> BucketShares:
         return share_bucket(bucket, self._world, self.block, self.head, self.bits)

@@ -16,8 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,6 +28,7 @@ from penstock.core.control import Message
 from penstock.core.params import Arrays
 from penstock.core.role import RoleContext, RunEndedError
 from penstock.core.role import Store as Where
+from penstock.learner.base_trainer import BaseTrainer
 from penstock.learner.group.process_group import (
     LearnerGroup,
     hello_of,
@@ -57,8 +57,6 @@ from penstock.profiling.status import Phase
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from penstock.learner.factory import AnyTrainer
-
 SETTLE_S = 1.0  # for the reductions that are queued on a GPU; below MEET_S: the others wait
 MEET_S = 4.0  # members named by the supervisor are alive, and join soon
 LOOK_S = 0.005
@@ -73,7 +71,7 @@ class ElasticGroup:
         self,
         ctx: RoleContext,
         config: Config,
-        trainer: AnyTrainer,
+        trainer: BaseTrainer[Any],
         stored: Arrays,
     ) -> None:
         """``stored`` is what `state` returned when the run was saved, on the rank that resumes."""
@@ -141,16 +139,14 @@ class ElasticGroup:
         named, group = self._named, self._group
         return group is not None and named is not None and named["epoch"] > group.epoch
 
-    def _is_lost(self, epoch: int, members: Sequence[int]) -> bool:
-        """Whether the supervisor has named a newer group without one of the members; called by any
+    def _ended(self, epoch: int, members: Sequence[int]) -> list[int]:
+        """The members that a newer group, named by the supervisor, is without; called by any
         thread that waits for them."""
         self._look()
         named = self._named
-        return (
-            named is not None
-            and named["epoch"] > epoch
-            and not set(members).issubset(named["members"])
-        )
+        if named is None or named["epoch"] <= epoch:
+            return []
+        return sorted({*members}.difference(named["members"]))
 
     def raise_if_lost(self) -> None:
         """Raise GroupLostError if a member has ended: queued reductions would wait forever."""
@@ -158,10 +154,8 @@ class ElasticGroup:
         if self._group is None or now_s < self._look_s:
             return
         self._look_s = now_s + LOOK_S
-        self._look()
-        named = self._named["members"] if self._named is not None and self.changed else None
-        if named is not None and (ended := {*self._group.members}.difference(named)):
-            raise GroupLostError(f"rank {', '.join(map(str, sorted(ended)))} has ended")
+        if ended := self._ended(self._group.epoch, self._group.members):
+            raise GroupLostError(f"rank {', '.join(map(str, ended))} has ended")
 
     def join(self, why: str = "") -> bool:
         """Join the newest group, in the state of its most advanced member.
@@ -231,8 +225,7 @@ class ElasticGroup:
     def _wait_for_word(self) -> Message | None:
         """Wait until the supervisor has named a new group; None at the end."""
         self._ctx.status.phase = Phase.REDUCING
-        while not self._ctx.stopping():
-            self._ctx.status.beat()
+        while self._stays():
             self._look()
             if self._named is not None and self._named["epoch"] > self._tried:
                 return self._named
@@ -247,10 +240,12 @@ class ElasticGroup:
         ctx, trainer, cfg = self._ctx, self._trainer, self._config.learner
 
         def waiting() -> bool:
-            ctx.status.beat()
             self._look()
             named = self._named
-            return not ctx.stopping() and (named is None or named["epoch"] <= epoch)
+            return self._stays() and (named is None or named["epoch"] <= epoch)
+
+        def ended() -> bool:
+            return bool(self._ended(epoch, members))
 
         self._tried = epoch
         group: LearnerGroup | None = None
@@ -259,9 +254,14 @@ class ElasticGroup:
         try:
             hello = hello_of(self._config, trainer.device)
             meet(store, members, ctx.learner, hello, timeout_s, waiting)
-            is_lost = None if ctx.meets_at is None else partial(self._is_lost, epoch, members)
             group = LearnerGroup(
-                store, epoch, members, ctx.learner, trainer.device, cfg.reduce, is_lost
+                store,
+                epoch,
+                members,
+                ctx.learner,
+                trainer.device,
+                cfg.reduce,
+                is_lost=ended if ctx.meets_at is not None else None,
             )
             progress = trainer.progress
             place = [progress.generation, self._rounds, progress.learner_steps]
@@ -276,13 +276,12 @@ class ElasticGroup:
         except GroupLostError as error:
             failure = str(error)
         if failure or sync is None:  # out here, where nothing refers to the group any more
-            for made in (sync, group):
-                if made is not None:
-                    made.close()
-                    break
-            else:
-                if dist.is_initialized():
-                    dist.destroy_process_group()
+            if sync is not None:
+                sync.close()
+            elif group is not None:
+                group.close()
+            elif dist.is_initialized():
+                dist.destroy_process_group()
             self._failed(epoch, failure)
             return False
         self._group, self.sync, trainer.sync = group, sync, sync
@@ -300,19 +299,15 @@ class ElasticGroup:
         ctx, members = self._ctx, range(self._config.learner.most_count)
         assert ctx.store is not None
 
-        def waiting() -> bool:
-            ctx.status.beat()
-            return not ctx.stopping()
-
         if not first:
             assert self._remote is not None
-            gone = who_has_gone(self._remote, ctx.store, members, ctx.learner, waiting)
+            gone = who_has_gone(self._remote, ctx.store, members, ctx.learner, self._stays)
             if ctx.stopping():
                 return False
             raise RunEndedError(f"{gone}; {AGAIN}")
         use_interface(self._config.learner.reduce.interface or interface_of(ctx.store, os.environ))
         timeout_s = self._config.run.start_timeout_s
-        self._remote = open_store(ctx.store, ctx.learner, timeout_s, waiting)
+        self._remote = open_store(ctx.store, ctx.learner, timeout_s, self._stays)
         try:
             return self._remote is not None and self._enter(
                 self._remote, 0, list(members), timeout_s

@@ -13,8 +13,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -23,7 +22,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from safetensors.numpy import load, save
-from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from penstock import __version__
@@ -33,7 +31,7 @@ from penstock.configs.schema import Config
 from penstock.core.notes import note_logger
 from penstock.core.params import Arrays
 from penstock.device.choice import device_of
-from penstock.learner.codecs.collective import GroupCollective
+from penstock.learner.group.collective import GroupCollective, lost
 from penstock.learner.sync.gradient_sync import GroupLostError
 
 if TYPE_CHECKING:
@@ -45,7 +43,6 @@ LOOK_S = 0.005
 RANDOM = "random"  # name of the state of torch's generator
 DEVICE_RANDOM = "device-random"  # of that of a GPU
 SHOWN = 200  # characters of another learner's option
-WATCHED = timedelta(seconds=0.5)  # of a wait, between two looks at whether a member is lost
 CONNECT_S = 5.0  # for members that were there a moment ago
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 NCCL_VARIABLES = {
@@ -58,66 +55,6 @@ NCCL_VARIABLES = {
 # options in which learners may differ, as they are of a machine
 OWN = ("device", "nice", "threads", "env_threads")
 OWN_OF_PARTS = {"reduce": {"interface"}}
-
-
-class Guarded(GroupCollective):
-    """A collective whose failures become `GroupLostError`.
-
-    With ``is_lost``, a wait ends once that returns true: a host that has lost its power closes no
-    connection. Only gloo waits on the host.
-    """
-
-    def __init__(self, group: dist.ProcessGroup, is_lost: Callable[[], bool] | None = None) -> None:
-        super().__init__(group)
-        self._is_lost = is_lost
-
-    def _wait(self, work: dist.Work) -> None:
-        if self._is_lost is None:
-            work.wait()
-            return
-        while True:
-            try:
-                work.wait(WATCHED)
-                return
-            except RuntimeError:
-                if work.is_completed():  # it has failed, or completed just now
-                    work.wait()
-                    return
-            if self._is_lost():
-                raise GroupLostError("a member has ended, or its host does not answer")
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        with lost("all-reduce"):
-            super().all_reduce(tensor)
-
-    def all_reduce_max(self, tensor: Tensor) -> None:
-        with lost("all-reduce"):
-            super().all_reduce_max(tensor)
-
-    def all_to_all(self, out: Tensor, given: Tensor) -> None:
-        with lost("all-to-all"):
-            super().all_to_all(out, given)
-
-    def all_gather(self, out: Tensor, given: Tensor) -> None:
-        with lost("all-gather"):
-            super().all_gather(out, given)
-
-
-@contextmanager
-def lost(what: str, *also: type[Exception]) -> Iterator[None]:
-    """Turn exceptions of torch for a member that is gone or late into a `GroupLostError`.
-
-    ``also`` are further types, raised where the store holds other values than a member wrote. Not
-    "from" them: their tracebacks would hold the process group, and so the connections, open.
-    """
-    text = ""
-    raised: tuple[type[Exception], ...] = (RuntimeError, *also)
-    try:
-        yield
-    except raised as error:
-        text = str(error).strip() or type(error).__name__
-    if text:
-        raise GroupLostError(f"{what} failed: {text.splitlines()[0]}")
 
 
 class LearnerGroup:
@@ -158,7 +95,7 @@ class LearnerGroup:
                 timeout=soon,
             )
         assert dist.group.WORLD is not None
-        self.control = Guarded(dist.group.WORLD, is_lost)
+        self.control = GroupCollective(dist.group.WORLD, is_lost)
         backend = self._backend()
         with lost("connecting"):
             for name, value in NCCL_VARIABLES.items():
@@ -167,7 +104,7 @@ class LearnerGroup:
         for group in (dist.group.WORLD, gradients):
             _set_pg_timeout(timeout, group)
         assert isinstance(gradients, dist.ProcessGroup)
-        self.gradients = Guarded(gradients, is_lost if backend == "gloo" else None)
+        self.gradients = GroupCollective(gradients, is_lost if backend == "gloo" else None)
 
     def _backend(self) -> str:
         """The backend for gradients. NCCL needs a GPU of its own for each learner."""
@@ -271,7 +208,7 @@ def meet(
         absent = [member for member in members if member != me]
         while absent:
             for member in [m for m in absent if store.check([f"hello-{m}"])]:
-                _compare(me, hello, member, _read(store.get(f"hello-{member}"), member))
+                _compare(me, hello, member, read_value(store.get(f"hello-{member}"), member))
                 absent.remove(member)
             if store.get(f"token-{me}") != token.encode():
                 raise UserError(f"two learners have rank {me}; give each one its own")
@@ -299,26 +236,25 @@ def hello_of(config: Config, device: torch.device) -> dict[str, Any]:
     return found
 
 
-def _read(value: bytes, member: int) -> dict[str, Any]:
-    """Decode the options of a member. The store takes values from any client."""
+def read_value(value: bytes, member: int) -> Any:
+    """Decode what a member has written into the store, which takes values from any client."""
     try:
-        found = json.loads(value)
+        return json.loads(value)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise UserError(foreign_value_message(member))
-    return found
+        raise foreign_value(member) from None
 
 
-def foreign_value_message(member: int) -> str:
-    """The sentence about a value that no learner has written into the store."""
-    return (
+def foreign_value(member: int) -> UserError:
+    """The error for a value that no learner has written into the store."""
+    return UserError(
         f"what the store holds for rank {member} is not what a learner of Penstock writes; see "
         "that no other program uses its port, and that its network is closed to others"
     )
 
 
-def _compare(me: int, mine: dict[str, Any], member: int, theirs: dict[str, Any]) -> None:
+def _compare(me: int, mine: dict[str, Any], member: int, theirs: Any) -> None:
+    if not isinstance(theirs, dict):
+        raise foreign_value(member)
     for name, value in mine.items():
         if theirs.get(name) != value:
             raise UserError(

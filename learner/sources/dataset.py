@@ -93,11 +93,8 @@ class DatasetSource:
     def in_flight_steps(self) -> int:
         return 0
 
-    def fill_fraction(self) -> float:
-        return 1.0
-
     def figures(self) -> dict[str, float]:
-        return {"replay_size": len(self._replay)}
+        return {"queue_fill": 1.0, "replay_size": len(self._replay)}
 
     def close(self) -> None:
         self._batches.close()

@@ -144,7 +144,7 @@ class ReplayDataSource:
                 self._draw_ahead,
                 name="feeder",
                 host=host,
-                poll=self._poll,
+                poll=self.serve,
                 ledger=self._ledger,
                 consumer=self._learner,
             )
@@ -210,20 +210,15 @@ class ReplayDataSource:
             self._feeder.stop()
             self._batches.set_priorities()
 
-    def serve(self, timeout_s: float) -> None:
-        self._poll(timeout_s)
-
     def in_flight_steps(self) -> int:
         self._collect()
         self._count_arrivals()
         return 0
 
-    def fill_fraction(self) -> float:
-        return self._table.stored / self._table.rows
-
     def figures(self) -> dict[str, float]:
         counts = self._limiter.counts
         return {
+            "queue_fill": self._table.stored / self._table.rows,
             "replay_size": self._table.stored,
             "samples_per_insert": counts.sampled * self._steps / max(1, counts.inserted),
         }
@@ -248,11 +243,11 @@ class ReplayDataSource:
 
     def _draw_now(self, timeout_s: float) -> ReplayBatch | None:
         self._ledger.switch(Part.GATHER)
-        self._poll(0.0)
+        self.serve(0.0)
         batch = self._draw()
         if batch is None:
             self._ledger.switch(Part.WAIT)
-            self._poll(timeout_s)
+            self.serve(timeout_s)
             self._collect()
         return batch
 
@@ -276,7 +271,7 @@ class ReplayDataSource:
             return None
         return self._batches.draw()
 
-    def _poll(self, timeout_s: float) -> None:
+    def serve(self, timeout_s: float) -> None:
         """Store published slots, and lend slots unless the learner lags behind."""
         store, table = self.store, self._table
         # Until a sequence is complete there is nothing to draw, which is no lag of the learner.

@@ -45,8 +45,6 @@ class ActorSource(DataSource[B], Protocol[B]):
     def in_flight_steps(self) -> int:
         """Agent steps that arrived and were not trained on; called after `stop`."""
 
-    def fill_fraction(self) -> float:
-        """Fraction of the memory that is filled and waiting."""
-
     def figures(self) -> dict[str, float]:
-        """Further figures for metrics.jsonl."""
+        """Figures for metrics.jsonl; ``queue_fill`` is the fraction of the memory that is filled
+        and waiting."""

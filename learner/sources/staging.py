@@ -72,7 +72,7 @@ class StagingBatch:
         self.steps = 0  # agent steps held; 0 while the batch is free
         self.started_s = 0.0  # when the oldest slot was begun, CLOCK_MONOTONIC of its writer
         self.spans: list[Span] = []
-        self.summary: UnrollSummary | None = None  # None before the first `gather`
+        self.summary: UnrollSummary  # of the last `gather`
 
     def gather(self, slots: Sequence[Slot]) -> None:
         """Copy slots into this batch and start the copy to the device."""

@@ -45,7 +45,12 @@ UNBOUNDED = 1 << 62  # policy versions
 
 
 class UnrollSource:
-    """An `ActorSource` of staging batches; one more than `configs.policy_lag.batches_ahead`."""
+    """An `ActorSource` of staging batches; one more than `configs.policy_lag.batches_ahead`.
+
+    It gathers slots into free staging batches and hands these over, in a `PrefetchThread`. Without
+    batches ahead the learner's own thread gathers when it requests a batch. Gathering releases the
+    interpreter lock.
+    """
 
     def __init__(
         self,
@@ -73,9 +78,9 @@ class UnrollSource:
         """
         self._consumer = consumer
         self._accounting = accounting
-        self._figures: dict[str, float] = {}
-        learner = config.learner
-        by_batch = shared and lent_by_batch(config)
+        self._figures: dict[str, float] = {}  # that stay the same
+        self._batch_slots = config.learner.batch_slots
+        self._lends_by_batch = shared and lent_by_batch(config)
         if shared:
             self.store = _shared_store(config, consumer.spec, actors, lanes)
             self._figures["policy_lag_limit"] = config.transport.max_policy_lag
@@ -84,46 +89,66 @@ class UnrollSource:
                 accounting,
                 max_policy_lag=config.transport.max_policy_lag,
                 overflow=config.transport.overflow,
-                deep=by_batch,
+                deep=self._lends_by_batch,
             )
         else:
             # Enough for one turn's unrolls and the rest of the last batch.
-            slots = actors * (1 + -(-learner.batch_slots // actors))
+            slots = actors * (1 + -(-self._batch_slots // actors))
             self.store = SlotStore(consumer.spec, slots, lanes, shared=False)
             self._queue = SlotQueue(self.store, accounting, max_policy_lag=UNBOUNDED)
+
         ahead = batches_ahead(config) if shared else 0
-        self._copier = Copier(gather_threads(learner.gather_threads, consumer.device))
-        self._feeder = Feeder(
-            self._queue,
-            [
-                StagingBatch(consumer.spec, learner.batch_slots, consumer.device, self._copier)
-                for _ in range(ahead + 1)
-            ],
-            learner.batch_slots,
-            lambda: consumer.progress.version,
-            ledger,
-            feeder=feeder,
-            prefetch=ahead > 0,
-            paced=self.store if by_batch else None,
-        )
+        self._prefetches = ahead > 0
+        self._learner = ledger
+        self._ledger = feeder or TimeLedger() if self._prefetches else ledger  # of what gathers
+        self._copier = Copier(gather_threads(config.learner.gather_threads, consumer.device))
+        self._batches = [
+            StagingBatch(consumer.spec, self._batch_slots, consumer.device, self._copier)
+            for _ in range(ahead + 1)
+        ]
+        self._free = deque(self._batches)
+        self._returned = False  # a batch, since the thread was last woken
+        self._host: ShmHost | None = None
+        self._feeder: PrefetchThread[StagingBatch] | None = None
 
     def open(self, host: ShmHost) -> None:
         self._host = host
-        self._feeder.open(host)
+        if self._prefetches:
+            self._feeder = PrefetchThread(
+                self._gather,
+                name="feeder",
+                host=host,
+                poll=host.poll,
+                ledger=self._ledger,
+                consumer=self._learner,
+            )
+            self._feeder.start()
 
     def next(self, timeout_s: float) -> StagingBatch | None:
-        batch = self._feeder.get(timeout_s)
+        if self._feeder is not None:
+            batch = self._feeder.take(timeout_s)
+        else:
+            batch = self._gather_now(timeout_s)
         if batch is not None:
             self._consumer.progress.start(batch.started_s)
         return batch
 
     def release(self, batch: StagingBatch, result: StepResult) -> None:
+        """Take back a batch. The thread is woken by the next backward pass, or at once where no
+        other batch is ready."""
         self._accounting.used(batch.steps, result.trained_steps)
-        self._feeder.give_back(batch)
+        batch.let_go()
+        self._free.append(batch)
+        self._returned = self._feeder is not None
+        if self._feeder is not None and not self._feeder.ready:
+            self.backward_begins()
 
     def backward_begins(self) -> None:
         """Let the feeder thread gather while the learner's thread does not need the interpreter."""
-        self._feeder.go_on()
+        if self._returned:
+            self._returned = False
+            assert self._feeder is not None
+            self._feeder.wake()
 
     def restore(self, folder: Path) -> str:
         return ""
@@ -160,23 +185,63 @@ class UnrollSource:
         self._consumer.progress.resumed_in_flight(self._queue.in_flight_steps())
 
     def stop(self) -> None:
-        self._feeder.stop()
+        if self._feeder is not None:
+            self._feeder.stop()
 
     def serve(self, timeout_s: float) -> None:
+        assert self._host is not None
         self._host.poll(timeout_s)
 
     def in_flight_steps(self) -> int:
-        return self._queue.in_flight_steps() + self._feeder.staged_steps()
-
-    def fill_fraction(self) -> float:
-        return self.store.fill_fraction()
+        return self._queue.in_flight_steps() + sum(batch.steps for batch in self._batches)
 
     def figures(self) -> dict[str, float]:
-        return self._figures
+        return {"queue_fill": self.store.fill_fraction()} | self._figures
 
     def close(self) -> None:
-        self._feeder.close()
+        if self._feeder is not None:
+            self._feeder.close()
         self._copier.close()
+
+    def _gather_now(self, timeout_s: float) -> StagingBatch | None:
+        """A batch, which this thread gathers; it polls the host, unless all are in one process."""
+        if self._host is None:
+            return self._gather()
+        self._host.poll(0.0)  # actors that attach or leave are served even if data never runs out
+        batch = self._gather()
+        if batch is None:
+            self._host.poll(timeout_s)
+            batch = self._gather()
+        return batch
+
+    def _gather(self) -> StagingBatch | None:
+        """Fill one free batch; None when there is no free batch or not enough data."""
+        self._queue.collect()
+        if not self._free:
+            return None
+        version = self._consumer.progress.version
+        if self._lends_by_batch:
+            self._lend_batch(version)
+        slots = self._queue.take(self._batch_slots, version)
+        if not slots:
+            return None
+        if self._lends_by_batch:
+            self.store.quota = 0
+
+        batch = self._free.popleft()
+        self._ledger.switch(Part.GATHER)
+        batch.gather(slots)
+        self._queue.release(slots)
+        self._ledger.switch(Part.WAIT)
+        return batch
+
+    def _lend_batch(self, version: int) -> None:
+        """Lend the slots of the next batch, if they are not lent yet, once the weights of
+        ``version``, the present one, are published."""
+        assert self._host is not None
+        published = self._host.published
+        if published is not None and published.version == version:
+            self.store.lend_up_to(self._batch_slots)
 
 
 def _shared_store(config: Config, spec: SlotSpec, actors: int, lanes: int) -> SlotStore:
@@ -196,7 +261,7 @@ def _shared_store(config: Config, spec: SlotSpec, actors: int, lanes: int) -> Sl
                 learner.batch_slots,
                 config.first_actors,
             )
-        store.quota = 0  # until `Feeder` lends for the first batch
+        store.quota = 0  # until `UnrollSource` lends for the first batch
         return store
     within_lag = min(most, slots_within_lag(config))
     if within_lag < slots:
@@ -210,133 +275,6 @@ def _shared_store(config: Config, spec: SlotSpec, actors: int, lanes: int) -> Sl
     if within_lag < most:
         store.quota = within_lag
     return store
-
-
-class Feeder:
-    """Keeps the next batches ready while the learner trains.
-
-    It gathers into free staging batches and hands them over, in a `PrefetchThread`. With
-    ``prefetch`` false the learner's own thread does the same work when it requests a batch, which
-    shows the cost of not prefetching. Gathering releases the interpreter lock.
-    """
-
-    def __init__(
-        self,
-        queue: SlotQueue,
-        batches: list[StagingBatch],
-        batch_slots: int,
-        version: Callable[[], int],
-        ledger: TimeLedger,
-        *,
-        prefetch: bool,
-        feeder: TimeLedger | None = None,
-        paced: SlotStore | None = None,
-    ) -> None:
-        """``ledger`` is that of the learner's thread, ``feeder`` that of the thread of
-        ``prefetch``.
-
-        ``paced``: the queue's store, where its slots are lent for one batch at a time; only
-        without ``prefetch``.
-        """
-        assert paced is None or not prefetch
-        self._host: ShmHost | None = None
-        self._queue = queue
-        self._batches = batches
-        self._batch_slots = batch_slots
-        self._version = version
-        self._prefetch = prefetch
-        self._learner = ledger
-        self._ledger = feeder or TimeLedger() if prefetch else ledger  # of the thread that gathers
-        self._paced = paced
-        self._free = deque(batches)
-        self._returned = False  # a batch, since the thread was last woken
-        self._thread: PrefetchThread[StagingBatch] | None = None
-
-    def open(self, host: ShmHost) -> None:
-        """Serve the actors that ``host`` connects; without it, they must be in this process."""
-        self._host = host
-        if self._prefetch:
-            self._thread = PrefetchThread(
-                self._gather,
-                name="feeder",
-                host=host,
-                poll=host.poll,
-                ledger=self._ledger,
-                consumer=self._learner,
-            )
-            self._thread.start()
-
-    def get(self, timeout_s: float) -> StagingBatch | None:
-        """The oldest ready batch, or None when there was none within ``timeout_s`` seconds."""
-        if self._thread is not None:
-            return self._thread.take(timeout_s)
-        if self._host is None:
-            return self._gather()
-        # attaching and leaving actors are served even if there is always a batch
-        self._host.poll(0.0)
-        batch = self._gather()
-        if batch is None:
-            self._host.poll(timeout_s)
-            batch = self._gather()
-        return batch
-
-    def give_back(self, batch: StagingBatch) -> None:
-        """Take back a batch that the learner has used. The thread is woken by `go_on`, or at once
-        where no other batch is ready."""
-        batch.let_go()
-        self._free.append(batch)
-        self._returned = self._thread is not None
-        if self._thread is not None and not self._thread.ready:
-            self.go_on()
-
-    def go_on(self) -> None:
-        """Wake the thread if a batch was returned, so that it looks for slots to gather."""
-        if self._returned:
-            self._returned = False
-            assert self._thread is not None
-            self._thread.wake()
-
-    def stop(self) -> None:
-        """End the thread; from then on store and queue belong to the caller."""
-        if self._thread is not None:
-            self._thread.stop()
-
-    def close(self) -> None:
-        """End the thread, whatever it has failed with."""
-        if self._thread is not None:
-            self._thread.close()
-
-    def staged_steps(self) -> int:
-        """Agent steps in gathered batches that were not trained on."""
-        return sum(batch.steps for batch in self._batches)
-
-    def _gather(self) -> StagingBatch | None:
-        """Fill one free batch; None when there is no free batch or not enough data."""
-        self._queue.collect()
-        if not self._free:
-            return None
-        if self._paced is not None:
-            self._lend_batch(self._paced)
-        slots = self._queue.take(self._batch_slots, self._version())
-        if not slots:
-            return None
-        if self._paced is not None:
-            self._paced.quota = 0
-        batch = self._free.popleft()
-        self._ledger.switch(Part.GATHER)
-        batch.gather(slots)
-        self._queue.release(slots)
-        self._ledger.switch(Part.WAIT)
-        return batch
-
-    def _lend_batch(self, store: SlotStore) -> None:
-        """Lend the slots of the next batch, if they are not lent yet, once the weights of the last
-        one are published.
-        """
-        assert self._host is not None
-        published = self._host.published
-        if published is not None and published.version == self._version():
-            store.lend_up_to(self._batch_slots)
 
 
 def most_slots(transport: TransportConfig, spec: SlotSpec, least: int) -> int:

@@ -46,9 +46,9 @@ class Bsp:
         optimizers: Mapping[str, FlatOptimizer],
         cfg: LearnerConfig,
         ledger: TimeLedger,
-        reducing: TimeLedger | None = None,
-        shared: Mapping[str, Tensor] | None = None,
-        drain: Callable[[], None] | None = None,
+        reducing: TimeLedger,
+        shared: Mapping[str, Tensor],
+        drain: Callable[[], None],
     ) -> None:
         """Make the sync of one group.
 
@@ -59,11 +59,11 @@ class Bsp:
         self.world = group.world
         self._group = group
         self._optimizers = optimizers
-        self._shared = shared or {}
-        self._drain = drain or (lambda: None)
+        self._shared = shared
+        self._drain = drain
         self._cfg = cfg
         self._ledger = ledger
-        self._reducing = reducing or TimeLedger()
+        self._reducing = reducing
         self._thread = ThreadPoolExecutor(1, "reduce")
         self._reducers = {
             id(optimizer): self._reducer(optimizer) for optimizer in optimizers.values()
@@ -109,23 +109,24 @@ class Bsp:
         """Raise RuntimeError, naming the first parameter or statistic that differs between
         learners.
         """
+        named = []
         for name, optimizer in self._optimizers.items():
-            values = optimizer.values.cpu().numpy().data
-            sums = [crc32(values)] + [crc32(values[s.start : s.stop]) for s in optimizer.parts]
-            first, *others = self._group.gather(sums)
-            for place, other in enumerate(others, start=1):
-                if other != first:
-                    i = next(i for i in range(1, len(first)) if other[i] != first[i]) - 1
+            values = optimizer.values.cpu().numpy()
+            for part in optimizer.parts:
+                named.append((f"{name}.{part.name}", values[part.start : part.stop]))
+            updates = optimizer.updates
+        named += [(name, values.cpu().numpy()) for name, values in self._shared.items()]
+
+        first, *others = self._group.gather([crc32(array.data) for _, array in named])
+        for place, other in enumerate(others, start=1):
+            for (name, _), mine, its in zip(named, first, other, strict=True):
+                if mine != its:
                     ranks = self._group.members
                     raise RuntimeError(
-                        f"parameters of rank {ranks[place]} differ from those of rank {ranks[0]} "
-                        f"after {optimizer.updates} updates, first in {name}."
-                        f"{optimizer.parts[i].name}; the learners were not made alike, or memory "
-                        "is faulty: resume from the last checkpoint"
+                        f"{name} of rank {ranks[place]} differs from that of rank {ranks[0]} after "
+                        f"{updates} updates; the learners were not made alike, or memory is "
+                        "faulty: resume from the last checkpoint"
                     )
-
-        if self._shared:
-            self._check_shared()
 
     def state_dict(self, *, saves: bool) -> Arrays:
         """The residuals of all learners' codecs, by name."""
@@ -178,19 +179,6 @@ class Bsp:
                 name,
                 100 * sent / plain,
             )
-
-    def _check_shared(self) -> None:
-        sums = [crc32(values.cpu().numpy().data) for values in self._shared.values()]
-        first, *others = self._group.gather(sums)
-        for place, other in enumerate(others, start=1):
-            for name, mine, its in zip(self._shared, first, other, strict=True):
-                if mine != its:
-                    ranks = self._group.members
-                    raise RuntimeError(
-                        f"{name} of rank {ranks[place]} differs from that of rank {ranks[0]}; the "
-                        "learners were not made alike, or memory is faulty: resume from the last "
-                        "checkpoint"
-                    )
 
     def _reducer(self, optimizer: FlatOptimizer) -> Reducer:
         cfg, group = self._cfg.reduce, self._group

@@ -53,7 +53,20 @@ GradientSync = interfaces.GradientSync[ControlMessage, FlatOptimizer]
 """`GradientSync` with this room's messages and optimizers."""
 
 
-class SingleLearner:
+class OwnUpdates:
+    """The part of a `GradientSync` in which every learner's updates are its own."""
+
+    def prepare_backward(self, optimizer: FlatOptimizer, total: float) -> None:
+        pass
+
+    def all_reduce(self, values: Tensor) -> None:
+        pass
+
+    def all_reduce_min(self, value: float) -> float:
+        return value
+
+
+class SingleLearner(OwnUpdates):
     """The only learner of its run."""
 
     world = 1
@@ -63,17 +76,8 @@ class SingleLearner:
     def sync_control(self, mine: ControlMessage) -> ControlMessage:
         return mine
 
-    def prepare_backward(self, optimizer: FlatOptimizer, total: float) -> None:
-        pass
-
     def step(self, optimizer: FlatOptimizer, total: float, env_steps: int) -> Tensor:
         return optimizer.step(total, env_steps)
-
-    def all_reduce(self, values: Tensor) -> None:
-        pass
-
-    def all_reduce_min(self, value: float) -> float:
-        return value
 
     def state_dict(self, *, saves: bool) -> Arrays:
         return {}

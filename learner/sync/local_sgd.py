@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -28,12 +29,12 @@ from penstock.core.params import Arrays
 from penstock.learner.group.process_group import LearnerGroup
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import BOOKED
-from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync
+from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync, OwnUpdates
 from penstock.learner.sync.pace import PaceContext
 from penstock.profiling.ledger import Part, TimeLedger
 
 
-class LocalSgd:
+class LocalSgd(OwnUpdates):
     """Learners that average parameters periodically.
 
     ``optimizers`` by name, the same on every rank.
@@ -45,7 +46,7 @@ class LocalSgd:
         optimizers: Mapping[str, FlatOptimizer],
         cfg: LearnerConfig,
         ledger: TimeLedger,
-        launched: Callable[[], None] | None = None,
+        launched: Callable[[], None],
     ) -> None:
         """``launched`` is called when an average is queued on the device
         (`DeviceQueue.launched`)."""
@@ -57,7 +58,7 @@ class LocalSgd:
         self._wait_s = cfg.reduce.wait_s
         self._longest_s = cfg.reduce.timeout_s / 2
         self._ledger = ledger
-        self._launched = launched or (lambda: None)
+        self._launched = launched
         self._updates = 0  # since the last round
         self._samples = 0.0
         self._began_s = time.monotonic()  # the end of the last round
@@ -80,10 +81,9 @@ class LocalSgd:
             )
         self._ledger.switch(Part.REDUCE)
         growth = np.concatenate((unsent, mine.growth[len(BOOKED) :]))
-        flags = (mine.stop, mine.nan, mine.checkpoint, mine.regroup)
         busy_s = elapsed_s if self._is_due else 0.0
         counts = np.array([self._samples, busy_s, float(self._is_due)])
-        summed = self._sum(ControlMessage(counts, growth, *flags))
+        summed = self._sum(replace(mine, counts=counts, growth=growth))
         samples, busy_s, due = summed.counts.tolist()
         if samples:
             self._average(self._samples / samples)
@@ -114,19 +114,10 @@ class LocalSgd:
         # It looks again when it has waited so long for samples once more.
         return elapsed_s + self._wait_s >= self._expected_s
 
-    def prepare_backward(self, optimizer: FlatOptimizer, total: float) -> None:
-        pass
-
     def step(self, optimizer: FlatOptimizer, total: float, env_steps: int) -> Tensor:
         self._updates += 1
         self._samples += total
         return optimizer.step(total, env_steps)
-
-    def all_reduce(self, values: Tensor) -> None:
-        """Does nothing: every learner's update is its own."""
-
-    def all_reduce_min(self, value: float) -> float:
-        return value
 
     def state_dict(self, *, saves: bool) -> Arrays:
         """Random states; no other state is kept between rounds."""

@@ -5,16 +5,14 @@ The paces without a server stand beside their sync, in `bsp` and `local_sgd`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.configs.schema import Config
 from penstock.core import interfaces
 from penstock.core.role import RoleContext
+from penstock.learner.base_trainer import BaseTrainer
 from penstock.learner.group.process_group import LearnerGroup
 from penstock.learner.sync.gradient_sync import GradientSync
-
-if TYPE_CHECKING:
-    from penstock.learner.factory import AnyTrainer
 
 
 class PaceContext(NamedTuple):
@@ -24,7 +22,7 @@ class PaceContext(NamedTuple):
     """Of the learner's role: its rank, the addresses of its servers, its ledgers, the signal to
     stop."""
     config: Config
-    trainer: AnyTrainer
+    trainer: BaseTrainer[Any]
     """Its optimizers have the parameters and gradients; its `Progress` the run's counts."""
 
 

@@ -196,8 +196,9 @@ def test_what_is_played_comes_out_is_trained_on_and_adds_up(world: World) -> Non
     assert world.accounting.produced == world.published * STEPS
     assert world.accounting.balance(waiting) == 0
     assert world.accounting.dropped.total() == 0
-    assert 0 <= world.source.fill_fraction() <= 1
-    assert all(np.isfinite(value) for value in world.source.figures().values())
+    figures = world.source.figures()
+    assert 0 <= figures["queue_fill"] <= 1
+    assert all(np.isfinite(value) for value in figures.values())
 
 
 def test_memory_is_free_again_after_a_release(world: World) -> None:

@@ -281,7 +281,7 @@ def test_a_data_set_gives_its_rows_with_keys_weights_and_versions(
     for batch in out:
         source.release(batch, trainer.step(batch))
     assert not np.array_equal(source.next(0.0).weights, np.ones(16)), "priorities came back"
-    assert source.figures() == {"replay_size": 400}
+    assert source.figures() == {"queue_fill": 1.0, "replay_size": 400}
     assert source.in_flight_steps() == 0
     source.close()
 

@@ -223,11 +223,10 @@ def test_all_hear_that_one_stops(rig: Callable[..., Rig]) -> None:
     clients = [made.client(rank) for rank in range(3)]
     for client in clients:
         assert not pulled(client).stop
-    push(clients[0], torch.ones(SIZE), checkpoint=True)
+    push(clients[0], torch.ones(SIZE))
     push(clients[1], torch.ones(SIZE), stop=True)
     replies = [pulled(client) for client in clients[:2]]  # though the third has not pushed
     assert [reply.stop for reply in replies] == [True, True]
-    assert [reply.checkpoint for reply in replies] == [False, True]
 
 
 def test_counts_add_up_and_sums_are_those_of_now(rig: Callable[..., Rig]) -> None:
@@ -265,11 +264,10 @@ def test_without_having_pulled_a_push_only_tells(rig: Callable[..., Rig]) -> Non
     for client in (one, other):
         pulled(client)
     push(one, torch.ones(SIZE))
-    one.push(0, counted(5), checkpoint=True)
+    one.push(0, counted(5))
     wait_until(lambda: made.server._tally()[1] == 6)  # nothing orders the messages of two workers
     push(other, torch.ones(SIZE))
     reply = pulled(other)
-    assert reply.checkpoint
     assert reply.tally[1] == 7
     pulled(one)
     push(one, torch.ones(SIZE))

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from penstock.configs.errors import UserError
 from penstock.learner.extras.parameter_server import protocol
 from penstock.learner.extras.parameter_server.client import ServerClient
-from penstock.learner.extras.parameter_server.members import rules
 from penstock.learner.extras.parameter_server.parameters import MAX_SIZE
 from penstock.learner.extras.parameter_server.peers import Peers
 from penstock.learner.extras.parameter_server.protocol import (
@@ -23,6 +22,7 @@ from penstock.learner.extras.parameter_server.protocol import (
     Payload,
     ServerHeader,
     ServerMessageKind,
+    rules,
 )
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.transport.checksum import crc32

@@ -21,9 +21,13 @@ from penstock.learner.extras.parameter_server import client as client_module
 from penstock.learner.extras.parameter_server import protocol
 from penstock.learner.extras.parameter_server import server as server_module
 from penstock.learner.extras.parameter_server.client import ServerClient
-from penstock.learner.extras.parameter_server.members import rules
 from penstock.learner.extras.parameter_server.parameters import pack_state, template
-from penstock.learner.extras.parameter_server.protocol import Flag, ServerHeader, ServerMessageKind
+from penstock.learner.extras.parameter_server.protocol import (
+    Flag,
+    ServerHeader,
+    ServerMessageKind,
+    rules,
+)
 from penstock.learner.extras.parameter_server.server import ParameterServer
 from penstock.learner.progress import GROWTH
 from server_rig import SIZE, config, optimizer_of

@@ -23,6 +23,7 @@ from penstock.profiling.status import Phase
 from penstock.transport.addresses import check_bind, connector_addresses, run_bind
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.wire import other_version
+from penstock.transport.zmq.listener import turned_away_note
 from penstock.transport.zmq.receiver import TICK_S, ActorShare, Receiver
 
 STREAMS_PER_REPORT = 1000  # fit one message to the supervisor
@@ -146,11 +147,7 @@ class Refusals:
             self._releases.add(release)
         shed = receiver.turned_away
         if shed > self._shed:
-            text = (
-                f"{self._ctx.name} turned new connections away, since nearly all of its "
-                f"{descriptors.limit()} file descriptors are in use: raise the hard limit "
-                "(ulimit -Hn), or find out what connects"
-            )
+            text = turned_away_note(self._ctx.name)
             if self._ctx.event("refused", text, reason="descriptors", count=shed - self._shed):
                 self._shed = shed
 

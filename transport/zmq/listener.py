@@ -18,7 +18,7 @@ from contextlib import suppress
 
 import zmq
 
-from penstock.core.descriptors import nearly_used_up
+from penstock.core.descriptors import limit, nearly_used_up
 from penstock.transport.zmq.sockets import BACKLOG, Socket
 
 RESERVE = 16  # descriptors that new connections must leave free
@@ -96,6 +96,14 @@ class Listener:
     def _drop_spares(self, count: int) -> None:
         for _ in range(count):
             os.close(self._spares.pop())
+
+
+def turned_away_note(role: str) -> str:
+    """The sentence about connections that a role's listeners have turned away."""
+    return (
+        f"{role} turned new connections away, since nearly all of its {limit()} file descriptors "
+        "are in use: raise the hard limit (ulimit -Hn), or find out what connects"
+    )
 
 
 def _listening(endpoint: str) -> socket.socket | None:

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from penstock.core.interfaces import Bucket
 from penstock.learner.extras.codecs.sparse import Sparse
+from penstock.learner.optimizers.flat_optimizer import CLIP_MARGIN
 
 LADDER = (0.25, 0.0625, 0.015625, 0.004, 0.001)
-CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_
 
 
 class Dgc(Sparse):
@@ -50,8 +50,6 @@ class Dgc(Sparse):
         torch.mul(self._residuals["momentum"][span], self._context.momentum, out=momentum)
         momentum += grads
         torch.add(self._residuals["error"][span], momentum, out=error)
-        places = self._largest(error, self.count(bucket, self._update))
-        values = error[places]
-        error.index_fill_(0, places, 0.0)  # an assignment would copy the number to a GPU, and wait
+        places, values = self._take_largest(bucket, error)
         momentum.index_fill_(0, places, 0.0)
         return places, values

@@ -27,7 +27,4 @@ class Dropping(Sparse):
     def _take(self, bucket: Bucket, grads: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
         span = slice(bucket.start, bucket.stop)
         error = torch.add(self._residuals["error"][span], grads, out=self._new["error"][span])
-        places = self._largest(error, self.count(bucket, self._update))
-        values = error[places]
-        error.index_fill_(0, places, 0.0)  # an assignment would copy the number to a GPU, and wait
-        return places, values
+        return self._take_largest(bucket, error)

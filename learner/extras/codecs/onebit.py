@@ -27,11 +27,8 @@ class OneBit(TwoPhase):
 
     def _set_up(self) -> None:
         super()._set_up()
+        self.block = self._context.cfg.onebit_block
         self._bits = Packing(1, 0, self._device)
-
-    @property
-    def block(self) -> int:
-        return self._context.cfg.onebit_block
 
     def _is_plain(self, update: int) -> bool:
         """Whether gradients are summed in float32 in ``update``."""

@@ -13,9 +13,9 @@ from penstock.core.interfaces import AdamState, Bucket, Collective
 from penstock.learner.codecs.buckets import VALUE_NBYTES, buckets_of
 from penstock.learner.extras.codecs.onebit import OneBit
 from penstock.learner.extras.codecs.variance import RenewedVariance
+from penstock.learner.optimizers.flat_optimizer import CLIP_MARGIN
 from penstock.learner.optimizers.rules import BETAS, adam_denominator
 
-CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_
 LARGEST_STEP = (1 - BETAS[0]) / (1 - BETAS[1]) ** 0.5
 """Bound on |m| / sqrt(v) in Adam (Kingma & Ba 2015, section 2.1)."""
 

@@ -45,7 +45,7 @@ class PowerSgd(BaseCodec):
     def _bucket_nbytes(self, bucket: Bucket, update: int) -> int:
         sizes = [bucket.size]
         if self._is_coded(bucket, update):
-            plain = [part.stop - part.start for part in bucket.parts if not self._factors(part)]
+            plain = [part.size for part in bucket.parts if not self._factors(part)]
             sizes = [sum(plain), *self._sizes(bucket)]
         return sum(all_reduce_nbytes(VALUE_NBYTES * size, self._world) for size in sizes)
 
@@ -59,7 +59,7 @@ class PowerSgd(BaseCodec):
 
     def _factors(self, part: GradientPart) -> tuple[int, int] | None:
         """Sizes of P and Q; None if torch does not compress the parameter."""
-        size = part.stop - part.start
+        size = part.size
         rows, columns = (size, 1) if part.is_bias else (part.rows, size // part.rows)
         rank = min(rows, columns, self._context.cfg.powersgd_rank)
         if (rows + columns) * rank * GAIN >= size:

@@ -47,14 +47,10 @@ class Sparse(BaseCodec):
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
         norm = torch.linalg.vector_norm(grads)
         sound = norm.isfinite()
-        if not runs_behind(grads):
-            if sound:
-                self._sum(bucket, grads, *self._take(bucket, grads, norm), ring)
-            else:
-                self._sum_nan(bucket, grads, ring)
-            return
-        # To ask whether it is sound would be to wait.
-        places, values = self._take(bucket, torch.where(sound, grads, 0.0), norm)
+        taken = grads
+        if runs_behind(grads) or not sound:  # to ask a GPU would be to wait
+            taken = torch.where(sound, grads, 0.0)
+        places, values = self._take(bucket, taken, norm)
         self._sum(bucket, grads, places, torch.where(sound, values, torch.nan), ring)
 
     def count(self, bucket: Bucket, update: int) -> int:
@@ -86,15 +82,13 @@ class Sparse(BaseCodec):
         for theirs, what in got:
             grads.index_add_(0, theirs, what.view(torch.float32))
 
-    def _sum_nan(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
-        """Take part in the exchange with NaN."""
-        count = self.count(bucket, self._update)
-        values = torch.full((count,), torch.nan, device=self._device)
-        self._sum(bucket, grads, torch.arange(count, device=self._device), values, ring)
-
-    def _largest(self, values: Tensor, count: int) -> Tensor:
-        keys = self._memory("keys", (values.numel(),), torch.int32)
-        return largest(values, count, keys)
+    def _take_largest(self, bucket: Bucket, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Take the values of largest magnitude out of a residual: indices and values."""
+        keys = self._memory("keys", (residual.numel(),), torch.int32)
+        places = largest(residual, self.count(bucket, self._update), keys)
+        values = residual[places]
+        residual.index_fill_(0, places, 0.0)  # assigning would copy the number to a GPU, and wait
+        return places, values
 
 
 def largest(values: Tensor, count: int, keys: Tensor | None = None) -> Tensor:

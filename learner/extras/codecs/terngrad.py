@@ -158,7 +158,7 @@ def _cut(values: Tensor, views: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _size(parts: Sequence[GradientPart]) -> int:
-    return sum(part.stop - part.start for part in parts)
+    return sum(part.size for part in parts)
 
 
 def _share(size: int, world: int) -> int:

@@ -57,7 +57,7 @@ class FrozenVarianceLamb(BaseOptimizer):
         self._reduces_gradients = context.reduces_gradients
         self._weight_decay = context.cfg.weight_decay
         self._parts = context.parts
-        self._sizes = [part.stop - part.start for part in context.parts]
+        self._sizes = [part.size for part in context.parts]
         self.state = AdamState(
             self.moments["exp_avg"],
             self.moments["exp_avg_sq"],

@@ -34,7 +34,6 @@ from zmq.utils.monitor import parse_monitor_message
 from penstock.configs.errors import UserError
 from penstock.configs.sections import LearnerConfig
 from penstock.learner.extras.parameter_server import protocol
-from penstock.learner.extras.parameter_server.members import rules
 from penstock.learner.extras.parameter_server.parameters import (
     ServerState,
     pack_state,
@@ -85,8 +84,6 @@ class Reply(NamedTuple):
     """Whether some learner stops, so that all must."""
     nan: bool
     """Whether some learner found a number that is not finite."""
-    checkpoint: bool
-    """Whether another learner asked all to save."""
 
 
 class Unreached(NamedTuple):
@@ -126,7 +123,7 @@ class ServerClient:
         size = optimizer.values.numel()
         self._copy = LocalCopy(optimizer, cfg.significance) if cfg.pace == "asp" else None
         self._own = None if cfg.pull == "newest" else OwnSteps(optimizer)
-        self.last = Reply(version, samples, tally, None, 1, False, False, False)
+        self.last = Reply(version, samples, tally, None, 1, False, False)
         self._residual = np.zeros(size, np.float32) if cfg.reduce.codec == "bf16" else None
         self._counts = np.zeros(len(BOOKED))  # of this learner since the client was made
         self._clock = version // cfg.most_count
@@ -144,7 +141,7 @@ class ServerClient:
                 rank=rank,
                 session=token,
                 entries=part.stop - part.start,
-                rules=rules(cfg, number),
+                rules=protocol.rules(cfg, number),
             )
             resumed = ServerHeader(
                 ServerMessageKind.VALUES, version=version, samples=samples, tally=tally
@@ -163,7 +160,6 @@ class ServerClient:
         *,
         stop: bool = False,
         nan: bool = False,
-        checkpoint: bool = False,
     ) -> Tensor | None:
         """Send the gradient in ``optimizer.grads``, summed over ``samples``.
 
@@ -174,15 +170,13 @@ class ServerClient:
             tally: counts since the last push.
             stop: tell all learners to stop.
             nan: tell all learners that a number was not finite.
-            checkpoint: tell all learners to save.
 
         Returns:
             The norm of the mean gradient, float32 ``[]``; None for no samples.
         """
         self._is_fresh = self._spare > 0
         self._spare = max(0, self._spare - 1)
-        said = {Flag.STOP: stop, Flag.NAN: nan, Flag.CHECKPOINT: checkpoint}
-        flags = sum(flag for flag, is_said in said.items() if is_said)
+        flags = (Flag.STOP if stop else Flag.NONE) | (Flag.NAN if nan else Flag.NONE)
         self._counts += tally[: len(BOOKED)]
         total = (*self._counts.tolist(), *tally[len(BOOKED) :])
         head = ServerHeader(ServerMessageKind.PUSH, flags, samples=samples, tally=total)
@@ -192,8 +186,8 @@ class ServerClient:
             for shard in self._shards:
                 shard.send(head)
             return None
+        steps = int(self.last.tally[STEPS] + tally[STEPS])
         if self._copy is not None:
-            steps = int(self.last.tally[STEPS] + tally[STEPS])
             return self._push_changes(head, self._copy, steps)
         norm: Tensor = torch.linalg.vector_norm(self._optimizer.grads) / samples
         gradient = self._optimizer.grads.cpu().numpy()
@@ -201,7 +195,6 @@ class ServerClient:
             gradient = gradient * self._clip_factor(float(norm))
         self._push_gradient(head, gradient)
         if self._own is not None:
-            steps = int(self.last.tally[STEPS] + tally[STEPS])
             self._own.step(samples, steps, self.last.version)
         return norm
 
@@ -227,7 +220,6 @@ class ServerClient:
             first.workers,
             Flag.STOP in told,
             Flag.NAN in told,
-            bool(first.flags & Flag.CHECKPOINT),  # each shard tells it once, maybe not in one pull
         )
         return self.last
 
@@ -549,7 +541,6 @@ class OwnSteps:
         """Note that a request is sent now."""
         self._change.zero_()
 
-    @torch.no_grad()
     def step(self, samples: int, steps: int, updates: int) -> None:
         """Take the step of a push over ``samples``, after ``steps`` agent steps and at least
         ``updates`` updates of the server's parameters.
@@ -560,10 +551,7 @@ class OwnSteps:
         self._pushes += 1
         # The warm-up of the learning rate counts the updates of all workers.
         self._optimizer.updates = max(self._optimizer.updates, updates)
-        values = self._optimizer.values
-        before = values.clone()
-        self._optimizer.step(self._samples / self._pushes, steps)
-        self._change += values - before
+        _step_and_add(self._optimizer, self._samples / self._pushes, steps, self._change)
 
     @torch.no_grad()
     def add_to(self, part: slice) -> None:
@@ -595,14 +583,9 @@ class LocalCopy:
         """The shared values, as last pulled."""
         self._unsent = torch.zeros_like(optimizer.values)
 
-    @torch.no_grad()
     def step(self, samples: int, steps: int) -> Tensor:
         """Take the optimizer's step here; returns the gradient's norm."""
-        values = self._optimizer.values
-        before = values.clone()
-        norm = self._optimizer.step(samples, steps)
-        self._unsent += values - before
-        return norm
+        return _step_and_add(self._optimizer, samples, steps, self._unsent)
 
     @torch.no_grad()
     def significant(self, clock: int) -> tuple[Tensor, Tensor]:
@@ -621,3 +604,13 @@ class LocalCopy:
         where = where.to(device) if isinstance(where, Tensor) else where
         self.shared[where] = values.to(device)
         torch.add(self.shared, self._unsent, out=self._optimizer.values)
+
+
+@torch.no_grad()
+def _step_and_add(optimizer: FlatOptimizer, count: float, steps: int, change: Tensor) -> Tensor:
+    """Take a step, after ``steps`` agent steps, and add what it changes to ``change``; returns the
+    gradient's norm."""
+    before = optimizer.values.clone()
+    norm = optimizer.step(count, steps)
+    change += optimizer.values - before
+    return norm

@@ -20,12 +20,13 @@ from penstock.core.role import RunEndedError
 from penstock.learner.extras.parameter_server.client import ServerClient
 from penstock.learner.extras.parameter_server.served import LOST_S, Served
 from penstock.learner.extras.parameter_server.server import keys_for
+from penstock.learner.group.collective import lost
 from penstock.learner.group.process_group import (
     LearnerGroup,
-    foreign_value_message,
+    foreign_value,
     hello_of,
-    lost,
     meet,
+    read_value,
 )
 from penstock.learner.group.remote_store import AGAIN, REREAD_S, could_not_meet, open_store
 from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync, GroupLostError
@@ -155,12 +156,9 @@ def all_servers(store: Store, learners: int, shards: int) -> tuple[str, ...]:
     found: list[str] = [""] * shards
     for rank in range(min(learners, shards)):
         own = found[rank::learners]
-        try:
-            given = json.loads(store.get(f"servers-{rank}"))
-        except (ValueError, RecursionError):
-            given = None
+        given = read_value(store.get(f"servers-{rank}"), rank)
         fits = isinstance(given, list) and len(given) == len(own)
         if not fits or not all(isinstance(a, str) and ADDRESS.fullmatch(a) for a in given):
-            raise UserError(foreign_value_message(rank))
+            raise foreign_value(rank)
         found[rank::learners] = given
     return tuple(found)

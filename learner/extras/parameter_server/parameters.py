@@ -20,7 +20,6 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from penstock.configs.learner import OPTIMIZERS
 from penstock.configs.sections import LearnerConfig
 from penstock.core.params import Arrays
 from penstock.learner.extras.parameter_server.protocol import (
@@ -224,8 +223,6 @@ def unpack_state(
 
 
 def _optimizer(size: int, cfg: LearnerConfig) -> FlatOptimizer:
-    if not OPTIMIZERS.specs[cfg.optimizer].is_elementwise:
-        raise ValueError(f"{cfg.optimizer} works by layers, which a parameter server does not know")
     if cfg.server_shards > 1:
         cfg = cfg.model_copy(update={"grad_clip": None})
     return FlatOptimizer([("all", nn.Parameter(torch.zeros(size)))], cfg)

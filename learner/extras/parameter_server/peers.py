@@ -37,18 +37,14 @@ class Peers:
         keys = load_learners(curve)[0] if curve else None
         self._probes, self._probe_s = 0, 0.0
         self._socket = ServerSocket(bind, keys, max_frame_nbytes, linger_ms=0)
+        self.listener = self._socket.listener
         self._router = self._socket.router
         self._ended = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.watch(self._ended)
 
-    @property
-    def turned_away(self) -> int:
-        """`Listener.turned_away` of the socket."""
-        return self._socket.listener.turned_away
-
     def wait(self, timeout_s: float) -> None:
         """Return as soon as there is an event, or after ``timeout_s`` seconds."""
-        self._socket.listener.look(time.monotonic())
+        self.listener.look(time.monotonic())
         timeout_s = min(timeout_s, PROBE_S) if self._probes else timeout_s
         if self._ended in self._socket.wait(timeout_s):
             self._ended.recv_multipart()

@@ -38,8 +38,8 @@ back. The head is `HEAD`, little-endian; fields that a kind does not name are 0.
     PING       server  no content: tests whether the worker can be reached
 
 A tally is `Progress.growth`: counts that add up, then sums of which each worker's last one counts.
-Flags STOP, NAN and CHECKPOINT in a PUSH are for all workers: each finds them in its next VALUES,
-and the first two in all later ones. When all stop, no worker waits, and gradients count no more.
+Flags STOP and NAN in a PUSH are for all workers: each finds them in all later VALUES. When all
+stop, no worker waits, and gradients count no more.
 
 Any fault of received bytes raises `WireError`, whose ``reason`` is counted. A worker that
 reconnects has a new identity, and is answered `WHO`; the gradient of a push that was lost with the
@@ -54,6 +54,7 @@ for size, number and range, and its gradients and counts are trusted.
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Sequence
 from enum import IntEnum, IntFlag
@@ -63,6 +64,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.configs.learner import OPTIMIZERS, LearnerConfig
 from penstock.core.params import from_bf16, to_bf16
 from penstock.learner.progress import BOOKED, GROWTH
 from penstock.transport.checksum import crc32
@@ -78,6 +80,10 @@ TEXT_NBYTES = 4 * TEXT_CHARACTERS  # in UTF-8
 # workers, tally, checksum of the payload, checksum of all before it
 HEAD = struct.Struct(f"<4sBBHIQQqqQIiI{GROWTH}dII")
 _U32 = struct.Struct("<I")
+# Settings of `learner` on which all learners and their server must agree.
+AGREED = {"pace", "count", "staleness", "significance", "spare", "optimizer", "momentum"}
+AGREED |= {"weight_decay", "lr", "lr_scaling", "lr_warmup_updates", "lr_end_fraction"}
+AGREED |= {"lr_decay_steps", "eps", "grad_clip", "server_shards"}
 
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.uint32]
@@ -115,7 +121,6 @@ class Flag(IntFlag):
     SPARSE = 2
     WANTED = 4
     STOP = 8
-    CHECKPOINT = 16
     NAN = 32
     BF16 = 64
     AHEAD = 128
@@ -152,6 +157,16 @@ class Packed(NamedTuple):
     flags: Flag
     entries: int
     crc: int
+
+
+def rules(cfg: LearnerConfig, shard: int = 0) -> int:
+    """Checksum of the settings on which all learners and their server must agree, and of the number
+    of the server's shard."""
+    optimizer = OPTIMIZERS.specs[cfg.optimizer]
+    settings = cfg.model_dump(mode="json", include=AGREED.union(optimizer.options))
+    more = {"codec": cfg.reduce.codec, "shard": shard}
+    text = json.dumps(settings | more, sort_keys=True)
+    return crc32(text.encode())
 
 
 def pack_dense(values: Floats, *, bf16: bool = False) -> Packed:

@@ -19,7 +19,7 @@ from penstock.learner.extras.parameter_server.parameters import ServerState
 from penstock.learner.extras.parameter_server.protocol import NOTHING, Tally
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import BOOKED, GROWTH, Progress
-from penstock.learner.sync.gradient_sync import ControlMessage
+from penstock.learner.sync.gradient_sync import ControlMessage, OwnUpdates
 from penstock.profiling.ledger import Part, TimeLedger
 
 PULL_S = 0.2
@@ -28,7 +28,7 @@ STOPPING_S = 30.0  # for the state of the last checkpoint
 LOST_S = 5.0  # without a connection, after which a shard counts as dead
 
 
-class Served:
+class Served(OwnUpdates):
     """One of ``world`` learners.
 
     ``waiting`` is called during waits and returns whether to continue.
@@ -108,12 +108,6 @@ class Served:
             self._progress.version = self._client.last.version
         return torch.zeros(()) if norm is None else norm
 
-    def all_reduce(self, values: Tensor) -> None:
-        """Does nothing: every learner's update is its own."""
-
-    def all_reduce_min(self, value: float) -> float:
-        return value
-
     def state_dict(self, *, saves: bool) -> Arrays | None:
         """The server's optimizer state, fetched by the learner that saves; there is no other state.
 
@@ -155,8 +149,7 @@ class Served:
 
     def _push_counts(self, mine: ControlMessage) -> None:
         """Push the counts and flags, without a gradient."""
-        flags = {"stop": mine.stop, "nan": mine.nan, "checkpoint": mine.checkpoint}
-        self._client.push(0, self._tally, **flags)
+        self._client.push(0, self._tally, stop=mine.stop, nan=mine.nan)
         self._clear_sent()
 
     def _clear_sent(self) -> None:

@@ -30,6 +30,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter, OrderedDict
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,8 @@ import numpy.typing as npt
 
 from penstock.configs.schedules import over_run
 from penstock.configs.sections import LearnerConfig
-from penstock.core import descriptors
 from penstock.core.role import RoleContext
 from penstock.learner.extras.parameter_server import protocol
-from penstock.learner.extras.parameter_server.members import Member, rules
 from penstock.learner.extras.parameter_server.parameters import (
     MAX_SIZE,
     Parameters,
@@ -53,6 +52,7 @@ from penstock.learner.extras.parameter_server.parameters import (
 )
 from penstock.learner.extras.parameter_server.peers import Peers
 from penstock.learner.extras.parameter_server.protocol import (
+    NOTHING,
     Flag,
     Packed,
     Payload,
@@ -68,6 +68,7 @@ from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase
 from penstock.transport.addresses import check_bind
 from penstock.transport.wire import WireError, other_version
+from penstock.transport.zmq.listener import turned_away_note
 
 TICK_S = 0.05
 STEPS = BOOKED.index("trained_steps")  # determines the decay of the learning rate
@@ -120,11 +121,7 @@ def run(ctx: RoleContext) -> None:
                 known = server.rejected.copy()
                 shed = server.turned_away
                 if shed > told:
-                    text = (
-                        f"{ctx.name} turned new connections away, since nearly all of its "
-                        f"{descriptors.limit()} file descriptors are in use: raise the hard limit "
-                        "(ulimit -Hn), or find out what connects"
-                    )
+                    text = turned_away_note(ctx.name)
                     ctx.event("refused", text, reason="descriptors", count=shed - told)
                     told = shed
     finally:
@@ -135,6 +132,23 @@ def keys_for(address: str, curve: str | None) -> Path | None:
     """The folder of keys for a shard at ``address``; None for a Unix socket, whose folder is the
     gate."""
     return Path(curve) if curve and address.startswith("tcp://") else None
+
+
+@dataclass
+class Member:
+    """A living worker."""
+
+    number: int  # its number in the pace
+    rank: int
+    token: int
+    size: int  # of its parameters
+    counts: npt.NDArray[np.float64]
+    """Those of its counts since it began that the run's counts include, laid out as `BOOKED`."""
+    pull: ServerHeader | None = None
+    answered: int = 0
+    sent_state: int = 0  # number of the last request for the state that was answered
+    lag: int = -1
+    recent: Tally = NOTHING[len(BOOKED) :]
 
 
 class ParameterServer:
@@ -155,7 +169,7 @@ class ParameterServer:
         """
         self._cfg = cfg
         self._ledger = ledger or TimeLedger()
-        self._rules = rules(cfg, shard)
+        self._rules = protocol.rules(cfg, shard)
         self._gives_clocks = shard == 0
         self._session = secrets.randbits(63) | 1
         self._members: dict[bytes, Member] = {}
@@ -218,7 +232,7 @@ class ParameterServer:
     @property
     def turned_away(self) -> int:
         """`Listener.turned_away` of its port."""
-        return self._peers.turned_away
+        return self._peers.listener.turned_away
 
     def close(self) -> None:
         self._peers.close()
@@ -305,8 +319,6 @@ class ParameterServer:
         self._count(member, head)
         member.recent = head.tally[len(BOOKED) :]
         self._told |= Flag(head.flags) & (Flag.STOP | Flag.NAN)
-        for other in self._members.values():
-            other.checkpoint |= bool(head.flags & Flag.CHECKPOINT) and other is not member
         works = self.pace.workers[member.number].working
         if parameters is None or not (works or (head.samples and self.pace.keep(member.number))):
             if head.samples and not self._told & Flag.STOP:
@@ -360,13 +372,12 @@ class ParameterServer:
     def _answer(self, name: bytes, member: Member, parameters: Parameters) -> None:
         assert member.pull is not None
         have = min(member.pull.version, self.pace.version)
-        flags = self._told | (Flag.CHECKPOINT if member.checkpoint else Flag.NONE)
         ahead = self._is_ahead(member, member.pull)
         if self._is_allowed(member, member.pull):  # else it only receives the stop flag
             (self.pace.go_ahead if ahead else self.pace.go)(member.number)
         head = ServerHeader(
             ServerMessageKind.VALUES,
-            flags | Flag.AHEAD if ahead else flags,
+            self._told | (Flag.AHEAD if ahead else Flag.NONE),
             number=member.pull.number,
             version=self.pace.version,
             samples=parameters.samples,
@@ -375,7 +386,7 @@ class ParameterServer:
             rules=min(self.pace.spare(member.number), protocol.MAX_SPARE),
             tally=self._tally(),
         )
-        member.answered, member.pull, member.checkpoint = head.number, None, False
+        member.answered, member.pull = head.number, None
         self._send(name, head, parameters.answer(have, self.pace.version))
 
     def _take_state(self, name: bytes, member: Member, message: ServerMessage) -> None:

@@ -255,8 +255,4 @@ def make_server_pace(cfg: LearnerConfig, version: int = 0) -> ServerPace:
     """Make the machine of `learner.pace`, for a pace that has a parameter server."""
     if cfg.pace == "backup":
         return Backup(max(1, cfg.most_count - cfg.spare), version)
-    if cfg.pace in ("ssp", "asp"):
-        return Bounded(cfg.staleness, version)
-    if cfg.pace == "tap":
-        return Bounded(None, version)
-    raise ValueError(f"learner.pace {cfg.pace} has no parameter server")
+    return Bounded(None if cfg.pace == "tap" else cfg.staleness, version)

@@ -35,7 +35,7 @@ def bsp(codec: str, optimizer: Any, shapes: Mapping[str, tuple[int, ...]] = VECT
     )
     named = [(name, nn.Parameter(torch.zeros(shape))) for name, shape in shapes.items()]
     flat = FlatOptimizer(named, cfg)
-    return Bsp(group, {"model": flat}, cfg, TimeLedger())
+    return Bsp(group, {"model": flat}, cfg, TimeLedger(), TimeLedger(), {}, lambda: None)
 
 
 def saved(codec: str, optimizer: str) -> Arrays:

@@ -13,9 +13,9 @@ from penstock.configs.errors import UserError
 from penstock.configs.reduce import ReduceConfig
 from penstock.core.interfaces import Bucket, CodecContext, GradientPart
 from penstock.learner.codecs.buckets import bucket_nbytes, buckets_of, parts_of
-from penstock.learner.codecs.collective import GroupCollective
 from penstock.learner.codecs.registry import make_codec
 from penstock.learner.extras.codecs.packing import Packing
+from penstock.learner.group.collective import GroupCollective
 from reduce_ring import CPU, codec_for, run_ranks
 
 
@@ -50,11 +50,6 @@ def test_buckets_are_whole_parameters_and_the_last_come_first() -> None:
     assert buckets_of([a, b, c, d, e], nbytes=10**6) == (Bucket(0, 40, (a, b, c, d, e)),)
     assert [bucket.size for bucket in buckets_of([a, b, c, d, e], 1)] == [9, 1, 24, 2, 4]
     assert buckets_of([], 100) == ()
-
-
-def test_parts_with_a_gap_are_refused() -> None:
-    with pytest.raises(ValueError, match="b starts at 5, not at 4"):
-        buckets_of([part("a", 0, 4), part("b", 5, 6)], 100)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.configs.sections import LearnerConfig
-from penstock.learner.codecs.collective import GroupCollective
+from penstock.learner.group.collective import GroupCollective
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.sync.gradient_sync import ControlMessage
 from penstock.learner.sync.local_sgd import LocalSgd
@@ -52,7 +52,7 @@ def pace_of(other: Other, values: Tensor, moments: dict[str, Tensor]) -> tuple[L
     )
     group: Any = other
     cfg = LearnerConfig(count=2, pace="local_sgd", local_steps=2)
-    return LocalSgd(group, {"model": optimizer}, cfg, TimeLedger()), optimizer
+    return LocalSgd(group, {"model": optimizer}, cfg, TimeLedger(), lambda: None), optimizer
 
 
 def message(samples: float = 15.0, **flags: bool) -> ControlMessage:
@@ -130,7 +130,7 @@ class Learner:
         )
         self.optimizer = FlatOptimizer([("x", nn.Parameter(torch.zeros(1)))], cfg)
         group: Any = SimpleNamespace(world=ring.world, control=ring, gradients=ring)
-        self.pace = LocalSgd(group, {"model": self.optimizer}, cfg, TimeLedger())
+        self.pace = LocalSgd(group, {"model": self.optimizer}, cfg, TimeLedger(), lambda: None)
         self.turns = 0
 
     def turn(self, samples: float = 0.0, **flags: bool) -> ControlMessage:

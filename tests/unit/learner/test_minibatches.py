@@ -22,7 +22,7 @@ from penstock.device.choice import device_of
 from penstock.device.transfers import DeviceUploader
 from penstock.envs import probe
 from penstock.learner import minibatches
-from penstock.learner.minibatches import BatchSteps, deal_steps
+from penstock.learner.minibatches import BatchSteps, Minibatch, deal_steps
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.trainer import Trainer
 from penstock.transport.shm.store import Slot
@@ -175,7 +175,7 @@ def test_stacks_of_frames_are_those_of_the_whole_batch(frame: tuple[int, int]) -
     steps = torch.tensor([34, 0, 12, 12, 5])
     batch_steps = BatchSteps(columns, frozenset({OLDER, "seat"}), DeviceUploader(device_of(CPU)))
     batch_steps.set_order(torch.cat([torch.tensor([7, 8]), steps, torch.tensor([1])]))
-    made = batch_steps.minibatch(slice(2, 7))
+    made = Minibatch(batch_steps, slice(2, 7))
     expected = torch.stack([whole[step // 5, step % 5] for step in steps.tolist()])[None]
     assert torch.equal(made["obs"], expected)
     assert OLDER not in made
@@ -194,7 +194,7 @@ def test_observations_are_gathered(shape: tuple[int, ...]) -> None:
         made.set_order(order)
         for place in range(2):
             step = int(order[place])
-            found = made.minibatch(slice(place, place + 1))["obs"]
+            found = Minibatch(made, slice(place, place + 1))["obs"]
             assert torch.equal(found, obs[step // 5, step % 5][None, None])
 
 

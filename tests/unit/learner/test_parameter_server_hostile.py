@@ -12,7 +12,6 @@ import zmq
 
 from penstock.configs.load import resolve
 from penstock.learner.extras.parameter_server import protocol
-from penstock.learner.extras.parameter_server.members import rules
 from penstock.learner.extras.parameter_server.parameters import template
 from penstock.learner.extras.parameter_server.protocol import (
     Flag,
@@ -20,6 +19,7 @@ from penstock.learner.extras.parameter_server.protocol import (
     ServerHeader,
     ServerMessage,
     ServerMessageKind,
+    rules,
 )
 from penstock.learner.extras.parameter_server.server import ParameterServer
 

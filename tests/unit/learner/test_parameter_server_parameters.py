@@ -136,11 +136,6 @@ def test_numbers_that_are_not_finite_are_refused(pace: str, bad: float) -> None:
     assert caught.value.reason == "not_finite"
 
 
-def test_layerwise_optimizers_are_refused() -> None:
-    with pytest.raises(ValueError, match="lamb works by layers"):
-        make_parameters(3, config(pace="ssp", optimizer="lamb"))
-
-
 # ------------------------------------------------------------------------------------------- asp
 
 

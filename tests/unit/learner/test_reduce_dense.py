@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from penstock.learner.codecs import two_phase
-from penstock.learner.codecs.collective import GroupCollective, SoloCollective
+from penstock.learner.codecs.collective import SoloCollective
+from penstock.learner.group.collective import GroupCollective
 from reduce_ring import CPU, SIZE, Floats, codec_for, gradients, reduce_all, run_ranks
 
 NATURE = (

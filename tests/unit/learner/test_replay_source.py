@@ -220,7 +220,7 @@ def test_an_actor_that_joins_waits_for_the_learner_too(world: World) -> None:
 def test_drawing_is_separate_from_waiting_for_the_rate_limit(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sample, poll = Replay.sample, world.source._poll
+    sample, poll = Replay.sample, world.source.serve
 
     def slowly(replay: Replay, count: int, *, stacked: bool = True) -> Batch:
         time.sleep(0.05)
@@ -231,7 +231,7 @@ def test_drawing_is_separate_from_waiting_for_the_rate_limit(
         time.sleep(timeout_s)
 
     monkeypatch.setattr(Replay, "sample", slowly)
-    monkeypatch.setattr(world.source, "_poll", until)
+    monkeypatch.setattr(world.source, "serve", until)
     while world.published < 3:
         world.publish()
         world.source._collect()

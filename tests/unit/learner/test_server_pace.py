@@ -257,11 +257,6 @@ def test_settings_choose_how_many_gradients_a_step_has() -> None:
     assert pace.version == 1
 
 
-def test_a_pace_of_the_collectives_has_no_server() -> None:
-    with pytest.raises(ValueError, match="bsp has no parameter server"):
-        make_server_pace(LearnerConfig())
-
-
 class AnyOrder(RuleBasedStateMachine):
     """Workers join, die, push and ask to go in any order; `ask` notes what they were told."""
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,19 +18,20 @@ import torch
 from penstock.algos.slots import FLAGS
 from penstock.bench.ceiling import made_up
 from penstock.configs.load import resolve
-from penstock.core.interfaces import Welcome
+from penstock.core.interfaces import StepResult, Welcome
 from penstock.core.params import ParamLayout, Stamp
 from penstock.core.specs import Column, SlotSpec
 from penstock.device.choice import pick_device
 from penstock.envs import probe
+from penstock.learner.progress import Progress
 from penstock.learner.sources.staging import StagingBatch, torch_dtype
-from penstock.learner.sources.unrolls import Feeder, UnrollSource
+from penstock.learner.sources.unrolls import UnrollSource
 from penstock.learner.trainer import Trainer
 from penstock.profiling.ledger import Part, TimeLedger
-from penstock.replay import Accounting, SlotQueue, prefetch
+from penstock.replay import Accounting, prefetch
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
-from penstock.transport.shm.store import SlotStore, SlotWriter
+from penstock.transport.shm.store import SlotWriter
 from penstock.transport.shm.weights_board import WeightsBoard
 from waiting import wait_until
 
@@ -52,30 +54,33 @@ CPU = torch.device("cpu")
 
 
 class Rig:
-    """A store, one writer in this thread, and a feeder."""
+    """A source with one writer in this thread."""
 
     def __init__(
         self, folder: Path, *, slots: int, batch_slots: int, prefetch: int, paced: bool = False
     ) -> None:
-        self.store = SlotStore(SPEC, slots, lanes=2)
-        self.store.quota = 0 if paced else None
-        self.version = 0
+        lag = 9 if paced else 100  # below the ten updates of a batch slots are lent by batch
+        config = resolve(
+            "cartpole",
+            [
+                f"transport.slots={slots}",
+                f"transport.max_policy_lag={lag}",
+                f"learner.batch_slots={batch_slots}",
+                f"learner.prefetch={prefetch}",
+                "learner.updates_per_batch=10",
+                "actors.count=1",
+                "actors.envs=10",
+            ],
+        )
+        self.progress = Progress(config.stop, 1)
+        consumer: Any = SimpleNamespace(spec=SPEC, progress=self.progress, device=CPU)
+        self.ledger = TimeLedger(part=Part.WAIT)  # of this thread, which takes the batches
+        self.source = UnrollSource(config, consumer, Accounting(), 1, 2, self.ledger)
+        self.store, self.queue = self.source.store, self.source._queue
         self.board = WeightsBoard.create(1)
         layout = ParamLayout((("w", (1,)),))
         welcome = Welcome(1, 0, SPEC, layout, {})
         self.host = ShmHost(folder / "s", welcome, self.board, self.store)
-        self.queue = SlotQueue(self.store, Accounting(), max_policy_lag=100, deep=paced)
-        batches = [StagingBatch(SPEC, batch_slots, CPU) for _ in range(prefetch + 1)]
-        self.ledger = TimeLedger(part=Part.WAIT)  # of this thread, which takes the batches
-        self.feeder = Feeder(
-            self.queue,
-            batches,
-            batch_slots,
-            lambda: self.version,
-            self.ledger,
-            prefetch=prefetch > 0,
-            paced=self.store if paced else None,
-        )
         lane = self.store.open_lane(slots)
         event = self.store.lane_event(lane)
         geometry = self.store.geometry
@@ -84,11 +89,20 @@ class Rig:
 
     @contextmanager
     def feeding(self) -> Iterator[None]:
-        self.feeder.open(self.host)
+        self.source.open(self.host)
         try:
             yield
         finally:
-            self.feeder.close()
+            self.source.close()
+
+    def take(self, timeout_s: float) -> StagingBatch | None:
+        return self.source.next(timeout_s)
+
+    def give_back(self, batch: StagingBatch) -> None:
+        self.source.release(batch, StepResult(batch.steps))
+
+    def staged_steps(self) -> int:
+        return self.source.in_flight_steps() - self.queue.in_flight_steps()
 
     def write(self, timeout_s: float = 0.0) -> bool:
         with self.writer.slot(timeout_s) as slot:
@@ -104,7 +118,7 @@ class Rig:
         return True
 
     def publish(self) -> None:
-        self.board.publish(np.zeros(1, np.float32), Stamp(0, self.version))
+        self.board.publish(np.zeros(1, np.float32), Stamp(0, self.progress.version))
 
     def close(self) -> None:
         self.host.close()
@@ -135,20 +149,20 @@ def test_a_paced_batch_is_lent_once_the_weights_of_the_last_are_published(
 ) -> None:
     r = rig(slots=5, batch_slots=2, prefetch=0, paced=True)
     with r.feeding():
-        r.feeder.get(0.0)
+        r.take(0.0)
         assert not r.write(0.1)  # nothing is published yet
         r.publish()
         for _ in range(3):
-            r.feeder.get(0.0)
+            r.take(0.0)
             assert [r.write(0.5), r.write(0.5)] == [True, True]
             assert not r.write(0.1)  # the batch has its slots
-            batch = r.feeder.get(1.0)
+            batch = r.take(1.0)
             assert batch is not None
-            r.feeder.get(0.0)
+            r.take(0.0)
             assert not r.write(0.1)  # in training
-            r.version += 1
-            r.feeder.give_back(batch)
-            r.feeder.get(0.0)
+            r.progress.version += 1
+            r.give_back(batch)
+            r.take(0.0)
             assert not r.write(0.1)  # the weights that it made are not published
             r.publish()
 
@@ -159,21 +173,21 @@ def test_a_paced_batch_may_be_lent_while_the_one_before_it_is_in_training(
     r = rig(slots=5, batch_slots=2, prefetch=0, paced=True)
     with r.feeding():
         r.publish()
-        r.feeder.get(0.0)
+        r.take(0.0)
         for _ in range(3):
             assert [r.write(0.5), r.write(0.5)] == [True, True]
-            batch = r.feeder.get(1.0)
+            batch = r.take(1.0)
             assert batch is not None
             r.store.lend_up_to(2)
             assert [r.write(0.5), r.write(0.5), r.write(0.1)] == [True, True, False]
-            r.version += 1
+            r.progress.version += 1
             r.publish()
-            r.feeder.give_back(batch)
-            batch = r.feeder.get(1.0)  # the batch that was played meanwhile
+            r.give_back(batch)
+            batch = r.take(1.0)  # the batch that was played meanwhile
             assert batch is not None
             assert not r.write(0.1)
-            r.feeder.give_back(batch)
-            r.feeder.get(0.0)
+            r.give_back(batch)
+            r.take(0.0)
 
 
 def test_a_paced_batch_that_changes_no_weights_is_followed_by_another(
@@ -183,11 +197,11 @@ def test_a_paced_batch_that_changes_no_weights_is_followed_by_another(
     r.publish()
     with r.feeding():
         for _ in range(3):  # batches whose gradients add up to one step
-            r.feeder.get(0.0)
+            r.take(0.0)
             assert r.write(0.5)
-            batch = r.feeder.get(1.0)
+            batch = r.take(1.0)
             assert batch is not None
-            r.feeder.give_back(batch)
+            r.give_back(batch)
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
@@ -197,7 +211,7 @@ def test_batches_hold_slots_side_by_side_in_order(rig: Callable[..., Rig], prefe
         for first in range(0, 12, 2):
             assert r.write(1.0)
             assert r.write(1.0)
-            batch = r.feeder.get(5.0)
+            batch = r.take(5.0)
             assert batch is not None
             assert batch.steps == 12
             assert batch.started_s == 100.0 - (first + 1)
@@ -207,7 +221,7 @@ def test_batches_hold_slots_side_by_side_in_order(rig: Callable[..., Rig], prefe
                     array, np.concatenate(parts, min(1, parts[0].ndim - 1))
                 )
                 assert batch.tensors[name].data_ptr() == array.ctypes.data
-            r.feeder.give_back(batch)
+            r.give_back(batch)
 
 
 def test_waiting_for_actors_is_separate_from_waiting_for_the_thread(
@@ -224,7 +238,7 @@ def test_waiting_for_actors_is_separate_from_waiting_for_the_thread(
     played = threading.Timer(0.2, r.write)
     with r.feeding():
         played.start()
-        batch = r.feeder.get(5.0)
+        batch = r.take(5.0)
         r.ledger.switch(Part.COUNT)
         played.join()
         assert batch is not None
@@ -234,8 +248,8 @@ def test_waiting_for_actors_is_separate_from_waiting_for_the_thread(
         assert r.write()  # is gathered while the learner trains
         time.sleep(0.4)
         r.ledger.switch(Part.WAIT)
-        r.feeder.give_back(batch)
-        assert r.feeder.get(5.0) is not None
+        r.give_back(batch)
+        assert r.take(5.0) is not None
         r.ledger.switch(Part.COUNT)
         after = r.ledger.snapshot()
         assert after["wait"] + after["gather"] - spent["wait"] - spent["gather"] < 0.1
@@ -248,12 +262,12 @@ def test_prefetch_gathers_ahead_and_no_further(rig: Callable[..., Rig]) -> None:
         while r.write(0.3):
             written += 1
         assert written == 4  # two batches staged, two slots filled, and then it holds back
-        assert r.feeder.staged_steps() == 12
-        batch = r.feeder.get(1.0)
+        assert r.staged_steps() == 12
+        batch = r.take(1.0)
         assert batch is not None
-        r.feeder.give_back(batch)
+        r.give_back(batch)
         assert r.write(1.0)
-    assert r.feeder.staged_steps() + r.queue.in_flight_steps() == 6 * (written + 1) - 6
+    assert r.source.in_flight_steps() == 6 * (written + 1) - 6
 
 
 @pytest.mark.parametrize("taken", [1, 2])
@@ -264,17 +278,17 @@ def test_a_returned_batch_wakes_the_thread_only_where_no_other_is_ready(
     r = rig(slots=3, batch_slots=1, prefetch=1)
     with r.feeding():
         assert [r.write(1.0) for _ in range(2)] == [True, True]
-        wait_until(lambda: r.feeder.staged_steps() == 12)
+        wait_until(lambda: r.staged_steps() == 12)
         assert r.write(1.0)
         wait_until(lambda: len(r.queue._waiting) == 1)  # it is collected, and there is no room
-        batches = [r.feeder.get(5.0) for _ in range(taken)]
+        batches = [r.take(5.0) for _ in range(taken)]
         assert batches[0] is not None
-        r.feeder.give_back(batches[0])
+        r.give_back(batches[0])
         if taken == 1:  # the other batch is ready, and the learner's next backward pass is awaited
             time.sleep(0.2)
-            assert r.feeder.staged_steps() == 6
-            r.feeder.go_on()
-        wait_until(lambda: r.feeder.staged_steps() == 12)
+            assert r.staged_steps() == 6
+            r.source.backward_begins()
+        wait_until(lambda: r.staged_steps() == 12)
 
 
 def test_a_thread_is_woken_without_giving_up_the_interpreter_lock(
@@ -289,10 +303,10 @@ def test_a_thread_is_woken_without_giving_up_the_interpreter_lock(
         before = len(looks)
         sys.setswitchinterval(10.0)
         try:
-            assert r.feeder._thread is not None
+            assert r.source._feeder is not None
             ends_s = time.perf_counter() + 0.2
             while time.perf_counter() < ends_s:
-                r.feeder._thread.wake()
+                r.source._feeder.wake()
             during = len(looks) - before
         finally:
             sys.setswitchinterval(interval_s)
@@ -309,8 +323,8 @@ def test_without_prefetch_nothing_is_gathered_before_it_is_asked_for(
         assert r.write()
         assert r.write()
         assert not r.write(0.05)
-        assert r.feeder.get(1.0) is not None
-        assert r.feeder.staged_steps() == 6
+        assert r.take(1.0) is not None
+        assert r.staged_steps() == 6
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
@@ -328,9 +342,9 @@ def test_who_comes_late_gets_in_although_data_never_runs_out(
         joiner.start()
         ends_s = time.monotonic() + 10
         while joiner.is_alive() and time.monotonic() < ends_s:
-            batch = r.feeder.get(1.0)
+            batch = r.take(1.0)
             assert batch is not None
-            r.feeder.give_back(batch)
+            r.give_back(batch)
             assert r.write(1.0)  # so that the next batch is there at once
         joiner.join(1.0)
         assert joined
@@ -342,7 +356,7 @@ def test_nothing_comes_in_time(rig: Callable[..., Rig]) -> None:
     with r.feeding():
         r.write()
         began_s = time.monotonic()
-        assert r.feeder.get(0.1) is None
+        assert r.take(0.1) is None
         assert 0.05 <= time.monotonic() - began_s < 5
 
 
@@ -358,9 +372,9 @@ def test_a_fault_in_the_thread_is_raised_where_the_learner_waits(
     with r.feeding():
         r.write()
         with pytest.raises(RuntimeError, match="gather failed"):
-            r.feeder.get(5.0)
+            r.take(5.0)
         with pytest.raises(RuntimeError, match="gather failed"):
-            r.feeder.stop()  # also where nobody waits for a batch any more
+            r.source.stop()  # also where nobody waits for a batch any more
 
 
 @pytest.mark.parametrize("dtype", ["|u1", "|b1", "<f4", "<f8", "<i4", "<u2", "<u4", "<u8"])
@@ -401,7 +415,7 @@ def test_no_more_slots_are_lent_than_the_lag_allows(tmp_path: Path) -> None:
         store = source.store
         lanes = [store.open_lane(1) for _ in range(8)]
         assert sum(len(store._lanes[lane].lent) for lane in lanes) == most
-        assert source.figures() == {"policy_lag_limit": config.transport.max_policy_lag}
+        assert source.figures()["policy_lag_limit"] == config.transport.max_policy_lag
         store.close()
 
 

@@ -1,0 +1,92 @@
+"""Collective calls of a process group, whose failures are a `GroupLostError`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch import Tensor
+
+from penstock.learner.codecs.collective import (
+    all_gather_nbytes,
+    all_reduce_nbytes,
+    all_to_all_nbytes,
+)
+from penstock.learner.sync.gradient_sync import GroupLostError
+
+WATCHED = timedelta(seconds=0.5)  # of a wait, between two looks at whether a member is lost
+
+
+class GroupCollective:
+    """The `core.interfaces.Collective` of a torch process ``group`` (gloo or NCCL).
+
+    ``sent_nbytes`` adds up the payload that this rank gave to the network, by the algorithms that
+    gloo and NCCL use (see `all_reduce_nbytes`, `all_to_all_nbytes`, `all_gather_nbytes`).
+
+    With ``is_lost``, a wait ends once that returns true: a host that has lost its power closes no
+    connection. Only gloo waits on the host.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, is_lost: Callable[[], bool] | None = None) -> None:
+        self.group = group
+        self.rank = group.rank()
+        self.world = group.size()
+        self.sent_nbytes = 0
+        self._is_lost = is_lost
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        self._reduce(tensor, dist.ReduceOp.SUM)
+
+    def all_reduce_max(self, tensor: Tensor) -> None:
+        self._reduce(tensor, dist.ReduceOp.MAX)
+
+    def all_to_all(self, out: Tensor, given: Tensor) -> None:
+        self.sent_nbytes += all_to_all_nbytes(given.nbytes, self.world)
+        with lost("all-to-all"):
+            self._wait(self.group.alltoall_base(out.view(-1), given.view(-1), [], []))
+
+    def all_gather(self, out: Tensor, given: Tensor) -> None:
+        self.sent_nbytes += all_gather_nbytes(given.nbytes, self.world)
+        with lost("all-gather"):
+            self._wait(self.group._allgather_base(out.view(-1), given.view(-1)))
+
+    def _reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> None:
+        self.sent_nbytes += all_reduce_nbytes(tensor.nbytes, self.world)
+        options = dist.AllreduceOptions()
+        options.reduceOp = op  # type: ignore[assignment]
+        with lost("all-reduce"):
+            self._wait(self.group.allreduce([tensor], options))
+
+    def _wait(self, work: dist.Work) -> None:
+        if self._is_lost is None:
+            work.wait()
+            return
+        while True:
+            try:
+                work.wait(WATCHED)
+                return
+            except RuntimeError:
+                if work.is_completed():  # it has failed, or completed just now
+                    work.wait()
+                    return
+            if self._is_lost():
+                raise GroupLostError("a member has ended, or its host does not answer")
+
+
+@contextmanager
+def lost(what: str, *also: type[Exception]) -> Iterator[None]:
+    """Turn exceptions of torch for a member that is gone or late into a `GroupLostError`.
+
+    ``also`` are further types, raised where the store holds other values than a member wrote. Not
+    "from" them: their tracebacks would hold the process group, and so the connections, open.
+    """
+    text = ""
+    raised: tuple[type[Exception], ...] = (RuntimeError, *also)
+    try:
+        yield
+    except raised as error:
+        text = str(error).strip() or type(error).__name__
+    if text:
+        raise GroupLostError(f"{what} failed: {text.splitlines()[0]}")
