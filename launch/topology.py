@@ -200,7 +200,9 @@ def _relays(transport: TransportSpec, addresses: Sequence[str | None]) -> tuple[
     if main is None:
         return ()
     return tuple(
-        RoleSpec("relay", rank, main, Stage.CARRIERS, address=address, learner=rank)
+        RoleSpec(
+            "relay", rank, main, Stage.CARRIERS, address=address, learner=rank, relays=True
+        )
         for rank, address in enumerate(addresses)
     )
 

@@ -378,4 +378,5 @@ def _identity(spec: RoleSpec, incarnation: int) -> Message:
         "servers": list(spec.servers),
         "store": asdict(spec.store) if spec.store else None,
         "nice": spec.nice,
+        "yields": spec.yields,
     }
