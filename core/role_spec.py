@@ -26,8 +26,8 @@ class RoleSpec:
     When an `essential` role ends, the run ends, unless other learners continue. A ``spare`` role is
     started only when the run needs more of its kind, or has a host for it. ``learner`` is the rank
     of the learner that the role is or belongs to. ``informed`` roles receive messages about that
-    learner's actors and connectors; an ``expendable`` one never ends a run. One that ``relays`` is on
-    a host of actors, and brings them what its learner publishes. ``address`` is where to bind or
+    learner's actors and connectors; an ``expendable`` one never ends a run. One that ``relays`` is
+    on a host of actors, and brings them what its learner publishes. ``address`` is where to bind or
     connect; for a learner, where its actors connect. ``servers`` are the addresses of the
     shards of a learner's parameter server; with a ``store``, of those that the learner's own
     supervisor starts. ``meets_at`` is the ``host:port`` at which a learner

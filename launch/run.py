@@ -156,7 +156,8 @@ def learner(
         if in_folder:
             make_socket_folder(write_to, place.rank if place else 0)
             for spec in specs:
-                if spec.stage is Stage.CARRIERS and not spec.index % config.transport.first_connectors:
+                is_connector = spec.stage is Stage.CARRIERS and spec.listens
+                if is_connector and not spec.index % config.transport.first_connectors:
                     text = f"start actors with: penstock actor --connect {spec.address}"
                     _show_note(stream, log, text)
         return specs

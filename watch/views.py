@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -368,6 +368,18 @@ class Views:
             differs = base["origin"] is not None and preset != shown
             found.append({"name": option, "value": shown, "preset": preset, "differs": differs})
         return found, base["origin"]
+
+
+RUN_VIEWS: dict[str, Callable[[Views, str], Row]] = {
+    "now": Views.now,
+    "ledgers": Views.ledgers,
+    "about": Views.about,
+    "agent": Views.agent,
+    "profile": Views.profile,
+    "recorded": Views.recorded,
+    "timeline": Views.timeline,
+}
+"""What the server, and a frozen page, answer of one run, by the names of the requests."""
 
 
 def _line(
