@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
@@ -26,6 +26,7 @@ from penstock.models.fitting import ActorCriticShape, HeadShape, actor_critic_sh
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from penstock.algos.recorded import RecordedColumns
     from penstock.algos.replay_update import ReplayUpdate, UpdateContext
 
 Cfg = TypeVar("Cfg", bound=AlgoConfig)  # the section `algo` of the algorithm
@@ -62,6 +63,9 @@ class UnrollAlgorithm(Generic[Cfg]):
     """Which of `statistics` are also reported of a batch's first minibatch, and by epoch."""
     settled: Callable[[Cfg], Cfg] = lambda cfg: cfg
     """The settings that all these functions get, made of what the config says."""
+
+    recorded: Mapping[str, RecordedColumns] = field(default_factory=dict)
+    """Further columns with what fills them, as `algos.recorded.RECORDED` has them for all."""
 
     def for_config(self, cfg: Cfg) -> Self:
         return self
@@ -100,6 +104,8 @@ class ReplayAlgorithm(Generic[Cfg]):
     """What the update gets batches of."""
     batch_columns: tuple[str, ...] = ()
     """Recorded columns that a batch of transitions has beside those of every batch."""
+    recorded: Mapping[str, RecordedColumns] = field(default_factory=dict)
+    """Further columns with what fills them, as `algos.recorded.RECORDED` has them for all."""
 
     def for_config(self, cfg: Cfg) -> Self:
         return self

@@ -295,7 +295,7 @@ def test_the_engine_trains(tmp_path: Path) -> None:
             del ENGINES["spoken"]
     assert outcome.exit_code == 0
     started = (tmp_path / "run" / "logs" / "started.txt").read_text().splitlines()
-    assert sorted(started) == ["actor-0 0", "learner-0 0"]
+    assert sorted(started) == ["actor-0 0", "evaluator-0 0", "learner-0 0"]
 
 
 def test_the_role_is_of_a_run_and_warns(tmp_path: Path) -> None:
