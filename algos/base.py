@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.configs.algorithms import AlgoConfig
 from penstock.configs.schema import Config
-from penstock.core.interfaces import Dataset, SampleSpec, Transitions, Unrolls
+from penstock.core.interfaces import (
+    Dataset,
+    Environments,
+    Recorder,
+    SampleSpec,
+    Transitions,
+    Unrolls,
+)
 from penstock.core.observations import Spaces
 from penstock.core.specs import Column
 from penstock.models.acting.categorical import (
@@ -26,11 +33,18 @@ from penstock.models.fitting import ActorCriticShape, HeadShape, actor_critic_sh
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.algos.recorded import RecordedColumns
     from penstock.algos.replay_update import ReplayUpdate, UpdateContext
 
 Cfg = TypeVar("Cfg", bound=AlgoConfig)  # the section `algo` of the algorithm
 Columns = dict[str, npt.NDArray[Any]]
+
+
+class RecordedColumns(NamedTuple):
+    """Columns of rows "unroll" that one `Recorder` fills."""
+
+    columns: Callable[[Config, Spaces], tuple[Column, ...]]
+    """Those of a run; none where it does not need them. Every process must find the same ones."""
+    make: Callable[[Config, Environments], Recorder]
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ compute the spec of a slot by both on their own, and actors fill the columns. Im
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.algos.base import RecordedColumns
 from penstock.algos.registry import algorithm
 from penstock.algos.slots import RETURN
 from penstock.configs.schema import Config
@@ -18,14 +18,6 @@ from penstock.core.interfaces import Environments, Recorder, Step
 from penstock.core.observations import Spaces
 from penstock.core.params import Array
 from penstock.core.specs import Column
-
-
-class RecordedColumns(NamedTuple):
-    """Columns of rows "unroll" that one `Recorder` fills."""
-
-    columns: Callable[[Config, Spaces], tuple[Column, ...]]
-    """Those of a run; none where it does not need them. Every process must find the same ones."""
-    make: Callable[[Config, Environments], Recorder]
 
 
 class ActiveRecorder(NamedTuple):

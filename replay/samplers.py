@@ -127,7 +127,7 @@ class Sampler(Protocol):
         """Called after `bind` to a table that was loaded too."""
 
 
-class NamedSampler:
+class NamedSampler(Sampler):
     """Base of a `Sampler` of `configs.samplers.SAMPLERS`, which runs and snapshots name.
 
     A class with arguments overrides these methods.
@@ -321,7 +321,7 @@ class Prioritized(NamedSampler):
         return cls(options.alpha, lambda _: rise(steps()))
 
     def arguments(self) -> dict[str, Any]:
-        beta = None
+        beta: Any = None
         if isinstance(self.schedule, Constant):
             beta = self.schedule.value
         elif isinstance(self.schedule, Linear):

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from lockstep_run import of_kind, train_in_lockstep
-from penstock.algos.base import UnrollAlgorithm
+from penstock.algos.base import RecordedColumns, UnrollAlgorithm
 from penstock.algos.impala import algorithm as impala
-from penstock.algos.recorded import RecordedColumns
 from penstock.algos.slots import process
 from penstock.algos.unrolled import unrolled
 from penstock.configs.algorithms import ALGORITHMS, AlgorithmSpec, OnPolicyConfig
