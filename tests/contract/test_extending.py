@@ -305,7 +305,7 @@ def test_the_role_is_of_a_run_and_warns(tmp_path: Path) -> None:
         finally:
             topology.BESIDE.pop()
         role, ctx = modules["penstock.launch.disk_watch"], context(tmp_path, "disk")
-        role.LEFT = 1.1
+        vars(role)["LEFT"] = 1.1
         with in_thread(ctx, role.run):
             wait_until(lambda: bool(reports(ctx, "event")), 10)
     assert [spec.main for spec in specs if spec.role == "disk"] == [f"{role.__name__}:run"]
