@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.configs.algorithms import AlgoConfig
 from penstock.configs.schema import Config
-from penstock.core.interfaces import Dataset, SampleSpec, Transitions, Unrolls
+from penstock.core.interfaces import (
+    Dataset,
+    Environments,
+    Recorder,
+    SampleSpec,
+    Transitions,
+    Unrolls,
+)
 from penstock.core.observations import Spaces
 from penstock.core.specs import Column
 from penstock.models.acting.categorical import (
@@ -30,6 +37,14 @@ if TYPE_CHECKING:
 
 Cfg = TypeVar("Cfg", bound=AlgoConfig)  # the section `algo` of the algorithm
 Columns = dict[str, npt.NDArray[Any]]
+
+
+class RecordedColumns(NamedTuple):
+    """Columns of rows "unroll" that one `Recorder` fills."""
+
+    columns: Callable[[Config, Spaces], tuple[Column, ...]]
+    """Those of a run; none where it does not need them. Every process must find the same ones."""
+    make: Callable[[Config, Environments], Recorder]
 
 
 @dataclass(frozen=True)
@@ -62,6 +77,9 @@ class UnrollAlgorithm(Generic[Cfg]):
     """Which of `statistics` are also reported of a batch's first minibatch, and by epoch."""
     settled: Callable[[Cfg], Cfg] = lambda cfg: cfg
     """The settings that all these functions get, made of what the config says."""
+
+    recorded: Mapping[str, RecordedColumns] = field(default_factory=dict)
+    """Further columns with what fills them, as `algos.recorded.RECORDED` has them for all."""
 
     def for_config(self, cfg: Cfg) -> Self:
         return self
@@ -100,6 +118,8 @@ class ReplayAlgorithm(Generic[Cfg]):
     """What the update gets batches of."""
     batch_columns: tuple[str, ...] = ()
     """Recorded columns that a batch of transitions has beside those of every batch."""
+    recorded: Mapping[str, RecordedColumns] = field(default_factory=dict)
+    """Further columns with what fills them, as `algos.recorded.RECORDED` has them for all."""
 
     def for_config(self, cfg: Cfg) -> Self:
         return self

@@ -1,30 +1,23 @@
-"""Columns that actors record beside those of the algorithm: which a run has, and who fills them.
+"""Columns that a recorder of the actors fills: which a run has, and who fills them.
 
-`RECORDED` is their registry. Learners, connectors and actors compute the spec of a slot by it on
-their own, and actors fill the columns. Imports no torch.
+`RECORDED` is their registry; an algorithm may have more of its own. Learners, connectors and actors
+compute the spec of a slot by both on their own, and actors fill the columns. Imports no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.algos.base import RecordedColumns
+from penstock.algos.registry import algorithm
 from penstock.algos.slots import RETURN
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Environments, Recorder, Step
 from penstock.core.observations import Spaces
 from penstock.core.params import Array
 from penstock.core.specs import Column
-
-
-class RecordedColumns(NamedTuple):
-    """Columns of rows "unroll" that one `Recorder` fills."""
-
-    columns: Callable[[Config, Spaces], tuple[Column, ...]]
-    """Those of a run; none where it does not need them. Every process must find the same ones."""
-    make: Callable[[Config, Environments], Recorder]
 
 
 class ActiveRecorder(NamedTuple):
@@ -74,18 +67,23 @@ class EnvironmentColumns:
 
 
 def columns_of(config: Config, spaces: Spaces) -> tuple[Column, ...]:
-    """All columns of the registry that a run has."""
-    return tuple(column for entry in RECORDED.values() for column in entry.columns(config, spaces))
+    """All columns that a run has of the registry and of its algorithm."""
+    entries = _entries(config).values()
+    return tuple(column for entry in entries for column in entry.columns(config, spaces))
 
 
 def make_recorders(config: Config, env: Environments) -> list[ActiveRecorder]:
     """The recorders of one actor."""
     recorders = []
-    for name, entry in RECORDED.items():
+    for name, entry in _entries(config).items():
         columns = tuple(column.name for column in entry.columns(config, env.info))
         if columns:
             recorders.append(ActiveRecorder(name, columns, entry.make(config, env)))
     return recorders
+
+
+def _entries(config: Config) -> dict[str, RecordedColumns]:
+    return RECORDED | dict(algorithm(config.algo).recorded)
 
 
 def _returns(config: Config, spaces: Spaces) -> tuple[Column, ...]:

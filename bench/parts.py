@@ -33,7 +33,8 @@ from penstock.envs.checking.vector import draw, draw_for
 from penstock.learner.publisher import Publisher
 from penstock.learner.sources.staging import Copier, StagingBatch, gather_threads
 from penstock.profiling.ledger import TimeLedger
-from penstock.replay import Prioritized, Replay, Uniform
+from penstock.replay import Replay
+from penstock.replay.factory import sampler_for
 from penstock.transport.shm.store import Slot, SlotStore
 from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.wire import (
@@ -269,13 +270,12 @@ class Parts:
         capacity = max(room, 2 * settings.batch_size, 2 * envs)
         moves = draw(self._game.info.action_space, envs, self._rng)
         columns = {"obs": (space.dtype, space.shape), "action": (moves.dtype, moves.shape[1:])}
-        sampler = Prioritized(settings.alpha, settings.beta) if settings.prioritized else Uniform()
         replay = Replay(
             columns,
             capacity,
             envs=envs,
             frame_stack=stack,
-            sampler=sampler,
+            sampler=sampler_for(settings, lambda: 0),
             autoreset="none",
             seed=0,
         )

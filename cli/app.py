@@ -36,12 +36,14 @@ from penstock.cli.options import (
     WorkingDir,
     answer,
     escaped,
+    sampler_name,
 )
 from penstock.cli.render import render_app
 from penstock.cli.runs import COMMANDS
 from penstock.cli.tune import tune
 from penstock.cli.watch import watch
 from penstock.configs.errors import UserError
+from penstock.configs.samplers import SAMPLERS
 from penstock.core.descriptors import limit
 from penstock.core.imports import exit_on_interrupt, gc_paused
 
@@ -434,8 +436,12 @@ def replay_serve(
         int, typer.Option(help="Minimum number of rows that the buffer keeps.")
     ] = 1_000_000,
     sampler: Annotated[
-        Literal["uniform", "prioritized"],
-        typer.Option(help="Distribution from which rows are sampled."),
+        str,
+        typer.Option(
+            metavar="|".join(SAMPLERS),
+            callback=sampler_name,
+            help="Distribution from which rows are sampled.",
+        ),
     ] = "uniform",
     alpha: Annotated[
         float,

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from penstock.cli import completion
+from penstock.configs import samplers
 from penstock.configs.errors import UserError
 
 TRAIN = "Train"
@@ -206,6 +207,14 @@ def samples(sample: bool, greedy: bool) -> bool | None:
     if sample and greedy:
         raise UserError("--sample and --greedy are two ways to play; give one of them")
     return True if sample else False if greedy else None
+
+
+def sampler_name(name: str) -> str:
+    """The value of --sampler. Raises UserError if no sampler has this name."""
+    try:
+        return samplers.checked(name)
+    except ValueError as error:
+        raise UserError(f"--sampler {name}: {error}") from error
 
 
 def escaped(text: str) -> str:

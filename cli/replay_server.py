@@ -23,14 +23,15 @@ from typing import Any
 import pydantic
 
 from penstock.configs.errors import UserError
+from penstock.configs.sections import ReplayConfig
 from penstock.configs.yaml_text import parse
 from penstock.core import descriptors
 from penstock.core.memory import keep_freed_memory
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import DamagedSnapshotError
+from penstock.replay.factory import sampler_for
 from penstock.replay.remote.server import ReplayServer, Snapshots
 from penstock.replay.remote.service import ServiceLimits
-from penstock.replay.samplers import Prioritized, Sampler, Uniform
 from penstock.replay.snapshot import MANIFEST
 from penstock.replay.steps import Autoreset
 
@@ -69,9 +70,11 @@ def serve(
     descriptors.raise_limit()  # each client takes a descriptor
     options = read_spec(spec).model_dump()
     columns = options.pop("columns")
+    # Not validated: the sampler checks its own arguments, and `--sampler` was checked.
+    settings = ReplayConfig.model_construct(sampler=sampler, alpha=alpha, beta=beta)
 
     def make() -> Replay:
-        chosen: Sampler = Prioritized(alpha, beta) if sampler == "prioritized" else Uniform()
+        chosen = sampler_for(settings, lambda: 0)
         return Replay(columns, capacity, sampler=chosen, shared=True, **options)
 
     with ExitStack() as opened:

@@ -8,10 +8,11 @@ neither torch nor numpy nor gymnasium.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, Strict
 
+from penstock.configs import samplers
 from penstock.configs.algorithms import ALGORITHMS, AnyAlgoConfig
 from penstock.configs.learner import LearnerConfig as LearnerConfig
 from penstock.configs.learner import NonFiniteConfig as NonFiniteConfig
@@ -36,6 +37,7 @@ from penstock.configs.value_types import (
     Small,
     Switch,
     Text,
+    ValueDescription,
     Wrappers,
     bounds,
 )
@@ -144,6 +146,17 @@ class ReplayConfig(Section):
     prioritized: Switch = True
     """Whether transitions are drawn by their TD error (prioritised replay); false draws them
     uniformly."""
+    sampler: (
+        Annotated[
+            str,
+            Strict(),
+            AfterValidator(samplers.checked),
+            ValueDescription("a sampler's name"),
+        ]
+        | None
+    ) = None
+    """Name of what draws the batches; null: `prioritized` or `uniform`, by the option before. Any
+    other one is given TD errors while `prioritized` is true."""
     alpha: Fraction = 0.6
     """Exponent of the priorities: 0 draws uniformly, 1 in proportion to the priority."""
     beta: Fraction = 0.4

@@ -26,8 +26,9 @@ class RoleSpec:
     When an `essential` role ends, the run ends, unless other learners continue. A ``spare`` role is
     started only when the run needs more of its kind, or has a host for it. ``learner`` is the rank
     of the learner that the role is or belongs to. ``informed`` roles receive messages about that
-    learner's actors and connectors; an ``expendable`` one never ends a run. ``address`` is where to
-    bind or connect; for a learner, where its actors connect. ``servers`` are the addresses of the
+    learner's actors and connectors; an ``expendable`` one never ends a run. One that ``relays`` is
+    on a host of actors, and brings them what its learner publishes. ``address`` is where to bind or
+    connect; for a learner, where its actors connect. ``servers`` are the addresses of the
     shards of a learner's parameter server; with a ``store``, of those that the learner's own
     supervisor starts. ``meets_at`` is the ``host:port`` at which a learner
     serves the meeting of a group that it leads; None where all learners are on one host. ``gpus``
@@ -46,6 +47,7 @@ class RoleSpec:
     store: Store | None = None
     expendable: bool = False
     spare: bool = False
+    relays: bool = False
     gpus: int = 0
     meets_at: str | None = None
     servers: tuple[str, ...] = ()
@@ -58,3 +60,19 @@ class RoleSpec:
     def essential(self) -> bool:
         """Whether it holds state of the run."""
         return self.stage in (Stage.LEARNER, Stage.SERVER)
+
+    @property
+    def joins(self) -> bool:
+        """Whether it connects to its learner with the keys of actors, maybe from another host."""
+        return self.stage is Stage.ACTORS or self.relays
+
+    @property
+    def listens(self) -> bool:
+        """Whether `address` is its own, to which others connect."""
+        carries = self.stage is Stage.CARRIERS and not self.relays
+        return self.address is not None and (carries or self.stage is Stage.SERVER)
+
+    @property
+    def yields(self) -> bool:
+        """Whether it leaves its core to a learner that has something to do."""
+        return self.stage in (Stage.ACTORS, Stage.EVALUATOR)

@@ -71,6 +71,22 @@ class _Source:
     frames_per_step: int = 1
 
 
+class Adapter(NamedTuple):
+    """Another library, whose environments have ids of their own behind a prefix."""
+
+    library: str
+    make: Callable[[str, Mapping[str, Any], int, int], VectorEnv]
+    """(id without the prefix, env.kwargs, number of environments, threads) -> all of them."""
+    has_threads: bool
+    """Whether they are stepped by those threads."""
+
+
+ADAPTERS: dict[str, Adapter] = {
+    envpool.PREFIX: Adapter("EnvPool", envpool.PoolVectorEnv, has_threads=True)
+}
+"""By the prefix of their ids."""
+
+
 class Makers(NamedTuple):
     """Constructors of an environment: a single one, and its own vector form."""
 
@@ -174,8 +190,9 @@ def _find(env: EnvConfig, threads: int, filmed: bool) -> _Source:
     function = getattr(module, name, None)
     if callable(function):
         return _from_function(function, env, filmed)
-    if name.startswith(envpool.PREFIX):
-        return _from_pool(env, threads)
+    for prefix, adapter in ADAPTERS.items():
+        if name.startswith(prefix):
+            return _from_adapter(adapter, name.removeprefix(prefix), env, threads)
     if name not in gymnasium.registry:
         with nullcontext() if name.startswith(atari.PREFIX) else suppress(UserError):
             atari.register(purpose)
@@ -247,12 +264,11 @@ def _from_atari(spec: EnvSpec, env: EnvConfig, threads: int, filmed: bool) -> _S
     )
 
 
-def _from_pool(env: EnvConfig, threads: int) -> _Source:
-    name = env.id.removeprefix(envpool.PREFIX)
+def _from_adapter(adapter: Adapter, name: str, env: EnvConfig, threads: int) -> _Source:
     return _Source(
-        vector=lambda count: envpool.PoolVectorEnv(name, env.kwargs, count, threads),
-        vector_name="EnvPool",
-        has_threads=True,
+        vector=lambda count: adapter.make(name, env.kwargs, count, threads),
+        vector_name=adapter.library,
+        has_threads=adapter.has_threads,
     )
 
 

@@ -51,7 +51,6 @@ DUMP_S = 0.5  # a hung process gets this long to write its stacks down
 AGAIN_S = 2.0  # between two attempts to kill
 SHARES = {Stage.ACTORS: 0.2, Stage.CARRIERS: 0.6}  # of the grace; learners have until its end
 LAST_EVALUATION_S = 600.0  # for the evaluation of the last weights
-WITH_LEARNER = ("learner", "connector")  # roles on the host of a learner
 BLINK_S = 5.0  # after a pause of its own this long, the supervisor cannot detect hangs
 
 
@@ -155,14 +154,14 @@ class Decisions:
         effects = notes_of_hosts(reasons, self._unplaced - before, found)
         for name, role in sorted(self._roles.items()):
             spec = role.spec
-            learner = self._learners.get(spec.learner) if spec.role == "relay" else None
+            learner = self._learners.get(spec.learner) if spec.relays else None
             if name not in changed and (learner is None or learner.name not in changed):
                 continue
             if spec.essential and role.runs and name not in found:
                 is_learner = spec.stage is Stage.LEARNER
                 saver = name if is_learner else self._learners[min(self._learners)].name
                 effects.append(Send(saver, {"kind": "save"}))
-            if spec.role in ("actor", "relay") or spec.spare:
+            if spec.joins or spec.spare:
                 comes = learner is None or (learner.needed and learner.name not in reasons)
                 has_learner = comes or (learner is not None and learner.runs)
                 needed = name not in reasons and has_learner
@@ -175,7 +174,7 @@ class Decisions:
         effects: list[Effect] = []
         for spec in specs:
             role = self._roles[spec.name]
-            moved = spec.role == "relay" and spec.address != role.spec.address
+            moved = spec.relays and spec.address != role.spec.address
             role.spec = spec
             if moved and role.runs and not self.stopping:
                 role.superseded = True
@@ -490,7 +489,7 @@ class Decisions:
     def _can_leave_out(self, role: SupervisedRole) -> bool:
         """Whether a role is of a spare learner, without which the run continues."""
         learner = self._learners.get(role.spec.learner)
-        if learner is None or not learner.spec.spare or role.spec.role not in WITH_LEARNER:
+        if learner is None or not learner.spec.spare or role.spec.joins:
             return False
         return not learner.runs or self._spared(learner)
 

@@ -207,8 +207,8 @@ def bundles(
     shards = [s for s in specs if hosts and s.stage is Stage.SERVER and _on_network(s)]
     specs = [spec for spec in specs if spec not in shards]
     apart = [spec for spec in specs if _is_apart(spec)]
-    actors = [spec for spec in apart if spec.role == "actor"]
-    relays = [spec for spec in apart if spec.role != "actor"]
+    actors = [spec for spec in apart if not spec.relays]
+    relays = [spec for spec in apart if spec.relays]
     together = [spec for spec in specs if not _is_apart(spec)]
     cores = max(hosts, default=None)
     found = _with_learners(together, cores, by_network=bool(actors))
@@ -298,9 +298,8 @@ def placed(
         ]
     if len({hosts[spec.name] for spec in specs}) <= 1 and all(b.required for b in bundles):
         return tuple(specs)
-    binds = {s.name: s.address for s in specs if s.role in ("connector", "server") and s.address}
-    placed = {name: bind for name, bind in binds.items() if hosts[name]}
-    ways = {reachable(bind): reachable(bind, hosts[name]) for name, bind in placed.items()}
+    binds = [(s.address, hosts[s.name]) for s in specs if s.listens and s.address]
+    ways = {reachable(bind): reachable(bind, host) for bind, host in binds if host}
     return tuple(
         replace(
             spec,
@@ -317,7 +316,7 @@ def _on_network(spec: RoleSpec) -> bool:
 
 def _is_apart(spec: RoleSpec) -> bool:
     """Whether a role reaches its learner over a network."""
-    return spec.role in ("actor", "relay") and _on_network(spec)
+    return spec.joins and _on_network(spec)
 
 
 def _groups(actors: Sequence[RoleSpec], cores: int | None, spare: bool) -> Iterator[list[RoleSpec]]:

@@ -60,7 +60,7 @@ def main() -> None:
     faulthandler.enable()
     answer_with_stacks(stacks_path(Path(arguments["run_dir"]), sys.argv[1]))
     os.nice(arguments["nice"] - nice)
-    if arguments["role"] in ("actor", "evaluator"):
+    if arguments["yields"]:
         _yield_to_learners()
     with gc_paused():
         ctx = _context(arguments, channel, page)

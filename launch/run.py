@@ -29,7 +29,7 @@ from penstock.core.interfaces import Engine, EngineContext, MetricSink, RunEvent
 from penstock.core.machine import record_versions
 from penstock.core.notes import note_logger, notes_to
 from penstock.core.processes import die_with
-from penstock.core.role_spec import RoleSpec
+from penstock.core.role_spec import RoleSpec, Stage
 from penstock.core.run_dir import (
     Resume,
     check,
@@ -157,7 +157,8 @@ def learner(
         if in_folder:
             make_socket_folder(write_to, place.rank if place else 0)
             for spec in specs:
-                if spec.role == "connector" and not spec.index % config.transport.first_connectors:
+                is_connector = spec.stage is Stage.CARRIERS and spec.listens
+                if is_connector and not spec.index % config.transport.first_connectors:
                     text = f"start actors with: penstock actor --connect {spec.address}"
                     _show_note(stream, log, text)
         return specs

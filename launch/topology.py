@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
         threads = config.learner.first_threads
         nice, gpus = config.learner.nice, _gpus(config)
         lockstep = RoleSpec("lockstep", 0, main, Stage.LEARNER, nice, threads, gpus=gpus)
-        return (lockstep, *_evaluator(config))
+        return (lockstep, *_beside(config))
     bind = transport.bind
     wire = run_bind(config.transport, runtime_dir)
     sends = joined_by.reaches_other_hosts
@@ -51,7 +51,7 @@ def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
         *_own_actors(config, addresses),
         *(_with_spare(config, _connectors(config, wire, range(count))) if sends or bind else ()),
         *(_with_spare(config, _relays(joined_by, addresses)) if sends else ()),
-        *_evaluator(config),
+        *_beside(config),
     )
 
 
@@ -62,14 +62,14 @@ def learner(config: Config, bind: str, runtime_dir: Path) -> tuple[RoleSpec, ...
         *_server(config, runtime_dir),
         *_served(config, runtime_dir, (_learner(config, rank, None) for rank in ranks)),
         *_connectors(config, bind, ranks),
-        *_evaluator(config),
+        *_beside(config),
     )
 
 
 def one_of_several(config: Config, bind: str, rank: int, store: Store) -> tuple[RoleSpec, ...]:
     """The learner of one rank, with its shards of the parameter server if the pace has one;
     ``store`` is the rendezvous of all ranks."""
-    evaluator = _evaluator(config) if rank == 0 else ()
+    beside = _beside(config) if rank == 0 else ()
     shards: dict[int, str] = {}
     if config.learner.served:
         host = own_address(store.host)
@@ -84,7 +84,7 @@ def one_of_several(config: Config, bind: str, rank: int, store: Store) -> tuple[
         ),
         learner,
         *_connectors(config, bind, [rank]),
-        *evaluator,
+        *beside,
     )
 
 
@@ -174,12 +174,21 @@ def _with_spare(config: Config, specs: Iterable[RoleSpec]) -> Iterator[RoleSpec]
         yield replace(spec, spare=spec.learner >= config.learner.first_count)
 
 
+def _beside(config: Config) -> tuple[RoleSpec, ...]:
+    """What a run has once, whatever its learners are."""
+    return tuple(spec for make in BESIDE for spec in make(config))
+
+
 def _evaluator(config: Config) -> tuple[RoleSpec, ...]:
     """The evaluator, at a low priority; it stops last."""
     if not config.has_evaluator:
         return ()
     main, nice = "penstock.evaluation.evaluator:run", min(19, config.actors.nice + EVALUATOR_NICER)
     return (RoleSpec("evaluator", 0, main, Stage.EVALUATOR, nice, expendable=True),)
+
+
+BESIDE: list[Callable[[Config], tuple[RoleSpec, ...]]] = [_evaluator]
+"""Each makes the specs of one role that a run has once; none where the config does not want it."""
 
 
 def _connectors(config: Config, bind: str, ranks: Iterable[int]) -> tuple[RoleSpec, ...]:
@@ -200,7 +209,7 @@ def _relays(transport: TransportSpec, addresses: Sequence[str | None]) -> tuple[
     if main is None:
         return ()
     return tuple(
-        RoleSpec("relay", rank, main, Stage.CARRIERS, address=address, learner=rank)
+        RoleSpec("relay", rank, main, Stage.CARRIERS, address=address, learner=rank, relays=True)
         for rank, address in enumerate(addresses)
     )
 

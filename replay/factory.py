@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Mapping
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.configs.samplers import SAMPLERS
 from penstock.core import cgroup
 from penstock.core.specs import SlotSpec
 from penstock.replay.errors import ReplayError
 from penstock.replay.gather import Gather
 from penstock.replay.layout import Layout, layout_of_spec, make_layout
-from penstock.replay.samplers import (
-    Constant,
-    Linear,
-    Prioritized,
-    SampleCountLimit,
-    Sampler,
-    Schedule,
-    Uniform,
-)
+from penstock.replay.samplers import NamedSampler, SampleCountLimit, Sampler, Uniform
 from penstock.replay.sequences import SequenceGather, Sequences, SequenceSampler
 from penstock.replay.sharing import WRITER_SLOTS
 from penstock.replay.snapshot import FolderReader
@@ -30,6 +23,9 @@ from penstock.replay.steps import AUTORESETS, Autoreset
 from penstock.replay.table import LANES_PRIVATE, LANES_SHARED, Table
 from penstock.transport.shm.arena import available_nbytes
 from penstock.transport.shm.store import Geometry
+
+if TYPE_CHECKING:
+    from penstock.configs.sections import ReplayConfig
 
 MOST_ROWS = 1 << 31  # keys have 32 bits for the row
 MODES: dict[str, Autoreset] = {
@@ -209,35 +205,37 @@ def _inner(sampler: Sampler) -> Sampler:
 def describe_sampler(sampler: Sampler) -> dict[str, Any] | None:
     """JSON values from which `read_sampler` makes the sampler again.
 
-    None for a sampler of the user's own. Wrappers follow from the replay's other options.
+    None for a sampler without a name. Wrappers follow from the replay's other options.
     """
-    sampler = _inner(sampler)
-    if type(sampler) is Uniform:
-        return {"kind": "uniform"}
-    if type(sampler) is Prioritized:
-        beta = _describe_schedule(sampler.schedule)
-        return {"kind": "prioritized", "alpha": sampler.alpha, "beta": beta} | {
-            "epsilon": sampler.epsilon
-        }
-    return None
-
-
-def _describe_schedule(schedule: Schedule) -> Any:
-    if isinstance(schedule, Constant):
-        return schedule.value
-    return asdict(schedule) if isinstance(schedule, Linear) else None
+    inner = _inner(sampler)
+    entry = f"{type(inner).__module__}:{type(inner).__qualname__}"
+    if not isinstance(inner, NamedSampler) or entry not in SAMPLERS.values():
+        return None
+    kind = next(name for name, known in SAMPLERS.items() if known == entry)
+    return {"kind": kind} | inner.arguments()
 
 
 def read_sampler(reader: FolderReader, described: dict[str, Any] | None) -> Sampler:
     """Make the sampler that a snapshot describes. Raises ReplayError if it was a custom one."""
     with reader.refusing():
-        if described is not None and described["kind"] == "uniform":
-            return Uniform()
-        if described is not None and described.get("beta") is not None:
-            beta = described["beta"]
-            schedule = Linear(**beta) if isinstance(beta, dict) else beta
-            return Prioritized(described["alpha"], schedule, described["epsilon"])
+        arguments = dict(described or {})
+        kind = arguments.pop("kind", None)
+        sampler = named(kind).from_arguments(arguments) if kind in SAMPLERS else None
+        if sampler is not None:
+            return sampler
     raise ReplayError(
         f"{reader.folder} was saved with a sampler or schedule of your own; make it and give it as "
         "Replay.load(folder, sampler=...)"
     )
+
+
+def sampler_for(options: ReplayConfig, steps: Callable[[], int]) -> Sampler:
+    """The sampler that the section `replay` names; see `NamedSampler.for_run`."""
+    by_priority = "prioritized" if options.prioritized else "uniform"
+    return named(options.sampler or by_priority).for_run(options, steps)
+
+
+def named(name: str) -> type[NamedSampler]:
+    """The class of a sampler."""
+    found: type[NamedSampler] = resolve_name(SAMPLERS[name])
+    return found

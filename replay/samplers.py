@@ -13,14 +13,18 @@ steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.replay.errors import ReplayError
 from penstock.replay.sum_tree import Floats, Rows, SumTree
+
+if TYPE_CHECKING:
+    from penstock.configs.sections import ReplayConfig
 
 Valid = npt.NDArray[np.bool_]
 Weights = npt.NDArray[np.float32]
@@ -77,7 +81,9 @@ class Sampler(Protocol):
     """Chooses the rows of a batch. Rows are physical rows of the table, int64.
 
     A sampler with a method ``load_moved(state, origin)`` can also continue in a replay with another
-    number of slots: see `load_moved` of this module.
+    number of slots: see `load_moved` of this module. One whose draws have importance weights has
+    the properties ``beta``, the exponent of the next weights, and ``probabilities`` of the rows of
+    the last draw, ``[count]`` float64.
     """
 
     def bind(self, valid: Valid, rng: np.random.Generator) -> None:
@@ -121,7 +127,35 @@ class Sampler(Protocol):
         """Called after `bind` to a table that was loaded too."""
 
 
-class Uniform:
+class NamedSampler(Sampler):
+    """Base of a `Sampler` of `configs.samplers.SAMPLERS`, which runs and snapshots name.
+
+    A class with arguments overrides these methods.
+    """
+
+    @classmethod
+    def for_run(cls, options: ReplayConfig, steps: Callable[[], int]) -> Self:
+        """The sampler of a run.
+
+        Args:
+            options: its section `replay`.
+            steps: returns the optimizer steps that the whole run has taken.
+        """
+        return cls()
+
+    def arguments(self) -> dict[str, Any]:
+        """JSON values from which `from_arguments` makes the sampler again."""
+        return {}
+
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> Self | None:
+        """The sampler of a snapshot; None where `arguments` cannot tell it, as with a schedule of
+        the user's own.
+        """
+        return cls(**arguments)
+
+
+class Uniform(NamedSampler):
     """Draws every valid row with equal probability, each draw independent of the others.
 
     Rows are drawn among all rows up to the highest ever inserted, and drawn again where they are
@@ -234,7 +268,7 @@ class Uniform:
         return self._listed[self._rng.integers(0, len(self._listed), count)]
 
 
-class Prioritized:
+class Prioritized(NamedSampler):
     """Proportional prioritisation, Schaul et al. 2016 (arXiv 1511.05952), section 3.
 
     Row i is drawn with P(i) = (p_i + epsilon)^alpha / sum_k (p_k + epsilon)^alpha. A row inserted
@@ -278,6 +312,29 @@ class Prioritized:
         self._drawn = 0
         self._shares: Floats = np.empty(0)
         self._starts: Floats = np.empty(0)
+
+    @classmethod
+    def for_run(cls, options: ReplayConfig, steps: Callable[[], int]) -> Self:
+        if options.beta_steps is None:
+            return cls(options.alpha, options.beta)
+        rise = Linear(options.beta, 1.0, options.beta_steps)
+        return cls(options.alpha, lambda _: rise(steps()))
+
+    def arguments(self) -> dict[str, Any]:
+        beta: Any = None
+        if isinstance(self.schedule, Constant):
+            beta = self.schedule.value
+        elif isinstance(self.schedule, Linear):
+            beta = asdict(self.schedule)
+        return {"alpha": self.alpha, "beta": beta, "epsilon": self.epsilon}
+
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> Self | None:
+        beta = arguments["beta"]
+        if beta is None:
+            return None
+        schedule = Linear(**beta) if isinstance(beta, dict) else beta
+        return cls(arguments["alpha"], schedule, arguments["epsilon"])
 
     def bind(self, valid: Valid, rng: np.random.Generator) -> None:
         self._valid = valid
@@ -433,7 +490,7 @@ class SampleCountLimit:
         weights: list[Floats] = []
         missing = count
         while missing:
-            beta = self.sampler.beta if isinstance(self.sampler, Prioritized) else 0.0
+            beta = getattr(self.sampler, "beta", 0.0)
             rows, weights_of_draw = self.sampler.sample(missing)
             allowed = self._within_limit(rows)
             parts.append(rows[allowed])
@@ -485,9 +542,10 @@ class SampleCountLimit:
 
     def _undivided(self, weights: Weights, beta: float) -> Floats:
         """Weights of one draw before they were divided by the largest."""
-        if not isinstance(self.sampler, Prioritized):
+        probabilities: Floats | None = getattr(self.sampler, "probabilities", None)
+        if probabilities is None:
             return weights.astype(np.float64)
-        undivided: Floats = self.sampler.probabilities**-beta
+        undivided: Floats = probabilities**-beta
         return undivided
 
 

@@ -23,7 +23,7 @@ from penstock.monitor.run_folder.files import FORM_ERRORS
 from penstock.watch.guard import BODY_NBYTES, ORDER_HEADER, Guard, GuardedApp
 from penstock.watch.orders import Orders
 from penstock.watch.page_files import KINDS, STATIC, plotly_script
-from penstock.watch.views import MOST_COMPARED, MOST_METRICS, Views
+from penstock.watch.views import MOST_COMPARED, MOST_METRICS, RUN_VIEWS, Views
 
 NAME_LENGTH = 1000
 BODY_S = 10
@@ -87,14 +87,18 @@ def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> Guarde
 
 def _readers(views: Views, guard: Guard) -> dict[str, Callable[[QueryParams], Any]]:
     """What GET /api/NAME returns, by name."""
+
+    def of_run(view: Callable[[Views, str], Any]) -> Callable[[QueryParams], Any]:
+        return lambda q: view(views, _text(q, "run"))
+
     return {
+        **{name: of_run(view) for name, view in RUN_VIEWS.items()},
         "session": lambda q: {
             "version": penstock.__version__,
             "header": ORDER_HEADER,
             "token": guard.order_token,
         },
         "runs": lambda q: views.runs(),
-        "now": lambda q: views.now(_text(q, "run")),
         "curves": lambda q: views.curves(
             _texts(q, "run", MOST_COMPARED + 1),
             _texts(q, "metric", MOST_METRICS + 1),
@@ -107,17 +111,11 @@ def _readers(views: Views, guard: Guard) -> dict[str, Callable[[QueryParams], An
             by_seed=_text(q, "seeds", "apart") != "together",
         ),
         "metrics": lambda q: views.metrics(_texts(q, "run", MOST_COMPARED)),
-        "ledgers": lambda q: views.ledgers(_text(q, "run")),
         "events": lambda q: views.events(
             _text(q, "run"), *(_text(q, name, "") for name in ("kind", "role", "text"))
         ),
         "log": lambda q: views.log(_text(q, "run"), _text(q, "role")),
-        "about": lambda q: views.about(_text(q, "run")),
-        "agent": lambda q: views.agent(_text(q, "run")),
         "decisions": lambda q: views.decisions(_text(q, "run"), _text(q, "file")),
-        "profile": lambda q: views.profile(_text(q, "run")),
-        "recorded": lambda q: views.recorded(_text(q, "run")),
-        "timeline": lambda q: views.timeline(_text(q, "run")),
     }
 
 

@@ -35,6 +35,7 @@ from penstock.watch.views import (
     MOST_COMPARED,
     MOST_EVALUATED,
     MOST_NAMES,
+    RUN_VIEWS,
     SHOWN_EVENTS,
     VIDEOS,
     Views,
@@ -169,15 +170,10 @@ def _answers(views: Views, name: str, count: int, videos: dict[str, str]) -> tup
     shown = [video for video in agent["videos"] if video["file"] in embedded]
     answers = {
         "views": {
-            "now": views.now(name),
+            **{key: view(views, name) for key, view in RUN_VIEWS.items()},
             "metrics": _metrics(views, name),
-            "ledgers": views.ledgers(name),
             "events": events,
-            "about": views.about(name),
             "agent": {**agent, "videos": shown},
-            "profile": views.profile(name),
-            "recorded": views.recorded(name),
-            "timeline": views.timeline(name),
         },
         "curves": _curves(run, every),
         "logs": {

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -361,6 +361,18 @@ class Views:
                 found = {"verdict": None, "also": [], "seconds": 0.0}
             known = self._verdicts[run.folder] = key, found
         return known[1]
+
+
+RUN_VIEWS: dict[str, Callable[[Views, str], Row]] = {
+    "now": Views.now,
+    "ledgers": Views.ledgers,
+    "about": Views.about,
+    "agent": Views.agent,
+    "profile": Views.profile,
+    "recorded": Views.recorded,
+    "timeline": Views.timeline,
+}
+"""What the server, and a frozen page, answer of one run, by the names of the requests."""
 
 
 def _line(

@@ -147,7 +147,8 @@ class LocalHandle:
             undo.callback(os.close, self.pidfd)
             spare = os.dup(shim.status_fd)
             undo.callback(os.close, spare)
-            message = {**arguments, **asdict(spec), "incarnation": incarnation}
+            identity = asdict(spec) | {"incarnation": incarnation, "yields": spec.yields}
+            message = {**arguments, **identity}
             if not self.channel.send(message, fds=keep_fds):
                 nbytes, most_nbytes = len(encoded(message)), self.channel.most_nbytes
                 if nbytes > most_nbytes:

@@ -1,5 +1,5 @@
 """The engines by name. To add one, write its folder or file here and a line to `ENGINES`
-(docs/extending.md)."""
+(docs/extending/engine.md)."""
 
 from __future__ import annotations
 

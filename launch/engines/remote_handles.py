@@ -221,8 +221,8 @@ def append_stacks(path: Path, text: str) -> None:
 
 
 def _keys(spec: RoleSpec, folder: Path) -> dict[str, str]:
-    """The key files that a role needs. Actors and relays do not need the learner's secret."""
+    """The key files that a role needs. One that joins does not need the learner's secret."""
     keys = read_keys(folder)
-    if spec.role not in ("actor", "relay"):
+    if not spec.joins:
         return keys
     return {name: text for name, text in keys.items() if name in OF_ACTORS}

@@ -20,7 +20,8 @@ from penstock.device.transfers import Download
 from penstock.learner.progress import Progress
 from penstock.learner.sources.source import Consumer
 from penstock.profiling.ledger import Part, TimeLedger
-from penstock.replay import Batch, Linear, Prioritized, Replay, Sampler, Sequences, Uniform
+from penstock.replay import Batch, Replay, Sampler, Sequences
+from penstock.replay.factory import sampler_for
 from penstock.replay.sequences import SequenceSampler
 
 
@@ -103,15 +104,16 @@ class BatchSampler:
     def draw(self) -> ReplayBatch:
         """Draw the next batch; raises ReplayError where too little is stored."""
         sampler, replay = self._sampler, self._replay
-        beta = sampler.beta if isinstance(sampler, Prioritized) else 0.0
+        beta: float = getattr(sampler, "beta", 0.0)
         self._ledger.switch(Part.GATHER)
         data = replay.sample(self._batch_size, stacked=not self.stacks_on_device)
         if self._relabel is not None:
             self._relabel(data, partial(replay.future, data.keys, rng=self._rng), self._rng)
-        least = sampler.probabilities.min() if isinstance(sampler, Prioritized) else 1.0
+        probabilities = getattr(sampler, "probabilities", None)
+        least = 1.0 if probabilities is None else float(probabilities.min())
         if self._behind:  # the learner copies the arrays to the GPU
-            return ReplayBatch(data, float(least), beta)
-        return ReplayBatch(data, float(least), beta, self._consumer.tensors_of(data))
+            return ReplayBatch(data, least, beta)
+        return ReplayBatch(data, least, beta, self._consumer.tensors_of(data))
 
     def release(self, batch: ReplayBatch, result: StepResult) -> None:
         """Set the priorities of those rows of a batch that are still stored, at once."""
@@ -176,10 +178,5 @@ def seed_of(config: Config, progress: Progress, rank: int = 0, number: int = 0) 
 
 
 def make_sampler(replay: ReplayConfig, progress: Progress) -> Sampler:
-    """The sampler of the section `replay`; beta follows the optimizer steps of the whole run."""
-    if not replay.prioritized:
-        return Uniform()
-    if replay.beta_steps is None:
-        return Prioritized(replay.alpha, replay.beta)
-    rise = Linear(replay.beta, 1.0, replay.beta_steps)
-    return Prioritized(replay.alpha, lambda _: rise(progress.learner_steps))
+    """The sampler of the section `replay`, whose schedules follow the steps of the whole run."""
+    return sampler_for(replay, lambda: progress.learner_steps)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,29 +14,43 @@ from pkgutil import resolve_name
 import numpy as np
 import pytest
 import torch
+from starlette.testclient import TestClient
 from torch import nn
+from typer.testing import CliRunner
 
 from contract.test_transports import CONTRACT, World
 from fake_inference import ScriptedInference
 from lockstep_run import of_kind, train_in_lockstep
 from pace_world import config_of, train_two
-from pages import code
+from pages import blocks, code
 from penstock.actors import role as actor_role
 from penstock.actors.rollout import Rollout
 from penstock.algos.recorded import make_recorders
 from penstock.algos.samples import slot_spec
+from penstock.cli import app as cli
 from penstock.cli.check_env import check
-from penstock.configs.load import resolve
+from penstock.configs.load import resolve, resolve_target
 from penstock.configs.reference import reference
-from penstock.core.interfaces import Collective, Link
+from penstock.core.interfaces import Collective, Link, RunEvent
 from penstock.core.params import Stamp
 from penstock.core.specs import SlotSpec
 from penstock.envs import make
+from penstock.launch import topology
+from penstock.launch.run import EngineChoice, conduct
 from penstock.learner import role as learner_role
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
+from penstock.monitor.run_folder.events import EventLog
 from penstock.monitor.sinks import FanOut, make_sinks
 from penstock.profiling.ledger import TimeLedger
+from penstock.replay import Replay
+from penstock.replay.factory import sampler_for
+from penstock.watch.app import make_app
+from penstock.watch.catalog import RunCatalog
+from penstock.watch.guard import Guard
+from penstock.watch.page_files import STATIC, bundle
+from penstock.watch.views import Views
 from reduce_ring import Floats, codec_for, gradients, reduce_all, run_ranks
+from run_folders import make_run
 from transport_world import LAYOUT, SPEC, context, in_thread, learner, reports
 from waiting import wait_until
 
@@ -191,3 +206,73 @@ def test_cartpole_is_trained_over_the_transport(tmp_path: Path) -> None:
             wait_until(lambda: bool(reports(main, "stop")), 60)
     [stop] = reports(main, "stop")
     assert stop["reason"] == "learner_steps"
+
+
+def test_the_sampler_is_named_by_a_run_and_by_its_snapshot(tmp_path: Path) -> None:
+    small = ("replay.min_size=64", "replay.batch_size=64", "replay.checkpoint=true")
+    config = resolve("cartpole_dqn", ["replay.sampler=combined", *LOCKSTEP, *small])
+    [stop] = of_kind(train_in_lockstep(tmp_path / "run", config), "stop")
+    assert (stop["reason"], stop["error"]) == ("learner_steps", "")
+
+    columns = {"obs": ("f4", ()), "action": ("i4", ())}
+    sampler = sampler_for(config.replay, lambda: 0)
+    with Replay(columns, 100, sampler=sampler, autoreset="none") as replay:
+        for i in range(30):
+            replay.add(obs=i, action=0, reward=0, terminated=False, truncated=False, next_obs=i + 1)
+        replay.save(tmp_path / "snapshot")
+        rows = replay.sample(8)["obs"]
+    with Replay.load(tmp_path / "snapshot") as loaded:
+        assert type(loaded.sampler) is resolve_name("penstock.replay.combined:Combined")
+        assert np.array_equal(loaded.sample(8)["obs"], rows)
+
+
+def test_the_adapter_is_sound_and_trains(tmp_path: Path) -> None:
+    assert check("corridors/Short-v0", [], 300, 2)["problems"] == []
+    target = [*LOCKSTEP, "learner.updates_per_batch=1", "env.kwargs.length=3"]
+    config = resolve("corridors/Long-v0", target)
+    [stop] = of_kind(train_in_lockstep(tmp_path / "run", config), "stop")
+    assert (stop["reason"], stop["error"]) == ("learner_steps", "")
+
+
+def test_the_engine_trains_with_the_role_beside(tmp_path: Path) -> None:
+    options = ("actors.count=1", "actors.envs=4", "stop.learner_steps=5", "stop.return=null")
+    resolved = resolve_target("cartpole", [*options, f"run.dir={tmp_path / 'run'}"])
+    place = EngineChoice("spoken")
+    outcome, _ = conduct(
+        resolved, tmp_path / "run", "no", topology.train, lambda _: FanOut([]), place=place
+    )
+    assert outcome.exit_code == 0
+    started = (tmp_path / "run" / "logs" / "started.txt").read_text().splitlines()
+    assert sorted(started) == ["actor-0 0", "disk-0 0", "evaluator-0 0", "learner-0 0"]
+
+
+def test_the_role_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    role = resolve_name("penstock.launch.disk_watch")
+    monkeypatch.setattr(role, "LEFT", 1.1)
+    ctx = context(tmp_path, "disk")
+    with in_thread(ctx, role.run):
+        wait_until(lambda: bool(reports(ctx, "event")), 10)
+    assert "are left on the disk" in reports(ctx, "event")[0]["text"]
+
+
+def test_the_command_answers(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [1.0])
+    (run / "logs" / "actor-0.log").write_text("one\ntwo\n")
+    result = CliRunner().invoke(cli.app, ["logs", str(run), "--json"])
+    assert json.loads(result.stdout) == {"actor-0.log": 2}
+
+
+def test_the_view_is_answered_and_part_of_the_page(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    log = EventLog(make_run(runs / "one", [1.0, 2.0]) / "logs")
+    log.event(RunEvent("restart", "it is restarted", "actor-0", 1))
+    log.close()
+    app = make_app(Views(RunCatalog(runs)), Guard(is_own=lambda scope: True))
+    with TestClient(app, base_url="http://127.0.0.1:8700") as page:
+        reply = page.get("/api/restarts", params={"run": "one"})
+    assert reply.json() == {"restarts": [{"role": "actor-0", "count": 1}]}
+
+    module, extension = (block.partition("\n") for block in blocks("extending/view.md", "js"))
+    scripts = {path.name: path.read_text() for path in STATIC.glob("*.js")}
+    scripts |= {module[0].rpartition("/")[2]: module[2], "app.js": scripts["app.js"] + extension[2]}
+    assert "return { RestartsView };" in bundle(scripts, "app.js")

@@ -432,7 +432,7 @@ def test_learners_hear_their_threads_also_one_that_starts_later() -> None:
     assert Send("learner-1", message) in scene.decisions.ready("learner-1", scene.now_s)
 
 
-RELAY = RoleSpec("relay", 1, "m:f", Stage.CARRIERS, spare=True)
+RELAY = RoleSpec("relay", 1, "m:f", Stage.CARRIERS, spare=True, relays=True)
 
 
 def test_actors_without_a_host_start_once_there_is_one() -> None:
@@ -489,10 +489,11 @@ def test_many_roles_without_a_host_are_named_by_the_first_of_them() -> None:
 def of_learner(rank: int, *, spare: bool) -> tuple[RoleSpec, ...]:
     """A learner with its connector, and its relay on the hosts of actors."""
     address = f"tcp://10.0.0.{rank}:770{rank}"
+    connector = replace(CONNECTOR, index=rank, learner=rank, address=address, spare=spare)
     return (
         replace(LEARNER, index=rank, learner=rank, address=address, spare=spare),
-        replace(CONNECTOR, index=rank, learner=rank, address=address, spare=spare),
-        replace(CONNECTOR, role="relay", index=rank, learner=rank, address=address, spare=spare),
+        connector,
+        replace(connector, role="relay", relays=True),
     )
 
 
