@@ -22,7 +22,8 @@ from penstock.core.files import try_lock
 PREFIX = "penstock-run-"
 RANDOM_NBYTES = 10
 NAME = re.compile(f"{PREFIX}[0-9a-f]{{{2 * RANDOM_NBYTES}}}")
-PATH_NBYTES = 80  # a Unix socket's path has 107; its name comes on top
+UNIX_PATH_NBYTES = 107  # of the path of a Unix socket
+PATH_NBYTES = 80  # of a folder, to whose path the names of its sockets come on top
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 

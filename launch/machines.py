@@ -194,6 +194,12 @@ def _from_torchrun(environ: Mapping[str, str]) -> LearnerPlace:
         rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
         attempt = int(environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+        if not 0 <= rank < world:
+            raise ValueError(f"RANK={rank} with WORLD_SIZE={world}")
+        if not 0 < port < 1 << 16:
+            raise ValueError(f"MASTER_PORT={port}")
+        if attempt < 0:
+            raise ValueError(f"TORCHELASTIC_RESTART_COUNT={attempt}")
     except (KeyError, ValueError) as error:
         raise UserError(
             f"{TORCHRUN} is set as by torchrun, but {error} is not valid in the environment of "

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from penstock.configs.errors import UserError
 from penstock.configs.value_types import is_local
+from penstock.core.runtime_folder import UNIX_PATH_NBYTES
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 FOLDER, SOCKET = "sockets", "wire"
 MAX_PORT = 65535
-UNIX_PATH_NBYTES = 107  # of the path of a Unix socket
 PATH_NBYTES = UNIX_PATH_NBYTES - len("-9999")  # without the rank
 
 

@@ -29,7 +29,7 @@ import msgpack
 
 from penstock import __version__
 from penstock.configs.errors import UserError
-from penstock.transport.addresses import UNIX_PATH_NBYTES
+from penstock.core.runtime_folder import UNIX_PATH_NBYTES
 
 ATTACH_VERSION = 1
 ATTACH_TIMEOUT_S = 10.0  # for the answer to a request

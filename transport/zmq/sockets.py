@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import zmq
 
 from penstock.configs.errors import UserError
-from penstock.transport.addresses import UNIX_PATH_NBYTES, check_port
+from penstock.core.runtime_folder import UNIX_PATH_NBYTES
+from penstock.transport.addresses import check_port
 from penstock.transport.wire import (
     MAX_FRAMES,
     STRANGE,
