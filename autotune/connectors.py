@@ -33,9 +33,9 @@ class Costs(NamedTuple):
     """Seconds of an agent step."""
 
     receive: float
-    """In a connector."""
+    """Seconds in a connector."""
     train: float
-    """In a learner that never waits for data."""
+    """Seconds in a learner that never waits for data."""
 
     @property
     def busy(self) -> float:

@@ -52,7 +52,7 @@ class Split(NamedTuple):
 
     actors: int
     threads: int
-    """Of each learner."""
+    """Threads of each learner."""
     reason: str
 
 

@@ -170,6 +170,14 @@ def _replay(cfg: Sections) -> Iterator[Contradiction]:
             "replay.samples_per_insert null sets no limit after which the actors take their turn "
             f"(transport.kind {cfg.transport.kind}); set replay.samples_per_insert=8",
         )
+    needs_errors = {"prioritized": True, "uniform": False}.get(replay.sampler or "")
+    if needs_errors is not None and needs_errors is not replay.prioritized:
+        yield Contradiction(
+            ("replay.sampler", "replay.prioritized"),
+            f"replay.sampler {replay.sampler} {'draws' if needs_errors else 'does not draw'} by TD "
+            f"errors, and replay.prioritized is {str(replay.prioritized).lower()}; set "
+            f"replay.prioritized={str(needs_errors).lower()}, or replay.sampler=null",
+        )
     if replay.prioritized and replay.beta == 1 and replay.beta_steps is not None:
         yield Contradiction(
             ("replay.beta", "replay.beta_steps"),

@@ -163,7 +163,7 @@ class LearnerConfig(Section):
     0 synchronises every step."""
     significance: Positive = 0.01
     """Relative change of a parameter above which `asp` sends it. A larger value sends less."""
-    pull: Literal["newest", "ahead", "cached"] = "newest"
+    pull: Pull = "newest"
     """When a learner fetches parameters from a parameter server. `newest`: before each step, and it
     waits for them. `ahead` (for `ssp`, `tap`): during the step before, so the parameters lack the
     others' gradients of that time. `cached` (for `ssp`): as `ahead`, but only when the learner's

@@ -40,7 +40,7 @@ class BaseTrainer(Update[B_contra], ABC):
     """Networks, optimizers and counters of one learner, without any transport; not thread-safe."""
 
     device_statistics: DeviceStatistics
-    """Of the updates."""
+    """Sums and norms of the updates."""
 
     def __init__(
         self, config: Config, info: EnvInfo, ledger: TimeLedger | None, shape: AnyShape
@@ -69,7 +69,7 @@ class BaseTrainer(Update[B_contra], ABC):
         self.sync: GradientSync = SingleLearner()
         """What connects it with other learners."""
         self.hooks = NO_HOOKS
-        """Those of the present `step`."""
+        """The hooks of the step in progress."""
 
     @abstractmethod
     def published(self) -> list[Tensor]:

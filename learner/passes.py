@@ -1,7 +1,7 @@
 """How the passes of a learner's network are computed: their number format, size and compilation.
 
 *Size* is how many observations go through the network at a time (`learner.micro_batch`). On a CPU:
-as many as fit the cache, or were timed to be faster (`factory.timed`). On a GPU small passes are
+as many as fit the cache, or were timed to be faster (`autotune.forms`). On a GPU small passes are
 bound by kernel launches, so a pass is a whole update, if its saved activations fit into a quarter
 of the free memory. The first pass, of at most `ROWS` observations, measures them. It slightly
 overestimates, since saved weights count too.

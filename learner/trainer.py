@@ -2,7 +2,7 @@
 
 The learner's process gives it batches from shared memory, the lockstep mode from the same process.
 A batch is split into ``updates_per_batch`` updates, anew in each epoch, by environments or by steps
-(`minibatches`), and an update into micro-batches (`pass_size`). Their gradients add up, over
+(`minibatches`), and an update into micro-batches (`passes`). Their gradients add up, over
 ``accumulate`` batches and over the learners that ``sync`` connects, and one step is taken by their
 sum over the number of agent steps. `penstock.algos.base.UnrollAlgorithm` is the algorithm's part.
 """

@@ -19,7 +19,7 @@ class GradientPart(NamedTuple):
     """
 
     name: str
-    """Of the parameter."""
+    """The parameter's name."""
     start: int
     stop: int
     is_bias: bool

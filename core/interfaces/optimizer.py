@@ -38,8 +38,9 @@ class OptimizerContext(NamedTuple):
     steps: Tensor
     """Number of steps that were not skipped, float32 ``[]``."""
     parts: Sequence[GradientPart]
-    """The parameters, which make up the vectors without gaps. A parameter server has one part, as
-    it does not know of parameters (`OptimizerSpec.is_elementwise`)."""
+    """The weight or bias of each layer of each tower; together they make up the vectors without
+    gaps. A parameter server has one part, as it does not know of layers
+    (`OptimizerSpec.is_elementwise`)."""
     cfg: LearnerConfig
     """``learner``."""
     reduces_gradients: Callable[[int], bool] | None = None
@@ -72,7 +73,7 @@ class Optimizer(Protocol):
 
     moments: dict[str, Tensor]
     """The state by name, float32: ``[size]`` like the values, or ``[len(parts)]``, a number for
-    each parameter. Names and shapes stay the same, as they are those in checkpoints."""
+    each part. Names and shapes stay the same, as they are those in checkpoints."""
 
     def step(self, step: UpdateStep) -> None:
         """Change ``values`` by ``grads / scale`` and add 1 to ``steps``; ``grads`` may be

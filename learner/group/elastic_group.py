@@ -341,9 +341,8 @@ class ElasticGroup:
         received = group.broadcast(state, source)
         if group.rank != source:
             put_state(trainer, received)
-            if (
-                rounds > self._rounds
-            ):  # it completed the last round, and so received this learner's counts
+            # The source completed the last round, and so received this learner's counts.
+            if rounds > self._rounds:
                 progress.acknowledge()
         sync.rounds = self._rounds = rounds
         trainer.regrouped()

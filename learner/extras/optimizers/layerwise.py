@@ -2,7 +2,7 @@
 
 They come from pytorch-optimizer (the extra "large"). Its classes, and torch's under them, take
 1.5 s to import, so they are imported only where one is chosen. All moments lie in flat vectors;
-each parameter gets a view of them.
+each layer gets a view of them.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Layerwise(BaseOptimizer):
 
 
 class Lars(Layerwise):
-    """You et al. 2017 (arXiv 1708.03888); x is one parameter, g its gradient.
+    """You et al. 2017 (arXiv 1708.03888); x is the weight of one layer, g its gradient.
 
     ``g + weight_decay x`` is multiplied by ``0.001 |x| / (|g| + weight_decay |x|)`` before it
-    enters the momentum. Parameters with fewer than two dimensions take steps of SGD, without decay.
+    enters the momentum. Biases take steps of SGD, without decay.
     """
 
     kinds = ("momentum_buffer",)
@@ -75,7 +75,7 @@ class Lars(Layerwise):
 
 
 class Lamb(Layerwise):
-    """You et al. 2020 (arXiv 1904.00962); x is one parameter.
+    """You et al. 2020 (arXiv 1904.00962); x is the weight or bias of one layer.
 
     Adam's step plus ``weight_decay x`` gets the length ``lr min(|x|, 10)``, or stays unchanged
     where x is zero. Moments are not corrected for their start at zero, as in the paper's third
