@@ -155,6 +155,12 @@ CASES = {
         "replay.min_size=500 or less",
         ["replay.min_size=500"],
     ),
+    "a sampler without its errors": (
+        ["algo.name=dqn", "replay.sampler=uniform"],
+        "replay.sampler uniform does not draw by TD errors, and replay.prioritized is true; set "
+        "replay.prioritized=false, or replay.sampler=null",
+        ["replay.prioritized=false"],
+    ),
     "a schedule of nothing": (
         ["algo.name=dqn", "replay.beta=1", "replay.beta_steps=1e6"],
         "replay.beta_steps 1000000 has no effect while replay.beta is 1; "
