@@ -17,6 +17,7 @@ import torch
 
 from penstock.actors.rollout import Rollout
 from penstock.algos.acting import make_inference
+from penstock.algos.recorded import make_recorders
 from penstock.algos.samples import network_shape, process, slot_spec
 from penstock.autotune.forms import with_acting_form
 from penstock.bench.rates import Work, as_json, rounds_of
@@ -133,7 +134,8 @@ class Parts:
             StillGame(self._game),
             StillInference(self._inference, self._observations()),
         )
-        rollout = Rollout(game, inference, 0, TimeLedger())
+        recorders = make_recorders(self._config, game)
+        rollout = Rollout(game, inference, 0, TimeLedger(), recorders)
         columns = self._spec.views(self._spec.zeros())
 
         def fill() -> None:
@@ -237,7 +239,8 @@ class Parts:
     def _slots(self) -> list[Slot]:
         """Unrolls that were really played, in memory of their own."""
         if not self._played:
-            rollout = Rollout(self._game, self._inference, 0, TimeLedger())
+            recorders = make_recorders(self._config, self._game)
+            rollout = Rollout(self._game, self._inference, 0, TimeLedger(), recorders)
             for index in range(UNROLLS):
                 payload = self._spec.zeros()
                 header = np.zeros((), HEADER)

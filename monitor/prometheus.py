@@ -7,7 +7,7 @@
 A figure of a process has one series for each kind of role ("actor"), not for each process, and a
 label's values are limited in number (`LABELS`), so that a run's series do not grow with its time.
 The thread of the supervisor only stores the figures; threads of the server make the text of a
-scrape. docs/metrics.md explains the names, and `monitor/grafana/` has a
+scrape. docs/prometheus.md explains the names, and `monitor/grafana/` has a
 dashboard and alert rules that use them.
 """
 

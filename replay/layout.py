@@ -58,11 +58,6 @@ class Observation:
         """The number of frames in one observation."""
         return self.stack or 1
 
-    @property
-    def frame(self) -> tuple[int, ...]:
-        """The shape of the frame that one row stores."""
-        return self.leaf.shape[1:] if self.stack else self.leaf.shape
-
 
 class Layout:
     """The role of each column of a slot spec, whatever made the spec."""

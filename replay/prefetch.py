@@ -254,7 +254,7 @@ def _late(timeout_s: float, source: BatchSource) -> ReplayError:
 
 
 class _Sent:
-    """A batch on its way to its consumer: as it is, or by an `DeviceUploader`, but for its keys."""
+    """A batch on its way to its consumer: as it is, or uploaded but for its keys."""
 
     def __init__(self, batch: Batch, uploader: Any) -> None:
         self._batch = batch

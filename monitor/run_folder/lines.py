@@ -117,7 +117,7 @@ class JsonLines:
         return True
 
     def chunks(self) -> Iterator[Lines]:
-        """The objects of new complete lines, a list per chunk. None if the file cannot be read."""
+        """The objects of new complete lines, a list per chunk; none if the file cannot be read."""
         try:
             opened = open_in(self._folder, *self._parts, follow_links=self._follow_links)
         except OSError:
@@ -126,7 +126,8 @@ class JsonLines:
             status = os.fstat(file.fileno())
             self.nbytes = status.st_size
             begins_anew = status.st_ino != self._inode or status.st_size < self._offset
-            self.replaced = begins_anew and bool(self._inode)
+            # A replaced file that is still empty yields nothing: the next one to yield says so.
+            self.replaced = bool(self._inode) and (begins_anew or not self._offset)
             if begins_anew:
                 self._inode, self._offset, self._lines = status.st_ino, 0, CompleteLines()
             if self._most is not None and self.nbytes - self._offset > self._most:
