@@ -172,8 +172,9 @@ class MetricColumns:
         self._reallocate(capacity, np.nonzero(chosen)[0])
 
     def _reallocate(self, capacity: int, chosen: NDArray[np.intp]) -> None:
-        """Copy the rows ``chosen`` to columns of ``capacity`` rows: one column at a time, which frees
-        the memory of the old one."""
+        """Copy the rows ``chosen`` to columns of ``capacity`` rows, one column at a time.
+
+        So the memory of each old column is free again."""
         rows, first = self.rows, np.append(0, chosen[:-1] + 1)  # of the rows that become one
         self._capacity, self.rows = capacity, len(chosen)
         numbers = np.zeros(capacity, np.int64)
