@@ -104,6 +104,13 @@ class Rollout:
         self._stamp, self.oldest, self._versions = None, None, columns["policy_version"]
         if "core_state" in columns:
             np.copyto(columns["core_state"], self._inference.state())
+        writes_frames = OLDER in columns or "pad" in columns
+        if writes_frames and self._game.playing is not None:
+            raise UserError(
+                "the environment says which rows play, and transport.frame_stack takes a row that "
+                "waits for the begin of an episode; set transport.frame_stack=null to write stacks "
+                "whole"
+            )
         if OLDER in columns:
             self._play_frames(obs, columns[OLDER], columns[BEGINS], rows)
         elif "pad" in columns:

@@ -68,8 +68,6 @@ class Bsp:
         self._reducers = {
             id(optimizer): self._reducer(optimizer) for optimizer in optimizers.values()
         }
-        if group.rank == 0:
-            self._note_uncoded_values()
         self.rounds = 0
         self.unsent: Floats = np.zeros(len(BOOKED))  # everything is sent in every turn
 
@@ -158,27 +156,14 @@ class Bsp:
         self._thread.shutdown(cancel_futures=True)
         self._group.close()
 
-    def _note_uncoded_values(self) -> None:
-        """Tell the user if a lossy codec sends more than half of the bytes of float32.
-
-        Then it sends most values as they are, since the network's layers are too small for it.
-        """
-        name = self._cfg.reduce.codec
-        if CODECS.specs[name].loss != "lossy" or self.world == 1:
-            return
+    def sent_share(self) -> float:
+        """What one rank sends in a step after all warm-ups, as a share of its bytes in float32."""
         sent = sum(reducer.codec.nbytes(AFTER_WARMUP) for reducer in self._reducers.values())
         plain = sum(
             all_reduce_nbytes(VALUE_NBYTES * len(optimizer.values), self.world)
             for optimizer in self._optimizers.values()
         )
-        if 2 * sent > plain:
-            logger.info(
-                "learner.reduce.codec %s sends %.0f %% of the bytes of fp32 with this network and "
-                "its options, as it codes less than half of the values; set "
-                "learner.reduce.codec=int8 or none",
-                name,
-                100 * sent / plain,
-            )
+        return sent / plain
 
     def _reducer(self, optimizer: FlatOptimizer) -> Reducer:
         cfg, group = self._cfg.reduce, self._group
@@ -213,6 +198,7 @@ class BspPace:
     def __init__(self, context: PaceContext) -> None:
         self._ctx, self._config, self._trainer = context
         self._codec = ""  # the codec of `auto`, once it was measured
+        self._noted_share = False
 
     def join(self, group: LearnerGroup | None, source: int = 0) -> GradientSync:
         assert group is not None
@@ -221,7 +207,7 @@ class BspPace:
             reduce = cfg.reduce.model_copy(update={"codec": self._measured(group, source)})
             cfg = cfg.model_copy(update={"reduce": reduce})
         trainer, ctx = self._trainer, self._ctx
-        return Bsp(
+        sync = Bsp(
             group,
             trainer.optimizers(),
             cfg,
@@ -230,6 +216,10 @@ class BspPace:
             shared=trainer.shared(),
             drain=trainer.queue.drain,
         )
+        if group.rank == 0 and group.world > 1 and not self._noted_share:
+            self._noted_share = True
+            note_share(cfg.reduce.codec, sync.sent_share())
+        return sync
 
     def _measured(self, group: LearnerGroup, source: int) -> str:
         """The codec of the member ``source``, else the one that is measured now."""
@@ -245,3 +235,17 @@ class BspPace:
             if group.rank == 0:
                 logger.info("learner.reduce.codec auto is %s", choice.text)
         return self._codec
+
+
+def note_share(codec: str, share: float) -> None:
+    """Tell the user if a lossy codec sends more than half of the bytes of float32.
+
+    Mostly since the network's layers are too small for it, and travel as they are.
+    """
+    if CODECS.specs[codec].loss == "lossy" and share > 0.5:
+        logger.info(
+            "learner.reduce.codec %s sends %.0f %% of the bytes of fp32 with this network and its "
+            "options; set learner.reduce.codec=int8, which sends a quarter, or none",
+            codec,
+            100 * share,
+        )

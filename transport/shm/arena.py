@@ -159,11 +159,6 @@ class Prefault:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def join(self, timeout_s: float) -> None:
-        """Wait until all pages were touched."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-
     def _run(self) -> None:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST)

@@ -17,7 +17,7 @@ from penstock.core.notes import notes_to
 from penstock.core.params import Arrays
 from penstock.learner.codecs.collective import SoloCollective
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.learner.sync.bsp import Bsp
+from penstock.learner.sync.bsp import Bsp, note_share
 from penstock.profiling.ledger import TimeLedger
 
 VECTOR = {"w": (8,)}
@@ -76,25 +76,34 @@ SMALL = {"hidden.weight": (2, 4, 8), "hidden.bias": (2, 8), "value.weight": (1, 
 
 
 @pytest.mark.parametrize(
-    ("codec", "shapes", "percent"),
+    ("codec", "shapes", "least", "most"),
     [
-        ("powersgd", TOWERS, None),
-        ("powersgd", SMALL, 100),
-        ("none", SMALL, None),
-        ("terngrad", {"w": (5, 5), "bias": (1000,)}, 98),
-        ("terngrad", {"w": (50, 20), "bias": (50,)}, None),
+        ("powersgd", TOWERS, 0.0, 0.5),
+        ("powersgd", SMALL, 1.0, 1.0),
+        ("none", SMALL, 1.0, 1.0),
+        ("terngrad", {"w": (5, 5), "bias": (1000,)}, 0.97, 0.99),
+        ("terngrad", {"w": (50, 20), "bias": (50,)}, 0.0, 0.5),
     ],
 )
-def test_a_codec_that_codes_less_than_half_of_the_values_says_so(
-    codec: str, shapes: dict[str, tuple[int, ...]], percent: int | None
+def test_layers_that_travel_as_they_are_count_in_the_share_that_is_sent(
+    codec: str, shapes: dict[str, tuple[int, ...]], least: float, most: float
+) -> None:
+    assert least <= bsp(codec, "sgd", shapes).sent_share() <= most
+
+
+@pytest.mark.parametrize(
+    ("codec", "share", "percent"),
+    [("terngrad", 0.5, None), ("terngrad", 0.98, 98), ("none", 1.0, None)],
+)
+def test_a_lossy_codec_that_sends_more_than_half_of_the_bytes_says_so(
+    codec: str, share: float, percent: int | None
 ) -> None:
     notes: list[str] = []
     with notes_to(notes.append):
-        bsp(codec, "sgd", shapes)
+        note_share(codec, share)
     said = (
         f"learner.reduce.codec {codec} sends {percent} % of the bytes of fp32 with this network "
-        "and its options, as it codes less than half of the values; set learner.reduce.codec=int8 "
-        "or none"
+        "and its options; set learner.reduce.codec=int8, which sends a quarter, or none"
     )
     assert notes == ([] if percent is None else [said])
 

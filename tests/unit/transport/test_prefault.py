@@ -32,13 +32,19 @@ def threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name == "replay-prefault"]
 
 
+def wait_for_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "replay-prefault":
+            thread.join(20.0)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_large_buffer_becomes_resident(shared: bool) -> None:
     before = resident_nbytes()
     with Replay(COLUMNS, 150_000, unroll=100, shared=shared) as replay:
         nbytes = replay.stats()["nbytes"]
         assert nbytes > 2 * LEAST_NBYTES
-        replay._core._prefault.join(20.0)
+        wait_for_threads()
         assert threads() == []
         assert resident_nbytes() - before > 0.95 * nbytes
         faults = minor_faults()
@@ -50,8 +56,8 @@ def test_what_was_written_meanwhile_stays() -> None:
     arena = Arena.private(2 * LEAST_NBYTES)
     values = np.random.default_rng(0).integers(0, 255, arena.bytes[::4096].shape, np.uint8)
     arena.bytes[::4096] = values
-    made = Prefault(arena)
-    made.join(20.0)
+    Prefault(arena)
+    wait_for_threads()
     np.testing.assert_array_equal(arena.bytes[::4096], values)
     assert int(arena.bytes.sum(dtype=np.int64)) == int(values.sum(dtype=np.int64))
 
@@ -76,6 +82,6 @@ def test_it_stops_at_close(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_takes_nothing_that_has_become_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arena_module, "available_nbytes", lambda: LEAST_NBYTES // 2)
     arena, before = Arena.private(LEAST_NBYTES), resident_nbytes()
-    made = Prefault(arena)
-    made.join(20.0)
+    Prefault(arena)
+    wait_for_threads()
     assert resident_nbytes() - before < LEAST_NBYTES // 4
