@@ -11,6 +11,7 @@ import pytest
 from fake_inference import ScriptedInference
 from penstock.actors.rollout import Rollout
 from penstock.algos.samples import slot_spec
+from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.core.interfaces import LearnerGoneError
@@ -139,3 +140,14 @@ def test_returns_and_lengths_are_those_of_games_where_lives_are_episodes() -> No
             if not lives:
                 total, length, lives, games = 0.0, 0, 5, games + 1
     assert games >= 2
+
+
+def test_a_frame_stack_refuses_an_environment_that_says_which_rows_play() -> None:
+    config = resolve("pong_apex", list(OPTIONS))
+    env = make(config.env, ENVS, 1)
+    spec = slot_spec(config, env.info)
+    env.playing = np.ones(ENVS, np.bool_)
+    rollout = Rollout(env, chance(), 5, TimeLedger())
+    with pytest.raises(UserError, match="whole$"):
+        rollout.fill(spec.views(spec.zeros()), 0)
+    env.close()
