@@ -148,6 +148,6 @@ def test_a_frame_stack_refuses_an_environment_that_says_which_rows_play() -> Non
     spec = slot_spec(config, env.info)
     env.playing = np.ones(ENVS, np.bool_)
     rollout = Rollout(env, chance(), 5, TimeLedger())
-    with pytest.raises(UserError, match="whole$"):
+    with pytest.raises(UserError, match=r"whole$"):
         rollout.fill(spec.views(spec.zeros()), 0)
     env.close()
