@@ -19,14 +19,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from numbers import Integral, Real
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from penstock.core.descriptors import wait_readable
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay.batch import Batch
 from penstock.replay.errors import ReplayError
-from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import EVENT_FLAGS, drain_event
+
+if TYPE_CHECKING:  # it would bring the wire format and its codecs into every use of a replay
+    from penstock.transport.shm.host import ShmHost
 
 POLL_S = 0.1  # longest wait of the thread, and of a draw
 ON_HOST = ("keys",)  # returned to the buffer, so they stay in numpy

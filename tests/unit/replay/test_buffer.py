@@ -374,7 +374,7 @@ def test_the_import_is_light() -> None:
     code = (
         "import sys, time; t = time.process_time(); import numpy; n = time.process_time(); "
         "import penstock.replay; print((time.process_time() - n) / (n - t), "
-        "[m for m in ('torch', 'zmq', 'pydantic', 'gymnasium') if m in sys.modules])"
+        "[m for m in ('torch', 'zmq', 'pydantic', 'gymnasium', 'cramjam') if m in sys.modules])"
     )
     root = str(Path(__file__).parents[3])
     runs = [
