@@ -65,6 +65,7 @@ def test_solved_is_what_an_evaluation_has_confirmed() -> None:
     )
 
 
+RESUME = "penstock train {} --resume must"
 REACHED = "the return in training reached stop.return after 0.50 s"
 SHORT = {"mean": 0.8279, "se": 0.0085 / 1.96, "episodes": 100}
 
@@ -161,13 +162,10 @@ def test_a_run_that_saved_can_be_looked_at_and_one_that_was_interrupted_resumed(
 @pytest.mark.parametrize(
     ("exit_reason", "saved", "commands"),
     [
-        ("fault", True, ["correct the cause, {}", "penstock train {} --resume must"]),
+        ("fault", True, ["correct the cause, {}", RESUME]),
         ("user_error", False, ["correct the cause, {}"]),
-        (
-            "diverged",
-            True,
-            ["penstock plot {} --metric grad_norm", "penstock train {} --resume must"],
-        ),
+        ("diverged", True, ["penstock plot {} --metric grad_norm", RESUME]),
+        ("profiled", True, []),
         ("minutes", False, []),
     ],
 )

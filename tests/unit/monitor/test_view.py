@@ -77,8 +77,8 @@ def test_a_line_is_short_and_leaves_out_what_is_nothing() -> None:
     quiet = METRICS | {"dropped": {"stale": 0}, "actors_restarted": 0, "learners_alive": 2}
     shown = figure_line(quiet | {"eval_return_mean": 17.25}, StopConfig(minutes=2))
     assert shown == (
-        "1:15, 0:44 to go | 1,200,000 steps, 16,000/s | training return -13.24 | trained 15,900/s | "
-        "lag 1.25 | learner busy 90% | actors 2 | learners 2 | evaluation 17.25"
+        "1:15, 0:44 to go | 1,200,000 steps, 16,000/s | training return -13.24 | trained 15,900/s "
+        "| lag 1.25 | learner busy 90% | actors 2 | learners 2 | evaluation 17.25"
     )
 
 

@@ -50,7 +50,8 @@ def test_a_return_that_rises_with_noise_is_not_flat_and_then_rising_again(seed: 
     noisy, steps = RISE + noise, np.arange(float(len(RISE)))
     kinds = [judged(steps[:n], noisy[:n], live=True)["kind"] for n in range(20, len(noisy) + 1)]
     changes = [kind for before, kind in pairwise(kinds) if kind != before]
-    assert (kinds[0], changes) == ("rising", ["flat"])
+    assert kinds[0] == "rising"
+    assert changes in ([], ["flat"])
 
 
 def test_the_sentence_stays_between_two_decisions() -> None:
