@@ -133,9 +133,10 @@ def learning(
     if episodes[-1] < EPISODES:
         return _early(f"{count(float(episodes[-1]))} episodes", EPISODES)
     first = max(FEWEST, int(np.searchsorted(episodes, EPISODES)) + 1)
-    verdict = found = {"kind": "early", "text": ""}
-    for number_of in _decisions(seconds, first, live=live)[-DECISIONS:]:
-        known = [column[:number_of] for column in (steps, returns, episodes)]
+    verdict: Row = {"kind": "early", "text": ""}
+    found = verdict
+    for measured in _decisions(seconds, first, live=live)[-DECISIONS:]:
+        known = steps[:measured], returns[:measured], episodes[:measured]
         previous, found = found, _judge(*known)
         if verdict["kind"] in CHANGES and found["kind"] not in CHANGES:
             faint = _judge(*known, bounds=FAINT)
