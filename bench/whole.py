@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.core.processes import python
+from penstock.core.run_dir import TEMPORARY
 from penstock.monitor.run_folder.lines import lines
 from penstock.monitor.run_folder.record import METRICS
 
@@ -33,7 +34,7 @@ def train(
 
     Raises UserError if the run fails; the run has then printed the reason.
     """
-    with tempfile.TemporaryDirectory(prefix="bench-penstock-") as temporary:
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as temporary:
         run_dir = folder or Path(temporary) / "run"
         command = python("penstock", "train", target, f"run.dir={run_dir}", *overrides, "--json")
         done = run(command, cwd=cwd)

@@ -151,8 +151,10 @@ def _notes(found: Checker, figures: dict[str, Any], refused: str | None) -> Iter
         )
     if found.returns and len(set(found.returns)) == 1 and len(found.returns) > 3:
         yield (
-            f"every episode of random play returned {found.returns[0]:g}; without differences in "
-            "reward nothing can be learned"
+            f"each of the {figures['episodes']:,} episodes of random play, {figures['steps']:,} "
+            f"steps, returned {found.returns[0]:g}; that may mean that rewards are rare, so that "
+            "learning begins late, or that they do not depend on the actions: check that this is "
+            "intended"
         )
     if refused:
         yield f"training works with it, but gymnasium's own checker refuses it: {refused}"

@@ -123,7 +123,9 @@ def play(
 
 def export(
     run_dir: Run,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="File to write.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="File to write; its name ends in .safetensors.")
+    ],
     checkpoint: Checkpoint = "best",
     half: Annotated[
         bool, typer.Option("--half", help="Store parameters as 16-bit floats: half the size.")

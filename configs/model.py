@@ -31,7 +31,7 @@ class ModelConfig(Section):
     three-layer convolutional network for images; `impala_cnn` is IMPALA's residual one, slower and
     often better. `auto` chooses `mlp` or `nature_cnn` by the observations. Of observations with
     several parts, images go through the convolutions and the rest through fully connected layers.
-    `lstm` and `gru` are short for `auto` with that `core`."""
+    `lstm` and `gru` are accepted for `auto` with that `core`: with any other encoder set `core`."""
     hidden: Sizes = Field(default_factory=lambda: [64, 64])
     """Widths of the hidden layers of `mlp`. Wider or more layers fit more and take longer."""
     activation: Literal["tanh", "relu"] = "tanh"

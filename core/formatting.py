@@ -34,6 +34,15 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
 
 
+def falls_short(mean: float, half: float, goal: float) -> str:
+    """0.8279, 0.0085, 0.82 -> "0.8279 ± 0.0085 (95 %), whose lower end 0.8194 must reach 0.82"."""
+    interval, ends = f"{number(mean)} ± {number(half)} (95 %)", (mean - half, goal)
+    lower, least = map(number, ends)
+    if lower == least:  # with four digits
+        lower, least = (f"{value:.10g}" for value in ends)
+    return f"{interval}, whose lower end {lower} must reach {least}"
+
+
 def percent(fraction: float | None) -> str:
     """0.414 -> "41%"; None -> "-"."""
     return "-" if fraction is None else f"{fraction:.0%}"

@@ -21,6 +21,7 @@ Resume = Literal["no", "auto", "must"]
 
 SUPERVISOR_FILE = "supervisor.json"  # exists while the run does
 CHECKPOINT = "checkpoint.safetensors"  # in a folder of each checkpoint
+TEMPORARY = "bench-penstock-"  # begins the name of a folder that holds runs until they are measured
 REPLACED = ("config.yaml", "summary.json", "versions.json")  # files that a run replaces
 
 
@@ -86,6 +87,11 @@ class HeldFolder:
                 f"{self._path} was removed or replaced while its run went on, so the run ends "
                 "without saving there; give every run a folder of its own with run.dir"
             )
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a run's folder is removed at its end, as that of a benchmark is."""
+    return path.parent.name.startswith(TEMPORARY)
 
 
 def in_use(path: Path) -> bool:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
-from penstock.core.formatting import count, number
+from penstock.core.formatting import count, falls_short, number
 from penstock.core.notes import note_logger
 from penstock.core.role import RoleContext
 from penstock.evaluation.best_videos import BestVideos
@@ -305,7 +305,8 @@ class Evaluator:
             shown = ", ".join(f"{each} {describe(found[each])}" for each in WAYS)
             logger.info(
                 "stop.return %s was reached in training, but not in evaluation (%s, over %d "
-                "episodes each, at %s steps); training continues",
+                "episodes each, at %s steps): the upper end of the better interval (95 %%) is "
+                "below it; training continues",
                 *(number(goal), shown, found[way].episodes, count(steps)),
             )
             return None, False
@@ -313,17 +314,15 @@ class Evaluator:
         with closing(make(config.env, min(episodes, max(ENVS, config.actor_envs)))) as game:
             further = estimate(returns_of(self._play(self._held, game, way, episodes, seed)))
         if solved := reaches(further, goal):
-            text = (
-                "stop.return %s is confirmed by evaluation: %s, %s (95 %%) over %d episodes at %s "
-                "steps"
-            )
+            shown = f"{describe(further)} (95 %)"
+            text = "stop.return %s is confirmed by evaluation: %s, %s, over %d episodes at %s steps"
         else:
+            shown = falls_short(further.mean, further.upper - further.mean, goal)
             text = (
                 "stop.return %s was reached in training, but evaluation does not confirm it: %s, "
-                "%s (95 %%) over %d episodes at %s steps; training continues"
+                "%s, over %d episodes at %s steps; training continues"
             )
-        about = number(goal), way, describe(further), further.episodes, count(steps)
-        logger.info(text, *about)
+        logger.info(text, number(goal), way, shown, further.episodes, count(steps))
         return further, solved
 
     def _is_too_soon(self, meta: Mapping[str, Any]) -> bool:

@@ -33,6 +33,7 @@ from penstock.learner.checkpoints.checkpoint_format import read_tensors
 
 KEY = "penstock_policy"
 FORMAT = 1
+SUFFIX = ".safetensors"
 SECTIONS = ("env", "algo", "model", "actors", "eval")  # of the config that are stored
 # Memory that a space may take for each byte of a large file: a network of ours has at least one
 # parameter, of 2 bytes or 4, for each number that it reads.
@@ -65,8 +66,13 @@ def write(
     """Write or replace a file; its size in bytes. With ``half`` parameters are stored as float16,
     but statistics of observations as float32. Raises UserError."""
     if not path.name or path.is_dir():
-        example = path / "agent.safetensors"
+        example = path / f"agent{SUFFIX}"
         raise UserError(f"{path} is a folder; name a file in it, such as {example}")
+    if path.suffix.lower() != SUFFIX:
+        raise UserError(
+            f"{path} does not end in {SUFFIX}, and a policy is written in no other format; name "
+            f"the file {path.with_suffix(SUFFIX).name}"
+        )
     layout = network_shape(config, info).layout
     about = {
         "format": FORMAT,

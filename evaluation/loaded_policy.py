@@ -73,12 +73,16 @@ class LoadedPolicy:
     def __call__(self, observation: Any, state: Array | None = None) -> tuple[Any, Array | None]:
         """What to do, and what to remember.
 
-        observation: one, as the environment returns it, or a batch [N, ...] (each entry of a Dict
-            [N, ...]), as a vector environment returns them.
-        state: what the call before returned; None where an episode begins. Of a batch in which
-            some episodes begin set those rows to 0: ``state[ended] = 0``.
-        Returns an action of `action_space`, int for a Discrete, or an array [N, ...] of them; and
-        the state, float32 [size] or [N, size], or None where the network has no memory.
+        Args:
+            observation: one, as the environment returns it, or a batch [N, ...] (each entry of a
+                Dict [N, ...]), as a vector environment returns them.
+            state: what the call before returned; None where an episode begins. Of a batch in which
+                some episodes begin set those rows to 0: ``state[ended] = 0``.
+
+        Returns:
+            An action of `action_space`, int for a Discrete, or an array [N, ...] of them; and the
+            state, float32 [size] or [N, size], or None where the network has no memory.
+
         Raises UserError for what is not an observation of `observation_space`.
         """
         lead = self._leading(observation)
@@ -171,15 +175,18 @@ def load_policy(
 ) -> LoadedPolicy:
     """The policy of a run, which may still be training, or of a file. Starts no process.
 
-    source: folder of a run; or a file that `penstock export` or `LoadedPolicy.save` wrote, for
-        which nothing else is needed.
-    checkpoint: of a run: "best", by evaluation, or by the mean return in training if none was
-        evaluated ("last" if there is no best one yet); or "last".
-    sample: True draws actions as in training, by random numbers of ``seed``; False takes the most
-        probable ones; None does what the run's evaluation found to be better, and takes the most
-        probable ones if there was none.
-    allow: names that the file, or a run that was not trained on this host, may import, such as
-        "my_game:Net" or "my_game:*". Others are refused before anything is imported.
+    Args:
+        source: folder of a run; or a file that `penstock export` or `LoadedPolicy.save` wrote, for
+            which nothing else is needed.
+        checkpoint: of a run: "best", by evaluation, or by the mean return in training if none was
+            evaluated ("last" if there is no best one yet); or "last".
+        sample: True draws actions as in training, by random numbers of ``seed``; False takes the
+            most probable ones; None does what the run's evaluation found to be better, and takes
+            the most probable ones if there was none.
+        seed: of those random numbers.
+        allow: names that the file, or a run that was not trained on this host, may import, such as
+            "my_game:Net" or "my_game:*". Others are refused before anything is imported.
+
     The environment of a run is made once, to ask for its spaces, and closed. Raises UserError.
     """
     if Path(source).is_file():

@@ -116,9 +116,10 @@ def resolve(target: str | Path | Config, overrides: Mapping[str, Any] | None = N
     """The complete, checked config of a target with overrides: `penstock config show` as a
     function. No process is started, and the environment is not imported.
 
-    target: a preset, a YAML file, a gymnasium id, `module:EnvId-v0` or `module:function`; or a
-        config, which the overrides then change.
-    overrides: as of `train`.
+    Args:
+        target: a preset, a YAML file, a gymnasium id, `module:EnvId-v0` or `module:function`; or a
+            config, which the overrides then change.
+        overrides: as of `train`.
 
     Raises UserError.
     """
@@ -138,15 +139,16 @@ def train(
 ) -> Summary:
     """Train on this host and return when the run has ended: `penstock train` as a function.
 
-    target: a preset, a YAML file, a gymnasium id, `module:EnvId-v0` or `module:function`; a
-        `penstock.Config`; or, to resume it, the folder of a run.
-    overrides: options of the config by name, ``{"learner.lr": 3e-4}``; or nested, as in YAML.
-    run_dir: folder of the run; None: `run.dir` of the config, else `runs/<target>-<time>`.
-    resume: whether to resume from the folder's last complete checkpoint: "no", "auto" (if one
-        exists) or "must".
-    resume_from: start from this checkpoint, a folder or file, or from the last one of this run.
-    progress: show the progress in one line that is overwritten.
-    callbacks: objects with methods of `penstock.Callbacks`, called in this thread.
+    Args:
+        target: a preset, a YAML file, a gymnasium id, `module:EnvId-v0` or `module:function`; a
+            `penstock.Config`; or, to resume it, the folder of a run.
+        overrides: options of the config by name, ``{"learner.lr": 3e-4}``; or nested, as in YAML.
+        run_dir: folder of the run; None: `run.dir` of the config, else `runs/<target>-<time>`.
+        resume: whether to resume from the folder's last complete checkpoint: "no", "auto" (if one
+            exists) or "must".
+        resume_from: start from this checkpoint, a folder or file, or from the last one of this run.
+        progress: show the progress in one line that is overwritten.
+        callbacks: objects with methods of `penstock.Callbacks`, called in this thread.
 
     Ctrl-C, or a notebook's stop button, ends the run cleanly with a checkpoint, and its summary is
     returned with the reason `interrupted`. A second one kills all processes and raises
@@ -195,12 +197,18 @@ def evaluate(
 ) -> Evaluation:
     """Play episodes with the weights of a run: `penstock eval` as a function.
 
-    sample: True samples actions as in training, False takes the most probable ones; None does what
-        the run's evaluation found to be better, and takes the most probable ones if there was none.
-    seed: seed of the environments; the same seed gives the same episodes.
-    max_episode_steps: cut episodes after so many agent steps; None: the run's
-        `eval.max_episode_steps`.
-    allow: names that the run may import, as of `load_policy`.
+    Args:
+        run_dir: folder of the run, or a file that `penstock export` wrote.
+        episodes: number of episodes.
+        checkpoint: "best", by evaluation, or "last" if there is no best one yet; or "last".
+        sample: True samples actions as in training, False takes the most probable ones; None does
+            what the run's evaluation found to be better, and takes the most probable ones if there
+            was none.
+        seed: seed of the environments; the same seed gives the same episodes.
+        max_episode_steps: cut episodes after so many agent steps; None: the run's
+            `eval.max_episode_steps`.
+        allow: names that the run may import, as of `load_policy`.
+
     Raises UserError.
     """
     from penstock.evaluation.evaluate import evaluate as play

@@ -35,6 +35,7 @@ from penstock.core.run_dir import (
     check,
     check_not_replaced,
     default_run_dir,
+    has_checkpoint,
     run_folder,
 )
 from penstock.core.runtime_folder import RuntimeFolder
@@ -336,7 +337,8 @@ def conduct(
         place_specs = _place(make_specs(placed, runtime_dir), engine)
         specs = place_specs()
         optional = make_sinks(config, path)
-        record = Record(path, config.env, config.stop.return_)
+        resumed = resume != "no" and has_checkpoint(path)
+        record = Record(path, config.env, config.stop.return_, resumed=resumed)
         _record_start(path, config)
         title = _title(path, specs)
         shown = make_deferred(lambda: view(title), config.run.log)

@@ -160,7 +160,7 @@ def _show(
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("seed", "ended by", "return", "steps", "time", "to stop.return"):
+    for name in ("seed", "ended by", "training return", "steps", "time", "to stop.return"):
         table.add_column(name, justify="right", no_wrap=True)
     for seed, s in summaries.items():
         solved = "-" if s["solved_at_s"] is None else f"{s['solved_at_s']:.2f} s"

@@ -99,6 +99,8 @@ def describe(result: Result) -> str:
     rows = [["run", "runs", result["metric"], "95 %"]]
     goal = result["reach"]
     rows[0] += [] if goal is None else [f"steps to {number(goal)}", "time", "reached"]
+    solved = any(found["solved"] is not None for found in result["settings"])
+    rows[0] += ["solved"] if solved else []
     rows[0] += ["steps/s", "best evaluation", "steps", "time"]
     for found in result["settings"]:
         low, high = found["low"], found["high"]
@@ -109,6 +111,8 @@ def describe(result: Result) -> str:
         if goal is not None:
             row += [count(found["reach_env_steps"]), _time(found["reach_s"])]
             row.append(f"{found['reached']} of {runs}")
+        if solved:
+            row.append("-" if found["solved"] is None else f"{found['solved']} of {runs}")
         row += [count(found["steps_per_s"]), number(found["evaluation_best"])]
         rows.append([*row, count(found["env_steps"]), _time(found["time_s"])])
     kinds = dict.fromkeys(STATISTIC_NAMES[found["statistic"]] for found in result["settings"])
@@ -172,22 +176,48 @@ def _value(setting: Setting, metric: str, at: float, scales: Ranges | None) -> R
 
 
 def _way(setting: Setting, metric: str, reach: float | None, scales: Ranges | None) -> Result:
-    """Means of the agent steps and of the time to a value, over the runs that have reached it."""
-    steps: list[float] = []
-    seconds: list[float] = []
+    """Means of the agent steps and of the time to a value, over the runs that have reached it; and
+    how many of the runs are solved, None where the value is not the `stop.return` of all."""
+    goes_to_goal = metric == RETURN and scales is None and reach == _common_goal([setting])
+    ways: list[tuple[float, float]] = []
     for run in setting.runs:
-        if reach is None:
-            break
-        xs, ys = run_curve(run, "env_steps", metric, ranges=scales)
-        times, same = run_curve(run, "time_s", metric, ranges=scales)
-        if (ys >= reach).any() and (same >= reach).any():
-            steps.append(float(xs[np.argmax(ys >= reach)]))
-            seconds.append(float(times[np.argmax(same >= reach)]))
+        way = None if reach is None else _first_at(run, metric, reach, scales)
+        if way is None and reach is not None and goes_to_goal:
+            way = _noted(run)
+        ways += [] if way is None else [way]
+    solved = [run for run in setting.runs if _moment(run, "solved_at_s") is not None]
     return {
-        "reached": len(steps),
-        "reach_env_steps": statistics.fmean(steps) if steps else None,
-        "reach_s": statistics.fmean(seconds) if seconds else None,
+        "reached": len(ways),
+        "reach_env_steps": statistics.fmean(steps for steps, _ in ways) if ways else None,
+        "reach_s": statistics.fmean(seconds for _, seconds in ways) if ways else None,
+        "solved": len(solved) if reach is not None and goes_to_goal else None,
     }
+
+
+def _first_at(
+    run: RunCurves, metric: str, reach: float, scales: Ranges | None
+) -> tuple[float, float] | None:
+    """Agent steps and seconds of the first measurement at or above a value; None without one."""
+    xs, ys = run_curve(run, "env_steps", metric, ranges=scales)
+    times, same = run_curve(run, "time_s", metric, ranges=scales)
+    if not (ys >= reach).any() or not (same >= reach).any():
+        return None
+    return float(xs[np.argmax(ys >= reach)]), float(times[np.argmax(same >= reach)])
+
+
+def _noted(run: RunCurves) -> tuple[float, float] | None:
+    """Agent steps and seconds at which the return in training reached `stop.return` by the
+    learner's own account, which also knows the time between two lines of metrics."""
+    at_s = _moment(run, "return_reached_at_s")
+    times, steps = run.files.columns.points("time_s", "env_steps")
+    if at_s is None or not len(times):
+        return None
+    return float(np.interp(at_s, times, steps)), at_s
+
+
+def _moment(run: RunCurves, name: str) -> float | None:
+    """A time of the run, in seconds of training; None if it has not come."""
+    return finite({**run.files.last, **run.files.summary}.get(name))
 
 
 def _totals(setting: Setting) -> Result:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Metrics = Mapping[str, Any]
 
+RECENT = 100  # episodes that `episode_return_mean` is of, at most
 SHOWN_RANKS = 8  # more would fill a terminal; `metrics.jsonl` has all
 BEST = "return_best"  # the highest mean return that a view has seen
 
@@ -32,7 +33,7 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
         "steps": f"{count(m('env_steps'))}, {count(m('steps_per_s'))}/s",
         **({"frames": frames} if m("env_frames") != m("env_steps") else {}),
         "trained": f"{count(m('trained_steps_per_s'))}/s, {count(m('learner_steps'))} updates",
-        "return": f"{number(m('episode_return_mean'))} over {count(m('episodes'))} episodes"
+        "return": f"{number(m('episode_return_mean'))} in training, {_episodes(m('episodes'))}"
         + (f", best {number(m(BEST))}" if BEST in metrics else "")
         + ("" if goal is None else f", goal {number(goal)}"),
         **_losses(metrics),
@@ -105,7 +106,7 @@ def line(metrics: Metrics, stop: StopConfig | None) -> str:
     parts = [
         figures(metrics, stop)["time"],
         f"{count(m('env_steps'))} steps, {count(m('steps_per_s'))}/s",
-        f"return {number(m('episode_return_mean'))}",
+        f"training return {number(m('episode_return_mean'))}",
         f"trained {count(m('trained_steps_per_s'))}/s",
         f"lag {number(m('policy_lag_mean'))}",
         f"learner busy {percent((m('ledger') or {}).get('compute'))}",
@@ -117,6 +118,14 @@ def line(metrics: Metrics, stop: StopConfig | None) -> str:
     if "eval_return_mean" in metrics:
         parts.append(f"evaluation {number(m('eval_return_mean'))}")
     return " | ".join(parts)
+
+
+def _episodes(episodes: int | None) -> str:
+    """The episodes of which `episode_return_mean` is the mean."""
+    if not episodes:
+        return "no episode yet"
+    of = f"last {RECENT} of " if episodes > RECENT else ""
+    return f"{of}{count(episodes)} episode{'s' * (episodes > 1)}"
 
 
 def frames_per_s(metrics: Metrics) -> float | None:

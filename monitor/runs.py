@@ -44,7 +44,7 @@ def show(rows: list[Row]) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("run", "environment", "algorithm", "state"):
         table.add_column(name, no_wrap=True)
-    for name in ("steps", "return", "best", "duration", "started"):
+    for name in ("steps", "training return", "best", "duration", "started"):
         table.add_column(name, justify="right", no_wrap=True)
     for run in rows:
         table.add_row(*_cells(run))

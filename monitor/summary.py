@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from penstock.core.formatting import clock, count, number, percent, reasons
-from penstock.core.run_dir import has_checkpoint
-from penstock.monitor.figures import Metrics, evaluated, frames_per_s
+from penstock.core.formatting import clock, count, falls_short, number, percent, reasons
+from penstock.core.run_dir import has_checkpoint, is_temporary
+from penstock.monitor.figures import RECENT, Metrics, evaluated, frames_per_s
 from penstock.monitor.run_folder.checkpoints import Best, best
 
 Rows = list[tuple[str, str]]
 
-RECENT = 100  # episodes that `episode_return_mean` is of, at most
 LIMITS = ("return", "env_steps", "learner_steps", "minutes")  # of `stop`
 INTERRUPTED = ("interrupted", "terminated")
+FAILED = ("fault", "user_error")
+STOPPED = "stopped"  # by the learner of another machine
 
 
 def rows(summary: Metrics, run_dir: Path) -> Rows:
     """The rows of the summary: labels and texts."""
     m = summary.get
+    resumed = bool(m("resumed"))
     seconds, steps = m("time_s") or 0.0, m("env_steps") or 0
     rate = steps / seconds if seconds else None
     shown = {
@@ -35,26 +38,30 @@ def rows(summary: Metrics, run_dir: Path) -> Rows:
         shown["evaluation"] = evaluated(summary)
     if (found := best(run_dir, follow_links=True)) is not None:
         shown["best"] = _best(found)
-    shown |= accounting(summary["accounting"])
+    shown |= accounting(summary["accounting"], resumed=resumed)
     failed = {"actors": m("actors_restarted"), "learners": m("learners_restarted")}
     if restarts := [f"{count(n)} of failed {what}" for what, n in failed.items() if n]:
         shown["restarts"] = f"{', '.join(restarts)}; the causes are in logs"
     if m("utilization") is not None:
+        since = " since the resume" if resumed else ""
         shown["learner"] = (
-            f"{percent(m('utilization'))} of the time in forward, backward and optimizer"
+            f"{percent(m('utilization'))} of the time{since} in forward, backward and optimizer"
         )
+    if is_temporary(run_dir):  # it is removed before anyone could follow
+        return [*shown.items()]
     following = _next(summary["exit_reason"], run_dir) if steps else []
     return [*shown.items(), ("folder", str(run_dir)), *following]
 
 
-def accounting(a: Mapping[str, Any]) -> dict[str, str]:
-    """Accounting of all samples, and whether it balances."""
+def accounting(a: Mapping[str, Any], *, resumed: bool = False) -> dict[str, str]:
+    """Accounting of all samples since the start or the resume, and whether it balances."""
     terms = {
         key: "unknown" if a[key] is None else f"{a[key]:,}"
         for key in ("produced", "trained", "in_flight")
     }
+    since = "since the resume: " if resumed else ""
     shown = {
-        "samples": f"produced {terms['produced']} = trained {terms['trained']} + dropped "
+        "samples": f"{since}produced {terms['produced']} = trained {terms['trained']} + dropped "
         f"{reasons(a['dropped'])} + lost {reasons(a['lost'])} + in flight {terms['in_flight']}"
     }
     if "unknown" in terms.values():
@@ -68,12 +75,21 @@ def accounting(a: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _next(exit_reason: str, run_dir: Path) -> Rows:
-    """Commands that are useful next."""
-    if not has_checkpoint(run_dir):
-        return []
-    commands = [f"penstock {name} {run_dir}" for name in ("eval", "record", "plot")]
+    """What to do next, by how the run has ended."""
+    folder = shlex.quote(str(run_dir))
+    resume = f"penstock train {folder} --resume must"
+    commands = [f"penstock {name} {folder}" for name in ("eval", "record", "plot")]
     if exit_reason in INTERRUPTED:
-        commands.append(f"penstock train {run_dir} --resume must")
+        commands.append(resume)
+    elif exit_reason in FAILED:
+        correct = f"correct the cause, which the error names; the logs are in {run_dir / 'logs'}"
+        commands = [correct, resume]
+    elif exit_reason == "diverged":
+        commands = [f"penstock plot {folder} --metric grad_norm", resume]
+    elif exit_reason == "profiled":  # its verdict follows
+        commands = []
+    if not has_checkpoint(run_dir):
+        commands = commands[:1] if exit_reason in FAILED else []
     return [("next" if i == 0 else "", command) for i, command in enumerate(commands)]
 
 
@@ -98,6 +114,8 @@ def show(shown: Rows, stream: TextIO) -> None:
 def _ended_by(summary: Metrics) -> str:
     """The exit reason, and what to do where a resumed run was at its limit already."""
     reason = str(summary["exit_reason"])
+    if reason == STOPPED:
+        return "stopped, because the learner of another machine has reached a limit"
     if reason in LIMITS and summary.get("env_steps") and summary["accounting"]["produced"] == 0:
         return f"{reason}, which was reached before; raise stop.{reason} to train on"
     return reason
@@ -108,17 +126,33 @@ def _solved(summary: Metrics) -> str:
     m = summary.get
     solved_s, closing = m("solved_at_s"), m("closing_evaluation")
     if solved_s is None:
-        return (
-            "no: the return in training reached stop.return after "
-            f"{m('return_reached_at_s'):.2f} s, and no evaluation confirmed it"
-        )
+        return _not_solved(summary, closing)
     if closing is None or not closing["solved"]:
         return f"by the return in training, after {solved_s:.2f} s; no evaluation confirmed it"
     by = closing["estimate"]
     return (
-        f"stop.return {number(closing['goal'])} is confirmed after {solved_s:.2f} s of training: "
-        f"{closing['play']} {number(by['mean'])}, standard error {number(by['se'])}, over "
-        f"{count(by['episodes'])} episodes"
+        f"stop.return {number(closing['goal'])} is confirmed by evaluation, after {solved_s:.2f} s "
+        f"of training: {closing['play']} {number(by['mean'])}, standard error {number(by['se'])}, "
+        f"over {count(by['episodes'])} episodes"
+    )
+
+
+def _not_solved(summary: Metrics, closing: Mapping[str, Any] | None) -> str:
+    """Why `stop.return`, which the return in training reached, does not count as reached."""
+    reached = (
+        f"the return in training reached stop.return after {summary['return_reached_at_s']:.2f} s"
+    )
+    if closing is None and summary["exit_reason"] == STOPPED:
+        return f"{reached}; rank 0 evaluates, and its summary says whether that was confirmed"
+    if closing is None or closing["estimate"] is None:
+        return f"no: {reached}, and no evaluation confirmed it"
+    from penstock.monitor.intervals import NORMAL_95  # needs numpy
+
+    by = closing["estimate"]
+    short = falls_short(by["mean"], NORMAL_95 * by["se"], closing["goal"])
+    return (
+        f"no: {reached}, and the last evaluation did not confirm it: {closing['play']} {short}, "
+        f"over {count(by['episodes'])} episodes"
     )
 
 
@@ -133,16 +167,16 @@ def _best(found: Best) -> str:
 
 
 def _return(summary: Metrics) -> str:
-    """The mean return, and the episodes that it covers."""
+    """The mean return in training, and the episodes that it covers."""
     episodes = summary.get("episodes") or 0
     if not episodes:
         return "none, because no episode has ended"
     mean = summary.get("episode_return_mean")
     if mean is None:  # several learners do not resume the returns of their last episodes
-        return f"unknown, after {count(episodes)} episodes"
+        return f"unknown, after {count(episodes)} episodes of training"
     of = f"the last {RECENT} of {count(episodes)}" if episodes > RECENT else f"all {episodes}"
     of = "the only episode" if episodes == 1 else f"{of} episodes"
-    return f"{number(mean)} over {of}"
+    return f"{number(mean)} in training, over {of}"
 
 
 def _frames(summary: Metrics, rate: float | None) -> str:

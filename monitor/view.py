@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from penstock.configs.errors import printable
 from penstock.core.formatting import count, finite
 from penstock.core.interfaces import Json, MetricSink, RunEvent
-from penstock.monitor.figures import BEST, evaluated, figures, line
+from penstock.monitor.figures import BEST, RECENT, evaluated, figures, line
 from penstock.monitor.json_view import JsonView
 from penstock.monitor.run_folder.record import evaluation_figures
 from penstock.monitor.terminal_charts import History, bar, sparkline
@@ -35,7 +35,6 @@ SIDE_BY_SIDE_COLUMNS = (92, 156)  # inside a panel, from which figures are in tw
 TRAINING = ("time", "steps", "frames", "trained", "return", "evaluation", "loss")
 FLOW = ("lag", "queue", "latency", "dropped", "learners")
 PART_STYLES = {"compute": "green", "wait_data": "red"}  # of the bar's parts
-FULL_EPISODES = 100  # that `episode_return_mean` is the mean of; with fewer it is no best return
 
 
 def make_view(
@@ -120,7 +119,7 @@ class LiveView(MetricSink):
         mean = finite(metrics.get("episode_return_mean"))
         if mean is not None and not final:
             self._returns.add(mean)
-            if (metrics.get("episodes") or 0) >= FULL_EPISODES:
+            if (metrics.get("episodes") or 0) >= RECENT:  # a mean of fewer is no best return
                 self._best = mean if self._best is None else max(self._best, mean)
         self._newest = metrics
         self._due = True

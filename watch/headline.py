@@ -23,11 +23,17 @@ START_S = 300.0  # until the first line of metrics
 SILENT_S = 10.0  # without a report of a process
 BINS = 10  # of the measurements, whose means are compared
 FEWEST = 2 * BINS
+EPISODES = 100  # of which a return is the mean: before as many, it is the mean of fewer
 CLEAR = 0.1  # a change of the return, as a share of the range of the bins
 FALL = 0.25  # below the best bin
 ROUNDING = 1e-9  # of a mean
 NOISES = 2.0  # a change in standard deviations within a bin
 FLAT = 0.25  # share of the measurements in which the return has to stay
+FAINT = 0.5  # of these bounds: a change that was clear before counts until it is below
+AGAIN = 1.1  # times the seconds of the last decision, when the next one is made
+AGAIN_S = 15.0  # and as many seconds later at least
+DECISIONS = 8  # the last ones, which are made again to find out what was clear before
+CHANGES = ("rising", "falling")
 GOOD = ("runs", "ended", "starts", "not started")
 MOST_NAMED = 3
 MOST_CAUSE = 200  # characters
@@ -103,9 +109,61 @@ def wrong(process: Mapping[str, Any]) -> str | None:
     return None
 
 
-def learning(steps: Floats, returns: Floats) -> Row:
+def learning(
+    steps: Floats, returns: Floats, episodes: Floats, seconds: Floats, *, live: bool
+) -> Row:
     """Whether a run learns, by its mean return in training: ``kind`` is "rising", "flat", "falling"
     or "early", and ``text`` a sentence with the figures.
+
+    It is decided at certain times, each a tenth of the run after the one before and at least
+    `AGAIN_S`, and at the end of a run that has ended; in between the sentence stays. In a run in
+    progress another kind counts when two decisions in a row find it, and what was rising or
+    falling is so until half the bounds (`FAINT`) find otherwise. So neither a measurement more nor
+    a change that is as large as a bound lets the sentence alternate.
+
+    Args:
+        steps: [N] float64, agent steps of the measurements, rising.
+        returns: [N] float64, the mean returns.
+        episodes: [N] float64, episodes that have ended by then.
+        seconds: [N] float64, time of training, rising.
+        live: whether the run is in progress.
+    """
+    if len(returns) < FEWEST:
+        return _early(f"{len(returns)} measurements of the return", FEWEST)
+    if episodes[-1] < EPISODES:
+        return _early(f"{count(float(episodes[-1]))} episodes", EPISODES)
+    first = max(FEWEST, int(np.searchsorted(episodes, EPISODES)) + 1)
+    verdict: Row = {"kind": "early", "text": ""}
+    found = verdict
+    for measured in _decisions(seconds, first, live=live)[-DECISIONS:]:
+        known = steps[:measured], returns[:measured], episodes[:measured]
+        previous, found = found, _judge(*known)
+        if verdict["kind"] in CHANGES and found["kind"] not in CHANGES:
+            faint = _judge(*known, bounds=FAINT)
+            found = faint if faint["kind"] == verdict["kind"] else found
+        if found["kind"] in (verdict["kind"], previous["kind"]) or verdict["kind"] == "early":
+            verdict = found
+    return verdict if live else found
+
+
+def _decisions(seconds: Floats, first: int, *, live: bool) -> list[int]:
+    """How many measurements there were at each decision, ``first`` at the first one."""
+    numbers = [first]
+    while True:
+        last_s = float(seconds[numbers[-1] - 1])
+        next_s = max(AGAIN * last_s, last_s + AGAIN_S)
+        if next_s > seconds[-1]:
+            break
+        numbers.append(int(np.searchsorted(seconds, next_s)) + 1)
+    return numbers if live or numbers[-1] == len(seconds) else [*numbers, len(seconds)]
+
+
+def _early(known: str, fewest: int) -> Row:
+    return {"kind": "early", "text": f"too early to tell: {known}, {fewest} are needed"}
+
+
+def _judge(steps: Floats, returns: Floats, episodes: Floats, bounds: float = 1.0) -> Row:
+    """One decision on the measurements so far.
 
     The run is divided into ten parts of equally many steps; a part has a mean and a standard
     deviation, and the noise is the median of these deviations. With the range of the ten means, a
@@ -113,16 +171,15 @@ def learning(steps: Floats, returns: Floats) -> Row:
 
     - is falling if the last mean is clearly below the best one, by a quarter of the range or more;
     - is flat if no mean differs clearly from the last one for a quarter of the run or longer, since
-      the first measurement from which on none before these means does;
+      the first measurement from which on none before these means does. If fewer than `EPISODES`
+      have ended in the last quarter, it is too early to say so: the mean return has not changed
+      because few of its episodes have;
     - else is rising or falling if the last mean is clearly above or below that of the middle.
 
-    Args:
-        steps: [N] float64, agent steps of the measurements, rising.
-        returns: [N] float64, the mean returns.
+    ``bounds`` multiplies the tenth, the quarter of the range and the noise.
     """
-    if len(returns) < FEWEST:
-        text = f"too early to tell: {len(returns)} measurements of the return, {FEWEST} are needed"
-        return {"kind": "early", "text": text}
+    last_quarter = steps[-1] - FLAT * (steps[-1] - steps[0])
+    ended = float(episodes[-1] - np.interp(last_quarter, steps, episodes))
     even = np.linspace(steps[0], steps[-1], len(steps))  # lines of a long run are further apart
     steps, returns = even, np.interp(even, steps, returns)
     bins = np.array_split(returns, BINS)
@@ -131,11 +188,11 @@ def learning(steps: Floats, returns: Floats) -> Row:
     noise = float(np.median([part.std() for part in bins]))
     spread = float(means.max() - means.min())
     rounding = ROUNDING * float(np.abs(means).max())
-    clear = max(CLEAR * spread, NOISES * noise, rounding)
+    clear = max(bounds * CLEAR * spread, bounds * NOISES * noise, rounding)
     last, best = float(means[-1]), int(means.argmax())
     halfway = float(means[BINS // 2 - 1 : BINS // 2 + 1].mean())
     in_the_last = f"{number(last)} in the last tenth of the run"
-    if means[best] - last > max(FALL * spread, clear):
+    if means[best] - last > max(bounds * FALL * spread, clear):
         at = _steps(steps[begins[best]])
         text = f"falling: {number(float(means[best]))} at {at}, {in_the_last}"
         return {"kind": "falling", "text": text}
@@ -143,6 +200,8 @@ def learning(steps: Floats, returns: Floats) -> Row:
     first = int(differs[-1]) + 1 if len(differs) else 0
     change = last - halfway
     if first <= BINS * (1 - FLAT) or abs(change) <= clear:
+        if ended < EPISODES:
+            return _early(f"{count(ended)} episodes in the last quarter of the run", EPISODES)
         begin = begins[first]
         while begin and abs(returns[begin - 1] - last) <= clear:
             begin -= 1

@@ -22,6 +22,7 @@ from penstock.core.formatting import count as digits
 from penstock.core.formatting import finite
 from penstock.evaluation import decisions
 from penstock.monitor.curves import RETURN
+from penstock.monitor.intervals import Floats
 from penstock.monitor.metric_groups import group
 from penstock.monitor.run_folder.checkpoints import checkpoints
 from penstock.monitor.run_folder.columns import Points, rising
@@ -125,7 +126,7 @@ class Views:
         with run.lock:
             judged = self._verdict(run, options, status, live=running)
             stages = flow(run.columns, run.last, options, judged["verdict"], live=running)
-            learns = learning(*run.curve("env_steps", RETURN))
+            learns = learning(*_training(run), live=running)
         summary = run.summary
         shown = {**run.last, **{key: summary[key] for key in FIGURES if key in summary}}
         if run.evaluations:
@@ -547,6 +548,19 @@ def _bars(run: WatchedRun, prefix: str) -> Row | None:
     return {"x": [round(float(x), 3) for x in ends], "parts": bars}
 
 
+def _training(run: WatchedRun) -> tuple[Floats, Floats, Floats, Floats]:
+    """Agent steps, returns, episodes and seconds of the measurements of the return, all rising but
+    the returns; zeros for what the lines lack."""
+    steps, returns = run.curve("env_steps", RETURN)
+
+    def beside(name: str) -> Floats:
+        at, values = run.columns.points("env_steps", name)
+        known = np.interp(steps, at, values) if len(at) else np.zeros(len(steps))
+        return np.maximum.accumulate(known)
+
+    return steps, returns, beside("episodes"), beside("time_s")
+
+
 def _accounting(run: WatchedRun) -> Row:
     """The terms of the balance of samples: of the summary, or of the last line so far."""
     found = run.summary.get("accounting")
@@ -562,6 +576,7 @@ def _accounting(run: WatchedRun) -> Row:
         **terms,
         **reasons,
         "complete": bool(found) and bool(run.summary.get("accounting_complete", True)),
+        "resumed": bool(found) and run.summary.get("resumed") is True,
         "at": stamp(run.folder, METRICS)[2] * 1e-9,
     }
 

@@ -103,7 +103,12 @@ class Record(MetricSink):
     """Writes the files of a run's figures, and keeps the last figures."""
 
     def __init__(
-        self, run_dir: Path, env: EnvConfig | None = None, goal: float | None = None
+        self,
+        run_dir: Path,
+        env: EnvConfig | None = None,
+        goal: float | None = None,
+        *,
+        resumed: bool = False,
     ) -> None:
         """Begin or continue the files in ``run_dir``.
 
@@ -111,8 +116,10 @@ class Record(MetricSink):
             run_dir: the folder of the run.
             env: its environment; evaluations of another one do not count. None: all count.
             goal: `stop.return`; closing evaluations for another one do not count.
+            resumed: whether the run continues from a checkpoint.
         """
         self._run_dir = run_dir
+        self._resumed = resumed
         self._folder = HeldFolder(run_dir)
         self.evaluation: Json = {}
         """Figures of the last evaluation before a resume, unless its environment was not
@@ -211,6 +218,7 @@ class Record(MetricSink):
         """`summary.json` of a run that has ended."""
         return {
             "solved_at_s": None,
+            "resumed": self._resumed,
             "accounting": NO_ACCOUNTING,
             "accounting_complete": True,
             **self._of_the_run(),

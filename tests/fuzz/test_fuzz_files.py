@@ -104,7 +104,8 @@ def _game() -> Any:
 @cache
 def _policy_parts() -> tuple[dict[str, Any], dict[str, Any]]:
     """What an exported policy says of itself, and its tensors."""
-    path = Path("/tmp") / f"fuzz-policy-{struct.pack('d', np.random.random()).hex()}"
+    name = f"fuzz-policy-{struct.pack('d', np.random.random()).hex()}.safetensors"
+    path = Path("/tmp") / name
     info = _game().info
     layout = network_shape(CONFIG, info).layout
     exported.write(path, CONFIG, _game().info.spaces, info, np.zeros(layout.size, np.float32))

@@ -46,6 +46,7 @@ def test_a_damaged_run_goes_on_from_its_newest_whole_checkpoint(
     assert run.train("cartpole", options, "no", True, source) == 0
     summary: dict[str, Any] = json.loads((new / "summary.json").read_text())
     assert (summary["learner_steps"], steps_in(new / "checkpoints" / "last")) == (14, 14)
+    assert summary["resumed"]
     for path in (last, *last.parent.glob("step-*")):
         (path / FILE).write_bytes(b"")
     assert run.train(str(folder), ["stop.learner_steps=20"], "auto", True) == 2

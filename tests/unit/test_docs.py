@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
@@ -78,6 +79,19 @@ def test_the_names_of_other_libraries_are_told_alike_by_page_and_errors() -> Non
 def test_the_names_of_other_libraries_stand_for_options_that_exist() -> None:
     here = {*option_aliases.ON_POLICY.values(), *option_aliases.OFF_POLICY.values()}
     assert set(re.findall(r"[a-z]+\.[a-z_]+", " ".join(here))) <= OPTIONS
+
+
+def test_no_docstring_of_the_api_page_folds_a_parameter() -> None:
+    """mkdocstrings makes a box, closed at first, of a line `name: text` above indented lines."""
+    named = re.findall(r"^::: penstock\.(\S+)", text_of(ROOT / "docs" / "api.md"), re.MULTILINE)
+    files = {ROOT / f"{'/'.join(name.split('.'))}.py" for name in named}
+    files |= {ROOT / f"{'/'.join(name.split('.')[:-1])}.py" for name in named}
+    box = re.compile(r"(?:^|\n\n)(?!Args|Returns|Yields|Raises)[\w-]+:(?: \S.*)?\n +\S")
+    for file in filter(Path.exists, files):
+        for node in ast.walk(ast.parse(text_of(file))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                found = box.search(ast.get_docstring(node) or "")
+                assert found is None, f"{file}: {found}"
 
 
 def is_file(name: str) -> bool:

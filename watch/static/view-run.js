@@ -92,7 +92,7 @@ function balance(found, running) {
   const at = `at the last report, ${date(found.at)}`;
   const text = open ? (running ? `These are the counts ${at}. Samples in flight are counted at the end of the run.`
     : `These are the counts ${at}. The learner did not report at its end: what was in flight or lost since then is unknown, so the balance is not complete.`)
-    : sum === found.produced ? "Balanced: every sample is accounted for." : `The terms differ by ${count(found.produced - sum)}; this is a bug, please report it.`;
+    : sum === found.produced ? `Balanced: every sample${found.resumed ? " since the resume" : ""} is accounted for.` : `The terms differ by ${count(found.produced - sum)}; this is a bug, please report it.`;
   return [
     h("div.balance", null, rows.map(([label, value, share, isLoss]) => {
       const part = share ?? (whole && value !== null ? value / whole : 0);

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,17 +17,40 @@ from torch import Tensor
 
 from penstock.configs.errors import UserError
 from penstock.configs.sections import LearnerConfig
+from penstock.core.control import Channel
 from penstock.core.interfaces import CodecContext
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.collective import SoloCollective
 from penstock.learner.codecs.registry import make_codec
 from penstock.models.actions import discrete
 from penstock.models.layout import CnnShape
+from simulated import group
 from simulated.gradients import Draws, Passes
 from simulated.network import entries, parse_count, shares_of_backward
 
 SMALL = entries(130_000)
 SIZE = sum(math.prod(shape) for _, shape in SMALL)
+
+
+LEARNER = """
+import socket, sys, time
+end = socket.socket(fileno=int(sys.argv[1]))
+end.recv(1000)
+while time.process_time() < float(sys.argv[2]):
+    pass
+end.send(sys.argv[3].encode()) if sys.argv[3] else end.recv(1000)
+"""
+
+
+@contextmanager
+def learner(folder: Path, cpu_s: float, answer: str) -> Iterator[group.Learners]:
+    """A learner that computes for so long, and then answers or waits."""
+    ours, theirs = Channel.pair()
+    command = [sys.executable, "-c", LEARNER, str(theirs.fileno()), str(cpu_s), answer]
+    with theirs, subprocess.Popen(command, pass_fds=(theirs.fileno(),)) as process:
+        yield group.Learners([process], [ours], [folder / "log"])
+        process.kill()
+    ours.close()
 
 
 def draw(draws: Draws, step: int) -> Tensor:
@@ -126,3 +154,15 @@ def test_a_simulated_backward_takes_its_time_and_gives_its_gradient() -> None:
     edges = [(bucket.start, bucket.size) for bucket in codec.buckets]
     assert started == edges * 2
     assert all(before[0] > after[0] for before, after in pairwise(edges))
+
+
+def test_learners_are_waited_for_as_long_as_they_compute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "log").write_text("waits for the others\n")
+    monkeypatch.setattr(group, "STUCK_S", 0.5)
+    with learner(tmp_path, 1.5, '{"done": true}') as slow:
+        assert slow.do("any") == [{"done": True}]
+    stuck = "learner 0 was stuck in the job 'any': waits for the others"
+    with learner(tmp_path, 0.1, "") as waiting, pytest.raises(RuntimeError, match=stuck):
+        waiting.do("any")

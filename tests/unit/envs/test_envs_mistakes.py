@@ -147,6 +147,15 @@ def test_a_check_notes_numbers_that_float32_does_not_tell_apart() -> None:
 
 
 @pytest.mark.usefixtures("shop")
+def test_a_check_says_what_equal_returns_may_mean() -> None:
+    limit = "env.wrappers=[{gymnasium.wrappers:TimeLimit: {max_episode_steps: 5}}]"
+    notes = check("shopping:shop", ["env.kwargs.price=0", limit], 50, 2)["notes"]
+    [note] = [note for note in notes if "random play" in note]
+    assert note.startswith("each of the 10 episodes of random play, 50 steps, returned 0; that may")
+    assert note.endswith("that they do not depend on the actions: check that this is intended")
+
+
+@pytest.mark.usefixtures("shop")
 def test_what_only_many_games_raise_is_a_problem_too() -> None:
     for envs, kinds in ((3, []), (4, ["vector"])):
         report = check("shopping:Crowded", [], 50, envs)

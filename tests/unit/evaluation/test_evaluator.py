@@ -335,6 +335,7 @@ def test_the_better_way_to_play_is_found_and_stored_with_the_best(tmp_path: Path
     [
         (1.5, True, 100, "stop.return 1.5 is confirmed by evaluation: sampled, 2."),
         (2.45, False, 100, "but evaluation does not confirm it: sampled, 2."),
+        (2.45, False, 100, "must reach 2.45, over 100 episodes at"),
         (3.5, False, None, "but not in evaluation (greedy 1 ± 0, sampled 2."),
     ],
 )

@@ -416,4 +416,8 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, cartpole: LoadedP
     with pytest.raises(UserError, match=r"is a folder; name a file in it, such as .*agent.saf"):
         cartpole.save(tmp_path)
     with pytest.raises(UserError, match="cannot be written: No such file or directory; name"):
-        cartpole.save(tmp_path / "nowhere" / "policy")
+        cartpole.save(tmp_path / "nowhere" / "policy.safetensors")
+    rule = r"p\.onnx does not end in \.safetensors, and a policy is written in no other format; "
+    with pytest.raises(UserError, match=rule + r"name the file p\.safetensors"):
+        cartpole.save(tmp_path / "p.onnx")
+    assert not [*tmp_path.glob("p.*")]

@@ -151,7 +151,7 @@ class Terminal(StringIO):
 
 METRICS = {"time_s": 2.0, "env_steps": 20, "steps_per_s": 10.0, "episodes": 4}
 METRICS["episode_return_mean"] = 3.0
-LINE = "time 0:02, steps 20, 10/s, return 3 over 4 episodes"
+LINE = "time 0:02, steps 20, 10/s, return 3 in training, 4 episodes"
 
 
 def test_progress_is_written_over_on_a_terminal() -> None:

@@ -55,6 +55,19 @@ def test_the_way_to_a_return_is_that_of_the_runs_that_reach_it(folders: list[str
     assert (one["reached"], one["reach_env_steps"], one["reach_s"]) == (0, None, None)
 
 
+def test_a_run_that_an_evaluation_confirmed_has_reached_its_goal(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [0, 2, 4], FIVE)  # no line has 5, which it was in between
+    summary = json.loads((folder / "summary.json").read_text())
+    moments = {"return_reached_at_s": 1.5, "solved_at_s": 1.75}
+    (folder / "summary.json").write_text(json.dumps(summary | moments))
+    [found] = compare([str(folder)])["settings"]
+    assert (found["reached"], found["reach_env_steps"], found["reach_s"]) == (1, 150.0, 1.5)
+    assert found["solved"] == 1
+    assert "1 of 1  1 of 1" in describe(compare([str(folder)]))
+    [other] = compare([str(folder)], reach=4.5)["settings"]
+    assert (other["reached"], other["solved"]) == (0, None)
+
+
 def test_steps_without_a_value_are_refused_with_those_that_have_one(
     folders: list[str], tmp_path: Path
 ) -> None:
@@ -143,7 +156,8 @@ def test_the_text_has_a_line_for_each_setting(folders: list[str]) -> None:
     assert lines[1].split("  ")[0] == "run"
     cells = lines[2].split()
     assert cells[:6] == [folders[0], "2", "8", "8", "to", "8"]
-    assert cells[6:] == ["150", "3.0", "s", "2", "of", "2", "50", "-", "250", "5.0", "s"]
+    reached, solved = ["2", "of", "2"], ["0", "of", "2"]
+    assert cells[6:] == ["150", "3.0", "s", *reached, *solved, "50", "-", "250", "5.0", "s"]
     assert lines[3].split()[:4] == [folders[1], "1", "2", "-"]
     assert lines[5].split() == ["option", *folders]
     assert lines[6].split() == ["learner.lr", "0.001", "1e-05"]

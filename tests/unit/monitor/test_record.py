@@ -54,6 +54,7 @@ def test_metrics_are_lines_and_the_summary_is_the_last_with_the_end(tmp_path: Pa
         "solved_at_s": 1.5,
         "accounting": accounting,
         "accounting_complete": True,
+        "resumed": False,
         "exit_reason": "return",
         "error": None,
     }
@@ -201,6 +202,7 @@ def test_a_run_that_never_began_has_a_summary_with_the_same_names(tmp_path: Path
         "solved_at_s": None,
         "accounting": {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0},
         "accounting_complete": True,
+        "resumed": False,
         "exit_reason": "user_error",
         "error": "no such game",
     }

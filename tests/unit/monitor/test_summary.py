@@ -31,7 +31,7 @@ def test_it_says_how_far_the_run_came_and_where_every_sample_went() -> None:
     assert rows(SUMMARY, Path("nowhere")) == [
         ("ended by", "return"),
         ("steps", "1,200,000 agent steps in 1:15, 16,000/s (4,800,000 frames, 64,000/s)"),
-        ("return", "-13.24 over the last 100 of 812 episodes"),
+        ("return", "-13.24 in training, over the last 100 of 812 episodes"),
         ("solved", "by the return in training, after 0.91 s; no evaluation confirmed it"),
         ("samples", "produced 100 = trained 80 + dropped 10 (stale 10) + lost 0 + in flight 10"),
         ("learner", "91% of the time in forward, backward and optimizer"),
@@ -45,7 +45,7 @@ def test_a_resume_of_a_run_at_its_limit_says_that_nothing_was_trained() -> None:
     found = dict(rows(SUMMARY | again, Path("nowhere")))
     expected = "env_steps, which was reached before; raise stop.env_steps to train on"
     assert found["ended by"] == expected
-    assert found["return"] == "unknown, after 812 episodes"
+    assert found["return"] == "unknown, after 812 episodes of training"
 
 
 def test_solved_is_what_an_evaluation_has_confirmed() -> None:
@@ -53,8 +53,8 @@ def test_solved_is_what_an_evaluation_has_confirmed() -> None:
     closing = {"goal": 200.0, "solved": True, "estimate": by, "play": "sampled"}
     found = dict(rows(SUMMARY | {"closing_evaluation": closing}, Path("nowhere")))
     assert found["solved"] == (
-        "stop.return 200 is confirmed after 0.91 s of training: sampled 251.3, standard error "
-        "4.123, over 100 episodes"
+        "stop.return 200 is confirmed by evaluation, after 0.91 s of training: sampled 251.3, "
+        "standard error 4.123, over 100 episodes"
     )
     closing = closing | {"solved": False, "estimate": None}
     reached = {"solved_at_s": None, "return_reached_at_s": 0.5, "closing_evaluation": closing}
@@ -65,15 +65,60 @@ def test_solved_is_what_an_evaluation_has_confirmed() -> None:
     )
 
 
+RESUME = "penstock train {} --resume must"
+REACHED = "the return in training reached stop.return after 0.50 s"
+SHORT = {"mean": 0.8279, "se": 0.0085 / 1.96, "episodes": 100}
+
+
+@pytest.mark.parametrize(
+    ("exit_reason", "goal", "estimate", "text"),
+    [
+        ("env_steps", 0.82, None, f"no: {REACHED}, and no evaluation confirmed it"),
+        (
+            "env_steps",
+            0.82,
+            SHORT,
+            f"no: {REACHED}, and the last evaluation did not confirm it: sampled 0.8279 ± 0.0085 "
+            "(95 %), whose lower end 0.8194 must reach 0.82, over 100 episodes",
+        ),
+        ("env_steps", 0.81941, SHORT, "lower end 0.8194 must reach 0.81941"),
+    ],
+)
+def test_a_return_that_no_evaluation_confirmed_is_told_with_the_rule(
+    exit_reason: str, goal: float, estimate: dict[str, float] | None, text: str
+) -> None:
+    closing = {"goal": goal, "solved": False, "estimate": estimate, "play": "sampled"}
+    reached = {"solved_at_s": None, "return_reached_at_s": 0.5, "closing_evaluation": closing}
+    found = dict(rows(SUMMARY | reached | {"exit_reason": exit_reason}, Path("nowhere")))
+    assert text in found["solved"]
+
+
+def test_a_rank_without_evaluations_refers_to_the_one_that_has_them() -> None:
+    stopped = {"exit_reason": "stopped", "solved_at_s": None, "return_reached_at_s": 0.5}
+    found = dict(rows(SUMMARY | stopped, Path("nowhere")))
+    assert (
+        found["ended by"] == "stopped, because the learner of another machine has reached a limit"
+    )
+    assert found["solved"] == (
+        f"{REACHED}; rank 0 evaluates, and its summary says whether that was confirmed"
+    )
+
+
+def test_what_counts_since_the_resume_says_so() -> None:
+    found = dict(rows(SUMMARY | {"resumed": True}, Path("nowhere")))
+    assert found["samples"].startswith("since the resume: produced 100 = trained 80")
+    assert found["learner"].startswith("91% of the time since the resume in forward")
+
+
 @pytest.mark.parametrize(
     ("episodes", "text"),
     [
         (None, "none, because no episode has ended"),
         (0, "none, because no episode has ended"),
-        (1, "-13.24 over the only episode"),
-        (12, "-13.24 over all 12 episodes"),
-        (100, "-13.24 over all 100 episodes"),
-        (1101, "-13.24 over the last 100 of 1,101 episodes"),
+        (1, "-13.24 in training, over the only episode"),
+        (12, "-13.24 in training, over all 12 episodes"),
+        (100, "-13.24 in training, over all 100 episodes"),
+        (1101, "-13.24 in training, over the last 100 of 1,101 episodes"),
     ],
 )
 def test_a_return_is_told_of_the_episodes_that_there_are(episodes: int | None, text: str) -> None:
@@ -112,6 +157,34 @@ def test_a_run_that_saved_can_be_looked_at_and_one_that_was_interrupted_resumed(
         f"penstock train {tmp_path} --resume must",
     ]
     assert [label for label, _ in found[-4:]] == ["next", "", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("exit_reason", "saved", "commands"),
+    [
+        ("fault", True, ["correct the cause, {}", RESUME]),
+        ("user_error", False, ["correct the cause, {}"]),
+        ("diverged", True, ["penstock plot {} --metric grad_norm", RESUME]),
+        ("profiled", True, []),
+        ("minutes", False, []),
+    ],
+)
+def test_the_next_step_fits_the_end(
+    tmp_path: Path, exit_reason: str, saved: bool, commands: list[str]
+) -> None:
+    run = tmp_path / "my run"
+    if saved:
+        (run / "checkpoints" / "last").mkdir(parents=True)
+        (run / "checkpoints" / "last" / "checkpoint.safetensors").touch()
+    found = rows(SUMMARY | {"exit_reason": exit_reason}, run)
+    texts = [text for label, text in found[[label for label, _ in found].index("folder") + 1 :]]
+    cause = f"which the error names; the logs are in {run / 'logs'}"
+    assert texts == [text.format(cause if "cause" in text else f"'{run}'") for text in commands]
+
+
+def test_a_folder_that_is_gone_is_not_named() -> None:
+    labels = [label for label, _ in rows(SUMMARY, Path("/tmp/bench-penstock-x1/run"))]
+    assert {"folder", "next"}.isdisjoint(labels)
 
 
 def test_a_run_of_nothing_has_last_words_and_nothing_to_look_at(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_the_figures_keep_steps_and_frames_apart() -> None:
         "steps": "1,200,000, 16,000/s",
         "frames": "4,800,000, 64,002/s",
         "trained": "15,900/s, 600 updates",
-        "return": "-13.24 over 812 episodes",
+        "return": "-13.24 in training, last 100 of 812 episodes",
         "lag": "1.25, at most 3",
         "queue": "50% full",
         "learner": "compute 90%, other 6%, wait_data 4%; 96% of its ceiling of 16,562/s",
@@ -77,8 +77,8 @@ def test_a_line_is_short_and_leaves_out_what_is_nothing() -> None:
     quiet = METRICS | {"dropped": {"stale": 0}, "actors_restarted": 0, "learners_alive": 2}
     shown = figure_line(quiet | {"eval_return_mean": 17.25}, StopConfig(minutes=2))
     assert shown == (
-        "1:15, 0:44 to go | 1,200,000 steps, 16,000/s | return -13.24 | trained 15,900/s | "
-        "lag 1.25 | learner busy 90% | actors 2 | learners 2 | evaluation 17.25"
+        "1:15, 0:44 to go | 1,200,000 steps, 16,000/s | training return -13.24 | trained 15,900/s "
+        "| lag 1.25 | learner busy 90% | actors 2 | learners 2 | evaluation 17.25"
     )
 
 
@@ -101,8 +101,8 @@ def test_each_learner_and_each_connector_has_a_row() -> None:
 
 def test_what_is_not_known_yet_is_a_dash() -> None:
     early = METRICS | {"env_steps": 0, "episode_return_mean": None, "policy_lag_mean": None}
-    shown = figures(early, None)
-    assert (shown["frames"], shown["return"]) == ("4,800,000, -/s", "- over 812 episodes")
+    shown = figures(early | {"episodes": 0}, None)
+    assert (shown["frames"], shown["return"]) == ("4,800,000, -/s", "- in training, no episode yet")
     assert shown["time"] == "1:15"
 
 
@@ -147,7 +147,7 @@ def test_lines_come_every_few_seconds_and_notes_always() -> None:
     title, line, note = stream.getvalue().splitlines()
     assert title == "penstock runs/x: learner, 2 actors"
     assert line == (
-        "1:15 | 1,200,000 steps, 16,000/s | return -13.24 | trained 15,900/s | lag 1.25 | "
+        "1:15 | 1,200,000 steps, 16,000/s | training return -13.24 | trained 15,900/s | lag 1.25 | "
         "learner busy 90% | dropped 320 | actors 2, 1 restarted"
     )
     assert note == "actor-0 starts again"
@@ -214,7 +214,7 @@ def test_the_panel_shows_what_is_trained_and_how_well(monkeypatch: pytest.Monkey
     for columns in (80, 120):
         text = "\n".join(panel(monkeypatch, columns, early, better, METRICS | {"q_loss": 0.25}))
         assert "ALE/Pong-v5, impala, preset pong" in text
-        assert "-13.24 over 812 episodes, best -12.5" in text
+        assert "-13.24 in training, last 100 of 812 episodes, best -12.5" in text
         assert re.search(r"loss +q 0\.25", text)
 
 
@@ -225,7 +225,7 @@ def test_the_panel_has_the_return_as_a_sparkline_with_best_and_goal(
     lines = panel(monkeypatch, 100, *rising, METRICS | {"episode_return_mean": 3.5}, goal=18)
     [row] = [i for i, line in enumerate(lines) if "return" in line]
     assert "▁▁▂▂▃▃▄▄▅▅▆▆▇▇██▃" in lines[row].replace(" ", "")
-    assert "3.5 over 812 episodes, best 15, goal 18" in lines[row + 1]
+    assert "3.5 in training, last 100 of 812 episodes, best 15, goal 18" in lines[row + 1]
 
 
 def test_the_panel_has_the_time_of_the_learner_as_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:

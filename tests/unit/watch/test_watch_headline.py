@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,15 @@ from penstock.watch.headline import end, is_silent, learning, restart, stall, wr
 
 STEPS: Floats = np.arange(100, dtype=np.float64) * 1e4
 NOISE = np.random.default_rng(0).normal(0, 1, 100)
+RISE: Floats = 172.5 * (1 - np.exp(-np.arange(600) / 150))  # ever slower
+
+
+def judged(
+    steps: Floats, returns: Floats, *, episodes: float = 100.0, live: bool = False
+) -> dict[str, Any]:
+    """The verdict on measurements a second apart, with as many episodes each."""
+    seconds = np.arange(1.0, len(returns) + 1)
+    return learning(steps, returns, episodes * seconds, seconds, live=live)
 
 
 @pytest.mark.parametrize(
@@ -29,9 +39,37 @@ NOISE = np.random.default_rng(0).normal(0, 1, 100)
     ],
 )
 def test_whether_a_run_learns(returns: Any, kind: str, text: str) -> None:
-    found = learning(STEPS[: len(returns)], returns)
+    found = judged(STEPS[: len(returns)], returns)
     assert found["kind"] == kind
     assert text in found["text"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_return_that_rises_with_noise_is_not_flat_and_then_rising_again(seed: int) -> None:
+    noise = np.random.default_rng(seed).normal(0, 1, len(RISE))
+    noisy, steps = RISE + noise, np.arange(float(len(RISE)))
+    kinds = [judged(steps[:n], noisy[:n], live=True)["kind"] for n in range(20, len(noisy) + 1)]
+    changes = [kind for before, kind in pairwise(kinds) if kind != before]
+    assert kinds[0] == "rising"
+    assert changes in ([], ["flat"])
+
+
+def test_the_sentence_stays_between_two_decisions() -> None:
+    texts = [judged(STEPS[:n], STEPS[:n], live=True)["text"] for n in range(20, 91)]
+    assert [texts.count(text) for text in dict.fromkeys(texts)] == [15, 15, 15, 15, 11]
+    assert judged(STEPS[:90], STEPS[:90])["text"] != texts[-1], "an ended run is judged at its end"
+
+
+@pytest.mark.parametrize(
+    ("episodes", "text"),
+    [
+        (0.5, "too early to tell: 50 episodes, 100 are needed"),
+        (3.0, "too early to tell: 74 episodes in the last quarter of the run, 100 are needed"),
+        (5.0, "flat at 7 since the start"),
+    ],
+)
+def test_a_return_of_few_episodes_is_not_flat(episodes: float, text: str) -> None:
+    assert judged(STEPS, np.full(100, 7.0), episodes=episodes)["text"] == text
 
 
 @pytest.mark.parametrize(
@@ -84,12 +122,12 @@ def test_a_process_of_another_host_is_not_to_be_continued_from_this_one() -> Non
 @pytest.mark.parametrize("value", [0.1, -0.7, 200.3, 9.8])
 def test_a_constant_return_is_flat(value: float) -> None:
     for count in range(20, 200):
-        assert learning(np.arange(float(count)), np.full(count, value))["kind"] == "flat"
+        assert judged(np.arange(float(count)), np.full(count, value))["kind"] == "flat"
 
 
 def test_halfway_is_half_of_the_steps_however_far_apart_lines_are() -> None:
     steps = np.concatenate([np.arange(0.0, 1e3, 1.0), np.arange(1e3, 1e4, 100.0)])
-    found = learning(steps, steps / 100)
+    found = judged(steps, steps / 100)
     assert found["kind"] == "rising"
     assert found["text"].startswith("rising: 49.5 halfway")
 
