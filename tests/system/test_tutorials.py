@@ -42,6 +42,21 @@ def test_ones_own_game_is_learnt(corridor: Path, penstock: Penstock) -> None:
     assert (status, errors) == (0, "")
 
 
+@pytest.mark.smoke
+@pytest.mark.timeout(110)
+def test_the_game_of_the_readme_is_checked_trained_and_played(
+    tmp_path: Path, penstock: Penstock
+) -> None:
+    (tmp_path / "dial.py").write_text(code("../README.md", "python", 0))
+    status, _, errors = penstock("check-env", "dial:Dial", "--steps", "500", "--json").end()
+    assert status == 0, errors
+    after = "assert (summary.reason, action, state) == ('return', 0, None)"
+    program = ["observation = [3.0]", code("../README.md", "python", 1), after]
+    (tmp_path / "use.py").write_text("\n".join(program))
+    status, _, errors = penstock(module="use").end()
+    assert status == 0, errors
+
+
 @pytest.mark.timeout(110)
 def test_the_example_on_replay_trains_goes_on_and_is_evaluated(
     tmp_path: Path, penstock: Penstock
