@@ -103,7 +103,8 @@ reference: venv ## write the pages that come from the code: the configuration, t
 	$(BIN)/python -m penstock.configs.reference > docs/configuration.md
 	$(CLI_DOCS) | sed '$$d' > docs/cli.md
 
-pictures: venv ## make the screenshots and GIFs of the docs from real runs, six minutes; needs Chromium
+pictures: venv ## make the pictures of the docs from real runs and results, ten minutes; needs Chromium
+	$(BIN)/python benchmarks/chart.py
 	$(BIN)/python benchmarks/pictures.py
 
 bench: venv ## run the benchmarks, one after another; results go to benchmarks/results

@@ -2,11 +2,13 @@
 
     docs/images/watch-VIEW.png    the views of `penstock watch`, while a run trains
     docs/images/terminal.png      the live view of that run in its terminal
+    docs/images/front.png         the page on the run of the README, and
+    docs/images/front.gif         its agent, as it plays
     docs/images/agents/NAME.gif   each agent of docs/agents, as it plays
 
 The screenshots show a run of MinAtar's Breakout that has trained for some minutes, and an ended run
 of CartPole in the list. They need Chromium. If an environment cannot be rendered on this machine,
-its GIF is skipped with a message. `--only` makes the screenshots or the GIFs alone.
+its GIF is skipped with a message. `--only` makes the screenshots, the GIFs or the README's alone.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from penstock.configs.errors import UserError
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 AGENTS = ROOT / "docs" / "agents"
-PARTS = ("screens", "agents")
+PARTS = ("screens", "agents", "front")
 VIEWS = ("learning", "flow", "time", "processes", "run", "agent")
 DARK = ("agent",)  # views that are also shown dark
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
@@ -48,6 +50,9 @@ RUN = (
     *("minatar_breakout", "run.seed=1", "stop.minutes=10", "stop.env_steps=2e7"),
     "eval.every_steps=100000",
 )
+FRONT = "lunarlander"  # trained as the README says
+FRONT_CLIP = (0, 8, 15, 320)
+FRONT_SIZE = {"width": 960, "height": 750}
 BESIDE = ("cartpole_ppo", "run.seed=1", "stop.env_steps=400000", "eval.every_steps=50000")
 FRAME = re.compile(r"╭.*?╰[^\n]*", re.DOTALL)
 NBYTES = 200_000  # of a picture, unless nothing smaller is possible
@@ -70,17 +75,19 @@ RECORD_S = 300.0  # for one agent
 def main() -> int:
     """Make them; 2 with a sentence where something is missing."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=PARTS, action="append", help="by default both")
+    parser.add_argument("--only", choices=PARTS, action="append", help="by default all")
     parser.add_argument("--minutes", type=float, default=3.0, help="of training, until it is shown")
     args = parser.parse_args()
     parts = args.only or PARTS
     try:
-        browser = find_browser() if "screens" in parts else ""
+        browser = find_browser() if {"screens", "front"} & {*parts} else ""
         _require("imageio_ffmpeg", "video")
         if "agents" in parts:
             agents(IMAGES / "agents")
         if "screens" in parts:
             screens(browser, args.minutes)
+        if "front" in parts:
+            front(browser)
     except UserError as error:
         print(f"pictures: {error}", file=sys.stderr)
         return 2
@@ -166,6 +173,24 @@ def screens(browser: str, minutes: float) -> None:
         _shoot(browser, page, terminal.frame())
 
 
+def front(browser: str) -> None:
+    """Train the agent of the README; show it, and the page on its run."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        run = f"runs/{FRONT}"
+        for command in (
+            ("train", FRONT, f"run.dir={run}"),
+            ("record", run, "--episodes", "3", "--out", f"{run}/videos/agent.mp4"),
+        ):
+            subprocess.run(_penstock(*command), cwd=folder, check=True, capture_output=True)
+        _make_gif(folder / run / "videos" / "agent.mp4", IMAGES / "front.gif", *FRONT_CLIP)
+        address = stack.enter_context(_page(folder))
+        with _browser_page(browser) as page:
+            page.set_viewport_size(FRONT_SIZE)
+            _open_view(page, address, FRONT, "learning")
+            _save(page, IMAGES / "front.png")
+
+
 class Terminal:
     """A run in a pseudo-terminal; a thread reads its output."""
 
@@ -226,26 +251,37 @@ def _page(folder: Path) -> Iterator[str]:
 
 
 def _shoot(program: str, address: str, panel: str) -> None:
+    with _browser_page(program) as page:
+        for scheme, views in (("light", VIEWS), ("dark", DARK)):
+            page.emulate_media(color_scheme=scheme)
+            for view in views:
+                _open_view(page, address, "breakout", view)
+                suffix = "-dark" if scheme == "dark" else ""
+                _save(page, IMAGES / f"watch-{view}{suffix}.png")
+        page.set_content(_as_html(panel))
+        _save(page.locator("pre"), IMAGES / "terminal.png")
+
+
+@contextmanager
+def _browser_page(program: str) -> Iterator[Any]:
+    """An empty page of a new browser."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT})
-        page: Any = context.new_page()
-        for scheme, views in (("light", VIEWS), ("dark", DARK)):
-            page.emulate_media(color_scheme=scheme)
-            for view in views:
-                page.goto("about:blank")
-                page.goto(f"{address}#run=breakout&view={view}")
-                page.wait_for_selector(".figures dd")
-                if view == "agent":
-                    _play(page)
-                page.wait_for_timeout(3000)  # charts are drawn
-                suffix = "-dark" if scheme == "dark" else ""
-                _save(page, IMAGES / f"watch-{view}{suffix}.png")
-        page.set_content(_as_html(panel))
-        _save(page.locator("pre"), IMAGES / "terminal.png")
+        yield context.new_page()
         browser.close()
+
+
+def _open_view(page: Any, address: str, run: str, view: str) -> None:
+    """Show a view of a run, with its charts drawn."""
+    page.goto("about:blank")
+    page.goto(f"{address}#run={run}&view={view}")
+    page.wait_for_selector(".figures dd")
+    if view == "agent":
+        _play(page)
+    page.wait_for_timeout(3000)  # charts are drawn
 
 
 def _play(page: Any) -> None:

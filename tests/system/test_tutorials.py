@@ -42,6 +42,21 @@ def test_ones_own_game_is_learnt(corridor: Path, penstock: Penstock) -> None:
     assert (status, errors) == (0, "")
 
 
+@pytest.mark.smoke
+@pytest.mark.timeout(110)
+def test_the_game_of_the_readme_is_checked_trained_and_played(
+    tmp_path: Path, penstock: Penstock
+) -> None:
+    (tmp_path / "dial.py").write_text(code("../README.md", "python", 0))
+    status, _, errors = penstock("check-env", "dial:Dial", "--steps", "500", "--json").end()
+    assert status == 0, errors
+    last = "import json; print(json.dumps({'reason': summary.reason, 'left': action == 0}))"
+    program = ["observation = [3.0]", code("../README.md", "python", 1), last]
+    (tmp_path / "use.py").write_text("\n".join(program))
+    status, answer, errors = penstock(module="use").end()
+    assert (status, answer["reason"], answer["left"]) == (0, "return", True), errors
+
+
 @pytest.mark.timeout(110)
 def test_the_example_on_replay_trains_goes_on_and_is_evaluated(
     tmp_path: Path, penstock: Penstock
