@@ -39,6 +39,10 @@ class LearnerGoneError(Exception):
     """The learner ended or was replaced by another run; the actor must join again."""
 
 
+class RunOverError(LearnerGoneError):
+    """The learner has said that its run has reached its end: no other learner takes its place."""
+
+
 class UnknownPolicyError(Exception):
     """The learner publishes no policy of this id."""
 

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +18,7 @@ import pytest
 import zmq
 
 from idle_peers import connecting, processor_s
-from penstock.core.interfaces import LearnerGoneError
+from penstock.core.interfaces import LearnerGoneError, RunOverError
 from penstock.core.role import EXIT_REJOIN
 from penstock.core.specs import Column, SlotSpec
 from penstock.launch.engines.local import LocalHandle
@@ -317,6 +317,25 @@ def test_told_to_stop_it_takes_in_what_was_sent(tmp_path: Path, side: Learner, j
             {"actor": 7, "incarnation": 0, "produced_steps": 48, "sequence": 4}
         ]
         assert [side.take().header["sequence"] for _ in range(4)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_actors_hear_that_the_run_is_over_from_the_connector_that_ends(
+    tmp_path: Path, side: Learner, join: Join, over: bool
+) -> None:
+    address = f"ipc://{tmp_path}/wire"
+    with role_process(tmp_path, "connector", address) as child:
+        link = join(address)
+        send(link, 0)
+        if over:
+            child.send({"kind": "over"})
+        child.signal(signal.SIGTERM)
+        assert exit_code(child) == 0
+    # It is read when the connector has gone; without it the link waits for the next one.
+    with pytest.raises(RunOverError) if over else nullcontext():
+        for _ in range(20):
+            link.beat()
+            time.sleep(0.05)
 
 
 def test_it_ends_when_the_learner_does_and_the_actor_meets_the_next_run(

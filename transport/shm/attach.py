@@ -6,6 +6,9 @@ The owner watches each client's pidfd. A client's memory is taken back only when
 its end, or the client itself sends that it will not write any more: a closed connection proves
 neither.
 
+An owner that ends for good sends BYE to the clients that know it, before it closes their
+connections.
+
 The folder's mode keeps other users away. An attached client maps the memory and may write to it, so
 it is trusted, as the owner is; a request or an answer of another release is refused in a sentence.
 
@@ -36,7 +39,7 @@ ATTACH_TIMEOUT_S = 10.0  # for the answer to a request
 SHORT_OF_DESCRIPTORS_S = 0.01  # rest after a connection that could not be accepted
 MESSAGE_NBYTES = 1 << 17
 MAX_FDS = 4
-BYE = b"bye"
+BYE = b"bye"  # of a client: it does not write any more; of an owner: it has ended for good
 
 
 class Attached(NamedTuple):
@@ -66,6 +69,7 @@ class AttachServer:
         self._left = left
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, tuple[socket.socket, int | None]] = {}  # pidfd -> peer, lane
+        self._know_bye: set[int] = set()  # pidfds of clients that do not wait after a BYE
         self._listener = _listen(path)
         self._made = os.lstat(path)
         self.watch(self._listener, self._accept)
@@ -85,9 +89,14 @@ class AttachServer:
             if self._selector.get_map().get(key.fileobj) is key and key.data is not None:
                 key.data()
 
-    def close(self) -> None:
+    def close(self, *, over: bool = False) -> None:
+        """Close all connections. ``over``: none will take the owner's place, which the clients are
+        told."""
         sockets = [key.fileobj for key in self._selector.get_map().values()]
         for pidfd, (peer, _) in self._peers.items():
+            if over and pidfd in self._know_bye:
+                with suppress(OSError):
+                    peer.send(BYE)
             sockets.append(peer)
             os.close(pidfd)
         self._peers.clear()
@@ -122,6 +131,8 @@ class AttachServer:
             return
         lane, fds, reply = self._answer(request)
         self._peers[pidfd] = (peer, lane)
+        if isinstance(request, dict) and request.get("bye") is True:
+            self._know_bye.add(pidfd)
         self.watch(pidfd, lambda: self._end(pidfd))
         self.watch(peer, lambda: self._hear(pidfd))
         try:
@@ -156,6 +167,7 @@ class AttachServer:
 
     def _end(self, pidfd: int) -> None:
         peer, lane = self._peers.pop(pidfd)
+        self._know_bye.discard(pidfd)
         self.unwatch(pidfd)
         with suppress(KeyError):  # its end was handled before
             self.unwatch(peer)
@@ -195,7 +207,7 @@ class AttachClient:
             raise
 
     def _ask(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
-        self._socket.send(msgpack.packb({"attach": ATTACH_VERSION, **request}))
+        self._socket.send(msgpack.packb({"attach": ATTACH_VERSION, "bye": True, **request}))
         data, fds, flags, _ = socket.recv_fds(
             self._socket, MESSAGE_NBYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC
         )
@@ -223,7 +235,21 @@ class AttachClient:
     @property
     def owner_gone(self) -> bool:
         """Whether the owner closed the connection, which it does only by ending."""
-        return hung_up(self._socket)
+        return self._last_word() is not None
+
+    @property
+    def owner_over(self) -> bool:
+        """Whether the owner has ended for good."""
+        return self._last_word() == BYE
+
+    def _last_word(self) -> bytes | None:
+        """BYE or nothing after the owner's end; None while it lives."""
+        try:
+            return self._socket.recv(len(BYE), socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
 
     def leave(self) -> None:
         """Send that this side will not write any more."""

@@ -215,12 +215,14 @@ class Receiver:
     def learner_gone(self) -> bool:
         return self._link.learner_gone()
 
-    def drain(self, timeout_s: float, beat: Callable[[], None]) -> None:
+    def drain(self, timeout_s: float, beat: Callable[[], None], *, over: bool = False) -> None:
         """Receive the messages on their way until none arrives or all actors have left.
 
-        No grants.
+        No grants. ``over``: the run is over, which the actors are told.
         """
         self._lending = False
+        for stream in [*self.grants.streams.values()] if over else ():
+            self._say(stream.peer, MessageKind.BYE, None, stream)
         deadline_s = time.monotonic() + timeout_s
         quiet_s = time.monotonic() + QUIET_S
         while self.grants.streams and time.monotonic() < min(quiet_s, deadline_s):
