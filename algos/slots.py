@@ -37,7 +37,7 @@ class RecordedSum(NamedTuple):
     """Sum and number of the values of a key of `env.record`."""
 
     total: float
-    count: int
+    number: int
 
     @classmethod
     def of(

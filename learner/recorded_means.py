@@ -24,16 +24,16 @@ class RecentMean:
         self._fresh = 0  # of these, since the last `take`
 
     def add(self, values: RecordedSum) -> None:
-        if values.count:
+        if values.number:
             self._sums.append(values)
-            self._count += values.count
-            self._fresh += values.count
+            self._count += values.number
+            self._fresh += values.number
 
     def take(self) -> float | None:
         """The mean; None before the first value."""
         needed, self._fresh = max(LEAST, self._fresh), 0
-        while self._sums and self._count - self._sums[0].count >= needed:
-            self._count -= self._sums.popleft().count
+        while self._sums and self._count - self._sums[0].number >= needed:
+            self._count -= self._sums.popleft().number
         return sum(values.total for values in self._sums) / self._count if self._count else None
 
 
@@ -51,7 +51,7 @@ class RecordedMeans:
         for key, sums in unrolls.recorded.items():
             for mean, values in zip(self._means[key], sums, strict=True):
                 mean.add(values)
-            if sums[0].count:
+            if sums[0].number:
                 self._missing.discard(key)
 
     def interval(self) -> Mapping[str, float | None]:

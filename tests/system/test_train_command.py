@@ -201,6 +201,16 @@ def _files(run_dir: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files if path.parent.name != "logs"}
 
 
+# Ends the run once two actors play.
+BOTH = """
+class Both:
+    every_steps = 1
+    def on_steps(self, run, metrics):
+        return metrics["actors_alive"] == 2
+"""
+
+
+@pytest.mark.timeout(200)
 def test_actors_by_hand_wait_for_a_learner_and_join_the_next(
     penstock: Penstock, tmp_path: Path
 ) -> None:
@@ -222,9 +232,9 @@ def test_actors_by_hand_wait_for_a_learner_and_join_the_next(
     assert code == 130, err
     assert f"start actors with: penstock actor --connect {address}" in err
     assert_balanced(summary)
-    reached = summary["learner_steps"] + 30
-    code, summary, err = learner("--resume=must", f"stop.learner_steps={reached}").end()
-    assert code == 0, err
+    (tmp_path / "both.py").write_text(BOTH)
+    code, summary, err = learner("--resume=must", "run.callbacks=[both:Both]").end()
+    assert (code, summary["exit_reason"]) == (0, "callback"), err
     assert_balanced(summary)
     for actors in played:
         code, answer, err = actors.end()
