@@ -6,8 +6,7 @@ The owner watches each client's pidfd. A client's memory is taken back only when
 its end, or the client itself sends that it will not write any more: a closed connection proves
 neither.
 
-An owner that ends for good sends BYE to the clients that know it, before it closes their
-connections.
+An owner that ends for good sends BYE to its clients before it closes their connections.
 
 The folder's mode keeps other users away. An attached client maps the memory and may write to it, so
 it is trusted, as the owner is; a request or an answer of another release is refused in a sentence.
@@ -69,7 +68,6 @@ class AttachServer:
         self._left = left
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, tuple[socket.socket, int | None]] = {}  # pidfd -> peer, lane
-        self._know_bye: set[int] = set()  # pidfds of clients that do not wait after a BYE
         self._listener = _listen(path)
         self._made = os.lstat(path)
         self.watch(self._listener, self._accept)
@@ -94,7 +92,7 @@ class AttachServer:
         told."""
         sockets = [key.fileobj for key in self._selector.get_map().values()]
         for pidfd, (peer, _) in self._peers.items():
-            if over and pidfd in self._know_bye:
+            if over:
                 with suppress(OSError):
                     peer.send(BYE)
             sockets.append(peer)
@@ -131,8 +129,6 @@ class AttachServer:
             return
         lane, fds, reply = self._answer(request)
         self._peers[pidfd] = (peer, lane)
-        if isinstance(request, dict) and request.get("bye") is True:
-            self._know_bye.add(pidfd)
         self.watch(pidfd, lambda: self._end(pidfd))
         self.watch(peer, lambda: self._hear(pidfd))
         try:
@@ -167,7 +163,6 @@ class AttachServer:
 
     def _end(self, pidfd: int) -> None:
         peer, lane = self._peers.pop(pidfd)
-        self._know_bye.discard(pidfd)
         self.unwatch(pidfd)
         with suppress(KeyError):  # its end was handled before
             self.unwatch(peer)
@@ -207,7 +202,7 @@ class AttachClient:
             raise
 
     def _ask(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
-        self._socket.send(msgpack.packb({"attach": ATTACH_VERSION, "bye": True, **request}))
+        self._socket.send(msgpack.packb({"attach": ATTACH_VERSION, **request}))
         data, fds, flags, _ = socket.recv_fds(
             self._socket, MESSAGE_NBYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC
         )
