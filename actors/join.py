@@ -1,7 +1,8 @@
 """How an actor finds its learner, and by which transport it joins.
 
-Roles start in any order, so an actor waits for its learner without limit; one that was started by
-hand prints that once. The supervisor watches its own learners.
+Roles start in any order, so an actor waits for its learner without limit, unless `penstock actor`
+has one (--wait); one that was started by hand prints that once. The supervisor watches its own
+learners.
 """
 
 from __future__ import annotations
@@ -55,9 +56,11 @@ def find(ctx: RoleContext) -> Found:
         return _own_learner(ctx, ctx.config)
     assert ctx.address is not None
     source = f"the learner at {ctx.address}"
+    ctx.begin_wait()
     trusted = _trusts(ctx, ctx.address, source)
     remote = make_transport(TRANSPORTS.elsewhere(ctx.transport))
     info = _found(wait_for(partial(remote.ask, ctx, ctx.address), ctx, source))
+    ctx.end_wait()
     config = _read_config(info, source)
     code_references.check(
         config, ctx.allow, trusted=trusted and _trusts(ctx, ctx.address, source), source=source
@@ -126,10 +129,16 @@ def _own_socket(text: str) -> str:
 
 
 def join(ctx: RoleContext, found: Found, spec: SlotSpec, actor: int) -> Link | None:
-    """Join as ``actor`` with slots of ``spec``; None when asked to leave before that worked."""
+    """Join as ``actor`` with slots of ``spec``; None when asked to leave before that worked. Raises
+    LearnerGoneError where it did not work within ``ctx.wait_s``."""
     connect = partial(found.transport.connect, ctx, found.address, found.config, spec, actor)
     peer = None if ctx.address is None else f"the learner at {found.address}"
-    return wait_for(connect, ctx, peer)
+    ctx.begin_wait()
+    link = wait_for(connect, ctx, peer)
+    if link is None and ctx.gave_up:
+        raise LearnerGoneError(f"waited for {peer} for {ctx.wait_s:g} s")
+    ctx.end_wait()
+    return link
 
 
 def wait_for(connect: Callable[[], T], ctx: RoleContext, peer: str | None) -> T | None:

@@ -21,7 +21,7 @@ from penstock.algos.registry import algorithm
 from penstock.algos.samples import slot_spec
 from penstock.autotune.forms import with_acting_form
 from penstock.configs.schema import Config
-from penstock.core.interfaces import Environments, LearnerGoneError, Link
+from penstock.core.interfaces import Environments, LearnerGoneError, Link, RunOverError
 from penstock.core.notes import note_logger
 from penstock.core.role import ACTOR_INDEX_BITS, EXIT_REJOIN, RoleContext
 from penstock.envs import BatchedEnv, make
@@ -31,11 +31,12 @@ from penstock.profiling.status import Phase, StatusPage
 logger = note_logger(__name__)
 
 GRANT_TIMEOUT_S = 0.5
+RUN_OVER, GAVE_UP = "learner", "lost"  # reasons for which the command of actors by hand ends
 
 
 def run(ctx: RoleContext) -> None:
     """Play until ``ctx.stopping()``. An actor started by hand exits with EXIT_REJOIN when its
-    learner ends."""
+    learner ends, and ends its command when the run is over or it has waited for too long."""
     try:
         found = find(ctx)
         ctx.status.begin(Phase.ENVIRONMENT)
@@ -48,8 +49,15 @@ def run(ctx: RoleContext) -> None:
     except LearnerGoneError as error:
         if ctx.stopping():
             return
-        logger.info("%s joins again: %s", ctx.name, error)
-        raise SystemExit(EXIT_REJOIN) from error
+        if isinstance(error, RunOverError):
+            logger.info("the run of the learner at %s is over, and its actors end", ctx.address)
+            ctx.report("stop", reason=RUN_OVER)
+        elif ctx.gave_up:
+            text = f"no learner answered at {ctx.address} for {ctx.wait_s:g} s; start it, or raise"
+            ctx.report("stop", reason=GAVE_UP, error=f"{text} --wait")
+        else:
+            logger.info("%s joins again: %s", ctx.name, error)
+            raise SystemExit(EXIT_REJOIN) from error
 
 
 @contextmanager

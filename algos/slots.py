@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from penstock.configs.errors import UserError
 from penstock.core.observations import Spaces, views
-from penstock.core.specs import Column
+from penstock.core.specs import GIVEN, Column
 from penstock.envs import find_bad_reward
 from penstock.models.fitting import parts_of
 
@@ -32,8 +33,25 @@ class Rewards(Protocol):
     def reward_scale(self) -> float: ...
 
 
+class RecordedSum(NamedTuple):
+    """Sum and number of the values of a key of `env.record`."""
+
+    total: float
+    number: int
+
+    @classmethod
+    def of(
+        cls, columns: Mapping[str, npt.NDArray[Any]], key: str, rows: npt.NDArray[np.bool_]
+    ) -> RecordedSum:
+        """Of those ``rows`` [T, E] that have a value."""
+        given = columns.get(GIVEN.format(key))
+        values = columns[key][rows if given is None else rows & given]
+        return cls(float(values.sum(dtype=np.float64)), values.size)
+
+
 class UnrollSummary(NamedTuple):
-    """Steps by policy version, and finished episodes, of unrolls of E environments.
+    """Steps by policy version, finished episodes, and recorded values, of unrolls of E
+    environments.
 
     The thread that gathers a batch makes it: the columns are in its core's cache, while the
     learner's thread would read them from memory.
@@ -47,10 +65,15 @@ class UnrollSummary(NamedTuple):
     """Raw returns of the episodes that ended."""
     lengths: list[int]
     """Agent steps of the same episodes."""
+    recorded: Mapping[str, tuple[RecordedSum, RecordedSum]] = MappingProxyType({})
+    """By key of `env.record`: of all agent steps, and of those that ended an episode."""
 
     @classmethod
-    def of(cls, columns: Mapping[str, npt.NDArray[Any]]) -> UnrollSummary:
-        """Of the columns ``[T, E]`` of a slot or of a batch of unrolls, as copies."""
+    def of(
+        cls, columns: Mapping[str, npt.NDArray[Any]], record: Sequence[str] = ()
+    ) -> UnrollSummary:
+        """Of the columns ``[T, E]`` of a slot or of a batch of unrolls, as copies; ``record`` are
+        the keys of `env.record`."""
         alive, versions = columns["alive"], columns["policy_version"]
         steps: npt.NDArray[np.integer[Any]] = alive.astype(np.int64)
         if (versions == versions[0]).all():
@@ -60,7 +83,11 @@ class UnrollSummary(NamedTuple):
         ended = over.any()
         returns = columns["episode_return"][over].tolist() if ended else []
         lengths = columns["episode_length"][over].tolist() if ended else []
-        return cls(versions.astype(np.int64), steps, returns, lengths)
+        recorded = {
+            key: (RecordedSum.of(columns, key, alive), RecordedSum.of(columns, key, over))
+            for key in record
+        }
+        return cls(versions.astype(np.int64), steps, returns, lengths, recorded)
 
 
 def columns(observation_space: Any, action: Column, *recorded: Column) -> tuple[Column, ...]:

@@ -297,6 +297,16 @@ def actor(
             "from others.",
         ),
     ] = None,
+    wait: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="Longest time to wait for the learner, at the start and when it is lost; then the "
+            "command ends with exit code 1. By default it waits without limit. When the run has "
+            "reached its end, the command ends with exit code 0 in any case.",
+        ),
+    ] = None,
     run_dir: Annotated[
         str | None,
         typer.Option("--dir", help="Folder for the logs; by default runs/actors-<time>."),
@@ -307,11 +317,14 @@ def actor(
     ] = "text",
     as_json: Json = False,
 ) -> None:
-    """Start actors that join a learner. The learner may be started before or after them."""
+    """Start actors that join a learner, and end with its run. The learner may be started before or
+    after them."""
     from penstock.launch import run
 
     names = allow or ()
-    sys.exit(run.actors(connect, count, transport, curve, run_dir, as_json, insecure, names, log))
+    sys.exit(
+        run.actors(connect, count, transport, curve, run_dir, as_json, insecure, names, log, wait)
+    )
 
 
 @app.command(rich_help_panel=MEASURE)

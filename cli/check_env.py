@@ -22,6 +22,7 @@ from penstock.envs.space_difference import brief
 
 PART_S = 15.0  # at most, of each part of the check
 RATE_S = 2.0
+SHOWN_KEYS = 20  # of an info
 
 
 def check(target: str, overrides: list[str], steps: int, envs: int) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def _report(env: EnvConfig, steps: int, envs: int) -> dict[str, Any]:
     return {
         "env": env.id,
         "problems": [problem._asdict() for problem in found.problems],
-        "notes": [*_notes(found, figures, refused), *logged],
+        "notes": [*_notes(found, figures, refused), *_missing(found, figures, env), *logged],
         "figures": figures,
     }
 
@@ -158,6 +159,23 @@ def _notes(found: Checker, figures: dict[str, Any], refused: str | None) -> Iter
         )
     if refused:
         yield f"training works with it, but gymnasium's own checker refuses it: {refused}"
+
+
+def _missing(found: Checker, figures: dict[str, Any], env: EnvConfig) -> Iterator[str]:
+    """A sentence on the keys of `env.record` that no step had."""
+    missing = [key for key in env.record if key not in found.info_keys]
+    if missing and figures.get("steps"):
+        yield (
+            f"env.record names {', '.join(missing)}, and the info of none of {figures['steps']:,} "
+            f"steps had it; {_known(found.info_keys)}: correct the name, or raise --steps if it is "
+            "rare"
+        )
+
+
+def _known(keys: set[str]) -> str:
+    shown = sorted(keys)[:SHOWN_KEYS]
+    more = f" and {len(keys) - len(shown)} more" if len(keys) > len(shown) else ""
+    return f"their keys are {', '.join(shown)}{more}" if keys else "they were empty"
 
 
 def _rate(env: EnvConfig, envs: int) -> dict[str, Any]:

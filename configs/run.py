@@ -60,8 +60,9 @@ class RunOptions(Section):
     """Output on the terminal: `text` for people; `json` has one JSON object per line for each event
     and, every ten seconds, for the figures, for programs that collect logs."""
     callbacks: Classes = Field(default_factory=list)
-    """Classes of your own, `module:Class`, whose methods are called after evaluations, after
-    checkpoints and at the end of the run; see `penstock.launch.callbacks`."""
+    """Classes of your own, `module:Class`, whose methods are called every so many agent steps,
+    after evaluations, after checkpoints and at the end of the run; see
+    `penstock.launch.callbacks`."""
     hang_timeout_s: Positive = 60.0
     """Seconds without progress after which a process counts as hung. It is then killed and
     restarted. Raise it for environments whose steps or resets are slower."""

@@ -25,6 +25,7 @@ from penstock.configs.value_types import (
     Fraction,
     Large,
     MemoryFormat,
+    Names,
     Natural,
     Niceness,
     NotNegative,
@@ -47,6 +48,8 @@ MOST_AT_FIRST = 16  # actors of each learner that `auto` starts at once, whateve
 BATCH_STEPS = 512, 2048
 SLOT_STEPS = 32, 512  # the same of a slot with replay, where its size does not change the batch
 MOST_ENVS = 128  # of an actor, with `auto`
+# The metrics of a key of `env.record`: means over all agent steps, and those that ended an episode.
+RECORD_MEANS = "env_{}_mean", "env_{}_final_mean"
 
 EnvKind = Literal["auto", "vector", "continuous", "pixels", "atari"]
 
@@ -70,10 +73,15 @@ class EnvConfig(Section):
     wrappers: Wrappers = Field(default_factory=list)
     """Wrappers around each single environment, innermost first. With wrappers, the environment's
     own vectorised form is not used, which is slower."""
+    record: Names = Field(default_factory=list)
+    """Keys of the `info` that a step returns, whose numbers are recorded where a step has them:
+    `[is_success]`. The metrics `env_KEY_mean` and `env_KEY_final_mean` are their means, and an
+    algorithm of your own finds them as a column of its batch. Each costs 5 bytes a step."""
 
     def identity(self) -> dict[str, Any]:
         """The settings of the environment as JSON, stored with checkpoints and evaluations."""
-        return self.model_dump(mode="json", exclude={"kind"})  # which decides defaults only
+        # Without what decides defaults only, or is only watched.
+        return self.model_dump(mode="json", exclude={"kind", "record"})
 
     def is_same(self, known: Mapping[str, Any]) -> bool:
         """Whether ``known``, from `identity`, is this environment. Settings that an older version

@@ -156,6 +156,18 @@ Wrappers = Annotated[
     ),
 ]
 
+
+def _different(names: list[str]) -> list[str]:
+    if len({*names}) < len(names):
+        raise ValueError("a name occurs twice")
+    return names
+
+
+Names = Annotated[
+    list[Text],
+    AfterValidator(_different),
+    ValueDescription("a list of different names, such as [is_success]"),
+]
 Classes = Annotated[
     list[_Object],
     ValueDescription("a list of `module:Class`"),

@@ -12,6 +12,9 @@ sent {"kind": "saver", "rank": ...} before, which names the one that saves the r
 until it has ended, and are sent the next rank if it has died. A parameter server is sent
 {"kind": "finish"} when all learners have ended.
 
+Where the run is over, as it has reached a limit, connectors and learners are sent {"kind": "over"}
+before the signal. They tell the actors that were started by hand.
+
 The evaluator is sent {"kind": "finish"} without a signal, when the last checkpoint is written: it
 evaluates that and ends.
 """
@@ -19,6 +22,7 @@ evaluates that and ends.
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -83,7 +87,8 @@ class RoleContext:
     one (`leaving`, `follow`), everything else is fixed while the process runs. ``runtime_dir`` has
     mode 0700 and a path short enough for Unix sockets. ``resume`` is "no", "auto" or "must",
     ``transport`` the transport of an actor, ``curve`` a directory of keys. ``insecure`` and
-    ``allow`` are the permissions of an actor started by hand (`configs.code_references.check`).
+    ``allow`` are the permissions of an actor started by hand (`configs.code_references.check`), and
+    ``wait_s`` is how long it waits for its learner; None: without limit.
     ``store`` is None where one supervisor names the groups of learners; ``meets_at`` and
     ``servers`` are as in `RoleSpec`. ``group_begun`` is true for a learner that was started after
     others had formed a group, so that the trained state is theirs.
@@ -112,9 +117,11 @@ class RoleContext:
     meets_at: str | None = None
     servers: tuple[str, ...] = ()
     group_begun: bool = False
+    wait_s: float | None = None
     holds_state: bool = False
     shim_died: bool = False
     _stopping: bool = False  # a plain flag: a signal handler must not take a lock
+    _gives_up_s: float | None = None  # when it has waited for its learner for ``wait_s``
     _given: Message | None = None
 
     @property
@@ -135,11 +142,25 @@ class RoleContext:
         self._stopping = True
 
     def leaving(self) -> bool:
-        """Whether an actor must leave its learner, because it stops or was moved to another."""
+        """Whether an actor must leave its learner, because it stops or was moved to another, or
+        has waited for it for too long."""
         for message in self.messages():
             if message["kind"] == "learner":
                 self._given = message
-        return self._stopping or self._given is not None
+        return self._stopping or self._given is not None or self.gave_up
+
+    def begin_wait(self) -> None:
+        """Begin to wait for the learner."""
+        self._gives_up_s = None if self.wait_s is None else time.monotonic() + self.wait_s
+
+    def end_wait(self) -> None:
+        """The learner has answered."""
+        self._gives_up_s = None
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether it has waited for its learner for ``wait_s``."""
+        return self._gives_up_s is not None and time.monotonic() >= self._gives_up_s
 
     def follow(self) -> None:
         """Join the learner that the supervisor named last, under a new incarnation."""

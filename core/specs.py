@@ -35,6 +35,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 PLAIN_DTYPE = re.compile(r"[<>|=]?[biufcSUVmM?]\d{0,9}|bool|u?int\d{1,2}|float\d\d|complex\d{2,3}")
 MAX_AXES = 32  # as of numpy before version 2
 MAX_COLUMNS = 4096
+GIVEN = "{}_given"  # the column that tells where a column of `env.record` has a value
 SMALL_NBYTES = 64  # a record of 64 bytes is gathered faster than its columns one by one
 
 

@@ -142,7 +142,7 @@ def make(
         if not isinstance(vector, VectorEnv) or vector.num_envs != count:
             raise UserError(f"{purpose} must return a VectorEnv of num_envs={count}, not {vector}")
         claim(purpose, vector)
-        return BatchedEnv(env.id, vector, frames_per_step, how)
+        return BatchedEnv(env.id, vector, frames_per_step, how, env.record)
 
 
 def _singles(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,7 +31,7 @@ from penstock.configs.errors import UserError
 from penstock.core.notes import note_logger
 from penstock.core.observations import MASK, UNBOUNDED, ObservationPart, is_bounded
 from penstock.core.place import exit_refused
-from penstock.core.specs import Column, plain_dtype
+from penstock.core.specs import GIVEN, Column, plain_dtype
 from penstock.envs.action_names import action_names
 from penstock.envs.first_episodes import SHORTENED
 from penstock.envs.instances import release
@@ -52,11 +52,13 @@ Actions = Discrete | MultiDiscrete | Box
 
 FINAL_KEYS = ("final_obs", "final_observation", "terminal_observation")  # in `info`
 RECORDED = "recorded"  # in metadata: dtypes of the columns that an environment records, by name
+WATCHED = "watched"  # in metadata of `SinglesVectorEnv`: the keys of `info` in `env.record`
 SEATS = "seats"  # in metadata: rows of one game
 PLAYING = "playing"  # in `info` of an environment with seats: the rows that play, bool [count]
 READ = frozenset((SHORTENED, *FINAL_KEYS))
 _ABOUT_ACTIONS = re.compile(r"\b(action|move|legal|illegal|invalid)s?\b", re.IGNORECASE)
 CONSTANTS = (int, float, np.generic, type(None))  # observations, or parts, that cannot change
+NUMBERS = (int, float, np.number, np.bool_)
 SEEDS = 2**30  # ale-py takes int32, and gives environment i of a vector seed + i
 
 
@@ -82,7 +84,8 @@ class EnvInfo:
     own_spaces: tuple[Space[Any], Space[Any]] | None = None
     """The environment's own, of observations and of actions; None: those above."""
     recorded: tuple[Column, ...] = ()
-    """Further columns of a slot, whose values the environment gives in the `info` of each step."""
+    """Further columns of a slot, whose values the environment gives in the `info` of a step: those
+    that it declares, then two for each key of `env.record` (`watched_columns`)."""
 
     @classmethod
     def of_spaces(
@@ -108,10 +111,10 @@ class EnvInfo:
 
 class SinglesVectorEnv(SyncVectorEnv):
     """Steps single environments one by one. Of their infos only the keys in `READ` are kept, each
-    with the value True, and the columns that they record.
+    with the value True, the columns that they record, and the numbers of `env.record`.
 
     gymnasium makes an array of each entry, over all environments, and raises where two do not fit
-    into one: None and a number, or arrays of different lengths.
+    into one: None and a number, or arrays of different lengths. It takes the dtype of the first.
     """
 
     def _add_info(
@@ -121,11 +124,12 @@ class SinglesVectorEnv(SyncVectorEnv):
         # one, and until then another environment may write to the same memory.
         self._env_obs[env_num] = copied(self._env_obs[env_num])
         # Not an attribute: a saved state of 0.1 has none.
-        recorded = self.metadata.get(RECORDED)
-        if READ.isdisjoint(env_info.keys()) and not recorded:
+        recorded, watched = self.metadata.get(RECORDED), self.metadata.get(WATCHED)
+        if READ.isdisjoint(env_info.keys()) and not recorded and not watched:
             return vector_infos
         kept = dict.fromkeys(READ & env_info.keys(), True)
         kept |= {name: env_info[name] for name in recorded or () if name in env_info}
+        kept |= {key: as_number(key, env_info[key]) for key in watched or () if key in env_info}
         return super()._add_info(vector_infos, kept, env_num)
 
 
@@ -142,12 +146,26 @@ class BatchedEnv:
     recorded: Mapping[str, Array]
     """Values of the last step for `info.recorded`, each ``[count]``, in the same arrays always."""
 
-    def __init__(self, name: str, vector: VectorEnv, frames_per_step: int, how: str) -> None:
-        """Take over `vector`. Raises UserError where Penstock cannot play it."""
+    def __init__(
+        self,
+        name: str,
+        vector: VectorEnv,
+        frames_per_step: int,
+        how: str,
+        record: Sequence[str] = (),
+    ) -> None:
+        """Take over `vector`; `record` are the keys of `env.record`. Raises UserError where
+        Penstock cannot play it."""
         _check_autoreset(name, vector)
         own_spaces = vector.single_observation_space, vector.single_action_space
         info = EnvInfo.of_spaces(name, own_spaces, frames_per_step, how)
-        self.info = replace(info, recorded=recorded_columns(name, vector.metadata))
+        declared = recorded_columns(name, vector.metadata)
+        self._declared = tuple(column.name for column in declared)
+        self._watched = tuple(key for key in record if key not in self._declared)
+        if self._watched and isinstance(vector, SinglesVectorEnv):
+            vector.metadata = {**vector.metadata, WATCHED: self._watched}
+        watched = (column for key in self._watched for column in watched_columns(key))
+        self.info = replace(info, recorded=(*declared, *watched))
         self.count = vector.num_envs
         self.recorded = {c.name: np.zeros(self.count, c.dtype) for c in self.info.recorded}
         # Rows of one game may pause and end apart.
@@ -304,8 +322,9 @@ class BatchedEnv:
         return results
 
     def _record(self, info: Mapping[str, Any]) -> None:
-        """Keep the values of the columns that the environment records."""
-        for name, values in self.recorded.items():
+        """Keep the values of the columns that the environment records, and of `env.record`."""
+        for name in self._declared:
+            values = self.recorded[name]
             if name in info:
                 values[:] = info[name]
             elif np.logical_or(*self._over).all():  # a step that only resets
@@ -315,6 +334,25 @@ class BatchedEnv:
                     f"environment {self._name} records {name} by its metadata[{RECORDED!r}], and "
                     "the info of a step has no such key; return a value in each step"
                 )
+        for key in self._watched:
+            values, given = self.recorded[key], self.recorded[GIVEN.format(key)]
+            values[:], given[:] = 0, False
+            if key in info:
+                numbers = self._numbers(key, info[key])
+                np.logical_and(np.isfinite(numbers), info.get(f"_{key}", True), out=given)
+                values[given] = numbers[given]
+
+    def _numbers(self, key: str, values: Any) -> npt.NDArray[np.float32]:
+        """What a vector has in its info under a key of `env.record`, a number for each row."""
+        try:
+            with np.errstate(over="ignore"):  # infinite, which counts as no value
+                return np.asarray(values, np.float32).reshape(self.count)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise UserError(
+                f"env.record names {key}, and environment {self._name} has {values!r:.100} in the "
+                f"info of {self.count} environments; return an array of a number for each, or "
+                f"leave {key} out"
+            ) from error
 
     def _playing(self, info: Mapping[str, Any]) -> Flags | None:
         """The rows that play after a step or reset, as the environment says."""
@@ -392,6 +430,19 @@ class BatchedEnv:
                     f"environment {self._name} returned an observation{found}; correct its space, "
                     "or what it returns"
                 ) from error
+
+
+def as_number(key: str, value: Any) -> float:
+    """A value of an info under a key of `env.record`; NaN for None. UserError for no number."""
+    if value is None:
+        return math.nan
+    try:
+        return float(value if isinstance(value, NUMBERS) else np.asarray(value, np.float64).item())
+    except (OverflowError, TypeError, ValueError) as error:
+        raise UserError(
+            f"env.record names {key}, and the info of a step has {value!r:.100} there, which is no "
+            f"number; leave {key} out, or set env.wrappers to a wrapper that makes a number of it"
+        ) from error
 
 
 def copied(observation: Any) -> Any:
@@ -499,6 +550,12 @@ def recorded_columns(name: str, metadata: Mapping[str, Any]) -> tuple[Column, ..
             'names and dtypes, as in {"opponent": "<u4"}'
         ) from error
     return tuple(Column(str(key), dtype.str) for key, dtype in dtypes.items())
+
+
+def watched_columns(key: str) -> tuple[Column, ...]:
+    """The columns of a key of `env.record`: its numbers, 0 where there is none, and where there is
+    one."""
+    return Column(key, "<f4"), Column(GIVEN.format(key), "|b1")
 
 
 def check_mask(name: str, parts: tuple[ObservationPart, ...], action: Actions) -> None:

@@ -19,77 +19,15 @@ from typing import Any, Literal, get_args
 from penstock.configs import load
 from penstock.configs.errors import UserError, whole_number
 from penstock.configs.schema import Config
-from penstock.core.files import open_regular
 from penstock.core.interfaces import MetricSink
 from penstock.core.run_dir import Resume, default_run_dir
 from penstock.launch import topology
 from penstock.launch.resumed import resolve_resumed
 from penstock.launch.run import conduct
+from penstock.launch.run_summary import Summary, summarized
 from penstock.launch.supervisor_messages import KILLED_AS_ASKED, Outcome
 from penstock.monitor.json_view import JsonView
-from penstock.monitor.run_folder.lines import lines
-from penstock.monitor.run_folder.record import METRICS
 from penstock.monitor.view import ProgressLine, Silent
-
-
-@dataclass(frozen=True)
-class StepCounts:
-    """Accounting of agent steps: ``produced`` equals the sum of the other terms, each counted on
-    its own. It covers the time since the start or the last resume."""
-
-    produced: int
-    trained: int
-    dropped: Mapping[str, int]
-    """By reason."""
-    lost: Mapping[str, int]
-    """By reason."""
-    in_flight: int | None
-    """None if the learner ended without a final report."""
-
-    @property
-    def balanced(self) -> bool:
-        """Whether all terms are known and the equation holds."""
-        gone = sum(self.dropped.values()) + sum(self.lost.values())
-        return self.in_flight is not None and (
-            self.produced == self.trained + gone + self.in_flight
-        )
-
-
-Accounting = StepCounts  # the public name, `penstock.Accounting`
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Result of a run. Counters and seconds cover the whole run, across resumes."""
-
-    run_dir: Path
-    reason: str
-    """Reason of the end: `return`, `env_steps`, `learner_steps` or `minutes` for the limit that was
-    reached; `callback`, or `interrupted`."""
-    env_steps: int
-    """Agent steps produced."""
-    learner_steps: int
-    """Optimizer steps."""
-    episodes: int
-    seconds: float
-    """Seconds of training, since the start of the first unroll."""
-    return_mean: float | None
-    """Mean raw return of the last 100 episodes in training; None if no episode has ended."""
-    solved_at_s: float | None
-    """Seconds of training when an evaluation confirmed that `stop.return` is reached; None if
-    never. With `stop.confirm_episodes` 0, when the return in training first reached it."""
-    rate: float
-    """Agent steps per second of training."""
-    utilization: float | None
-    """Share of the learner's wall-clock time in forward, backward and optimizer, since the start or
-    the last resume; None if that was shorter than two intervals (`run.interval_s`)."""
-    accounting: StepCounts
-    metrics: Mapping[str, Any]
-    """All of `summary.json`."""
-
-    def history(self) -> list[dict[str, Any]]:
-        """The metrics of each interval so far, as `metrics.jsonl` has them: docs/metrics.md."""
-        return history(self.run_dir)
 
 
 @dataclass(frozen=True)
@@ -182,7 +120,7 @@ def train(
         resolved, path, resume, topology.train, view, callbacks=callbacks, source=source
     )
     _raise_failure(outcome, path)
-    return _summary(path, summary)
+    return summarized(path, summary)
 
 
 def evaluate(
@@ -220,17 +158,6 @@ def evaluate(
     found = play(os.fspath(run_dir), count, checkpoint, sample, first, most, allow)
     returns, lengths = tuple(found["returns"]), tuple(found["lengths"])
     return Evaluation(found["checkpoint"], returns, lengths, found["cut"], found["sample"])
-
-
-def history(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The metrics of each interval of a finished or live run. Raises UserError."""
-    try:
-        open_regular(Path(run_dir) / METRICS).close()
-    except OSError as error:
-        raise UserError(
-            f"{run_dir} has no readable {METRICS} ({error.strerror}); give the folder of a run"
-        ) from error
-    return lines(Path(run_dir) / METRICS)
 
 
 def _named(function: str, target: str | Path | Config) -> str | Config:
@@ -285,22 +212,3 @@ def _raise_failure(outcome: Outcome, run_dir: Path) -> None:
         )  # the run has ended: deliver the signal to the program
     if failure is not None:
         raise KeyboardInterrupt
-
-
-def _summary(run_dir: Path, final: Mapping[str, Any]) -> Summary:
-    get = final.get
-    seconds = get("time_s") or 0.0
-    return Summary(
-        run_dir=run_dir,
-        reason=final["exit_reason"],
-        env_steps=get("env_steps", 0),
-        learner_steps=get("learner_steps", 0),
-        episodes=get("episodes", 0),
-        seconds=seconds,
-        return_mean=get("episode_return_mean"),
-        solved_at_s=get("solved_at_s"),
-        rate=get("env_steps", 0) / seconds if seconds else 0.0,
-        utilization=get("utilization"),
-        accounting=StepCounts(**final["accounting"]),
-        metrics=final,
-    )

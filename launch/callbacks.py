@@ -3,6 +3,11 @@
     from penstock.launch.callbacks import Callbacks, Evaluated, Run
 
     class MyCallbacks(Callbacks):
+        every_steps = 50_000  # for on_steps
+
+        def on_steps(self, run: Run, metrics: Mapping[str, Any]) -> None:
+            print(metrics["env_steps"], metrics["episode_return_mean"])
+
         def on_evaluation(self, run: Run, evaluated: Evaluated) -> bool:
             return evaluated.return_mean >= 20  # True ends the run
 
@@ -21,13 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.configs.errors import UserError
+from penstock.configs.errors import UserError, whole_number
 from penstock.core.files import open_private
 from penstock.core.interfaces import Json, MetricSink, RunEvent
 from penstock.core.notes import note_logger
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
+    from penstock.launch.run_summary import Summary
 
 LOG = "callbacks.log"
 logger = note_logger(__name__)
@@ -82,6 +88,9 @@ class Saved:
 class Callbacks:
     """Base of a user's class; every method is optional."""
 
+    every_steps: int = 100_000
+    """Agent steps between two calls of `on_steps`."""
+
     def on_evaluation(self, run: Run, evaluated: Evaluated) -> bool | None:
         """Called after an evaluation; True ends the run with `exit_reason` callback."""
         return None
@@ -89,8 +98,29 @@ class Callbacks:
     def on_checkpoint(self, run: Run, saved: Saved) -> None:
         """Called after a checkpoint was written."""
 
-    def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
-        """Called after the run has ended with ``summary`` (`summary.json`)."""
+    def on_steps(self, run: Run, metrics: Mapping[str, Any]) -> bool | None:
+        """Called with the first ``metrics`` (a line of `metrics.jsonl`, of which there is one per
+        `run.interval_s`) that reach a multiple of `every_steps`, by their ``env_steps``. True ends
+        the run with `exit_reason` callback.
+
+        Multiples within one interval are one call. A resumed run calls it with its first metrics.
+        """
+        return None
+
+    def on_end(self, run: Run, summary: Summary) -> None:
+        """Called after the run has ended, however it did, when its files are complete."""
+
+
+@dataclass
+class Hook:
+    """An object of the user, and how far `on_steps` was called for it."""
+
+    path: str
+    """What names it in messages."""
+    made: object
+    every_steps: int = Callbacks.every_steps
+    reached: int = 0
+    """The last multiple of `every_steps`."""
 
 
 class Hooks(MetricSink):
@@ -98,22 +128,31 @@ class Hooks(MetricSink):
 
     def __init__(self, paths: Sequence[str], run: Run, made: Sequence[object] = ()) -> None:
         """``paths`` are ``module:Class``, ``made`` are objects. Raises UserError if an object
-        cannot be made, or has none of the methods."""
+        cannot be made, has none of the methods, or an `every_steps` that is no number of steps."""
         self.run = run
         self._summary: Json | None = None
-        self._made: list[tuple[str, Any]] = [(path, _make(path)) for path in paths]
-        self._made += [(type(hook).__name__, hook) for hook in made]
-        for path, hook in self._made:
-            _check_hears(path, hook)
+        named = [(path, _make(path)) for path in paths]
+        named += [(type(hook).__name__, hook) for hook in made]
+        self._hooks = [_checked(path, hook) for path, hook in named]
+
+    def metrics(self, metrics: Json, *, final: bool = False) -> bool:
+        """Call `on_steps` where it is due; returns whether any of the callbacks ends the run."""
+        steps = metrics.get("env_steps")
+        if final or steps is None:
+            return False
+
+        due = [hook for hook in self._hooks if steps // hook.every_steps > hook.reached]
+        for hook in due:
+            hook.reached = steps // hook.every_steps
+        return _any_true([self._call(hook, "on_steps", metrics) for hook in due])
 
     def event(self, event: RunEvent) -> bool:
         """Pass a result to the callbacks; returns whether any of them ends the run."""
         result = event.result
         if result is not None and event.kind == "checkpoint":
-            self._call("on_checkpoint", Saved(**{**result, "folder": Path(result["folder"])}))
+            self._call_all("on_checkpoint", Saved(**{**result, "folder": Path(result["folder"])}))
         elif result is not None and event.kind == "evaluation":
-            said = self._call("on_evaluation", _evaluated(result))
-            return any(type(end).__name__ == "bool" and bool(end) for end in said)  # also numpy's
+            return _any_true(self._call_all("on_evaluation", _evaluated(result)))
         elif event.kind == "end":
             self._summary = result
         return False
@@ -121,20 +160,24 @@ class Hooks(MetricSink):
     def close(self) -> None:
         """Call `on_end`: the run has ended and its files are complete."""
         summary, self._summary = self._summary, None
-        if summary is not None:
-            self._call("on_end", summary)
+        if summary is not None and self._hooks:
+            from penstock.launch.run_summary import summarized
 
-    def _call(self, name: str, about: object) -> list[Any]:
-        said = []
-        for path, hook in self._made:
-            method = getattr(hook, name, None)
-            if method is None:
-                continue
-            try:
-                said.append(method(self.run, about))
-            except (Exception, SystemExit) as error:
-                self._failed(f"callback {path}.{name}", error)
-        return said
+            self._call_all("on_end", summarized(self.run.folder, summary))
+
+    def _call_all(self, name: str, about: object) -> list[Any]:
+        return [self._call(hook, name, about) for hook in self._hooks]
+
+    def _call(self, hook: Hook, name: str, about: object) -> Any:
+        """The answer of a callback; None where the object has no such method, or it fails."""
+        method = getattr(hook.made, name, None)
+        if method is None:
+            return None
+        try:
+            return method(self.run, about)
+        except (Exception, SystemExit) as error:
+            self._failed(f"callback {hook.path}.{name}", error)
+            return None
 
     def _failed(self, name: str, error: BaseException) -> None:
         text = " ".join(str(error).split())
@@ -142,6 +185,18 @@ class Hooks(MetricSink):
         path = self.run.folder / "logs" / LOG
         with suppress(OSError), open(path, "a", opener=open_private) as log:
             traceback.print_exception(error, file=log)
+
+
+def _any_true(answers: Sequence[Any]) -> bool:
+    """Whether one of the answers is True, also numpy's."""
+    return any(type(answer).__name__ == "bool" and bool(answer) for answer in answers)
+
+
+def _checked(path: str, made: object) -> Hook:
+    """The hook of a user's object. Raises UserError for one that cannot be called."""
+    _check_hears(path, made)
+    every_steps = getattr(made, "every_steps", Callbacks.every_steps)
+    return Hook(path, made, whole_number(f"every_steps of callback {path}", every_steps, 1))
 
 
 def _check_hears(path: str, hook: object) -> None:

@@ -32,6 +32,7 @@ from penstock.launch.supervised_role import FIRST_DELAY_S, Life, RestartPolicy, 
 from penstock.launch.supervisor_messages import (
     KILLED_AS_ASKED,
     LIMITS,
+    OVER,
     Effect,
     End,
     Failure,
@@ -674,6 +675,9 @@ class Decisions:
         if stage is Stage.SERVER:  # the learners may have used all of the grace
             self._stage_ends_s = max(self._stage_ends_s, now_s + AGAIN_S)
         effects = self._name_saver() if stage is Stage.LEARNER else []
+        # Both tell actors that they did not start.
+        tells = stage in (Stage.CARRIERS, Stage.LEARNER)
+        over = tells and self._reason in OVER and self._failure is None
         for role in self._running(stage):
             name = role.name
             # One that starts has no state yet that could be lost. A shard waits for the learners
@@ -682,6 +686,8 @@ class Decisions:
             if role.life is Life.STARTING or (failed and role.spec.store is not None):
                 effects.append(Kill(name, signal.SIGKILL))
                 continue
+            if over:
+                effects.append(Send(name, {"kind": "over"}))
             if last:
                 effects.append(Send(name, {"kind": "finish"}))
             effects.append(Kill(name, signal.SIGTERM))

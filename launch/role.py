@@ -109,7 +109,7 @@ def _context(arguments: Message, channel: Channel, status: StatusPage) -> RoleCo
         config = Config.model_validate(arguments["config"])
     names = (
         *("role", "index", "incarnation", "run_id", "address", "learner", "resume", "transport"),
-        *("meets_at", "group_begun"),
+        *("meets_at", "group_begun", "wait_s"),
     )
     fields: dict[str, Any] = {name: arguments[name] for name in names}
     return RoleContext(

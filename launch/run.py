@@ -42,6 +42,7 @@ from penstock.core.runtime_folder import RuntimeFolder
 from penstock.launch import placement, topology
 from penstock.launch.callbacks import Hooks, Run
 from penstock.launch.engines.registry import ENGINES, LOCAL, make_engine
+from penstock.launch.join_note import join_note
 from penstock.launch.machines import LearnerPlace, check_place, where_to_write
 from penstock.launch.resumed import (
     begin_from,
@@ -157,11 +158,11 @@ def learner(
             specs = topology.one_of_several(config, address, place.rank, place.store)
         if in_folder:
             make_socket_folder(write_to, place.rank if place else 0)
-            for spec in specs:
-                is_connector = spec.stage is Stage.CARRIERS and spec.listens
-                if is_connector and not spec.index % config.transport.first_connectors:
-                    text = f"start actors with: penstock actor --connect {spec.address}"
-                    _show_note(stream, log, text)
+        for spec in specs:
+            is_connector = spec.stage is Stage.CARRIERS and spec.listens
+            is_first = is_connector and not spec.index % config.transport.first_connectors
+            if is_first and (note := join_note(config, spec.address or "")):
+                _show_note(stream, log, note)
         return specs
 
     stream = sys.stderr if as_json else sys.stdout
@@ -179,9 +180,11 @@ def actors(
     insecure: bool = False,
     allow: Sequence[str] = (),
     log: Log = "text",
+    wait_s: float | None = None,
 ) -> int:
     """Actors that join a learner. ``connect`` is its address or, on this host, the folder of its
-    run; ``allow`` as in `configs.code_references.check`, ``log`` as `run.log`."""
+    run; ``allow`` as in `configs.code_references.check`, ``log`` as `run.log`, ``wait_s`` as in
+    `RoleContext`."""
     if transport not in TRANSPORTS.joined_by_hand:
         raise UserError(
             f"--transport is {transport!r}; it must be {either(TRANSPORTS.joined_by_hand)}"
@@ -206,6 +209,7 @@ def actors(
             "curve": curve,
             "insecure": insecure,
             "allow": list(allow),
+            "wait_s": wait_s,
         }
         place = _place(specs, engine)
         logs = path / "logs"

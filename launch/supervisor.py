@@ -36,6 +36,7 @@ from penstock.launch.decisions import Decisions
 from penstock.launch.ledgers import Ledgers
 from penstock.launch.signals import SIGNALS, SignalHandler, handled
 from penstock.launch.supervisor_messages import (
+    CALLBACK,
     KILLED_AS_ASKED,
     Effect,
     End,
@@ -64,7 +65,6 @@ COUNTED = {  # in metrics, by reason: the kind of event, and its text
     "lost": ("lost", "agent steps were lost: {}"),
     "rejected": ("rejected", "messages were rejected: {}"),
 }
-CALLBACK = "callback"  # the reason where a callback ended the run
 RESERVED = 4  # descriptors
 WAITING, REDUCING = Phase.WAITING.name.lower(), Phase.REDUCING.name.lower()
 HELD_UP_S = 1.0  # a signal that was not read for so long never will be
@@ -419,7 +419,8 @@ class Supervisor:
         if kind in ("note", "event"):
             self._reported(self._handles[name], message)
         elif kind in ("metrics", "final"):
-            self._measured(self._specs[name].learner, message, final=kind == "final")
+            if self._measured(self._specs[name].learner, message, final=kind == "final"):
+                return self._decisions.stop(CALLBACK, now_s)
         elif kind in ("checkpoint", "evaluation"):
             if kind == "checkpoint":
                 self._decisions.checkpoint_exists()
@@ -488,7 +489,8 @@ class Supervisor:
         }
         self._sinks.metrics({"accounting": accounting, "accounting_complete": False}, final=True)
 
-    def _measured(self, rank: int, message: Message, *, final: bool) -> None:
+    def _measured(self, rank: int, message: Message, *, final: bool) -> bool:
+        """Pass on the figures of a learner; returns whether a callback ends the run."""
         decisions = self._decisions
         counts: Message = {
             "actors_alive": decisions.actors_alive,
@@ -497,7 +499,7 @@ class Supervisor:
         merge = self._ranks.final if final else self._ranks.metrics
         merged = merge(rank, message)
         if merged is None:
-            return
+            return False
         message = merged
         if self._several or decisions.restarts[Stage.LEARNER]:
             counts["learners_restarted"] = decisions.restarts[Stage.LEARNER]
@@ -512,7 +514,7 @@ class Supervisor:
         self._log_counts(message)
         self._counts = {key: message[key] for key in ("dropped", "lost") if key in message}
         self._final = self._final or final
-        self._sinks.metrics(counts | message, final=final)
+        return bool(self._sinks.metrics(counts | message, final=final))
 
     def _split_cores(self, shares: Mapping[str, Any], ceilings: Sequence[float | None]) -> None:
         """Change the number of actors, or of the learners' threads, where another one fits."""

@@ -10,6 +10,11 @@ from typing import Any
 
 LIMITS = frozenset({"env_steps", "learner_steps", "minutes"})
 """Reasons of a stop at a limit of the run."""
+CALLBACK = "callback"
+"""The reason where a callback ended the run."""
+OVER = LIMITS | {"return", CALLBACK}
+"""Reasons after which a run is over: actors that were started by hand need not wait for another
+learner."""
 KILLED_AS_ASKED = (
     "was killed by a second signal before it had finished; its last checkpoint is valid"
 )

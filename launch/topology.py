@@ -226,4 +226,5 @@ def role_arguments(run_dir: Path, runtime_dir: Path) -> dict[str, Any]:
         "insecure": False,
         "allow": [],
         "group_begun": False,
+        "wait_s": None,
     }

@@ -63,7 +63,7 @@ class BaseTrainer(Update[B_contra], ABC):
         """How passes are computed on a CPU; None on a GPU."""
         self._dtype = trunk_dtype(config.learner.precision, self.device, shape)
         self._optimizers: dict[str, FlatOptimizer] = {}
-        self.progress = Progress(config.stop, info.frames_per_step)
+        self.progress = Progress(config.stop, info.frames_per_step, config.env.record)
         self._ledger = ledger or TimeLedger()
         self.queue = DeviceQueue(self.device, self._ledger)
         self.sync: GradientSync = SingleLearner()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from penstock.algos.slots import UnrollSummary
 from penstock.configs.sections import StopConfig
 from penstock.core.params import Floats
+from penstock.learner.recorded_means import RecordedMeans
 from penstock.profiling.histogram import Histogram, latencies, spread
 from penstock.profiling.ledger import TimeLedger, fractions, learner_parts
 from penstock.replay.accounting import Accounting
@@ -33,7 +35,8 @@ GROWTH = len(BOOKED) + 3  # then sums and number of the recent returns and lengt
 class Progress:
     """Counters of one run, in agent steps; ``version`` counts published optimizer steps."""
 
-    def __init__(self, stop: StopConfig, frames_per_step: int) -> None:
+    def __init__(self, stop: StopConfig, frames_per_step: int, record: Sequence[str] = ()) -> None:
+        """``record``: the keys of `env.record`."""
         self._stop = stop
         self._frames_per_step = frames_per_step
         self.env_steps = 0
@@ -52,6 +55,7 @@ class Progress:
         self._recent = (0.0, 0.0, 0.0)  # the same of all learners
         self._booked = dict.fromkeys(BOOKED, 0)
         self._own = dict.fromkeys(BOOKED, 0)  # the same since the process began
+        self._recorded = RecordedMeans(record)
         self._lag: Counter[int] = Counter()
         self._uncounted: list[tuple[UnrollSummary, int, int]] = []  # each with version and updates
         self.latency: Histogram = {}
@@ -85,6 +89,7 @@ class Progress:
 
     def played(self, unrolls: UnrollSummary, steps: int) -> None:
         """Count unrolls of ``steps`` agent steps, which are trained on now or later from replay."""
+        self._recorded.add(unrolls)
         if unrolls.returns:
             self.returns.extend(unrolls.returns)
             self.lengths.extend(unrolls.lengths)
@@ -269,6 +274,7 @@ class Progress:
             "ledger": shares,
             "return_reached_at_s": self.reached_at_s,
             "solved_at_s": self.solved_at_s,
+            **self._recorded.interval(),
         }
 
     def counts(self) -> dict[str, int]:

@@ -194,6 +194,7 @@ class LearnerProcess(TrainingLoop[Any]):
         socket = learner_socket(ctx.runtime_dir, ctx.learner)
         self._host = ShmHost(socket, welcome, self._board, self._actor_source.store)
         self._reason: str | None = None  # why this learner would stop
+        self._over = False  # whether no learner takes the place of this one
         self._kept: Arrays | None = {}  # state of the group's members, for the last checkpoint
         self._next_report_s = self._next_messages_s = 0.0
         self._trim_s = time.monotonic() + TRIM_S
@@ -216,9 +217,9 @@ class LearnerProcess(TrainingLoop[Any]):
         self._actor_source.open(self._host)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *more: object) -> None:
         self._source.close()
-        self._host.close()
+        self._host.close(over=self._over and error is None)
         self._actor_source.store.close()
         self._board.close()
 
@@ -372,8 +373,10 @@ class LearnerProcess(TrainingLoop[Any]):
 
     def stopped(self) -> None:
         if self._reason is not None or self._ctx.store is not None:
-            # On several machines each supervisor learns it from its own learner.
-            self._ctx.report("stop", reason=self._reason or "stopped", error=self.diverged)
+            # On several machines each supervisor learns it from its own learner, which may have
+            # reached the limit as the learners agreed to stop.
+            reason = self._reason or self._progress.stop_reason() or "stopped"
+            self._ctx.report("stop", reason=reason, error=self.diverged)
         elif self._ctx.stopping():  # stopped by a signal from elsewhere than the supervisor?
             self._ctx.report("stop", reason="terminated")
 
@@ -463,6 +466,8 @@ class LearnerProcess(TrainingLoop[Any]):
         for message in messages:
             if message["kind"] == "threads":  # of the thread that trains, which is this one
                 torch.set_num_threads(message["threads"])
+            elif message["kind"] == "over":
+                self._over = True
 
 
 class StreamTracker:

@@ -89,12 +89,14 @@ class FanOut(MetricSink):
         self._clock = clock
         self._allowance: dict[str, tuple[float, float]] = {}  # by role: events left, at which time
 
-    def metrics(self, metrics: Json, *, final: bool = False) -> None:
+    def metrics(self, metrics: Json, *, final: bool = False) -> bool:
         """Forward the metrics of an interval, with the figures of the last evaluation."""
         metrics = without_nan({**metrics} if final else {**metrics, **self._evaluation})
+        end = False
         for sink in self._sinks:
             with self._contained():
-                sink.metrics(metrics, final=final)
+                end = sink.metrics(metrics, final=final) or end
+        return end
 
     def event(self, event: RunEvent) -> bool:
         shown = event.reported or event.kind in SHOWN

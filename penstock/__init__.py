@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from penstock.configs.transports import TransportConfig as TransportConfig
     from penstock.evaluation.loaded_policy import LoadedPolicy as LoadedPolicy
     from penstock.evaluation.loaded_policy import load_policy as load_policy
-    from penstock.launch.api import Accounting as Accounting
     from penstock.launch.api import Evaluation as Evaluation
-    from penstock.launch.api import Summary as Summary
     from penstock.launch.api import evaluate as evaluate
-    from penstock.launch.api import history as history
     from penstock.launch.api import resolve as resolve
     from penstock.launch.api import train as train
     from penstock.launch.callbacks import Callbacks as Callbacks
+    from penstock.launch.run_summary import Accounting as Accounting
+    from penstock.launch.run_summary import Summary as Summary
+    from penstock.launch.run_summary import history as history
 
 __version__ = "0.2.0.dev0"
 
 _HOMES = {
-    "Accounting": "penstock.launch.api",
+    "Accounting": "penstock.launch.run_summary",
     "ActorsConfig": "penstock.configs.sections",
     "Callbacks": "penstock.launch.callbacks",
     "CheckpointConfig": "penstock.configs.sections",
@@ -67,13 +67,13 @@ _HOMES = {
     "RunConfig": "penstock.configs.run",
     "SacConfig": "penstock.algos.sac.config",
     "StopConfig": "penstock.configs.sections",
-    "Summary": "penstock.launch.api",
+    "Summary": "penstock.launch.run_summary",
     "TransportConfig": "penstock.configs.transports",
     "UserError": "penstock.configs.errors",
     "WeightsConfig": "penstock.configs.sections",
     "dump": "penstock.configs.load",
     "evaluate": "penstock.launch.api",
-    "history": "penstock.launch.api",
+    "history": "penstock.launch.run_summary",
     "load_policy": "penstock.evaluation.loaded_policy",
     "resolve": "penstock.launch.api",
     "train": "penstock.launch.api",

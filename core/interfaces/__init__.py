@@ -85,6 +85,7 @@ from penstock.core.interfaces.transport import Connector as Connector
 from penstock.core.interfaces.transport import LearnerGoneError as LearnerGoneError
 from penstock.core.interfaces.transport import LearnerInfo as LearnerInfo
 from penstock.core.interfaces.transport import Link as Link
+from penstock.core.interfaces.transport import RunOverError as RunOverError
 from penstock.core.interfaces.transport import SlotProcessor as SlotProcessor
 from penstock.core.interfaces.transport import Transport as Transport
 from penstock.core.interfaces.transport import UnknownPolicyError as UnknownPolicyError

@@ -62,8 +62,8 @@ class MetricSink(Protocol):
     supervisor.
     """
 
-    def metrics(self, metrics: Json, *, final: bool = False) -> None:
-        """Take one interval of the run (`run.interval_s`), or the final figures.
+    def metrics(self, metrics: Json, *, final: bool = False) -> bool | None:
+        """Take one interval of the run (`run.interval_s`), or the final figures. True ends the run.
 
         Args:
             metrics: figures by name, with the units of docs/metrics.md; names may be unknown. None
@@ -71,7 +71,7 @@ class MetricSink(Protocol):
             final: the figures hold for the whole run, not for an interval. There are few such
                 calls, at the end.
         """
-        return
+        return None
 
     def event(self, event: RunEvent) -> bool:
         """Take an event. Returns whether to end the run."""

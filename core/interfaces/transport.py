@@ -39,6 +39,10 @@ class LearnerGoneError(Exception):
     """The learner ended or was replaced by another run; the actor must join again."""
 
 
+class RunOverError(LearnerGoneError):
+    """The learner has said that its run has reached its end: no other learner takes its place."""
+
+
 class UnknownPolicyError(Exception):
     """The learner publishes no policy of this id."""
 
@@ -61,6 +65,9 @@ class Link(Protocol):
     The block may also be left without a slot (None), and `beat` is called while there are no
     weights. Where slots are lent for one batch at a time (`configs.policy_lag`), a slot is not lent
     before `read_weights` returns the weights that were published before the store lent it.
+
+    A call that raises LearnerGoneError raises RunOverError if the learner has said that its run is
+    over, which a transport need not pass on: the actor then waits for another learner.
     """
 
     welcome: Welcome

@@ -70,6 +70,7 @@ class Checker:
         self.problems: list[Problem] = []
         self._known: set[tuple[str, str]] = set()
         self.returns: list[float] = []
+        self.info_keys: set[str] = set()  # of all steps
         self.times_s = array("d")  # not a list, whose growth would look like a leak
         self._firsts: set[int] = (
             set()
@@ -272,9 +273,11 @@ class Checker:
         observation, reward, terminated, truncated, info = found
         self._contract(reward, terminated, truncated, info)
         self._look(env.observation_space, observation, "step")
+        info = info if isinstance(info, dict) else {}
+        self.info_keys.update(map(str, info))
         flags = bool(np.any(terminated)), bool(np.any(truncated))
         step = PlayedStep(as_bytes(observation), _number(reward), *flags)
-        return step, copied(observation), info if isinstance(info, dict) else {}
+        return step, copied(observation), info
 
     def _contract(self, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
         value = _number(reward)

@@ -188,6 +188,8 @@ class _Player:
             return None
         results = (*map(copied, results[:4]), results[4])  # it may write to the arrays again
         self.sign = self.sign or own_reset(results[4], results[2], results[3])
+        # gymnasium marks by `_key` which environments have `key`.
+        self._found.info_keys.update(key for key in map(str, results[4]) if key[:1] != "_")
         self.shown, self.over = results[0], np.logical_or(results[2], results[3])
         return results if self._fits("step") else None
 

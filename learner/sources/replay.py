@@ -100,6 +100,7 @@ class ReplayDataSource:
         self._device = device_of(consumer.device)
         self._accounting = accounting
         self._batch_size = replay.batch_size
+        self._record = config.env.record
         draws = algorithm(config.algo).data(config.algo)
         assert isinstance(draws, SampleSpec), draws
         self._steps = draws.length if isinstance(draws, TransitionSequences) else 1
@@ -291,7 +292,8 @@ class ReplayDataSource:
         """Count a collected slot. May be called in any thread, under the replay's lock."""
         self._accounting.arrived(slot.header)
         started_s, steps = float(slot.header["started_s"]), int(slot.header["steps"])
-        self._arrivals.append(Arrival(started_s, steps, UnrollSummary.of(slot.columns)))
+        unrolls = UnrollSummary.of(slot.columns, self._record)
+        self._arrivals.append(Arrival(started_s, steps, unrolls))
 
     def _count_arrivals(self) -> None:
         """Count the steps of collected slots as trained. The learner's thread calls it, since no

@@ -46,12 +46,19 @@ class StagingBatch:
     """
 
     def __init__(
-        self, spec: SlotSpec, slots: int, device: torch.device, copier: Copier | None = None
+        self,
+        spec: SlotSpec,
+        slots: int,
+        device: torch.device,
+        copier: Copier | None = None,
+        record: Sequence[str] = (),
     ) -> None:
-        """``copier``: its threads gather; by default only the calling one."""
+        """``copier``: its threads gather; by default only the calling one. ``record``: the keys of
+        `env.record`."""
         self._device = device_of(device)
         self._copier = copier or Copier(1)
         self._envs = spec.envs
+        self._record = record
         self._slots: list[int] = []  # slots that it was gathered from
         self._per_slot = {c.name for c in spec.columns if c.rows == "slot"}
         host = {
@@ -91,7 +98,7 @@ class StagingBatch:
         self.spans = [Span(*(slot.header[name].item() for name in Span._fields)) for slot in slots]
         self.started_s = min(span.started_s for span in self.spans)
         self._upload = self._uploader.fill(self.tensors, self._host)
-        self.summary = UnrollSummary.of(self.arrays)
+        self.summary = UnrollSummary.of(self.arrays, self._record)
 
     @property
     def keys(self) -> npt.NDArray[np.int64]:

@@ -103,7 +103,9 @@ class UnrollSource:
         self._ledger = feeder or TimeLedger() if self._prefetches else ledger  # of what gathers
         self._copier = Copier(gather_threads(config.learner.gather_threads, consumer.device))
         self._batches = [
-            StagingBatch(consumer.spec, self._batch_slots, consumer.device, self._copier)
+            StagingBatch(
+                consumer.spec, self._batch_slots, consumer.device, self._copier, config.env.record
+            )
             for _ in range(ahead + 1)
         ]
         self._free = deque(self._batches)

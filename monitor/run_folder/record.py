@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.configs.secrets import redacted
-from penstock.configs.sections import EnvConfig
+from penstock.configs.sections import RECORD_MEANS, EnvConfig
 from penstock.core.files import open_private, without_nan, write_atomic
 from penstock.core.interfaces import Json, MetricSink, RunEvent
 from penstock.core.run_dir import HeldFolder
@@ -144,7 +144,8 @@ class Record(MetricSink):
         self._shares: dict[tuple[str, str], float] = {}  # seconds, by figure and part
         self._lag: Counter[int] = Counter()
         self._latency: Counter[int] = Counter()
-        self._whole: set[str] = {*WHOLE}
+        record = () if env is None else env.record
+        self._whole = {*WHOLE, *(name.format(key) for key in record for name in RECORD_MEANS)}
         self._reserved = _reserve(run_dir / RESERVED)
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:

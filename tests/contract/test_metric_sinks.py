@@ -27,7 +27,7 @@ from penstock.core.notes import notes_to
 from penstock.launch.callbacks import Callbacks, Evaluated, Hooks, Run
 from penstock.monitor.json_view import JsonView
 from penstock.monitor.run_folder.events import EventLog
-from penstock.monitor.run_folder.record import Record, Thinned
+from penstock.monitor.run_folder.record import NO_ACCOUNTING, Record, Thinned
 from penstock.monitor.sinks import FanOut, check_libraries, make_sinks
 from penstock.monitor.view import DeferredView, LineView, LiveView, ProgressLine, Silent
 
@@ -59,7 +59,8 @@ EVENTS = (
     RunEvent("restart", "actor-0 starts again", "actor-0", 1, {"delay_s": NAN}),
     RunEvent("a_word_of_its_own", "", "actor-0", 1, {"unknown": [1]}, reported=True),
 )
-END = RunEvent("end", "ended by minutes", result={"exit_reason": "minutes", "accounting": {}})
+SUMMARY = {"exit_reason": "minutes", "accounting": NO_ACCOUNTING}
+END = RunEvent("end", "ended by minutes", result=SUMMARY)
 FAKE_WANDB = """
 class Run:
     def define_metric(self, *names, **options): pass

@@ -34,7 +34,7 @@ class Hooks(Callbacks):
         raise OSError("cannot be reached")
 
     def on_end(self, run, summary):
-        Path("end").write_text(f"{summary['exit_reason']} {run.folder}")
+        Path("end").write_text(f"{summary.reason} {run.folder}")
 """
 # Signals that arrive when a run has ended, and its command has not yet printed the result.
 LATE = """

@@ -18,7 +18,7 @@ import pytest
 import zmq
 
 from idle_peers import connecting, processor_s
-from penstock.core.interfaces import LearnerGoneError
+from penstock.core.interfaces import LearnerGoneError, RunOverError
 from penstock.core.role import EXIT_REJOIN
 from penstock.core.specs import Column, SlotSpec
 from penstock.launch.engines.local import LocalHandle
@@ -317,6 +317,22 @@ def test_told_to_stop_it_takes_in_what_was_sent(tmp_path: Path, side: Learner, j
             {"actor": 7, "incarnation": 0, "produced_steps": 48, "sequence": 4}
         ]
         assert [side.take().header["sequence"] for _ in range(4)] == [0, 1, 2, 3]
+
+
+def test_an_actor_that_plays_hears_that_the_run_is_over_before_the_connector_ends(
+    tmp_path: Path, side: Learner, join: Join
+) -> None:
+    address = f"ipc://{tmp_path}/wire"
+    with role_process(tmp_path, "connector", address) as child:
+        link = join(address)
+        send(link, 0)
+        child.send({"kind": "over"})
+        child.signal(signal.SIGTERM)
+        time.sleep(1)  # between two beats
+        with pytest.raises(RunOverError):
+            link.beat()
+        link.close()
+        assert exit_code(child) == 0
 
 
 def test_it_ends_when_the_learner_does_and_the_actor_meets_the_next_run(

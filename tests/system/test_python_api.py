@@ -81,11 +81,40 @@ def test_a_run_goes_on_and_refuses_to_be_written_over(tmp_path: Path) -> None:
     assert second.env_steps > first.env_steps
 
 
+GOAL = """
+import gymnasium
+import numpy as np
+
+class Goal(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 9, (4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.age = 0
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action):
+        self.age += 1
+        over = self.age == 4
+        info = {"age": self.age} | ({"won": True} if over else {})
+        return np.full(4, self.age, np.float32), 1.0, over, False, info
+"""
+
+
 class Heard(Callbacks):
     """Writes down what it hears of; the first evaluation ends the run."""
 
+    every_steps = 64
+
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.steps: list[int] = []
+        self.metrics: Mapping[str, Any] = {}
+        self.summary: Summary | None = None
+
+    def on_steps(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        self.steps.append(metrics["env_steps"])
+        self.metrics = metrics
 
     def on_evaluation(self, run: Run, evaluated: Evaluated) -> bool:
         self.calls.append(f"{evaluated.episodes} episodes")
@@ -94,19 +123,32 @@ class Heard(Callbacks):
     def on_checkpoint(self, run: Run, saved: Saved) -> None:
         self.calls.append("checkpoint")
 
-    def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
-        self.calls.append(f"end by {summary['exit_reason']} of {run.folder.name}")
+    def on_end(self, run: Run, summary: Summary) -> None:
+        self.calls.append(f"end by {summary.reason} of {run.folder.name}")
+        self.summary = summary
 
 
-def test_callbacks_are_objects_of_the_caller(tmp_path: Path) -> None:
+def test_callbacks_are_objects_of_the_caller_and_get_numbers_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "goal.py").write_text(GOAL)
+    monkeypatch.chdir(tmp_path)
     heard = Heard()
     options = SMALL | {"run.dir": tmp_path / "run", "checkpoint.every_s": 0.2, "eval.every_s": 0.2}
     options |= {"eval.episodes": 3, "stop.minutes": 2}
+    options |= {"env.id": "goal:Goal", "env.record": ["age", "won"]}
     summary = penstock.train("cartpole", options, progress=False, callbacks=[heard])
     assert summary.reason == "callback"
     assert heard.calls[0] == "checkpoint"
     assert "3 episodes" in heard.calls
     assert heard.calls[-1] == "end by callback of run"
+    assert heard.summary == summary
+    assert heard.steps == sorted({*heard.steps})
+    assert heard.steps[0] >= 64
+    for metrics in (heard.metrics, summary.metrics):
+        assert 2 < metrics["env_age_mean"] < 3
+        assert metrics["env_age_final_mean"] == 4
+        assert metrics["env_won_mean"] == metrics["env_won_final_mean"] == 1
 
 
 def test_a_run_in_another_thread(tmp_path: Path) -> None:

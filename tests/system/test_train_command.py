@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from penstock.learner.checkpoints import checkpoint_format
-from train_command import SMALL, Penstock, assert_balanced, metrics, trained
+from train_command import SMALL, Command, Penstock, assert_balanced, metrics, trained
 
 pytestmark = pytest.mark.system
 
@@ -201,25 +201,53 @@ def _files(run_dir: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files if path.parent.name != "logs"}
 
 
+# Ends the run once two actors play.
+BOTH = """
+class Both:
+    every_steps = 1
+    def on_steps(self, run, metrics):
+        return metrics["actors_alive"] == 2
+"""
+
+
+@pytest.mark.timeout(200)
 def test_actors_by_hand_wait_for_a_learner_and_join_the_next(
     penstock: Penstock, tmp_path: Path
 ) -> None:
+    """They wait while it is interrupted, and end with the run, in shared memory or not."""
     address = f"ipc://{os.environ['TMPDIR']}/wire"
-    actors = penstock("actor", "--connect", address, "--count", "2", "--dir", "actors", "--json")
-    for resume in ("no", "must"):
-        learner = penstock(
-            "learner", "cartpole", "--bind", address, *SMALL, "run.dir=run", "--json",
-            "--resume", resume,
-        )  # fmt: skip
-        seen = len(metrics(tmp_path / "run"))
-        learner.wait_until(partial(_learns, tmp_path / "run", seen))
-        learner.process.send_signal(signal.SIGINT)
-        code, summary, err = learner.end()
-        assert code == 130, err
-        assert_balanced(summary)
-    actors.process.send_signal(signal.SIGINT)
-    code, answer, _ = actors.end()
-    assert (code, answer) == (130, {"exit_code": 130, "exit_reason": "interrupted", "error": None})
+    played = [
+        penstock("actor", f"--connect={address}", f"--transport={kind}", f"--dir={kind}", "--json")
+        for kind in ("auto", "zmq")
+    ]
+
+    def learner(*options: str) -> Command:
+        command = ("learner", "cartpole", "--bind", address, *SMALL, "run.dir=run", "--json")
+        return penstock(*command, *options)
+
+    first = learner()
+    first.wait_until(partial(_learns, tmp_path / "run", 0))
+    first.process.send_signal(signal.SIGINT)
+    code, summary, err = first.end()
+    assert code == 130, err
+    assert f"start actors with: penstock actor --connect {address}" in err
+    assert_balanced(summary)
+    (tmp_path / "both.py").write_text(BOTH)
+    code, summary, err = learner("--resume=must", "run.callbacks=[both:Both]").end()
+    assert (code, summary["exit_reason"]) == (0, "callback"), err
+    assert_balanced(summary)
+    for actors in played:
+        code, answer, err = actors.end()
+        assert (code, answer["exit_reason"], answer["error"]) == (0, "learner", None), err
+
+
+def test_actors_by_hand_wait_for_as_long_as_they_are_told(penstock: Penstock) -> None:
+    address = f"ipc://{os.environ['TMPDIR']}/nobody"
+    code, answer, _ = penstock("actor", "--connect", address, "--wait", "0.5", "--json").end()
+    assert (code, answer["exit_reason"]) == (1, "lost")
+    assert answer["error"] == (
+        f"actor-0: no learner answered at {address} for 0.5 s; start it, or raise --wait"
+    )
 
 
 def _learns(run_dir: Path, seen: int) -> bool:

@@ -6,6 +6,8 @@ The owner watches each client's pidfd. A client's memory is taken back only when
 its end, or the client itself sends that it will not write any more: a closed connection proves
 neither.
 
+An owner that ends for good sends BYE to its clients before it closes their connections.
+
 The folder's mode keeps other users away. An attached client maps the memory and may write to it, so
 it is trusted, as the owner is; a request or an answer of another release is refused in a sentence.
 
@@ -36,7 +38,7 @@ ATTACH_TIMEOUT_S = 10.0  # for the answer to a request
 SHORT_OF_DESCRIPTORS_S = 0.01  # rest after a connection that could not be accepted
 MESSAGE_NBYTES = 1 << 17
 MAX_FDS = 4
-BYE = b"bye"
+BYE = b"bye"  # of a client: it does not write any more; of an owner: it has ended for good
 
 
 class Attached(NamedTuple):
@@ -85,9 +87,14 @@ class AttachServer:
             if self._selector.get_map().get(key.fileobj) is key and key.data is not None:
                 key.data()
 
-    def close(self) -> None:
+    def close(self, *, over: bool = False) -> None:
+        """Close all connections. ``over``: none will take the owner's place, which the clients are
+        told."""
         sockets = [key.fileobj for key in self._selector.get_map().values()]
         for pidfd, (peer, _) in self._peers.items():
+            if over:
+                with suppress(OSError):
+                    peer.send(BYE)
             sockets.append(peer)
             os.close(pidfd)
         self._peers.clear()
@@ -223,7 +230,21 @@ class AttachClient:
     @property
     def owner_gone(self) -> bool:
         """Whether the owner closed the connection, which it does only by ending."""
-        return hung_up(self._socket)
+        return self._last_word() is not None
+
+    @property
+    def owner_over(self) -> bool:
+        """Whether the owner has ended for good."""
+        return self._last_word() == BYE
+
+    def _last_word(self) -> bytes | None:
+        """BYE or nothing after the owner's end; None while it lives."""
+        try:
+            return self._socket.recv(len(BYE), socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
 
     def leave(self) -> None:
         """Send that this side will not write any more."""

@@ -57,8 +57,9 @@ class ShmHost:
         """The number of actors on this host that hold a lane now."""
         return len(self._actor_lanes)
 
-    def close(self) -> None:
-        self._door.close()
+    def close(self, *, over: bool = False) -> None:
+        """Close all connections. ``over``: the run is over, which the actors are told."""
+        self._door.close(over=over)
 
     def _attach(self, request: dict[str, Any]) -> Attached:
         welcome = self._welcome

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from penstock.configs.schema import Config
-from penstock.core.interfaces import LearnerGoneError, LearnerInfo, Link
+from penstock.core.interfaces import LearnerGoneError, LearnerInfo, Link, RunOverError
 from penstock.core.params import POLICY_ID, Float32, Stamp
 from penstock.core.role import RoleContext
 from penstock.core.specs import SlotSpec
@@ -63,6 +63,8 @@ class ShmLink:
     def slot(self, timeout_s: float) -> AbstractContextManager[Slot | None]:
         assert self.writer is not None, "attached to the weights alone"
         if not self.writer.available and self.learner_gone():
+            if self._entry.owner_over:
+                raise RunOverError("the run is over")
             raise LearnerGoneError("the learner ended")
         return self.writer.slot(timeout_s)
 

@@ -16,7 +16,12 @@ import zmq
 
 from penstock import __version__
 from penstock.configs.errors import UserError, printable
-from penstock.core.interfaces import LearnerGoneError, UnknownPolicyError, Welcome
+from penstock.core.interfaces import (
+    LearnerGoneError,
+    RunOverError,
+    UnknownPolicyError,
+    Welcome,
+)
 from penstock.core.params import POLICY_ID, Stamp
 from penstock.core.role import RoleContext
 from penstock.core.specs import SlotSpec
@@ -288,6 +293,8 @@ class Client:
             self._granted(head)
         elif head.kind == MessageKind.WHO and self._joined:
             self.rejoin()
+        elif head.kind == MessageKind.BYE and self._joined:
+            raise RunOverError(f"the run of the learner at {self.address} is over")
 
     def _go_to(self, address: str) -> None:
         """Join at another connector of the learner, whose ``address`` it sent.

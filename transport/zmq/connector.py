@@ -106,7 +106,8 @@ def _serve(ctx: RoleContext, receiver: Receiver, interval_s: float, grace_s: flo
             trim_at += TRIM_S
             give_back_memory()
     ctx.status.phase = Phase.STOPPING
-    receiver.drain(grace_s / 2, ctx.status.beat)
+    over = any(message["kind"] == "over" for message in ctx.messages())
+    receiver.drain(grace_s / 2, ctx.status.beat, over=over)
     receiver.grants.end_all()
     refusals.report()
     deadline_s = time.monotonic() + grace_s / 4

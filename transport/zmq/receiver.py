@@ -45,6 +45,8 @@ from penstock.transport.zmq.sockets import GONE, IsReleased, Sender, WasWritten,
 
 TICK_S = 0.01  # longest wait of new weights
 QUIET_S = 0.2  # after so long without a message, all sent messages have arrived
+# A BYE is lost with the connection if it was not read, and an actor that plays reads once a second.
+FAREWELL_S = 3.0
 BATCH = 64  # messages handled between two checks of everything else
 REFUSE_CHARACTERS = 2000
 # A HELLO may describe a slot by so many bytes more than the learner's: reading a column of it takes
@@ -215,18 +217,21 @@ class Receiver:
     def learner_gone(self) -> bool:
         return self._link.learner_gone()
 
-    def drain(self, timeout_s: float, beat: Callable[[], None]) -> None:
+    def drain(self, timeout_s: float, beat: Callable[[], None], *, over: bool = False) -> None:
         """Receive the messages on their way until none arrives or all actors have left.
 
-        No grants.
+        No grants. ``over``: the run is over, which the actors are told; they answer by leaving.
         """
         self._lending = False
+        for stream in [*self.grants.streams.values()] if over else ():
+            self._say(stream.peer, MessageKind.BYE, None, stream)
+        most_quiet_s = FAREWELL_S if over else QUIET_S
         deadline_s = time.monotonic() + timeout_s
-        quiet_s = time.monotonic() + QUIET_S
+        quiet_s = time.monotonic() + most_quiet_s
         while self.grants.streams and time.monotonic() < min(quiet_s, deadline_s):
             beat()
             if self.turn(TICK_S):
-                quiet_s = time.monotonic() + QUIET_S
+                quiet_s = time.monotonic() + most_quiet_s
 
     def figures(self) -> dict[str, Any]:
         """Counters since the start, in slots, agent steps and bytes."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.actors import join
+from penstock.actors import join, role
 from penstock.algos.samples import slot_spec
 from penstock.configs.load import resolve
 from penstock.core.control import Channel
@@ -17,7 +17,7 @@ from penstock.core.role import RoleContext
 from penstock.envs import probe
 from penstock.profiling.status import StatusPage
 from penstock.transport.shm.link import ShmTransport
-from transport_world import context
+from transport_world import context, reports
 
 ELSEWHERE = {"kind": "learner", "index": 1, "address": None, "incarnation": 2}
 
@@ -46,6 +46,18 @@ def test_an_actor_by_hand_says_that_it_waits_and_one_of_a_run_does_not(
     ours.close()
     theirs.close()
     page.close()
+
+
+def test_an_actor_by_hand_gives_up_after_its_wait(tmp_path: Path) -> None:
+    nobody = f"ipc://{tmp_path}/nobody"
+    ctx = context(tmp_path, address=nobody, wait_s=0.2)
+    assert not ctx.gave_up
+    role.run(ctx)
+    [stop] = reports(ctx, "stop")
+    assert stop["reason"] == "lost"
+    assert stop["error"] == (
+        f"no learner answered at {nobody} for 0.2 s; start it, or raise --wait"
+    )
 
 
 def test_a_host_without_memory_is_a_fault_and_not_waited_for(tmp_path: Path) -> None:

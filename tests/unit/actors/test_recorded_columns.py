@@ -14,6 +14,8 @@ from penstock.actors.rollout import Rollout
 from penstock.algos.acting import make_inference
 from penstock.algos.recorded import make_recorders
 from penstock.algos.samples import network_shape, slot_spec
+from penstock.algos.slots import RecordedSum, UnrollSummary
+from penstock.cli.check_env import check
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
@@ -58,6 +60,27 @@ class Wind(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         self.age += 1
         return np.zeros(2, np.float32), 0.0, self.age == 4, False, {"wind": self.age, "more": "x"}
+
+
+class Goal(gymnasium.Env[Any, Any]):
+    """Tells how far it is in all but its second step, and in its fourth, the last, of success."""
+
+    observation_space = gymnasium.spaces.Box(0, 9, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.age = 0
+        return np.zeros(2, np.float32), {"far": 9}
+
+    def step(self, action: Any) -> Any:
+        self.age += 1
+        info = {"far": [1, None, np.array([0.5]), np.inf][self.age - 1], "name": "x"}
+        over = self.age == 4
+        return np.zeros(2, np.float32), 0.0, over, False, info | ({"won": True} if over else {})
+
+
+def goals(num_envs: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+    return gymnasium.vector.SyncVectorEnv([Goal] * num_envs)
 
 
 def config(env: str, *options: str) -> Config:
@@ -136,6 +159,54 @@ def test_single_environments_record_too() -> None:
     )
     assert columns["wind"].dtype == np.int32
     np.testing.assert_array_equal(columns["wind"], np.tile([1, 2, 3, 4, 0, 1, 2, 3], (ENVS, 1)).T)
+
+
+@pytest.mark.parametrize("maker", ["Goal", "goals"])
+def test_numbers_of_infos_are_recorded_where_steps_have_them(maker: str) -> None:
+    """The fifth row only resets."""
+    columns = fill(config(f"{__name__}:{maker}", "env.record=[won, far]"))
+    alive, given = columns["alive"][:, 0], columns["far_given"][:, 0]
+    assert given[alive].tolist() == [True, False, True, False, True, False, True]
+    assert columns["far"][alive, 0].tolist() == [1, 0, 0.5, 0, 1, 0, 0.5]
+    assert columns["won_given"][:, 0].tolist() == [False] * 3 + [True] + [False] * 4
+    assert columns["won"].sum() == ENVS
+    summary = UnrollSummary.of(columns, ["won", "far"])
+    assert summary.recorded == {
+        "won": (RecordedSum(ENVS, ENVS), RecordedSum(ENVS, ENVS)),
+        "far": (RecordedSum(4 * ENVS * 0.75, 4 * ENVS), RecordedSum(0, 0)),
+    }
+
+
+def test_a_column_that_the_environment_declares_is_recorded_once() -> None:
+    columns = fill(config(f"{__name__}:Wind", "env.record=[wind]"))
+    assert "wind_given" not in columns
+    steps, finals = UnrollSummary.of(columns, ["wind"]).recorded["wind"]
+    assert steps == RecordedSum(ENVS * (1 + 2 + 3 + 4 + 1 + 2 + 3), ENVS * 7)
+    assert finals == RecordedSum(ENVS * 4, ENVS)
+
+
+@pytest.mark.parametrize(
+    ("maker", "key", "words"),
+    [
+        ("Goal", "name", "env.record names name, and the info of a step has 'x' there, which is"),
+        ("goals", "name", r"env.record names name, and environment .*:goals has array\(\['x'"),
+        ("Goal", "reward", "two columns of a slot would be called reward"),
+    ],
+)
+def test_a_key_that_cannot_be_recorded_is_one_sentence(maker: str, key: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        fill(config(f"{__name__}:{maker}", f"env.record=[{key}]"))
+
+
+@pytest.mark.parametrize("maker", ["Goal", "goals"])
+def test_a_check_names_the_keys_that_no_step_has(maker: str) -> None:
+    report = check(f"{__name__}:{maker}", ["env.record=[won, wom]"], 50, 2)
+    assert report["problems"] == []
+    [note] = [note for note in report["notes"] if "env.record" in note]
+    assert note == (
+        "env.record names wom, and the info of none of 50 steps had it; their keys are far, name, "
+        "won: correct the name, or raise --steps if it is rare"
+    )
 
 
 def test_an_evaluation_counts_the_steps_in_which_a_row_plays() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import penstock
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.interfaces import Json, RunEvent
@@ -47,8 +47,18 @@ class Listens(Callbacks):
 class OnlyTheEnd:
     """Needs no base."""
 
-    def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
-        heard.append(summary["exit_reason"])
+    def on_end(self, run: Run, summary: penstock.Summary) -> None:
+        heard.append(summary)
+
+
+class Counts(Callbacks):
+    """Ends the run at 900 steps."""
+
+    every_steps = 300
+
+    def on_steps(self, run: Run, metrics: Json) -> bool:
+        heard.append(metrics["env_steps"])
+        return bool(metrics["env_steps"] >= 900)
 
 
 class Fails(Callbacks):
@@ -103,10 +113,33 @@ def test_an_evaluation_is_told_and_may_end_the_run(tmp_path: Path) -> None:
 def test_checkpoint_and_end_are_told(tmp_path: Path) -> None:
     both = hooks(tmp_path, "Listens", "OnlyTheEnd")
     assert not both.event(RunEvent("checkpoint", "was written", result=CHECKPOINT))
-    both.event(RunEvent("end", "ended by minutes", result={"exit_reason": "minutes"}))
+    accounting = {"produced": 6, "trained": 4, "dropped": {}, "lost": {"learner": 2}}
+    result = {"exit_reason": "minutes", "accounting": {**accounting, "in_flight": 0}, "more": 1}
+    both.event(RunEvent("end", "ended by minutes", result=result))
     both.close()
-    saved = Saved(Path("run/checkpoints/last"), 640, 10, 4.5, None, False)
-    assert heard == [saved, "minutes"]
+    saved, summary = heard
+    assert saved == Saved(Path("run/checkpoints/last"), 640, 10, 4.5, None, False)
+    assert isinstance(summary, penstock.Summary)
+    assert (summary.run_dir, summary.reason) == (tmp_path, "minutes")
+    assert summary.accounting.balanced
+    assert summary.metrics == result
+
+
+def test_steps_are_told_once_for_each_multiple_and_may_end_the_run(tmp_path: Path) -> None:
+    made = Hooks([], Run(tmp_path, resolve("cartpole")), [Counts(), Fails()])
+    ends = [made.metrics({"env_steps": steps}) for steps in (200, 310, 599, 850, 860, 900, 1000)]
+    assert heard == [310, 850, 900]
+    assert ends == [False, False, False, False, False, True, False]
+    assert not made.metrics({"env_steps": 2000}, final=True)
+    assert not made.metrics({"accounting": {}})
+
+
+def test_steps_that_are_no_number_are_refused(tmp_path: Path) -> None:
+    counts = Counts()
+    counts.every_steps = 0
+    sentence = "every_steps of callback Counts is 0; it must be a whole number of at least 1"
+    with pytest.raises(UserError, match=f"^{sentence}$"):
+        Hooks([], Run(tmp_path, resolve("cartpole")), [counts])
 
 
 def test_what_one_raises_is_told_and_ends_nothing(tmp_path: Path) -> None:
@@ -169,12 +202,12 @@ class Misspelt(Callbacks):
 
 
 class OnlyEnd:
-    def on_end(self, run: Run, summary: Mapping[str, Any]) -> None: ...
+    def on_end(self, run: Run, summary: penstock.Summary) -> None: ...
 
 
 @pytest.mark.parametrize("made", [Misspelt(), object(), print])
 def test_one_that_hears_of_nothing_is_refused_with_the_names_of_the_hooks(made: object) -> None:
-    methods = "on_evaluation, on_checkpoint, on_end; define at least one of them"
+    methods = "on_evaluation, on_checkpoint, on_steps, on_end; define at least one of them"
     sentence = f"callback {type(made).__name__} has none of the methods {methods}"
     with pytest.raises(UserError, match=f"^{sentence}$"):
         Hooks([], Run(Path(), resolve("cartpole")), [made])

@@ -156,10 +156,28 @@ def test_stopping_goes_by_stages_and_asks_the_learner_last() -> None:
     ]
     assert without_news(scene.ends("actor-0", 0)) == []
     assert without_news(scene.ends("actor-1", 0)) == [Kill("connector-0", TERM)]
-    assert scene.ends("connector-0", 0) == [Send("learner-0", FINISH), Kill("learner-0", TERM)]
+    assert without_news(scene.ends("connector-0", 0)) == [
+        Send("learner-0", FINISH),
+        Kill("learner-0", TERM),
+    ]
     assert scene.decisions.outcome is None
     assert scene.ends("learner-0", 0) == []
     assert scene.decisions.outcome == Outcome(0, "return")
+
+
+@pytest.mark.parametrize(
+    ("reason", "over"),
+    [
+        *(("return", True), ("minutes", True), ("callback", True)),
+        *(("stopped", False), ("terminated", False), ("diverged", False)),
+    ],
+)
+def test_connector_and_learner_hear_that_the_run_is_over(reason: str, over: bool) -> None:
+    scene = Scene((LEARNER, *ACTORS[:1], CONNECTOR))
+    failure = Failure("learner-0", "10 updates were skipped") if reason == "diverged" else None
+    scene.decisions.stop(reason, scene.now_s, failure)
+    for ended, told in (("actor-0", "connector-0"), ("connector-0", "learner-0")):
+        assert (Send(told, {"kind": "over"}) in scene.ends(ended, 0)) is over
 
 
 def test_each_stage_has_its_deadline() -> None:

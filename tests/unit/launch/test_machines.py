@@ -12,6 +12,7 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.role import Store
+from penstock.launch import join_note
 from penstock.launch.machines import (
     LearnerPlace,
     check_place,
@@ -52,6 +53,37 @@ def resolves(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     monkeypatch.setattr(socket, "gethostname", lambda: "box")
     return known
+
+
+@pytest.mark.parametrize(
+    ("bind", "options", "command"),
+    [
+        ("ipc:///run/w", ["env.id=g:make"], "ipc:///run/w"),
+        ("tcp://127.0.0.1:7700", [], "tcp://127.0.0.1:7700"),
+        (
+            "tcp://127.0.0.1:7700",
+            ["env.id=g:make", "env.wrappers=[{g:W: {path: a/b}}]"],
+            "tcp://127.0.0.1:7700 --allow g:make --allow g:W --allow a/b",
+        ),
+        ("tcp://10.0.0.9:7701", ["transport.insecure=true"], "tcp://10.0.0.9:7701 --insecure"),
+        (
+            "tcp://0.0.0.0:7700",
+            ["transport.curve=my keys"],
+            "tcp://10.0.0.7:7700 --curve 'my keys'; other hosts need learner.key and "
+            "actor.key_secret of my keys",
+        ),
+        ("tcp://*:7700", ["transport.insecure=true"], "tcp://10.0.0.7:7700 --insecure"),
+        ("tcp://127.0.0.1:*", [], None),
+        ("tcp://lo:7700", ["transport.insecure=true"], None),
+    ],
+)
+def test_the_command_that_joins_a_learner_has_what_it_needs(
+    bind: str, options: list[str], command: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(join_note, "own_address", lambda other: "10.0.0.7")
+    made = resolve("CartPole-v1", [f"transport.bind={bind}", *options])
+    note = f"start actors with: penstock actor --connect {command}" if command else ""
+    assert join_note.join_note(made, bind) == note
 
 
 def test_by_hand_all_three_are_given() -> None:

@@ -15,7 +15,7 @@ from penstock.configs.load import resolve
 from penstock.configs.sections import EnvConfig
 from penstock.core.files import write_atomic
 from penstock.core.interfaces import Json, RunEvent
-from penstock.launch.api import history
+from penstock.launch.run_summary import history
 from penstock.monitor.run_folder import lines as lines_file
 from penstock.monitor.run_folder.lines import lines
 from penstock.monitor.run_folder.record import RESERVED_NBYTES, Record

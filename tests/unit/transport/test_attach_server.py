@@ -55,10 +55,10 @@ class House:
             time.sleep(0.005)
         assert len(self.left) == count
 
-    def close(self) -> None:
+    def close(self, *, over: bool = False) -> None:
         self._stop = True
         self._thread.join()
-        self.door.close()
+        self.door.close(over=over)
 
 
 @pytest.fixture
@@ -105,6 +105,16 @@ def test_a_closed_connection_alone_gives_no_lane_back(house: House, tmp_path: Pa
     entry._socket.close()
     time.sleep(0.1)
     assert house.left == []
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_an_owner_that_ends_tells_whether_for_good(tmp_path: Path, over: bool) -> None:
+    house = House(tmp_path / "door")
+    entry = AttachClient(tmp_path / "door", {"name": "friend"})
+    assert (entry.owner_gone, entry.owner_over) == (False, False)
+    house.close(over=over)
+    assert (entry.owner_gone, entry.owner_over) == (True, over)
+    entry.leave()
 
 
 CLIENT = """

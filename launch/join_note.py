@@ -1,0 +1,65 @@
+"""The command by which actors join a learner that was started by hand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import socket
+from typing import TYPE_CHECKING
+
+from penstock.configs.errors import UserError
+from penstock.configs.value_types import is_local
+from penstock.launch.machines import own_address
+from penstock.transport.addresses import reachable
+
+if TYPE_CHECKING:
+    from penstock.configs.schema import Config
+
+ELSEWHERE = "192.0.2.1"  # an address of no host (RFC 5737), which the default route would reach
+
+
+def join_note(config: Config, bind: str) -> str:
+    """A sentence with the command that joins the learner whose connector listens at ``bind``, with
+    the options that it needs; empty where the address is not known before it listens."""
+    if bind.startswith("tcp://") and not _is_known(bind):
+        return ""
+    address = reachable(bind, _own_host())
+    words = ["penstock", "actor", "--connect", address, *_permissions(config, address)]
+    note = f"start actors with: {shlex.join(words)}"
+    curve = config.transport.curve
+    if curve is None or is_local(address):
+        return note
+    return f"{note}; other hosts need learner.key and actor.key_secret of {curve}"
+
+
+def _permissions(config: Config, address: str) -> list[str]:
+    """The options by which an actor at ``address`` trusts the learner and may run its config."""
+    transport = config.transport
+    if transport.curve is not None:
+        return ["--curve", transport.curve]
+    if transport.insecure:
+        return ["--insecure"]
+    if address.startswith("ipc://"):
+        return []
+
+    # At a port of this host any of its users could answer, so names of code must be allowed.
+    from penstock.configs.code_references import references
+
+    texts = [reference.text for reference in references(config)]
+    names = dict.fromkeys([config.env.id, *texts]) if texts else ()
+    return [word for name in names for word in ("--allow", name)]
+
+
+def _is_known(bind: str) -> bool:
+    """Whether a ``tcp://`` address names a port, and a host rather than an interface."""
+    host, _, port = bind.removeprefix("tcp://").rpartition(":")
+    interfaces = {name for _, name in socket.if_nameindex()}
+    return re.fullmatch(r"0+|\*", port) is None and host not in interfaces
+
+
+def _own_host() -> str:
+    """How other hosts may reach this one: by the address of its default route, or by its name."""
+    try:
+        return own_address(ELSEWHERE)
+    except UserError:
+        return socket.gethostname()
