@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import platform
@@ -69,12 +70,14 @@ class Arena:
         needed = sum(size for _, size in ranges)
         with _shortage(needed, name):
             _check_available(needed)  # a learner of another host may ask for any size
-            fd = os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC)
+            fd = os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
                 os.ftruncate(fd, nbytes)
                 arena = cls(mmap.mmap(fd, nbytes), fd)
                 for start, size in ranges:
                     arena.commit(start, size)
+                # Actors of release 0.1 refuse memory that is not sealed.
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             except OSError:
                 os.close(fd)
                 raise
