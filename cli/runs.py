@@ -61,15 +61,18 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Play episodes with the weights of a run and print their returns."""
+    from penstock.core.processes import ending_programs
     from penstock.evaluation import evaluate as evaluation
 
     way = samples(sample, greedy)
     how = (episodes, checkpoint, way, seed, max_episode_steps, allow or ())
     if evaluation.seed_runs(run_dir):
-        result = evaluation.evaluate_seeds(run_dir, *how)
+        with ending_programs():
+            result = evaluation.evaluate_seeds(run_dir, *how)
         answer(evaluation.describe_seeds(result), result, as_json)
         return
-    result = evaluation.evaluate(run_dir, *how)
+    with ending_programs():
+        result = evaluation.evaluate(run_dir, *how)
     answer(evaluation.describe(result), result, as_json)
 
 
@@ -93,12 +96,14 @@ def record(
     as_json: Json = False,
 ) -> None:
     """Record a video of the agent of a run. Needs no display."""
+    from penstock.core.processes import ending_programs
     from penstock.evaluation import video
 
     way = samples(sample, greedy)
-    result = video.record(
-        run_dir, episodes, checkpoint, out, way, seed, max_episode_steps, allow or ()
-    )
+    with ending_programs():
+        result = video.record(
+            run_dir, episodes, checkpoint, out, way, seed, max_episode_steps, allow or ()
+        )
     answer(video.describe(result), result, as_json)
 
 
@@ -114,10 +119,13 @@ def play(
     as_json: Json = False,
 ) -> None:
     """Show the agent of a run playing, in a window."""
+    from penstock.core.processes import ending_programs
     from penstock.evaluation import video
 
     way = samples(sample, greedy)
-    result = video.play(run_dir, episodes, checkpoint, way, seed, max_episode_steps, allow or ())
+    how = (episodes, checkpoint, way, seed, max_episode_steps, allow or ())
+    with ending_programs():
+        result = video.play(run_dir, *how)
     answer(video.describe(result), result, as_json)
 
 
@@ -132,9 +140,11 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the policy of a run to one file, which penstock.load_policy reads."""
+    from penstock.core.processes import ending_programs
     from penstock.evaluation.loaded_policy import load_policy
 
-    policy = load_policy(run_dir, checkpoint, allow=allow or ())
+    with ending_programs():
+        policy = load_policy(run_dir, checkpoint, allow=allow or ())
     nbytes = policy.save(file, half=half)
     way = "sampled" if policy.sample else "greedy"
     answer(

@@ -70,10 +70,18 @@ class EnvConfig(Section):
     wrappers: Wrappers = Field(default_factory=list)
     """Wrappers around each single environment, innermost first. With wrappers, the environment's
     own vectorised form is not used, which is slower."""
+    on_error: Literal["fail", "drop_episode"] = "fail"
+    """Effect of a step that raises an exception, or that returns an observation or a reward that is
+    not finite. `fail` restarts the actor after an exception, and ends the run at such a number.
+    `drop_episode` resets the one environment in place of that step: the episode has no result, its
+    steps before are trained on up to the last sound observation, and the step is counted as
+    `dropped: env_error`. It is for rare errors, of single environments only: with it, the
+    environment's own vectorised form is not used."""
 
     def identity(self) -> dict[str, Any]:
         """The settings of the environment as JSON, stored with checkpoints and evaluations."""
-        return self.model_dump(mode="json", exclude={"kind"})  # which decides defaults only
+        # They decide defaults, and what becomes of a step that fails.
+        return self.model_dump(mode="json", exclude={"kind", "on_error"})
 
     def is_same(self, known: Mapping[str, Any]) -> bool:
         """Whether ``known``, from `identity`, is this environment. Settings that an older version

@@ -97,7 +97,8 @@ class Actor:
             over = terminated | truncated
             total, length = total + float(reward[0]), length + int(not begins[0])
             ends = bool(over[0]) and not (game.life_lost is not None and game.life_lost[0])
-            cut = length == self.max_steps and not ends
+            # In a step that failed another episode has begun.
+            cut = (length == self.max_steps and not ends) or game.dropped is not None
             ended = cut or ends
             episode = Episode(total, length, cut) if ended else None
             shot = Shot(self._look(obs), episode, float(reward[0]), not begins[0])
