@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Literal
 
 import typer
@@ -19,6 +21,7 @@ from penstock.cli.options import (
     Run,
     Sample,
     answer,
+    escaped,
     samples,
 )
 
@@ -42,6 +45,17 @@ Ranges = Annotated[
 ]
 
 
+@contextmanager
+def _playing() -> Iterator[None]:
+    """Make environments in the ``with`` block: notes about them go to standard error, and programs
+    that they start end with it."""
+    from penstock.core.notes import notes_to
+    from penstock.core.processes import ending_programs
+
+    with ending_programs(), notes_to(lambda text: print(escaped(text), file=sys.stderr)):
+        yield
+
+
 def evaluate(
     run_dir: Annotated[
         str,
@@ -61,17 +75,16 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Play episodes with the weights of a run and print their returns."""
-    from penstock.core.processes import ending_programs
     from penstock.evaluation import evaluate as evaluation
 
     way = samples(sample, greedy)
     how = (episodes, checkpoint, way, seed, max_episode_steps, allow or ())
     if evaluation.seed_runs(run_dir):
-        with ending_programs():
+        with _playing():
             result = evaluation.evaluate_seeds(run_dir, *how)
         answer(evaluation.describe_seeds(result), result, as_json)
         return
-    with ending_programs():
+    with _playing():
         result = evaluation.evaluate(run_dir, *how)
     answer(evaluation.describe(result), result, as_json)
 
@@ -96,11 +109,10 @@ def record(
     as_json: Json = False,
 ) -> None:
     """Record a video of the agent of a run. Needs no display."""
-    from penstock.core.processes import ending_programs
     from penstock.evaluation import video
 
     way = samples(sample, greedy)
-    with ending_programs():
+    with _playing():
         result = video.record(
             run_dir, episodes, checkpoint, out, way, seed, max_episode_steps, allow or ()
         )
@@ -119,12 +131,11 @@ def play(
     as_json: Json = False,
 ) -> None:
     """Show the agent of a run playing, in a window."""
-    from penstock.core.processes import ending_programs
     from penstock.evaluation import video
 
     way = samples(sample, greedy)
     how = (episodes, checkpoint, way, seed, max_episode_steps, allow or ())
-    with ending_programs():
+    with _playing():
         result = video.play(run_dir, *how)
     answer(video.describe(result), result, as_json)
 
@@ -140,10 +151,9 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the policy of a run to one file, which penstock.load_policy reads."""
-    from penstock.core.processes import ending_programs
     from penstock.evaluation.loaded_policy import load_policy
 
-    with ending_programs():
+    with _playing():
         policy = load_policy(run_dir, checkpoint, allow=allow or ())
     nbytes = policy.save(file, half=half)
     way = "sampled" if policy.sample else "greedy"

@@ -25,6 +25,7 @@ from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.core.formatting import number
 from penstock.core.observations import views
+from penstock.core.place import is_of_environment
 from penstock.envs import BatchedEnv, EnvInfo, find_bad_observation, make
 from penstock.envs.rendering import DISPLAYS, INSTALL, do_without_display, drawing
 from penstock.evaluation.decisions import DecisionTrack, beside
@@ -343,6 +344,8 @@ def _written(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if is_of_environment(error):  # which draws meanwhile
+            raise
         reason = " ".join((error.strerror or str(error)).split())
         raise UserError(
             f"{path} cannot be written ({reason}); give another place with --out"
