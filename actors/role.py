@@ -42,7 +42,8 @@ def run(ctx: RoleContext) -> None:
         ctx.status.begin(Phase.ENVIRONMENT)
         config, envs = found.config, found.config.actor_envs
         first = actor_number(actor_id(ctx)) * envs
-        game = make(config.env, envs, config.actors.env_threads, stagger=first)
+        beat = ctx.status.beat
+        game = make(config.env, envs, config.actors.env_threads, stagger=first, beat=beat)
         ctx.status.begin(Phase.STARTING)
         with _closed_at_the_end(game):
             _live(ctx, found, game)
@@ -192,6 +193,7 @@ class Player:
             began_s = time.monotonic()
             self._began = True
             steps = self._rollout.fill(slot.columns, slot.index)
+            played = steps + self._rollout.dropped_steps
             if self._link.fills_store:
                 self._ledger.switch(Part.PROCESS)
                 self._process(slot.columns)
@@ -203,10 +205,10 @@ class Player:
             header["generation"], header["version"] = self._rollout.oldest
             header["sequence"] = self.sequence
             header["steps"] = steps
-            header["produced_steps"] = self.produced_steps + steps
+            header["produced_steps"] = self.produced_steps + played
             header["started_s"], header["published_s"] = began_s, time.monotonic()
         self.sequence += 1
-        self.produced_steps += steps
+        self.produced_steps += played
         return True
 
     def state_dict(self) -> dict[str, Any]:

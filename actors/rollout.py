@@ -3,11 +3,12 @@
 Row t holds the decision at ``obs[t]`` and its outcome. Environments reset themselves on the step
 *after* an episode's end (NEXT_STEP): that row is no decision and is not ``alive``. Its ``obs[t]``
 is the final observation of the ended episode, and the policy's outputs for it are recorded too,
-such as the value at the end of a truncated episode. After it the recurrent state is reset. Rewards
-and returns are raw here. Where Atari's lives are episodes, returns and lengths are those of games,
-and a length of 0 marks the end of a life that does not end its game, and of a first episode that
-was shortened (penstock.envs.first_episodes). A column ``core_state`` holds
-the state before ``obs[0]``.
+such as the value at the end of a truncated episode. After it the recurrent state is reset. A step
+that failed, where such episodes are dropped, is a row of that kind too: it only resets, and the
+steps before it are bootstrapped from its observation. Rewards and returns are raw here. Where
+Atari's lives are episodes, returns and lengths are those of games, and a length of 0 marks the end
+of a life that does not end its game, and of a first episode that was shortened
+(penstock.envs.first_episodes). A column ``core_state`` holds the state before ``obs[0]``.
 
 A slot may hold only the newest frame of each frame stack; the environments then play in memory of
 their own. With a column ``older`` it also holds the rest of the first stack, and ``begins``
@@ -52,6 +53,8 @@ class Rollout:
 
     oldest: Stamp | None
     """Of the last unroll: the oldest weights that chose one of its actions."""
+    dropped_steps = 0
+    """Of the last unroll: agent steps that failed, and are not `alive` for that reason."""
 
     def __init__(
         self,
@@ -102,6 +105,7 @@ class Rollout:
         obs = columns["obs"]
         rows = self._rows_of(columns, slot_index)
         self._stamp, self.oldest, self._versions = None, None, columns["policy_version"]
+        self.dropped_steps = 0
         if "core_state" in columns:
             np.copyto(columns["core_state"], self._inference.state())
         writes_frames = OLDER in columns or "pad" in columns
@@ -168,8 +172,7 @@ class Rollout:
         np.copyto(frames[0], stacks[:, -1])
         begins[...] = 0
         for t, (row, recorded) in enumerate(rows):
-            reset = ~self._alive if self._resets else None
-            self._step(t, stacks, stacks, recorded, *row)
+            reset = self._step(t, stacks, stacks, recorded, *row)
             np.copyto(frames[t + 1], stacks[:, -1])
             if reset is not None:
                 begins[t, reset] = REPEATS + padding(stacks, reset, self._pad)[reset]
@@ -185,10 +188,9 @@ class Rollout:
         self._begun = np.zeros_like(self._begun)
         for t, (row, recorded) in enumerate(rows):
             pad[t] = self._pad
-            reset = ~self._alive
-            self._step(t, stacks, stacks, recorded, *row)
+            reset = self._step(t, stacks, stacks, recorded, *row)
             np.copyto(frames[t + 1], stacks[:, -1])
-            if reset.any():
+            if reset is not None:
                 self._pad[:] = padding(stacks, reset, self._pad)
 
     def _step(
@@ -204,8 +206,9 @@ class Rollout:
         alive: npt.NDArray[Any],
         episode_return: npt.NDArray[Any],
         episode_length: npt.NDArray[Any],
-    ) -> None:
-        """Play row ``t``; ``next_obs`` may be the memory of ``obs``."""
+    ) -> npt.NDArray[np.bool_] | None:
+        """Play row ``t``; ``next_obs`` may be the memory of ``obs``. Returns the environments that
+        it has only reset, or that do not play; None: there is none."""
         if self._ledger.since > self._beat_at:
             self._beat_at = self._ledger.since + BEAT_NS
             # Between two steps: where the learner is lost it raises, and the next unroll, for
@@ -226,16 +229,23 @@ class Rollout:
                 "resets in the same step does that; run `penstock check-env` for details"
             )
         over = np.logical_or(terminations, truncations)
+        ended, dropped = over, self._game.dropped
+        if dropped is not None:
+            self.dropped_steps += int(np.count_nonzero(dropped & self._alive))
+            self._alive &= ~dropped
+            self._resets = True
+            ended = over | dropped
         if self._recorders:
-            step = Step(actions, next_obs, rewards, over, self._alive)
+            step = Step(actions, next_obs, rewards, ended, self._alive)
             for entry in self._recorders:
                 known = (*known, *entry.recorder.record(step))
         action[:] = actions
         for target, values in zip(recorded, known, strict=True):
             target[:] = values
         alive[:] = self._alive
-        if self._resets:
-            self._inference.reset(~self._alive)
+        resets = ~self._alive if self._resets else None
+        if resets is not None:
+            self._inference.reset(resets)
         reward[:] = rewards
         terminated[:] = terminations
         truncated[:] = truncations
@@ -243,6 +253,9 @@ class Rollout:
         self._length += self._alive
         episode_return[:] = self._return
         episode_length[:] = self._length
+        if dropped is not None:  # no result
+            self._return[dropped] = 0.0
+            self._length[dropped] = 0
         np.logical_not(over, out=self._alive)
         self._resets = ends = bool(over.any())
         if self._game.playing is not None:
@@ -255,6 +268,7 @@ class Rollout:
                 episode_length[self._game.shortened] = 0
             self._return[over] = 0.0
             self._length[over] = 0
+        return resets
 
     def _mark_playing(self) -> None:
         """Take over which rows play, where the environments say it."""

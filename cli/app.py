@@ -80,11 +80,12 @@ app.add_typer(bench_app, name="bench", rich_help_panel=MEASURE)
 def main() -> None:
     """Run a command. A UserError is printed as a sentence, with exit code 2. So is an OSError for a
     path that cannot be accessed, as every command takes paths and uses them in many places, and one
-    for a lack of descriptors, which any call may meet."""
+    for a lack of descriptors, which any call may meet; and an error of an environment that the
+    command plays itself."""
     try:
-        app()
+        _run()
     except UserError as error:
-        _refuse(str(error))
+        _refuse(str(error), error.traceback)
     except OSError as error:
         if error.errno == errno.EMFILE:
             _refuse(
@@ -103,11 +104,30 @@ def main() -> None:
         sys.exit(130)
 
 
-def _refuse(text: str) -> NoReturn:
-    """End the command as after a mistake of the user."""
-    print(f"penstock: {escaped(text)}", file=sys.stderr)
+def _run() -> None:
+    """Run a command; raises UserError for an error of an environment."""
+    try:
+        app()
+    except UserError:
+        raise
+    except Exception as error:
+        from penstock.core.place import brief_with_place, is_of_environment, users_error
+
+        if not is_of_environment(error):
+            raise
+        text = f"the environment failed with {brief_with_place(error)}; correct it"
+        raise users_error(text, error) from error
+
+
+def _refuse(text: str, traceback: str = "") -> NoReturn:
+    """End the command as after a mistake of the user, with the ``traceback`` of the user's code."""
+    from penstock.configs.secrets import redacted
+
+    text, lines = redacted(text), redacted(traceback).splitlines()
+    print(*map(escaped, lines), f"penstock: {escaped(text)}", sep="\n", file=sys.stderr)
     if "--json" in sys.argv:
-        print(json.dumps({"error": text, "exit_code": 2}))
+        answer = {"error": text, "exit_code": 2}
+        print(json.dumps({**answer, "traceback": lines} if lines else answer))
     sys.exit(2)
 
 
@@ -556,6 +576,7 @@ def check_env(
 ) -> None:
     """Check an environment for errors and measure its speed. Exit code 2 if errors are found."""
     from penstock.cli.check_env import check, describe, hung
+    from penstock.core.processes import ending_programs
     from penstock.envs.checking.hung import end_all, told_where_hung
 
     def tell(clause: str) -> None:
@@ -563,8 +584,8 @@ def check_env(
         answer(describe(report), report, as_json)
         end_all(2)
 
-    with told_where_hung(hang_s, tell):
-        report = check(target, overrides or [], steps, envs)
+    with ending_programs(), told_where_hung(hang_s, tell) as beat:
+        report = check(target, overrides or [], steps, envs, beat)
     answer(describe(report), report, as_json)
     sys.exit(2 if report["problems"] else 0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ from penstock.configs.load import resolve
 from penstock.configs.sections import EnvConfig
 from penstock.core.loading import load
 from penstock.core.notes import notes_to
-from penstock.core.place import exit_refused
+from penstock.core.place import brief_with_place, exit_refused
 from penstock.envs import make
-from penstock.envs.checking.checks import Checker, cost, refused_by_gymnasium, told
+from penstock.envs.checking.checks import Checker, cost, refused_by_gymnasium
 from penstock.envs.checking.vector import REPEATED_STEPS, check_vector, draw_for
 from penstock.envs.make import makers
 from penstock.envs.space_difference import brief
@@ -25,17 +25,26 @@ RATE_S = 2.0
 SHOWN_KEYS = 20  # of an info
 
 
-def check(target: str, overrides: list[str], steps: int, envs: int) -> dict[str, Any]:
-    """Check an environment; the report is JSON-ready: "problems", "notes" and "figures". Raises
-    UserError if the target has no environment, or one that calls sys.exit."""
+def check(
+    target: str,
+    overrides: list[str],
+    steps: int,
+    envs: int,
+    beat: Callable[[], object] | None = None,
+) -> dict[str, Any]:
+    """Check an environment; the report is JSON-ready: "problems", "notes" and "figures". ``beat``
+    is called after each reset of a vector. Raises UserError if the target has no environment, or
+    one that calls sys.exit."""
     env = resolve(target, overrides).env
     try:
-        return _report(env, steps, envs)
+        return _report(env, steps, envs, beat)
     except SystemExit as error:
         raise exit_refused(f"environment {env.id}", error) from error
 
 
-def _report(env: EnvConfig, steps: int, envs: int) -> dict[str, Any]:
+def _report(
+    env: EnvConfig, steps: int, envs: int, beat: Callable[[], object] | None
+) -> dict[str, Any]:
     made, found = makers(env), Checker()
     figures: dict[str, Any] = {}
     refused: str | None = None
@@ -54,11 +63,12 @@ def _report(env: EnvConfig, steps: int, envs: int) -> dict[str, Any]:
     if not found.problems:
         try:
             with notes_to(logged.append):
-                figures = _rate(env, envs) | figures
+                figures = _rate(env, envs, beat) | figures
         except UserError as error:
             found.add("vector", str(error))
         except Exception as error:
-            found.add("vector", f"a vector of {envs} environments raised {told(error)}; correct it")
+            text = f"a vector of {envs} environments raised {brief_with_place(error)}; correct it"
+            found.add("vector", text, error=error)
 
     return {
         "env": env.id,
@@ -72,7 +82,7 @@ def hung(target: str, clause: str) -> dict[str, Any]:
     """The report on an environment with a call that does not return; ``clause`` describes the
     call."""
     text = f"{clause}; correct the environment, or raise --hang-s if it is only slow"
-    problem = {"kind": "hang", "text": text}
+    problem = {"kind": "hang", "text": text, "traceback": ""}
     return {"env": target, "problems": [problem], "notes": [], "figures": {}}
 
 
@@ -95,7 +105,9 @@ def describe(report: dict[str, Any]) -> str:
         text = f"{figures['steps_per_s']:,.0f} steps/s in a vector of {figures['envs']}"
         lines.append(f"one core      {text}, without inference")
     lines += [f"note          {text}" for text in report["notes"]]
-    lines += [f"problem       {problem['text']}" for problem in problems]
+    for problem in problems:
+        lines += [problem["traceback"]] if problem["traceback"] else []
+        lines.append(f"problem       {problem['text']}")
     count = len(problems)
     lines.append(f"{count} problem{'s' * (count > 1)}" if count else "no problems found")
     return "\n".join(lines)
@@ -178,9 +190,9 @@ def _known(keys: set[str]) -> str:
     return f"their keys are {', '.join(shown)}{more}" if keys else "they were empty"
 
 
-def _rate(env: EnvConfig, envs: int) -> dict[str, Any]:
+def _rate(env: EnvConfig, envs: int, beat: Callable[[], object] | None) -> dict[str, Any]:
     """Steps per second of a vector that one thread steps as an actor does."""
-    game = make(env, envs)
+    game = make(env, envs, beat=beat)
     try:
         info, rng = game.info, np.random.default_rng(0)
         out = np.zeros((envs, *info.observation_space.shape), info.observation_space.dtype)

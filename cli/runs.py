@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Literal
 
 import typer
@@ -19,6 +21,7 @@ from penstock.cli.options import (
     Run,
     Sample,
     answer,
+    escaped,
     samples,
 )
 
@@ -40,6 +43,17 @@ Ranges = Annotated[
         "are named by their options: 'penstock/MinAtar-v0 game=asterix=0,30'. May be repeated.",
     ),
 ]
+
+
+@contextmanager
+def _playing() -> Iterator[None]:
+    """Make environments in the ``with`` block: notes about them go to standard error, and programs
+    that they start end with it."""
+    from penstock.core.notes import notes_to
+    from penstock.core.processes import ending_programs
+
+    with ending_programs(), notes_to(lambda text: print(escaped(text), file=sys.stderr)):
+        yield
 
 
 def evaluate(
@@ -66,10 +80,12 @@ def evaluate(
     way = samples(sample, greedy)
     how = (episodes, checkpoint, way, seed, max_episode_steps, allow or ())
     if evaluation.seed_runs(run_dir):
-        result = evaluation.evaluate_seeds(run_dir, *how)
+        with _playing():
+            result = evaluation.evaluate_seeds(run_dir, *how)
         answer(evaluation.describe_seeds(result), result, as_json)
         return
-    result = evaluation.evaluate(run_dir, *how)
+    with _playing():
+        result = evaluation.evaluate(run_dir, *how)
     answer(evaluation.describe(result), result, as_json)
 
 
@@ -96,9 +112,10 @@ def record(
     from penstock.evaluation import video
 
     way = samples(sample, greedy)
-    result = video.record(
-        run_dir, episodes, checkpoint, out, way, seed, max_episode_steps, allow or ()
-    )
+    with _playing():
+        result = video.record(
+            run_dir, episodes, checkpoint, out, way, seed, max_episode_steps, allow or ()
+        )
     answer(video.describe(result), result, as_json)
 
 
@@ -117,7 +134,9 @@ def play(
     from penstock.evaluation import video
 
     way = samples(sample, greedy)
-    result = video.play(run_dir, episodes, checkpoint, way, seed, max_episode_steps, allow or ())
+    how = (episodes, checkpoint, way, seed, max_episode_steps, allow or ())
+    with _playing():
+        result = video.play(run_dir, *how)
     answer(video.describe(result), result, as_json)
 
 
@@ -136,7 +155,8 @@ def export(
     """Write the policy of a run to one file, which penstock.load_policy reads."""
     from penstock.evaluation.loaded_policy import load_policy
 
-    policy = load_policy(run_dir, checkpoint, allow=allow or ())
+    with _playing():
+        policy = load_policy(run_dir, checkpoint, allow=allow or ())
     nbytes = policy.save(file, half=half)
     way = "sampled" if policy.sample else "greedy"
     answer(

@@ -9,6 +9,10 @@ PRINTABLE = 2000  # characters of a received text
 class UserError(Exception):
     """A user's mistake: a sentence with the value, the rule and the next step. Exit code 2."""
 
+    traceback: str = ""
+    """Frames of the user's own code that raised the error which this one explains; empty for any
+    other mistake."""
+
 
 def whole_number(name: str, value: Any, least: int) -> int:
     """An argument of the Python API as an int, also if it is one of numpy's. Raises UserError."""

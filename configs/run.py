@@ -65,10 +65,11 @@ class RunOptions(Section):
     `penstock.launch.callbacks`."""
     hang_timeout_s: Positive = 60.0
     """Seconds without progress after which a process counts as hung. It is then killed and
-    restarted. Raise it for environments whose steps or resets are slower."""
+    restarted. Each reset of a single environment is progress, and each step of all environments of
+    an actor. Raise it where one of them is slower."""
     start_timeout_s: Positive = 60.0
-    """Seconds that each part of a process's start may take: importing modules, making environments,
-    and the rest up to its first progress. Raise it where one of them is slower."""
+    """Seconds that each part of a process's start may take: importing modules, making each single
+    environment, and the rest up to its first progress. Raise it where one of them is slower."""
     restarts: Natural = 3
     """How many times in a row a run resumes from its newest checkpoint without a command when the
     process that holds the trained state has died: the only learner, all learners at once, or a
@@ -77,8 +78,8 @@ class RunOptions(Section):
     max_restarts: Natural = 5
     """Restart policy: how many restarts without progress are tolerated before the run fails. An
     actor makes no progress if it produces no sample, or if it ends with the same exception at the
-    same line every time while no episode ends in the run. One of several learners makes no progress
-    if it ends soon after its start."""
+    same line every time, within 10 s of its start or while no episode ends in the run. One of
+    several learners makes no progress if it ends soon after its start."""
 
 
 class SinkOptions(Section):

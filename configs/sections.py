@@ -77,11 +77,18 @@ class EnvConfig(Section):
     """Keys of the `info` that a step returns, whose numbers are recorded where a step has them:
     `[is_success]`. The metrics `env_KEY_mean` and `env_KEY_final_mean` are their means, and an
     algorithm of your own finds them as a column of its batch. Each costs 5 bytes a step."""
+    on_error: Literal["fail", "drop_episode"] = "fail"
+    """Effect of a step that raises an exception, or that returns an observation or a reward that is
+    not finite. `fail` restarts the actor after an exception, and ends the run at such a number.
+    `drop_episode` resets the one environment in place of that step: the episode has no result, its
+    steps before are trained on up to the last sound observation, and the step is counted as
+    `dropped: env_error`. It is for rare errors, of single environments only: with it, the
+    environment's own vectorised form is not used."""
 
     def identity(self) -> dict[str, Any]:
         """The settings of the environment as JSON, stored with checkpoints and evaluations."""
-        # Without what decides defaults only, or is only watched.
-        return self.model_dump(mode="json", exclude={"kind", "record"})
+        # They decide defaults, what is watched, and what becomes of a step that fails.
+        return self.model_dump(mode="json", exclude={"kind", "record", "on_error"})
 
     def is_same(self, known: Mapping[str, Any]) -> bool:
         """Whether ``known``, from `identity`, is this environment. Settings that an older version

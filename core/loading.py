@@ -17,7 +17,7 @@ from typing import Any
 from gymnasium.error import DependencyNotInstalled
 
 from penstock.configs.errors import UserError
-from penstock.core.place import exit_refused
+from penstock.core.place import brief_with_place, exit_refused, users_error
 
 # What to install for a module whose package has another name.
 _PACKAGES = {
@@ -140,10 +140,12 @@ def explained(purpose: str, setting: str = "env.kwargs") -> Iterator[None]:
             text = text.replace(f"gymnasium[{extra}]", f"penstock[{extra}]")
         raise UserError(f"{purpose}: {text}, then try again") from error
     except ModuleNotFoundError as error:
-        raise UserError(f"{purpose}: {_missing(error)}") from error
+        raise users_error(f"{purpose}: {_missing(error)}", error) from error
     except Exception as error:
-        raise UserError(
-            f"{purpose} failed with {_brief(error)}; correct {setting}, or the code that raised it"
+        raise users_error(
+            f"{purpose} failed with {brief_with_place(error)}; correct {setting}, or the code that "
+            "raised it",
+            error,
         ) from error
 
 
@@ -175,9 +177,3 @@ def _missing(error: ModuleNotFoundError) -> str:
     if module not in _PACKAGES and (near := _near_files(module)):
         return f"there is no module {name} in {Path.cwd()} or installed; {near}"
     return f'{module} is not installed; run `pip install "{package}"`, then try again'
-
-
-def _brief(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    text = text if len(text) <= 300 else f"{text[:297]}..."
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

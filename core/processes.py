@@ -13,12 +13,16 @@ import re
 import signal
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import penstock
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+KILL_S = 2.0  # for processes that are killed
 SHIM_DIED = signal.SIGUSR2  # asks a role with state to save, as it is started again
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 STATES = {"R": "running", "S": "sleeping", "D": "in the kernel", "T": "stopped", "Z": "ended"}
@@ -35,6 +39,37 @@ def die_with(parent_pid: int, death_signal: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+@contextmanager
+def ending_programs() -> Iterator[None]:
+    """End the programs that the code of the ``with`` block starts, at its end; also those that left
+    their parent, as they become children of this process."""
+    import ctypes
+
+    import psutil
+
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    others = psutil.Process().children(recursive=True)
+    try:
+        yield
+    finally:
+        end_programs(others)
+
+
+def end_programs(others: Sequence[Any] = ()) -> None:
+    """Kill the descendants of this process but the ``others``, and wait for their ends."""
+    import psutil
+
+    ends_s = time.monotonic() + KILL_S
+    while time.monotonic() < ends_s:
+        programs = [p for p in psutil.Process().children(recursive=True) if p not in others]
+        if not programs:
+            return
+        for program in programs:
+            with suppress(psutil.Error):
+                program.kill()
+        psutil.wait_procs(programs, timeout=KILL_S)
 
 
 def began_ticks(pid: int) -> int | None:

@@ -37,6 +37,7 @@ from penstock.core.loading import (
     parameters,
 )
 from penstock.envs import atari, envpool, rendering
+from penstock.envs.failed_episodes import DropFailedEpisodes
 from penstock.envs.first_episodes import staggered
 from penstock.envs.instances import claim, refuse_statistics
 from penstock.envs.lives import LivesAsEpisodes
@@ -101,6 +102,7 @@ def make(
     *,
     filmed: bool = False,
     stagger: int | None = None,
+    beat: Callable[[], object] | None = None,
 ) -> BatchedEnv:
     """Make `count` environments on `threads` threads.
 
@@ -111,6 +113,8 @@ def make(
     stagger: for training, the number of the first of them among all of the run. First episodes of
         single environments with a time limit then have different lengths
         (penstock.envs.first_episodes).
+    beat: called after the constructor and after each reset of every single environment. These may
+        take long, and each is progress.
 
     Raises UserError, a sentence with the next step, for a mistake in `env` or where the environment
     cannot be constructed.
@@ -120,20 +124,36 @@ def make(
     with explained(purpose), users_side():
         source = _find(env, threads, filmed)
         frames_per_step = source.frames_per_step
-        if source.vector and not env.wrappers:
+        drops = env.on_error == "drop_episode"
+        if source.vector and not env.wrappers and not drops:
             vector = _own_vector(source.vector, purpose, count)
             how = f"{env.id} is stepped by {source.vector_name}"
             if threads > 1 and not source.has_threads:
                 how += f", and actors.env_threads={threads} does nothing for it"
         elif source.single:
             single = partial(_wrapped, source.single, env, purpose)
-            each = staggered(single, stagger, count) if stagger is not None else [single] * count
+            each: list[Callable[[], gymnasium.Env[Any, Any]]] = [single] * count
+            if stagger is not None:
+                each = staggered(single, stagger, count)
+            if drops:
+                each = [partial(_dropping, make_one, env.id) for make_one in each]
+            if beat is not None:
+                each = [partial(_made, make_one, beat) for make_one in each]
             vector, how = _singles(each, threads)
+            if beat is not None:
+                vector.beat = beat
             skipped = getattr(vector.envs[0].unwrapped, "frame_skip", None)
             frames_per_step = skipped if isinstance(skipped, int) else frames_per_step
             how = f"{env.id} is stepped {how}"
             if source.vector:
-                how += f": env.wrappers turn {source.vector_name} off, which is faster"
+                cause = "env.wrappers turn" if env.wrappers else "env.on_error=drop_episode turns"
+                how += f": {cause} {source.vector_name} off, which is faster"
+        elif drops:
+            raise UserError(
+                f"{purpose} comes as a vector environment only, and env.on_error=drop_episode "
+                "resets single ones; reset a row that fails where it is stepped, and set "
+                "env.on_error=fail"
+            )
         else:
             raise UserError(
                 f"{purpose} comes as a vector environment only, and env.wrappers go around single "
@@ -390,6 +410,18 @@ def _wrapped(
             keeps = isinstance(wrapper, type) and issubclass(wrapper, KEEP_OBSERVATIONS)
             made = wrapper(_Copied(made) if keeps else made, **deepcopy(kwargs))
     refuse_statistics(purpose, made)
+    return made
+
+
+def _dropping(make_one: Callable[[], gymnasium.Env[Any, Any]], name: str) -> DropFailedEpisodes:
+    return DropFailedEpisodes(make_one(), name)
+
+
+def _made(
+    make_one: Callable[[], gymnasium.Env[Any, Any]], beat: Callable[[], object]
+) -> gymnasium.Env[Any, Any]:
+    made = make_one()
+    beat()
     return made
 
 

@@ -81,7 +81,7 @@ class ThreadedVectorEnv(SinglesVectorEnv):
 
     def _ahead(self, calls: Sequence[Call]) -> None:
         """Make the next call of each environment, and return when all are made."""
-        own, *others = [(self.envs[share], calls[share]) for share in self._shares]
+        own, *others = [(self.envs[share], calls[share], self.beat) for share in self._shares]
         pairs = zip(self._workers, others, strict=True)
         given = [worker.submit(_play, *share) for worker, share in pairs]
         _play(*own)
@@ -124,11 +124,14 @@ class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._result
 
 
-def _play(games: Iterable[_Game], calls: Iterable[Call]) -> None:
-    """Play one share; after a failure the rest is skipped, as in a single thread."""
+def _play(games: Iterable[_Game], calls: Iterable[Call], beat: Call | None) -> None:
+    """Play one share; after a failure the rest is skipped, as in a single thread. Each call is
+    progress, of which ``beat`` is told."""
     for game, call in zip(games, calls, strict=True):
         if not game.play(call):
             return
+        if beat is not None:
+            beat()
 
 
 def _by(owner: Executor | None, call: Call) -> Any:

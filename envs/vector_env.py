@@ -7,6 +7,8 @@ Invariants:
 - `terminated` and `truncated` are never both set: where the environment sets both, terminated wins.
 - Where Atari's lives are episodes, `life_lost` marks those that end while their game continues.
 - `shortened` marks the end of a first episode that was truncated before its time limit.
+- `dropped` marks the steps that failed where failed episodes are dropped: each of them was replaced
+  by a reset, as the step after an episode's end.
 - Rewards are raw. Discrete actions count from 0, wherever the environment's own begin, and Box
   actions run from -1 to 1 in each value, whatever the environment's bounds are. The environment
   gets its own, in the dtype of its space.
@@ -33,6 +35,7 @@ from penstock.core.observations import MASK, UNBOUNDED, ObservationPart, is_boun
 from penstock.core.place import exit_refused
 from penstock.core.specs import GIVEN, Column, plain_dtype
 from penstock.envs.action_names import action_names
+from penstock.envs.failed_episodes import DROPPED
 from penstock.envs.first_episodes import SHORTENED
 from penstock.envs.instances import release
 from penstock.envs.lives import LIFE_LOST
@@ -55,7 +58,7 @@ RECORDED = "recorded"  # in metadata: dtypes of the columns that an environment 
 WATCHED = "watched"  # in metadata of `SinglesVectorEnv`: the keys of `info` in `env.record`
 SEATS = "seats"  # in metadata: rows of one game
 PLAYING = "playing"  # in `info` of an environment with seats: the rows that play, bool [count]
-READ = frozenset((SHORTENED, *FINAL_KEYS))
+READ = frozenset((SHORTENED, DROPPED, *FINAL_KEYS))
 _ABOUT_ACTIONS = re.compile(r"\b(action|move|legal|illegal|invalid)s?\b", re.IGNORECASE)
 CONSTANTS = (int, float, np.generic, type(None))  # observations, or parts, that cannot change
 NUMBERS = (int, float, np.number, np.bool_)
@@ -117,12 +120,27 @@ class SinglesVectorEnv(SyncVectorEnv):
     into one: None and a number, or arrays of different lengths. It takes the dtype of the first.
     """
 
+    beat: Callable[[], object] | None = None
+    """Called after the reset of each environment, which may take long."""
+    _resetting = False  # whether `reset` runs
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        self._resetting = True
+        try:
+            return super().reset(seed=seed, options=options)
+        finally:
+            del self._resetting  # no attribute, as below
+
     def _add_info(
         self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
     ) -> dict[str, Any]:
         # Called after each environment's reset or step. The observations are stacked after the last
         # one, and until then another environment may write to the same memory.
         self._env_obs[env_num] = copied(self._env_obs[env_num])
+        if self.beat is not None and (self._resetting or self._autoreset_envs[env_num]):
+            self.beat()
         # Not an attribute: a saved state of 0.1 has none.
         recorded, watched = self.metadata.get(RECORDED), self.metadata.get(WATCHED)
         if READ.isdisjoint(env_info.keys()) and not recorded and not watched:
@@ -140,6 +158,8 @@ class BatchedEnv:
     """Of the last step: which episodes ended with a life, while their game continues."""
     shortened: Flags | None = None
     """Of the last step: which first episodes were truncated before their time limit."""
+    dropped: Flags | None = None
+    """Of the last step: which environments failed in it, and have begun another episode."""
     playing: Flags | None = None
     """Of the last step or reset: the rows whose next step is a decision, where the environment says
     it; None: all but those whose episode has just ended."""
@@ -255,6 +275,7 @@ class BatchedEnv:
         terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         reward = np.asarray(reward)
         self.life_lost, self.shortened = info.get(LIFE_LOST), info.get(SHORTENED)
+        self.dropped = info.get(DROPPED)
         if info and self._singles and (sign := own_reset(info, terminated, truncated)):
             raise UserError(f"environment {self._name}: {sign}")
         if self.recorded:
@@ -327,7 +348,7 @@ class BatchedEnv:
             values = self.recorded[name]
             if name in info:
                 values[:] = info[name]
-            elif np.logical_or(*self._over).all():  # a step that only resets
+            elif self._only_resets():
                 values[:] = 0
             else:
                 raise UserError(
@@ -353,6 +374,11 @@ class BatchedEnv:
                 f"info of {self.count} environments; return an array of a number for each, or "
                 f"leave {key} out"
             ) from error
+
+    def _only_resets(self) -> bool:
+        """Whether the last step has reset all environments."""
+        over = np.logical_or(*self._over)
+        return bool((over if self.dropped is None else over | self.dropped).all())
 
     def _playing(self, info: Mapping[str, Any]) -> Flags | None:
         """The rows that play after a step or reset, as the environment says."""

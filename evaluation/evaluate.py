@@ -36,6 +36,7 @@ from penstock.learner.checkpoints.checkpoint_spaces import check_spaces
 from penstock.models.acting.policy import Policy
 
 ENVS = 16
+MOST_DROPPED = 10  # failed episodes for each that is asked for
 SEEDS_APART = 10_007  # between the games of one `seed` and the next: more than are played
 
 Choose = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
@@ -248,6 +249,10 @@ def play(
         ends = over if game.life_lost is None else over & ~game.life_lost
         resetting = over if game.playing is None else ~game.playing
         first = idle & ~resetting
+        if game.dropped is not None:  # the step has reset them, and their episodes are no results
+            first |= game.dropped
+            tally.forget(game.dropped)
+            idle = idle | game.dropped
         tally.step(reward, ~idle, ends)
     return [episode for done in tally.played for episode in done]
 
@@ -259,6 +264,7 @@ class _Tally:
         self.played: list[list[Episode]] = [[] for _ in range(count)]
         self._owed = [episodes // count + (i < episodes % count) for i in range(count)]
         self._max_steps = max_steps
+        self._dropped = 0
         self._returns, self._lengths = np.zeros(count), np.full(count, max_steps)
 
     def owing(self) -> list[int]:
@@ -272,6 +278,18 @@ class _Tally:
     def begin_anew(self) -> None:
         """Every environment has been reset."""
         self._returns[:] = self._lengths[:] = 0
+
+    def forget(self, envs: Flags) -> None:
+        """The present episodes of ``envs`` failed, and others have begun. Raises UserError where
+        far more have failed than are owed."""
+        self._returns[envs] = self._lengths[envs] = 0
+        self._dropped += int(np.count_nonzero(envs))
+        if self._dropped > MOST_DROPPED * sum(self._owed):
+            raise UserError(
+                f"{self._dropped} episodes failed while {sum(map(len, self.played))} of "
+                f"{sum(self._owed)} ended, and env.on_error=drop_episode is for rare errors; "
+                "correct the environment"
+            )
 
     def step(self, reward: npt.NDArray[Any], plays: Flags, ends: Flags) -> None:
         """One step: the rewards, whether it was one of an episode, and whether that has ended."""

@@ -311,7 +311,8 @@ class Evaluator:
             )
             return None, False
         seed = CLOSING_SEED + config.run.seed + self._closings * CLOSING_SEEDS
-        with closing(make(config.env, min(episodes, max(ENVS, config.actor_envs)))) as game:
+        envs, beat = min(episodes, max(ENVS, config.actor_envs)), self._ctx.status.beat
+        with closing(make(config.env, envs, beat=beat)) as game:
             further = estimate(returns_of(self._play(self._held, game, way, episodes, seed)))
         if solved := reaches(further, goal):
             shown = f"{describe(further)} (95 %)"
@@ -459,7 +460,8 @@ class Evaluator:
         from penstock.evaluation.evaluate import ENVS
 
         if self._game is None:
-            self._game = make(self._config.env, min(self._config.eval.episodes, ENVS))
+            count, beat = min(self._config.eval.episodes, ENVS), self._ctx.status.beat
+            self._game = make(self._config.env, count, beat=beat)
         return self._game
 
     def _play_both(self, folder: Path) -> dict[Way, list[Episode]]:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from penstock.configs.errors import UserError
-from penstock.core.processes import die_with
+from penstock.core.place import brief_with_place
+from penstock.core.processes import die_with, end_programs
 from penstock.evaluation.best_videos import FOLDER, LIMIT_S, PART, Checkpoint
 from penstock.evaluation.decisions import beside
 
@@ -51,10 +52,11 @@ def main(parent: int, run_dir: str, which: Checkpoint, seed: int, part: str) -> 
         answer = {"error": str(error)}
     except Exception as error:
         traceback.print_exc()
-        answer = {"error": f"{type(error).__name__}: {error}"}
+        answer = {"error": brief_with_place(error)}
     json.dump(answer, answers)
     answers.close()
     sys.stderr.flush()
+    end_programs()
     os._exit(0)  # renderers that are unloaded in the wrong order crash
 
 

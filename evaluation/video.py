@@ -25,6 +25,7 @@ from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.core.formatting import number
 from penstock.core.observations import views
+from penstock.core.place import is_of_environment
 from penstock.envs import BatchedEnv, EnvInfo, find_bad_observation, make
 from penstock.envs.rendering import DISPLAYS, INSTALL, do_without_display, drawing
 from penstock.evaluation.decisions import DecisionTrack, beside
@@ -97,7 +98,8 @@ class Actor:
             over = terminated | truncated
             total, length = total + float(reward[0]), length + int(not begins[0])
             ends = bool(over[0]) and not (game.life_lost is not None and game.life_lost[0])
-            cut = length == self.max_steps and not ends
+            # In a step that failed another episode has begun.
+            cut = (length == self.max_steps and not ends) or game.dropped is not None
             ended = cut or ends
             episode = Episode(total, length, cut) if ended else None
             shot = Shot(self._look(obs), episode, float(reward[0]), not begins[0])
@@ -342,6 +344,8 @@ def _written(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if is_of_environment(error):  # which draws meanwhile
+            raise
         reason = " ".join((error.strerror or str(error)).split())
         raise UserError(
             f"{path} cannot be written ({reason}); give another place with --out"

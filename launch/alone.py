@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.configs.errors import UserError
-from penstock.core.processes import THREAD_VARIABLES, die_with, python
+from penstock.core.processes import THREAD_VARIABLES, die_with, ending_programs, python
 
 USERS_MISTAKE = 2
 START_S = 300.0
@@ -69,7 +69,8 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     module, _, function = sys.argv[1].partition(":")
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # libraries that greet
+        # Programs of an environment would hold standard error, which the parent reads to its end.
+        with ending_programs(), contextlib.redirect_stdout(sys.stderr):  # libraries that greet
             result = getattr(importlib.import_module(module), function)(**asked["request"])
     except UserError as error:
         print(error, file=sys.stderr)

@@ -201,7 +201,10 @@ def _raise_failure(outcome: Outcome, run_dir: Path) -> None:
     """Raise the error that ended the run, if any."""
     failure = outcome.failure
     if failure is not None and failure.user:
-        raise UserError(failure.message)
+        mistake = UserError(failure.message)
+        if failure.traceback:  # of the environment's own code
+            mistake.add_note(failure.traceback)
+        raise mistake
     if failure is not None and KILLED_AS_ASKED not in failure.message:
         error = RuntimeError(f"{outcome.error}; the logs are in {run_dir / 'logs'}")
         error.add_note(failure.traceback)

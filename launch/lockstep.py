@@ -360,7 +360,8 @@ class Lockstep(TrainingLoop[Any]):
         figures = {"actors_alive": len(self._lockstep.players), **self._lockstep.inner.figures()}
         figures |= self._nonfinite.figures()
         statistics = self._trainer.statistics(wait=True)
-        self._ctx.report("metrics", **interval, **figures, dropped={}, lost={}, **statistics)
+        dropped = dict(self.accounting.dropped)
+        self._ctx.report("metrics", **interval, **figures, dropped=dropped, lost={}, **statistics)
 
     def _publish(self) -> None:
         super()._publish()

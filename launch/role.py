@@ -27,7 +27,7 @@ from penstock.configs.secrets import redacted
 from penstock.core.control import Channel, Message
 from penstock.core.imports import gc_paused
 from penstock.core.notes import notes_to
-from penstock.core.place import exit_refused, place
+from penstock.core.place import exit_refused, is_of_environment, place, raised, users_traceback
 from penstock.core.processes import SHIM_DIED
 from penstock.core.role import (
     EXIT_REJOIN,
@@ -180,8 +180,10 @@ def _run(target: str, ctx: RoleContext, early_error: Exception | None = None) ->
                 return EXIT_REJOIN
             raise exit_refused("its code", error) from error
     except UserError as error:
-        ctx.report("error", user=True, message=redacted(str(error))[:TEXT_LIMIT], traceback="")
-        _print(f"{ctx.name}: {error}")
+        texts = {"message": redacted(str(error))[:TEXT_LIMIT]}
+        texts["traceback"] = redacted(error.traceback)[-TEXT_LIMIT:]
+        ctx.report("error", user=True, **texts)
+        _print(f"{error.traceback}\n{ctx.name}: {error}".lstrip())
         return 2
     except RunEndedError as error:
         text = redacted(str(error))[:TEXT_LIMIT]
@@ -190,8 +192,10 @@ def _run(target: str, ctx: RoleContext, early_error: Exception | None = None) ->
         return 1
     except BaseException as error:
         text = redacted(traceback.format_exc())
-        message = redacted(f"{type(error).__name__}: {error}")
-        texts = {"message": message[:TEXT_LIMIT], "traceback": text[-TEXT_LIMIT:]}
+        own = redacted(users_traceback(error)) if is_of_environment(error) else ""
+        shown = raised(error)
+        message = redacted(": ".join(filter(None, (type(shown).__name__, str(shown)))))
+        texts = {"message": message[:TEXT_LIMIT], "traceback": (own or text)[-TEXT_LIMIT:]}
         ctx.report("error", user=False, place=place(error), **texts)
         _print(text)
         return 1

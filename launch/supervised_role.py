@@ -71,17 +71,23 @@ class SupervisedRole:
     def silence(self, limits: RestartLimits, phase: str) -> tuple[float, str]:
         """Seconds without a sign of life after which it counts as hung, and the option that sets
         them."""
-        key = "start_timeout_s" if self.life is Life.STARTING else "hang_timeout_s"
-        timeout_s: float = getattr(limits, key)
+        timeout_s: float = getattr(limits, self._timeout_option)
         if phase == SAVING:
-            return SLOW_DISK * timeout_s, f"{SLOW_DISK} times run.{key}"
-        return timeout_s, f"run.{key}"
+            return SLOW_DISK * timeout_s, f"{SLOW_DISK} times run.{self._timeout_option}"
+        return timeout_s, f"run.{self._timeout_option}"
+
+    @property
+    def _timeout_option(self) -> str:
+        return "start_timeout_s" if self.life is Life.STARTING else "hang_timeout_s"
 
     def hung(self, limit: str, phase: str) -> Failure:
         """The failure of a process without a sign of life for the ``limit``."""
         start = "while it was starting, " if self.life is Life.STARTING else ""
-        where = f"its stacks are in logs/{self.name}.stacks"
-        return Failure(self.name, f"no sign of life for {limit}, {start}in phase {phase}; {where}")
+        text = (
+            f"no sign of life for {limit}, {start}in phase {phase}; its stacks are in "
+            f"logs/{self.name}.stacks; if it is only slow, raise run.{self._timeout_option}"
+        )
+        return Failure(self.name, text)
 
     def note_silence(self, phase: str, now_s: float, hang_timeout_s: float) -> list[Effect]:
         """Report once that a working actor has given no sign of life for long."""
@@ -113,21 +119,22 @@ class SupervisedRole:
 
 @dataclass
 class Row:
-    """Crashes of one actor at the same place, with the same exception, while no episode ended."""
+    """Crashes of one role at the same place, with the same exception, each soon after its start or
+    while no episode ended."""
 
     first: Failure
     episodes: int  # that the run had finished when the row began
     crashes: int = 0
     last_s: float = 0.0
 
-    def goes_on(self, failure: Failure, episodes: int) -> bool:
+    def goes_on(self, failure: Failure, healthy: bool, episodes: int) -> bool:
         same = _kind(self.first) == _kind(failure)
-        return same and episodes == self.episodes
+        return same and (not healthy or episodes == self.episodes)
 
 
 class RestartPolicy:
-    """Counts consecutive crashes: of a role that produced no sample in between, and of an actor
-    that produces samples but never finishes an episode."""
+    """Counts consecutive crashes: of a role that produced no sample in between, and of one that
+    produces samples and always fails at the same place, soon or before any episode ends."""
 
     def __init__(self, max_restarts: int) -> None:
         self._most = max_restarts
@@ -155,21 +162,25 @@ class RestartPolicy:
             role.failures_without_progress, role.first_failure = 0, None
         role.first_failure = role.first_failure or failure
         role.failures_without_progress += 1
-        same = self._same_again(role, failure, now_s)
+        same = self._same_again(role, failure, healthy, now_s)
         if role.failures_without_progress > self._most or failure.user:
             return role.first_failure
         return same
 
-    def _same_again(self, role: SupervisedRole, failure: Failure, now_s: float) -> Failure | None:
-        if role.spec.stage is not Stage.ACTORS or not failure.place:
+    def _same_again(
+        self, role: SupervisedRole, failure: Failure, healthy: bool, now_s: float
+    ) -> Failure | None:
+        if role.spec.essential or not failure.place:
             self._rows.pop(role.name, None)
             return None
         row = self._rows.get(role.name)
-        if row is None or not row.goes_on(failure, self._episodes):
+        if row is None or not row.goes_on(failure, healthy, self._episodes):
             row = self._rows[role.name] = Row(failure, self._episodes)
-        counted = self._counted_s >= row.last_s  # else an episode may have ended since
-        row.crashes, row.last_s = row.crashes + 1, now_s
-        return row.first if row.crashes > self._most and counted else None
+        # Where it worked for long, an episode may have ended that is not counted yet.
+        known = not healthy or self._counted_s >= row.last_s
+        row.crashes += 1
+        row.last_s = now_s
+        return row.first if row.crashes > self._most and known else None
 
 
 def _kind(failure: Failure) -> tuple[str, str]:

@@ -56,9 +56,12 @@ class Failure:
     @property
     def told(self) -> str:
         """The message, with the place and the log."""
-        if not self.place:
-            return self.message
-        return f"{self.message} ({self.place}); traceback in {self.log}"
+        return f"{self.located}; traceback in {self.log}" if self.place else self.message
+
+    @property
+    def located(self) -> str:
+        """The message, with the place."""
+        return f"{self.message} ({self.place})" if self.place else self.message
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class Outcome:
         return (
             self.failure.message
             if self.failure.user
-            else f"{self.failure.name}: {self.failure.message}"
+            else f"{self.failure.name}: {self.failure.located}"
         )
 
 

@@ -8,6 +8,8 @@ The counters of a stream may have come over a network, so they count within boun
 
 - the first slot of a stream is a baseline: steps before it are neither produced nor lost, as a
   restarted learner meets streams in the middle;
+- steps that a writer counts between two slots without a gap it has dropped itself, as they failed;
+  of a slot there are at most ``slot_steps``, with those that it holds;
 - a gap counts as lost if it is no longer than the grants that a stream may hold (`MAX_GAP`), and
   with at most ``slot_steps`` steps for each slot of it; a longer one is a new baseline;
 - only the supervisor of this host knows the whole of a stream that began with this learner: the end
@@ -26,6 +28,7 @@ from typing import Any
 MAX_GAP = 64  # slots that may be on their way in one stream: `transport.grants.MAX_WANT`
 MAX_STREAMS = 1 << 14  # the latest streams are remembered: more than play for one learner
 UNBOUNDED = 1 << 62
+FAILED = "env_error"  # the reason of steps that an actor has dropped
 
 
 @dataclass(slots=True)
@@ -62,11 +65,14 @@ class Accounting:
         with self._lock:
             stream = self._streams.get(key)
             if stream is None:
-                stream = self._begin(key, sequence, steps_before)
+                stream = self._begin(key, sequence, steps_before if sequence else 0)
             else:
                 self._streams.move_to_end(key)
                 self._advance(stream, sequence, steps_before)
             if sequence == stream.next_sequence:
+                self._drop(
+                    stream, min(steps_before - stream.produced_steps, self.slot_steps - steps)
+                )
                 stream.next_sequence += 1
                 stream.produced_steps = steps_before + steps
             stream.counted_steps += steps
@@ -146,6 +152,12 @@ class Accounting:
             steps = produced_steps - stream.produced_steps
             self._lose(stream, min(steps, gap * self.slot_steps))
         stream.next_sequence, stream.produced_steps = sequence, produced_steps
+
+    def _drop(self, stream: _Stream, steps: int) -> None:
+        if steps > 0:
+            self.dropped[FAILED] += steps
+            self._produced += steps
+            stream.counted_steps += steps
 
     def _lose(self, stream: _Stream, steps: int) -> None:
         if steps > 0:

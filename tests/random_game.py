@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 class RandomGame:
     """Steps as `penstock.envs.BatchedEnv` does: the step after an end only resets."""
 
-    life_lost = shortened = playing = None
+    life_lost = shortened = dropped = playing = None
 
     def __init__(
         self,

@@ -37,6 +37,9 @@ class Environments(Protocol):
     """Of the last step: which episodes ended with a life, while their game continues."""
     shortened: Flags | None
     """Of the last step: which first episodes were truncated before their time limit."""
+    dropped: Flags | None
+    """Of the last step: which environments failed in it (`env.on_error`). The observation is the
+    first of their next episode; their rows are not `alive`, and have no reward and no flags."""
 
     def reset_into(self, seed: int, out: Array) -> None:
         """Begin new episodes everywhere, and write their first observations ``[count, *shape]``."""

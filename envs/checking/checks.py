@@ -30,7 +30,7 @@ from gymnasium.vector import VectorEnv
 
 from penstock.configs.errors import UserError
 from penstock.core.observations import MASK
-from penstock.core.place import place
+from penstock.core.place import brief_with_place, users_traceback
 from penstock.envs.instances import SAME_INSTANCE, parts_of, share_instance
 from penstock.envs.packing import Packer, find_bad_reward
 from penstock.envs.space_misfit import misfit, misfits
@@ -48,10 +48,12 @@ SCALE = "scale them in step, or set env.wrappers to a wrapper that does"
 
 
 class Problem(NamedTuple):
-    """A fault to correct. `kind` is a word for programs, `text` a sentence for people."""
+    """A fault to correct. `kind` is a word for programs, `text` a sentence for people; `traceback`
+    has the frames of the user's code that raised an error, if one was raised."""
 
     kind: str
     text: str
+    traceback: str = ""
 
 
 class PlayedStep(NamedTuple):
@@ -78,13 +80,16 @@ class Checker:
         self._lasts: list[int] = []
         self._changes = False
 
-    def add(self, kind: str, text: str, fault: str = "") -> None:
+    def add(
+        self, kind: str, text: str, fault: str = "", error: BaseException | None = None
+    ) -> None:
         """Add a fault, unless there is one of its kind, and of the same `fault` where a kind has
-        several.
+        several. `error` is the one that the environment raised, if it did.
         """
         if (kind, fault) not in self._known:
             self._known.add((kind, fault))
-            self.problems.append(Problem(kind, text))
+            frames = "" if error is None else users_traceback(error)
+            self.problems.append(Problem(kind, text, frames))
 
     def add_closed(self) -> None:
         """Add the fault that a mask allows nothing."""
@@ -213,7 +218,8 @@ class Checker:
         try:
             env.close()
         except Exception as error:
-            self.add("close", f"close() raised {told(error)}; correct it")
+            text = f"close() raised {brief_with_place(error)}; correct it"
+            self.add("close", text, error=error)
 
     def pickling(self, constructor: Any) -> None:
         """Check that a new process can find the environment's constructor by name."""
@@ -233,7 +239,8 @@ class Checker:
         try:
             found = env.reset(seed=seed)
         except Exception as error:
-            self.add("reset", f"{call} raised {told(error)}; correct it")
+            text = f"{call} raised {brief_with_place(error)}; correct it"
+            self.add("reset", text, error=error)
             return None
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
             self.add(
@@ -258,8 +265,9 @@ class Checker:
         except Exception as error:
             self.add(
                 "step",
-                f"step raised {told(error)}; correct it, or action_space if it is right to refuse "
-                f"the action {action!r}, which is in there",
+                f"step raised {brief_with_place(error)}; correct it, or action_space if it is "
+                f"right to refuse the action {action!r}, which is in there",
+                error=error,
             )
             return None, None, {}
         self.times_s.append(time.perf_counter() - since)
@@ -321,7 +329,7 @@ def refused_by_gymnasium(make: Callable[[], Single]) -> str | None:
             warnings.simplefilter("ignore")
             check_env(env, skip_render_check=True, skip_close_check=True)
     except Exception as error:
-        return " ".join(told(error).split())
+        return brief_with_place(error)
     finally:
         with suppress(Exception):  # `Checker.close` tells of it
             env.close()
@@ -399,12 +407,6 @@ def _number(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         return float("nan")
-
-
-def told(error: Exception) -> str:
-    """The exception and its place, in words."""
-    where = place(error)
-    return f"{type(error).__name__}: {error}" + (f" ({where})" if where else "")
 
 
 def _kind(value: Any) -> str:

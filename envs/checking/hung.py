@@ -1,8 +1,8 @@
 """Ends a program in which a call of the user's code does not return.
 
 A thread looks at the stack of the main one. The call is the outermost frame that was entered from
-Penstock; while it is the same frame, it is the same call. Nothing is counted or wrapped, so the
-watched code runs as in training.
+Penstock; while it is the same frame, it is the same call, unless progress within it is reported.
+Nothing is wrapped, so the watched code runs as in training.
 """
 
 from __future__ import annotations
@@ -16,27 +16,30 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-import psutil
-
 from penstock.core.place import package_of, place_of
+from penstock.core.processes import end_programs
 
 LOOK_S = 0.2
 BACKSTOP_S = 5.0  # used where the call keeps the interpreter lock, so that no Python thread runs
 
 
 @contextmanager
-def told_where_hung(limit_s: float, tell: Callable[[str], object]) -> Iterator[None]:
+def told_where_hung(
+    limit_s: float, tell: Callable[[str], object]
+) -> Iterator[Callable[[], object]]:
     """Watch the calling thread; report a call that lasts ``limit_s`` seconds.
 
     ``tell`` is called from another thread, with a clause. It may end the program, which is the only
-    way to end such a call.
+    way to end such a call. The block gets a function that reports progress within a call, such as
+    one reset of many.
     """
-    done, watched = threading.Event(), threading.get_ident()
+    done, moved, watched = threading.Event(), threading.Event(), threading.get_ident()
     _arm(limit_s)
-    thread = threading.Thread(target=_watch, args=(watched, limit_s, tell, done), daemon=True)
+    arguments = watched, limit_s, tell, done, moved
+    thread = threading.Thread(target=_watch, args=arguments, daemon=True)
     thread.start()
     try:
-        yield
+        yield moved.set
     finally:
         done.set()
         thread.join()
@@ -45,9 +48,7 @@ def told_where_hung(limit_s: float, tell: Callable[[str], object]) -> Iterator[N
 
 def end_all(code: int) -> None:
     """End this program at once, with all processes that it has started."""
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            process.kill()
+    end_programs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
@@ -55,7 +56,11 @@ def end_all(code: int) -> None:
 
 
 def _watch(
-    watched: int, limit_s: float, tell: Callable[[str], object], done: threading.Event
+    watched: int,
+    limit_s: float,
+    tell: Callable[[str], object],
+    done: threading.Event,
+    moved: threading.Event,
 ) -> None:
     call, since_s = None, 0.0
     while not done.wait(LOOK_S):
@@ -64,8 +69,9 @@ def _watch(
         now_s = time.monotonic()
         if frame is None:
             continue
-        if (present := call_of(frame)) is not call:
+        if (present := call_of(frame)) is not call or moved.is_set():
             call, since_s = present, now_s
+            moved.clear()
         elif now_s - since_s >= limit_s:
             tell(f"{_name(present)} has not come back for {now_s - since_s:.0f} s{_at(frame)}")
             return

@@ -18,13 +18,13 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from penstock.core.observations import MASK, open_choices, views
+from penstock.core.place import brief_with_place
 from penstock.envs.checking.checks import (
     SCALE,
     Checker,
     as_bytes,
     changed_variables,
     cost,
-    told,
 )
 from penstock.envs.instances import SAME_INSTANCE, members_of, parts_of, share_instance
 from penstock.envs.packing import find_bad_reward
@@ -132,7 +132,8 @@ class _Player:
         try:
             found = self._vector.reset(seed=SEED)
         except Exception as error:
-            self._found.add("reset", f"reset(seed={SEED}) raised {told(error)}; correct it")
+            text = f"reset(seed={SEED}) raised {brief_with_place(error)}; correct it"
+            self._found.add("reset", text, error=error)
             return False
         if not (isinstance(found, tuple) and len(found) == 2):
             self._found.add("reset", "reset did not return a tuple of observations and infos")
@@ -179,8 +180,10 @@ class _Player:
         except Exception as error:
             self._found.add(
                 "step",
-                f"playing the vector raised {told(error)}; correct it, or single_action_space or "
-                f"the mask if it is right to refuse the actions {env_actions.tolist()}",
+                f"playing the vector raised {brief_with_place(error)}; correct it, or "
+                "single_action_space or the mask if it is right to refuse the actions "
+                f"{env_actions.tolist()}",
+                error=error,
             )
             return None
         self._found.times_s.append(time.perf_counter() - since)

@@ -80,7 +80,8 @@ def test_a_hung_environment_is_named_dumped_and_replaced(supervise: Supervise) -
     run = supervise(actors=["hang_once"], learner="learn", limits={"hang_timeout_s": 0.5})
     run.wait_for(
         "actor-0: no sign of life for run.hang_timeout_s = 0.5 s, in phase environment; "
-        "its stacks are in logs/actor-0.stacks; it is restarted in 0.1 s"
+        "its stacks are in logs/actor-0.stacks; if it is only slow, raise run.hang_timeout_s; it "
+        "is restarted in 0.1 s"
     )
     run.signal(signal.SIGTERM)
     assert run.result()["exit_code"] == 143
@@ -125,7 +126,8 @@ def test_a_role_that_never_starts_is_a_fault_too(supervise: Supervise) -> None:
     assert result["exit_code"] == 1
     assert result["failure"]["message"] == (
         "no sign of life for run.start_timeout_s = 2.5 s, while it was starting, "
-        "in phase starting; its stacks are in logs/actor-0.stacks"
+        "in phase starting; its stacks are in logs/actor-0.stacks; if it is only slow, raise "
+        "run.start_timeout_s"
     )
 
 

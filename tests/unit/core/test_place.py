@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import pytest
 
-from penstock.core.place import place, place_of
+from penstock.core.place import brief_with_place, place, place_of, users_traceback
 
 GAME = """
 import json
@@ -35,6 +35,27 @@ def test_it_is_the_last_line_outside_of_libraries(tmp_path: Path) -> None:
     exec(compile(GAME, str(tmp_path / "bad.py"), "exec"), names)
     env = gymnasium.wrappers.TransformReward(names["Bad"](), float)
     assert place(raised(env.step, 0)) == "bad.py:8, in step"
+
+
+def test_traceback_has_the_frames_of_the_users_code_alone(tmp_path: Path) -> None:
+    names: dict[str, Any] = {"__name__": "bad"}
+    exec(compile(GAME, str(tmp_path / "bad.py"), "exec"), names)
+    text = users_traceback(
+        raised(gymnasium.wrappers.TransformReward(names["Bad"](), float).step, 0)
+    )
+    assert text.startswith(
+        f'Traceback (most recent call last):\n  File "{tmp_path}/bad.py", line 8'
+    )
+    assert text.endswith("JSONDecodeError: Expecting value: line 1 column 1 (char 0)")
+    assert "gymnasium" not in text
+
+
+def test_stop_iteration_keeps_its_name_and_place_through_a_generator(tmp_path: Path) -> None:
+    names: dict[str, Any] = {"__name__": "bad"}
+    exec(compile("def stop():\n    next(iter(()))", str(tmp_path / "bad.py"), "exec"), names)
+    error = raised(next, (names["stop"]() for _ in "a"))
+    assert isinstance(error, RuntimeError)
+    assert brief_with_place(error) == "StopIteration (bad.py:2, in stop)"
 
 
 def test_without_a_traceback_there_is_no_place() -> None:

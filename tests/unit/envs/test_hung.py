@@ -58,3 +58,12 @@ def test_many_short_calls_are_not_told() -> None:
     with told_where_hung(0.5, told.append):
         assert len(list(Checker().play(Slow(0.05), 30, 0))) == 30
     assert told == []
+
+
+def test_progress_within_a_long_call_is_no_hang() -> None:
+    told: list[str] = []
+    with told_where_hung(0.5, told.append) as beat:
+        for _ in range(10):
+            time.sleep(0.1)
+            beat()
+    assert told == []

@@ -204,3 +204,17 @@ def test_infos_need_not_fit_those_of_other_environments(threads: int) -> None:
 def test_importing_the_room_imports_no_torch() -> None:
     code = "import sys, penstock.envs; sys.exit('torch' in sys.modules or 'ale_py' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("threads", "calls"), [(1, 1), (2, 2)])  # threads report each call, too
+def test_each_constructor_and_each_reset_is_progress(threads: int, calls: int) -> None:
+    beats: list[None] = []
+    game = make(EnvConfig(id="broken_envs:Sound"), 3, threads, beat=lambda: beats.append(None))
+    assert len(beats) == 3
+    game.reset_into(0, out := np.zeros((3, 2), np.float32))
+    assert len(beats) == 3 + 3 * calls
+    for _ in range(6):  # the sixth only resets
+        before = len(beats)
+        game.step_into(np.zeros(3, np.int32), out)
+    assert len(beats) == before + 3 * calls
+    game.close()

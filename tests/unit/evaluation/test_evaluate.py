@@ -42,7 +42,10 @@ class Scripted:
 
     life_lost = playing = None
 
-    def __init__(self, lengths: list[int], bad_after: int = -1, pay: float = 1.0) -> None:
+    def __init__(
+        self, lengths: list[int], bad_after: int = -1, pay: float = 1.0, drops: float = NEVER
+    ) -> None:
+        """``drops`` is a period: of each so many steps one fails in every environment."""
         self.count = len(lengths)
         space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
         self.info = SimpleNamespace(observation_space=space, parts=(), counts=(4,))
@@ -50,6 +53,8 @@ class Scripted:
         self._at = np.zeros(self.count, np.int64)
         self._bad_after = bad_after
         self._pay = pay
+        self._drops, self._steps = drops, 0
+        self.dropped: npt.NDArray[Any] | None = None
         self.seeds: list[int] = []
 
     def reset_into(self, seed: int, out: npt.NDArray[Any]) -> None:
@@ -60,6 +65,10 @@ class Scripted:
     def step_into(self, actions: npt.NDArray[Any], out: npt.NDArray[Any]) -> Any:
         assert actions.tolist() == [3] * self.count
         reset = self._at == self._lengths
+        self._steps += 1
+        failed = self._steps % self._drops == 0 if self._drops > 0 else False
+        self.dropped = np.ones(self.count, np.bool_) if failed else None
+        reset |= failed
         self._at = np.where(reset, 0, self._at + 1)
         ended = self._at == self._lengths
         self._bad_after -= 1
@@ -72,6 +81,16 @@ def run_play(game: Scripted, episodes: int, max_steps: int = 100) -> list[Episod
         return np.full(game.count, 3)
 
     return play(cast(BatchedEnv, game), threes, episodes, 0, max_steps)
+
+
+def test_episode_that_failed_is_no_result_and_another_is_played() -> None:
+    episodes = run_play(Scripted([3], drops=6), 4)  # fails in the second step of each second one
+    assert [(episode.length, episode.episode_return) for episode in episodes] == [(3, 3.0)] * 4
+
+
+def test_evaluation_of_an_environment_that_always_fails_ends() -> None:
+    with pytest.raises(UserError, match=r"31 episodes failed while 0 of 3 ended"):
+        run_play(Scripted([3], drops=2), 3)
 
 
 def test_each_environment_owes_its_share_however_short_its_episodes_are() -> None:

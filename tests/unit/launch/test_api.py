@@ -126,7 +126,7 @@ def test_a_failure_is_raised_as_what_it_is(tmp_path: Path) -> None:
 
     _raise_failure(Outcome(0, "return"), tmp_path)
     _raise_failure(Outcome(130, "interrupted"), tmp_path)
-    with pytest.raises(UserError, match=r"^no such game$"):
+    with pytest.raises(UserError, match=r"^no such game\nTraceback"):
         _raise_failure(end(2, "user_error", "no such game", user=True), tmp_path)
     with pytest.raises(RuntimeError, match=r"^actor-0: KeyError: 3; the logs are in ") as raised:
         _raise_failure(end(1, "fault", "KeyError: 3"), tmp_path)

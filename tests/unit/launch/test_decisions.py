@@ -306,7 +306,8 @@ def test_no_heartbeat_means_dump_then_death_then_a_new_start() -> None:
     [note] = [e for e in scene.ends("actor-0", -9) if isinstance(e, Note)]
     assert note.text == (
         "actor-0: no sign of life for run.hang_timeout_s = 30 s, in phase environment; "
-        "its stacks are in logs/actor-0.stacks; it is restarted in 0.1 s"
+        "its stacks are in logs/actor-0.stacks; if it is only slow, raise run.hang_timeout_s; it "
+        "is restarted in 0.1 s"
     )
     assert scene.tick(0.1) == [Start("actor-0", 1)]
     assert scene.wait(29, beating) == []

@@ -100,9 +100,13 @@ BRIDGE = Failure(
 )
 
 
-def crash(scene: Scene, failure: Failure = BRIDGE) -> list[str]:
-    """An unroll arrives, the actor raises, and starts again; the notes."""
+LONG_S = 11  # of work, after which an actor has a clean record
+
+
+def crash(scene: Scene, failure: Failure = BRIDGE, works_s: float = LONG_S) -> list[str]:
+    """The actor works, raises, and starts again; the notes."""
     scene.decisions.ready("actor-0", scene.now_s)
+    scene.wait(works_s, ("actor-0", "actor-1", "learner-0"))
     assert scene.decisions.failed(failure, scene.now_s) == []
     effects = scene.ends("actor-0", 1, produced=64)
     scene.wait(11, ("actor-1", "learner-0"))
@@ -139,6 +143,33 @@ def test_finished_episodes_or_another_place_begin_a_new_row() -> None:
     for n in range(12):
         crash(scene, other if n % 2 else BRIDGE)
         scene.decisions.restart_policy.episodes(12, scene.now_s)
+    assert not scene.decisions.stopping
+
+
+def test_same_error_soon_after_each_start_ends_the_run_although_episodes_end() -> None:
+    scene = Scene((LEARNER, *ACTORS), max_restarts=2)
+    for n in range(3):
+        assert not scene.decisions.stopping
+        crash(scene, works_s=3)
+        scene.decisions.restart_policy.episodes(n + 1, scene.now_s)
+    assert scene.decisions.stopping
+    scene.ends("actor-1", 0)
+    scene.ends("learner-0", 0)
+    assert scene.decisions.outcome == Outcome(1, "fault", BRIDGE)
+    assert scene.decisions.outcome.error == (
+        "actor-0: ValueError: the bridge is out (bad.py:8, in step)"
+    )
+
+
+def test_other_error_or_long_play_between_two_equal_ones_begins_a_new_row() -> None:
+    scene = Scene((LEARNER, *ACTORS), max_restarts=2)
+    other = Failure("actor-0", "KeyError: 'bridge'", place=BRIDGE.place)
+    for n in range(12):
+        crash(scene, other if n % 3 == 2 else BRIDGE, works_s=3)
+        scene.decisions.restart_policy.episodes(2 * n, scene.now_s)
+    for n in range(12):
+        crash(scene, works_s=LONG_S if n % 2 else 3)
+        scene.decisions.restart_policy.episodes(100 + n, scene.now_s)
     assert not scene.decisions.stopping
 
 

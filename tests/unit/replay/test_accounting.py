@@ -34,6 +34,18 @@ def test_gap_in_a_sequence_is_loss_of_exactly_its_steps() -> None:
     assert accounting.produced == 60 + 61 + 62 + 64
 
 
+def test_steps_that_an_actor_dropped_are_counted_by_their_reason() -> None:
+    accounting = Accounting(slot_steps=64)
+    accounting.arrived(header(1, 0, steps=60, produced=64))
+    accounting.arrived(header(1, 1, steps=64, produced=128))
+    accounting.arrived(header(1, 2, steps=30, produced=LARGEST))  # no more than a slot has
+    assert accounting.dropped == {"env_error": 4 + 34}
+    assert accounting.produced == 3 * 64
+    assert accounting.balance(in_flight=60 + 64 + 30) == 0
+    accounting.ended(1, 0, next_sequence=3, produced_steps=3 * 64, trusted=True)
+    assert not accounting.lost
+
+
 def test_what_a_dead_actor_sent_last_is_lost_when_its_stream_ends() -> None:
     accounting = Accounting()
     accounting.arrived(header(1, 0, steps=10, produced=10))

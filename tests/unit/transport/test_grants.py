@@ -142,6 +142,14 @@ def test_produced_steps_cannot_run_backwards() -> None:
     assert grants.admit(head(1, 1, produced=20, steps=10), b"peer", 0, MANY).next == 1
 
 
+def test_steps_that_an_actor_has_dropped_count_up_to_those_of_a_slot() -> None:
+    grants = made()
+    join(grants, 1, want=2)
+    grants.lend(2)
+    assert refusal(grants, head(1, 0, produced=STEPS + 1, steps=10)) == "steps"
+    assert grants.admit(head(1, 0, produced=STEPS, steps=10), b"peer", 0, MANY).next == 0
+
+
 def test_a_gap_voids_the_grants_of_what_was_lost() -> None:
     grants = made()
     stream = join(grants, 1, want=4)
