@@ -40,7 +40,7 @@ class KeyDoor(gymnasium.Env[Any, Any]):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 6}  # noqa: RUF012
 
     def __init__(
-        self, walls: int = 6, max_steps: int = 100, render_mode: str | None = None
+        self, walls: int = 6, max_steps: int = 200, render_mode: str | None = None
     ) -> None:
         self.walls_count, self.max_steps, self.render_mode = walls, max_steps, render_mode
         self.observation_space = spaces.Dict(
