@@ -52,7 +52,7 @@ class Encoder(nn.Module):
         self.width = large + (cfg.hidden[-1] if inputs else 0)
 
     def forward(self, arrays: dict[str, Tensor]) -> Tensor:
-        found = []
+        found: list[Tensor] = []
         numbers = [arrays[name].flatten(1) for name in self._numbers]
         for (name, shape), image in zip(self._images.items(), self.images, strict=True):
             frames = arrays[name].movedim(-1, 1) if channels_last(shape) else arrays[name]

@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def best_action(game: Any, shown: dict[str, Any]) -> tuple[int, bool]:
-    """The move that comes nearest to the key, or with it to the door, and the hand where it helps."""
+    """The move that comes nearest to the key, or with it to the door; the hand where it helps."""
     mask = shown["action_mask"]
     goal = game.door if shown["status"][0] > 0 or mask[5] else game.key
     ways = {move: game.distance(target, goal) for move, target in enumerate(beside(game.player))}
