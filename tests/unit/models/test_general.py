@@ -183,10 +183,9 @@ def test_an_impala_cnn_has_as_many_parameters_as_in_the_paper() -> None:
 
 def test_numbers_decide_how_a_small_image_is_read() -> None:
     """Side by side behind the layers they could only be added to what the image says."""
-    net = build_net(
-        actor_critic_shape(config(), mixed({"board": ((4, 9, 9), "|u1"), "key": ((1,), "<f4")}))
-    )
-    arrays = torch.zeros(2, 2, net._shape.inputs[1].part.offset + 8, dtype=torch.uint8)
+    game = mixed({"board": ((4, 9, 9), "|u1"), "key": ((1,), "<f4")})
+    net = build_net(actor_critic_shape(config(), game))
+    arrays = torch.zeros(2, 2, *game.observation_space.shape, dtype=torch.uint8)
     arrays[1, :, 5] = 255  # another image
     arrays[:, 1, -8:-4] = torch.tensor([0, 0, 0, 65], dtype=torch.uint8)  # the number 8
     outputs = net(arrays)[1].view(2, 2)
