@@ -35,6 +35,12 @@ def scales(config: Config, spaces: Spaces) -> list[list[float]]:
     return [] if chosen == of_bytes else chosen
 
 
+def has_small_images(config: Config, spaces: Spaces) -> bool:
+    """Whether `model.filters` has an effect on the network."""
+    shape = network_shape(config, spaces)
+    return isinstance(shape, GeneralShape) and shape.has_small_images
+
+
 def slot_spec(config: Config, spaces: Spaces) -> SlotSpec:
     """The slots of a run; UserError where no network fits the game."""
     shape, algo = network_shape(config, spaces), algorithm(config.algo)

@@ -365,7 +365,7 @@ def _numpy_inference(cfg: Sections) -> Iterator[Contradiction]:
         return
     model = cfg.model
     wrong = (
-        ("kind", model.kind in ("nature_cnn", "impala_cnn"), "model.kind mlp only"),
+        ("kind", model.kind not in ("auto", "mlp"), "model.kind mlp only"),
         ("core", model.core != "none", "networks without core only"),
         ("critic", model.critic == "shared", "networks with a separate critic only"),
         ("entry", model.entry is not None, "Penstock's own networks only"),

@@ -28,19 +28,22 @@ WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
     "env": {"record": []},
     "transport": {"connectors": 1},
     "actors": {"memory_format": "auto"},
-    "model": {"scale": "bytes"},
+    "model": {"scale": "bytes", "filters": []},
     "custom": {"data": "unrolls", "n_step": 1},
 }
 """Options added after 0.1.0 with the value at which an actor plays as one without the option does,
 by their section or algorithm. Each later option of `SECTIONS` has its place here or above."""
 
 
-def for_actors(config: Config, scaled: bool = False) -> dict[str, Any]:
-    """The config as JSON for an actor of any release that speaks the same protocol. ``scaled``:
-    whether `model.scale` has an effect on the observations of the environment."""
+def for_actors(config: Config, scaled: bool = False, filtered: bool = False) -> dict[str, Any]:
+    """The config as JSON for an actor of any release that speaks the same protocol. ``scaled`` and
+    ``filtered``: whether `model.scale` and `model.filters` have an effect on the environment's
+    network."""
     sent: dict[str, Any] = config.model_dump(mode="json", include=set(SECTIONS))
     if not scaled:
         sent["model"]["scale"] = "bytes"
+    if not filtered:
+        sent["model"]["filters"] = []
     # `auto` depends on what is not sent, and is refused by 0.1.0.
     sent["actors"] |= {"count": config.first_actors, "envs": config.actor_envs}
     for section in SECTIONS:

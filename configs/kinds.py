@@ -72,9 +72,10 @@ def without_replaced(found: dict[str, Any], values: Mapping[str, Any]) -> dict[s
     """Defaults without those that another option replaces, as ``values`` set it.
 
     Of several ways to scale rewards or to lower the learning rate, the one that is set counts. With
-    another number of updates, `publish_every` would no longer be once for each batch.
+    another number of updates, `publish_every` would no longer be once for each batch. A single
+    actor plays a batch alone, with all of its environments.
     """
-    algo, learner = (_map(values.get(name)) for name in ("algo", "learner"))
+    algo, learner, actors = (_map(values.get(name)) for name in ("algo", "learner", "actors"))
     found = {name: dict(section) for name, section in found.items()}
     if any(name in algo for name in _REWARDS):
         found["algo"] = {k: v for k, v in found["algo"].items() if k not in _REWARDS}
@@ -82,6 +83,9 @@ def without_replaced(found: dict[str, Any], values: Mapping[str, Any]) -> dict[s
         found["learner"]["lr"] = found["learner"]["lr"]["from"]
     if "epochs" in algo or "updates_per_batch" in learner:
         found["learner"].pop("publish_every", None)
+    is_alone = str(actors.get("count")).partition("..")[0] == "1"
+    if is_alone and "batch_slots" in found["learner"]:
+        found["actors"]["envs"] *= found["learner"].pop("batch_slots")
     return found
 
 

@@ -7,8 +7,9 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from penstock.configs.section import Section
-from penstock.configs.value_types import Large, LogStd, Options, Sizes, Switch, Text
+from penstock.configs.value_types import Filters, Large, LogStd, Options, Sizes, Switch, Text
 
+KINDS = ("auto", "mlp", "small_cnn", "nature_cnn", "impala_cnn")
 CORES = ("lstm", "gru")
 
 
@@ -18,24 +19,32 @@ def complete_stored(sections: object) -> None:
     match sections:
         case {"model": dict(model)}:
             model.setdefault("scale", "bytes")
+            model.setdefault("filters", [])
 
 
 class ModelConfig(Section):
     """The neural network."""
 
-    kind: Literal["auto", "mlp", "nature_cnn", "impala_cnn"] = Field(
-        default="auto",
-        json_schema_extra={"enum": ["auto", "mlp", "nature_cnn", "impala_cnn", *CORES]},
+    kind: Literal["auto", "mlp", "small_cnn", "nature_cnn", "impala_cnn"] = Field(
+        default="auto", json_schema_extra={"enum": [*KINDS, *CORES]}
     )
-    """The encoder. `mlp` has fully connected layers of `hidden` widths; `nature_cnn` is the
+    """The encoder. `mlp` has fully connected layers of `hidden` widths; `small_cnn` has
+    convolutions before them, for images of few pixels such as boards; `nature_cnn` is the
     three-layer convolutional network for images; `impala_cnn` is IMPALA's residual one, slower and
-    often better. `auto` chooses `mlp` or `nature_cnn` by the observations. Of observations with
-    several parts, images go through the convolutions and the rest through fully connected layers.
-    `lstm` and `gru` are accepted for `auto` with that `core`: with any other encoder set `core`."""
+    often better. `auto` chooses by the observations: `small_cnn` for images of 5 to 35 pixels each
+    way, `nature_cnn` from 36 on, otherwise `mlp`. Of observations with several parts, images go
+    through the convolutions and the rest through fully connected layers. `lstm` and `gru` are
+    accepted for `auto` with that `core`: with any other encoder set `core`."""
     hidden: Sizes = Field(default_factory=lambda: [64, 64])
-    """Widths of the hidden layers of `mlp`. Wider or more layers fit more and take longer."""
+    """Widths of the hidden layers of `mlp` and `small_cnn`. Wider or more layers fit more and take
+    longer."""
+    filters: Filters = Field(default_factory=lambda: [16, 32])
+    """Channels of each convolution of `small_cnn`, of 3 x 3 pixels; all but the first take every
+    second pixel. More fit more and take longer. An empty list is no convolution: by `kind` `auto`,
+    small images are then flattened for an `mlp`, as they are in runs and policies of versions
+    without this option."""
     activation: Literal["tanh", "relu"] = "tanh"
-    """Activation between the layers of `mlp`; convolutional networks always use relu."""
+    """Activation between the layers of `mlp`; convolutions always use relu."""
     core: Literal["none", "lstm", "gru"] = "none"
     """Recurrent layer after the encoder, for environments whose observations do not show the whole
     state; PPO and IMPALA only. It runs step by step: `learner.micro_batch` should hold the unrolls
@@ -50,7 +59,7 @@ class ModelConfig(Section):
     statistics over all samples (with replay, over all sampled batches), and clipped to ± 10. Use it
     where values differ much in scale. If all observations are frames, each pixel has its own
     statistics, taken from 32 observations of each batch. Frames beside other inputs are only scaled
-    to 0 ... 1."""
+    to 0 ... 1. Pixels of small images (`kind` `small_cnn`) are numbers like others."""
     scale: Literal["bounds", "bytes"] = "bounds"
     """What brings bytes and frames to 0 ... 1, or to -1 ... 1: `bounds` divides them by the bounds
     of their space, `bytes` bytes by 255 and nothing else. Runs and policies of versions without

@@ -144,6 +144,11 @@ Sizes = Annotated[
     Field(min_length=1, max_length=16),
     ValueDescription(f"a list of whole numbers from 1 to {MOST_LARGE}, such as [64, 64]"),
 ]
+Filters = Annotated[
+    list[Small],
+    Field(max_length=8),
+    ValueDescription(f"a list of whole numbers from 1 to {MOST_SMALL}, such as [16, 32], or []"),
+]
 Options = Annotated[dict[str, JsonValue], ValueDescription("a map of keyword arguments")]
 _Object = Annotated[str, Strict(), Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 Wrapper = (

@@ -12,6 +12,7 @@ from typing import Any
 from penstock.configs.code_references import references_in_training
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, Resolved, load_run, presets, resolve_target
+from penstock.configs.model import ModelConfig
 from penstock.configs.schema import Config
 from penstock.core import used_names
 from penstock.core.run_dir import Resume, has_checkpoint
@@ -55,15 +56,20 @@ def resolve_resumed(
     resolved = resolve_target(target, overrides)
     if source is None:
         check_folder_named(resolved.config, resume)
-    scale = _stored_scale(resolved.config.run.dir, resume, source)
-    if scale not in (None, resolved.config.model.scale):
-        resolved = resolve_target(target, [f"model.scale={scale}", *overrides])
+    stored = _stored_model(resolved.config.run.dir, resume, source)
+    if stored is not None and _reading(stored) != _reading(resolved.config.model):
+        resolved = resolve_target(target, [*_reading(stored), *overrides])
     return resolved
 
 
-def _stored_scale(run_dir: str | None, resume: Resume, source: str | None) -> str | None:
-    """`model.scale` of the run that is resumed, whose network must read observations as before;
-    None where that is not known, or where no run is resumed."""
+def _reading(model: ModelConfig) -> list[str]:
+    """The options by which a network reads observations, as overrides."""
+    return [f"model.scale={model.scale}", f"model.filters={model.filters}"]
+
+
+def _stored_model(run_dir: str | None, resume: Resume, source: str | None) -> ModelConfig | None:
+    """The network of the run that is resumed, which must read observations as before; None where it
+    is not known, or where no run is resumed."""
     folders: list[Path] = []
     if run_dir is not None and resume != "no":
         folders.append(Path(run_dir))
@@ -71,7 +77,7 @@ def _stored_scale(run_dir: str | None, resume: Resume, source: str | None) -> st
         folders += [Path(source), *Path(source).absolute().parents[:3]]
     for folder in folders:
         with suppress(UserError):
-            return load_run(folder).model.scale
+            return load_run(folder).model
     return None
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from penstock.algos.registry import algorithm
+from penstock.algos.samples import has_small_images
 from penstock.autotune.forms import with_training_form
 from penstock.configs.errors import UserError
 from penstock.configs.for_actors import for_actors
@@ -188,7 +189,7 @@ class LearnerProcess(TrainingLoop[Any]):
             self._progress.generation,
             trainer.spec,
             trainer.layout,
-            for_actors(config, scaled=bool(trainer.scales)),
+            for_actors(config, bool(trainer.scales), has_small_images(config, trainer.info)),
             brief_spaces(*trainer.info.spaces),
         )
         socket = learner_socket(ctx.runtime_dir, ctx.learner)

@@ -74,6 +74,8 @@ def gains_by_bf16(shape: AnyShape) -> bool:
     """
     if isinstance(shape, MlpShape):
         return shape.inputs >= MANY_INPUTS and isinstance(shape.actions, Choices)
+    if isinstance(shape, GeneralShape):
+        return shape.has_large_images
     return shape.convolutional
 
 

@@ -15,16 +15,20 @@ from penstock.core.observations import MASK, ObservationPart, Spaces, bounds_of
 from penstock.core.params import ParamLayout
 from penstock.models.actions import action_spec
 from penstock.models.general import (
+    LEAST_LARGE,
+    LEAST_SMALL,
     ActorCriticHeads,
     GeneralShape,
     Input,
     SingleHead,
     channels_last,
+    is_small,
+    sides,
 )
 from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape
 
-MIN_PIXELS = 36  # what the convolutions of nature_cnn need in each direction
-MIN_PIXELS_IMPALA = 8
+LEAST_PIXELS = {"small_cnn": LEAST_SMALL, "nature_cnn": LEAST_LARGE, "impala_cnn": 8}
+"""What the convolutions of each need in each direction."""
 
 ActorCriticShape = MlpShape | CnnShape | GeneralShape[ActorCriticHeads]
 HeadShape = DenseShape | QCnnShape | GeneralShape[SingleHead]
@@ -42,8 +46,9 @@ def mask_of(game: Spaces) -> ObservationPart | None:
 
 
 def kind_of(config: Config, game: Spaces) -> EnvKind:
-    """The kind of environment (`env.kind`) by its spaces."""
-    if any(part.is_image for part in _read(config, game)[0]):
+    """The kind of environment (`env.kind`) by its spaces; small images are numbers like others."""
+    images = [part for part in _read(config, game)[0] if part.is_image]
+    if any(not is_small(config.model, part.shape) for part in images):
         return "pixels"
     return "continuous" if isinstance(game.action_space, spaces.Box) else "vector"
 
@@ -172,17 +177,18 @@ def _input(
     frames = _with_channel(shape, dtype)
     is_image = _is_image(model, frames)
     read = frames if is_image and model.entry is None else shape or (1,)
-    return Input(name, read, dtype, part, is_image, *_scale(model, shape, dtype, bounds))
+    is_like_frames = is_image or dtype == "|u1" or len(shape) > 2 or _is_large(shape)
+    scale = _scale(model, dtype, bounds if is_like_frames else None)
+    return Input(name, read, dtype, part, is_image, *scale)
 
 
 def _scale(
-    model: ModelConfig, shape: tuple[int, ...], dtype: str, bounds: tuple[float, float] | None
+    model: ModelConfig, dtype: str, bounds: tuple[float, float] | None
 ) -> tuple[float, float]:
     """`Input.low` and `Input.span` that bring bytes and frames into -1 ... 1 by the bounds of their
     space. Other numbers stay as they are: their bounds are often far from what occurs."""
     is_bytes = dtype == "|u1"
-    is_like_frames = is_bytes or len(shape) > 2 or _is_large(shape)
-    if bounds is None or not is_like_frames or model.scale == "bytes":
+    if bounds is None or model.scale == "bytes":
         return 0.0, 255.0 if is_bytes else 1.0
 
     low, high = bounds
@@ -192,13 +198,15 @@ def _scale(
 
 
 def _with_channel(shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
-    """Bytes of two axes are a gray frame, which is read as one channel."""
-    return (1, *shape) if len(shape) == 2 and dtype == "|u1" else shape
+    """Bytes of two axes are a gray frame, and so are other numbers in a small square, as those of
+    a board. It is read as one channel."""
+    is_square = len(shape) == 2 and shape[0] == shape[1] < LEAST_LARGE
+    return (1, *shape) if is_square or (len(shape) == 2 and dtype == "|u1") else shape
 
 
 def _is_large(shape: tuple[int, ...]) -> bool:
     """Whether two of the axes are long enough to be those of a picture."""
-    return len(shape) > 1 and sorted(shape)[-2] >= MIN_PIXELS
+    return len(shape) > 1 and sorted(shape)[-2] >= LEAST_LARGE
 
 
 def _check_axes(model: ModelConfig, shape: tuple[int, ...]) -> None:
@@ -213,17 +221,22 @@ def _check_axes(model: ModelConfig, shape: tuple[int, ...]) -> None:
 
 
 def _is_image(model: ModelConfig, shape: tuple[int, ...]) -> bool:
-    kind = "auto" if model.entry is not None else model.kind
-    if len(shape) != 3 or kind == "mlp":
+    if len(shape) != 3 or (model.kind == "mlp" and model.entry is None):
         return False
-    pixels = shape[:2] if channels_last(shape) else shape[1:]
-    return min(pixels) >= (MIN_PIXELS_IMPALA if kind == "impala_cnn" else MIN_PIXELS)
+    least = min(sides(shape))
+    if model.entry is not None:
+        return least >= LEAST_LARGE
+    if model.kind == "auto":
+        is_cells = bool(model.filters) and least >= LEAST_SMALL and is_small(model, shape)
+        return is_cells or least >= LEAST_LARGE
+    return least >= LEAST_PIXELS[model.kind]
 
 
 def _is_fast_cnn(model: ModelConfig, only: Input) -> bool:
     """Whether `CnnShape` computes it."""
-    plain = model.kind != "impala_cnn" and model.critic != "separate"
-    return only.is_image and plain and not channels_last(only.shape)
+    if not only.is_image or model.kind == "impala_cnn" or model.critic == "separate":
+        return False
+    return not is_small(model, only.shape) and not channels_last(only.shape)
 
 
 def _check_inputs(
@@ -239,11 +252,10 @@ def _check_inputs(
         _check_axes(model, part.shape)
     images = [part.is_image for part in inputs]
     is_own = model.entry is not None
-    if not is_own and model.kind in ("nature_cnn", "impala_cnn") and not any(images):
-        least = MIN_PIXELS_IMPALA if model.kind == "impala_cnn" else MIN_PIXELS
+    if not is_own and model.kind in LEAST_PIXELS and not any(images):
         raise UserError(
-            f"observations {shapes} do not fit {model.kind}, which reads [channels, "
-            f"height, width] of at least {least} pixels each way; bring them into that form "
+            f"observations {shapes} do not fit {model.kind}, which reads [channels, height, width] "
+            f"of at least {LEAST_PIXELS[model.kind]} pixels each way; bring them into that form "
             "with env.wrappers, or set model.kind=mlp"
         )
     if model.normalize_observations and all(images) and is_own:

@@ -20,6 +20,9 @@ from penstock.core.observations import ObservationPart
 from penstock.core.params import ParamLayout
 from penstock.models.actions import ActionSpec
 
+LEAST_SMALL, LEAST_LARGE = 5, 36
+"""Pixels each way from which on `small_cnn` and `nature_cnn` read an image by `model.kind` auto."""
+
 
 @dataclass(frozen=True)
 class Input:
@@ -85,6 +88,16 @@ class GeneralShape(Generic[H]):
         return any(part.is_image for part in self.inputs)
 
     @property
+    def has_small_images(self) -> bool:
+        """Whether an image goes through the convolutions of `model.filters`."""
+        return any(part.is_image and is_small(self.model, part.shape) for part in self.inputs)
+
+    @property
+    def has_large_images(self) -> bool:
+        """Whether an image goes through the layers of `nature_cnn` or `impala_cnn`."""
+        return any(part.is_image and not is_small(self.model, part.shape) for part in self.inputs)
+
+    @property
     def is_separate(self) -> bool:
         """Whether the value of an actor-critic has a network of its own."""
         if not isinstance(self.heads, ActorCriticHeads):
@@ -106,5 +119,21 @@ class GeneralShape(Generic[H]):
 
 
 def channels_last(shape: tuple[int, ...]) -> bool:
-    """Whether an image's channels are its last axis rather than its first: the shorter one."""
-    return shape[2] < shape[0]
+    """Whether an image's channels are its last axis rather than its first: the shorter one, or in a
+    square small image the one that is not a side."""
+    first, middle, last = shape
+    if middle < LEAST_LARGE and first != last and middle in (first, last):
+        return middle == first
+    return last < first
+
+
+def sides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Height and width of an image, in pixels."""
+    return shape[:2] if channels_last(shape) else shape[1:]
+
+
+def is_small(model: ModelConfig, shape: tuple[int, ...]) -> bool:
+    """Whether an image is read by `small_cnn`."""
+    if model.kind == "auto" and model.entry is None:
+        return max(sides(shape)) < LEAST_LARGE
+    return model.kind == "small_cnn" and model.entry is None

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.configs.model import ModelConfig
 from penstock.models.fitting import AnyShape
-from penstock.models.general import ActorCriticHeads, GeneralShape
+from penstock.models.general import ActorCriticHeads, GeneralShape, is_small
 from penstock.models.layout import DenseShape, MlpShape
 
 
@@ -28,11 +28,22 @@ def _mlp(model: ModelConfig) -> str:
 
 
 def _general(shape: GeneralShape[Any], model: ModelConfig) -> list[str]:
-    frames = "impala_cnn" if model.kind == "impala_cnn" else "nature_cnn"
-    layers = {part.is_image: frames if part.is_image else _mlp(model) for part in shape.inputs}
-    kinds = [model.entry] if model.entry is not None else [*layers.values()]
+    kinds = [model.entry] if model.entry is not None else _encoders(shape, model)
     core = [f"{model.core} {model.core_size}"] if model.core != "none" else []
     if not isinstance(shape.heads, ActorCriticHeads):
         return [" and ".join(kinds)]
     critic = "separate critic" if shape.is_separate else "shared critic"
     return [" and ".join(kinds), *core, critic]
+
+
+def _encoders(shape: GeneralShape[Any], model: ModelConfig) -> list[str]:
+    """What reads the parts of an observation, each kind once."""
+    found: list[str] = []
+    for part in shape.inputs:
+        if not part.is_image:
+            found.append(_mlp(model))
+        elif is_small(model, part.shape):
+            found += (f"small_cnn {'-'.join(map(str, model.filters))}", _mlp(model))
+        else:
+            found.append("impala_cnn" if model.kind == "impala_cnn" else "nature_cnn")
+    return [*dict.fromkeys(found)]

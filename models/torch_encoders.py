@@ -1,12 +1,15 @@
 """From the arrays of an observation to one vector of features, in torch.
 
 Frames go through convolutions, each array through its own; everything else is flattened, put side
-by side and goes through layers. What they give is put side by side, too.
+by side and goes through layers. What they give is put side by side, too. What small images give
+goes through the layers, beside the numbers, so that what a number says may decide how an image is
+read.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -16,7 +19,7 @@ from torch import Tensor, nn
 from penstock.configs.model import ModelConfig
 from penstock.configs.value_types import MemoryFormat
 from penstock.models.frame_order import in_order
-from penstock.models.general import channels_last
+from penstock.models.general import channels_last, is_small
 from penstock.models.layout import CONVS, FEATURES, flat_features
 from penstock.models.torch_heads import orthogonal
 from penstock.models.torch_trunks import activate
@@ -37,22 +40,25 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self._images, self._numbers = images, list(numbers)
-        kind = ImpalaEncoder if cfg.kind == "impala_cnn" else NatureEncoder
         # By rule on a CPU, too: narrow convolutions and pooling take half of the time, or less.
-        by_rule: MemoryFormat = "channels_last" if kind is ImpalaEncoder else "auto"
+        by_rule: MemoryFormat = "channels_last" if cfg.kind == "impala_cnn" else "auto"
         self._memory_format = by_rule if memory_format == "auto" else memory_format
-        self.images = nn.ModuleList(kind(*_channels_first(shape)) for shape in images.values())
+        encoders = [_image_encoder(shape, cfg) for shape in images.values()]
+        self.images = nn.ModuleList(encoders)
         inputs = sum(math.prod(shape) for shape in numbers.values())
+        inputs += sum(each.width for each in encoders if isinstance(each, SmallConvs))
         self.layers = DenseLayers((inputs, *cfg.hidden), cfg) if inputs else None
-        self.width = kind.width * len(images) + (cfg.hidden[-1] if inputs else 0)
+        large = sum(each.width for each in encoders if not isinstance(each, SmallConvs))
+        self.width = large + (cfg.hidden[-1] if inputs else 0)
 
     def forward(self, arrays: dict[str, Tensor]) -> Tensor:
-        found = []
+        found: list[Tensor] = []
+        numbers = [arrays[name].flatten(1) for name in self._numbers]
         for (name, shape), image in zip(self._images.items(), self.images, strict=True):
             frames = arrays[name].movedim(-1, 1) if channels_last(shape) else arrays[name]
-            found.append(image(in_order(frames, frames.dtype, self._memory_format)))
+            features = image(in_order(frames, frames.dtype, self._memory_format))
+            (numbers if isinstance(image, SmallConvs) else found).append(features)
         if self.layers is not None:
-            numbers = [arrays[name].flatten(1) for name in self._numbers]
             found.append(self.layers(numbers[0] if len(numbers) == 1 else torch.cat(numbers, 1)))
         return found[0] if len(found) == 1 else torch.cat(found, 1)
 
@@ -71,6 +77,30 @@ class DenseLayers(nn.Module):
         for linear in self.linears:
             rows = self._activate(linear(rows).float())
         return rows
+
+
+class SmallConvs(nn.Module):
+    """Convolutions of 3 x 3 for images of few pixels, of which each may matter (`model.filters`).
+
+    The first keeps every pixel, each further one takes every second. Their outputs are the
+    features; the layers of `Encoder` follow.
+    """
+
+    def __init__(self, filters: Sequence[int], channels: int, height: int, pixels: int) -> None:
+        super().__init__()
+        strides = [1 if i == 0 else 2 for i in range(len(filters))]
+        self.convs = nn.ModuleList(
+            orthogonal(nn.Conv2d(*pair, 3, stride, padding=1), math.sqrt(2))
+            for pair, stride in zip(pairwise((channels, *filters)), strides, strict=True)
+        )
+        for stride in strides:
+            height, pixels = -(-height // stride), -(-pixels // stride)
+        self.width: int = [channels, *filters][-1] * height * pixels
+
+    def forward(self, frames: Tensor) -> Tensor:
+        for conv in self.convs:
+            frames = conv(frames).relu_()
+        return frames.flatten(1).float()
 
 
 class NatureEncoder(nn.Module):
@@ -141,6 +171,17 @@ class ResidualBlock(nn.Module):
     def forward(self, frames: Tensor) -> Tensor:
         changed: Tensor = self.second(self.first(frames.relu()).relu_())
         return frames + changed
+
+
+def _image_encoder(
+    shape: tuple[int, ...], cfg: ModelConfig
+) -> SmallConvs | NatureEncoder | ImpalaEncoder:
+    """The convolutions that read an image."""
+    channels, height, pixels = _channels_first(shape)
+    if is_small(cfg, shape):
+        return SmallConvs(cfg.filters, channels, height, pixels)
+    kind = ImpalaEncoder if cfg.kind == "impala_cnn" else NatureEncoder
+    return kind(channels, height, pixels)
 
 
 def _channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -20,7 +20,13 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from penstock.core.params import ParamLayout
-from penstock.models.general import ActorCriticHeads, GeneralShape, Input, SingleHead
+from penstock.models.general import (
+    ActorCriticHeads,
+    GeneralShape,
+    Input,
+    SingleHead,
+    is_small,
+)
 from penstock.models.normalizer import FrameNormalizer, Normalizer
 from penstock.models.own_network import make_own
 from penstock.models.torch_cores import make_core
@@ -272,8 +278,9 @@ def arrays_of(
             first += math.prod(given.shape)
         return arrays
 
+    numbers = [] if normalizer is None else normalized_inputs(shape)
     for given in shape.inputs:
-        if given.is_image or normalizer is None:
+        if given not in numbers:
             own = shape.model.entry is not None
             kind = dtype if given.is_image and not own else torch.float32
             array = _array(given, obs)
@@ -284,17 +291,17 @@ def arrays_of(
 
     if normalizer is not None:
         rows = normalizer(numbers_of(shape, obs))
-        numbers = [given for given in shape.inputs if not given.is_image]
         sizes = [math.prod(given.shape) for given in numbers]
         for given, columns in zip(numbers, rows.split(sizes, 1), strict=True):
-            arrays[given.name] = columns.reshape(-1, *given.shape)
+            array = columns.reshape(-1, *given.shape)
+            arrays[given.name] = array.to(dtype) if given.is_image else array
     return arrays
 
 
 def normalized_inputs(shape: GeneralShape[Any]) -> list[Input]:
-    """The inputs that `model.normalize_observations` concerns: numbers, or frames where there are
-    no numbers."""
-    return [given for given in shape.inputs if not given.is_image] or list(shape.inputs)
+    """The inputs that `model.normalize_observations` concerns: numbers, which cells of small images
+    are as well, or frames where there are no numbers."""
+    return [given for given in shape.inputs if not _is_frame(shape, given)] or list(shape.inputs)
 
 
 def normalizer_of(shape: GeneralShape[Any]) -> Normalizer | None:
@@ -303,7 +310,7 @@ def normalizer_of(shape: GeneralShape[Any]) -> Normalizer | None:
         return None
     inputs = normalized_inputs(shape)
     size = sum(math.prod(given.shape) for given in inputs)
-    return FrameNormalizer(size) if inputs[0].is_image else Normalizer(size)
+    return FrameNormalizer(size) if _is_frame(shape, inputs[0]) else Normalizer(size)
 
 
 def numbers_of(shape: GeneralShape[Any], obs: Tensor) -> Tensor:
@@ -329,6 +336,10 @@ def _body(shape: GeneralShape[Any]) -> tuple[nn.Module, int | None]:
     numbers = {given.name: given.shape for given in shape.inputs if not given.is_image}
     encoder = Encoder(images, numbers, shape.model, shape.memory_format)
     return encoder, encoder.width
+
+
+def _is_frame(shape: GeneralShape[Any], given: Input) -> bool:
+    return given.is_image and not is_small(shape.model, given.shape)
 
 
 def _array(given: Input, obs: Tensor) -> Tensor:

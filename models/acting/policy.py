@@ -148,11 +148,10 @@ def _described(shape: AnyShape) -> str:
         return "a nature_cnn" if shape.convolutional else "an mlp"
     if shape.model.entry is not None:
         return f"model.entry {shape.model.entry}"
-    name = (
-        ("an impala_cnn" if shape.model.kind == "impala_cnn" else "a nature_cnn")
-        if (shape.convolutional)
-        else "an mlp"
-    )
+    if shape.has_large_images:
+        name = "an impala_cnn" if shape.model.kind == "impala_cnn" else "a nature_cnn"
+    else:
+        name = "a small_cnn" if shape.has_small_images else "an mlp"
     if not isinstance(shape.heads, ActorCriticHeads):
         return f"{name} over {len(shape.inputs)} arrays"
     core = f" with core {shape.model.core}" if shape.state_size else ""

@@ -51,7 +51,9 @@ def test_presets_are_sent_with_options_of_0_1_0_alone(preset: str) -> None:
 @pytest.mark.parametrize("preset", presets())
 def test_an_actor_of_this_release_plays_as_the_config_says(preset: str) -> None:
     config = resolve(preset)
-    received = read_for_actor(json.loads(json.dumps(for_actors(config, scaled=True))))
+    received = read_for_actor(
+        json.loads(json.dumps(for_actors(config, scaled=True, filtered=True)))
+    )
     for section in ("model", "transport", "weights"):
         assert getattr(received, section) == getattr(config, section)
     assert received.env.id == config.env.id
@@ -71,6 +73,8 @@ def test_a_scale_that_is_not_sent_is_that_of_earlier_releases() -> None:
     config = resolve("cartpole")
     assert read_for_actor(for_actors(config)).model.scale == "bytes"
     assert read_for_actor(for_actors(config, scaled=True)).model.scale == "bounds"
+    assert read_for_actor(for_actors(config)).model.filters == []
+    assert read_for_actor(for_actors(config, filtered=True)).model.filters == [16, 32]
 
 
 def test_auto_is_sent_as_a_number() -> None:

@@ -118,6 +118,19 @@ def test_an_override_wins() -> None:
     assert resolve("Walker2d-v5", [PPO, "learner.lr=1e-4"]).learner.lr == 1e-4
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_actors_of_ppo_share_a_batch_that_one_plays_alone(kind: str) -> None:
+    several = resolve("x:f", [PPO, f"env.kind={kind}"])
+    assert several.actors.count == "auto"
+    assert several.first_actors == several.least_actors == several.learner.batch_slots == 2
+    for count in ("1", "1..4"):
+        one = resolve("x:f", [PPO, f"env.kind={kind}", f"actors.count={count}"])
+        assert one.learner.batch_slots == 1
+        assert one.actor_envs == 2 * several.actor_envs
+    lockstep = resolve("x:f", [PPO, f"env.kind={kind}", "transport.kind=inproc"])
+    assert lockstep.first_actors == 2
+
+
 def test_an_option_that_does_the_same_in_another_way_replaces_a_default() -> None:
     for given in ("algo.reward_clip=1", "algo.reward_scale=0.1"):
         assert not resolve("Walker2d-v5", [PPO, given]).algo.normalizes_rewards
@@ -200,7 +213,7 @@ def test_an_error_names_the_line_of_a_default() -> None:
 def test_a_network_with_memory_trains_on_whole_unrolls() -> None:
     config = resolve("CartPole-v1", [PPO, "env.kind=vector", "model.core=lstm"])
     assert not config.algo.by_steps(config.model.core != "none")
-    with pytest.raises(UserError, match=r"actors.envs 8 is not divisible by .* 32"):
+    with pytest.raises(UserError, match=r"actors.envs 4 is not divisible by .* 32"):
         resolve("Walker2d-v5", [PPO, "model.core=lstm"])
 
 

@@ -68,6 +68,16 @@ def test_a_resumed_run_scales_observations_as_before(folder: Path) -> None:
         assert found.config.model.scale == "bytes"
 
 
+def test_a_resumed_run_reads_small_images_as_before(folder: Path) -> None:
+    old = dump(resolve("cartpole", ["model.filters=[]"]))
+    (folder / "config.yaml").write_text(old.replace("  filters: []\n", ""))
+    own = [f"run.dir={folder}"]
+    assert resolve_resumed("cartpole", own, "must").config.model.filters == []
+    assert resolve_resumed("cartpole", own, "no").config.model.filters == [16, 32]
+    given = [*own, "model.filters=[8]"]
+    assert resolve_resumed("cartpole", given, "must").config.model.filters == [8]
+
+
 def test_another_algorithm_cannot_go_on(folder: Path) -> None:
     config = resolve("cartpole", ("algo.name=ppo",))
     with pytest.raises(

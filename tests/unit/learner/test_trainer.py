@@ -120,6 +120,7 @@ def test_the_seed_makes_the_network() -> None:
          "the defaults for env.kind vector; env.kind=continuous has the ones that suit it"),
         ("x:f", (), spaces.Discrete(2), (3, 84, 84), "x:f has images, and the options that are not "
          "set have the defaults for env.kind vector; env.kind=pixels has the ones that suit it"),
+        ("x:f", (), spaces.Discrete(2), (3, 9, 9), ""),
         ("x:f", (), spaces.Discrete(2), (3,), ""),
         ("x:f", ("env.kind=continuous",), BOX, (3,), ""),
         ("Walker2d-v5", (), BOX, (17,), ""),

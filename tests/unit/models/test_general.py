@@ -83,6 +83,11 @@ CASES = [
     (frames(40, 44), {"kind": "impala_cnn", "core": "gru"}),
     (mixed({"screen": ((40, 44), "|u1"), "speed": ((2,), "<f4")}), {}),
     (frames(10, 10, 4), {"kind": "impala_cnn"}),
+    (frames(9, 9, 4), {}),
+    (frames(4, 9, 9), {"filters": [8], "core": "gru", "normalize_observations": True}),
+    (frames(4, 40, 44), {"kind": "small_cnn", "critic": "separate"}),
+    (mixed({"board": ((9, 9), "|u1"), "speed": ((2,), "<f4")}), {"normalize_observations": True}),
+    (mixed({"board": ((9, 9, 4), "|u1"), "speed": ((2,), "<f4"), "screen": ((40, 44), "|u1")}), {}),
     (frames(40, 44, 3), {"normalize_observations": True}),
     (frames(4, 40, 44), {"core": "lstm", "normalize_observations": True}),
     (mixed(), {}),
@@ -174,6 +179,17 @@ def test_an_impala_cnn_has_as_many_parameters_as_in_the_paper() -> None:
     assert sum(p.numel() for p in net.parameters()) == sections + linear
     convs = [module for module in net.modules() if isinstance(module, torch.nn.Conv2d)]
     assert len(convs) == 15
+
+
+def test_numbers_decide_how_a_small_image_is_read() -> None:
+    """Side by side behind the layers they could only be added to what the image says."""
+    game = mixed({"board": ((4, 9, 9), "|u1"), "key": ((1,), "<f4")})
+    net = build_net(actor_critic_shape(config(), game))
+    arrays = torch.zeros(2, 2, *game.observation_space.shape, dtype=torch.uint8)
+    arrays[1, :, 5] = 255  # another image
+    arrays[:, 1, -8:-4] = torch.tensor([0, 0, 0, 65], dtype=torch.uint8)  # the number 8
+    outputs = net(arrays)[1].view(2, 2)
+    assert (outputs[1] - outputs[0]).diff().abs() > 1e-4
 
 
 def test_parts_are_read_where_they_lie() -> None:

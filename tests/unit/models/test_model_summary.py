@@ -39,6 +39,12 @@ def test_the_network_of_frames_in_words(model: dict[str, Any], text: str) -> Non
     assert said == f"network: {text}, 1,234,567 parameters"
 
 
+def test_the_network_of_a_small_image_in_words() -> None:
+    config = Config.model_validate({"env": {"id": "x"}, "model": {"filters": [8, 8]}})
+    said = in_words(network_shape(config, frames(4, 9, 9)), config.model, 1)
+    assert said == "network: small_cnn 8-8 and mlp 64-64 tanh, shared critic, 1 parameters"
+
+
 @pytest.mark.parametrize(
     ("model", "text"),
     [

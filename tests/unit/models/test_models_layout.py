@@ -18,6 +18,7 @@ from penstock.configs.schema import Config
 from penstock.core.params import ParamLayout
 from penstock.models.actions import discrete
 from penstock.models.fitting import AnyShape, scales_of
+from penstock.models.general import GeneralShape, channels_last
 from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape
 from penstock.models.torch_nets import build_net
 
@@ -94,7 +95,8 @@ def assert_layout(shape: AnyShape) -> None:
         ("auto", (35, 84), MlpShape(35 * 84, discrete(2), (64, 64), "tanh", 1 / 255)),
         ("mlp", (84, 80), MlpShape(84 * 80, discrete(2), (64, 64), "tanh", 1 / 255)),
         ("mlp", (4, 84, 84, 3), MlpShape(4 * 84 * 84 * 3, discrete(2), (64, 64), "tanh", 1 / 255)),
-        ("auto", (10, 10, 4), MlpShape(400, discrete(2), (64, 64), "tanh", 1 / 255)),
+        ("auto", (4, 4, 3), MlpShape(48, discrete(2), (64, 64), "tanh", 1 / 255)),
+        ("mlp", (10, 10, 4), MlpShape(400, discrete(2), (64, 64), "tanh", 1 / 255)),
         ("mlp", (4, 84, 84), MlpShape(4 * 84 * 84, discrete(2), (64, 64), "tanh", 1 / 255)),
         ("mlp", (210, 160, 3), MlpShape(210 * 160 * 3, discrete(2), (64, 64), "tanh", 1 / 255)),
     ],
@@ -102,6 +104,42 @@ def assert_layout(shape: AnyShape) -> None:
 def test_the_network_that_fits(kind: Any, shape: tuple[int, ...], expected: Any) -> None:
     space = spaces.Box(0, 255, shape, np.uint8)
     assert shape_of(ModelConfig(kind=kind), space, TWO) == expected
+
+
+@pytest.mark.parametrize("algo", ["impala", "dqn"])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "read"),
+    [
+        ((4, 9, 9), np.uint8, (4, 9, 9)),
+        ((9, 9, 4), np.float32, (9, 9, 4)),
+        ((20, 7, 7), np.uint8, (20, 7, 7)),  # more planes than cells in a row
+        ((7, 7, 20), np.int64, (7, 7, 20)),
+        ((9, 12), np.uint8, (1, 9, 12)),
+        ((9, 9), np.int64, (1, 9, 9)),
+        ((3, 35, 5), np.float32, (3, 35, 5)),
+    ],
+)
+def test_small_images_go_through_small_convolutions(
+    algo: str, shape: tuple[int, ...], dtype: Any, read: tuple[int, ...]
+) -> None:
+    space = spaces.Box(0, 3, shape, dtype)
+    found = shape_of(ModelConfig(), space, TWO, algo)
+    assert isinstance(found, GeneralShape)
+    assert found.has_small_images
+    assert (found.inputs[0].shape, found.inputs[0].span) == (read, 3)
+    assert_layout(found)
+    first = next(p for name, p in build_net(found).named_parameters() if "convs.0.weight" in name)
+    planes = read[2] if channels_last(read) else read[0]
+    assert first.shape == (16, planes, 3, 3)
+    # Without filters, as in what earlier versions stored, they are numbers.
+    assert isinstance(shape_of(ModelConfig(filters=[]), space, TWO, algo), MlpShape | DenseShape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((9, 12), np.float32), ((4, 9), np.uint8), ((2, 2), np.float32)]
+)
+def test_numbers_that_are_no_board_are_not_small_images(shape: tuple[int, ...], dtype: Any) -> None:
+    assert isinstance(shape_of(ModelConfig(), spaces.Box(0, 3, shape, dtype), TWO), MlpShape)
 
 
 def test_q_networks_by_default_are_duelling() -> None:
@@ -178,6 +216,7 @@ def test_bytes_and_frames_are_scaled_by_their_bounds(
         ("dqn", "auto", STACKS, TWO, ["[4, 84, 84, 3]", "env.wrappers"]),
         ("sac", "auto", TWO, TORQUES, ["observation space", "FlattenObservation"]),
         ("impala", "nature_cnn", VECTOR, TWO, ["[3, 2]", "model.kind=mlp"]),
+        ("ppo", "small_cnn", VECTOR, TWO, ["do not fit small_cnn", "at least 5 pixels"]),
         ("dqn", "nature_cnn", spaces.Box(0, 255, (4, 84, 35), np.uint8), TWO, ["[4, 84, 35]"]),
         ("impala", "auto", spaces.Discrete(5), TWO, ["Discrete(5)", "FlattenObservation"]),
         ("impala", "auto", VECTOR, spaces.Text(3), ["Text", "Discrete, MultiDiscrete and Box"]),
