@@ -105,10 +105,14 @@ def main() -> None:
 
 def _refuse(text: str) -> NoReturn:
     """End the command as after a mistake of the user."""
+    _show_mistake(text)
+    sys.exit(2)
+
+
+def _show_mistake(text: str) -> None:
     print(f"penstock: {escaped(text)}", file=sys.stderr)
     if "--json" in sys.argv:
         print(json.dumps({"error": text, "exit_code": 2}))
-    sys.exit(2)
 
 
 @app.callback(invoke_without_command=True)
@@ -543,17 +547,26 @@ def check_env(
 ) -> None:
     """Check an environment for errors and measure its speed. Exit code 2 if errors are found."""
     from penstock.cli.check_env import check, describe, hung
-    from penstock.envs.checking.hung import end_all, told_where_hung
+    from penstock.envs.checking.hung import adopt_programs, end_all, end_programs, told_where_hung
 
     def tell(clause: str) -> None:
         report = hung(target, clause)
         answer(describe(report), report, as_json)
         end_all(2)
 
-    with told_where_hung(hang_s, tell):
-        report = check(target, overrides or [], steps, envs)
+    # Programs and threads that the environment leaves behind end with the command.
+    adopt_programs()
+    try:
+        with told_where_hung(hang_s, tell):
+            report = check(target, overrides or [], steps, envs)
+    except UserError as error:
+        _show_mistake(str(error))
+        end_all(2)
+    except KeyboardInterrupt:
+        end_all(130)
+    end_programs()  # or they might write after the answer
     answer(describe(report), report, as_json)
-    sys.exit(2 if report["problems"] else 0)
+    end_all(2 if report["problems"] else 0)
 
 
 app.command("watch", rich_help_panel=WATCH)(watch)

@@ -17,7 +17,7 @@ from penstock.core.place import exit_refused
 from penstock.envs import make
 from penstock.envs.checking.checks import Checker, cost, refused_by_gymnasium, told
 from penstock.envs.checking.vector import REPEATED_STEPS, check_vector, draw_for
-from penstock.envs.make import makers
+from penstock.envs.make import FirstIndex, makers
 from penstock.envs.space_difference import brief
 
 PART_S = 15.0  # at most, of each part of the check
@@ -44,11 +44,13 @@ def _report(env: EnvConfig, steps: int, envs: int) -> dict[str, Any]:
     if made.single and not made.vector:
         figures |= _play(found, made.single, steps)
         if not found.problems:
-            found.determinism(made.single, min(steps, REPEATED_STEPS), PART_S)
+            compared = min(steps, REPEATED_STEPS)
+            found.determinism(made.single, compared, PART_S, numbered=made.takes_index)
         if not found.problems:
             refused = refused_by_gymnasium(made.single)
     elif made.vector:
-        figures |= check_vector(found, made.vector, steps, PART_S)
+        numbered = made.takes_index
+        figures |= check_vector(found, made.vector, steps, PART_S, numbered=numbered)
 
     if not found.problems:
         try:
@@ -160,7 +162,7 @@ def _notes(found: Checker, figures: dict[str, Any], refused: str | None) -> Iter
 
 def _rate(env: EnvConfig, envs: int) -> dict[str, Any]:
     """Steps per second of a vector that one thread steps as an actor does."""
-    game = make(env, envs)
+    game = make(env, envs, first=FirstIndex.RATED)
     try:
         info, rng = game.info, np.random.default_rng(0)
         out = np.zeros((envs, *info.observation_space.shape), info.observation_space.dtype)

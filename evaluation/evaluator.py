@@ -295,6 +295,7 @@ class Evaluator:
         """The estimate by further episodes, unless the goal is out of reach; and whether
         `stop.return` is reached."""
         from penstock.envs import make
+        from penstock.envs.make import FirstIndex
         from penstock.evaluation.evaluate import ENVS
 
         config = self._config
@@ -310,7 +311,9 @@ class Evaluator:
             )
             return None, False
         seed = CLOSING_SEED + config.run.seed + self._closings * CLOSING_SEEDS
-        with closing(make(config.env, min(episodes, max(ENVS, config.actor_envs)))) as game:
+        envs = min(episodes, max(ENVS, config.actor_envs))
+        # Those of `game` are open too.
+        with closing(make(config.env, envs, first=FirstIndex.EVALUATOR + ENVS)) as game:
             further = estimate(returns_of(self._play(self._held, game, way, episodes, seed)))
         if solved := reaches(further, goal):
             text = (
@@ -457,10 +460,12 @@ class Evaluator:
         """The environments of the evaluations, made with the imports that they need at the first
         call."""
         from penstock.envs import make
+        from penstock.envs.make import FirstIndex
         from penstock.evaluation.evaluate import ENVS
 
         if self._game is None:
-            self._game = make(self._config.env, min(self._config.eval.episodes, ENVS))
+            envs = min(self._config.eval.episodes, ENVS)
+            self._game = make(self._config.env, envs, first=FirstIndex.EVALUATOR)
         return self._game
 
     def _play_both(self, folder: Path) -> dict[Way, list[Episode]]:

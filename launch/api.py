@@ -25,7 +25,7 @@ from penstock.core.run_dir import Resume, default_run_dir
 from penstock.launch import topology
 from penstock.launch.resumed import resolve_resumed
 from penstock.launch.run import conduct
-from penstock.launch.supervisor_messages import KILLED_AS_ASKED, Outcome
+from penstock.launch.supervisor_messages import Outcome
 from penstock.monitor.json_view import JsonView
 from penstock.monitor.run_folder.lines import lines
 from penstock.monitor.run_folder.record import METRICS
@@ -267,7 +267,7 @@ def _raise_failure(outcome: Outcome, run_dir: Path) -> None:
     failure = outcome.failure
     if failure is not None and failure.user:
         raise UserError(failure.message)
-    if failure is not None and KILLED_AS_ASKED not in failure.message:
+    if failure is not None and not failure.asked:
         error = RuntimeError(f"{outcome.error}; the logs are in {run_dir / 'logs'}")
         error.add_note(failure.traceback)
         raise error

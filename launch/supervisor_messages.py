@@ -10,9 +10,6 @@ from typing import Any
 
 LIMITS = frozenset({"env_steps", "learner_steps", "minutes"})
 """Reasons of a stop at a limit of the run."""
-KILLED_AS_ASKED = (
-    "was killed by a second signal before it had finished; its last checkpoint is valid"
-)
 NAMED = 4  # roles in one sentence
 ADVICE = {
     errno.EMFILE: "raise the limit of `ulimit -n`, or lower actors.count",
@@ -47,6 +44,17 @@ class Failure:
     """Place in the user's code that raised the error: `game.py:8, in step`."""
     log: str = ""
     fault: bool = True
+    asked: bool = False
+    """Whether the user has asked for it, by a second signal."""
+
+    @classmethod
+    def killed_as_asked(
+        cls, name: str, *, has_checkpoint: bool, reason: str = "", traceback: str = ""
+    ) -> Failure:
+        """The failure of a role that a second signal has killed, with a further ``reason``."""
+        left = "its last checkpoint is valid" if has_checkpoint else "it had written no checkpoint"
+        text = f"was killed by a second signal before it had finished; {left}{reason}"
+        return cls(name, text, traceback, asked=True)
 
     @property
     def told(self) -> str:

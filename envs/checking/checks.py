@@ -34,7 +34,14 @@ from penstock.core.place import place
 from penstock.envs.instances import SAME_INSTANCE, parts_of, share_instance
 from penstock.envs.packing import Packer, find_bad_reward
 from penstock.envs.space_misfit import misfit, misfits
-from penstock.envs.vector_env import check_mask, checked_actions, copied, counts_of, own_reset
+from penstock.envs.vector_env import (
+    MASK_IN_INFO,
+    check_mask,
+    checked_actions,
+    copied,
+    counts_of,
+    own_reset,
+)
 
 Single = gymnasium.Env[Any, Any]
 NOT_OF_USER = ("builtins", "gymnasium", "penstock", "typing")  # packages
@@ -76,6 +83,8 @@ class Checker:
         )  # of episodes, by hash: stored observations would look like a leak
         self._lasts: list[int] = []
         self._changes = False
+        self._mask_in_info = False
+        self._amid_episode: dict[int, bool] = {}  # by the `id` of the environment
 
     def add(self, kind: str, text: str, fault: str = "") -> None:
         """Add a fault, unless there is one of its kind, and of the same `fault` where a kind has
@@ -131,6 +140,7 @@ class Checker:
             step, shown, info = self._step(env, action)
             if step is None:
                 return
+            self._amid_episode[id(env)] = not (step.terminated or step.truncated)
             yield step
             total += step.reward
             if step.terminated or step.truncated:
@@ -147,9 +157,11 @@ class Checker:
         """Whether every episode's last observation was a first one, though others occurred."""
         return self._changes and len(self._lasts) > 3 and self._firsts.issuperset(self._lasts)
 
-    def determinism(self, make: Callable[[], Single], steps: int, seconds: float) -> None:
+    def determinism(
+        self, make: Callable[[], Single], steps: int, seconds: float, *, numbered: bool = False
+    ) -> None:
         """Check that two environments with one seed, and one of them again, play alike, also while
-        another one is played."""
+        another one is played. Those that are ``numbered`` may differ from each other."""
         first, second = make(), make()
         try:
             if share_instance((first, second)):
@@ -160,7 +172,7 @@ class Checker:
             other = list(self.play(second, len(played), 7))
             again = list(self.play(first, len(played), 7))
 
-            if reason := difference(played, other):
+            if not numbered and (reason := difference(played, other)):
                 self._add_difference(first, reason, len(played))
             elif reason := difference(played, again):
                 self.add(
@@ -209,6 +221,7 @@ class Checker:
 
     def close(self, env: Single | VectorEnv) -> None:
         """Close a played environment."""
+        self._amid_episode.pop(id(env), None)
         try:
             env.close()
         except Exception as error:
@@ -232,8 +245,13 @@ class Checker:
         try:
             found = env.reset(seed=seed)
         except Exception as error:
-            self.add("reset", f"{call} raised {told(error)}; correct it")
+            if self._amid_episode.get(id(env)):
+                early = "let it begin a new episode at any time, as evaluations do not end each one"
+                self.add("reset", f"{call} amid an episode raised {told(error)}; {early}")
+            else:
+                self.add("reset", f"{call} raised {told(error)}; correct it")
             return None
+        self._amid_episode[id(env)] = False
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
             self.add(
                 "reset",
@@ -242,6 +260,8 @@ class Checker:
             )
             return None
         self._look(env.observation_space, found[0], call)
+        parts = getattr(env.observation_space, "spaces", ())
+        self._mask_in_info = MASK in found[1] and MASK not in parts
         if len(self._firsts) < 100:
             self._firsts.add(hash(as_bytes(found[0])))
         return copied(found[0])
@@ -255,10 +275,11 @@ class Checker:
         try:
             found = env.step(argument)
         except Exception as error:
+            masked = f"; it gives {MASK_IN_INFO}" if self._mask_in_info else ""
             self.add(
                 "step",
                 f"step raised {told(error)}; correct it, or action_space if it is right to refuse "
-                f"the action {action!r}, which is in there",
+                f"the action {action!r}, which is in there{masked}",
             )
             return None, None, {}
         self.times_s.append(time.perf_counter() - since)

@@ -7,6 +7,7 @@ watched code runs as in training.
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import os
 import sys
@@ -21,6 +22,9 @@ import psutil
 from penstock.core.place import package_of, place_of
 
 LOOK_S = 0.2
+PR_SET_CHILD_SUBREAPER = 36
+ROUNDS = 3  # of killing, as a program may start another one meanwhile
+END_S = 1.0  # that a killed program may take to end
 BACKSTOP_S = 5.0  # used where the call keeps the interpreter lock, so that no Python thread runs
 
 
@@ -43,11 +47,27 @@ def told_where_hung(limit_s: float, tell: Callable[[str], object]) -> Iterator[N
         faulthandler.cancel_dump_traceback_later()
 
 
+def adopt_programs() -> None:
+    """Let `end_programs` find programs whose parents have ended, as of a daemon."""
+    with suppress(AttributeError):  # only Linux has it
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_programs() -> None:
+    """End the programs that this one has started, and those that they have started."""
+    for _ in range(ROUNDS):
+        programs = psutil.Process().children(recursive=True)
+        if not programs:
+            return
+        for program in programs:
+            with suppress(psutil.Error):
+                program.kill()
+        psutil.wait_procs(programs, END_S)
+
+
 def end_all(code: int) -> None:
-    """End this program at once, with all processes that it has started."""
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            process.kill()
+    """End this program at once, with its threads and all programs that it has started."""
+    end_programs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()

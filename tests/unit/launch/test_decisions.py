@@ -11,7 +11,6 @@ from penstock.core.role import EXIT_REJOIN
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.decisions import Decisions
 from penstock.launch.supervisor_messages import (
-    KILLED_AS_ASKED,
     Effect,
     Failure,
     Kill,
@@ -245,7 +244,7 @@ def test_a_second_signal_kills_all() -> None:
     assert effects == [Kill("learner-0", KILL), Kill("actor-1", KILL)]
     scene.ends("actor-1", -9)
     scene.ends("learner-0", -9)
-    killed = Failure("learner-0", KILLED_AS_ASKED)
+    killed = Failure.killed_as_asked("learner-0", has_checkpoint=False)
     assert scene.decisions.outcome == Outcome(130, "interrupted", killed)
 
 
@@ -257,7 +256,7 @@ def test_the_first_signal_while_the_run_is_ending_by_itself_is_not_the_second() 
     ]
     assert scene.decisions.interrupt(signal.SIGTERM, scene.now_s) == [Kill("learner-0", KILL)]
     scene.ends("learner-0", -9)
-    killed = Failure("learner-0", KILLED_AS_ASKED)
+    killed = Failure.killed_as_asked("learner-0", has_checkpoint=False)
     assert scene.decisions.outcome == Outcome(143, "terminated", killed)
 
 
