@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import re
+import traceback
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -61,6 +62,7 @@ MASK_IN_INFO = (
 )
 _ABOUT_ACTIONS = re.compile(r"\b(action|move|legal|illegal|invalid)s?\b", re.IGNORECASE)
 CONSTANTS = (int, float, np.generic, type(None))  # observations, or parts, that cannot change
+TAKE_RESULTS = SyncVectorEnv.step.__code__, SyncVectorEnv.reset.__code__
 SEEDS = 2**30  # ale-py takes int32, and gives environment i of a vector seed + i
 
 
@@ -397,9 +399,18 @@ class BatchedEnv:
         error.add_note(hint)
 
     def _explain(self, error: Exception) -> None:
-        """Raise UserError if observations that could not be stacked differ from their space."""
+        """Raise UserError if observations that could not be stacked differ from their space, or if
+        results are not those of `step` and `reset`."""
         if not isinstance(self._vector, SyncVectorEnv):
             return
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if frame.f_code in TAKE_RESULTS and isinstance(error, TypeError | ValueError):
+            raise UserError(
+                f"environment {self._name} must return an observation, a number as reward, two "
+                "flags and a dict from step, and an observation and a dict from reset, and what it "
+                f"returned could not be read ({error}); correct it: penstock check-env shows what "
+                "it is"
+            ) from error
         space = self._vector.single_observation_space
         for shown in self._vector._env_obs:
             if shown is not None and (found := stacking_misfit(space, shown)):

@@ -84,7 +84,7 @@ class Checker:
         self._lasts: list[int] = []
         self._changes = False
         self._mask_in_info = False
-        self._amid_episode: dict[int, bool] = {}  # by the `id` of the environment
+        self._in_episode: dict[int, bool] = {}  # by the `id` of the environment
 
     def add(self, kind: str, text: str, fault: str = "") -> None:
         """Add a fault, unless there is one of its kind, and of the same `fault` where a kind has
@@ -140,7 +140,7 @@ class Checker:
             step, shown, info = self._step(env, action)
             if step is None:
                 return
-            self._amid_episode[id(env)] = not (step.terminated or step.truncated)
+            self._in_episode[id(env)] = not (step.terminated or step.truncated)
             yield step
             total += step.reward
             if step.terminated or step.truncated:
@@ -172,6 +172,8 @@ class Checker:
             other = list(self.play(second, len(played), 7))
             again = list(self.play(first, len(played), 7))
 
+            if self.problems:  # they have ended one of these
+                return
             if not numbered and (reason := difference(played, other)):
                 self._add_difference(first, reason, len(played))
             elif reason := difference(played, again):
@@ -221,7 +223,7 @@ class Checker:
 
     def close(self, env: Single | VectorEnv) -> None:
         """Close a played environment."""
-        self._amid_episode.pop(id(env), None)
+        self._in_episode.pop(id(env), None)
         try:
             env.close()
         except Exception as error:
@@ -245,13 +247,13 @@ class Checker:
         try:
             found = env.reset(seed=seed)
         except Exception as error:
-            if self._amid_episode.get(id(env)):
+            if self._in_episode.get(id(env)):
                 early = "let it begin a new episode at any time, as evaluations do not end each one"
-                self.add("reset", f"{call} amid an episode raised {told(error)}; {early}")
+                self.add("reset", f"{call} before an episode's end raised {told(error)}; {early}")
             else:
                 self.add("reset", f"{call} raised {told(error)}; correct it")
             return None
-        self._amid_episode[id(env)] = False
+        self._in_episode[id(env)] = True
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
             self.add(
                 "reset",

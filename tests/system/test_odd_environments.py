@@ -36,7 +36,7 @@ class Game(gymnasium.Env):
         shown = self.np_random.uniform(-1, 1, 2).astype(np.float32)
         return shown, self.pay(), self.age == 9, False, {}
     def pay(self):
-        return np.array([1.0])
+        return 1.0
 
 class Port(Game):
     def __init__(self, index):
@@ -52,6 +52,10 @@ class Leaves(Game):
 class PaysNone(Game):
     def pay(self):
         return None
+
+class PaysArray(Game):
+    def pay(self):
+        return np.array([1.0])
 """
 PARSES = """
 import argparse
@@ -72,11 +76,14 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "ports, and rewards of one number": Case((*TRAIN, "games:Port"), 0),
+    "ports": Case((*TRAIN, "games:Port"), 0),
     "programs and threads": Case(
         ("check-env", "games:Leaves", "--steps", "50"), 0, '"problems": []'
     ),
     "no reward": Case((*TRAIN, "games:PaysNone"), 2, "a reward of nan, and rewards must lie"),
+    "a reward in an array": Case(
+        (*TRAIN, "games:PaysArray"), 2, "could not be read (setting an array"
+    ),
     "arguments": Case(("check-env", "parses:Game", "--steps", "50"), 0, '"problems": []'),
     "a file": Case(("check-env", "games.py:Game", "--steps", "50"), 0, '"problems": []'),
     "a name of Python's": Case(

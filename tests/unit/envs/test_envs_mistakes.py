@@ -220,3 +220,14 @@ def test_a_bad_observation_is_found_where_it_is() -> None:
     assert find_bad_observation(observations) == (
         "-inf at [0, 0] of environment 0's observation in row 3"
     )
+
+
+@pytest.mark.usefixtures("shop")
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("price", [[1.0], "one", [1.0, 2.0]])
+def test_reward_that_is_no_number_is_refused(price: object, threads: int) -> None:
+    game = make(config("shopping:shop", price=price), 2, threads)
+    out = np.zeros((2, 2))
+    game.reset_into(0, out)
+    with pytest.raises(UserError, match=r"a number as reward, .* could not be read \(.*check-env"):
+        game.step_into(np.zeros(2, np.int32), out)
