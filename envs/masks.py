@@ -62,7 +62,7 @@ class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
                 "out"
             )
         parts = found if isinstance(found, list | tuple) else [found]
-        return (np.concatenate([np.ravel(part) for part in parts]) != 0).astype(np.int8)
+        return np.asarray(np.concatenate([np.ravel(part) for part in parts]) != 0, np.int8)
 
     @staticmethod
     def _joined(observation: Any, mask: npt.NDArray[np.int8]) -> dict[str, Any]:

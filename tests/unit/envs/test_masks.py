@@ -23,7 +23,7 @@ WRAPPER = "penstock.envs.masks:MaskFromInfo"
 class TellsMask(Sound):
     """Refuses actions that the mask in its info forbids, which is missing at the end."""
 
-    action_space = spaces.MultiDiscrete([2, 3])
+    action_space: Any = spaces.MultiDiscrete([2, 3])
 
     def mask(self) -> Any:
         return {MASK: (np.array([1, self.age % 2]), [self.age % 2, 1, 0])}
