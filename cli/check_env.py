@@ -42,7 +42,7 @@ def _report(env: EnvConfig, steps: int, envs: int) -> dict[str, Any]:
 
     _check_constructor(found, env)
     if made.single and not made.vector:
-        figures |= _play(found, made.single, steps)
+        figures |= _play(found, env.id, made.single, steps)
         if not found.problems:
             compared = min(steps, REPEATED_STEPS)
             found.determinism(made.single, compared, PART_S, numbered=made.takes_index)
@@ -108,11 +108,11 @@ def _check_constructor(found: Checker, env: EnvConfig) -> None:
         found.pickling(load(env.id, f"environment {env.id}"))
 
 
-def _play(found: Checker, single: Any, steps: int) -> dict[str, Any]:
+def _play(found: Checker, name: str, single: Any, steps: int) -> dict[str, Any]:
     """Play a single environment and return its figures."""
     env = single()
     try:
-        if not found.check_spaces("given", env):
+        if not found.check_spaces(name, env):
             return {}
         figures = cost(found, found.play(env, steps, 0, PART_S), steps)
     finally:

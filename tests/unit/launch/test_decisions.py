@@ -248,6 +248,20 @@ def test_a_second_signal_kills_all() -> None:
     assert scene.decisions.outcome == Outcome(130, "interrupted", killed)
 
 
+def test_second_signal_claims_a_checkpoint_only_where_one_was_written() -> None:
+    claims = []
+    for has_checkpoint in (False, True):
+        scene = Scene((LEARNER,))
+        if has_checkpoint:
+            scene.decisions.checkpoint_exists()
+        for _ in range(2):
+            scene.decisions.interrupt(signal.SIGINT, scene.now_s)
+        scene.ends("learner-0", -9)
+        assert scene.decisions.outcome is not None
+        claims.append(str(scene.decisions.outcome.error).rpartition("; ")[2])
+    assert claims == ["it had written no checkpoint", "its last checkpoint is valid"]
+
+
 def test_the_first_signal_while_the_run_is_ending_by_itself_is_not_the_second() -> None:
     scene = Scene((LEARNER,))
     scene.decisions.stop("return", scene.now_s)
