@@ -25,6 +25,7 @@ from penstock.core.interfaces import Environments, LearnerGoneError, Link, RunOv
 from penstock.core.notes import note_logger
 from penstock.core.role import ACTOR_INDEX_BITS, EXIT_REJOIN, RoleContext
 from penstock.envs import BatchedEnv, make
+from penstock.envs.make import first_index
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase, StatusPage
 
@@ -41,9 +42,9 @@ def run(ctx: RoleContext) -> None:
         found = find(ctx)
         ctx.status.begin(Phase.ENVIRONMENT)
         config, envs = found.config, found.config.actor_envs
-        first = actor_number(actor_id(ctx)) * envs
-        beat = ctx.status.beat
-        game = make(config.env, envs, config.actors.env_threads, stagger=first, beat=beat)
+        first = first_index(actor_number(actor_id(ctx)), envs)
+        threads, beat = config.actors.env_threads, ctx.status.beat
+        game = make(config.env, envs, threads, first=first, stagger=True, beat=beat)
         ctx.status.begin(Phase.STARTING)
         with _closed_at_the_end(game):
             _live(ctx, found, game)

@@ -120,7 +120,13 @@ def _run() -> None:
 
 
 def _refuse(text: str, traceback: str = "") -> NoReturn:
-    """End the command as after a mistake of the user, with the ``traceback`` of the user's code."""
+    """End the command as after a mistake of the user."""
+    _show_mistake(text, traceback)
+    sys.exit(2)
+
+
+def _show_mistake(text: str, traceback: str = "") -> None:
+    """Print a mistake of the user, with the ``traceback`` of the user's code."""
     from penstock.configs.secrets import redacted
 
     text, lines = redacted(text), redacted(traceback).splitlines()
@@ -128,7 +134,6 @@ def _refuse(text: str, traceback: str = "") -> NoReturn:
     if "--json" in sys.argv:
         answer = {"error": text, "exit_code": 2}
         print(json.dumps({**answer, "traceback": lines} if lines else answer))
-    sys.exit(2)
 
 
 @app.callback(invoke_without_command=True)
@@ -584,10 +589,17 @@ def check_env(
         answer(describe(report), report, as_json)
         end_all(2)
 
-    with ending_programs(), told_where_hung(hang_s, tell) as beat:
-        report = check(target, overrides or [], steps, envs, beat)
+    # Programs and threads that the environment leaves behind end with the command.
+    try:
+        with ending_programs(), told_where_hung(hang_s, tell) as beat:
+            report = check(target, overrides or [], steps, envs, beat)
+    except UserError as error:
+        _show_mistake(str(error), error.traceback)
+        end_all(2)
+    except KeyboardInterrupt:
+        end_all(130)
     answer(describe(report), report, as_json)
-    sys.exit(2 if report["problems"] else 0)
+    end_all(2 if report["problems"] else 0)
 
 
 app.command("watch", rich_help_panel=WATCH)(watch)

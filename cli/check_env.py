@@ -17,7 +17,7 @@ from penstock.core.place import brief_with_place, exit_refused
 from penstock.envs import make
 from penstock.envs.checking.checks import Checker, cost, refused_by_gymnasium
 from penstock.envs.checking.vector import REPEATED_STEPS, check_vector, draw_for
-from penstock.envs.make import makers
+from penstock.envs.make import FirstIndex, makers
 from penstock.envs.space_difference import brief
 
 PART_S = 15.0  # at most, of each part of the check
@@ -52,13 +52,15 @@ def _report(
 
     _check_constructor(found, env)
     if made.single and not made.vector:
-        figures |= _play(found, made.single, steps)
+        figures |= _play(found, env.id, made.single, steps)
         if not found.problems:
-            found.determinism(made.single, min(steps, REPEATED_STEPS), PART_S)
+            compared = min(steps, REPEATED_STEPS)
+            found.determinism(made.single, compared, PART_S, numbered=made.takes_index)
         if not found.problems:
             refused = refused_by_gymnasium(made.single)
     elif made.vector:
-        figures |= check_vector(found, made.vector, steps, PART_S)
+        numbered = made.takes_index
+        figures |= check_vector(found, made.vector, steps, PART_S, numbered=numbered)
 
     if not found.problems:
         try:
@@ -119,11 +121,11 @@ def _check_constructor(found: Checker, env: EnvConfig) -> None:
         found.pickling(load(env.id, f"environment {env.id}"))
 
 
-def _play(found: Checker, single: Any, steps: int) -> dict[str, Any]:
+def _play(found: Checker, name: str, single: Any, steps: int) -> dict[str, Any]:
     """Play a single environment and return its figures."""
     env = single()
     try:
-        if not found.check_spaces("given", env):
+        if not found.check_spaces(name, env):
             return {}
         figures = cost(found, found.play(env, steps, 0, PART_S), steps)
     finally:
@@ -192,7 +194,7 @@ def _known(keys: set[str]) -> str:
 
 def _rate(env: EnvConfig, envs: int, beat: Callable[[], object] | None) -> dict[str, Any]:
     """Steps per second of a vector that one thread steps as an actor does."""
-    game = make(env, envs, beat=beat)
+    game = make(env, envs, first=FirstIndex.RATED, beat=beat)
     try:
         info, rng = game.info, np.random.default_rng(0)
         out = np.zeros((envs, *info.observation_space.shape), info.observation_space.dtype)

@@ -9,6 +9,7 @@ checked.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from collections.abc import Sequence
@@ -30,12 +31,14 @@ from penstock.configs.yaml_text import MOST_CHARS, parse, write
 
 PRESETS = Path(__file__).resolve().parent
 CONFIG_FILE = "config.yaml"
+SHOWN_MAKERS = 3
 
 _GYMNASIUM_ID = re.compile(r"([\w:-]+/)?[\w:.-]+-v\d+")
 _ATARI, _ATARI_PRESET = re.compile(r"ALE/\w+-v\d+"), "breakout"  # settings that suit all of them
 _ALGO_OVERRIDE = re.compile(r"\s*algo\.name\s*=")
 _KIND_OVERRIDE = re.compile(r"\s*env\.kind\s*=")
 _MODULE_TARGET = re.compile(r"[A-Za-z_][\w.]*:[\w./-]+")
+_FILE_TARGET = re.compile(r"(?P<path>[^:]+\.py):(?P<name>[\w./-]+)")
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,8 @@ def _lay_target(
         return target, f"preset {target}"
     if target.endswith(".py"):
         raise _python_file(target)
+    if found := _FILE_TARGET.fullmatch(target):
+        target = f"{_module_of(found['path'])}:{found['name']}"
     if target.endswith((".yaml", ".yml")) or os.path.isfile(target):
         base = _lay_file(layers, Path(target), target)
         name = Path(target).stem if Path(target).name != CONFIG_FILE else Path(target).parent.name
@@ -154,10 +159,42 @@ def _lay_target(
 
 def _python_file(path: str) -> UserError:
     module = ".".join(Path(path).with_suffix("").parts).strip("/.")
+    module = _module_of(path) if os.path.isfile(path) else module
+    named = " or ".join(f"{module}:{name}" for name in _makers_in(path)[:SHOWN_MAKERS])
     return UserError(
         f"{path} is a Python file; name the function in it that makes the environment: "
-        f"{module}:FUNCTION"
+        f"{named or f'{module}:FUNCTION'}"
     )
+
+
+def _makers_in(path: str) -> list[str]:
+    """Functions and classes of a Python file, those first that seem to make an environment."""
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    names = [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+    ]
+    return sorted(names, key=lambda name: not re.search("make|env", name, re.IGNORECASE))
+
+
+def _module_of(path: str) -> str:
+    """The name by which actors import a file. Raises UserError if it has none."""
+    if not os.path.isfile(path):
+        raise UserError(f"there is no {show(path)}; correct its name, or start in its folder")
+    below = os.path.relpath(os.path.realpath(path), os.path.realpath(os.curdir))
+    module = Path(below).with_suffix("").parts
+    if all(part.isidentifier() for part in module):
+        return ".".join(module)
+    if ".." in module:
+        raise UserError(
+            f"{show(path)} is not below the current folder, from which actors import it; start in "
+            f"{os.path.dirname(os.path.abspath(path))}"
+        )
+    raise UserError(f"{show(path)} cannot be imported by that name; rename it")
 
 
 def _dropped(layers: Layers, config: Config) -> str:

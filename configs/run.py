@@ -14,7 +14,16 @@ from pydantic import Field
 
 from penstock.configs.registry import Registry
 from penstock.configs.section import Contradiction, Section, no_contradictions
-from penstock.configs.value_types import Classes, Natural, Port, Positive, Seed, Switch, Text
+from penstock.configs.value_types import (
+    Classes,
+    Folder,
+    Natural,
+    Port,
+    Positive,
+    Seed,
+    Switch,
+    Text,
+)
 
 Log = Literal["text", "json"]
 
@@ -45,7 +54,7 @@ SINKS = Registry[SinkSpec]("sink")
 class RunOptions(Section):
     """Options that depend on no sink."""
 
-    dir: Text | None = None
+    dir: Folder | None = None
     """Folder of the run; null: `runs/<preset>-<time>`."""
     seed: Seed = 0
     """Seed of weights, environments and sampling. The same seed gives an identical run in lockstep

@@ -8,6 +8,7 @@ agree with the check.
 from __future__ import annotations
 
 import ipaddress
+import os
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -121,6 +122,8 @@ Text = Annotated[
     Field(min_length=1),
     ValueDescription("text (in quotes if it looks like a number)"),
 ]
+Folder = Annotated[Text, AfterValidator(os.path.expanduser)]
+"""A path, in which `~` at the beginning is the user's home: shells leave it in `run.dir=~/x`."""
 Module = Annotated[
     str,
     Strict(),

@@ -37,15 +37,17 @@ _OWN_EXTRAS = ("box2d", "mujoco")  # that gymnasium has too, with other versions
 
 def import_module(name: str, purpose: str, setting: str = "env.kwargs") -> ModuleType:
     """Import a module; an error's sentence begins with `purpose`, as of `explained`."""
-    with explained(purpose, setting):
+    with explained(purpose, setting), _without_arguments():
         _find_users_modules()
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
             if not (error.name and f"{name}.".startswith(f"{error.name}.")):
                 raise
-            near = _near_files(error.name)
-            hint = near or "correct its name, start in its folder, or install it"
+            hint = _near_files(error.name)
+            hint = hint or "correct its name, start in its folder, or install it"
+            if name.endswith(".py"):
+                hint = f"name it without .py: {name.removesuffix('.py')}"
             raise UserError(
                 f"{purpose}: there is no module {error.name} in {Path.cwd()} or installed; {hint}"
             ) from error
@@ -57,11 +59,18 @@ def load(path: str, purpose: str, setting: str = "env.kwargs") -> Callable[..., 
     module = import_module(module_name, purpose, setting)
     found: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(found):
-        raise UserError(
-            f"{purpose}: module {module_name} has no class or function {name}; "
-            f"{nearest(name, callables(module))}"
-        )
+        hint = shadowed_file(module) or nearest(name, callables(module))
+        raise UserError(f"{purpose}: module {module_name} has no class or function {name}; {hint}")
     return found
+
+
+def shadowed_file(module: ModuleType) -> str:
+    """A clause for a module that is not the file of its name in the current folder; empty where
+    there is no such file."""
+    file, path = getattr(module, "__file__", None), Path(f"{module.__name__.replace('.', '/')}.py")
+    if not path.is_file() or (file is not None and path.samefile(file)):
+        return ""
+    return f"it is {file or 'built into Python'}, and not {path} of this folder; rename {path}"
 
 
 def callables(module: ModuleType) -> list[str]:
@@ -147,6 +156,17 @@ def explained(purpose: str, setting: str = "env.kwargs") -> Iterator[None]:
             "raised it",
             error,
         ) from error
+
+
+@contextmanager
+def _without_arguments() -> Iterator[None]:
+    """Hide the arguments of this program, which are not meant for a module that parses them."""
+    ours = sys.argv
+    sys.argv = ours[:1]
+    try:
+        yield
+    finally:
+        sys.argv = ours
 
 
 def _find_users_modules() -> None:

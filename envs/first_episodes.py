@@ -6,13 +6,15 @@ environment k is truncated after a share of the limit, the fractional part of (k
 golden ratio; for any number of environments these shares are spread evenly (Weyl 1916).
 
 Trainings with rsl_rl do the same with random elapsed times (`init_at_random_ep_len`). A shortened
-episode is no result: `SHORTENED` marks its end.
+episode is no result: `SHORTENED` marks its end. An environment that refuses to be reset there plays
+on instead of beginning again, and the rest of its episode is no result either.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -32,9 +34,11 @@ def shares(first: int, count: int) -> list[float]:
     return [(number + 1) * GOLDEN_RATIO % 1 for number in range(first, first + count)]
 
 
-def staggered(make: Callable[[], Single], first: int, count: int) -> list[Callable[[], Single]]:
-    """Constructors of `count` environments; those with a time limit shorten their first episode."""
-    return [partial(_staggered, make, share) for share in shares(first, count)]
+def staggered(makes: Sequence[Callable[[], Single]], first: int) -> list[Callable[[], Single]]:
+    """Constructors of the same environments; those with a time limit shorten their first
+    episode."""
+    pairs = zip(makes, shares(first, len(makes)), strict=True)
+    return [partial(_staggered, make, share) for make, share in pairs]
 
 
 def _staggered(make: Callable[[], Single], share: float) -> Single:
@@ -46,6 +50,12 @@ def _staggered(make: Callable[[], Single], share: float) -> Single:
 class ShortFirstEpisode(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Truncates the first episode after ``steps`` steps."""
 
+    # Of the class, as earlier saved states have none of them.
+    _cut: tuple[Any] | None = None
+    """The observation at which the episode was truncated, until the reset that follows."""
+    _plays_on = False
+    """Whether the environment has refused that reset, and its first episode lasts."""
+
     def __init__(self, env: Single, steps: int) -> None:
         super().__init__(env)
         self._steps = steps
@@ -54,12 +64,25 @@ class ShortFirstEpisode(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         # A seed begins anew; without one it is the reset at an episode's end.
         self._left = self._steps if seed is not None else 0
-        return self.env.reset(seed=seed, options=options)
+        cut, self._cut = self._cut, None
+        self._plays_on = False
+        if cut is None or seed is not None:
+            return self.env.reset(seed=seed, options=options)
+
+        try:
+            return self.env.reset(options=options)
+        except Exception:
+            # An environment that fails for another reason fails in its next call too.
+            self._plays_on = True
+            return cut[0], {}
 
     def step(self, action: Any) -> Any:
         observation, reward, terminated, truncated, info = self.env.step(action)
         if self._left:
             self._left -= 1
             if not (self._left or terminated or truncated):
+                self._cut = (deepcopy(observation),)
                 return observation, reward, False, True, {**info, SHORTENED: True}
+        elif self._plays_on and (terminated or truncated):
+            info = {**info, SHORTENED: True}
         return observation, reward, terminated, truncated, info

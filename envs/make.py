@@ -17,7 +17,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import partial
+from itertools import count as counted_from
+from itertools import islice
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,6 +38,7 @@ from penstock.core.loading import (
     load,
     nearest,
     parameters,
+    shadowed_file,
 )
 from penstock.envs import atari, envpool, rendering
 from penstock.envs.failed_episodes import DropFailedEpisodes
@@ -61,15 +65,52 @@ KEEP_OBSERVATIONS = (gymnasium.wrappers.FrameStackObservation, gymnasium.wrapper
 _GYMNASIUM_OPTIONS = ("max_episode_steps", "disable_env_checker")
 
 
+class FirstIndex(IntEnum):
+    """The `index` of the first environment of a process that is no actor.
+
+    A function with a parameter `index` gets the number of the environment there, such as for a port
+    of its own. Actors count theirs from 0 (`first_index`).
+    """
+
+    COMMAND = 10_000
+    """Of `penstock eval`, and of what else plays a stored policy."""
+    LEARNER = 11_000
+    """To look at the spaces; of learner 0."""
+    MEASURED = 12_000
+    """To time them before a run."""
+    EVALUATOR = 15_000
+    VIDEO = 17_000
+    CHECK = 18_000
+    """Of `penstock check-env`, one by one."""
+    RATED = 19_000
+    """Of its vector, as what it has closed may hold its ports for a while."""
+
+
+AFTER_OTHERS = 20_000
+
+
+def first_index(actor: int, envs: int) -> int:
+    """The `index` of the first of an actor's ``envs`` environments. They are counted through all
+    actors, without the numbers of `FirstIndex`."""
+    first = actor * envs
+    return first if first + envs <= FirstIndex.COMMAND else first + envs + AFTER_OTHERS
+
+
 @dataclass(frozen=True)
 class _Source:
     """The ways in which an environment can be made."""
 
-    single: Callable[[], gymnasium.Env[Any, Any]] | None = None
-    vector: Callable[[int], VectorEnv] | None = None
+    single: Callable[..., gymnasium.Env[Any, Any]] | None = None
+    vector: Callable[..., VectorEnv] | None = None
+    takes_index: bool = False
+    """Whether both take the keyword `index`."""
     vector_name: str = ""
     has_threads: bool = False  # whether its own vector form has threads
     frames_per_step: int = 1
+
+    def numbered(self, index: int) -> dict[str, int]:
+        """The keywords of an environment, or of a vector that begins with it."""
+        return {"index": index} if self.takes_index else {}
 
 
 class Adapter(NamedTuple):
@@ -93,6 +134,8 @@ class Makers(NamedTuple):
 
     single: Callable[[], gymnasium.Env[Any, Any]] | None
     vector: Callable[[int], VectorEnv] | None
+    takes_index: bool = False
+    """Whether each environment gets a number of its own, by which it may differ from others."""
 
 
 def make(
@@ -101,7 +144,8 @@ def make(
     threads: int = 1,
     *,
     filmed: bool = False,
-    stagger: int | None = None,
+    first: int = FirstIndex.COMMAND,
+    stagger: bool = False,
     beat: Callable[[], object] | None = None,
 ) -> BatchedEnv:
     """Make `count` environments on `threads` threads.
@@ -110,9 +154,9 @@ def make(
     side by side.
 
     filmed: request that one environment renders itself (`BatchedEnv.pictures`), if it can.
-    stagger: for training, the number of the first of them among all of the run. First episodes of
-        single environments with a time limit then have different lengths
-        (penstock.envs.first_episodes).
+    first: the `index` of the first of them, for a function that takes one (`FirstIndex`).
+    stagger: for training. First episodes of single environments with a time limit then have
+        different lengths (penstock.envs.first_episodes).
     beat: called after the constructor and after each reset of every single environment. These may
         take long, and each is progress.
 
@@ -126,15 +170,17 @@ def make(
         frames_per_step = source.frames_per_step
         drops = env.on_error == "drop_episode"
         if source.vector and not env.wrappers and not drops:
-            vector = _own_vector(source.vector, purpose, count)
+            vector = _own_vector(source.vector, purpose, count, **source.numbered(first))
             how = f"{env.id} is stepped by {source.vector_name}"
             if threads > 1 and not source.has_threads:
                 how += f", and actors.env_threads={threads} does nothing for it"
         elif source.single:
             single = partial(_wrapped, source.single, env, purpose)
-            each: list[Callable[[], gymnasium.Env[Any, Any]]] = [single] * count
-            if stagger is not None:
-                each = staggered(single, stagger, count)
+            each: list[Callable[[], gymnasium.Env[Any, Any]]] = [
+                partial(single, **source.numbered(first + i)) for i in range(count)
+            ]
+            if stagger:
+                each = staggered(each, first)
             if drops:
                 each = [partial(_dropping, make_one, env.id) for make_one in each]
             if beat is not None:
@@ -177,28 +223,39 @@ def _singles(
 
 
 def makers(env: EnvConfig) -> Makers:
-    """The constructors that `make` would use; they raise UserError on failure.
+    """The constructors that `make` would use, of `penstock check-env`; they raise UserError on
+    failure.
 
     Raises UserError where there is no such environment.
     """
     purpose = f"environment {env.id}"
     env = resolve(env)
     with explained(purpose):
-        source = _find(env, 1, False)
-        single = partial(_wrapped, source.single, env, purpose) if source.single else None
-        vector = None
-        if source.vector and not env.wrappers:
-            vector = partial(_own_vector, source.vector, purpose)
+        source, numbers = _find(env, 1, False), counted_from(FirstIndex.CHECK)
+
+        def single() -> gymnasium.Env[Any, Any]:
+            assert source.single is not None
+            return _wrapped(source.single, env, purpose, **source.numbered(next(numbers)))
+
+        def vector(size: int) -> VectorEnv:
+            assert source.vector is not None
+            first, *_ = islice(numbers, size)
+            return _own_vector(source.vector, purpose, size, **source.numbered(first))
+
         told = explained(purpose)
-        return Makers(single and told(single), vector and told(vector))
+        return Makers(
+            told(single) if source.single else None,
+            told(vector) if source.vector and not env.wrappers else None,
+            source.takes_index,
+        )
 
 
-def probe(env: EnvConfig, threads: int = 1) -> EnvInfo:
+def probe(env: EnvConfig, threads: int = 1, first: int = FirstIndex.LEARNER) -> EnvInfo:
     """The properties of the environments of `env`: makes one, and closes it.
 
     Raises UserError as `make` does.
     """
-    game = make(env, 1, threads)
+    game = make(env, 1, threads, first=first)
     game.close()
     return game.info
 
@@ -229,16 +286,22 @@ def _from_function(function: Callable[..., Any], env: EnvConfig, filmed: bool) -
     check_keywords(function, env.kwargs, f"environment {env.id}", reserved=_RESERVED)
     kwargs = _next_step(function, env.kwargs)
     plain = kwargs
+    takes_index = "index" in parameters(function) and "index" not in kwargs
     if filmed and "render_mode" in parameters(function):
         kwargs = {**kwargs, "render_mode": rendering.RENDER_MODE}
-    if "num_envs" not in parameters(function):
-        if kwargs is not plain:
-            return _Source(single=lambda: _shown_or_plain(function, kwargs, plain))
-        return _Source(single=lambda: function(**deepcopy(kwargs)))
-    return _Source(
-        vector=lambda count: function(num_envs=count, **deepcopy(kwargs)),
-        vector_name="its own vector form",
-    )
+    if "num_envs" in parameters(function):
+        return _Source(
+            vector=lambda count, **own: function(num_envs=count, **own, **deepcopy(kwargs)),
+            takes_index=takes_index,
+            vector_name="its own vector form",
+        )
+
+    def single(**own: int) -> Any:
+        if kwargs is plain:
+            return function(**own, **deepcopy(kwargs))
+        return _shown_or_plain(partial(function, **own), kwargs, plain)
+
+    return _Source(single=single, takes_index=takes_index)
 
 
 def _shown_or_plain(
@@ -367,10 +430,10 @@ class _Unchecked(MultiDiscrete):
 def _unknown(name: str, module: ModuleType | None, purpose: str) -> UserError:
     if module is None:
         return UserError(f"{purpose} is not registered; {nearest(name, gymnasium.registry)}")
-    names = {*callables(module), *gymnasium.registry}
+    hint = shadowed_file(module) or nearest(name, {*callables(module), *gymnasium.registry})
     return UserError(
         f"{purpose}: module {module.__name__} has no function {name} and registers no environment "
-        f"{name}; {nearest(name, names)}"
+        f"{name}; {hint}"
     )
 
 
@@ -393,14 +456,16 @@ def _next_step(creator: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[s
 
 
 def _wrapped(
-    single: Callable[[], gymnasium.Env[Any, Any]], env: EnvConfig, purpose: str
+    single: Callable[..., gymnasium.Env[Any, Any]], env: EnvConfig, purpose: str, **numbered: int
 ) -> gymnasium.Env[Any, Any]:
-    made = single()
+    made = single(**numbered)
     if not isinstance(made, gymnasium.Env):
         raise UserError(
             f"{purpose} must return a gymnasium.Env, not {type(made).__name__}; to return a vector "
             "environment, let its function take num_envs"
         )
+    if made.metadata is None:  # gymnasium reads it
+        made.unwrapped.metadata = {}
     for entry in env.wrappers:
         path, kwargs = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
         name = f"wrapper {path}"
@@ -438,8 +503,10 @@ class _Copied(gymnasium.Wrapper[Any, Any, Any, Any]):
         return copied(observation), *outcome
 
 
-def _own_vector(vector: Callable[[int], VectorEnv], purpose: str, count: int) -> VectorEnv:
-    env = vector(count)
+def _own_vector(
+    vector: Callable[..., VectorEnv], purpose: str, count: int, **numbered: int
+) -> VectorEnv:
+    env = vector(count, **numbered)
     if isinstance(env, VectorEnv):
         refuse_statistics(purpose, env)
     return env

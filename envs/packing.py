@@ -6,6 +6,8 @@ A Dict or a Tuple becomes a row of bytes, whose parts `core.observations` descri
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -28,6 +30,8 @@ from penstock.core.observations import (
 
 MOST_REWARD = 1e6
 COARSE = 2.0**13  # from here on neighbours in float32 are a thousandth or more apart
+
+MOST_CHOICES = 1_000_000  # that are written one-hot
 
 logger = note_logger(__name__)
 Array = npt.NDArray[Any]
@@ -65,6 +69,11 @@ class Packer:
         """
         self._name = name
         self._leaves = leaves = [_packed(name, *leaf) for leaf in leaves_of(space)]
+        if not any(math.prod(leaf.shape) for leaf in leaves):
+            raise UserError(
+                f"environment {name} has observations that hold nothing, {space!r:.200}; give its "
+                "observation space at least one number"
+            )
         self.parts: tuple[ObservationPart, ...] = ()
         self._rows = np.dtype(np.uint8)
         self._previous: dict[Keys, Array] = {}  # values, by the keys of their array
@@ -73,6 +82,7 @@ class Packer:
             self.space = space if space.dtype.isnative else _native(space)
         elif isinstance(space, spaces.Dict | spaces.Tuple):
             named = [(".".join(map(str, leaf.keys)), leaf.shape, leaf.dtype) for leaf in leaves]
+            _refuse_twice(name, [part for part, _, _ in named])
             places = zip(laid_out(named), leaves, strict=True)
             self.parts = tuple(replace(part, bounds=leaf.bounds) for part, leaf in places)
             self.space = spaces.Box(0, 255, (row_nbytes(self.parts),), np.uint8)
@@ -163,6 +173,16 @@ def lost_digits(values: Array, others: Array) -> str:
     return f"{pair[0]!r} and {pair[1]!r} at [{place}]"
 
 
+def _refuse_twice(name: str, parts: Sequence[str]) -> None:
+    """Raise UserError where two parts of an observation have the same name."""
+    twice = [part for part, count in Counter(parts).items() if count > 1]
+    if twice:
+        raise UserError(
+            f"environment {name} has two observations named {twice[0]}, as the keys of a part are "
+            "joined by dots; rename a key of its observation space"
+        )
+
+
 def _placed(leaf: PackedLeaf) -> str:
     return f" in {'.'.join(map(str, leaf.keys))}" if leaf.keys else ""
 
@@ -209,9 +229,11 @@ def value_at(keys: Keys, value: Any) -> Any:
 
 def _packed(name: str, keys: Keys, space: spaces.Space[Any]) -> PackedLeaf:
     match space:
-        case spaces.Discrete():
-            return PackedLeaf(keys, (int(space.n),), "<f4", _one_hot(space))
+        case spaces.Discrete(n=n):
+            _check_choices(name, keys, int(n))
+            return PackedLeaf(keys, (int(n),), "<f4", _one_hot(space))
         case spaces.MultiDiscrete():
+            _check_choices(name, keys, int(space.nvec.sum(dtype=np.int64)))
             return _several_choices(space, keys)
         case spaces.MultiBinary() | spaces.Box():
             return _numbers(space, keys)
@@ -221,6 +243,16 @@ def _packed(name: str, keys: Keys, space: spaces.Space[Any]) -> PackedLeaf:
         "here reads; set env.wrappers to a wrapper of yours that makes them a Box, Discrete, "
         "MultiDiscrete or MultiBinary, or a Dict or Tuple of these"
     )
+
+
+def _check_choices(name: str, keys: Keys, count: int) -> None:
+    if count > MOST_CHOICES:
+        where = f" in {'.'.join(map(str, keys))}" if keys else ""
+        raise UserError(
+            f"environment {name} has observations{where} of {count:,} choices, each of which is an "
+            f"input of the network, and at most {MOST_CHOICES:,} are allowed; set env.wrappers to "
+            "a wrapper of yours that shows them as numbers"
+        )
 
 
 def _numbers(space: spaces.Box | spaces.MultiBinary, keys: Keys) -> PackedLeaf:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ from penstock.envs.failed_episodes import DROPPED
 from penstock.envs.first_episodes import SHORTENED
 from penstock.envs.instances import release
 from penstock.envs.lives import LIFE_LOST
-from penstock.envs.packing import Packer, find_bad_observation
+from penstock.envs.packing import MOST_CHOICES, Packer, find_bad_observation
 from penstock.envs.process_state import sides_differ, users_side
 from penstock.envs.rendering import pictures, pictures_per_s
 from penstock.envs.saved_state import restore, state_of
@@ -58,10 +59,15 @@ RECORDED = "recorded"  # in metadata: dtypes of the columns that an environment 
 WATCHED = "watched"  # in metadata of `SinglesVectorEnv`: the keys of `info` in `env.record`
 SEATS = "seats"  # in metadata: rows of one game
 PLAYING = "playing"  # in `info` of an environment with seats: the rows that play, bool [count]
-READ = frozenset((SHORTENED, DROPPED, *FINAL_KEYS))
+READ = frozenset((SHORTENED, DROPPED, MASK, *FINAL_KEYS))
+MASK_IN_INFO = (
+    f"an {MASK} in its info, which no network sees; set "
+    "'env.wrappers=[penstock.envs.masks:MaskFromInfo]', which puts it into the observation"
+)
 _ABOUT_ACTIONS = re.compile(r"\b(action|move|legal|illegal|invalid)s?\b", re.IGNORECASE)
 CONSTANTS = (int, float, np.generic, type(None))  # observations, or parts, that cannot change
 NUMBERS = (int, float, np.number, np.bool_)
+TAKE_RESULTS = SyncVectorEnv.step.__code__, SyncVectorEnv.reset.__code__
 SEEDS = 2**30  # ale-py takes int32, and gives environment i of a vector seed + i
 
 
@@ -198,6 +204,7 @@ class BatchedEnv:
         self._over: tuple[Any, Any] = (False, False)
         # It is true in the first step after a reset, and where the sides differ.
         self._on_users_side = True
+        self._mask_in_info = False
         self._pack_by(Packer(name, own_spaces[0]))
 
     def pack_as(self, space: Space[Any]) -> None:
@@ -224,7 +231,8 @@ class BatchedEnv:
         return self._vector
 
     def watch_precision(self, writes: int = 1000) -> None:
-        """Note of the next observations which of their numbers networks will not tell apart."""
+        """Note of the next observations which of their numbers networks will not tell apart, and
+        of the next reset whether networks do not see its action mask."""
         self._pack.watches = writes
 
     def reset_into(self, seed: int, out: Array) -> None:
@@ -243,6 +251,9 @@ class BatchedEnv:
         except Exception as error:
             self._explain(error)
             raise
+        self._mask_in_info = MASK in info and self._mask is None and bool(self.info.counts)
+        if self._mask_in_info and self._pack.watches:
+            logger.info("environment %s gives %s", self._name, MASK_IN_INFO)
         self._pack.write(observations, out)
         self._shown, self._over = out, (False, False)
         if self._has_seats:
@@ -435,20 +446,35 @@ class BatchedEnv:
                     f"{chosen[wrong][0].tolist()}, which its {MASK} forbids; correct the "
                     "action_sampler that chose it"
                 ) from error
-        if _ABOUT_ACTIONS.search(str(error)):
-            error.add_note(
+        if not _ABOUT_ACTIONS.search(str(error)):
+            return
+        hint = (
+            "If the action is illegal in this state: give the environment a Dict observation with "
+            f"an entry {MASK}, a value for each choice, 0 where it is illegal. Penstock never "
+            "takes such an action."
+        )
+        if self._mask is not None:
+            hint = (
                 f"If the action is illegal in this state, its {MASK} must forbid it: correct the "
                 "mask."
-                if self._mask is not None
-                else "If the action is illegal in this state: give the environment a Dict "
-                f"observation with an entry {MASK}, a value for each choice, 0 where it is "
-                "illegal. Penstock never takes such an action."
             )
+        elif self._mask_in_info:
+            hint = f"The environment gives {MASK_IN_INFO}."
+        error.add_note(hint)
 
     def _explain(self, error: Exception) -> None:
-        """Raise UserError if observations that could not be stacked differ from their space."""
+        """Raise UserError if observations that could not be stacked differ from their space, or if
+        results are not those of `step` and `reset`."""
         if not isinstance(self._vector, SyncVectorEnv):
             return
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if frame.f_code in TAKE_RESULTS and isinstance(error, TypeError | ValueError):
+            raise UserError(
+                f"environment {self._name} must return an observation, a number as reward, two "
+                "flags and a dict from step, and an observation and a dict from reset, and what it "
+                f"returned could not be read ({error}); correct it: penstock check-env shows what "
+                "it is"
+            ) from error
         space = self._vector.single_observation_space
         for shown in self._vector._env_obs:
             if shown is not None and (found := stacking_misfit(space, shown)):
@@ -544,15 +570,27 @@ def checked_actions(name: str, action: Space[Any]) -> Actions:
 
     Raises UserError for any other space.
     """
-    if isinstance(action, MultiBinary):
-        return MultiDiscrete(np.full(action.shape, 2))
-    if isinstance(action, Discrete | MultiDiscrete):
-        return action
+    if isinstance(action, MultiBinary | Discrete | MultiDiscrete):
+        choices = sum(counts_of(action))
+        if not 0 < choices <= MOST_CHOICES:
+            raise UserError(
+                f"environment {name} has actions of {brief(action)}, {choices:,} choices, each of "
+                f"which is an output of the network, and there must be 1 to {MOST_CHOICES:,}; set "
+                "env.wrappers to a wrapper of yours that offers such actions"
+            )
+        return (
+            MultiDiscrete(np.full(action.shape, 2)) if isinstance(action, MultiBinary) else action
+        )
     if not isinstance(action, Box) or action.dtype.kind != "f":
         raise UserError(
             f"environment {name} has actions of {brief(action)}, and only Discrete, "
             "MultiDiscrete, MultiBinary and a Box of floats are supported; set env.wrappers to a "
             "wrapper of yours that offers one of these"
+        )
+    if not math.prod(action.shape):
+        raise UserError(
+            f"environment {name} has actions of {brief(action)}, which hold nothing; give its "
+            "action space at least one number"
         )
     if not is_bounded(action) or not (action.low < action.high).all():
         raise UserError(
@@ -603,7 +641,7 @@ def check_mask(name: str, parts: tuple[ObservationPart, ...], action: Actions) -
 
 
 def _check_autoreset(name: str, vector: VectorEnv) -> None:
-    mode = vector.metadata.get("autoreset_mode")
+    mode = (vector.metadata or {}).get("autoreset_mode")
     if mode is not AutoresetMode.NEXT_STEP:
         named = getattr(mode, "name", repr(mode))
         stated = f"autoreset mode is {named}" if mode else "metadata has no autoreset_mode"

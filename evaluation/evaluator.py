@@ -295,6 +295,7 @@ class Evaluator:
         """The estimate by further episodes, unless the goal is out of reach; and whether
         `stop.return` is reached."""
         from penstock.envs import make
+        from penstock.envs.make import FirstIndex
         from penstock.evaluation.evaluate import ENVS
 
         config = self._config
@@ -312,7 +313,8 @@ class Evaluator:
             return None, False
         seed = CLOSING_SEED + config.run.seed + self._closings * CLOSING_SEEDS
         envs, beat = min(episodes, max(ENVS, config.actor_envs)), self._ctx.status.beat
-        with closing(make(config.env, envs, beat=beat)) as game:
+        first = FirstIndex.EVALUATOR + ENVS  # those of `self._game` are open too
+        with closing(make(config.env, envs, first=first, beat=beat)) as game:
             further = estimate(returns_of(self._play(self._held, game, way, episodes, seed)))
         if solved := reaches(further, goal):
             shown = f"{describe(further)} (95 %)"
@@ -457,11 +459,12 @@ class Evaluator:
         """The environments of the evaluations, made with the imports that they need at the first
         call."""
         from penstock.envs import make
+        from penstock.envs.make import FirstIndex
         from penstock.evaluation.evaluate import ENVS
 
         if self._game is None:
             count, beat = min(self._config.eval.episodes, ENVS), self._ctx.status.beat
-            self._game = make(self._config.env, count, beat=beat)
+            self._game = make(self._config.env, count, first=FirstIndex.EVALUATOR, beat=beat)
         return self._game
 
     def _play_both(self, folder: Path) -> dict[Way, list[Episode]]:

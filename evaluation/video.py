@@ -27,6 +27,7 @@ from penstock.core.formatting import number
 from penstock.core.observations import views
 from penstock.core.place import is_of_environment
 from penstock.envs import BatchedEnv, EnvInfo, find_bad_observation, make
+from penstock.envs.make import FirstIndex
 from penstock.envs.rendering import DISPLAYS, INSTALL, do_without_display, drawing
 from penstock.evaluation.decisions import DecisionTrack, beside
 from penstock.evaluation.evaluate import (
@@ -259,7 +260,7 @@ def acting(
         sample = source.sampled
     do_without_display()
     with drawing(config.env.id):
-        game = make(config.env, 1, filmed=True)
+        game = make(config.env, 1, filmed=True, first=FirstIndex.VIDEO)
     try:
         policy = source.policy(game, seed)
         choose: Choose = policy.act if sample else policy.greedy

@@ -25,7 +25,7 @@ from penstock.launch import topology
 from penstock.launch.resumed import resolve_resumed
 from penstock.launch.run import conduct
 from penstock.launch.run_summary import Summary, summarized
-from penstock.launch.supervisor_messages import KILLED_AS_ASKED, Outcome
+from penstock.launch.supervisor_messages import Outcome
 from penstock.monitor.json_view import JsonView
 from penstock.monitor.view import ProgressLine, Silent
 
@@ -205,7 +205,7 @@ def _raise_failure(outcome: Outcome, run_dir: Path) -> None:
         if failure.traceback:  # of the environment's own code
             mistake.add_note(failure.traceback)
         raise mistake
-    if failure is not None and KILLED_AS_ASKED not in failure.message:
+    if failure is not None and not failure.asked:
         error = RuntimeError(f"{outcome.error}; the logs are in {run_dir / 'logs'}")
         error.add_note(failure.traceback)
         raise error

@@ -30,7 +30,6 @@ from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.membership import ActorAssignment, GroupMembership, Streams
 from penstock.launch.supervised_role import FIRST_DELAY_S, Life, RestartPolicy, SupervisedRole
 from penstock.launch.supervisor_messages import (
-    KILLED_AS_ASKED,
     LIMITS,
     OVER,
     Effect,
@@ -375,7 +374,7 @@ class Decisions:
             note = Note("the run is stopping; another signal kills it")
             return [note, *self._end_evaluation(now_s)]
         for role in self._roles.values():
-            role.failure = Failure(role.name, KILLED_AS_ASKED)
+            role.failure = Failure.killed_as_asked(role.name, has_checkpoint=self._has_checkpoint)
         return self._kill_all()
 
     def abandon(self, failure: Failure, now_s: float) -> list[Effect]:
@@ -624,8 +623,7 @@ class Decisions:
         if self._failure is None:
             self._failure = failure
             found = ("user_error", 2) if failure.user else ("fault", 1)
-            killed = failure.message == KILLED_AS_ASKED
-            self._reason, self._exit_code = self._asked if killed else found
+            self._reason, self._exit_code = self._asked if failure.asked else found
 
     def _fail(self, failure: Failure, now_s: float) -> list[Effect]:
         self._record(failure)

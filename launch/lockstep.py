@@ -34,6 +34,7 @@ from penstock.core.role import RoleContext
 from penstock.core.state_bytes import from_bytes, to_bytes
 from penstock.envs import make, probe
 from penstock.envs.checking.saving import why_not_savable
+from penstock.envs.make import first_index
 from penstock.envs.saved_state import NotSavableError
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.factory import AnyTrainer, make_trainer, network_of
@@ -248,7 +249,7 @@ class LockstepSource:
             Player(
                 config,
                 link,
-                self._make_env(envs, stagger=actor * envs),
+                self._make_env(envs, first=first_index(actor, envs), stagger=True),
                 actor,
                 step,
                 self._ctx.status,

@@ -173,10 +173,12 @@ def playing(config: Config) -> Iterator[tuple[BatchedEnv, Rollout]]:
     from penstock.algos.acting import make_inference
     from penstock.algos.recorded import make_recorders
     from penstock.envs import make
+    from penstock.envs.make import FirstIndex
     from penstock.profiling.ledger import TimeLedger
 
-    threads = config.actors.env_threads
-    with closing(make(config.env, config.actor_envs, threads, stagger=0)) as game:
+    threads, envs = config.actors.env_threads, config.actor_envs
+    first = FirstIndex.MEASURED + envs  # half as many may be open too
+    with closing(make(config.env, envs, threads, first=first, stagger=True)) as game:
         inference = make_inference(config, game.info, 0)
         inference.refresh(_made_up)
         yield game, Rollout(game, inference, 0, TimeLedger(), make_recorders(config, game))

@@ -37,7 +37,6 @@ from penstock.launch.ledgers import Ledgers
 from penstock.launch.signals import SIGNALS, SignalHandler, handled
 from penstock.launch.supervisor_messages import (
     CALLBACK,
-    KILLED_AS_ASKED,
     Effect,
     End,
     Failure,
@@ -183,7 +182,12 @@ class Supervisor:
             except HeldUpError as error:
                 reason = "interrupted" if error.signum == signal.SIGINT else "terminated"
                 text = "".join(traceback.format_exception(error))
-                failure = Failure("supervisor", f"{KILLED_AS_ASKED}; its loop was blocked", text)
+                failure = Failure.killed_as_asked(
+                    "supervisor",
+                    has_checkpoint=has_checkpoint(Path(self._arguments["run_dir"])),
+                    reason="; its loop was blocked",
+                    traceback=text,
+                )
                 return Outcome(128 + error.signum, reason, failure)
             finally:
                 self._reserve.release()

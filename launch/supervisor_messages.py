@@ -15,9 +15,6 @@ CALLBACK = "callback"
 OVER = LIMITS | {"return", CALLBACK}
 """Reasons after which a run is over: actors that were started by hand need not wait for another
 learner."""
-KILLED_AS_ASKED = (
-    "was killed by a second signal before it had finished; its last checkpoint is valid"
-)
 NAMED = 4  # roles in one sentence
 ADVICE = {
     errno.EMFILE: "raise the limit of `ulimit -n`, or lower actors.count",
@@ -52,6 +49,17 @@ class Failure:
     """Place in the user's code that raised the error: `game.py:8, in step`."""
     log: str = ""
     fault: bool = True
+    asked: bool = False
+    """Whether the user has asked for it, by a second signal."""
+
+    @classmethod
+    def killed_as_asked(
+        cls, name: str, *, has_checkpoint: bool, reason: str = "", traceback: str = ""
+    ) -> Failure:
+        """The failure of a role that a second signal has killed, with a further ``reason``."""
+        left = "its last checkpoint is valid" if has_checkpoint else "it had written no checkpoint"
+        text = f"was killed by a second signal before it had finished; {left}{reason}"
+        return cls(name, text, traceback, asked=True)
 
     @property
     def told(self) -> str:

@@ -33,6 +33,7 @@ from penstock.core.params import Arrays, Floats
 from penstock.core.role import LOST_SHIM, RoleContext, RunEndedError, learner_socket
 from penstock.device.choice import device_of
 from penstock.envs import probe
+from penstock.envs.make import FirstIndex
 from penstock.envs.space_json import brief_spaces
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager, form_of_checkpoint
 from penstock.learner.evaluation_requests import EvaluationRequests
@@ -75,7 +76,7 @@ def run(ctx: RoleContext) -> None:
     config = ctx.config
     assert config is not None
     ctx.status.begin(Phase.ENVIRONMENT)
-    info = probe(config.env, config.actors.env_threads)
+    info = probe(config.env, config.actors.env_threads, FirstIndex.LEARNER + ctx.learner)
     ctx.status.begin(Phase.STARTING)
     logger.info("%s", info.how)
     if ctx.learner == 0 and (note := kind_note(config, info)):

@@ -16,7 +16,7 @@ from penstock.configs.sections import EnvConfig
 
 USER_MODULE = """
 import gymnasium, numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Text, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 class Shop(gymnasium.Env):
@@ -119,6 +119,35 @@ class Crowded(Shop):
         return super().reset(seed=seed)
     def close(self):
         self.alive.discard(self)
+
+ODD = {
+    "nothing": Box(0, 1, (0,)),
+    "no parts": Dict(),
+    "many": Discrete(10**9),
+    "many in one": Tuple([Discrete(2), Discrete(10**9)]),
+    "dots": Dict({"a.b": Discrete(2), "a": Dict(b=Discrete(2))}),
+    "none to choose": MultiDiscrete([]),
+}
+
+def odd(observations=None, actions=None):
+    shop = Shop()
+    shop.observation_space = ODD.get(observations, Shop.observation_space)
+    shop.action_space = ODD.get(actions, Shop.action_space)
+    return shop
+
+class Unnamed(Shop):
+    metadata = None
+
+class Numbered(Shop):
+    '''Its reward is its number.'''
+    def __init__(self, index):
+        self.price = index
+
+def numbered(index, price=0):
+    return Numbered(index + price)
+
+def numbered_vector(num_envs, index):
+    return SyncVectorEnv([lambda i=i: Numbered(index + i) for i in range(num_envs)])
 
 nameless = lambda num_envs: shops(num_envs)
 

@@ -51,7 +51,8 @@ class Environments(Protocol):
         """
 
     def watch_precision(self) -> None:
-        """Note which numbers of the next observations networks will not tell apart."""
+        """Note which numbers of the next observations networks will not tell apart, and an action
+        mask of the next reset that they do not see."""
 
     def state_dict(self) -> Any:
         """The state between two steps, as plain data. Raises NotSavableError."""

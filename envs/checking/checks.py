@@ -34,7 +34,14 @@ from penstock.core.place import brief_with_place, users_traceback
 from penstock.envs.instances import SAME_INSTANCE, parts_of, share_instance
 from penstock.envs.packing import Packer, find_bad_reward
 from penstock.envs.space_misfit import misfit, misfits
-from penstock.envs.vector_env import check_mask, checked_actions, copied, counts_of, own_reset
+from penstock.envs.vector_env import (
+    MASK_IN_INFO,
+    check_mask,
+    checked_actions,
+    copied,
+    counts_of,
+    own_reset,
+)
 
 Single = gymnasium.Env[Any, Any]
 NOT_OF_USER = ("builtins", "gymnasium", "penstock", "typing")  # packages
@@ -79,6 +86,8 @@ class Checker:
         )  # of episodes, by hash: stored observations would look like a leak
         self._lasts: list[int] = []
         self._changes = False
+        self._mask_in_info = False
+        self._in_episode: dict[int, bool] = {}  # by the `id` of the environment
 
     def add(
         self, kind: str, text: str, fault: str = "", error: BaseException | None = None
@@ -137,6 +146,7 @@ class Checker:
             step, shown, info = self._step(env, action)
             if step is None:
                 return
+            self._in_episode[id(env)] = not (step.terminated or step.truncated)
             yield step
             total += step.reward
             if step.terminated or step.truncated:
@@ -153,9 +163,11 @@ class Checker:
         """Whether every episode's last observation was a first one, though others occurred."""
         return self._changes and len(self._lasts) > 3 and self._firsts.issuperset(self._lasts)
 
-    def determinism(self, make: Callable[[], Single], steps: int, seconds: float) -> None:
+    def determinism(
+        self, make: Callable[[], Single], steps: int, seconds: float, *, numbered: bool = False
+    ) -> None:
         """Check that two environments with one seed, and one of them again, play alike, also while
-        another one is played."""
+        another one is played. Those that are ``numbered`` may differ from each other."""
         first, second = make(), make()
         try:
             if share_instance((first, second)):
@@ -166,7 +178,9 @@ class Checker:
             other = list(self.play(second, len(played), 7))
             again = list(self.play(first, len(played), 7))
 
-            if reason := difference(played, other):
+            if self.problems:  # they have ended one of these
+                return
+            if not numbered and (reason := difference(played, other)):
                 self._add_difference(first, reason, len(played))
             elif reason := difference(played, again):
                 self.add(
@@ -215,6 +229,7 @@ class Checker:
 
     def close(self, env: Single | VectorEnv) -> None:
         """Close a played environment."""
+        self._in_episode.pop(id(env), None)
         try:
             env.close()
         except Exception as error:
@@ -239,9 +254,13 @@ class Checker:
         try:
             found = env.reset(seed=seed)
         except Exception as error:
-            text = f"{call} raised {brief_with_place(error)}; correct it"
-            self.add("reset", text, error=error)
+            rule = "correct it"
+            if self._in_episode.get(id(env)):
+                call += " before an episode's end"
+                rule = "let it begin a new episode at any time, as evaluations do not end each one"
+            self.add("reset", f"{call} raised {brief_with_place(error)}; {rule}", error=error)
             return None
+        self._in_episode[id(env)] = True
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
             self.add(
                 "reset",
@@ -250,6 +269,8 @@ class Checker:
             )
             return None
         self._look(env.observation_space, found[0], call)
+        parts = getattr(env.observation_space, "spaces", ())
+        self._mask_in_info = MASK in found[1] and MASK not in parts
         if len(self._firsts) < 100:
             self._firsts.add(hash(as_bytes(found[0])))
         return copied(found[0])
@@ -263,10 +284,11 @@ class Checker:
         try:
             found = env.step(argument)
         except Exception as error:
+            masked = f"; it gives {MASK_IN_INFO}" if self._mask_in_info else ""
             self.add(
                 "step",
                 f"step raised {brief_with_place(error)}; correct it, or action_space if it is "
-                f"right to refuse the action {action!r}, which is in there",
+                f"right to refuse the action {action!r}, which is in there{masked}",
                 error=error,
             )
             return None, None, {}

@@ -47,7 +47,7 @@ def told_where_hung(
 
 
 def end_all(code: int) -> None:
-    """End this program at once, with all processes that it has started."""
+    """End this program at once, with its threads and all programs that it has started."""
     end_programs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):

@@ -82,11 +82,4 @@ def _inherited_state() -> tuple[str, dict[str, str]]:
 def _is_likely(arguments: Sequence[str]) -> bool:
     if sys.platform != "linux" or len(arguments) < 2 or arguments[0] != COMMAND:
         return False
-    if any(argument.startswith(OPTIONS_WITHOUT_EARLY_ROLES) for argument in arguments):
-        return False
-    try:
-        for stream in range(3):  # a descriptor of a process would take the place of a closed one
-            os.fstat(stream)
-    except OSError:
-        return False
-    return True
+    return not any(argument.startswith(OPTIONS_WITHOUT_EARLY_ROLES) for argument in arguments)

@@ -113,13 +113,13 @@ def test_they_end_with_the_command(
     wait_until(lambda: not marked(), timeout_s=GONE_WITHIN_S)
 
 
-def test_a_command_without_standard_input_starts_all_roles_later(
+def test_a_command_without_standard_input_starts_as_others_do(
     tmp_path: Path, marked: Callable[[], list[psutil.Process]]
 ) -> None:
     words = [sys.executable, "-m", "penstock", "train", "cartpole", *SMALL, "run.dir=run"]
     run = subprocess.Popen(["sh", "-c", 'exec "$@" <&-', "sh", *words], cwd=tmp_path)
     wait_until(lambda: trained(tmp_path / "run"))
-    assert LEARNER_IMPORTS not in psutil.Process(pid_of(run.pid, "learner-0")).cmdline()
+    assert LEARNER_IMPORTS in psutil.Process(pid_of(run.pid, "learner-0")).cmdline()
     run.send_signal(signal.SIGINT)
     assert run.wait(WAIT_S) == 130
     assert not marked()

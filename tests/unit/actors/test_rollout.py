@@ -170,7 +170,7 @@ def test_small_rewards_count_in_a_large_return(discount: float | None) -> None:
 
 def test_a_shortened_first_episode_is_no_result() -> None:
     config = resolve("pendulum_sac", ["actors.envs=1", "actors.unroll=350"])
-    game = make(config.env, 1, stagger=0)
+    game = make(config.env, 1, first=0, stagger=True)
     spec = slot_spec(config, game.info)
     columns = spec.views(spec.zeros())
     inference = ScriptedInference(lambda obs: np.zeros((1, 1), np.float32))

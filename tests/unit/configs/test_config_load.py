@@ -304,3 +304,35 @@ def test_resolving_imports_nothing_heavy_and_ignores_the_current_folder(tmp_path
 def test_an_alias_means_the_last_anchor_of_its_name() -> None:
     values, _ = parse("a: &name 1\nb: &name 2\nc: *name\n", "x.yaml")
     assert values == {"a": 1, "b": 2, "c": 2}
+
+
+def test_a_file_of_python_with_a_function_is_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    (here / "games").mkdir(parents=True)
+    (here / "games" / "grid.py").write_text(
+        "class Grid: ...\ndef _f(): ...\ndef make_grid(): ...\n"
+    )
+    (tmp_path / "there.py").touch()
+    (here / "my-grid.py").touch()
+    monkeypatch.chdir(here)
+    for path in ("games/grid.py", "./games/grid.py", f"{here}/games/grid.py"):
+        resolved = resolve_target(f"{path}:make_grid")
+        assert (resolved.config.env.id, resolved.name) == (
+            "games.grid:make_grid",
+            "games.grid-make_grid",
+        )
+        with pytest.raises(UserError, match=r"games\.grid:make_grid or games\.grid:Grid$"):
+            resolve(path)
+    for target, sentence in (
+        ("../there.py:make", f"is not below the current folder, .*; start in {tmp_path}$"),
+        ("my-grid.py:make", "cannot be imported by that name; rename it"),
+        ("no.py:make", "there is no 'no.py'; correct its name, or start in its folder"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            resolve(target)
+
+
+def test_tilde_of_the_run_folder_is_the_home() -> None:
+    assert resolve("cartpole", ["run.dir=~/x"]).run.dir == str(Path.home() / "x")

@@ -49,6 +49,17 @@ ERRORS = [
         r"action_mask of shape \[2\], and it must be \[3\], a value",
     ),
     (config("shopping:knob_mask"), r"an action_mask and has actions of Box.*nothing to choose"),
+    (
+        config("shopping:odd", observations="nothing"),
+        r"observations that hold nothing, Box.*; give",
+    ),
+    (config("shopping:odd", observations="no parts"), r"observations that hold nothing, Dict"),
+    (config("shopping:odd", observations="many"), r"1,000,000,000 choices, .* at most 1,000,000"),
+    (config("shopping:odd", observations="many in one"), r"observations in 1 of 1,000,000,000"),
+    (config("shopping:odd", observations="dots"), r"two observations named a\.b, .*; rename a key"),
+    (config("shopping:odd", actions="nothing"), r"actions of Box.*, which hold nothing; give its"),
+    (config("shopping:odd", actions="none to choose"), r"0 choices, .* must be 1 to 1,000,000"),
+    (config("shopping:odd", actions="many"), r"1,000,000,000 choices, .* must be 1 to 1,000,000"),
     (config("CartPole-v1", "gymnasium.wrappers:ClipRewards"), r"the nearest is .*ClipReward"),
     (
         config("CartPole-v1", "gymnasium.wrappers:ClipReward"),
@@ -227,3 +238,14 @@ def test_a_bad_observation_is_found_where_it_is() -> None:
     assert find_bad_observation(observations) == (
         "-inf at [0, 0] of environment 0's observation in row 3"
     )
+
+
+@pytest.mark.usefixtures("shop")
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("price", [[1.0], "one", [1.0, 2.0]])
+def test_reward_that_is_no_number_is_refused(price: object, threads: int) -> None:
+    game = make(config("shopping:shop", price=price), 2, threads)
+    out = np.zeros((2, 2))
+    game.reset_into(0, out)
+    with pytest.raises(UserError, match=r"a number as reward, .* could not be read \(.*check-env"):
+        game.step_into(np.zeros(2, np.int32), out)

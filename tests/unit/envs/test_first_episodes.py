@@ -49,7 +49,7 @@ def test_shares_are_multiples_of_the_golden_ratio_and_spread_evenly() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_only_the_first_episodes_are_shortened(threads: int) -> None:
-    game = begin(make(PENDULUM, 3, threads, stagger=0))
+    game = begin(make(PENDULUM, 3, threads, first=0, stagger=True))
     first = [124, 48, 171]  # 200 times the shares, rounded up
     expected = [(step, env, True) for env, step in enumerate(first)]
     later = [(step + 201, env, False) for env, step in enumerate(first)]  # a step only resets
@@ -66,7 +66,7 @@ def test_games_of_evaluations_keep_their_lengths() -> None:
 
 
 def test_a_saved_state_holds_the_place_in_the_first_episode() -> None:
-    game, other = (begin(make(PENDULUM, 2, stagger=0), seed) for seed in (5, 6))
+    game, other = (begin(make(PENDULUM, 2, first=0, stagger=True), seed) for seed in (5, 6))
     ends(game, 60)
     other.load_state_dict(game.state_dict())
     assert ends(game, 80) == ends(other, 80) == [(124 - 60, 0, True)]
@@ -106,7 +106,30 @@ def test_an_end_of_the_game_itself_is_not_marked(cut: int, flags: tuple[bool, bo
 
 
 def test_an_environment_without_a_time_limit_is_left_alone() -> None:
-    game = make(EnvConfig(id=f"{__name__}:Corridor"), 2, stagger=0)
+    game = make(EnvConfig(id=f"{__name__}:Corridor"), 2, first=0, stagger=True)
     assert isinstance(game.vector, SyncVectorEnv)
     assert not any(isinstance(env, ShortFirstEpisode) for env in game.vector.envs)
     game.close()
+
+
+class RefusesReset(Corridor):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is None and self.at % 4:
+            raise RuntimeError("the episode has not ended")
+        return super().reset(seed=seed)
+
+
+def test_environment_that_refuses_an_early_reset_plays_its_first_episode_on() -> None:
+    env = ShortFirstEpisode(RefusesReset(), 3)
+    env.reset(seed=1)
+    for _ in range(3):
+        shown, _, *over, info = env.step(0)
+    assert (over, bool(info)) == ([False, True], True)
+    assert env.reset()[0].tolist() == shown.tolist() == [3]
+
+    _, _, *over, info = env.step(0)
+    assert (over, bool(info)) == ([True, False], True)  # the rest is no result
+    env.reset()
+    for _ in range(4):
+        _, _, *over, info = env.step(0)
+    assert (over, bool(info)) == ([True, False], False)

@@ -17,6 +17,7 @@ from gymnasium.vector import SyncVectorEnv
 from penstock.configs.errors import UserError
 from penstock.configs.sections import EnvConfig
 from penstock.envs import make, probe
+from penstock.envs.make import AFTER_OTHERS, FirstIndex, first_index
 from user_shop import config, shopping
 
 
@@ -218,3 +219,33 @@ def test_each_constructor_and_each_reset_is_progress(threads: int, calls: int) -
         game.step_into(np.zeros(3, np.int32), out)
     assert len(beats) == before + 3 * calls
     game.close()
+
+
+@pytest.mark.usefixtures("shop")
+@pytest.mark.parametrize("name", ["numbered", "Numbered", "numbered_vector"])
+def test_function_with_an_index_gets_the_number_of_each_environment(name: str) -> None:
+    game = make(config(f"shopping:{name}"), 3, first=first_index(actor=2, envs=3))
+    out = np.zeros((3, 2))
+    game.reset_into(0, out)
+    assert game.step_into(np.zeros(3, np.int32), out)[0].tolist() == [6, 7, 8]
+    game.close()
+
+
+@pytest.mark.usefixtures("shop")
+def test_index_that_the_config_sets_is_that_of_all() -> None:
+    assert one_step(config("shopping:numbered", index=5), 0)[1] == [5, 5]
+
+
+def test_environments_of_actors_never_have_the_number_of_another() -> None:
+    others = range(FirstIndex.COMMAND, AFTER_OTHERS)
+    for envs in (24, 300):
+        numbers = [first_index(actor, envs) + i for actor in range(500) for i in range(envs)]
+        assert len(set(numbers)) == len(numbers)
+        assert not set(numbers) & set(others)
+    assert first_index(0, 24) == 0
+    assert first_index(3, 24) == 72
+
+
+@pytest.mark.usefixtures("shop")
+def test_metadata_that_is_none_is_taken_as_empty() -> None:
+    make(config("shopping:Unnamed"), 2).close()

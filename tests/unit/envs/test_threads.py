@@ -175,7 +175,7 @@ def test_games_are_in_their_steps_at_the_same_time() -> None:
         ({3: "raise"}, KeyError, "game 3"),
         ({0: "raise"}, KeyError, "game 0"),
         ({4: "raise", 2: "raise", 3: "reward"}, KeyError, "game 2"),
-        ({3: "raise", 2: "reward"}, ValueError, "with a sequence"),
+        ({3: "raise", 2: "reward"}, UserError, "with a sequence"),
         ({4: "info"}, AttributeError, "NoneType"),
         ({1: "shape"}, UserError, r"of shape \[3\] where its space says \[2\]"),
     ],

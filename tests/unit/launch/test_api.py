@@ -16,7 +16,7 @@ import penstock
 from penstock import UserError
 from penstock.configs.load import resolve
 from penstock.launch.api import _override, _raise_failure
-from penstock.launch.supervisor_messages import KILLED_AS_ASKED, Failure, Outcome
+from penstock.launch.supervisor_messages import Failure, Outcome
 from penstock.monitor.view import ProgressLine
 
 
@@ -131,8 +131,9 @@ def test_a_failure_is_raised_as_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"^actor-0: KeyError: 3; the logs are in ") as raised:
         _raise_failure(end(1, "fault", "KeyError: 3"), tmp_path)
     assert raised.value.__notes__ == ["Traceback ..."]
+    asked = Failure.killed_as_asked("actor-0", has_checkpoint=True)
     with pytest.raises(KeyboardInterrupt):
-        _raise_failure(end(130, "interrupted", KILLED_AS_ASKED), tmp_path)
+        _raise_failure(Outcome(130, "interrupted", asked), tmp_path)
 
 
 def test_history_reads_whole_lines_of_a_run_that_goes_on(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from penstock.core.role import EXIT_REJOIN
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.decisions import Decisions
 from penstock.launch.supervisor_messages import (
-    KILLED_AS_ASKED,
     Effect,
     Failure,
     Kill,
@@ -263,8 +262,22 @@ def test_a_second_signal_kills_all() -> None:
     assert effects == [Kill("learner-0", KILL), Kill("actor-1", KILL)]
     scene.ends("actor-1", -9)
     scene.ends("learner-0", -9)
-    killed = Failure("learner-0", KILLED_AS_ASKED)
+    killed = Failure.killed_as_asked("learner-0", has_checkpoint=False)
     assert scene.decisions.outcome == Outcome(130, "interrupted", killed)
+
+
+def test_second_signal_claims_a_checkpoint_only_where_one_was_written() -> None:
+    claims = []
+    for has_checkpoint in (False, True):
+        scene = Scene((LEARNER,))
+        if has_checkpoint:
+            scene.decisions.checkpoint_exists()
+        for _ in range(2):
+            scene.decisions.interrupt(signal.SIGINT, scene.now_s)
+        scene.ends("learner-0", -9)
+        assert scene.decisions.outcome is not None
+        claims.append(str(scene.decisions.outcome.error).rpartition("; ")[2])
+    assert claims == ["it had written no checkpoint", "its last checkpoint is valid"]
 
 
 def test_the_first_signal_while_the_run_is_ending_by_itself_is_not_the_second() -> None:
@@ -275,7 +288,7 @@ def test_the_first_signal_while_the_run_is_ending_by_itself_is_not_the_second() 
     ]
     assert scene.decisions.interrupt(signal.SIGTERM, scene.now_s) == [Kill("learner-0", KILL)]
     scene.ends("learner-0", -9)
-    killed = Failure("learner-0", KILLED_AS_ASKED)
+    killed = Failure.killed_as_asked("learner-0", has_checkpoint=False)
     assert scene.decisions.outcome == Outcome(143, "terminated", killed)
 
 

@@ -1,0 +1,70 @@
+"""An action mask that an environment gives in `info`, put where policies see it.
+
+A network needs the mask of each stored step, so it travels as a part of the observation
+(`core.observations.MASK`). gymnasium's Taxi and others give it in `info` instead. Which key an
+environment will put there is known only after a reset, too late for the layout of slots, so the
+wrapper below is named in the config: ``env.wrappers=[penstock.envs.masks:MaskFromInfo]``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from penstock.configs.errors import UserError
+from penstock.core.observations import MASK
+from penstock.envs.vector_env import counts_of
+
+OBSERVATION = "observation"  # the part of an observation that was no Dict
+
+
+class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Adds the ``action_mask`` of `info` to the observation, which becomes a Dict if it is none.
+
+    Raises UserError for actions of which a mask allows none, and where `info` has no mask and the
+    episode has not ended.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._choices = sum(counts_of(env.action_space))
+        if not self._choices:
+            raise UserError(
+                f"MaskFromInfo goes around actions to choose from, not {env.action_space}; leave "
+                "it out of env.wrappers"
+            )
+        own = env.observation_space
+        parts = own.spaces if isinstance(own, spaces.Dict) else {OBSERVATION: own}
+        self.observation_space = spaces.Dict({**parts, MASK: spaces.MultiBinary(self._choices)})
+
+    def reset(self, **kwargs: Any) -> Any:
+        observation, info = self.env.reset(**kwargs)
+        return self._joined(observation, self._mask(info, over=False)), info
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        mask = self._mask(info, over=bool(terminated or truncated))
+        return self._joined(observation, mask), reward, terminated, truncated, info
+
+    def _mask(self, info: dict[str, Any], *, over: bool) -> npt.NDArray[np.int8]:
+        """The mask, of several choices one after another; no action follows the end."""
+        found = info.get(MASK)
+        if found is None and over:
+            return np.ones(self._choices, np.int8)
+        if found is None:
+            raise UserError(
+                f"env.wrappers has MaskFromInfo, and the environment's info has no {MASK}, but "
+                f"{sorted(map(str, info))}; give it in each reset and step, or leave the wrapper "
+                "out"
+            )
+        parts = found if isinstance(found, list | tuple) else [found]
+        return np.asarray(np.concatenate([np.ravel(part) for part in parts]) != 0, np.int8)
+
+    @staticmethod
+    def _joined(observation: Any, mask: npt.NDArray[np.int8]) -> dict[str, Any]:
+        parts = observation if isinstance(observation, dict) else {OBSERVATION: observation}
+        return {**parts, MASK: mask}
