@@ -173,6 +173,13 @@ def makers(env: EnvConfig) -> Makers:
         return Makers(single and told(single), vector and told(vector))
 
 
+def uses_threads(env: EnvConfig) -> bool:
+    """Whether `actors.env_threads` step the environments of `env`. Raises UserError as `make`."""
+    with explained(f"environment {env.id}"), users_side():
+        source = _find(resolve(env), 1, False)
+        return source.has_threads or source.vector is None or bool(env.wrappers)
+
+
 def probe(env: EnvConfig, threads: int = 1) -> EnvInfo:
     """The properties of the environments of `env`: makes one, and closes it.
 
