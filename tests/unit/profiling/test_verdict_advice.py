@@ -144,9 +144,9 @@ def test_an_environment_is_given_threads_where_it_waits_and_actors_where_it_comp
 def test_threads_are_no_advice_where_the_programs_of_the_environment_fill_the_cores() -> None:
     waits = learner(wait_data=0.9, rate=1000.0, ceiling=10_000.0, cpu=0.1)
     actors = [actor(i, cpu=0.1, step=0.95, infer=0.05) | {"coreless": 0.0} for i in (0, 1)]
-    for idle, advice in ((0.1, "not on this host, where 1.9 of 2"), (1.0, "actors.env_threads=2")):
-        known = {"idle_cores": idle, "env_threads": ASKS}
-        assert advice in judge(profile([waits], actors, cores=2) | known).next_step
+    for cores, advice in ((2, "not on this host, where 1.9 of 2"), (4, "actors.env_threads=2")):
+        known = {"idle_cores": cores - 1.9, "env_threads": ASKS}
+        assert advice in judge(profile([waits], actors, cores=cores) | known).next_step
 
 
 def test_threads_that_are_not_used_are_not_advised() -> None:
