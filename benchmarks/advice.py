@@ -27,7 +27,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import finish, parser
+from common import finish, parser, saved_tasks
 from penstock.bench.whole import run, train, trained_rate
 from penstock.core.processes import python
 
@@ -57,14 +57,14 @@ def main() -> None:
     args.add_argument("--only", default=",".join(GAMES.values()), help="names in slow_games.py")
     options = args.parse_args()
     rows: list[list[Any]] = [HEADING]
-    result: dict[str, Any] = {"asked": ASKED, "options": OPTIONS, "games": {}}
+    tasks = saved_tasks("advice") if options.save else {}
     for name, maker in GAMES.items():
         if maker in options.only.split(","):
-            found = result["games"][name] = judge(maker, options.seconds, options.rounds)
+            found = tasks[name] = judge(maker, options.seconds, options.rounds)
             advice = " ".join(found["advice"]) or "nothing helps here"
             rates = [found[key] for key in ("steps_per_s", "then_steps_per_s", "times")]
             rows.append([name, found["verdict"]["kind"], advice, *rates])
-    finish("advice", result, rows, options)
+    finish("advice", {"asked": ASKED, "options": OPTIONS, "tasks": tasks}, rows, options)
 
 
 def judge(maker: str, seconds: float, rounds: int) -> dict[str, Any]:

@@ -184,9 +184,9 @@ def test_no_more_actors_are_advised_than_auto_would_start() -> None:
 
 
 def test_where_actors_that_wait_crowd_the_cores_fewer_with_more_threads_are_advised() -> None:
-    crowd = {"wait_data": 0.02, "coreless": 0.4}
+    crowded = learner(wait_data=0.02, coreless=0.4)
     for cpu, advised in ((0.2, True), (0.98, False)):
         actors = [actor(i, cpu=cpu, **STEPPING) | {"coreless": 0.0} for i in range(10)]
-        verdict = judge(profile([learner(**crowd)], actors, cores=2))
+        verdict = judge(profile([crowded], actors, cores=2))
         assert verdict.kind == "crowded"
         assert ("more actors.env_threads" in verdict.next_step) is advised
