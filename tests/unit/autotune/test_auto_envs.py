@@ -249,6 +249,7 @@ def test_an_environment_that_cannot_be_timed_leaves_the_smallest_number(
         (["actors.envs=12"], [1, 2, 3, 6, 12]),
         (["actors.envs=12", "actors.env_threads=4"], [4, 6, 12]),
         (["actors.envs=1", "actors.env_threads=2"], [2]),
+        (["actors.envs=2048", "actors.env_threads=512"], [512, 1024]),
     ],
 )
 def test_threads_are_tried_up_to_one_for_each_environment(
