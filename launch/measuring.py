@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.autotune.envs import LEAST_GAIN, Seconds, enough, with_number
 from penstock.configs.schema import Config
+from penstock.configs.value_types import MOST_SMALL
 from penstock.core.processes import coreless_s
 from penstock.launch.alone import alone
 
@@ -33,7 +34,6 @@ MOST_STEPS = 32  # of an unroll that is timed
 LEAST_ROUNDS = 3  # of unrolls, however long they take
 MAKING_S = 10.0  # more environments are not tried where making them is expected to take longer
 BUDGET_S = 0.5  # of each number and the one before it, beside making them
-MOST_THREADS = 1024  # that `actors.env_threads` may be
 MESSAGE_S = 60e-6  # of a connector for each slot, beside what is timed (docs/scaling.md)
 CONNECTOR_S = 10.0  # for receiving and training
 
@@ -69,7 +69,7 @@ def thread_choices(config: Config) -> list[int]:
     of which each halves the environments of a thread."""
     envs, now = config.actor_envs, config.actors.env_threads
     halved = {-(-envs // 2**k) for k in range(envs.bit_length())}
-    return [now, *sorted(number for number in halved if now < number <= MOST_THREADS)]
+    return [now, *sorted(number for number in halved if now < number <= MOST_SMALL)]
 
 
 def _alone(name: str, config: Config, seconds: float, threads: int) -> list[list[Any]]:
