@@ -342,8 +342,11 @@ def more_actors(e: Evidence, otherwise: str) -> str:
     if room >= more:
         return f"{feed}: actors.count={now + more}; {otherwise}"
     if room:
+        cores = "which has idle cores"
+        if e.idle_cores < e.free_cores:
+            cores = "beside the other programs that keep its cores busy"
         return (
-            f"{feed}: {room} on this host, which has idle cores (actors.count={now + room}), and "
+            f"{feed}: {room} on this host, {cores} (actors.count={now + room}), and "
             f"{more - room} on other hosts (`penstock actor`); {otherwise}"
         )
     full = f"{e.cores - e.idle_cores:.1f} of {e.cores:g} cores are busy"
