@@ -16,15 +16,15 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
 
 from common import finish, parser
 from penstock.configs.sections import EnvConfig
 from penstock.envs import BatchedEnv, make
+from penstock.launch.measuring import spent_s
 
 THREADS = (1, 2, 4, 8)
 SLEEP_S = 0.005
@@ -109,16 +109,6 @@ def told(env: EnvConfig, rates: dict[int, list[Rate]]) -> Iterator[dict[str, flo
             "limit_steps_per_s": limit,
             "of_limit": rate / limit,
         }
-
-
-def spent_s() -> float:
-    """Processor time of this process and its children so far."""
-    spent = time.process_time()
-    for child in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-            times = child.cpu_times()
-            spent += times.user + times.system
-    return spent
 
 
 if __name__ == "__main__":

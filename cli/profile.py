@@ -24,10 +24,12 @@ from penstock.core.files import without_nan
 from penstock.core.run_dir import default_run_dir
 from penstock.launch import run, topology
 from penstock.launch.alone import alone
+from penstock.launch.measuring import thread_trials
 from penstock.launch.profile_watch import Watch
 from penstock.profiling.report import files, kernels, tables
-from penstock.profiling.report.profile import Profile, with_verdict
+from penstock.profiling.report.profile import Profile, with_thread_trials, with_verdict
 from penstock.profiling.report.window import GPU, ProfileWindow, make
+from penstock.profiling.verdict import depends_on_threads
 from penstock.watch import freeze
 
 CEILING_S = 4.0
@@ -77,6 +79,11 @@ def main(
     kernel_busy = kernels.busy_in(folder / files.KERNELS)
     profile = _profile(resolved.name, config, watch, watch.window, kernel_busy)
     notes = profile.pop("notes")
+    if depends_on_threads(profile) and watch.cores is None and not watch.interrupted:
+        _say(["actors wait in steps: trying actors.env_threads with one of them alone"], as_json)
+        profile, failure = _with_trials(profile, config)
+        notes += failure
+    profile = with_verdict(profile)
     if with_torch and not (folder / files.TORCH_TRACE).exists():
         notes.append(
             "torch's profiler wrote no trace, because the run ended before, or its first learner "
@@ -126,7 +133,7 @@ def facts(config: Mapping[str, Any]) -> dict[str, Any]:
 def _profile(
     name: str, config: Config, watch: Watch, window: ProfileWindow, kernel_busy: float | None
 ) -> Profile:
-    """The profile with its verdict, further findings, and "notes" about missing data."""
+    """The profile, but for its verdict, and "notes" about missing data."""
     here = watch.learner_host in (None, socket.gethostname())  # None: it has ended
     missing = None
     if watch.interrupted:
@@ -141,8 +148,20 @@ def _profile(
     if known["device"] == "cuda" and kernel_busy is None and here:
         notes.append("torch's profiler (CUPTI) reported no kernel, so gpu_kernel_busy is unknown")
     cores = usable_cores() if watch.cores is None else watch.cores
-    profile: Profile = without_nan(make(name, config, window, cores=cores, **known))
-    return {**with_verdict(profile), "notes": [*notes, *_remarks(profile)]}
+    idle = watch.idle_cores
+    made = make(name, config, window, cores=cores, idle_cores=idle, **known)
+    profile: Profile = without_nan(made)
+    return {**profile, "notes": [*notes, *_remarks(profile)]}
+
+
+def _with_trials(profile: Profile, config: Config) -> tuple[Profile, list[str]]:
+    """``profile`` with trials of `actors.env_threads`, or without, and a note why."""
+    try:
+        return with_thread_trials(profile, thread_trials(config)), []
+    except KeyboardInterrupt:
+        return profile, ["interrupted before actors.env_threads was tried"]
+    except (UserError, RuntimeError, TimeoutExpired) as error:
+        return profile, [f"actors.env_threads could not be tried: {error}"]
 
 
 def _measured(config: Config, no_ceiling: str | None) -> tuple[dict[str, Any], list[str]]:

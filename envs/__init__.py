@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import gymnasium
 
-from penstock.envs.make import make, probe
+from penstock.envs.make import make, probe, uses_threads
 from penstock.envs.packing import find_bad_observation, find_bad_reward
 from penstock.envs.vector_env import BatchedEnv, EnvInfo
 
-__all__ = ["BatchedEnv", "EnvInfo", "find_bad_observation", "find_bad_reward", "make", "probe"]
+__all__ = [
+    "BatchedEnv",
+    "EnvInfo",
+    "find_bad_observation",
+    "find_bad_reward",
+    "make",
+    "probe",
+    "uses_threads",
+]
 
 gymnasium.register(
     "penstock/Synthetic-v0",

@@ -250,6 +250,14 @@ def makers(env: EnvConfig) -> Makers:
         )
 
 
+def uses_threads(env: EnvConfig) -> bool:
+    """Whether `actors.env_threads` step the environments of `env`. Raises UserError as `make`."""
+    with explained(f"environment {env.id}"), users_side():
+        source = _find(resolve(env), 1, False)
+    are_single = bool(env.wrappers) or env.on_error == "drop_episode"
+    return source.has_threads or source.vector is None or are_single
+
+
 def probe(env: EnvConfig, threads: int = 1, first: int = FirstIndex.LEARNER) -> EnvInfo:
     """The properties of the environments of `env`: makes one, and closes it.
 

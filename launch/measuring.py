@@ -1,5 +1,5 @@
 """Times what `penstock.autotune` chooses by before the roles start: an actor's step, a connector's
-slot and a learner's update.
+slot and a learner's update; and what `penstock profile` advises by, an actor's step with threads.
 
 Each is timed in a process of its own (`alone`), as it imports the environment, which is the user's
 code, and torch.
@@ -11,27 +11,40 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, closing, contextmanager, suppress
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.autotune.envs import Seconds, enough, with_number
+from penstock.autotune.envs import LEAST_GAIN, Seconds, enough, with_number
 from penstock.configs.schema import Config
+from penstock.configs.value_types import MOST_SMALL
 from penstock.core.processes import coreless_s
 from penstock.launch.alone import alone
 
 if TYPE_CHECKING:
     from penstock.actors.rollout import Rollout
+    from penstock.core.observations import Spaces
     from penstock.core.params import Float32, Stamp
     from penstock.envs import BatchedEnv
 
 PASS_S = 0.01  # an unroll that is timed takes about so long
+# A step may wait rarely and long, which the mean of a longer unroll shows.
+THREADS_PASS_S = 0.5
 MOST_STEPS = 32  # of an unroll that is timed
 LEAST_ROUNDS = 3  # of unrolls, however long they take
 MAKING_S = 10.0  # more environments are not tried where making them is expected to take longer
 BUDGET_S = 0.5  # of each number and the one before it, beside making them
 MESSAGE_S = 60e-6  # of a connector for each slot, beside what is timed (docs/scaling.md)
 CONNECTOR_S = 10.0  # for receiving and training
+
+
+class TimedUnroll(NamedTuple):
+    """An unroll that is played again with each call."""
+
+    steps: int
+    """Agent steps in it."""
+    play: Callable[[], float]
+    """Returns the seconds of an agent step."""
 
 
 def step_seconds(config: Config) -> list[list[Any]]:
@@ -43,6 +56,20 @@ def step_seconds(config: Config) -> list[list[Any]]:
 def connector_seconds(config: Config) -> list[list[Any]]:
     """The seconds of an agent step in a connector and in a learner, as `time_connector`."""
     return _alone(time_connector.__name__, config, CONNECTOR_S, config.learner.first_threads)
+
+
+def thread_trials(config: Config) -> list[list[Any]]:
+    """What an actor does with rising numbers of `actors.env_threads`, as `time_threads`."""
+    seconds = 2 * THREADS_PASS_S * len(thread_choices(config))
+    return _alone(time_threads.__name__, config, seconds, config.actors.threads)
+
+
+def thread_choices(config: Config) -> list[int]:
+    """Numbers of `actors.env_threads` from that of ``config`` up to a thread for each environment,
+    of which each halves the environments of a thread."""
+    envs, now = config.actor_envs, config.actors.env_threads
+    halved = {-(-envs // 2**k) for k in range(envs.bit_length())}
+    return [now, *sorted(number for number in halved if now < number <= MOST_SMALL)]
 
 
 def _alone(name: str, config: Config, seconds: float, threads: int) -> list[list[Any]]:
@@ -63,21 +90,18 @@ def time_steps(config: Mapping[str, Any]) -> list[list[Any]]:
 
     ``config`` is a config as JSON.
     """
-    from penstock.algos.acting import make_inference
-    from penstock.autotune.forms import with_acting_form
     from penstock.envs import probe
 
     settings = Config.model_validate(config)
     choices, info = settings.envs_choices, probe(settings.env)
-    settings, _ = with_acting_form(with_number(settings, choices[0]), info)
-    make_inference(settings, info, 0)  # imports its library, which is no part of what follows
+    settings = _prepared(with_number(settings, choices[0]), info)
     seconds: Seconds = {}
     with ExitStack() as kept:  # the environments of the number before
         before: Callable[[], float] | None = None
         for envs in choices:
             with ExitStack() as stack:
                 began_s = time.perf_counter()
-                play = stack.enter_context(_unrolls(with_number(settings, envs)))
+                play = stack.enter_context(_unrolls(with_number(settings, envs))).play
                 making_s = time.perf_counter() - began_s
                 if before is None:
                     [seconds[envs]] = race([play])
@@ -90,6 +114,73 @@ def time_steps(config: Mapping[str, Any]) -> list[list[Any]]:
                 before = play
                 kept.enter_context(stack.pop_all())
     return [[*entry] for entry in seconds.items()]
+
+
+def time_threads(config: Mapping[str, Any]) -> list[list[Any]]:
+    """Time an actor's step for rising numbers of threads that step its environments, until twice as
+    many gain little; returns the number, agent steps per second, and how many cores the actor keeps
+    busy with all programs that it has started. Empty where threads do not step the environment.
+
+    ``config`` is a config as JSON, with a number of environments.
+    """
+    from penstock.envs import probe, uses_threads
+
+    settings = Config.model_validate(config)
+    if not uses_threads(settings.env):
+        return []
+    settings = _prepared(settings, probe(settings.env))
+    found: list[list[Any]] = []
+    for threads in thread_choices(settings):
+        began_s = time.perf_counter()
+        with _unrolls(with_threads(settings, threads), THREADS_PASS_S) as unroll:
+            making_s = time.perf_counter() - began_s
+            step_s, cpu_s = mean_step(unroll)
+        found.append([threads, 1 / step_s, cpu_s / step_s])
+        gains = len(found) == 1 or found[-1][1] > LEAST_GAIN * found[-2][1]
+        if not gains or making_s > MAKING_S:
+            break
+    return found
+
+
+def with_threads(config: Config, threads: int) -> Config:
+    """``config`` with so many threads that step the environments of each actor."""
+    actors = config.actors.model_copy(update={"env_threads": threads})
+    return config.model_copy(update={"actors": actors})
+
+
+def mean_step(unroll: TimedUnroll) -> tuple[float, float]:
+    """The seconds of an agent step, and its processor time with that of the programs that this
+    process has started: means over at least `BUDGET_S`."""
+    steps_s: list[float] = []
+    spent_before_s, ends_s = spent_s(), time.perf_counter() + BUDGET_S
+    while not steps_s or time.perf_counter() < ends_s:
+        steps_s.append(unroll.play())
+    spent = spent_s() - spent_before_s
+    return fmean(steps_s), spent / (len(steps_s) * unroll.steps)
+
+
+def spent_s() -> float:
+    """Processor time of this process so far, and of the programs that it has started and that
+    run."""
+    import psutil
+
+    spent = time.process_time()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            times = child.cpu_times()
+            spent += times.user + times.system
+    return spent
+
+
+def _prepared(config: Config, spaces: Spaces) -> Config:
+    """``config`` with the form of inference that an actor takes, whose library is then imported and
+    no part of what is timed."""
+    from penstock.algos.acting import make_inference
+    from penstock.autotune.forms import with_acting_form
+
+    config, _ = with_acting_form(config, spaces)
+    make_inference(config, spaces, 0)
+    return config
 
 
 def time_connector(config: Mapping[str, Any]) -> list[list[Any]]:
@@ -193,21 +284,22 @@ def _made_up(out: Float32, newer_than: Stamp | None) -> Stamp:
 
 
 @contextmanager
-def _unrolls(config: Config) -> Iterator[Callable[[], float]]:
-    """Plays an unroll, and returns the seconds of an agent step."""
+def _unrolls(config: Config, pass_s: float = PASS_S) -> Iterator[TimedUnroll]:
+    """An unroll of an actor that takes about ``pass_s``, or of a single step that takes longer."""
     from penstock.algos.samples import slot_spec
 
     with playing(config) as (game, rollout):
 
-        def unroll(steps: int) -> Callable[[], float]:
+        def unroll(steps: int) -> TimedUnroll:
             actors = config.actors.model_copy(update={"unroll": steps})
             spec = slot_spec(config.model_copy(update={"actors": actors}), game.info)
             columns = spec.views(spec.zeros())
             rollout.forget_slots()
 
-            return lambda: own_seconds(lambda: rollout.fill(columns, 0)) / (steps * spec.envs)
+            count = steps * spec.envs
+            return TimedUnroll(count, lambda: own_seconds(lambda: rollout.fill(columns, 0)) / count)
 
-        play = unroll(1)
-        play()  # the first step also prepares
-        steps = int(PASS_S / (play() * config.actor_envs))
+        single = unroll(1)
+        single.play()  # the first step also prepares
+        steps = int(pass_s / (single.play() * config.actor_envs))
         yield unroll(max(1, min(steps, config.actors.unroll, MOST_STEPS)))

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 
+from penstock.core.cores import IdleCores
 from penstock.core.interfaces import Handle, Json, MetricSink
 from penstock.core.notes import note_logger
 from penstock.core.role_spec import Stage
@@ -77,6 +78,9 @@ class Watch(MetricSink):
         self._spans_until_s = 0.0
         self.cores: float | None = None
         """Those of all hosts of the engine's cluster; None without one."""
+        self.idle_cores: float | None = None
+        """Of this host, in the window; None where that is not known, and on a cluster."""
+        self._idle: IdleCores | None = None  # counts since the window began
         self.learner_host: str | None = None
         """Where the first learner ran in the window."""
         self.learner_threads: int | None = None
@@ -151,6 +155,7 @@ class Watch(MetricSink):
 
     def _open(self, supervisor: Supervisor) -> None:
         self._state = WatchState.WINDOW
+        self._idle = IdleCores() if self.cores is None else None
         self._begin = _readings(supervisor)
         self._begin_ns = time.perf_counter_ns()
         del self._metrics[:-1]
@@ -175,6 +180,7 @@ class Watch(MetricSink):
             self._metrics,
             self._ended,
         )
+        self.idle_cores = self._idle.since_last() if self._idle else None
         own = spans(supervisor.ledger.lane, self._begin_ns)
         self.threads.append(Thread(SUPERVISOR.name, os.getpid(), MAIN, 0, own))
         learner = _first_learner(supervisor)

@@ -6,14 +6,34 @@ window may have seen no actor, or no step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
+
+from penstock.core.cores import ACTORS_PER_CORE
 
 Profile = Mapping[str, Any]
 Role = Mapping[str, Any]
 
 NEAR = 0.05  # shares of windows of some seconds that differ by less are alike
+# Of the cores: a run that uses less can use as much, however busy other programs are, as the
+# scheduler then takes it from them.
+FAIR = 0.25
+
+
+class ThreadTrial(NamedTuple):
+    """What one actor did alone with a number of `actors.env_threads`."""
+
+    threads: int
+    steps_per_s: float
+    cpu: float
+    """Cores that the actor and the programs that it has started keep busy."""
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of a step."""
+        return self.cpu / self.steps_per_s
 
 
 class Evidence:
@@ -32,6 +52,11 @@ class Evidence:
         self.device = str(profile.get("device") or "cpu")
         self.flow: Mapping[str, Any] = profile.get("flow") or {}
         self._config: Mapping[str, Any] = profile.get("config") or {}
+        self._host_idle_cores: float | None = profile.get("idle_cores")
+        trials = profile.get("env_threads")
+        self.thread_trials = None if trials is None else [ThreadTrial(**trial) for trial in trials]
+        """By rising numbers, the first is that of the run; empty where threads do not step the
+        environment, None where nothing was tried."""
         kinds = ("learner", "actors", "connectors", "others")
         self._everybody = [role for kind in kinds for role in profile.get(kind) or ()]
         self.all_actors = _living(profile["actors"])
@@ -130,6 +155,17 @@ class Evidence:
         return fmean(_in(a, *parts) for a in self.actors) if self.actors else 0.0
 
     @property
+    def env_rests(self) -> float:
+        """Mean share of its actors' clocks in which they are in a step and do not compute: the
+        environment waits, or they have no core. 0 where their processor time is not known."""
+        return fmean(_rests(a) for a in self.actors) if self.actors else 0.0
+
+    @property
+    def env_waits(self) -> float:
+        """As `env_rests`, without the time in which they had no core."""
+        return fmean(_rests(a, _coreless(a)) for a in self.actors) if self.actors else 0.0
+
+    @property
     def wanted_steps_per_s(self) -> float:
         """What the learner would train if it never waited: its ceiling where that was measured."""
         ceiling = self.learner.get("ceiling_steps_per_s")
@@ -146,6 +182,23 @@ class Evidence:
     def busy_cores(self) -> float:
         """Cores that all processes of the run keep busy."""
         return sum(float(role.get("cpu") or 0.0) for role in self._everybody)
+
+    @property
+    def idle_cores(self) -> float:
+        """Cores that nothing on the host keeps busy; where those were not counted, the run."""
+        idle = max(0.0, self.cores - self.busy_cores)
+        return idle if self._host_idle_cores is None else min(idle, self._host_idle_cores)
+
+    @property
+    def free_cores(self) -> float:
+        """Cores that the run could use beyond those that it does."""
+        return max(self.idle_cores, FAIR * self.cores - self.busy_cores)
+
+    @property
+    def learner_cpu_s(self) -> float:
+        """Processor time that the learner takes for a step that is played."""
+        rate = float(self.learner.get("steps_per_s") or 0.0)
+        return self.learner_cpu / rate if rate else 0.0
 
     @property
     def learner_cpu(self) -> float:
@@ -172,11 +225,23 @@ class Evidence:
 
     @property
     def room_for_actors(self) -> int:
-        """How many more actors like these the idle cores would carry."""
+        """How many more actors like these the free cores would carry, with what the learner needs
+        for their steps; the last one by half at least, and all together not more than `auto`
+        starts."""
         if not self.all_actors:
             return 0
-        each = fmean(float(a.get("cpu") or 0.0) for a in self.all_actors)
-        return int(max(0.0, self.cores - self.busy_cores) / max(each, 0.01))
+        rate = self.actor_steps_per_s
+        own = fmean(_wanted_cores(a) for a in self.all_actors)
+        if self.thread_trials:  # they count the programs that an actor has started, too
+            own = max(own, rate * self.thread_trials[0].cpu_s)
+        each = own + rate * self.learner_cpu_s
+        carried = math.floor(self.free_cores / max(each, 0.01) + 0.5)
+        return max(0, min(carried, self.most_actors - len(self.all_actors)))
+
+    @property
+    def most_actors(self) -> int:
+        """The most that `actors.count=auto` starts."""
+        return int(ACTORS_PER_CORE * self.cores)
 
     def slowest(self) -> tuple[Role, float, float] | None:
         """The slowest of several actors, its pace and the median of the others'. A pace is in steps
@@ -246,6 +311,29 @@ def percent(share: float) -> str:
 
 def _in(role: Role, *parts: str) -> float:
     return float(sum(role["ledger"].get(part, 0.0) for part in parts))
+
+
+def _wanted_cores(role: Role) -> float:
+    """Cores that a process would keep busy if it got one whenever it can run."""
+    runs = 1.0 - float(role.get("coreless") or 0.0)
+    return float(role.get("cpu") or 0.0) / max(runs, 0.01)
+
+
+def _coreless(role: Role) -> float:
+    """Share in which a process had no core. Where neither kernel nor metrics tell, that may be as
+    long as it had one."""
+    coreless = role.get("coreless")
+    return float((role.get("cpu") or 0.0) if coreless is None else coreless)
+
+
+def _rests(actor: Role, otherwise: float = 0.0) -> float:
+    """Share of an actor's clock in which it is in a step and does not compute, without the share in
+    which it does ``otherwise``."""
+    cpu = actor.get("cpu")
+    if cpu is None:
+        return 0.0
+    rests = 1.0 - _in(actor, "wait", "send") - float(cpu) - otherwise
+    return min(_in(actor, "step"), max(0.0, rests))
 
 
 def _rate(role: Role) -> float:

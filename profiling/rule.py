@@ -17,6 +17,7 @@ Kind = Literal[
     "turns",
     "few_slots",
     "slow_environment",
+    "waiting_environment",
     "slow_inference",
     "slow_actor",
     "starved",
@@ -46,6 +47,11 @@ RESERVE = 0.25
 FULL = 0.9
 # Gaps of a microsecond or two between kernels of ten are in every network.
 GAPS = 0.2
+# Share of a step in which an environment waits, from which on stepping several at once may pay: by
+# a third less time, steps are half as many again.
+WAITS = 1 / 3
+HELPS = 1.25  # times the rate: what is expected to gain less is no advice
+ALIKE = 1.1  # times the rate: the smaller of two numbers that differ by less is taken
 FAR = 3.0  # times the lag that the queue needs; its defaults stay below twice
 
 

@@ -10,10 +10,23 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from penstock.profiling.evidence import Evidence, most, percent
-from penstock.profiling.rule import BUSY, EXPLAINS, SLOW, WORTH, Kind, Rule, Verdict, empty
+from penstock.profiling.evidence import FAIR, Evidence, ThreadTrial, most, percent
+from penstock.profiling.rule import (
+    ALIKE,
+    BUSY,
+    EXPLAINS,
+    HELPS,
+    SLOW,
+    WAITS,
+    WORTH,
+    Kind,
+    Rule,
+    Verdict,
+    empty,
+)
 
 AFTER_FILLING_S = 30  # of a window, to see training in
+UNTRIED_THREADS = 16  # at most, where their number was not tried
 
 
 def waits_for_data(e: Evidence) -> Verdict | None:
@@ -171,6 +184,8 @@ def actors_work(e: Evidence) -> Verdict:
 
 def environment_is_slow(e: Evidence, share: float) -> Verdict:
     """Actors spend most of their time in steps of the environment."""
+    if e.env_waits > WAITS * share or helpful_threads(e):
+        return environment_waits(e, share)
     return Verdict(
         "slow_environment",
         f"the environment is slow: the learner waits {percent(e.wait)} for data",
@@ -178,6 +193,77 @@ def environment_is_slow(e: Evidence, share: float) -> Verdict:
         more_actors(e, "a faster environment helps"),
         e.wait,
     )
+
+
+def environment_waits(e: Evidence, share: float) -> Verdict:
+    """In its steps, actors wait for what is outside of them."""
+    return Verdict(
+        "waiting_environment",
+        f"the environment waits: the learner waits {percent(e.wait)} for data",
+        f"{_actors(e)} spend {percent(share)} in env.step, {percent(e.env_rests)} without "
+        "computing: a step waits for something outside of the actor, such as a sleep, a socket or "
+        "another program",
+        _shorter_wait(e),
+        e.wait,
+    )
+
+
+def _shorter_wait(e: Evidence) -> str:
+    """How more steps are made of an environment that waits: by threads, where a trial has shown
+    that they help, or else by actors."""
+    trials = e.thread_trials
+    if trials is None:
+        return _untried_threads(e)
+    if not trials:
+        more = more_actors(e, "more actors.envs help too, if its step takes no longer with them")
+        return f"{more}; actors.env_threads does nothing for its own vector form"
+
+    tried = f"in a trial, one actor made {trials[0].steps_per_s:,.0f} steps/s with "
+    tried += f"{trials[0].threads} of actors.env_threads"
+    if best := helpful_threads(e):
+        return (
+            f"step its environments side by side: actors.env_threads={best.threads}; {tried} and "
+            f"{best.steps_per_s:,.0f} with {best.threads}"
+        )
+    if len(trials) == 1:
+        return more_actors(e, "each environment of an actor has a thread already")
+    fastest = max(trials, key=lambda trial: trial.steps_per_s)
+    return more_actors(e, f"{tried} and {fastest.steps_per_s:,.0f} with {fastest.threads}")
+
+
+def _untried_threads(e: Evidence) -> str:
+    """Advice where no trial was made: the page has no environment at hand."""
+    envs, threads = (e.option("actors", name, 1) for name in ("envs", "env_threads"))
+    if not isinstance(envs, int) or threads >= envs:
+        return more_actors(e, "a faster environment helps")
+    return (
+        f"step its environments side by side: actors.env_threads={min(envs, UNTRIED_THREADS)}, if "
+        "they are single ones, Atari's or EnvPool's; `penstock profile` on one host tries which "
+        "number helps"
+    )
+
+
+def helpful_threads(e: Evidence) -> ThreadTrial | None:
+    """The trial of the smallest number of threads that is about as good as the best; None where
+    none is better than that of the run, by far, or nothing was tried.
+
+    The gain of threads is that of the trial, as far as there are cores for the actors, the programs
+    that they have started, and the learner. What the trial had of the cores, the run can have.
+    """
+    trials = e.thread_trials
+    if not trials:
+        return None
+    now, supply = trials[0], e.actor_steps_per_s * len(e.actors) * len(e.learners)
+    used = supply * (now.cpu_s + e.learner_cpu_s)
+    cores = max(e.idle_cores + used, FAIR * e.cores, *(trial.cpu for trial in trials))
+
+    def gain(trial: ThreadTrial) -> float:
+        side_by_side = trial.steps_per_s / now.steps_per_s
+        carried = min(cores, e.cores) / max(trial.cpu_s + e.learner_cpu_s, 1e-9)
+        return min(side_by_side, carried / supply) if supply else side_by_side
+
+    most = max(map(gain, trials))
+    return next(t for t in trials if ALIKE * gain(t) >= most) if most >= HELPS else None
 
 
 def inference_is_slow(e: Evidence, share: float) -> Verdict:
@@ -256,13 +342,19 @@ def more_actors(e: Evidence, otherwise: str) -> str:
     if room >= more:
         return f"{feed}: actors.count={now + more}; {otherwise}"
     if room:
+        cores = "which has idle cores"
+        if e.idle_cores < e.free_cores:
+            cores = "beside the other programs that keep its cores busy"
         return (
-            f"{feed}: {room} on this host, which has idle cores (actors.count={now + room}), and "
+            f"{feed}: {room} on this host, {cores} (actors.count={now + room}), and "
             f"{more - room} on other hosts (`penstock actor`); {otherwise}"
         )
+    full = f"{e.cores - e.idle_cores:.1f} of {e.cores:g} cores are busy"
+    if now >= e.most_actors:
+        full = f"{now} play, as many as actors.count=auto starts at most"
     return (
-        f"{feed}, but not on this host, where {e.busy_cores:.1f} of {e.cores:g} cores are busy: "
-        f"start them elsewhere (`penstock actor`); {otherwise}"
+        f"{feed}, but not on this host, where {full}: start them elsewhere (`penstock actor`); "
+        f"{otherwise}"
     )
 
 

@@ -13,6 +13,7 @@ from penstock.profiling.rule import (
     GAPS,
     RESERVE,
     SLOWED,
+    WAITS,
     WORTH,
     Verdict,
 )
@@ -92,6 +93,8 @@ def cores_are_crowded(e: Evidence) -> Verdict | None:
         return None
     if full:
         step = "move actors to other hosts (`penstock actor`), or let fewer play: actors.count"
+        if e.env_waits > WAITS * e.played("step"):
+            step += "; as the environment waits, give each more actors.env_threads instead"
     else:
         step = "see what else runs on this host, or limits this run (a container's quota)"
     return Verdict(

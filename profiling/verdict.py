@@ -8,7 +8,7 @@ comes last, in the order of `RULES`.
 from __future__ import annotations
 
 from penstock.profiling.evidence import Evidence, Profile
-from penstock.profiling.rule import Rule, Verdict, empty
+from penstock.profiling.rule import WAITS, Rule, Verdict, empty
 from penstock.profiling.rules_feed import waits_for_data
 from penstock.profiling.rules_learner import (
     bookkeeping_is_large,
@@ -25,7 +25,7 @@ from penstock.profiling.rules_learner import (
     reduction_is_exposed,
 )
 
-__all__ = ["Verdict", "findings"]
+__all__ = ["Verdict", "depends_on_threads", "findings"]
 
 RULES: tuple[Rule, ...] = (
     waits_for_data,
@@ -53,3 +53,13 @@ def findings(profile: Profile) -> list[Verdict]:
         return [empty("the learner finished no step", "profile for longer: --seconds")]
     found = [verdict for rule in RULES if (verdict := rule(evidence))]
     return sorted(found, key=lambda verdict: -verdict.cost) or [nothing_waits(evidence)]
+
+
+def depends_on_threads(profile: Profile) -> bool:
+    """Whether a trial of `actors.env_threads` may change what is found: actors spend most of their
+    time in steps of the environment, and much of that without computing."""
+    slow = {"slow_environment", "waiting_environment"}
+    if slow.isdisjoint(verdict.kind for verdict in findings(profile)):
+        return False
+    evidence = Evidence(profile)
+    return evidence.env_rests > WAITS * evidence.played("step")

@@ -34,8 +34,10 @@ def learner(
 
 
 def actor(
-    index: int = 0, *, rate: float = 500.0, cpu: float = 0.1, rank: int = 0, **parts: float
+    index: int = 0, *, rate: float = 500.0, cpu: float | None = None, rank: int = 0, **parts: float
 ) -> dict[str, Any]:
+    """Computes all the time in which it does not wait, unless ``cpu`` is given."""
+    cpu = 1.0 - parts.get("wait", 0.0) - parts.get("send", 0.0) if cpu is None else cpu
     return {
         "name": f"actor-{index}", "learner": rank, "ledger": parts, "cpu": cpu, "steps_per_s": rate
     }  # fmt: skip

@@ -10,7 +10,8 @@ from penstock.monitor.run_folder.columns import MetricColumns
 from penstock.watch.verdicts import WINDOW_S, MetricWindow, option
 
 LIMITS = {  # the stage that a verdict names; "host": none of them, but the cores that they share
-    "slow_environment": "environments", "turns": "environments",
+    "slow_environment": "environments", "waiting_environment": "environments",
+    "turns": "environments",
     "slow_inference": "actors", "slow_actor": "actors", "straggler": "actors", "starved": "actors",
     "slow_wire": "transport", "few_slots": "store", "filling": "store", "slow_gather": "store",
     "reduction": "learner", "slow_rank": "learner", "crowded": "host", "slow_copy": "learner",

@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.configs.policy_lag import batches_ahead, lag_of, lent_by_batch
 from penstock.configs.schema import Config
+from penstock.profiling.evidence import ThreadTrial
 from penstock.profiling.verdict import findings
 
 Profile = dict[str, Any]
@@ -107,6 +108,7 @@ def build(
     flow: FlowEvidence,
     options: Mapping[str, Any],
     target: str = "",
+    idle_cores: float | None = None,
 ) -> Profile:
     """The profile of a window, but for its verdict.
 
@@ -116,19 +118,28 @@ def build(
         device: what learners train on, "cpu" or "cuda".
         options: those of the run, with what `judged_options` adds.
         target: what was profiled.
+        idle_cores: of those, how many no process of the host kept busy.
     """
     return {
         "target": target,
         "seconds": seconds,
         "cores": cores,
+        "idle_cores": idle_cores,
         "device": device,
         "learner": [learner.entry() for learner in learners],
         "actors": [{**vars(actor)} for actor in actors],
         "connectors": [{**vars(connector)} for connector in connectors],
         "others": [{**vars(process)} for process in others],
         "flow": {**vars(flow)},
+        "env_threads": None,
         "config": options,
     }
+
+
+def with_thread_trials(profile: Profile, trials: Sequence[Sequence[float]]) -> Profile:
+    """``profile`` with what `penstock.launch.measuring.thread_trials` has returned."""
+    keys = ThreadTrial._fields
+    return {**profile, "env_threads": [dict(zip(keys, t, strict=True)) for t in trials]}
 
 
 def with_verdict(profile: Profile) -> Profile:

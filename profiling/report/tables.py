@@ -31,6 +31,7 @@ def tables(profile: Mapping[str, Any]) -> list[TextTable]:
         _table("Actors", "% of wall clock", profile["actors"], _ACTOR),
         _table("Connectors", "% of wall clock", profile["connectors"], _CONNECTOR),
         _table("Other processes", "% of wall clock", profile["others"], _OTHER),
+        env_threads(profile.get("env_threads")),
         stages(profile["flow"]["stages"]),
         flow(profile["flow"]),
     ]
@@ -58,6 +59,17 @@ def heading(profile: Mapping[str, Any]) -> str:
     return (
         f"{profile['target']}: {profile['seconds']:.1f} s on {profile['cores']:g} cores, "
         f"learner on {profile['device']}"
+    )
+
+
+def env_threads(trials: Entries | None) -> TextTable:
+    """What one actor did alone, by number of `actors.env_threads`."""
+    rows = tuple(
+        (f"{trial['threads']}", count(trial["steps_per_s"]), _ratio(trial["cpu"]))
+        for trial in trials or ()
+    )
+    return TextTable(
+        "Trial of actors.env_threads, one actor alone", ("", "steps/s", "cpu/wall"), rows
     )
 
 

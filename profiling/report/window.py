@@ -77,6 +77,7 @@ def make(
     *,
     cores: float,
     device: str,
+    idle_cores: float | None = None,
     ceiling: float | None = None,
     slot_nbytes: int | None = None,
     weights_nbytes: int | None = None,
@@ -85,10 +86,10 @@ def make(
 ) -> Profile:
     """The profile, but for its verdict and the paths of its files.
 
-    ``device`` is what learners train on, ``ceiling`` the trained agent steps/s of one that never
-    waits, ``slot_nbytes`` what a slot of the run weighs, ``weights_nbytes`` what its parameters do
-    in the memory of this host, ``kernel_busy`` the share of the time in which the first learner's
-    GPU ran kernels; None where that is not known.
+    ``device`` is what learners train on, ``idle_cores`` as of `build`, ``ceiling`` the trained
+    agent steps/s of one that never waits, ``slot_nbytes`` what a slot of the run weighs,
+    ``weights_nbytes`` what its parameters do in the memory of this host, ``kernel_busy`` the share
+    of the time in which the first learner's GPU ran kernels; None where that is not known.
     """
     if config.algo.trains_on == "transitions" and config.replay.samples_per_insert is None:
         ceiling = None  # it counts drawn transitions, and the run's rate counts inserted steps
@@ -108,6 +109,7 @@ def make(
         target=target,
         seconds=window.seconds,
         cores=cores,
+        idle_cores=idle_cores,
         device=device,
         learners=[
             _learner(c, window, ceiling, None if i else kernel_busy) for i, c in enumerate(learners)

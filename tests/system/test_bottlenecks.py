@@ -64,11 +64,26 @@ def by_others(verdict: dict[str, Any]) -> bool:
     return verdict["kind"] == "crowded" and "see what else runs" in verdict["next_step"]
 
 
+SINGLE = "env.wrappers=[gymnasium.wrappers:FlattenObservation]"  # turns its vector form off
+
+
 @pytest.mark.slow
-def test_a_slow_environment(penstock: Penstock, tmp_path: Path) -> None:
-    verdict = verdict_on(penstock, tmp_path, *SMALL, "env.kwargs.step_time_s=0.002")
-    assert verdict["kind"] == "slow_environment"
-    assert "more actors would feed it" in verdict["next_step"]
+@pytest.mark.parametrize(
+    ("options", "kind", "advice"),
+    [
+        (["env.kwargs.busy=true"], "slow_environment", "more actor"),
+        ([], "waiting_environment", "actors.env_threads does nothing for its own vector form"),
+        ([SINGLE], "waiting_environment", "side by side: actors.env_threads="),
+    ],
+    ids=["computes", "waits", "waits, single"],
+)
+def test_a_slow_environment(
+    options: list[str], kind: str, advice: str, penstock: Penstock, tmp_path: Path
+) -> None:
+    options = [*SMALL, "actors.count=1", "env.kwargs.step_time_s=0.002", *options]
+    verdict = verdict_on(penstock, tmp_path, *options)
+    assert verdict["kind"] == kind
+    assert advice in verdict["next_step"]
 
 
 @pytest.mark.slow

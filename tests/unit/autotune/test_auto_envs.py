@@ -242,6 +242,43 @@ def test_an_environment_that_cannot_be_timed_leaves_the_smallest_number(
     assert not list(cache.glob("*.json"))
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["actors.envs=8"], [1, 2, 4, 8]),
+        (["actors.envs=12"], [1, 2, 3, 6, 12]),
+        (["actors.envs=12", "actors.env_threads=4"], [4, 6, 12]),
+        (["actors.envs=1", "actors.env_threads=2"], [2]),
+        (["actors.envs=2048", "actors.env_threads=512"], [512, 1024]),
+    ],
+)
+def test_threads_are_tried_up_to_one_for_each_environment(
+    options: list[str], expected: list[int]
+) -> None:
+    assert measuring.thread_choices(resolve("cartpole", options)) == expected
+
+
+def test_threads_are_timed_where_they_step_the_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "waiting_envs.py").write_text(ENVS)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("BUDGET_S", "THREADS_PASS_S"):
+        monkeypatch.setattr(measuring, name, 0.05)
+    found = {}
+    try:
+        for env in ("each_waits", "OneWait"):
+            config = resolve(f"waiting_envs:{env}", ["actors.envs=4"])
+            found[env] = measuring.time_threads(config.model_dump(mode="json"))
+    finally:
+        sys.modules.pop("waiting_envs", None)
+    assert found["OneWait"] == []
+    (one, rate, cpu), *_, (four, rate_of_four, _) = found["each_waits"]
+    assert (one, four) == (1, 4)
+    assert rate <= 500.0 < rate_of_four
+    assert 0.0 < cpu < 0.5
+
+
 @pytest.mark.parametrize(("env", "expected"), [("OneWait", [16, 32, 64]), ("each_waits", [16, 32])])
 def test_real_steps_are_timed_until_twice_as_many_gain_little(
     env: str, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

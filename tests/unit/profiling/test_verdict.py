@@ -17,6 +17,7 @@ IDLE_FEEDER = {"feeder": {"gather": 0.3, "wait": 0.7}}
 KINDS = {
     "healthy": profile([learner(wait_data=0.02)], two(**HEALTHY)),
     "slow_environment": profile([learner(wait_data=0.4)], two(**STEPPING)),
+    "waiting_environment": profile([learner(wait_data=0.4)], two(cpu=0.1, **STEPPING)),
     "slow_inference": profile([learner(wait_data=0.4)], two(step=0.2, infer=0.8)),
     "slow_actor": profile([learner(wait_data=0.4)], two(step=0.2, infer=0.2, write=0.3, other=0.3)),
     "few_slots": profile([learner(wait_data=0.3)], two(step=0.3, infer=0.2, wait=0.5)),
