@@ -1,9 +1,13 @@
-"""Estimates of a policy's mean return, and the decisions that follow from them.
+"""Estimates of a policy's mean return, the decisions that follow from them, and how many episodes
+an estimate may cost.
 
 A policy is played in two ways: `greedy` takes the most probable action, `sampled` draws actions as
 in training. The better of two estimates is biased upwards, because it was selected for being high.
 So whether a return is reached is decided in two parts: the way is chosen by the episodes of one
 part, and its mean is bounded by other episodes, which were not used to choose.
+
+Weights, and the ways to play them, are compared by the lower end of the interval of their mean
+(`lower_end`), so that a few lucky episodes do not win over many good ones.
 """
 
 from __future__ import annotations
@@ -17,6 +21,9 @@ Way = Literal["greedy", "sampled"]
 WAYS: tuple[Way, ...] = ("greedy", "sampled")
 LEAST = 10  # episodes by which a standard error says something
 Z = 1.96  # standard errors from the mean to either end of a 95 % confidence interval
+PRIOR = 10  # episodes for which the spread of the returns in training counts, in `lower_end`
+LONGEST_S = 240.0  # between two evaluations, which rather have fewer episodes
+FEWEST = 2  # episodes of an evaluation in each way; fewer have no standard error
 
 
 class Estimate(NamedTuple):
@@ -45,14 +52,54 @@ def estimate(returns: Sequence[float]) -> Estimate:
     return Estimate(statistics.fmean(returns), se, n)
 
 
-def better_way(found: Mapping[Way, Estimate]) -> Way:
-    """The way with the higher mean; greedy if they are equal."""
-    return "sampled" if found["sampled"].mean > found["greedy"].mean else "greedy"
+def pooled(one: Estimate, other: Estimate) -> Estimate:
+    """The estimate from the episodes of both, of the same weights played in the same way."""
+    parts, n = (one, other), one.episodes + other.episodes
+    mean = sum(part.episodes * part.mean for part in parts) / n
+
+    within = sum(part.se**2 * part.episodes * (part.episodes - 1) for part in parts)
+    between = sum(part.episodes * (part.mean - mean) ** 2 for part in parts)
+    return Estimate(mean, math.sqrt((within + between) / (n - 1) / n), n)
 
 
-def out_of_reach(found: Mapping[Way, Estimate], goal: float) -> bool:
+def lower_end(found: Estimate, spread: float | None) -> float:
+    """The figure by which evaluated weights are compared: the lower end of the 95 % confidence
+    interval of the mean, where the variance also counts ``spread``² as `PRIOR` episodes would.
+
+    Few episodes say little about their own spread: four that all succeed have a standard error of
+    0.
+
+    Args:
+        spread: standard deviation of the returns in training at that time; None: unknown.
+    """
+    if spread is None:
+        return found.lower
+    own = found.episodes - 1
+    variance = (own * found.episodes * found.se**2 + PRIOR * spread**2) / (own + PRIOR)
+    return found.mean - Z * math.sqrt(variance / found.episodes)
+
+
+class Choice(NamedTuple):
+    """The way to play weights, its estimate, and the `lower_end` by which it was chosen."""
+
+    way: Way
+    found: Estimate
+    lower: float
+
+
+def choose(found: Mapping[Way, Estimate], spread: float | None) -> Choice:
+    """The way with the higher `lower_end`; greedy if they are equal."""
+    greedy, sampled = (Choice(way, found[way], lower_end(found[way], spread)) for way in WAYS)
+    return sampled if sampled.lower > greedy.lower else greedy
+
+
+def spread_of(returns: Sequence[float]) -> float | None:
+    """The standard deviation of the returns in training; None for fewer than two."""
+    return statistics.stdev(returns) if len(returns) > 1 else None
+
+
+def out_of_reach(better: Estimate, goal: float) -> bool:
     """Whether the better way is so far below ``goal`` that further episodes need not be played."""
-    better = found[better_way(found)]
     return better.episodes >= LEAST and better.upper < goal
 
 
@@ -62,23 +109,23 @@ def reaches(found: Estimate, goal: float) -> bool:
 
 
 def evidence(
-    found: Mapping[Way, Estimate], trained_steps: int, closing: Estimate | None = None
+    found: Mapping[Way, Estimate], way: Way, trained_steps: int, closing: Estimate | None = None
 ) -> dict[str, Any]:
     """How to play a policy, and by which evaluation, as JSON: it is stored with checkpoints and
     exported policies, and read by `way_of`.
 
     Args:
-        found: the estimate of each way.
+        found: the estimate of each way, by all episodes.
+        way: the better one.
         trained_steps: agent steps that the evaluated weights were trained on.
-        closing: the estimate by further episodes of the better way, if there were any.
+        closing: the estimate by further episodes, if there were any, which ``found`` includes.
     """
-    by_way: dict[str, Any] = {way: {"mean": found[way].mean, "se": found[way].se} for way in WAYS}
     about: dict[str, Any] = {
-        "way": better_way(found),
-        "episodes": found["greedy"].episodes,
+        "way": way,
+        "episodes": found[way].episodes,
         "trained_steps": trained_steps,
+        **{each: found[each]._asdict() for each in WAYS},
     }
-    about |= by_way
     return about if closing is None else {**about, "closing": closing._asdict()}
 
 
@@ -88,19 +135,67 @@ def way_of(found: object) -> Way:
     return "sampled" if way == "sampled" else "greedy"
 
 
-def spacing(every: int, cost_s: float, share: float | None, steps_per_s: float) -> int:
-    """Agent steps between two evaluations: ``every`` times the smallest power of two with which
-    they take at most ``share`` of a core.
+class Cost(NamedTuple):
+    """The time of a pair of episodes, one in each way: of the processor, and on the clock."""
+
+    cpu_s: float
+    wall_s: float
+
+
+class Schedule(NamedTuple):
+    """Agent steps between two evaluations, and the ``episodes`` of each in either way."""
+
+    every: int
+    episodes: int
+
+
+def schedule(
+    every: int, episodes: int, cost: Cost, share: float | None, steps_per_s: float
+) -> Schedule:
+    """When to evaluate, and by how many episodes.
+
+    Complete evaluations are at ``every`` steps times the smallest power of two with which they take
+    at most ``share`` of a core. Where these would be more than `LONGEST_S` apart, there are smaller
+    ones: at ``every`` times the largest power of two, which may be a fraction, that is not further
+    apart. Only where even the smallest take more than ``share``, they are.
 
     With powers of two, the steps of the evaluations of a run with a wider spacing are also those of
     a run with a narrower one, so that seeds can be compared.
 
     Args:
-        cost_s: CPU seconds of one evaluation.
-        share: None: no limit.
+        every: steps between evaluations that cost nothing.
+        episodes: of a complete evaluation, in each way.
+        share: None: no limit, so that all are complete and at each multiple of ``every``.
         steps_per_s: agent steps that are trained on in a second.
     """
     if share is None:
-        return every
-    wanted = cost_s / share * steps_per_s / every
-    return every * 2 ** max(0, math.ceil(math.log2(wanted))) if wanted > 1 else every
+        return Schedule(every, episodes)
+
+    def exponent(seconds: float) -> float:
+        return math.log2(max(seconds * steps_per_s / every, 1e-9))
+
+    distance = every * 2 ** max(0, math.ceil(exponent(episodes * cost.cpu_s / share)))
+    seconds = distance / steps_per_s
+    if seconds <= LONGEST_S and episodes * cost.wall_s <= max(seconds, LONGEST_S / 2):
+        return Schedule(distance, episodes)
+
+    least_s = min(FEWEST, episodes) * cost.cpu_s / share
+    if least_s > LONGEST_S:
+        distance = _doubled(every, math.ceil(exponent(least_s)))
+    else:
+        distance = _doubled(every, math.floor(exponent(LONGEST_S)))
+    return Schedule(distance, episodes_within(episodes, cost, share, distance / steps_per_s))
+
+
+def episodes_within(most: int, cost: Cost, share: float, seconds: float) -> int:
+    """The episodes in each way that take at most ``share`` of a core over so many ``seconds``, and
+    at most half of these on the clock: from `FEWEST` to ``most``."""
+    fitting = min(
+        most, share * seconds / max(cost.cpu_s, 1e-9), seconds / 2 / max(cost.wall_s, 1e-9)
+    )
+    return max(int(fitting), min(FEWEST, most))
+
+
+def _doubled(every: int, times: int) -> int:
+    """``every``, doubled so often, or halved if ``times`` is below 0."""
+    return every * 2**times if times >= 0 else max(1, every // 2**-times)
