@@ -66,7 +66,7 @@ from penstock.learner.checkpoints.checkpoint_history import (
     best_locked,
     best_meta,
 )
-from penstock.learner.evaluation_requests import CLOSING, FIRST, FIRST_S, POINT
+from penstock.learner.evaluation_requests import CLOSING, FIRST, POINT
 from penstock.profiling.ledger import Part
 from penstock.profiling.status import Phase
 
@@ -93,6 +93,9 @@ POLL_S = 0.05
 IDLE_S = 1.0  # between two reports that it is idle
 NOTED_S = 60.0  # a longer time between evaluations is noted, with the reason
 PROBED = 32  # steps by which the cost of a step is estimated
+PROBED_ENVS = 4  # where it is high, for a first evaluation with few episodes
+FIRST_WITHIN_S = 120.0  # of training, so that the first evaluation may take a share of these
+SOON_S = 60.0  # after a first evaluation another one is skipped
 LAST_S = 300.0  # for the run's last evaluation, which is ended after twice as long
 
 
@@ -368,14 +371,15 @@ class Evaluator:
         if self._cost is None:
             if not progress["lengths"]:  # the length of an episode is unknown yet
                 return None
-            self._cost = self._estimated_cost(progress["lengths"])
+            envs = min(PROBED_ENVS, complete) if request == FIRST else None
+            self._cost = self._estimated_cost(self.game(envs), progress["lengths"])
             self._space_out(self._cost, progress)
             point = progress["trained_steps"] // every * every
             if request == POINT and point % self._schedule.every:
                 return None
         if request == FIRST and share is not None:
-            return episodes_within(complete, self._cost, share, 2 * FIRST_S)
-        if self._first_s is not None and progress["time_s"] - self._first_s < FIRST_S:
+            return episodes_within(complete, self._cost, share, FIRST_WITHIN_S)
+        if self._first_s is not None and progress["time_s"] - self._first_s < SOON_S:
             return None
         return self._schedule.episodes
 
@@ -404,17 +408,17 @@ class Evaluator:
                 *(count(distance), count(every), *about),
             )
 
-    def _estimated_cost(self, lengths: Sequence[int]) -> Cost:
-        """The cost of two episodes that are as long as those in training, by some steps of the
-        environments with the policy's decisions."""
+    def _estimated_cost(self, game: BatchedEnv, lengths: Sequence[int]) -> Cost:
+        """The cost of two episodes that are as long as those in training, by some steps of ``game``
+        with the policy's decisions."""
         import numpy as np
 
         from penstock.evaluation.evaluate import of_checkpoint
 
-        game = self.game()
         space = game.info.observation_space
         obs = np.empty((game.count, *space.shape), space.dtype)
         policy = of_checkpoint(self._config, self._held).policy(game, SEED)
+        self._ctx.status.beat()
         game.reset_into(SEED, obs)
         for i in range(PROBED + 1):
             if i == 1:  # the first includes imports
@@ -521,6 +525,7 @@ class Evaluator:
             self._game = None
         if self._game is None:
             self._game = make(self._config.env, envs)
+            self._ctx.status.beat()
         return self._game
 
     def _play_both(self, folder: Path, episodes: int) -> dict[Way, list[Episode]]:

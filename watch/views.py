@@ -602,7 +602,7 @@ def _why_no_evaluation(run: WatchedRun) -> str:
         reason = f"With transport.kind={transport} only eval.every_s enables them."
     else:
         reason = (
-            "The first is due after a minute of training, and the next every eval.every_steps = "
+            "The first is due after 45 seconds of training, and the next every eval.every_steps = "
             f"{every_steps} trained steps, or further apart where they would take more than "
             f"eval.share = {share} of a core; the run has "
             f"{digits(finite(run.last.get('trained_steps')))}. eval.share=null sets no limit."

@@ -233,11 +233,11 @@ def test_after_a_resume_the_next_multiple_is_the_first() -> None:
     assert requests.due() == POINT
 
 
-def test_an_evaluator_without_evaluation_is_asked_after_a_minute_of_training() -> None:
+def test_an_evaluator_without_evaluation_is_asked_soon_after_the_training_began() -> None:
     run = Run()
     run.idle()
     run.now_s += FIRST_S
-    assert run.trained(10) is None  # the first steps: the minute begins
+    assert run.trained(10) is None  # the first steps
     run.now_s += FIRST_S - 0.1
     assert run.trained(20) is None
     run.now_s += 0.1
@@ -255,7 +255,7 @@ def test_an_evaluator_without_evaluation_is_asked_after_a_minute_of_training() -
 
 
 @pytest.mark.parametrize("option", ["eval.share=null", "eval.every_s=5", "eval.every_steps=null"])
-def test_who_sets_other_times_is_not_asked_after_a_minute(option: str) -> None:
+def test_who_sets_other_times_is_not_asked_soon(option: str) -> None:
     run = Run(option)
     run.idle()
     assert run.trained(10) is None
