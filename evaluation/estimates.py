@@ -1,5 +1,4 @@
-"""Estimates of a policy's mean return, the decisions that follow from them, and how many episodes
-an estimate may cost.
+"""Estimates of a policy's mean return, and the decisions that follow from them.
 
 A policy is played in two ways: `greedy` takes the most probable action, `sampled` draws actions as
 in training. The better of two estimates is biased upwards, because it was selected for being high.
@@ -22,8 +21,6 @@ WAYS: tuple[Way, ...] = ("greedy", "sampled")
 LEAST = 10  # episodes by which a standard error says something
 Z = 1.96  # standard errors from the mean to either end of a 95 % confidence interval
 PRIOR = 10  # episodes for which the spread of the returns in training counts, in `lower_end`
-LONGEST_S = 240.0  # between two evaluations, which rather have fewer episodes
-FEWEST = 2  # episodes of an evaluation in each way; fewer have no standard error
 
 
 class Estimate(NamedTuple):
@@ -133,69 +130,3 @@ def way_of(found: object) -> Way:
     """The way in `evidence`; greedy without any, as in files of earlier versions."""
     way = found.get("way") if isinstance(found, Mapping) else None
     return "sampled" if way == "sampled" else "greedy"
-
-
-class Cost(NamedTuple):
-    """The time of a pair of episodes, one in each way: of the processor, and on the clock."""
-
-    cpu_s: float
-    wall_s: float
-
-
-class Schedule(NamedTuple):
-    """Agent steps between two evaluations, and the ``episodes`` of each in either way."""
-
-    every: int
-    episodes: int
-
-
-def schedule(
-    every: int, episodes: int, cost: Cost, share: float | None, steps_per_s: float
-) -> Schedule:
-    """When to evaluate, and by how many episodes.
-
-    Complete evaluations are at ``every`` steps times the smallest power of two with which they take
-    at most ``share`` of a core. Where these would be more than `LONGEST_S` apart, there are smaller
-    ones: at ``every`` times the largest power of two, which may be a fraction, that is not further
-    apart. Only where even the smallest take more than ``share``, they are.
-
-    With powers of two, the steps of the evaluations of a run with a wider spacing are also those of
-    a run with a narrower one, so that seeds can be compared.
-
-    Args:
-        every: steps between evaluations that cost nothing.
-        episodes: of a complete evaluation, in each way.
-        share: None: no limit, so that all are complete and at each multiple of ``every``.
-        steps_per_s: agent steps that are trained on in a second.
-    """
-    if share is None:
-        return Schedule(every, episodes)
-
-    def exponent(seconds: float) -> float:
-        return math.log2(max(seconds * steps_per_s / every, 1e-9))
-
-    distance = every * 2 ** max(0, math.ceil(exponent(episodes * cost.cpu_s / share)))
-    seconds = distance / steps_per_s
-    if seconds <= LONGEST_S and episodes * cost.wall_s <= max(seconds, LONGEST_S / 2):
-        return Schedule(distance, episodes)
-
-    least_s = min(FEWEST, episodes) * cost.cpu_s / share
-    if least_s > LONGEST_S:
-        distance = _doubled(every, math.ceil(exponent(least_s)))
-    else:
-        distance = _doubled(every, math.floor(exponent(LONGEST_S)))
-    return Schedule(distance, episodes_within(episodes, cost, share, distance / steps_per_s))
-
-
-def episodes_within(most: int, cost: Cost, share: float, seconds: float) -> int:
-    """The episodes in each way that take at most ``share`` of a core over so many ``seconds``, and
-    at most half of these on the clock: from `FEWEST` to ``most``."""
-    fitting = min(
-        most, share * seconds / max(cost.cpu_s, 1e-9), seconds / 2 / max(cost.wall_s, 1e-9)
-    )
-    return max(int(fitting), min(FEWEST, most))
-
-
-def _doubled(every: int, times: int) -> int:
-    """``every``, doubled so often, or halved if ``times`` is below 0."""
-    return every * 2**times if times >= 0 else max(1, every // 2**-times)

@@ -6,7 +6,7 @@ complete. Which checkpoints are evaluated is decided by the learner, which write
 evaluation (`learner.evaluation_requests`); or by `eval.every_s`, and then it is `checkpoints/last`,
 which stays on disk under a name of its own (a hard link) while the learner saves further ones. An
 evaluation by steps is skipped where it would take more than `eval.share` of a core, and has fewer
-episodes where there would be none for minutes (`evaluation.estimates.schedule`). When a run reaches
+episodes where there would be none for minutes (`evaluation.schedule`). When a run reaches
 one of its limits, such as `stop.env_steps`, its last weights are evaluated as well.
 
 Every evaluation plays the same games, or the first of these, greedily and with sampled actions, so
@@ -37,25 +37,21 @@ from penstock.core.notes import note_logger
 from penstock.core.role import RoleContext
 from penstock.evaluation.best_videos import BestVideos
 from penstock.evaluation.estimates import (
-    FEWEST,
     WAYS,
     Choice,
-    Cost,
     Estimate,
-    Schedule,
     Way,
     choose,
-    episodes_within,
     estimate,
     evidence,
     lower_end,
     out_of_reach,
     pooled,
     reaches,
-    schedule,
     spread_of,
     way_of,
 )
+from penstock.evaluation.schedule import Cost, EvaluationSchedule
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import FILE, DamagedCheckpointError
 from penstock.learner.checkpoints.checkpoint_history import (
@@ -66,7 +62,7 @@ from penstock.learner.checkpoints.checkpoint_history import (
     best_locked,
     best_meta,
 )
-from penstock.learner.evaluation_requests import CLOSING, FIRST, POINT
+from penstock.learner.evaluation_requests import CLOSING, FIRST
 from penstock.profiling.ledger import Part
 from penstock.profiling.status import Phase
 
@@ -91,12 +87,8 @@ VIDEO_SEED = 3_100_000  # apart from all of these
 CLOSING_SEEDS = 10_000  # between two closing evaluations, which play different games
 POLL_S = 0.05
 IDLE_S = 1.0  # between two reports that it is idle
-NOTED_S = 60.0  # a longer time between evaluations is noted, with the reason
 PROBED = 32  # steps by which the cost of a step is estimated
 PROBED_ENVS = 4  # where it is high, for a first evaluation with few episodes
-FIRST_WITHIN_S = 120.0  # of training, so that the first evaluation may take a share of these
-SOON_S = 60.0  # after a first evaluation another one is skipped
-LAST_S = 300.0  # for the run's last evaluation, which is ended after twice as long
 
 
 class StoppedError(Exception):
@@ -180,10 +172,7 @@ class Evaluator:
                 _remove(each)
         self._done = 0  # trained steps of the last checkpoint that was taken
         self._play_by: dict[str, Any] | None = None  # evidence of the last evaluation
-        self._schedule = Schedule(config.eval.every_steps or 0, config.eval.episodes)
-        self._noted = self._schedule
-        self._cost: Cost | None = None  # by the last evaluation, or estimated before the first
-        self._first_s: float | None = None  # seconds of training behind the first evaluation
+        self._schedule = EvaluationSchedule(config.eval)
         self._closings = 0
         self._game: BatchedEnv | None = None
         seed = VIDEO_SEED + config.run.seed
@@ -243,21 +232,26 @@ class Evaluator:
         meta = checkpoint_format.read_meta(self._held)
         request = meta.get(REQUEST)
         self._done = steps = meta["progress"]["trained_steps"]
-        episodes = self._episodes_of(meta["progress"], request, last=last)
+        progress = meta["progress"]
+
+        def cost() -> Cost:
+            envs = min(PROBED_ENVS, self._config.eval.episodes) if request == FIRST else None
+            return self._estimated_cost(self.game(envs), progress["lengths"])
+
+        episodes = self._schedule.episodes(request, progress, cost)
+        if last:
+            episodes = self._schedule.last_episodes()
         if episodes is None:
             return
+
         began_s, cpu_s = time.monotonic(), time.process_time()
-        result = self._evaluate(meta["progress"], request, episodes)
+        result = self._evaluate(progress, request, episodes)
         self._ctx.report("evaluation", **result)
         wall_s, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
         if request == CLOSING:
             solved = result["closing"]["solved"]
             self._ctx.report("verdict", trained_steps=steps, solved=solved, seconds=wall_s)
-        elif request in (POINT, FIRST):
-            self._cost = Cost(cpu_s / episodes, wall_s / episodes)
-            self._space_out(self._cost, meta["progress"])
-            if request == FIRST:
-                self._first_s = meta["progress"]["time_s"]
+        self._schedule.took(request, progress, Cost(cpu_s / episodes, wall_s / episodes))
 
     def _evaluate(
         self, progress: Mapping[str, Any], request: str | None, episodes: int
@@ -355,58 +349,6 @@ class Evaluator:
         about = number(goal), way, describe(further), further.episodes, count(steps)
         logger.info(text, *about)
         return further, solved
-
-    def _episodes_of(
-        self, progress: Mapping[str, Any], request: str | None, *, last: bool
-    ) -> int | None:
-        """The episodes of an evaluation in each way, all where it decides something; None for one
-        that comes too soon, for instance because it would take more than `eval.share` of a core."""
-        settings = self._config.eval
-        complete, share, every = settings.episodes, settings.share, settings.every_steps
-        if request not in (POINT, FIRST):
-            fitting = int(LAST_S / self._cost.wall_s) if last and self._cost else complete
-            return max(min(fitting, complete), min(FEWEST, complete))
-
-        assert every is not None
-        if self._cost is None:
-            if not progress["lengths"]:  # the length of an episode is unknown yet
-                return None
-            envs = min(PROBED_ENVS, complete) if request == FIRST else None
-            self._cost = self._estimated_cost(self.game(envs), progress["lengths"])
-            self._space_out(self._cost, progress)
-            point = progress["trained_steps"] // every * every
-            if request == POINT and point % self._schedule.every:
-                return None
-        if request == FIRST and share is not None:
-            return episodes_within(complete, self._cost, share, FIRST_WITHIN_S)
-        if self._first_s is not None and progress["time_s"] - self._first_s < SOON_S:
-            return None
-        return self._schedule.episodes
-
-    def _space_out(self, cost: Cost, progress: Mapping[str, Any]) -> None:
-        """Set the distance between evaluations, and their episodes, by the ``cost`` of a pair."""
-        settings = self._config.eval
-        complete, every = settings.episodes, settings.every_steps
-        assert every is not None
-        rate = max(progress["trained_steps"], 1) / max(progress["time_s"], 1e-3)
-        self._schedule = schedule(every, complete, cost, settings.share, rate)
-        distance, episodes = self._schedule
-        about = complete * cost.cpu_s, settings.share
-        if episodes < min(complete, self._noted.episodes):
-            self._noted = self._schedule
-            logger.info(
-                "evaluations have fewer episodes than eval.episodes = %d, so that there is one "
-                "every %.0f s: one of all episodes takes about %.2g s of CPU time, and eval.share "
-                "is %g",
-                *(complete, distance / rate, *about),
-            )
-        elif episodes == complete and distance > max(self._noted.every, NOTED_S * rate):
-            self._noted = self._schedule
-            logger.info(
-                "evaluations are %s steps apart instead of eval.every_steps = %s: one takes about "
-                "%.2g s of CPU time, and eval.share is %g",
-                *(count(distance), count(every), *about),
-            )
 
     def _estimated_cost(self, game: BatchedEnv, lengths: Sequence[int]) -> Cost:
         """The cost of two episodes that are as long as those in training, by some steps of ``game``

@@ -6,20 +6,15 @@ import numpy as np
 import pytest
 
 from penstock.evaluation.estimates import (
-    LONGEST_S,
-    Cost,
     Estimate,
-    Schedule,
     Way,
     choose,
-    episodes_within,
     estimate,
     evidence,
     lower_end,
     out_of_reach,
     pooled,
     reaches,
-    schedule,
     spread_of,
     way_of,
 )
@@ -117,59 +112,6 @@ def test_choosing_the_better_way_does_not_confirm_too_often() -> None:
         confirmed += reaches(estimate(rng.normal(goal, 50, 100).tolist()), goal)
     assert 0.018 < confirmed / trials < 0.034
     assert biased / trials > 0.04
-
-
-@pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
-@pytest.mark.parametrize("cost_s", [0.001, 0.06, 3.0])
-@pytest.mark.parametrize("rate", [2_000.0, 30_000.0, 400_000.0])
-def test_the_distance_is_the_first_doubled_one_that_is_cheap_enough(
-    share: float, cost_s: float, rate: float
-) -> None:
-    every = 100_000
-    while cost_s > share * every / rate:
-        every *= 2
-    pair = Cost(cost_s / 20, cost_s / 10)
-    assert schedule(100_000, 20, pair, share, rate) == (every, 20)
-
-
-@pytest.mark.parametrize(
-    ("rate", "pair", "found"),
-    [
-        # Pong: complete ones would be 560 s apart. 400,000 steps take 210.5 s, and 5 % 10.5 s.
-        (1_900.0, Cost(1.4, 2.8), Schedule(400_000, 7)),
-        (1_900.0, Cost(1.4, 20.0), Schedule(400_000, 5)),  # at most half of 210.5 s on the clock
-        # A slow game, of which 100,000 steps take 1,000 s: a complete one in an eighth of that.
-        (100.0, Cost(0.1, 0.2), Schedule(12_500, 20)),
-        # The smallest take 20 s, and so 400 s: 8 times 62.5 s are the first that are enough.
-        (1_600.0, Cost(10.0, 10.0), Schedule(800_000, 2)),
-    ],
-)
-def test_evaluations_have_fewer_episodes_rather_than_come_late(
-    rate: float, pair: Cost, found: Schedule
-) -> None:
-    assert schedule(100_000, 20, pair, 0.05, rate) == found
-
-
-@pytest.mark.parametrize("rate", [3.0, 170.0, 1_000.0, 7_000.0, 90_000.0])
-@pytest.mark.parametrize("cpu_s", [1e-4, 0.03, 0.7, 5.9])
-def test_evaluations_are_in_time_and_within_their_share(rate: float, cpu_s: float) -> None:
-    every, episodes = schedule(100_000, 20, Cost(cpu_s, 2 * cpu_s), 0.05, rate)
-    assert every / rate <= LONGEST_S
-    assert every in {100_000 * 2**n for n in range(20)} | {100_000 // 2**n for n in range(20)}
-    assert 2 <= episodes <= 20
-    assert episodes == 2 or episodes * cpu_s <= 0.05 * every / rate
-
-
-def test_without_a_limit_every_point_is_evaluated_completely() -> None:
-    assert schedule(100_000, 20, Cost(1e6, 1e6), None, 1e6) == (100_000, 20)
-
-
-def test_a_number_of_episodes_fits_into_both_times() -> None:
-    assert episodes_within(20, Cost(1.4, 2.0), 0.05, 120.0) == 4  # of 6 s
-    assert episodes_within(20, Cost(1.4, 20.0), 0.05, 120.0) == 3  # of 60 s
-    assert episodes_within(20, Cost(0.0, 0.0), 0.05, 120.0) == 20
-    assert episodes_within(20, Cost(99.0, 99.0), 0.05, 120.0) == 2
-    assert episodes_within(1, Cost(99.0, 99.0), 0.05, 120.0) == 1
 
 
 def test_the_way_is_read_from_the_evidence_and_greedy_without_any() -> None:
