@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 Way = Literal["greedy", "sampled"]
 WAYS: tuple[Way, ...] = ("greedy", "sampled")
-LEAST = 10  # episodes by which a standard error says something
+LEAST = 10  # episodes by which a spread says something
 Z = 1.96  # standard errors from the mean to either end of a 95 % confidence interval
 PRIOR = 10  # episodes for which the spread of the returns in training counts, in `lower_end`
 
@@ -82,17 +82,26 @@ class Choice(NamedTuple):
     way: Way
     found: Estimate
     lower: float
+    informed: bool
+    """Whether that counts the spread in training."""
+
+    def beats(self, other: Choice) -> bool:
+        """Whether these weights are better. Without the spread in training, luck cannot be told
+        from skill, so a choice with it is better than one without."""
+        return (self.informed, self.lower) > (other.informed, other.lower)
 
 
 def choose(found: Mapping[Way, Estimate], spread: float | None) -> Choice:
     """The way with the higher `lower_end`; greedy if they are equal."""
-    greedy, sampled = (Choice(way, found[way], lower_end(found[way], spread)) for way in WAYS)
-    return sampled if sampled.lower > greedy.lower else greedy
+    greedy, sampled = (
+        Choice(way, found[way], lower_end(found[way], spread), spread is not None) for way in WAYS
+    )
+    return sampled if sampled.beats(greedy) else greedy
 
 
 def spread_of(returns: Sequence[float]) -> float | None:
-    """The standard deviation of the returns in training; None for fewer than two."""
-    return statistics.stdev(returns) if len(returns) > 1 else None
+    """The standard deviation of the returns in training; None for fewer than `LEAST`."""
+    return statistics.stdev(returns) if len(returns) >= LEAST else None
 
 
 def out_of_reach(better: Estimate, goal: float) -> bool:

@@ -308,7 +308,7 @@ class Evaluator:
         confirmed to reach `stop.return` also replace one that is equal, or that may not reach
         it."""
         best, goal = self._best_choice, self._config.stop.return_
-        if best is None or choice.lower > best.lower:
+        if best is None or choice.beats(best):
             return True
         is_equal = choice.lower == best.lower
         return solved and goal is not None and (is_equal or not reaches(best.found, goal))
@@ -433,7 +433,8 @@ class Evaluator:
         found = checkpoint_format.load(folder)
         meta = {**found.meta, PLAY: play}
         mean, se, played = choice.found
-        figures = {"mean": mean, "se": se, "played": played, "lower": choice.lower}
+        figures = {"mean": mean, "se": se, "played": played}
+        figures |= {"lower": choice.lower, "informed": choice.informed}
         meta[EVALUATION] = self._how | figures
         meta.pop(REQUEST, None)
         try:
@@ -504,7 +505,8 @@ class Evaluator:
 def _known_choice(known: Mapping[str, Any], play: object) -> Choice:
     """What a best checkpoint was chosen by, from its file; earlier versions took the mean."""
     found = Estimate(known["mean"], known["se"], known.get("played", known["episodes"]))
-    return Choice(way_of(play), found, known.get("lower", found.lower))
+    lower, informed = known.get("lower", found.lower), known.get("informed", True)
+    return Choice(way_of(play), found, lower, informed)
 
 
 def returns_of(played: list[Episode]) -> list[float]:

@@ -64,7 +64,7 @@ def test_the_lower_end_of_few_episodes_counts_the_spread_in_training() -> None:
     good = Estimate(0.95, (0.0475 / 120) ** 0.5, 120)
     assert lower_end(good, 0.4) == pytest.approx(0.95 - 1.96 * 0.021645, abs=1e-5)
     assert (lower_end(lucky, None), lower_end(good, None)) == (1.0, good.lower)
-    assert spread_of([3.0]) is None
+    assert spread_of([3.0] * 9) is None
     assert lower_end(Estimate(1.0, 0.0, 1), 0.4) == pytest.approx(1 - 1.96 * 0.4)
 
 
@@ -74,8 +74,17 @@ def test_the_better_way_has_the_higher_lower_end_and_greedy_wins_a_tie() -> None
     assert choose(ways((500.0, 0.0), (500.0, 0.0)), 30.0).way == "greedy"
     assert choose(ways((0.85, 0.05), (0.83, 0.02)), None) == (
         *("sampled", (0.83, 0.02, 20)),
-        pytest.approx(0.83 - 1.96 * 0.02),
+        *(pytest.approx(0.83 - 1.96 * 0.02), False),
     )
+
+
+def test_a_choice_before_training_says_anything_is_beaten_by_any_later_one() -> None:
+    """Two of two episodes succeed at first, and later 16 of 20."""
+    lucky = choose(ways((1.0, 0.0), (1.0, 0.0)), spread_of([1.0] * 9))
+    later = choose(ways((0.8, 0.09), (0.7, 0.1)), spread_of([0.0, 1.0] * 5))
+    assert later.beats(lucky)
+    assert not lucky.beats(later)
+    assert not later.beats(later)
 
 
 def test_further_episodes_that_refute_a_way_lead_to_the_other() -> None:
