@@ -76,7 +76,7 @@ def lower_end(found: Estimate, spread: float | None) -> float:
     return found.mean - Z * math.sqrt(variance / found.episodes)
 
 
-class Choice(NamedTuple):
+class BestWay(NamedTuple):
     """The way to play weights, its estimate, and the `lower_end` by which it was chosen."""
 
     way: Way
@@ -85,16 +85,16 @@ class Choice(NamedTuple):
     informed: bool
     """Whether that counts the spread in training."""
 
-    def beats(self, other: Choice) -> bool:
+    def beats(self, other: BestWay) -> bool:
         """Whether these weights are better. Without the spread in training, luck cannot be told
         from skill, so a choice with it is better than one without."""
         return (self.informed, self.lower) > (other.informed, other.lower)
 
 
-def choose(found: Mapping[Way, Estimate], spread: float | None) -> Choice:
+def choose(found: Mapping[Way, Estimate], spread: float | None) -> BestWay:
     """The way with the higher `lower_end`; greedy if they are equal."""
     greedy, sampled = (
-        Choice(way, found[way], lower_end(found[way], spread), spread is not None) for way in WAYS
+        BestWay(way, found[way], lower_end(found[way], spread), spread is not None) for way in WAYS
     )
     return sampled if sampled.beats(greedy) else greedy
 

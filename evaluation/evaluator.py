@@ -38,7 +38,7 @@ from penstock.core.role import RoleContext
 from penstock.evaluation.best_videos import BestVideos
 from penstock.evaluation.estimates import (
     WAYS,
-    Choice,
+    BestWay,
     Estimate,
     Way,
     choose,
@@ -51,7 +51,7 @@ from penstock.evaluation.estimates import (
     spread_of,
     way_of,
 )
-from penstock.evaluation.schedule import Cost, EvaluationSchedule
+from penstock.evaluation.schedule import EvaluationSchedule, PairCost
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import FILE, DamagedCheckpointError
 from penstock.learner.checkpoints.checkpoint_history import (
@@ -161,7 +161,7 @@ class Evaluator:
             "max_episode_steps": config.eval.max_episode_steps,
             "ways": list(WAYS),
         }
-        self._best_choice: Choice | None = None  # of `checkpoints/best`, in these games
+        self._best_choice: BestWay | None = None  # of `checkpoints/best`, in these games
         self._knows_best = False
         self._noted_cut = False
         self._requested = folder / REQUESTED
@@ -234,7 +234,7 @@ class Evaluator:
         self._done = steps = meta["progress"]["trained_steps"]
         progress = meta["progress"]
 
-        def cost() -> Cost:
+        def cost() -> PairCost:
             envs = min(PROBED_ENVS, self._config.eval.episodes) if request == FIRST else None
             return self._estimated_cost(self.game(envs), progress["lengths"])
 
@@ -251,7 +251,7 @@ class Evaluator:
         if request == CLOSING:
             solved = result["closing"]["solved"]
             self._ctx.report("verdict", trained_steps=steps, solved=solved, seconds=wall_s)
-        self._schedule.took(request, progress, Cost(cpu_s / episodes, wall_s / episodes))
+        self._schedule.took(request, progress, PairCost(cpu_s / episodes, wall_s / episodes))
 
     def _evaluate(
         self, progress: Mapping[str, Any], request: str | None, episodes: int
@@ -303,7 +303,7 @@ class Evaluator:
             result["closing"] = {"goal": goal, "solved": solved, "estimate": about}
         return result
 
-    def _is_best(self, choice: Choice, solved: bool) -> bool:
+    def _is_best(self, choice: BestWay, solved: bool) -> bool:
         """Whether the lower end of the mean is higher than that of the best. Weights that are
         confirmed to reach `stop.return` also replace one that is equal, or that may not reach
         it."""
@@ -350,7 +350,7 @@ class Evaluator:
         logger.info(text, *about)
         return further, solved
 
-    def _estimated_cost(self, game: BatchedEnv, lengths: Sequence[int]) -> Cost:
+    def _estimated_cost(self, game: BatchedEnv, lengths: Sequence[int]) -> PairCost:
         """The cost of two episodes that are as long as those in training, by some steps of ``game``
         with the policy's decisions."""
         import numpy as np
@@ -371,7 +371,7 @@ class Evaluator:
 
         episode_steps = min(sum(lengths) / len(lengths), self._config.eval.max_episode_steps)
         probes = len(WAYS) * episode_steps / (PROBED * game.count)
-        return Cost(probes * cpu_s, probes * wall_s)
+        return PairCost(probes * cpu_s, probes * wall_s)
 
     def let_go(self) -> None:
         """Of the checkpoint that was evaluated."""
@@ -422,7 +422,7 @@ class Evaluator:
     def _keep(
         self,
         folder: Path,
-        choice: Choice,
+        choice: BestWay,
         play: Mapping[str, Any],
         *,
         file: _FileIdentity | None = None,
@@ -502,11 +502,11 @@ class Evaluator:
         return played
 
 
-def _known_choice(known: Mapping[str, Any], play: object) -> Choice:
+def _known_choice(known: Mapping[str, Any], play: object) -> BestWay:
     """What a best checkpoint was chosen by, from its file; earlier versions took the mean."""
     found = Estimate(known["mean"], known["se"], known.get("played", known["episodes"]))
     lower, informed = known.get("lower", found.lower), known.get("informed", True)
-    return Choice(way_of(play), found, lower, informed)
+    return BestWay(way_of(play), found, lower, informed)
 
 
 def returns_of(played: list[Episode]) -> list[float]:

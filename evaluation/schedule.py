@@ -30,14 +30,14 @@ LAST_S = 300.0  # for the run's last evaluation, which is ended after twice as l
 NOTED_S = 60.0  # a longer time between evaluations is noted, with the reason
 
 
-class Cost(NamedTuple):
+class PairCost(NamedTuple):
     """The time of a pair of episodes, one in each way: of the processor, and on the clock."""
 
     cpu_s: float
     wall_s: float
 
 
-class Schedule(NamedTuple):
+class Spacing(NamedTuple):
     """Agent steps between two evaluations, and the ``episodes`` of each in either way."""
 
     every: int
@@ -52,9 +52,9 @@ class EvaluationSchedule:
 
     def __init__(self, settings: EvalConfig) -> None:
         self._settings = settings
-        self._next = Schedule(settings.every_steps or 0, settings.episodes)
+        self._next = Spacing(settings.every_steps or 0, settings.episodes)
         self._noted = self._next
-        self._cost: Cost | None = None  # by the last evaluation, or estimated before the first
+        self._cost: PairCost | None = None  # by the last evaluation, or estimated before the first
         self._first_s: float | None = None  # seconds of training behind the first evaluation
 
     @property
@@ -63,7 +63,7 @@ class EvaluationSchedule:
         return self._next.every
 
     def episodes(
-        self, request: str | None, progress: Mapping[str, Any], estimate: Callable[[], Cost]
+        self, request: str | None, progress: Mapping[str, Any], estimate: Callable[[], PairCost]
     ) -> int | None:
         """The episodes of an evaluation in each way; None for one that comes too soon, for instance
         because it would take more than `eval.share` of a core.
@@ -99,7 +99,7 @@ class EvaluationSchedule:
         fitting = complete if self._cost is None else int(LAST_S / max(self._cost.wall_s, 1e-9))
         return max(min(fitting, complete), min(FEWEST, complete))
 
-    def took(self, request: str | None, progress: Mapping[str, Any], cost: Cost) -> None:
+    def took(self, request: str | None, progress: Mapping[str, Any], cost: PairCost) -> None:
         """An evaluation was made, at this ``cost`` of a pair of episodes."""
         if request in (POINT, FIRST):
             self._cost = cost
@@ -107,7 +107,7 @@ class EvaluationSchedule:
         if request == FIRST:
             self._first_s = progress["time_s"]
 
-    def _space_out(self, cost: Cost, progress: Mapping[str, Any]) -> None:
+    def _space_out(self, cost: PairCost, progress: Mapping[str, Any]) -> None:
         """Set the distance between evaluations, and their episodes, by the ``cost`` of a pair."""
         settings = self._settings
         complete, every = settings.episodes, settings.every_steps
@@ -134,8 +134,8 @@ class EvaluationSchedule:
 
 
 def schedule(
-    every: int, episodes: int, cost: Cost, share: float | None, steps_per_s: float
-) -> Schedule:
+    every: int, episodes: int, cost: PairCost, share: float | None, steps_per_s: float
+) -> Spacing:
     """When to evaluate, and by how many episodes.
 
     Complete evaluations are at ``every`` steps times the smallest power of two with which they take
@@ -153,7 +153,7 @@ def schedule(
         steps_per_s: agent steps that are trained on in a second.
     """
     if share is None:
-        return Schedule(every, episodes)
+        return Spacing(every, episodes)
 
     def exponent(seconds: float) -> float:
         return math.log2(max(seconds * steps_per_s / every, 1e-9))
@@ -161,17 +161,17 @@ def schedule(
     distance = every << max(0, math.ceil(exponent(episodes * cost.cpu_s / share)))
     seconds = distance / steps_per_s
     if seconds <= LONGEST_S and episodes * cost.wall_s <= max(seconds, LONGEST_S / 2):
-        return Schedule(distance, episodes)
+        return Spacing(distance, episodes)
 
     least_s = min(FEWEST, episodes) * cost.cpu_s / share
     if least_s > LONGEST_S:
         distance = _doubled(every, math.ceil(exponent(least_s)))
     else:
         distance = _doubled(every, math.floor(exponent(LONGEST_S)))
-    return Schedule(distance, episodes_within(episodes, cost, share, distance / steps_per_s))
+    return Spacing(distance, episodes_within(episodes, cost, share, distance / steps_per_s))
 
 
-def episodes_within(most: int, cost: Cost, share: float, seconds: float) -> int:
+def episodes_within(most: int, cost: PairCost, share: float, seconds: float) -> int:
     """The episodes in each way that take at most ``share`` of a core over so many ``seconds``, and
     at most half of these on the clock: from `FEWEST` to ``most``."""
     fitting = min(

@@ -59,17 +59,22 @@ def evaluated(metrics: Metrics) -> str:
     """The returns of the last evaluation, of each way to play, with their 95 % confidence intervals
     and the episodes behind them; and that of the best weights so far."""
     m = metrics.get
-    episodes = m("eval_episodes")
     ways = [
         f"{way} {_with_interval(metrics, way)}"
         for way in ("greedy", "sampled")
         if f"eval_return_{way}" in metrics
     ]
-    by = f" ({count(episodes)} episode{'' if episodes == 1 else 's'} each)" if episodes else ""
+    by = f" ({_episodes(metrics)} each)" if "eval_episodes" in metrics else ""
     return (
         f"{', '.join(ways) or number(m('eval_return_mean'))}{by} at "
         f"{count(m('eval_trained_steps'))} steps, best {number(m('eval_return_best'))}"
     )
+
+
+def _episodes(metrics: Metrics) -> str:
+    """The episodes of the last evaluation: "4 episodes"."""
+    episodes = metrics.get("eval_episodes")
+    return f"{count(episodes)} episode{'' if episodes == 1 else 's'}"
 
 
 def _with_interval(metrics: Metrics, way: str) -> str:
@@ -129,7 +134,7 @@ def line(metrics: Metrics, stop: StopConfig | None) -> str:
     if "eval_return_mean" in metrics:
         way = m("eval_play")
         shown = _with_interval(metrics, way) if way else number(m("eval_return_mean"))
-        parts.append(f"evaluation {shown}")
+        parts.append(f"evaluation {shown}" + (f" over {_episodes(metrics)}" if way else ""))
     return " | ".join(parts)
 
 

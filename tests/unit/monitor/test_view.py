@@ -304,9 +304,17 @@ def test_lines_begin_with_what_is_trained() -> None:
     ("episodes", "shown", "brief"),
     [
         # Student's t is 2.093 for 20 episodes, and 12.706 for two.
-        (20, "greedy -2 ± 0.5232, sampled 4 ± 1.046 (20 episodes each)", "evaluation 4 ± 1.046"),
-        (2, "greedy -2 ± 3.176, sampled 4 ± 6.353 (2 episodes each)", "evaluation 4 ± 6.353"),
-        (1, "greedy -2, sampled 4 (1 episode each)", "evaluation 4"),
+        (
+            20,
+            "greedy -2 ± 0.5232, sampled 4 ± 1.046 (20 episodes each)",
+            "evaluation 4 ± 1.046 over 20 episodes",
+        ),
+        (
+            2,
+            "greedy -2 ± 3.176, sampled 4 ± 6.353 (2 episodes each)",
+            "evaluation 4 ± 6.353 over 2 episodes",
+        ),
+        (1, "greedy -2, sampled 4 (1 episode each)", "evaluation 4 over 1 episode"),
     ],
 )
 def test_an_evaluation_is_shown_with_its_interval_and_its_episodes(
