@@ -278,7 +278,7 @@ class Evaluator:
         best = self._is_best(choice, solved) and self._keep(self._held, choice, self._play_by)
 
         returns, lengths, cut = zip(*played[better.way], strict=True)
-        ways = {
+        ways: dict[str, Any] = {
             way: found[way]._asdict() | {"lower": lower_end(found[way], spread)} for way in WAYS
         }
         result: dict[str, Any] = {
