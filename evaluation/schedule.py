@@ -116,7 +116,7 @@ class EvaluationSchedule:
         self._next = schedule(every, complete, cost, settings.share, rate)
         distance, episodes = self._next
         about = complete * cost.cpu_s, settings.share
-        if episodes < min(complete, self._noted.episodes):
+        if episodes < complete == self._noted.episodes:
             self._noted = self._next
             logger.info(
                 "evaluations have fewer episodes than eval.episodes = %d, so that there is one "
