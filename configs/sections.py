@@ -218,17 +218,20 @@ class EvalConfig(Section):
 
     every_steps: Count | None = 100_000
     """Agent steps trained on between two evaluations, which are at multiples of it; null: none by
-    steps. The distance is doubled as often as `share` requires. Not used with `transport.kind`
+    steps. The distance is doubled as often as `share` requires, or halved, so that there is an
+    evaluation within two minutes and then at least every five. Not used with `transport.kind`
     `inproc`."""
     every_s: Positive | None = None
     """Seconds between the starts of two evaluations, instead of `every_steps`; null: none by time.
     Each plays the newest checkpoint, and checkpoints are written at least as often."""
     share: Share | None = 0.05
     """Upper limit on the CPU time of evaluations by steps, as a fraction of one core, on average.
-    Where one evaluation takes longer, the next ones are further apart. null: no limit."""
+    Where one takes longer, the next ones are further apart, up to four minutes, or else have fewer
+    episodes. null: no limit; all are complete, and at each multiple of `every_steps`."""
     episodes: Count = 20
-    """Episodes per evaluation, played once with the most probable actions (greedy) and once with
-    sampled ones; returns are raw scores. More make the means more precise and take longer."""
+    """Episodes of a complete evaluation, played once with the most probable actions (greedy) and
+    once with sampled ones; returns are raw scores. More make the means more precise and take
+    longer. The last evaluation of a run, and one that is to confirm `stop.return`, are complete."""
     max_episode_steps: Count = 27_000
     """Agent steps after which an episode is cut; it counts with its return so far. Also the default
     of `penstock eval`, `record` and `play`. 27,000 steps are half an hour of Atari."""

@@ -4,6 +4,9 @@ A policy is played in two ways: `greedy` takes the most probable action, `sample
 in training. The better of two estimates is biased upwards, because it was selected for being high.
 So whether a return is reached is decided in two parts: the way is chosen by the episodes of one
 part, and its mean is bounded by other episodes, which were not used to choose.
+
+Weights, and the ways to play them, are compared by the lower end of the interval of their mean
+(`lower_end`), so that a few lucky episodes do not win over many good ones.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ from typing import Any, Literal, NamedTuple
 
 Way = Literal["greedy", "sampled"]
 WAYS: tuple[Way, ...] = ("greedy", "sampled")
-LEAST = 10  # episodes by which a standard error says something
+LEAST = 10  # episodes by which a spread says something
 Z = 1.96  # standard errors from the mean to either end of a 95 % confidence interval
+PRIOR = 10  # episodes for which the spread of the returns in training counts, in `lower_end`
 
 
 class Estimate(NamedTuple):
@@ -45,14 +49,63 @@ def estimate(returns: Sequence[float]) -> Estimate:
     return Estimate(statistics.fmean(returns), se, n)
 
 
-def better_way(found: Mapping[Way, Estimate]) -> Way:
-    """The way with the higher mean; greedy if they are equal."""
-    return "sampled" if found["sampled"].mean > found["greedy"].mean else "greedy"
+def pooled(one: Estimate, other: Estimate) -> Estimate:
+    """The estimate from the episodes of both, of the same weights played in the same way."""
+    parts, n = (one, other), one.episodes + other.episodes
+    mean = sum(part.episodes * part.mean for part in parts) / n
+
+    within = sum(part.se**2 * part.episodes * (part.episodes - 1) for part in parts)
+    between = sum(part.episodes * (part.mean - mean) ** 2 for part in parts)
+    return Estimate(mean, math.sqrt((within + between) / (n - 1) / n), n)
 
 
-def out_of_reach(found: Mapping[Way, Estimate], goal: float) -> bool:
+def lower_end(found: Estimate, spread: float | None) -> float:
+    """The figure by which evaluated weights are compared: the lower end of the 95 % confidence
+    interval of the mean, where the variance also counts ``spread``² as `PRIOR` episodes would.
+
+    Few episodes say little about their own spread: four that all succeed have a standard error of
+    0.
+
+    Args:
+        spread: standard deviation of the returns in training at that time; None: unknown.
+    """
+    if spread is None:
+        return found.lower
+    own = found.episodes - 1
+    variance = (own * found.episodes * found.se**2 + PRIOR * spread**2) / (own + PRIOR)
+    return found.mean - Z * math.sqrt(variance / found.episodes)
+
+
+class BestWay(NamedTuple):
+    """The way to play weights, its estimate, and the `lower_end` by which it was chosen."""
+
+    way: Way
+    found: Estimate
+    lower: float
+    informed: bool
+    """Whether that counts the spread in training."""
+
+    def beats(self, other: BestWay) -> bool:
+        """Whether these weights are better. Without the spread in training, luck cannot be told
+        from skill, so a choice with it is better than one without."""
+        return (self.informed, self.lower) > (other.informed, other.lower)
+
+
+def choose(found: Mapping[Way, Estimate], spread: float | None) -> BestWay:
+    """The way with the higher `lower_end`; greedy if they are equal."""
+    greedy, sampled = (
+        BestWay(way, found[way], lower_end(found[way], spread), spread is not None) for way in WAYS
+    )
+    return sampled if sampled.beats(greedy) else greedy
+
+
+def spread_of(returns: Sequence[float]) -> float | None:
+    """The standard deviation of the returns in training; None for fewer than `LEAST`."""
+    return statistics.stdev(returns) if len(returns) >= LEAST else None
+
+
+def out_of_reach(better: Estimate, goal: float) -> bool:
     """Whether the better way is so far below ``goal`` that further episodes need not be played."""
-    better = found[better_way(found)]
     return better.episodes >= LEAST and better.upper < goal
 
 
@@ -62,23 +115,23 @@ def reaches(found: Estimate, goal: float) -> bool:
 
 
 def evidence(
-    found: Mapping[Way, Estimate], trained_steps: int, closing: Estimate | None = None
+    found: Mapping[Way, Estimate], way: Way, trained_steps: int, closing: Estimate | None = None
 ) -> dict[str, Any]:
     """How to play a policy, and by which evaluation, as JSON: it is stored with checkpoints and
     exported policies, and read by `way_of`.
 
     Args:
-        found: the estimate of each way.
+        found: the estimate of each way, by all episodes.
+        way: the better one.
         trained_steps: agent steps that the evaluated weights were trained on.
-        closing: the estimate by further episodes of the better way, if there were any.
+        closing: the estimate by further episodes, if there were any, which ``found`` includes.
     """
-    by_way: dict[str, Any] = {way: {"mean": found[way].mean, "se": found[way].se} for way in WAYS}
     about: dict[str, Any] = {
-        "way": better_way(found),
-        "episodes": found["greedy"].episodes,
+        "way": way,
+        "episodes": found[way].episodes,
         "trained_steps": trained_steps,
+        **{each: found[each]._asdict() for each in WAYS},
     }
-    about |= by_way
     return about if closing is None else {**about, "closing": closing._asdict()}
 
 
@@ -86,21 +139,3 @@ def way_of(found: object) -> Way:
     """The way in `evidence`; greedy without any, as in files of earlier versions."""
     way = found.get("way") if isinstance(found, Mapping) else None
     return "sampled" if way == "sampled" else "greedy"
-
-
-def spacing(every: int, cost_s: float, share: float | None, steps_per_s: float) -> int:
-    """Agent steps between two evaluations: ``every`` times the smallest power of two with which
-    they take at most ``share`` of a core.
-
-    With powers of two, the steps of the evaluations of a run with a wider spacing are also those of
-    a run with a narrower one, so that seeds can be compared.
-
-    Args:
-        cost_s: CPU seconds of one evaluation.
-        share: None: no limit.
-        steps_per_s: agent steps that are trained on in a second.
-    """
-    if share is None:
-        return every
-    wanted = cost_s / share * steps_per_s / every
-    return every * 2 ** max(0, math.ceil(math.log2(wanted))) if wanted > 1 else every

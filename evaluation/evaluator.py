@@ -5,14 +5,16 @@ transport, pace and number of learners, and an evaluated checkpoint can become `
 complete. Which checkpoints are evaluated is decided by the learner, which writes one for each
 evaluation (`learner.evaluation_requests`); or by `eval.every_s`, and then it is `checkpoints/last`,
 which stays on disk under a name of its own (a hard link) while the learner saves further ones. An
-evaluation by steps is skipped where it would take more than `eval.share` of a core. When a run
-reaches one of its limits, such as `stop.env_steps`, its last weights are evaluated as well.
+evaluation by steps is skipped where it would take more than `eval.share` of a core, and has fewer
+episodes where there would be none for minutes (`evaluation.schedule`). When a run reaches
+one of its limits, such as `stop.env_steps`, its last weights are evaluated as well.
 
-Every evaluation plays the same games, greedily and with sampled actions, so that two of them
-compare weights and nothing else. A closing evaluation, which decides whether `stop.return` is
-reached, plays these and then other games, in the better way only (`evaluation.estimates`). How the
-best did in which games is in its own file: the two are replaced together or not at all. A best
-without that, as it was found in training or in other games, plays these first.
+Every evaluation plays the same games, or the first of these, greedily and with sampled actions, so
+that two of them compare weights and nothing else. A closing evaluation, which decides whether
+`stop.return` is reached, plays these and then other games, in the better way only. The best is
+chosen by all episodes of each checkpoint (`evaluation.estimates.choose`). How it did in which games
+is in its own file: the two are replaced together or not at all. A best without that, as it was
+found in training or in other games, plays these first.
 
 torch, where the network needs it, is imported at the first evaluation: it must not delay the start
 of a run.
@@ -36,15 +38,20 @@ from penstock.core.role import RoleContext
 from penstock.evaluation.best_videos import BestVideos
 from penstock.evaluation.estimates import (
     WAYS,
+    BestWay,
     Estimate,
     Way,
-    better_way,
+    choose,
     estimate,
     evidence,
+    lower_end,
     out_of_reach,
+    pooled,
     reaches,
-    spacing,
+    spread_of,
+    way_of,
 )
+from penstock.evaluation.schedule import EvaluationSchedule, PairCost
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import FILE, DamagedCheckpointError
 from penstock.learner.checkpoints.checkpoint_history import (
@@ -55,14 +62,14 @@ from penstock.learner.checkpoints.checkpoint_history import (
     best_locked,
     best_meta,
 )
-from penstock.learner.evaluation_requests import CLOSING, POINT
+from penstock.learner.evaluation_requests import CLOSING, FIRST
 from penstock.profiling.ledger import Part
 from penstock.profiling.status import Phase
 
 logger = note_logger(__name__)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -80,8 +87,8 @@ VIDEO_SEED = 3_100_000  # apart from all of these
 CLOSING_SEEDS = 10_000  # between two closing evaluations, which play different games
 POLL_S = 0.05
 IDLE_S = 1.0  # between two reports that it is idle
-NOTED_S = 60.0  # a longer time between evaluations is noted, with the reason
 PROBED = 32  # steps by which the cost of a step is estimated
+PROBED_ENVS = 4  # where it is high, for a first evaluation with few episodes
 
 
 class StoppedError(Exception):
@@ -127,7 +134,7 @@ def _work(ctx: RoleContext, config: Config, evaluator: Evaluator) -> None:
         ctx.status.phase = Phase.ENVIRONMENT
         ctx.ledger.switch(Part.STEP)  # and the policy's actions
         try:
-            evaluator.work()
+            evaluator.work(last=finishes)
         except StoppedError:
             return
         except DamagedCheckpointError as error:  # the learner will save again
@@ -154,7 +161,7 @@ class Evaluator:
             "max_episode_steps": config.eval.max_episode_steps,
             "ways": list(WAYS),
         }
-        self._best_found: Estimate | None = None  # of `checkpoints/best`, in these games
+        self._best_choice: BestWay | None = None  # of `checkpoints/best`, in these games
         self._knows_best = False
         self._noted_cut = False
         self._requested = folder / REQUESTED
@@ -165,9 +172,7 @@ class Evaluator:
                 _remove(each)
         self._done = 0  # trained steps of the last checkpoint that was taken
         self._play_by: dict[str, Any] | None = None  # evidence of the last evaluation
-        self._every = config.eval.every_steps or 0  # agent steps between evaluations
-        self._noted_every = self._every
-        self._cost_s: float | None = None  # CPU seconds of the last evaluation
+        self._schedule = EvaluationSchedule(config.eval)
         self._closings = 0
         self._game: BatchedEnv | None = None
         seed = VIDEO_SEED + config.run.seed
@@ -200,7 +205,7 @@ class Evaluator:
         except DamagedCheckpointError as error:
             logger.info("the last weights are not evaluated: %s", error.fault)
             return False
-        wanted = self._play_by is not None or steps >= self._every > 0
+        wanted = self._play_by is not None or steps >= self._schedule.every > 0
         if steps == self._done or not wanted:
             return False
         logger.info("the last weights are evaluated; Ctrl-C ends the run without that")
@@ -208,11 +213,11 @@ class Evaluator:
 
     def state(self) -> dict[str, Any]:
         """The fields of the message that it is idle."""
-        return {"every": self._every, "done": self._done, "play": self._play_by}
+        return {"every": self._schedule.every, "done": self._done, "play": self._play_by}
 
-    def work(self) -> None:
+    def work(self, *, last: bool = False) -> None:
         """Evaluate the checkpoint of the learner's request, or the newest one if there is no
-        request, and report the result.
+        request, and report the result. It may be the run's ``last`` evaluation.
 
         Raises UserError as an actor would, DamagedCheckpointError and `StoppedError`.
         """
@@ -227,48 +232,67 @@ class Evaluator:
         meta = checkpoint_format.read_meta(self._held)
         request = meta.get(REQUEST)
         self._done = steps = meta["progress"]["trained_steps"]
-        if request == POINT and self._is_too_soon(meta):
-            return
-        began_s, cpu_s = time.monotonic(), time.process_time()
-        result = self._evaluate(meta["progress"], request)
-        self._ctx.report("evaluation", **result)
-        if request == CLOSING:
-            seconds, solved = time.monotonic() - began_s, result["closing"]["solved"]
-            self._ctx.report("verdict", trained_steps=steps, solved=solved, seconds=seconds)
-        elif request == POINT:
-            self._cost_s = time.process_time() - cpu_s
-            self._space_out(self._cost_s, meta)
+        progress = meta["progress"]
 
-    def _evaluate(self, progress: Mapping[str, Any], request: str | None) -> dict[str, Any]:
-        """The results of the checkpoint, which has this ``progress``."""
+        def cost() -> PairCost:
+            envs = min(PROBED_ENVS, self._config.eval.episodes) if request == FIRST else None
+            return self._estimated_cost(self.game(envs), progress["lengths"])
+
+        episodes = self._schedule.episodes(request, progress, cost)
+        if last:
+            episodes = self._schedule.last_episodes()
+        if episodes is None:
+            return
+
+        began_s, cpu_s = time.monotonic(), time.process_time()
+        result = self._evaluate(progress, request, episodes)
+        self._ctx.report("evaluation", **result)
+        wall_s, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
+        if request == CLOSING:
+            solved = result["closing"]["solved"]
+            self._ctx.report("verdict", trained_steps=steps, solved=solved, seconds=wall_s)
+        self._schedule.took(request, progress, PairCost(cpu_s / episodes, wall_s / episodes))
+
+    def _evaluate(
+        self, progress: Mapping[str, Any], request: str | None, episodes: int
+    ) -> dict[str, Any]:
+        """The results of the checkpoint, which has this ``progress``, by so many ``episodes`` in
+        each way."""
         from penstock.evaluation.evaluate import summary
 
         began_s, steps = time.monotonic(), progress["trained_steps"]
         if not self._knows_best:
-            self._find_best(progress)
-        played = self._play_both(self._held)
+            self._find_best(progress, episodes)
+        played = self._play_both(self._held, episodes)
         found = {way: estimate(returns_of(played[way])) for way in WAYS}
-        way = better_way(found)
-        further = self._close(found, way, steps) if request == CLOSING else None
+        spread = spread_of(progress.get("returns", ()))
+        better = choose(found, spread)
+        further = self._close(found, better.way, steps) if request == CLOSING else None
         closing_estimate, solved = further or (None, False)
-        self._play_by = evidence(found, steps, closing_estimate)
-        best = self._is_best(found[way], solved) and self._keep(
-            self._held, found[way], self._play_by
-        )
-        returns, lengths, cut = zip(*played[way], strict=True)
+
+        by_all = dict(found)
+        if closing_estimate is not None:
+            by_all[better.way] = pooled(found[better.way], closing_estimate)
+        choice = choose(by_all, spread)
+        self._play_by = evidence(by_all, choice.way, steps, closing_estimate)
+        best = self._is_best(choice, solved) and self._keep(self._held, choice, self._play_by)
+
+        returns, lengths, cut = zip(*played[better.way], strict=True)
+        ways: dict[str, Any] = {
+            way: found[way]._asdict() | {"lower": lower_end(found[way], spread)} for way in WAYS
+        }
         result: dict[str, Any] = {
             **{name: progress[name] for name in ("time_s", "trained_steps", "learner_steps")},
             "episodes": len(returns),
-            "play": way,
-            "greedy": found["greedy"]._asdict(),
-            "sampled": found["sampled"]._asdict(),
+            "play": better.way,
+            **ways,
             "return": summary(returns),
             "length": summary(lengths),
             "cut": sum(cut),
             "best": best,
-            "best_return_mean": self._best_found and self._best_found.mean,
+            "best_return_mean": self._best_choice and self._best_choice.found.mean,
             "seconds": time.monotonic() - began_s,
-            "every_steps": self._every or None,
+            "every_steps": self._schedule.every or None,
             "env": self._how["env"],
         }
         if best:
@@ -279,15 +303,15 @@ class Evaluator:
             result["closing"] = {"goal": goal, "solved": solved, "estimate": about}
         return result
 
-    def _is_best(self, found: Estimate, solved: bool) -> bool:
-        """Whether the mean is higher than that of the best. Weights that are confirmed to reach
-        `stop.return` also replace one that is equal, or that may not reach it, by the lower bound
-        of its mean."""
-        best, goal = self._best_found, self._config.stop.return_
-        if best is None or found.mean > best.mean:
+    def _is_best(self, choice: BestWay, solved: bool) -> bool:
+        """Whether the lower end of the mean is higher than that of the best. Weights that are
+        confirmed to reach `stop.return` also replace one that is equal, or that may not reach
+        it."""
+        best, goal = self._best_choice, self._config.stop.return_
+        if best is None or choice.beats(best):
             return True
-        is_equal = found.mean == best.mean
-        return solved and goal is not None and (is_equal or not reaches(best, goal))
+        is_equal = choice.lower == best.lower
+        return solved and goal is not None and (is_equal or not reaches(best.found, goal))
 
     def _close(
         self, found: Mapping[Way, Estimate], way: Way, steps: int
@@ -302,7 +326,7 @@ class Evaluator:
         goal, episodes = config.stop.return_, config.stop.confirm_episodes
         assert goal is not None
         self._closings += 1
-        if out_of_reach(found, goal):
+        if out_of_reach(found[way], goal):
             shown = ", ".join(f"{each} {describe(found[each])}" for each in WAYS)
             logger.info(
                 "stop.return %s was reached in training, but not in evaluation (%s, over %d "
@@ -328,53 +352,28 @@ class Evaluator:
         logger.info(text, number(goal), way, shown, further.episodes, count(steps))
         return further, solved
 
-    def _is_too_soon(self, meta: Mapping[str, Any]) -> bool:
-        """Whether an evaluation at these steps would take more than `eval.share` of a core."""
-        every = self._config.eval.every_steps
-        assert every is not None
-        if self._cost_s is None:
-            lengths = meta["progress"]["lengths"]
-            if not lengths:  # the length of an episode is unknown yet
-                return True
-            most = self._config.eval.max_episode_steps
-            episode_steps = min(sum(lengths) / len(lengths), most)
-            episodes = len(WAYS) * self._config.eval.episodes
-            self._space_out(episodes * episode_steps * self._step_cost_s(), meta)
-        point: int = meta["progress"]["trained_steps"] // every * every
-        return point % self._every != 0
-
-    def _space_out(self, cost_s: float, meta: Mapping[str, Any]) -> None:
-        """Set the distance between evaluations of which each takes ``cost_s`` CPU seconds."""
-        share, every = self._config.eval.share, self._config.eval.every_steps
-        assert every is not None
-        progress = meta["progress"]
-        rate = progress["trained_steps"] / max(progress["time_s"], 1e-3)
-        self._every = spacing(every, cost_s, share, rate)
-        if self._every > self._noted_every and self._every > NOTED_S * rate:
-            self._noted_every = self._every
-            logger.info(
-                "evaluations are %s steps apart instead of eval.every_steps = %s: one takes about "
-                "%.2g s of CPU time, and eval.share is %g",
-                *(count(self._every), count(every), cost_s, share),
-            )
-
-    def _step_cost_s(self) -> float:
-        """CPU seconds of one step of one environment, with the policy's decision."""
+    def _estimated_cost(self, game: BatchedEnv, lengths: Sequence[int]) -> PairCost:
+        """The cost of two episodes that are as long as those in training, by some steps of ``game``
+        with the policy's decisions."""
         import numpy as np
 
         from penstock.evaluation.evaluate import of_checkpoint
 
-        game = self.game()
         space = game.info.observation_space
         obs = np.empty((game.count, *space.shape), space.dtype)
         policy = of_checkpoint(self._config, self._held).policy(game, SEED)
+        self._ctx.status.beat()
         game.reset_into(SEED, obs)
         for i in range(PROBED + 1):
             if i == 1:  # the first includes imports
-                began_s = time.process_time()
+                began_s, cpu_s = time.monotonic(), time.process_time()
             self._ctx.status.beat()
             game.step_into(policy.greedy(obs), obs)
-        return (time.process_time() - began_s) / (PROBED * game.count)
+        wall_s, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
+
+        episode_steps = min(sum(lengths) / len(lengths), self._config.eval.max_episode_steps)
+        probes = len(WAYS) * episode_steps / (PROBED * game.count)
+        return PairCost(probes * cpu_s, probes * wall_s)
 
     def let_go(self) -> None:
         """Of the checkpoint that was evaluated."""
@@ -394,7 +393,7 @@ class Evaluator:
 
         self.videos.finish(beat)
 
-    def _find_best(self, progress: Mapping[str, Any]) -> None:
+    def _find_best(self, progress: Mapping[str, Any], episodes: int) -> None:
         """Find out how `checkpoints/best` does in these games, if there is one from before. One
         that the learner has found since the run began or was resumed need not be beaten."""
         from penstock.algos.samples import network_shape
@@ -408,34 +407,37 @@ class Evaluator:
             of_best = meta.get("progress", {})
             new = not known and of_best.get("generation") == progress.get("generation")
             if "mean" in known and {**known, **self._how} == known:
-                self._best_found = Estimate(known["mean"], known["se"], known["episodes"])
+                self._best_choice = _known_choice(known, meta.get(PLAY))
             elif not new:
-                played = self._play_both(self._best)
+                played = self._play_both(self._best, episodes)
                 found = {way: estimate(returns_of(played[way])) for way in WAYS}
-                estimated = found[better_way(found)]
-                play_by = evidence(found, of_best.get("trained_steps", 0))
-                kept = self._keep(self._best, estimated, play_by, file=file)
+                choice = choose(found, spread_of(of_best.get("returns", ())))
+                play_by = evidence(found, choice.way, of_best.get("trained_steps", 0))
+                kept = self._keep(self._best, choice, play_by, file=file)
                 if not kept and _identity(self._best) != file:
-                    return self._find_best(progress)  # the learner has replaced it meanwhile
-                self._best_found = estimated
-                mean = number(estimated.mean)
+                    return self._find_best(progress, episodes)  # the learner has replaced it
+                self._best_choice = choice
+                mean = number(choice.found.mean)
                 logger.info("%s was evaluated first: mean return %s", self._best, mean)
         self._knows_best = True
 
     def _keep(
         self,
         folder: Path,
-        estimated: Estimate,
+        choice: BestWay,
         play: Mapping[str, Any],
         *,
         file: _FileIdentity | None = None,
     ) -> bool:
-        """Make the checkpoint in ``folder`` the best, with its mean in these games and how to
+        """Make the checkpoint in ``folder`` the best, with what it was chosen by and how to
         ``play`` it; if ``file`` is given, only in place of that file. Returns whether it was
         written: a disk may be full."""
         found = checkpoint_format.load(folder)
         meta = {**found.meta, PLAY: play}
-        meta[EVALUATION] = {**self._how, "mean": estimated.mean, "se": estimated.se}
+        mean, se, played = choice.found
+        figures = {"mean": mean, "se": se, "played": played}
+        figures |= {"lower": choice.lower, "informed": choice.informed}
+        meta[EVALUATION] = self._how | figures
         meta.pop(REQUEST, None)
         try:
             with best_locked(self._best, wait=True):
@@ -445,7 +447,7 @@ class Evaluator:
         except UserError as error:  # a disk that is full now need not be so for ever
             logger.info("%s stays as it was: %s", self._best, error)
             return False
-        self._best_found = estimated
+        self._best_choice = choice
         return True
 
     def _hold_newest(self) -> None:
@@ -455,22 +457,26 @@ class Evaluator:
             _hold(self._last, self._held, FILE)
             found = _identity(self._last)
 
-    def game(self) -> BatchedEnv:
-        """The environments of the evaluations, made with the imports that they need at the first
-        call."""
+    def game(self, episodes: int | None = None) -> BatchedEnv:
+        """The environments of an evaluation of so many ``episodes``, None: as many as there are.
+        They are made at the first call, with the imports that they need, and made anew for another
+        number, since those without an episode would be stepped as well."""
         from penstock.envs import make
         from penstock.envs.make import FirstIndex
         from penstock.evaluation.evaluate import ENVS
 
+        envs = min(episodes or self._config.eval.episodes, ENVS)
+        if self._game is not None and episodes is not None and self._game.count != envs:
+            self._game.close()
+            self._game = None
         if self._game is None:
-            count, beat = min(self._config.eval.episodes, ENVS), self._ctx.status.beat
-            self._game = make(self._config.env, count, first=FirstIndex.EVALUATOR, beat=beat)
+            beat = self._ctx.status.beat
+            self._game = make(self._config.env, envs, first=FirstIndex.EVALUATOR, beat=beat)
         return self._game
 
-    def _play_both(self, folder: Path) -> dict[Way, list[Episode]]:
+    def _play_both(self, folder: Path, episodes: int) -> dict[Way, list[Episode]]:
         """The episodes of an evaluation, in each way; the games are the same."""
-        game, seed = self.game(), SEED + self._config.run.seed
-        episodes = self._config.eval.episodes
+        game, seed = self.game(episodes), SEED + self._config.run.seed
         return {way: self._play(folder, game, way, episodes, seed) for way in WAYS}
 
     def _play(
@@ -497,6 +503,13 @@ class Evaluator:
             logger.info("in an evaluation %s", were_cut(cut, episodes, most, option))
             self._noted_cut = True
         return played
+
+
+def _known_choice(known: Mapping[str, Any], play: object) -> BestWay:
+    """What a best checkpoint was chosen by, from its file; earlier versions took the mean."""
+    found = Estimate(known["mean"], known["se"], known.get("played", known["episodes"]))
+    lower, informed = known.get("lower", found.lower), known.get("informed", True)
+    return BestWay(way_of(play), found, lower, informed)
 
 
 def returns_of(played: list[Episode]) -> list[float]:

@@ -64,8 +64,8 @@ class Evaluated:
     time_s: float
     """Seconds of training behind the weights."""
     best: bool
-    """Whether its mean is higher than that of all earlier evaluations; its weights are then
-    `checkpoints/best`."""
+    """Whether its weights are the best so far, by the lower end of the interval of their mean; they
+    are then `checkpoints/best`."""
     play: str = "greedy"
     """The better way to play: `greedy`, with the most probable actions, or `sampled`."""
 

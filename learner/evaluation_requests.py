@@ -12,6 +12,10 @@ supervisor, at every learner:
 The checkpoint is in a folder of its own, `REQUESTED`, from which the evaluator moves it away; the
 request is an entry of its metadata. So it survives a crash of the evaluator, and `checkpoints/last`
 is as frequent as without evaluation.
+
+Requests are at multiples of the distance. An evaluator that has not evaluated anything after
+`FIRST_S` of training is asked at once: multiples may be far apart in a slow environment, and the
+evaluator passes over those that come too soon for a complete evaluation.
 """
 
 from __future__ import annotations
@@ -28,7 +32,10 @@ from penstock.learner.progress import Progress
 logger = note_logger(__name__)
 
 POINT = "point"  # at a multiple of the distance between evaluations
+FIRST = "first"  # of an evaluator, `FIRST_S` after the training began
 CLOSING = "closing"  # to confirm `stop.return`
+FIRST_S = 45.0
+AGAIN_S = 10.0  # after a first evaluation that was not made: no episode has ended yet
 LOST_S = 10.0  # an idle evaluator has missed a request that is older
 PUT_OFF_S = 10.0  # after a checkpoint that could not be written
 PAUSE = 2.0  # after a closing evaluation that did not confirm, as a multiple of its duration
@@ -36,7 +43,7 @@ PAUSE = 2.0  # after a closing evaluation that did not confirm, as a multiple of
 
 class EvaluationRequests:
     """Decides when a checkpoint is written for the evaluator. Call `hear` with all messages, and
-    `turn` once in every turn of the learner; between two turns `due` is constant."""
+    `turn` once in every turn of the learner; what is `due` stays due until the next turn."""
 
     def __init__(
         self,
@@ -51,7 +58,10 @@ class EvaluationRequests:
         self._clock = clock
         self._by_steps = config.evaluates_by_steps
         self._every = config.eval.every_steps or 0
+        self._limited = config.eval.share is not None
         self._idle = False
+        self._unevaluated = False  # whether the evaluator says so
+        self._first_s: float | None = None  # when its first evaluation is due
         self._requested: int | None = None  # trained steps of a checkpoint in evaluation
         self._requested_s = 0.0
         self._closing: int | None = None  # the same, of the last request to confirm
@@ -74,6 +84,7 @@ class EvaluationRequests:
                 case "gone" if message["role"] == "evaluator":
                     self._idle = False
                     self._by_steps = False
+                    self._first_s = None
                     if self._progress.confirms:
                         self._progress.stop_confirming()
                         logger.info(
@@ -84,6 +95,9 @@ class EvaluationRequests:
     def _hear_idle(self, message: Message) -> None:
         self._every = message["every"]
         self.play = message["play"] or self.play
+        self._unevaluated = message["play"] is None
+        if not self._unevaluated:
+            self._first_s = None
         lost = self._clock() - self._requested_s >= LOST_S
         if self._requested is None or message["done"] >= self._requested or lost:
             self._requested = None
@@ -101,6 +115,9 @@ class EvaluationRequests:
         """Look at the steps trained so far."""
         steps, every = self._progress.trained_steps, self._every
         self._crossed = self._by_steps and every > 0 and steps // every > self._before // every
+        waits = self._by_steps and self._limited and self._unevaluated
+        if waits and self._first_s is None and steps > self._before:
+            self._first_s = self._clock() + FIRST_S
         self._before = steps
 
     def due(self) -> str | None:
@@ -110,7 +127,9 @@ class EvaluationRequests:
             return None
         if self._progress.awaits_confirmation and now_s >= self._again_s:
             return CLOSING
-        return POINT if self._crossed else None
+        if self._crossed:
+            return POINT
+        return FIRST if self._first_s is not None and now_s >= self._first_s else None
 
     def requested(self, request: str) -> None:
         """A checkpoint with this request was written."""
@@ -118,6 +137,8 @@ class EvaluationRequests:
         self._requested, self._requested_s = self._progress.trained_steps, self._clock()
         if request == CLOSING:
             self._closing = self._requested
+        elif request == FIRST:
+            self._first_s = self._requested_s + AGAIN_S
 
     def put_off(self) -> None:
         """A checkpoint could not be written."""

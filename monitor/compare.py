@@ -32,7 +32,7 @@ from penstock.monitor.curves import (
     strata,
 )
 from penstock.monitor.run_folder.folder import versions
-from penstock.monitor.run_folder.reader import evaluation_curve, mean_return
+from penstock.monitor.run_folder.reader import evaluation_curve, lower_end, mean_return
 
 LONGEST = 40  # characters of a value
 
@@ -239,13 +239,14 @@ def _totals(setting: Setting) -> Result:
 
 
 def _best_evaluation(run: RunCurves) -> float | None:
-    """The highest mean return of the evaluations in the environment of the run, without those after
-    a checkpoint to which the run has returned."""
+    """The mean return of the best of the evaluations in the environment of the run, without those
+    after a checkpoint to which the run has returned."""
     found = run.files.evaluations
     if run.env is not None:
         found = [line for line in found if _is_in(line.get("env"), run.env)]
     _, means = evaluation_curve(found, "env_steps", mean_return)
-    return float(means.max()) if len(means) else None
+    _, lower = evaluation_curve(found, "env_steps", lower_end)
+    return float(means[lower.argmax()]) if len(means) else None
 
 
 def _is_in(known: Any, env: EnvConfig) -> bool:

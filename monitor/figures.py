@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.formatting import clock, count, duration, number, percent, reasons, shares
+from penstock.monitor.intervals import half_95
 
 if TYPE_CHECKING:
     from penstock.configs.sections import StopConfig
@@ -56,17 +57,33 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
 
 
 def evaluated(metrics: Metrics) -> str:
-    """The returns of the last evaluation, of each way to play, and the best so far."""
+    """The returns of the last evaluation, of each way to play, with their 95 % confidence intervals
+    and the episodes behind them; and that of the best weights so far."""
     m = metrics.get
     ways = [
-        f"{way} {number(m(f'eval_return_{way}'))}"
+        f"{way} {_with_interval(metrics, way)}"
         for way in ("greedy", "sampled")
         if f"eval_return_{way}" in metrics
     ]
+    by = f" ({_episodes(metrics)} each)" if "eval_episodes" in metrics else ""
     return (
-        f"{', '.join(ways) or number(m('eval_return_mean'))} at {count(m('eval_trained_steps'))} "
-        f"steps, best {number(m('eval_return_best'))}"
+        f"{', '.join(ways) or number(m('eval_return_mean'))}{by} at "
+        f"{count(m('eval_trained_steps'))} steps, best {number(m('eval_return_best'))}"
     )
+
+
+def _episodes(metrics: Metrics) -> str:
+    """The episodes of the last evaluation: "4 episodes"."""
+    episodes = metrics.get("eval_episodes")
+    return f"{count(episodes)} episode{'' if episodes == 1 else 's'}"
+
+
+def _with_interval(metrics: Metrics, way: str) -> str:
+    """The mean return of the last evaluation, played in this ``way``, ± half its 95 % confidence
+    interval: of few episodes that is wide."""
+    mean = number(metrics.get(f"eval_return_{way}"))
+    half = half_95(metrics.get(f"eval_return_{way}_se"), metrics.get("eval_episodes"))
+    return mean if half is None else f"{mean} ± {number(half)}"
 
 
 def _losses(metrics: Metrics) -> dict[str, str]:
@@ -116,7 +133,9 @@ def line(metrics: Metrics, stop: StopConfig | None) -> str:
     if "learners_alive" in metrics:
         parts.append(f"learners {m('learners_alive')}")
     if "eval_return_mean" in metrics:
-        parts.append(f"evaluation {number(m('eval_return_mean'))}")
+        way = m("eval_play")
+        shown = _with_interval(metrics, way) if way else number(m("eval_return_mean"))
+        parts.append(f"evaluation {shown}" + (f" over {_episodes(metrics)}" if way else ""))
     return " | ".join(parts)
 
 

@@ -35,6 +35,12 @@ def t_95(count: int) -> float:
     return T_95[count - 2] if count - 2 < len(T_95) else NORMAL_95
 
 
+def half_95(se: float | None, count: float | None) -> float | None:
+    """Half the 95 % confidence interval of a mean of ``count`` values with the standard error
+    ``se``; None where that is unknown, and for a single value."""
+    return None if se is None or count is None or count < 2 else t_95(int(count)) * se
+
+
 def interval(values: Sequence[float]) -> ConfidenceInterval:
     """The 95 % confidence interval of the mean of at least one independent value."""
     mean = statistics.fmean(values)

@@ -89,7 +89,7 @@ GAUGES = (
     _Figure(
         "samples_per_insert", "replay_samples_per_insert", "Mean number of draws of a replay step."
     ),
-    _Figure("eval_return_best", "evaluation_return_best", "Best mean return of an evaluation."),
+    _Figure("eval_return_best", "evaluation_return_best", "Mean return of the best weights."),
     _Figure("eval_trained_steps", "evaluation_trained_steps", "Trained steps of its weights."),
 )
 MOMENTS = {

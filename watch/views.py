@@ -22,7 +22,7 @@ from penstock.core.formatting import count as digits
 from penstock.core.formatting import finite
 from penstock.evaluation import decisions
 from penstock.monitor.curves import RETURN
-from penstock.monitor.intervals import Floats
+from penstock.monitor.intervals import Floats, half_95
 from penstock.monitor.metric_groups import group
 from penstock.monitor.run_folder.checkpoints import checkpoints
 from penstock.monitor.run_folder.columns import Points, rising
@@ -35,7 +35,7 @@ from penstock.monitor.run_folder.files import (
     stamp,
 )
 from penstock.monitor.run_folder.folder import flat, versions
-from penstock.monitor.run_folder.reader import is_evaluation
+from penstock.monitor.run_folder.reader import best_evaluation, is_evaluation
 from penstock.monitor.run_folder.record import METRICS
 from penstock.watch.catalog import RunCatalog
 from penstock.watch.flow import counts, flow
@@ -80,8 +80,8 @@ SEE_PROCESSES = "The view Processes shows logs and stacks."
 AXES = ("env_steps", "time_s")
 FIGURES = (
     "time_s", "env_steps", "trained_steps", "learner_steps", "episodes", "episode_return_mean",
-    "eval_return_mean", "eval_return_best", "eval_play", "actors_restarted", "learners_restarted",
-    "updates_skipped", "rollbacks",
+    "eval_return_mean", "eval_return_best", "eval_play", "eval_episodes", "actors_restarted",
+    "learners_restarted", "updates_skipped", "rollbacks",
 )  # fmt: skip
 
 
@@ -132,12 +132,14 @@ class Views:
         if run.evaluations:
             shown |= {k: v for k, v in summary.items() if is_evaluation(k)}
         best = _best_of_its_kind(run, shown.get("eval_play"))
+        se = finite(shown.get(f"eval_return_{shown.get('eval_play')}_se"))
+        half = half_95(se, finite(shown.get("eval_episodes")))
         figures = {key: _plain(shown.get(key)) for key in FIGURES}
         return {
             **row,
             "read": read,
             "now": time.time(),
-            "figures": {**figures, "eval_best_of_kind": best},
+            "figures": {**figures, "eval_best_of_kind": best, "eval_half": half},
             "exit_reason": _plain(summary.get("exit_reason")),
             "status": status,
             "flow": stages,
@@ -442,9 +444,8 @@ def _with_states(status: Mapping[str, Any], run: WatchedRun) -> Row:
 def _best_of_its_kind(run: WatchedRun, way: Any) -> float | None:
     """The best evaluation that was played in this ``way``, greedy or sampled; None without one."""
     with run.lock:
-        found = [_evaluation(line).get(way) for line in run.evaluations] if way else []
-    means = [each["mean"] for each in found if each and each["mean"] is not None]
-    return max(means, default=None)
+        best = best_evaluation(run.evaluations, way) if way else None
+    return None if best is None else _evaluation(best)[str(way)]["mean"]
 
 
 def _troubles(
@@ -592,13 +593,12 @@ def _starts(run: WatchedRun) -> list[Row]:
 
 def _evaluation(line: Mapping[str, Any]) -> Row:
     found: Row = {key: _plain(line.get(key)) for key in ("trained_steps", "time_s", "play", "best")}
+    found["episodes"] = finite(line.get("episodes"))
     for way in ("greedy", "sampled", "return"):
         about = line.get(way)
         if isinstance(about, Mapping):
-            found[way] = {
-                key: finite(about.get(key)) for key in ("mean", "se", "std", "min", "max")
-            }
-    found["episodes"] = finite(line.get("episodes"))
+            row = {key: finite(about.get(key)) for key in ("mean", "se", "std", "min", "max")}
+            found[way] = {**row, "half": half_95(row["se"], found["episodes"])}
     return found
 
 
@@ -616,8 +616,9 @@ def _why_no_evaluation(run: WatchedRun) -> str:
         reason = f"With transport.kind={transport} only eval.every_s enables them."
     else:
         reason = (
-            f"They are due every eval.every_steps = {every_steps} trained steps, or further apart "
-            f"where they would take more than eval.share = {share} of a core; the run has "
+            "The first is due after 45 seconds of training, and the next every eval.every_steps = "
+            f"{every_steps} trained steps, or further apart where they would take more than "
+            f"eval.share = {share} of a core; the run has "
             f"{digits(finite(run.last.get('trained_steps')))}. eval.share=null sets no limit."
         )
     with run.lock:

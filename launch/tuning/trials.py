@@ -20,7 +20,7 @@ from penstock.launch.run_group import say_line
 from penstock.launch.tuning.space import Options
 from penstock.monitor.run_folder.files import read_json
 from penstock.monitor.run_folder.lines import last_line, lines
-from penstock.monitor.run_folder.reader import mean_return
+from penstock.monitor.run_folder.reader import best_evaluation, mean_return
 from penstock.monitor.run_folder.record import EVALUATIONS, METRICS, SUMMARY
 from penstock.monitor.summary import INTERRUPTED
 
@@ -137,8 +137,8 @@ def _result(
         reason = "user_error"
     if reason in INTERRUPTED and not interrupted:
         reason = STOPPED
-    means = [mean_return(line) for line in lines(path / EVALUATIONS)]
-    score = max((mean for mean in means if mean is not None), default=None)
+    best = best_evaluation(lines(path / EVALUATIONS))
+    score = None if best is None else mean_return(best)
     return {
         "trial": number,
         "options": starts[-1]["options"] if starts else {},

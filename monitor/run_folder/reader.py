@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,26 @@ def figures_of(evaluation: Row) -> Mapping[str, Any]:
         return evaluation_figures(evaluation)
     except FORM_ERRORS:
         return {}
+
+
+def lower_end(evaluation: Mapping[str, Any], way: Any = None) -> float | None:
+    """The figure by which evaluations are compared, of a line of `evaluations.jsonl`: the lower end
+    of the interval of the mean return, or in lines of earlier versions the mean.
+
+    Args:
+        way: "greedy" or "sampled"; None: the better one.
+    """
+    about = evaluation.get(str(way or evaluation.get("play")))
+    if not isinstance(about, dict):
+        return mean_return(evaluation) if way is None else None
+    return finite(about.get("lower", about.get("mean")))
+
+
+def best_evaluation(evaluations: Iterable[Row], way: Any = None) -> Row | None:
+    """The line with the highest `lower_end`; None where no line has any."""
+    known = [(lower_end(line, way), line) for line in evaluations]
+    comparable = [(lower, line) for lower, line in known if lower is not None]
+    return max(comparable, key=itemgetter(0))[1] if comparable else None
 
 
 def mean_return(evaluation: Mapping[str, Any]) -> float | None:

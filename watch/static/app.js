@@ -163,8 +163,8 @@ function drawHead() {
   const rows = [
     ["Return", number(f.episode_return_mean), !f.episodes ? "no episode yet" : f.episodes > 100 ? "last 100 episodes" : `${count(f.episodes)} episodes`,
       `Mean return in training of the last 100 of ${count(f.episodes)} episodes`],
-    ["Evaluated", number(f.eval_return_mean), f.eval_play ? `${f.eval_play}, best ${number(f.eval_best_of_kind ?? f.eval_return_best)}` : "no evaluation",
-      `The last evaluation, by ${f.eval_play ?? "no"} actions; best: of the evaluations of this kind. Of both kinds it is ${number(f.eval_return_best)}`],
+    ["Evaluated", number(f.eval_return_mean), f.eval_play ? `${f.eval_play}${f.eval_half === null ? "" : ` ± ${number(f.eval_half)}`}, best ${number(f.eval_best_of_kind ?? f.eval_return_best)}` : "no evaluation",
+      `The last evaluation, by ${f.eval_play ?? "no"} actions in ${count(f.eval_episodes)} episodes, ± half the 95 % confidence interval of the mean; best: of the evaluations of this kind. Of both kinds it is ${number(f.eval_return_best)}`],
     ["Agent steps", short(f.env_steps), now.stall ? "" : `${short(environments.steps_per_s)}/s`, count(f.env_steps)],
     ["Updates", short(f.learner_steps), now.stall ? "" : rateOf(now), count(f.learner_steps)],
     ["Utilization", percent(computes), lacks ? `gets ${learner.cpu.toFixed(2)} of a core` : `waits ${percent(learner.ledger.wait_data)}`,

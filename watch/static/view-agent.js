@@ -13,7 +13,7 @@ export class AgentView {
     this.evaluations = h("div");
     this.said = h("span.dim", { role: "status" });
     this.record = h("button", { type: "button", title: "An episode by the newest checkpoint, in a process beside the run", onclick: () => this.recordNow() }, "Record a video now");
-    fill(panel, h("div.section", null, h("h2", null, "Videos"), this.record, this.said), this.videos, h("div.section", null, h("h2", null, "Evaluations")), this.evaluations);
+    fill(panel, h("div.section", null, h("h2", null, "Videos"), this.record, this.said), this.videos, h("div.section", null, h("h2", { title: "± half the 95 % confidence interval of the mean" }, "Evaluations")), this.evaluations);
   }
 
   async update(now) {
@@ -101,4 +101,4 @@ export class AgentView {
 const described = (episode) => (episode.cut ? `cut after ${count(episode.length)} steps, return so far ${number(episode.return)}`
   : `return ${number(episode.return)} in ${count(episode.length)} steps`);
 
-const spread = (about) => (about?.mean === null || about === undefined ? "–" : `${number(about.mean)}${about.se ? ` ± ${number(about.se)}` : ""}`);
+const spread = (about) => (about?.mean === null || about === undefined ? "–" : `${number(about.mean)}${about.half ? ` ± ${number(about.half)}` : ""}`);

@@ -8,12 +8,14 @@ import pytest
 from penstock.evaluation.estimates import (
     Estimate,
     Way,
-    better_way,
+    choose,
     estimate,
     evidence,
+    lower_end,
     out_of_reach,
+    pooled,
     reaches,
-    spacing,
+    spread_of,
     way_of,
 )
 
@@ -45,23 +47,61 @@ def ways(greedy: tuple[float, float], sampled: tuple[float, float]) -> dict[Way,
     return {"greedy": Estimate(*greedy, 20), "sampled": Estimate(*sampled, 20)}
 
 
-def test_the_better_way_has_the_higher_mean_and_greedy_wins_a_tie() -> None:
-    assert better_way(ways((-20.0, 9.0), (255.0, 5.0))) == "sampled"
-    assert better_way(ways((255.0, 5.0), (240.0, 5.0))) == "greedy"
-    assert better_way(ways((500.0, 0.0), (500.0, 0.0))) == "greedy"
+def test_pooled_estimates_are_those_of_all_episodes() -> None:
+    one, other = [200.0, 220.0, 180.0], [240.0, 160.0, 300.0, 100.0]
+    found = pooled(estimate(one), estimate(other))
+    assert found == pytest.approx(estimate(one + other))
+    assert pooled(estimate([7.0]), estimate([9.0])) == pytest.approx((8.0, 1.0, 2))
+
+
+def test_the_lower_end_of_few_episodes_counts_the_spread_in_training() -> None:
+    """Five of five succeed: variance (4 * 0 + 10 * 0.16) / 14, standard error sqrt(0.022857). Of
+    many most do: variance (119 * 0.0475 + 10 * 0.16) / 129, standard error sqrt(0.00046851)."""
+    spread = spread_of([0.0] * 20 + [1.0] * 80)
+    assert spread == pytest.approx(0.402015)
+    lucky = Estimate(1.0, 0.0, 5)
+    assert lower_end(lucky, 0.4) == pytest.approx(1 - 1.96 * 0.151186, abs=1e-5)
+    good = Estimate(0.95, (0.0475 / 120) ** 0.5, 120)
+    assert lower_end(good, 0.4) == pytest.approx(0.95 - 1.96 * 0.021645, abs=1e-5)
+    assert (lower_end(lucky, None), lower_end(good, None)) == (1.0, good.lower)
+    assert spread_of([3.0] * 9) is None
+    assert lower_end(Estimate(1.0, 0.0, 1), 0.4) == pytest.approx(1 - 1.96 * 0.4)
+
+
+def test_the_better_way_has_the_higher_lower_end_and_greedy_wins_a_tie() -> None:
+    assert choose(ways((-20.0, 9.0), (255.0, 5.0)), 50.0).way == "sampled"
+    assert choose(ways((255.0, 5.0), (240.0, 5.0)), 50.0).way == "greedy"
+    assert choose(ways((500.0, 0.0), (500.0, 0.0)), 30.0).way == "greedy"
+    narrow = choose(ways((0.85, 0.05), (0.83, 0.02)), None)
+    assert (narrow.way, narrow.found, narrow.informed) == ("sampled", (0.83, 0.02, 20), False)
+    assert narrow.lower == pytest.approx(0.83 - 1.96 * 0.02)
+
+
+def test_a_choice_before_training_says_anything_is_beaten_by_any_later_one() -> None:
+    """Two of two episodes succeed at first, and later 16 of 20."""
+    lucky = choose(ways((1.0, 0.0), (1.0, 0.0)), spread_of([1.0] * 9))
+    later = choose(ways((0.8, 0.09), (0.7, 0.1)), spread_of([0.0, 1.0] * 5))
+    assert later.beats(lucky)
+    assert not lucky.beats(later)
+    assert not later.beats(later)
+
+
+def test_further_episodes_that_refute_a_way_lead_to_the_other() -> None:
+    found: dict[Way, Estimate] = {
+        "greedy": Estimate(0.86, 0.03, 20),
+        "sampled": Estimate(0.829, 0.03, 20),
+    }
+    assert choose(found, 0.15).way == "greedy"
+    found["greedy"] = pooled(found["greedy"], Estimate(0.70, 0.02, 100))
+    assert found["greedy"].mean == pytest.approx(0.72667, abs=1e-5)
+    assert choose(found, 0.15).way == "sampled"
 
 
 def test_out_of_reach_is_what_even_the_upper_bound_of_the_better_way_misses() -> None:
-    assert out_of_reach(ways((100.0, 10.0), (150.0, 20.0)), 200.0)  # at most 189.2
-    few: dict[Way, Estimate] = {
-        "greedy": estimate([100.0, 101.0, 102.0]),
-        "sampled": estimate([90.0, 91.0, 92.0]),
-    }
-    assert not out_of_reach(few, 200.0)  # three episodes say little about the spread
-    assert not out_of_reach(ways((100.0, 10.0), (150.0, 26.0)), 200.0)  # up to 200.96
-    for episodes in (9, 10):  # ten are enough
-        low = Estimate(100.0, 1.0, episodes)
-        assert out_of_reach({"greedy": low, "sampled": low}, 200.0) == (episodes == 10)
+    assert out_of_reach(Estimate(150.0, 20.0, 20), 200.0)  # at most 189.2
+    assert not out_of_reach(Estimate(150.0, 26.0, 20), 200.0)  # up to 200.96
+    for episodes in (9, 10):  # fewer say little about the spread
+        assert out_of_reach(Estimate(100.0, 1.0, episodes), 200.0) == (episodes == 10)
 
 
 @pytest.mark.slow
@@ -76,40 +116,24 @@ def test_choosing_the_better_way_does_not_confirm_too_often() -> None:
             "greedy": estimate(rng.normal(goal, 50, 100).tolist()),
             "sampled": estimate(rng.normal(goal, 50, 100).tolist()),
         }
-        biased += reaches(played[better_way(played)], goal)
+        biased += reaches(choose(played, None).found, goal)
         confirmed += reaches(estimate(rng.normal(goal, 50, 100).tolist()), goal)
     assert 0.018 < confirmed / trials < 0.034
     assert biased / trials > 0.04
 
 
-@pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
-@pytest.mark.parametrize("cost_s", [0.001, 0.06, 3.0, 140.0])
-@pytest.mark.parametrize("rate", [2_000.0, 30_000.0, 400_000.0])
-def test_the_distance_is_the_first_doubled_one_that_is_cheap_enough(
-    share: float, cost_s: float, rate: float
-) -> None:
-    every = 100_000
-    while cost_s > share * every / rate:
-        every *= 2
-    assert spacing(100_000, cost_s, share, rate) == every
-
-
-def test_without_a_limit_every_point_is_evaluated() -> None:
-    assert spacing(100_000, 1e6, None, 1e6) == 100_000
-
-
 def test_the_way_is_read_from_the_evidence_and_greedy_without_any() -> None:
     found = ways((-20.0, 9.0), (255.0, 5.0))
-    about = evidence(found, 350_000, Estimate(250.0, 4.0, 100))
+    about = evidence(found, "sampled", 350_000, Estimate(250.0, 4.0, 100))
     assert about == {
         "way": "sampled",
         "episodes": 20,
         "trained_steps": 350_000,
-        "greedy": {"mean": -20.0, "se": 9.0},
-        "sampled": {"mean": 255.0, "se": 5.0},
+        "greedy": {"mean": -20.0, "se": 9.0, "episodes": 20},
+        "sampled": {"mean": 255.0, "se": 5.0, "episodes": 20},
         "closing": {"mean": 250.0, "se": 4.0, "episodes": 100},
     }
     assert way_of(about) == "sampled"
-    assert "closing" not in evidence(found, 350_000)
+    assert "closing" not in evidence(found, "sampled", 350_000)
     for nothing in (None, {}, {"way": "greedy"}, {"way": 3}, "sampled"):
         assert way_of(nothing) == "greedy"

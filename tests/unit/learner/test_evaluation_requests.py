@@ -11,7 +11,10 @@ from penstock.algos.slots import UnrollSummary
 from penstock.configs.load import resolve
 from penstock.core.control import Message
 from penstock.learner.evaluation_requests import (
+    AGAIN_S,
     CLOSING,
+    FIRST,
+    FIRST_S,
     LOST_S,
     PAUSE,
     POINT,
@@ -228,3 +231,33 @@ def test_after_a_resume_the_next_multiple_is_the_first() -> None:
     progress.trained_steps = 200
     requests.turn()
     assert requests.due() == POINT
+
+
+def test_an_evaluator_without_evaluation_is_asked_soon_after_the_training_began() -> None:
+    run = Run()
+    run.idle()
+    run.now_s += FIRST_S
+    assert run.trained(10) is None  # the first steps
+    run.now_s += FIRST_S - 0.1
+    assert run.trained(20) is None
+    run.now_s += 0.1
+    assert run.trained(30) == FIRST
+    run.requests.requested(FIRST)
+    run.idle(done=30)  # no episode has ended
+    assert run.trained(40) is None
+    run.now_s += AGAIN_S
+    assert run.trained(50) == FIRST
+    run.requests.requested(FIRST)
+    run.idle(done=50, play={"way": "greedy"})
+    run.now_s += 10 * FIRST_S
+    assert run.trained(60) is None
+    assert run.trained(110) == POINT
+
+
+@pytest.mark.parametrize("option", ["eval.share=null", "eval.every_s=5", "eval.every_steps=null"])
+def test_who_sets_other_times_is_not_asked_soon(option: str) -> None:
+    run = Run(option)
+    run.idle()
+    assert run.trained(10) is None
+    run.now_s += 2 * FIRST_S
+    assert run.trained(20) is None

@@ -134,6 +134,8 @@ def test_the_best_evaluation_is_in_the_environment_of_the_run(tmp_path: Path) ->
     assert setting["evaluation_best"] == 7.0
     with (folder / "evaluations.jsonl").open("a") as file:  # of a version that did not record it
         file.write('{"trained_steps": 500, "return": {"mean": 8}}\n{"env": 1, "return": 2}\n')
+        lucky = '{"trained_steps": 600, "play": "greedy", "greedy": {"lower": 6}, '
+        file.write(lucky + '"return": {"mean": 9}}\n')
     assert compare([str(folder)])["settings"][0]["evaluation_best"] == 8.0
 
 

@@ -9,7 +9,7 @@ import statistics
 import numpy as np
 import pytest
 
-from penstock.monitor.intervals import bootstrap, interval, iqm, mean, t_95
+from penstock.monitor.intervals import bootstrap, half_95, interval, iqm, mean, t_95
 
 
 def test_the_interval_of_a_mean() -> None:
@@ -22,6 +22,8 @@ def test_the_interval_of_a_mean() -> None:
 
 @pytest.mark.parametrize(("count", "t"), [(2, 12.706), (5, 2.776), (31, 2.042), (32, 1.96)])
 def test_students_t(count: int, t: float) -> None:
+    assert half_95(2.0, count) == 2.0 * t
+    assert half_95(0.0, 1) is half_95(None, count) is half_95(2.0, None) is None
     assert t_95(count) == t
 
 

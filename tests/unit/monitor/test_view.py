@@ -10,7 +10,7 @@ import pytest
 from penstock.configs.sections import StopConfig
 from penstock.core.formatting import clock, count, number, reasons
 from penstock.core.interfaces import RunEvent
-from penstock.monitor.figures import eta_s, figures
+from penstock.monitor.figures import eta_s, evaluated, figures
 from penstock.monitor.figures import line as figure_line
 from penstock.monitor.view import LineView, LiveView, make_view
 
@@ -298,3 +298,32 @@ def test_lines_begin_with_what_is_trained() -> None:
     stream = io.StringIO()
     make_view(stream, "penstock runs/x: learner", None, "ALE/Pong-v5, impala, preset pong")
     assert stream.getvalue() == ("penstock runs/x: learner; ALE/Pong-v5, impala, preset pong\n")
+
+
+@pytest.mark.parametrize(
+    ("episodes", "shown", "brief"),
+    [
+        # Student's t is 2.093 for 20 episodes, and 12.706 for two.
+        (
+            20,
+            "greedy -2 ± 0.5232, sampled 4 ± 1.046 (20 episodes each)",
+            "evaluation 4 ± 1.046 over 20 episodes",
+        ),
+        (
+            2,
+            "greedy -2 ± 3.176, sampled 4 ± 6.353 (2 episodes each)",
+            "evaluation 4 ± 6.353 over 2 episodes",
+        ),
+        (1, "greedy -2, sampled 4 (1 episode each)", "evaluation 4 over 1 episode"),
+    ],
+)
+def test_an_evaluation_is_shown_with_its_interval_and_its_episodes(
+    episodes: int, shown: str, brief: str
+) -> None:
+    metrics = METRICS | {
+        **{"eval_return_mean": 4.0, "eval_return_greedy": -2.0, "eval_return_sampled": 4.0},
+        **{"eval_return_greedy_se": 0.25, "eval_return_sampled_se": 0.5, "eval_play": "sampled"},
+        **{"eval_episodes": episodes, "eval_trained_steps": 640, "eval_return_best": 5.0},
+    }
+    assert evaluated(metrics) == f"{shown} at 640 steps, best 5"
+    assert figure_line(metrics, None).endswith(f" | {brief}")

@@ -230,8 +230,9 @@ def test_a_run_that_was_killed_and_one_of_an_older_version_have_a_page(tmp_path:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ((), "None. They are due every eval.every_steps = 100000 trained steps, or further apart "
-         "where they would take more than eval.share = 0.05 of a core; the run has 100."),
+        ((), "None. The first is due after 45 seconds of training, and the next every "
+         "eval.every_steps = 100000 trained steps, or further apart where they would take more "
+         "than eval.share = 0.05 of a core; the run has 100."),
         (("eval.every_s=60",), "None. They are due every eval.every_s = 60.0 seconds."),
         (("eval.every_steps=null",), "None. eval.every_steps=100000 evaluates the weights"),
         (("transport.kind=inproc",), "With transport.kind=inproc only eval.every_s enables them."),

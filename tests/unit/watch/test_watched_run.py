@@ -141,10 +141,15 @@ def test_the_list_asks_for_a_stopped_learner_where_lines_are_overdue(
 
 def test_the_best_evaluation_is_of_the_kind_beside_it(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [1.0])
-    lines = [("greedy", 9.0, 2.0), ("sampled", 3.0, 4.0), ("sampled", 1.0, 3.5)]
+    lines: list[tuple[str, float, float, dict[str, float]]] = [
+        ("greedy", 9.0, 2.0, {}),
+        ("sampled", 3.0, 4.0, {}),
+        ("sampled", 1.0, 3.5, {}),
+    ]
+    lines.append(("sampled", 1.0, 5.0, {"lower": 2.0}))  # of few episodes
     with (folder / "evaluations.jsonl").open("w") as file:
-        for play, greedy, sampled in lines:
-            ways = {"greedy": {"mean": greedy}, "sampled": {"mean": sampled}}
+        for play, greedy, sampled, lower in lines:
+            ways = {"greedy": {"mean": greedy}, "sampled": {"mean": sampled, **lower}}
             file.write(json.dumps({"play": play, **ways}) + "\n")
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps({**summary, "eval_play": "sampled"}))
