@@ -34,7 +34,7 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
         "steps": f"{count(m('env_steps'))}, {count(m('steps_per_s'))}/s",
         **({"frames": frames} if m("env_frames") != m("env_steps") else {}),
         "trained": f"{count(m('trained_steps_per_s'))}/s, {count(m('learner_steps'))} updates",
-        "return": f"{number(m('episode_return_mean'))} in training, {_episodes(m('episodes'))}"
+        "return": f"{number(m('episode_return_mean'))} in training, {_trained_episodes(m('episodes'))}"
         + (f", best {number(m(BEST))}" if BEST in metrics else "")
         + ("" if goal is None else f", goal {number(goal)}"),
         **_losses(metrics),
@@ -65,14 +65,14 @@ def evaluated(metrics: Metrics) -> str:
         for way in ("greedy", "sampled")
         if f"eval_return_{way}" in metrics
     ]
-    by = f" ({_episodes(metrics)} each)" if "eval_episodes" in metrics else ""
+    by = f" ({_evaluated_episodes(metrics)} each)" if "eval_episodes" in metrics else ""
     return (
         f"{', '.join(ways) or number(m('eval_return_mean'))}{by} at "
         f"{count(m('eval_trained_steps'))} steps, best {number(m('eval_return_best'))}"
     )
 
 
-def _episodes(metrics: Metrics) -> str:
+def _evaluated_episodes(metrics: Metrics) -> str:
     """The episodes of the last evaluation: "4 episodes"."""
     episodes = metrics.get("eval_episodes")
     return f"{count(episodes)} episode{'' if episodes == 1 else 's'}"
@@ -135,11 +135,13 @@ def line(metrics: Metrics, stop: StopConfig | None) -> str:
     if "eval_return_mean" in metrics:
         way = m("eval_play")
         shown = _with_interval(metrics, way) if way else number(m("eval_return_mean"))
-        parts.append(f"evaluation {shown}" + (f" over {_episodes(metrics)}" if way else ""))
+        parts.append(
+            f"evaluation {shown}" + (f" over {_evaluated_episodes(metrics)}" if way else "")
+        )
     return " | ".join(parts)
 
 
-def _episodes(episodes: int | None) -> str:
+def _trained_episodes(episodes: int | None) -> str:
     """The episodes of which `episode_return_mean` is the mean."""
     if not episodes:
         return "no episode yet"
