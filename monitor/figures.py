@@ -34,7 +34,8 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
         "steps": f"{count(m('env_steps'))}, {count(m('steps_per_s'))}/s",
         **({"frames": frames} if m("env_frames") != m("env_steps") else {}),
         "trained": f"{count(m('trained_steps_per_s'))}/s, {count(m('learner_steps'))} updates",
-        "return": f"{number(m('episode_return_mean'))} in training, {_trained_episodes(m('episodes'))}"
+        "return": f"{number(m('episode_return_mean'))} in training, "
+        + _recent_episodes(m("episodes"))
         + (f", best {number(m(BEST))}" if BEST in metrics else "")
         + ("" if goal is None else f", goal {number(goal)}"),
         **_losses(metrics),
@@ -141,7 +142,7 @@ def line(metrics: Metrics, stop: StopConfig | None) -> str:
     return " | ".join(parts)
 
 
-def _trained_episodes(episodes: int | None) -> str:
+def _recent_episodes(episodes: int | None) -> str:
     """The episodes of which `episode_return_mean` is the mean."""
     if not episodes:
         return "no episode yet"
