@@ -25,7 +25,7 @@ LEARNERS_ALONE = {
 their section or algorithm."""
 
 WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
-    "env": {"record": []},
+    "env": {"record": [], "on_error": "fail"},
     "transport": {"connectors": 1},
     "actors": {"memory_format": "auto"},
     "model": {"scale": "bytes", "filters": []},

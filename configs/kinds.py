@@ -72,8 +72,8 @@ def without_replaced(found: dict[str, Any], values: Mapping[str, Any]) -> dict[s
     """Defaults without those that another option replaces, as ``values`` set it.
 
     Of several ways to scale rewards or to lower the learning rate, the one that is set counts. With
-    another number of updates, `publish_every` would no longer be once for each batch. A single
-    actor plays a batch alone, with all of its environments.
+    another number of updates, `publish_every` would no longer be once for each batch. Where a
+    learner may have a single actor, that one plays a batch alone, with all of its environments.
     """
     algo, learner, actors = (_map(values.get(name)) for name in ("algo", "learner", "actors"))
     found = {name: dict(section) for name, section in found.items()}
@@ -83,10 +83,18 @@ def without_replaced(found: dict[str, Any], values: Mapping[str, Any]) -> dict[s
         found["learner"]["lr"] = found["learner"]["lr"]["from"]
     if "epochs" in algo or "updates_per_batch" in learner:
         found["learner"].pop("publish_every", None)
-    is_alone = str(actors.get("count")).partition("..")[0] == "1"
-    if is_alone and "batch_slots" in found["learner"]:
+    fewest_actors, _ = _ends(actors.get("count"))
+    _, most_learners = _ends(learner.get("count", 1))
+    may_be_alone = fewest_actors is not None and fewest_actors < 2 * (most_learners or 1)
+    if may_be_alone and "batch_slots" in found["learner"]:
         found["actors"]["envs"] *= found["learner"].pop("batch_slots")
     return found
+
+
+def _ends(count: Any) -> tuple[int | None, int | None]:
+    """The ends of a count such as 4 or 1..4; None where it is no number."""
+    numbers = [int(digits) for digits in re.findall(r"\d+", str(count))]
+    return (numbers[0], numbers[-1]) if numbers else (None, None)
 
 
 def _map(value: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.formatting import clock, count, duration, number, percent, reasons, shares
-from penstock.monitor.intervals import half_95
+from penstock.monitor.student_t import half_95
 
 if TYPE_CHECKING:
     from penstock.configs.sections import StopConfig

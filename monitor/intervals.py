@@ -10,15 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from penstock.monitor.student_t import t_95
 
-# Student's t, two-sided 95 %, by degrees of freedom from 1; beyond these the normal's.
-T_95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
-    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
-    2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-NORMAL_95 = 1.960
+Floats = npt.NDArray[np.float64]
 
 AT_ONCE = 1 << 21  # values that are resampled together
 
@@ -28,17 +22,6 @@ class ConfidenceInterval(NamedTuple):
 
     mean: float
     half: float | None
-
-
-def t_95(count: int) -> float:
-    """Factor on the standard error of ``count`` values, 2 or more, that gives the interval."""
-    return T_95[count - 2] if count - 2 < len(T_95) else NORMAL_95
-
-
-def half_95(se: float | None, count: float | None) -> float | None:
-    """Half the 95 % confidence interval of a mean of ``count`` values with the standard error
-    ``se``; None where that is unknown, and for a single value."""
-    return None if se is None or count is None or count < 2 else t_95(int(count)) * se
 
 
 def interval(values: Sequence[float]) -> ConfidenceInterval:

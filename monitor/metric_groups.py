@@ -18,7 +18,7 @@ FALLBACK = "other"
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "eval": ("eval_*", "closing_evaluation"),
-    "return": ("episode_*", "episodes", "solved_at_s", "return_reached_at_s"),
+    "return": ("episode_*", "episodes", "solved_at_s", "return_reached_at_s", "env_*_mean"),
     "loss": ("*_loss", "loss"),
     "policy": ("entropy*", "kl*", "ratio*", "rho*", "alpha*", "policy_std*"),
     "value": (

@@ -22,7 +22,7 @@ from penstock.core.formatting import count as digits
 from penstock.core.formatting import finite
 from penstock.evaluation import decisions
 from penstock.monitor.curves import RETURN
-from penstock.monitor.intervals import Floats, half_95
+from penstock.monitor.intervals import Floats
 from penstock.monitor.metric_groups import group
 from penstock.monitor.run_folder.checkpoints import checkpoints
 from penstock.monitor.run_folder.columns import Points, rising
@@ -37,6 +37,7 @@ from penstock.monitor.run_folder.files import (
 from penstock.monitor.run_folder.folder import flat, versions
 from penstock.monitor.run_folder.reader import best_evaluation, is_evaluation
 from penstock.monitor.run_folder.record import METRICS
+from penstock.monitor.student_t import half_95
 from penstock.watch.catalog import RunCatalog
 from penstock.watch.flow import counts, flow
 from penstock.watch.headline import (

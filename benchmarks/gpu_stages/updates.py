@@ -37,7 +37,10 @@ CASES: dict[str, tuple[str, ...]] = {
 # 64 KB, above which a copy of pageable memory waits for the device. An update is one pass there: a
 # GPU queues about a thousand launches, and then the host waits, too.
 EPOCHS = ("algo.epochs=2", "learner.updates_per_batch=2", "algo.minibatches=steps")
-LONG = ("actors.envs=128", "actors.unroll=80", "learner.micro_batch=8192")
+LONG = (
+    *("actors.envs=128", "actors.unroll=80"),
+    *("learner.batch_slots=1", "learner.micro_batch=8192"),
+)
 DRAWN = 32  # transitions of a batch from replay
 WARM_UPS = 3
 SPIN = 1_000_000_000  # cycles of a GPU, about half a second

@@ -123,8 +123,8 @@ def test_actors_of_ppo_share_a_batch_that_one_plays_alone(kind: str) -> None:
     several = resolve("x:f", [PPO, f"env.kind={kind}"])
     assert several.actors.count == "auto"
     assert several.first_actors == several.least_actors == several.learner.batch_slots == 2
-    for count in ("1", "1..4"):
-        one = resolve("x:f", [PPO, f"env.kind={kind}", f"actors.count={count}"])
+    for count in (["actors.count=1"], ["actors.count=1..4"], ["actors.count=4", "learner.count=4"]):
+        one = resolve("x:f", [PPO, f"env.kind={kind}", *count])
         assert one.learner.batch_slots == 1
         assert one.actor_envs == 2 * several.actor_envs
     lockstep = resolve("x:f", [PPO, f"env.kind={kind}", "transport.kind=inproc"])

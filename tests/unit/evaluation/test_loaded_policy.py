@@ -397,7 +397,7 @@ def test_brief_spaces_are_small_and_have_what_networks_read() -> None:
 def test_a_file_that_is_no_policy_is_refused_in_a_sentence(
     tmp_path: Path, cartpole: LoadedPolicy
 ) -> None:
-    good, wrong = tmp_path / "good", tmp_path / "wrong"
+    good, wrong = tmp_path / "good.safetensors", tmp_path / "wrong"
     cartpole.save(good)
     ours = good.read_bytes()
     checkpoint_bytes = (tmp_path / "checkpoints/last/checkpoint.safetensors").read_bytes()

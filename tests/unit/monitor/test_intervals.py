@@ -9,7 +9,8 @@ import statistics
 import numpy as np
 import pytest
 
-from penstock.monitor.intervals import bootstrap, half_95, interval, iqm, mean, t_95
+from penstock.monitor.intervals import bootstrap, interval, iqm, mean
+from penstock.monitor.student_t import half_95, t_95
 
 
 def test_the_interval_of_a_mean() -> None:
