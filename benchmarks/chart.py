@@ -147,7 +147,9 @@ def _pong_to_18(result: dict[str, Any]) -> Panel:
             Bar(
                 "Sample Factory, its own settings for Atari",
                 end["seconds"],
-                f"at {peer['return']:g} after {end['seconds'] / 60:.1f}".replace("-", "\u2212"),
+                f"not reached: {peer['return']:.0f} after {end['seconds'] / 60:.1f}".replace(
+                    "-", "\u2212"
+                ),
             ),
         ],
     )
@@ -156,9 +158,10 @@ def _pong_to_18(result: dict[str, Any]) -> Panel:
 def _pong_rate(name: str, bf16: str) -> Panel:
     """Rates on a processor with or without arithmetic in bf16."""
     peers = _result(name)["peers"]
+    (other,) = (NAMES[peer] for peer in peers if peer != "penstock")
     return Panel(
-        f"Pong from pixels, {bf16} bf16: trained steps a second",
-        "longer is better; Penstock: IMPALA, median of three runs",
+        f"Pong against {other}: steps a second",
+        f"longer is better; {bf16} bf16; Penstock: IMPALA, median of three runs",
         [_rate(peer, peers[peer]["steps_per_s"]) for peer in _in_order(peers)],
     )
 
