@@ -44,5 +44,5 @@ def test_the_failure_of_a_run_is_an_object_too(tmp_path: Path, penstock: Penstoc
     assert run.process.returncode == 1
     assert json.loads(out)["exit_reason"] == "fault"
     assert (lines[-1]["level"], lines[-1]["kind"]) == ("error", "failure")
-    assert lines[-1]["text"] == "actor-0: ValueError: of two\nlines"
+    assert lines[-1]["text"] == "actor-0: ValueError: of two\nlines (broken.py:6, in step)"
     assert lines[-1]["data"]["traceback"][-1] == "lines"
