@@ -11,6 +11,7 @@ from penstock.core.formatting import clock, count, falls_short, number, percent,
 from penstock.core.run_dir import has_checkpoint, is_temporary
 from penstock.monitor.figures import RECENT, Metrics, evaluated, frames_per_s
 from penstock.monitor.run_folder.checkpoints import Best, best
+from penstock.monitor.student_t import NORMAL_95
 
 Rows = list[tuple[str, str]]
 
@@ -146,8 +147,6 @@ def _not_solved(summary: Metrics, closing: Mapping[str, Any] | None) -> str:
         return f"{reached}; rank 0 evaluates, and its summary says whether that was confirmed"
     if closing is None or closing["estimate"] is None:
         return f"no: {reached}, and no evaluation confirmed it"
-    from penstock.monitor.intervals import NORMAL_95  # needs numpy
-
     by = closing["estimate"]
     short = falls_short(by["mean"], NORMAL_95 * by["se"], closing["goal"])
     return (
