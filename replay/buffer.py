@@ -44,7 +44,7 @@ from penstock.replay.factory import (
     wrap_sampler,
 )
 from penstock.replay.layout import Layout
-from penstock.replay.limiter import RateLimitedTable, RateLimiter
+from penstock.replay.limiter import RateLimitedTable, RateLimiter, expect_sizes
 from penstock.replay.prefetch import batches
 from penstock.replay.samplers import Sampler, check_priorities, load_moved
 from penstock.replay.sequences import Sequences, SequenceSampler, draw_future, no_priorities
@@ -147,19 +147,22 @@ class Replay:
             shared=shared,
             follow=self.n_step > 1 or sequences is not None,
         )
+        if limiter is not None:
+            expect_sizes(limiter, self.layout.spec, self.capacity, shared=shared)
         self.table = make_table(
             self.layout, self.capacity, self.in_hand, self.writers, self.sampler, shared=shared
         )
-        self._core = BufferCore(self.table, self.layout, self.autoreset, self.eviction)
+        self.rate_limited: RateLimitedTable | None = None
+        if limiter is not None:
+            self.rate_limited = RateLimitedTable(limiter, self.table, timeout_s)
+        self._core = BufferCore(
+            self.table, self.layout, self.autoreset, self.eviction, self.rate_limited
+        )
         self._end = weakref.finalize(self, self._core.close)
         self.lock, self._streams = self._core.lock, self._core.streams
         self.gather = make_gather(self.table, self.layout, self.n_step, discount, sequences)
         bind_sampler(self.sampler, self.table, seed)
 
-        self.rate_limited: RateLimitedTable | None = None
-        if limiter is not None:
-            self.rate_limited = RateLimitedTable(limiter, self.table, self.capacity, timeout_s)
-        self._core.rate_limited = self.rate_limited
         self.stale_updates = 0
         self.slots_moved = False
         """Whether `restore` loaded slots into other places than they had in the snapshot."""
@@ -733,12 +736,17 @@ class BufferCore:
     """
 
     def __init__(
-        self, table: Table, layout: Layout, autoreset: Autoreset, eviction: EvictionPolicy
+        self,
+        table: Table,
+        layout: Layout,
+        autoreset: Autoreset,
+        eviction: EvictionPolicy,
+        rate_limited: RateLimitedTable | None,
     ) -> None:
         self.table = table
         self._about = {"autoreset": autoreset, "frame_stack": layout.frame_stack}
         self.lock = FairLock()
-        self.rate_limited: RateLimitedTable | None = None
+        self.rate_limited = rate_limited
         self.streams = OwnStreams(table, layout, autoreset)
         self.ended: Exception | None = None  # why adding and sampling are no longer possible
         self._evictor = Evictor(eviction, table)

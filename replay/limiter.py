@@ -29,6 +29,7 @@ from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
+from penstock.core.specs import SlotSpec
 from penstock.replay.errors import ReplayError
 from penstock.replay.table import Table
 
@@ -355,6 +356,16 @@ class RateLimiter:
             return may
 
 
+def expect_sizes(limiter: RateLimiter, spec: SlotSpec, capacity: int, *, shared: bool) -> None:
+    """Announce the sizes of a replay that ``limiter`` will serve, before its table is made.
+
+    Raises ReplayError where adding and sampling could wait for each other for ever.
+    """
+    # Other processes add whole slots; a writer of this process adds one step of its environments.
+    insert = spec.unroll * spec.envs if shared else spec.envs
+    limiter.expect(insert=insert, capacity=capacity)
+
+
 class RateLimitedTable:
     """Connects one ``table`` to its ``limiter``; ``timeout_s`` bounds every wait.
 
@@ -362,11 +373,7 @@ class RateLimitedTable:
     and sampling wait outside the buffer's lock, so that the other side can proceed.
     """
 
-    def __init__(self, limiter: RateLimiter, table: Table, capacity: int, timeout_s: float) -> None:
-        # What other processes add arrives in slots.
-        is_shared = table.store.arena.fd is not None
-        insert = table.rows_per_slot if is_shared else table.spec.envs
-        limiter.expect(insert=insert, capacity=capacity)
+    def __init__(self, limiter: RateLimiter, table: Table, timeout_s: float) -> None:
         self.limiter = limiter
         self._table = table
         self._timeout_s = timeout_s
