@@ -5,9 +5,9 @@ earned, less the samples drawn:
 
     balance = S * (items inserted beyond the first min_size) - items sampled
 
-A sample that would take the balance below -band waits for inserts, an insert that would take it
-above +band waits for samples. Both would wait for each other for ever if at some balance neither
-fits. With samples of B and inserts of I items this cannot happen if
+A sample that would take the balance below -band waits for inserts. An insert that would take it
+above +band waits for samples. Both would wait for each other for ever if there were a balance at
+which neither is allowed. With samples of B and inserts of I items this cannot happen if
 
     2 * band >= B + S * I
 
@@ -33,15 +33,20 @@ from penstock.core.specs import SlotSpec
 from penstock.replay.errors import ReplayError
 from penstock.replay.table import Table
 
-SLACK = 1e-6  # items; so that rounding never keeps both sides waiting
+# The balance may leave the band by this many items, so that rounding never makes both sides wait.
+SLACK = 1e-6
 _KEEP: Any = object()
 
 
 @dataclass(frozen=True)
 class LimiterRule:
-    """A limiter's parameters.
+    """What a limiter allows.
 
-    ``samples_per_insert`` None: only ``min_size`` holds. ``band`` counts sampled items.
+    Args:
+        samples_per_insert: how often each inserted item is sampled on average; None: only
+            ``min_size`` limits sampling.
+        min_size: items that must be stored before any is sampled.
+        band: how far the balance may deviate from 0, in sampled items.
     """
 
     samples_per_insert: float | None
@@ -51,7 +56,11 @@ class LimiterRule:
 
 @dataclass
 class Counts:
-    """Items so far. ``kept`` is the balance that inserts beyond ``earning_from`` add to."""
+    """The items that a limiter has counted, and the point from which its present rule applies.
+
+    When the rule changes, the balance so far becomes ``carried_balance``, and the new rule applies
+    to the items after ``earning_from`` inserted and ``spending_from`` sampled ones.
+    """
 
     inserted: int = 0
     sampled: int = 0
@@ -62,28 +71,40 @@ class Counts:
 
     @property
     def stored(self) -> int:
+        """The number of items that are stored now."""
         return self.inserted - self.removed
 
 
 def balance(rule: LimiterRule, counts: Counts) -> float:
-    """Samples that inserts have earned and that were not drawn yet; negative if overdrawn."""
+    """Returns the samples that inserts have earned and that were not drawn yet.
+
+    It is negative if more were drawn than earned, and 0 without ``samples_per_insert``.
+    """
     if rule.samples_per_insert is None:
         return 0.0
+
     earning = max(0, counts.inserted - counts.earning_from)
     spent = counts.sampled - counts.spending_from
     return counts.kept + rule.samples_per_insert * earning - spent
 
 
 def samples_missing(rule: LimiterRule, counts: Counts, insert: int) -> int:
-    """Items to be sampled before ``insert`` items may be inserted; 0: they may be now."""
+    """Returns how many items must be sampled before ``insert`` items may be inserted.
+
+    It is 0 if they may be inserted now.
+    """
     if rule.samples_per_insert is None or counts.stored < rule.min_size:
         return 0
+
     next_balance = balance(rule, replace(counts, inserted=counts.inserted + insert))
     return max(0, math.ceil(next_balance - rule.band - SLACK))
 
 
 def inserts_missing(rule: LimiterRule, counts: Counts, sample: int) -> int:
-    """Items to be inserted before ``sample`` items may be sampled; 0: they may be now."""
+    """Returns how many items must be inserted before ``sample`` items may be sampled.
+
+    It is 0 if they may be sampled now.
+    """
     to_size = max(0, rule.min_size - counts.stored)
     if rule.samples_per_insert is None:
         return to_size
@@ -95,15 +116,22 @@ def inserts_missing(rule: LimiterRule, counts: Counts, sample: int) -> int:
 
 
 def needed_band(samples_per_insert: float | None, batch: int, insert: int) -> float:
-    """The narrowest band in which a sample of ``batch`` or an insert of ``insert`` always fits."""
+    """Returns the narrowest band in which a sample or an insert is allowed at every balance.
+
+    Args:
+        samples_per_insert: of the rule; None counts as 0.
+        batch: items of the largest sample.
+        insert: items of the largest insert.
+    """
     return (batch + (samples_per_insert or 0.0) * insert) / 2
 
 
 def why_not_insert(rule: LimiterRule, counts: Counts, count: int) -> str | None:
-    """A sentence on what an insert waits for, or None where it may proceed."""
+    """Returns a sentence on what an insert of ``count`` items waits for; None if it is allowed."""
     missing = samples_missing(rule, counts, count)
     if not missing:
         return None
+
     next_balance = balance(rule, replace(counts, inserted=counts.inserted + count))
     return (
         f"inserting {count} waits for {missing} more samples: the balance would rise to "
@@ -113,10 +141,11 @@ def why_not_insert(rule: LimiterRule, counts: Counts, count: int) -> str | None:
 
 
 def why_not_sample(rule: LimiterRule, counts: Counts, count: int) -> str | None:
-    """A sentence on what a sample waits for, or None where it may proceed."""
+    """Returns a sentence on what a sample of ``count`` items waits for; None if it is allowed."""
     missing = inserts_missing(rule, counts, count)
     if not missing:
         return None
+
     text = f"sampling {count} waits for {missing} more inserts: "
     if counts.stored < rule.min_size:
         return text + f"{counts.stored} items are stored and min_size is {rule.min_size}"
@@ -126,12 +155,13 @@ def why_not_sample(rule: LimiterRule, counts: Counts, count: int) -> str | None:
     )
 
 
+# `why_not_insert` or `why_not_sample`.
 _Why = Callable[[LimiterRule, Counts, int], str | None]
 
 
 @dataclass(frozen=True)
 class _Settings:
-    """The requested options, and the largest sizes seen."""
+    """The options of a `RateLimiter` as requested, with the largest sizes that were announced."""
 
     samples_per_insert: float | None
     min_size: int
@@ -142,16 +172,23 @@ class _Settings:
 
     @property
     def rule(self) -> LimiterRule:
+        """The rule of these settings; a band that was not requested is twice the narrowest."""
         band = self.band
         if band is None:
             band = 2 * needed_band(self.samples_per_insert, self.batch, self.insert)
         return LimiterRule(self.samples_per_insert, self.min_size, band)
 
     def validated(self) -> _Settings:
-        """Return self. Raises ReplayError for an option out of range, or waits without end."""
+        """Returns these settings.
+
+        Raises:
+            ReplayError: an option is out of range, or with these options sampling would never
+                begin, or both sides could wait for each other for ever.
+        """
         ratio, band = self.samples_per_insert, self.band
         if ratio is not None and not 0 < ratio < math.inf:
             raise ReplayError(f"samples_per_insert {ratio} must be above 0, or None for no ratio")
+
         if self.min_size < 1:
             raise ReplayError(f"min_size {self.min_size} must be at least 1")
         if self.capacity is not None and self.min_size > self.capacity:
@@ -170,11 +207,11 @@ class _Settings:
 
 
 class RateLimiter:
-    """Keeps sampling and inserting in step; any thread may use it.
+    """Keeps sampling and inserting in step: the side that is ahead waits. Any thread may use it.
 
-    `may_*` only query. `inserted`, `sampled` and `removed` count what happened. `await_*` wait
-    until it may happen and count it at once, so that two waiting threads cannot both take the last
-    place.
+    The methods `may_insert` and `may_sample` only query. `inserted`, `sampled` and `removed` count
+    what happened. `await_insert` and `await_sample` wait until it may happen and count it at once,
+    so that two waiting threads cannot both take the last place.
 
     Args:
         samples_per_insert: how often each inserted item is sampled on average; None: only
@@ -204,15 +241,19 @@ class RateLimiter:
             samples_per_insert, min_size, band, batch, insert, capacity
         ).validated()
         self._counts = Counts(earning_from=min_size)
+        # Guards all attributes; notified of each change of the settings or the counts.
         self._changed = threading.Condition()
+        # The number of calls that wait now, by their kind and their items.
         self._waiting: Counter[tuple[_Why, int]] = Counter()
 
     @property
     def rule(self) -> LimiterRule:
+        """The rule that applies now."""
         return self._settings.rule
 
     @property
     def counts(self) -> Counts:
+        """A copy of the counts."""
         with self._changed:
             return replace(self._counts)
 
@@ -225,13 +266,21 @@ class RateLimiter:
         return [text for text in texts if text]
 
     def expect(self, *, batch: int = 1, insert: int = 1, capacity: int | None = None) -> None:
-        """Announce sizes in advance; the largest count. Raises ReplayError where they would wait
-        for ever.
+        """Announce the sizes of coming samples and inserts; a default band grows with the largest.
+
+        Args:
+            batch: items of a sample.
+            insert: items of an insert.
+            capacity: of the buffer, in items; None: as announced before.
+
+        Raises:
+            ReplayError: with these sizes, calls could wait for ever. The settings stay as before.
         """
         with self._changed:
             now = self._settings
             if batch <= now.batch and insert <= now.insert and capacity in (None, now.capacity):
-                return  # as at every sample but the first
+                return
+
             self._settings = replace(
                 now,
                 batch=max(now.batch, batch),
@@ -247,13 +296,17 @@ class RateLimiter:
         min_size: int = _KEEP,
         band: float | None = _KEEP,
     ) -> None:
-        """Change the rule from now on, also while calls wait; options not named stay.
+        """Change options of the rule from now on, also while calls wait.
 
-        The balance stays too: a new ratio does not apply to items inserted before. Raises
-        ReplayError, and changes nothing, where the new rule is invalid.
+        Options that are not given stay as they are. The balance stays too: a new ratio does not
+        apply to items inserted before.
+
+        Raises:
+            ReplayError: the new rule is invalid. Nothing changes then.
         """
         options = {"samples_per_insert": samples_per_insert, "min_size": min_size, "band": band}
         changes: dict[str, Any] = {k: v for k, v in options.items() if v is not _KEEP}
+
         with self._changed:
             settings = replace(self._settings, **changes).validated()
             self._counts.kept = balance(self.rule, self._counts)
@@ -261,10 +314,12 @@ class RateLimiter:
             self._begin_from(self._counts)
 
     def may_insert(self, count: int) -> bool:
+        """Whether ``count`` items may be inserted now."""
         with self._changed:
             return not samples_missing(self.rule, self._counts, count)
 
     def may_sample(self, count: int) -> bool:
+        """Whether ``count`` items may be sampled now."""
         with self._changed:
             return not inserts_missing(self.rule, self._counts, count)
 
@@ -277,70 +332,86 @@ class RateLimiter:
         self._add(sampled=count)
 
     def removed(self, count: int) -> None:
-        """Count items that were evicted: with fewer than min_size stored, nothing is sampled."""
+        """Count items that were evicted. While fewer than min_size are stored, none is sampled."""
         self._add(removed=count)
 
     def await_insert(self, count: int, timeout_s: float | None = None) -> bool:
-        """Wait until ``count`` items may be inserted and count them; False after ``timeout_s``
-        seconds.
+        """Wait until ``count`` items may be inserted, and count them as inserted.
 
-        Raises ReplayError where that could never happen.
+        Args:
+            count: items of the insert.
+            timeout_s: longest wait, in seconds; None: no limit.
+
+        Returns:
+            Whether they were counted; False after ``timeout_s`` seconds.
+
+        Raises:
+            ReplayError: so many items could never be inserted.
         """
         self.expect(insert=count)
         return self._await(why_not_insert, count, timeout_s, inserted=count)
 
     def await_sample(self, count: int, timeout_s: float | None = None) -> bool:
-        """Wait until ``count`` items may be sampled and count them; False after ``timeout_s``
-        seconds.
+        """Wait until ``count`` items may be sampled, and count them as sampled.
 
-        Raises ReplayError where that could never happen.
+        Arguments, result and errors are those of `await_insert`.
         """
         self.expect(batch=count)
         return self._await(why_not_sample, count, timeout_s, sampled=count)
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts, as JSON values."""
+        """The settings and the counts, as JSON values."""
         with self._changed:
             return {"settings": asdict(self._settings), "counts": asdict(self._counts)}
 
     def resume(self, state: dict[str, Any] | None, inserted: int, removed: int) -> None:
-        """Continue from the balance in ``state``, which a limiter with another rule may have
-        written.
+        """Continue from the balance in ``state``, by the rule of this limiter.
 
         Args:
-            state: of `state_dict`; None: the balance starts at 0.
-            inserted: items that were inserted before.
+            state: what `state_dict` of a limiter returned, which may have another rule; None: the
+                balance starts at 0.
+            inserted: items that were inserted before; ``state`` has its own number of them.
             removed: items that were removed before.
+
+        Raises:
+            ReplayError: ``state`` holds something else than finite numbers.
         """
         with self._changed:
             counts = Counts(inserted, 0, removed) if state is None else Counts(**state["counts"])
             if not all(isinstance(n, int | float) and math.isfinite(n) for n in astuple(counts)):
                 raise ReplayError(f"the snapshot's limiter is damaged: {counts}; load another")
+            # A buffer with fewer slots than the snapshot's has removed more items than the state.
             if state is not None:
                 counts.removed = removed  # more than in the state, if slots had no room
                 counts.kept = balance(_Settings(**state["settings"]).rule, counts)
             self._begin_from(counts)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the settings and the counts that `state_dict` returned."""
         with self._changed:
             self._settings = _Settings(**state["settings"]).validated()
             self._counts = Counts(**state["counts"])
             self._changed.notify_all()
 
     def _begin_from(self, counts: Counts) -> None:
-        """Apply the rule to items from now on; ``kept`` is the balance of the past."""
+        """Apply the rule to the items after ``counts``, which hold the balance of the past."""
         counts.spending_from = counts.sampled
         counts.earning_from = max(self._settings.min_size, counts.inserted)
         self._counts = counts
         self._changed.notify_all()
 
     def _add(self, **counts: int) -> None:
+        """Add to the fields of the counts that are named, and wake the calls that wait."""
         with self._changed:
             for name, count in counts.items():
                 setattr(self._counts, name, getattr(self._counts, name) + count)
             self._changed.notify_all()
 
     def _await(self, why: _Why, count: int, timeout_s: float | None, **counts: int) -> bool:
+        """Wait until ``why_not`` has no reason against ``count`` items; then add ``increments``.
+
+        Returns whether that happened within ``timeout_s`` seconds.
+        """
         with self._changed:
             may = why(self.rule, self._counts, count) is None
             if not may:
@@ -350,6 +421,7 @@ class RateLimiter:
                         lambda: why(self.rule, self._counts, count) is None, timeout_s
                     )
                 finally:
+                    # A subtraction removes the entries that fall to 0.
                     self._waiting -= Counter({(why, count): 1})
             if may:
                 self._add(**counts)
@@ -367,27 +439,39 @@ def expect_sizes(limiter: RateLimiter, spec: SlotSpec, capacity: int, *, shared:
 
 
 class RateLimitedTable:
-    """Connects one ``table`` to its ``limiter``; ``timeout_s`` bounds every wait.
+    """Passes the counts of a table's rows to a limiter, and waits for the limiter.
 
-    The table counts rows itself; here its counts are passed to the limiter, for all writers. Adding
-    and sampling wait outside the buffer's lock, so that the other side can proceed.
+    The table counts the rows of all writers itself. Adding and sampling wait outside the buffer's
+    lock, so that the other side can proceed.
+
+    Args:
+        limiter: whose items are the rows of ``table``.
+        table: of one replay.
+        timeout_s: longest wait, in seconds, where a call gives no other.
     """
 
     def __init__(self, limiter: RateLimiter, table: Table, timeout_s: float) -> None:
         self.limiter = limiter
         self._table = table
         self._timeout_s = timeout_s
+        # The table's counts when they were last passed on.
         self._inserted = self._evicted = 0
 
     def before_insert(self, rows: int, timeout_s: float | None = None) -> None:
-        """Wait until ``rows`` may be added, and count them. Raises ReplayError on timeout."""
+        """Wait until ``rows`` may be added, and count them in the limiter.
+
+        Raises ReplayError after ``timeout_s`` seconds; None: after those of the constructor.
+        """
         limiter = self.limiter
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         if not limiter.await_insert(rows, timeout_s):
             raise _timed_out(why_not_insert(limiter.rule, limiter.counts, rows), timeout_s)
 
     def before_sample(self, rows: int, timeout_s: float | None = None) -> None:
-        """Wait until ``rows`` may be drawn, and count them. Raises ReplayError on timeout."""
+        """Wait until ``rows`` may be drawn, and count them in the limiter.
+
+        Raises ReplayError after ``timeout_s`` seconds; None: after those of the constructor.
+        """
         limiter = self.limiter
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         if not limiter.await_sample(rows, timeout_s):
@@ -409,14 +493,16 @@ class RateLimitedTable:
         self._inserted, self._evicted = inserted, evicted
 
     def state_dict(self) -> dict[str, Any]:
-        """The limiter's state as JSON values; it includes the table's counts."""
+        """The limiter's state as JSON values; it includes the table's present counts."""
         self.note()
         return self.limiter.state_dict()
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Continue from ``state`` after the table was restored, by the limiter's own rule.
+        """Continue by the limiter's own rule, after the table was restored.
 
-        None: the stored rows were neither earned nor spent.
+        Args:
+            state: what `state_dict` returned; None: the stored rows earned no samples, and none
+                was drawn.
         """
         self._inserted, self._evicted = self._table.inserted, self._table.evicted.total()
         self.limiter.resume(state, self._inserted, self._evicted)
@@ -431,4 +517,5 @@ class RateLimitedTable:
 
 
 def _timed_out(why: str | None, timeout_s: float) -> ReplayError:
+    """The error of a wait; ``reason`` is None if the limiter would allow the call by now."""
     return ReplayError(f"{why or 'nothing'}; it timed out after {timeout_s:g} s")
