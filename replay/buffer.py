@@ -355,7 +355,7 @@ class Replay:
                     writer = self._streams.begin()
                 except ReplayError:
                     if rate_limited is not None:
-                        rate_limited.note(counted=self.table.spec.envs)
+                        rate_limited.pass_on_counts(already_counted=self.table.spec.envs)
                     raise
             if rate_limited is None:
                 writer.add(*step)
@@ -371,7 +371,7 @@ class Replay:
         try:
             writer.add(*given)
         finally:
-            self.rate_limited.note(counted=self.table.spec.envs)
+            self.rate_limited.pass_on_counts(already_counted=self.table.spec.envs)
 
     def writer(self) -> StreamWriter:
         """Open a separate stream, for steps that do not follow those of the calling thread."""
@@ -423,7 +423,7 @@ class Replay:
         if not is_count(count) or count > self.capacity:
             raise cannot_sample(count, self.table.stored, self.capacity)
         with self.lock:
-            rate_limited.note()  # the last draw may have removed rows
+            rate_limited.pass_on_counts()  # the last draw may have removed rows
         if not rate_limited.limiter.may_sample(count):
             with self.lock:
                 self.collect()
@@ -431,7 +431,7 @@ class Replay:
         try:
             return self._draw(count, stacked)
         except BaseException:
-            rate_limited.not_sampled(count)
+            rate_limited.take_back_sample(count)
             raise
 
     def _draw(self, count: int, stacked: bool) -> Batch:
@@ -725,7 +725,7 @@ class ReplaySource:
                     return "no sequence is complete; is anything added?"
         elif min(self._count, replay.capacity) > len(replay):
             return f"{len(replay)} of {self._count} rows are stored; is anything added?"
-        return replay.rate_limited.missing(self._count) if replay.rate_limited else ""
+        return replay.rate_limited.why_not_sample(self._count) if replay.rate_limited else ""
 
 
 class BufferCore:
@@ -763,7 +763,7 @@ class BufferCore:
         self.table.collect()
         self._evictor.evict()
         if self.rate_limited is not None:
-            self.rate_limited.note()
+            self.rate_limited.pass_on_counts()
 
     def collect_for_draw(self) -> None:
         """As `collect`, without what cannot change the rows of a draw. Needs `lock`.
