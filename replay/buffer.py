@@ -136,6 +136,7 @@ class Replay:
         self.sequences = sequences
         self.eviction = EvictionPolicy(ttl_s, max_policy_lag)
         self.autoreset: Autoreset = autoreset
+        self.max_times_sampled = max_times_sampled
         self.sampler = wrap_sampler(sampler, self.n_step, sequences, max_times_sampled)
 
         self.layout = lay_out(
@@ -567,7 +568,7 @@ class Replay:
             "in_hand": self.in_hand,
             "shared": self.table.store.arena.fd is not None,
             "sequences": None if self.sequences is None else asdict(self.sequences),
-            "max_times_sampled": getattr(self.sampler, "most", None),
+            "max_times_sampled": self.max_times_sampled,
             **asdict(self.eviction),
         }
 

@@ -34,8 +34,9 @@ MAX_PRIORITY = 1e100
 # The smallest epsilon: the sum tree needs weights that are normal numbers.
 MIN_EPSILON = 1e-100
 # `Uniform` draws so many rows in one go, because generators and numpy are faster in bulk.
-AHEAD = 4096  # rows that are drawn in one go: generators and numpy are faster in bulk
-SPARE = 8  # among so many rows there is room for one that is not valid, as in open slots
+ROWS_AHEAD = 4096
+# `Uniform` draws one spare row for as many requested ones, as rows of open slots may not be valid.
+ROWS_PER_SPARE = 8
 # `Uniform` lists the valid rows once it needed so many draws for each valid one.
 DRAWS_PER_ROW = 32
 
@@ -184,10 +185,12 @@ class Uniform(NamedSampler):
         # One past the highest row that was ever inserted.
         self._end = 0
         # Rows that were drawn ahead, valid or not, and how many of them have been used.
-        self._ahead: Rows = np.empty(0, np.int64)
-        self._used = 0  # of the rows drawn ahead
-        self._ahead_of = 0  # the end when rows were last drawn ahead, or could not be
-        self._listed: Rows | None = None
+        self._rows_ahead: Rows = np.empty(0, np.int64)
+        self._used_ahead = 0
+        # The value of `_end` at the last call of `_draw_ahead`.
+        self._last_end = 0
+        # The valid rows, if they are so few that they are listed.
+        self._valid_rows: Rows | None = None
 
     def bind(self, valid: Valid, rng: np.random.Generator) -> None:
         self._valid = valid
@@ -197,33 +200,38 @@ class Uniform(NamedSampler):
         if stop > self._end:
             # The rows that were drawn ahead lie below the previous end, and would not be even.
             self._end = stop
-            self._used = len(self._ahead)
-        self._listed = None
+            self._used_ahead = len(self._rows_ahead)
+        self._valid_rows = None
 
     def remove(self, start: int, stop: int) -> None:
-        self._listed = None
+        self._valid_rows = None
 
     def remove_rows(self, rows: Rows) -> None:
-        self._listed = None
+        self._valid_rows = None
 
     def sample(self, count: int) -> tuple[Rows, None]:
         if not self._end:
             raise _nothing_to_sample(count)
-        if self._listed is not None:
+        if self._valid_rows is not None:
             return self._draw_listed(count), None
 
         # A few rows more than requested are drawn, because some may not be valid.
-        drawn = count + count // SPARE + SPARE
-        first, self._used = self._used, self._used + drawn
-        if self._used > len(self._ahead):
-            first, self._used = 0, drawn
-            self._ahead = self._draw_ahead(drawn)
-        rows = self._ahead[first : self._used]
-        counts = self._valid.take(rows)
+        drawn = count + count // ROWS_PER_SPARE + ROWS_PER_SPARE
+        first = self._used_ahead
+        self._used_ahead += drawn
+        if self._used_ahead > len(self._rows_ahead):
+            first = 0
+            self._used_ahead = drawn
+            self._rows_ahead = self._draw_ahead(drawn)
+        rows = self._rows_ahead[first : self._used_ahead]
+
+        is_valid = self._valid.take(rows)
         # A byte search takes a tenth of the time that `all` needs to start.
-        if 0 in counts.tobytes():
-            rows = rows[counts]
-        return (rows[:count] if len(rows) >= count else self._complete(rows, drawn, count)), None
+        if 0 in is_valid.tobytes():
+            rows = rows[is_valid]
+        if len(rows) >= count:
+            return rows[:count], None
+        return self._complete(rows, drawn, count), None
 
     def update(self, rows: Rows, priorities: npt.NDArray[Any]) -> None:
         """Do nothing: uniform draws have no priorities."""
@@ -231,9 +239,9 @@ class Uniform(NamedSampler):
     def state_dict(self) -> dict[str, Any]:
         return {
             "end": self._end,
-            "listed": self._listed is not None,
-            "ahead": self._ahead[self._used :].copy(),
-            "ahead_of": self._ahead_of,
+            "listed": self._valid_rows is not None,
+            "ahead": self._rows_ahead[self._used_ahead :].copy(),
+            "ahead_of": self._last_end,
             "rng": self._rng.bit_generator.state,
         }
 
@@ -243,21 +251,23 @@ class Uniform(NamedSampler):
             raise ReplayError(f"the snapshot is damaged: its rows end at {end}; load another")
 
         # Older snapshots have no rows that were drawn ahead.
-        ahead = np.asarray(state.get("ahead", ()), np.int64)  # older snapshots have none
-        if ahead.ndim != 1 or ((ahead < 0) | (ahead >= end)).any():
+        rows_ahead = np.asarray(state.get("ahead", ()), np.int64)
+        if rows_ahead.ndim != 1 or ((rows_ahead < 0) | (rows_ahead >= end)).any():
             raise ReplayError(
                 f"the snapshot is damaged: rows drawn ahead lie outside its {end}; load another"
             )
 
-        self._end, self._ahead, self._used = end, ahead, 0
-        self._ahead_of = int(state.get("ahead_of", 0))
-        self._listed = np.flatnonzero(self._valid[: self._end]) if state["listed"] else None
+        self._end = end
+        self._rows_ahead = rows_ahead
+        self._used_ahead = 0
+        self._last_end = int(state.get("ahead_of", 0))
+        self._valid_rows = np.flatnonzero(self._valid[:end]) if state["listed"] else None
         self._rng.bit_generator.state = state["rng"]
 
     def load_moved(self, state: dict[str, Any], origin: Rows) -> None:
         """Continue with the random numbers of ``state``; nothing else depends on where rows lie."""
-        rows = np.flatnonzero(self._valid)
-        end = int(rows[-1]) + 1 if len(rows) else 0
+        valid_rows = np.flatnonzero(self._valid)
+        end = int(valid_rows[-1]) + 1 if len(valid_rows) else 0
         self.load_state_dict({"end": end, "listed": False, "rng": state["rng"]})
 
     def _draw_ahead(self, least: int) -> Rows:
@@ -265,8 +275,8 @@ class Uniform(NamedSampler):
 
         They are many, unless the end has moved since the last call and so may move again.
         """
-        count = max(least, AHEAD) if self._ahead_of == self._end else least
-        self._ahead_of = self._end
+        count = max(least, ROWS_AHEAD) if self._last_end == self._end else least
+        self._last_end = self._end
         # Twice as fast as `integers`, and as even: the end is far below the 2**53 of a double.
         rows: Rows = (self._rng.random(count) * self._end).astype(np.int64)
         return rows
@@ -279,26 +289,29 @@ class Uniform(NamedSampler):
             drawn: number of rows drawn so far.
             count: number of rows to return, more than n.
         """
-        parts, missing = [valid], count - len(valid)
+        parts = [valid]
+        missing = count - len(valid)
         while missing:
             # If hardly any draw is valid, the few valid rows are listed and drawn directly.
             if drawn > DRAWS_PER_ROW * (count - missing + 1):
-                self._listed = np.flatnonzero(self._valid[: self._end])
+                self._valid_rows = np.flatnonzero(self._valid[: self._end])
                 parts.append(self._draw_listed(missing))
                 break
 
             rows = self._rng.integers(0, self._end, 2 * missing)
             drawn += len(rows)
-            parts.append(rows[self._valid.take(rows)][:missing])
-            missing -= len(parts[-1])
+            valid_part = rows[self._valid.take(rows)][:missing]
+            parts.append(valid_part)
+            missing -= len(valid_part)
         return np.concatenate(parts)
 
     def _draw_listed(self, count: int) -> Rows:
         """Draw ``count`` rows from the list of valid rows; raises ReplayError if it is empty."""
-        assert self._listed is not None
-        if not len(self._listed):
+        rows = self._valid_rows
+        assert rows is not None
+        if not len(rows):
             raise _nothing_to_sample(count)
-        return self._listed[self._rng.integers(0, len(self._listed), count)]
+        return rows[self._rng.integers(0, len(rows), count)]
 
 
 class Prioritized(NamedSampler):
@@ -332,9 +345,9 @@ class Prioritized(NamedSampler):
         *,
         fast: bool | None = None,
     ) -> None:
-        self.alpha = _share("alpha", alpha)
+        self.alpha = _between_0_and_1("alpha", alpha)
         self.schedule = as_schedule(beta)
-        _share("beta", self.schedule(0))
+        _between_0_and_1("beta", self.schedule(0))
         if not MIN_EPSILON <= epsilon <= MAX_PRIORITY:
             raise ReplayError(
                 f"epsilon {epsilon} must be at least {MIN_EPSILON:g}: it keeps rows of priority 0 "
@@ -343,11 +356,13 @@ class Prioritized(NamedSampler):
         self.epsilon = epsilon
         self._fast = fast
         # The highest priority so far, which new rows get; and the number of rows drawn so far.
-        self._highest = 1.0
+        self._highest_priority = 1.0
         self._drawn = 0
         # The tree's weights of the rows of the last draw, and of all rows at that time.
-        self._shares: Floats = np.empty(0)
-        self._starts: Floats = np.empty(0)
+        self._drawn_weights: Floats = np.empty(0)
+        self._total_weight = 0.0
+        # The numbers 0 to count - 1 of the strata of the last draw, as floats.
+        self._strata_numbers: Floats = np.empty(0)
 
     @classmethod
     def for_run(cls, options: ReplayConfig, steps: Callable[[], int]) -> Self:
@@ -355,8 +370,8 @@ class Prioritized(NamedSampler):
             return cls(options.alpha, options.beta)
 
         # A run counts optimizer steps instead of the transitions that this sampler has drawn.
-        rise = Linear(options.beta, 1.0, options.beta_steps)
-        return cls(options.alpha, lambda _: rise(steps()))
+        beta_of_step = Linear(options.beta, 1.0, options.beta_steps)
+        return cls(options.alpha, lambda _: beta_of_step(steps()))
 
     def arguments(self) -> dict[str, Any]:
         """Returns alpha, beta and epsilon; beta is None for a schedule of the user's own."""
@@ -388,7 +403,7 @@ class Prioritized(NamedSampler):
     @property
     def probabilities(self) -> Floats:
         """P(i) of the rows of the last batch, ``[count]`` float64."""
-        return self._shares / self._shares_total
+        return self._drawn_weights / self._total_weight
 
     @property
     def stored(self) -> int:
@@ -396,13 +411,14 @@ class Prioritized(NamedSampler):
         return int(np.count_nonzero(self._valid))
 
     def insert(self, start: int, stop: int, priorities: npt.NDArray[Any] | None) -> None:
-        counts = self._valid[start:stop]
+        is_valid = self._valid[start:stop]
         if priorities is None:
-            weights = counts * (self._highest + self.epsilon) ** self.alpha
+            weights = is_valid * (self._highest_priority + self.epsilon) ** self.alpha
         else:
             _check_count(stop - start, priorities)
-            priorities = np.where(np.isnan(priorities), self._highest, priorities)
-            weights = self._weights(np.where(counts, priorities, 0.0)) * counts
+            priorities = np.where(np.isnan(priorities), self._highest_priority, priorities)
+            # Rows that do not count may hold any number: they are not checked, and get weight 0.
+            weights = self._weights(np.where(is_valid, priorities, 0.0)) * is_valid
         self._tree.write(start, stop, weights)
 
     def remove(self, start: int, stop: int) -> None:
@@ -417,12 +433,16 @@ class Prioritized(NamedSampler):
             raise _nothing_to_sample(count)
 
         rows = self._tree.draw(self._strata(count))
-        self._shares, self._shares_total = self._tree.leaves.take(rows), total
-        # (N P)^-beta over its maximum, which is where P is smallest: N and the total cancel.
-        least = self._shares.item(self._shares.argmin())  # faster than `min`
-        weights = (least / self._shares) ** self.beta
+        drawn_weights = self._tree.leaves.take(rows)
+        self._drawn_weights = drawn_weights
+        self._total_weight = total
+
+        # The importance weight (N P)^-beta is divided by its maximum, which is where P is smallest.
+        # N and the total cancel. `argmin` is faster than `min`.
+        least = drawn_weights.item(drawn_weights.argmin())
+        importance = (least / drawn_weights) ** self.beta
         self._drawn += count
-        return rows, weights.astype(np.float32)
+        return rows, importance.astype(np.float32)
 
     def update(self, rows: Rows, priorities: npt.NDArray[Any]) -> None:
         """Set priorities ``[n]`` of rows ``[n]``.
@@ -436,7 +456,7 @@ class Prioritized(NamedSampler):
     def state_dict(self) -> dict[str, Any]:
         return {
             "leaves": self._tree.leaves.copy(),
-            "highest": self._highest,
+            "highest": self._highest_priority,
             "drawn": self._drawn,
             "rng": self._rng.bit_generator.state,
         }
@@ -448,32 +468,33 @@ class Prioritized(NamedSampler):
                 f"{len(self._valid)} rows; load it into a buffer of the same size"
             )
 
-        leaves, highest = state["leaves"].astype(np.float64), float(state["highest"])
-        most = (MAX_PRIORITY + self.epsilon) ** self.alpha
-        if not ((leaves >= 0) & (leaves <= most)).all() or leaves[~self._valid].any():
+        leaves = state["leaves"].astype(np.float64)
+        max_weight = (MAX_PRIORITY + self.epsilon) ** self.alpha
+        if not ((leaves >= 0) & (leaves <= max_weight)).all() or leaves[~self._valid].any():
             raise ReplayError("the snapshot's priorities are damaged; load another")
+        highest = float(state["highest"])
         if not 0 <= highest <= MAX_PRIORITY:
             raise ReplayError(
                 f"the snapshot is damaged: its highest priority is {highest}; load another"
             )
 
         self._tree.load(leaves)
-        self._highest = highest
+        self._highest_priority = highest
         self._drawn = max(0, int(state["drawn"]))
         self._rng.bit_generator.state = state["rng"]
 
     def load_moved(self, state: dict[str, Any], origin: Rows) -> None:
         """Load a state whose rows have moved, as the function `load_moved` describes."""
         # Rows that were evicted as their slot had no room count no longer.
-        leaves = moved(state["leaves"], origin, len(self._valid)) * self._valid
+        leaves = _moved(state["leaves"], origin, len(self._valid)) * self._valid
         self.load_state_dict(state | {"leaves": leaves})
 
     def _strata(self, count: int) -> Floats:
         """Draw one random fraction ``[count]`` in each of ``count`` equal shares of [0, 1)."""
-        if len(self._starts) != count:
-            self._starts = np.arange(count, dtype=np.float64)
+        if len(self._strata_numbers) != count:
+            self._strata_numbers = np.arange(count, dtype=np.float64)
         fractions = self._rng.random(count)
-        fractions += self._starts
+        fractions += self._strata_numbers
         fractions /= count
         return fractions
 
@@ -488,10 +509,11 @@ class Prioritized(NamedSampler):
 
         # Like `max` and `min`, in a third of the time; both are NaN if any priority is.
         highest = priorities.item(priorities.argmax())
-        if not (priorities.item(priorities.argmin()) >= 0 and highest <= MAX_PRIORITY):
+        lowest = priorities.item(priorities.argmin())
+        if not (lowest >= 0 and highest <= MAX_PRIORITY):
             raise _bad_priority(priorities)
 
-        self._highest = max(self._highest, highest)
+        self._highest_priority = max(self._highest_priority, highest)
         weights: Floats = (priorities + self.epsilon) ** self.alpha
         return weights
 
@@ -514,11 +536,13 @@ class SampleCountLimit:
         max_draws: most draws of a row, from 1.
     """
 
-    def __init__(self, sampler: Sampler, most: int) -> None:
-        if most < 1:
-            raise ReplayError(f"max_times_sampled {most} must be at least 1; None has no limit")
+    def __init__(self, sampler: Sampler, max_draws: int) -> None:
+        if max_draws < 1:
+            raise ReplayError(
+                f"max_times_sampled {max_draws} must be at least 1; None has no limit"
+            )
         self.sampler = sampler
-        self.most = most
+        self.max_draws = max_draws
 
     def place(self, table: RowTable) -> None:
         """Set the table that rows are removed from; called once, before `bind`."""
@@ -527,11 +551,11 @@ class SampleCountLimit:
     def bind(self, valid: Valid, rng: np.random.Generator) -> None:
         self._valid = valid
         # How often each row was drawn since it was inserted.
-        self._used: npt.NDArray[np.int32] = np.zeros(len(valid), np.int32)
+        self._draw_counts: npt.NDArray[np.int32] = np.zeros(len(valid), np.int32)
         self.sampler.bind(valid, rng)
 
     def insert(self, start: int, stop: int, priorities: npt.NDArray[Any] | None) -> None:
-        self._used[start:stop] = 0
+        self._draw_counts[start:stop] = 0
         self.sampler.insert(start, stop, priorities)
 
     def remove(self, start: int, stop: int) -> None:
@@ -546,61 +570,71 @@ class SampleCountLimit:
         Draws above a row's limit are repeated, with all rows that are still missing at once. The
         importance weights of these parts are divided by the largest of all parts.
         """
-        parts: list[Rows] = []
-        weights: list[Floats] = []
+        row_parts: list[Rows] = []
+        weight_parts: list[Floats] = []
         missing = count
         while missing:
             beta = getattr(self.sampler, "beta", 0.0)
-            rows, weights_of_draw = self.sampler.sample(missing)
-            allowed = self._within_limit(rows)
-            parts.append(rows[allowed])
-            if weights_of_draw is not None:
-                weights.append(self._undivided(weights_of_draw, beta)[allowed])
-            missing -= len(parts[-1])
-        if not weights:
-            return np.concatenate(parts), None
-        joined = np.concatenate(weights)
-        return np.concatenate(parts), (joined / joined.max()).astype(np.float32)
+            rows, weights = self.sampler.sample(missing)
+            allowed = self._count_draws(rows)
+            row_parts.append(rows[allowed])
+            if weights is not None:
+                weight_parts.append(self._undivided(weights, beta)[allowed])
+            missing -= len(allowed)
+
+        rows = np.concatenate(row_parts)
+        if not weight_parts:
+            return rows, None
+        undivided = np.concatenate(weight_parts)
+        return rows, (undivided / undivided.max()).astype(np.float32)
 
     def update(self, rows: Rows, priorities: npt.NDArray[Any]) -> None:
         self.sampler.update(rows, priorities)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"used": self._used.copy(), "sampler": self.sampler.state_dict()}
+        return {"used": self._draw_counts.copy(), "sampler": self.sampler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._load_used(state["used"])
+        self._load_draw_counts(state["used"])
         self.sampler.load_state_dict(state["sampler"])
 
     def load_moved(self, state: dict[str, Any], origin: Rows) -> None:
         """Load a state whose rows have moved, as the function `load_moved` describes."""
-        self._load_used(moved(state["used"], origin, len(self._valid)))
+        self._load_draw_counts(_moved(state["used"], origin, len(self._valid)))
         load_moved(self.sampler, state["sampler"], origin)
 
-    def _load_used(self, used: npt.NDArray[Any]) -> None:
-        if used.shape != self._used.shape or not (used >= 0).all():
+    def _load_draw_counts(self, counts: npt.NDArray[Any]) -> None:
+        """Load ``counts`` [rows]. Raises ReplayError if they are damaged, or above the limit."""
+        if counts.shape != self._draw_counts.shape or not (counts >= 0).all():
             raise ReplayError("the snapshot's counts of draws are damaged; load another")
         # A valid row without a draw left would let `sample` search without end.
-        if not (used[self._valid] < self.most).all():  # else `sample` would search without end
+        if not (counts[self._valid] < self.max_draws).all():
             raise ReplayError(
-                f"the snapshot has rows that were sampled {self.most} times or more, and "
+                f"the snapshot has rows that were sampled {self.max_draws} times or more, and "
                 "max_times_sampled removes them; load another"
             )
-        self._used[...] = used
+        self._draw_counts[...] = counts
 
-    def _within_limit(self, rows: Rows) -> Rows:
-        """Positions of the allowed draws; counts them, and removes rows that are used up."""
+    def _count_draws(self, rows: Rows) -> Rows:
+        """Count the draws of ``rows`` [n] that the limit allows, and remove rows that reach it.
+
+        Returns:
+            The positions ``[<= n]`` of the allowed draws in ``rows``, ascending.
+        """
         # Sorted, the draws of one row lie side by side, in the order in which they were drawn.
         order = np.argsort(rows, kind="stable")
-        drawn = rows[order]
-        first = np.searchsorted(drawn, drawn)
-        rank = np.arange(len(rows)) - first  # how often the row occurred before in this draw
-        allowed = np.sort(order[self._used[drawn] + rank < self.most])
-        np.add.at(self._used, rows[allowed], 1)
-        spent = np.unique(rows[allowed])
-        spent = spent[self._used[spent] >= self.most]
-        if len(spent):
-            self._table.remove_rows(spent, "max_times_sampled")
+        sorted_rows = rows[order]
+        first_positions = np.searchsorted(sorted_rows, sorted_rows)
+        earlier_draws = np.arange(len(rows)) - first_positions
+
+        is_allowed = self._draw_counts[sorted_rows] + earlier_draws < self.max_draws
+        allowed = np.sort(order[is_allowed])
+        np.add.at(self._draw_counts, rows[allowed], 1)
+
+        drawn_rows = np.unique(rows[allowed])
+        spent_rows = drawn_rows[self._draw_counts[drawn_rows] >= self.max_draws]
+        if len(spent_rows):
+            self._table.remove_rows(spent_rows, "max_times_sampled")
         return allowed
 
     def _undivided(self, weights: Weights, beta: float) -> Floats:
@@ -640,12 +674,18 @@ def load_moved(sampler: Sampler, state: dict[str, Any], origin: Rows) -> None:
     load(state, origin)
 
 
-def moved(values: npt.NDArray[Any], origin: Rows, rows: int) -> npt.NDArray[Any]:
-    """``values`` of the saved rows, in the order of the ``rows`` rows that have moved as in
-    `load_moved`; 0 for new rows."""
+def _moved(values: npt.NDArray[Any], origin: Rows, rows: int) -> npt.NDArray[Any]:
+    """Returns the values ``[rows]`` of rows that have moved; 0 for those of new rows.
+
+    Args:
+        values: of the rows in their saved places.
+        origin: as in `load_moved`.
+        rows: number of rows now.
+    """
     stretches = values.reshape(-1, rows // len(origin))
-    values_of_rows: npt.NDArray[Any] = np.where(origin[:, None] < 0, 0, stretches[origin])
-    return values_of_rows.reshape(-1)
+    is_new = origin[:, None] < 0
+    moved_values: npt.NDArray[Any] = np.where(is_new, 0, stretches[origin])
+    return moved_values.reshape(-1)
 
 
 def make_tree(capacity: int, fast: bool | None) -> SumTree:
@@ -685,18 +725,22 @@ def check_priorities(
     Raises:
         ReplayError: the lengths differ, or a priority is not finite.
     """
-    names = np.asarray(keys, np.int64).reshape(-1)
-    values = np.abs(np.asarray(priorities, np.float64)).reshape(-1)
-    if names.shape != values.shape:
-        raise ReplayError(f"{len(values)} priorities came for {len(names)} keys; give one each")
-    # A byte search takes a tenth of the time that `all` needs to start.
-    if 0 in (finite := np.isfinite(values)).tobytes():
-        wrong = int(np.argmin(finite))
+    key_array = np.asarray(keys, np.int64).reshape(-1)
+    magnitudes = np.abs(np.asarray(priorities, np.float64)).reshape(-1)
+    if key_array.shape != magnitudes.shape:
         raise ReplayError(
-            f"priority {values[wrong]} at position {wrong} must be finite; look for what made it "
-            "so before it reaches the network"
+            f"{len(magnitudes)} priorities came for {len(key_array)} keys; give one each"
         )
-    return names, values
+
+    is_finite = np.isfinite(magnitudes)
+    # A byte search takes a tenth of the time that `all` needs to start.
+    if 0 in is_finite.tobytes():
+        position = int(np.argmin(is_finite))
+        raise ReplayError(
+            f"priority {magnitudes[position]} at position {position} must be finite; look for what "
+            "made it so before it reaches the network"
+        )
+    return key_array, magnitudes
 
 
 def are_priorities(values: npt.NDArray[Any]) -> Valid:
@@ -713,7 +757,8 @@ def _check_count(rows: int, priorities: npt.NDArray[Any]) -> None:
         )
 
 
-def _share(name: str, value: float) -> float:
+def _between_0_and_1(name: str, value: float) -> float:
+    """Returns ``value``. Raises ReplayError, with the option's ``name``, if it is out of range."""
     if not 0 <= value <= 1:
         raise ReplayError(f"{name} {value} must be between 0 and 1")
     return value
