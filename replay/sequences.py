@@ -6,9 +6,9 @@ the episode ended before. The cost of a row does not depend on the number of sto
 is written, the position in the episode is carried along per environment, and a start is found when
 the last step of its sequence is written.
 
-Starts are sparse, so a sampler does not draw rows but *numbers* of starts, dense from 0. A new
-start gets the lowest number that was never used, or that of a start that was removed. So uniform
-and prioritised sampling work on numbers without change.
+Only some rows are starts, so the inner sampler does not draw rows but *numbers* of starts, dense
+from 0. A new start gets the number of a start that was removed, or else the lowest that was never
+used. So uniform and prioritised sampling work on numbers without change.
 
 `SequenceSampler` finds and draws starts; `SequenceGather` makes batches of the sequences there.
 """
@@ -35,12 +35,13 @@ from penstock.replay.table import NONE, Array, RecordReader, Rows, Table
 Ints = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
 
-STATE = "state"  # the column of which a sequence has only the first step's
+# A batch has this column only of the first step of each sequence: the recurrent state.
+STATE = "state"
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences of ``length`` steps.
+    """Which sequences of a stream's steps are drawn, as an option of `Replay`.
 
     Args:
         length: steps of a sequence.
@@ -58,6 +59,7 @@ class Sequences:
     def __post_init__(self) -> None:
         if self.length < 1:
             raise ReplayError(f"sequences of length {self.length} hold nothing; give at least 1")
+
         for name, value in (("overlap", self.overlap), ("burn_in", self.burn_in)):
             if not 0 <= value < self.length:
                 raise ReplayError(
@@ -70,6 +72,7 @@ class Sequences:
         return self.length - self.overlap
 
     def refuse_n_step(self, n_step: int) -> None:
+        """Raise ReplayError unless ``n_step`` is 1."""
         if n_step != 1:
             raise ReplayError(
                 f"n_step {n_step} does not go with sequences, which bring every step; leave it out "
@@ -78,7 +81,7 @@ class Sequences:
 
 
 class Slots(Protocol):
-    """The part of a `Table` that finding starts needs."""
+    """The part of a `Table` that `SequenceSampler` needs."""
 
     spec: SlotSpec
     slots: int
@@ -88,8 +91,12 @@ class Slots(Protocol):
 
 
 class _Ends(NamedTuple):
-    """Last steps of sequences in one slot: step, environment, and number of steps back to the
-    start.
+    """The last steps of n sequences that end in one slot, each array ``[n]``.
+
+    Args:
+        steps: of the slot; -1 is the last step before it.
+        envs: the environments.
+        steps_back: number of steps from the last one back to the start of the sequence.
     """
 
     steps: Rows
@@ -98,9 +105,10 @@ class _Ends(NamedTuple):
 
 
 class SequenceSampler:
-    """A `Sampler` of rows at which sequences start; the inner `sampler` chooses among the starts.
+    """A `Sampler` that draws rows at which sequences start.
 
-    The slots of a stream are inserted and removed in their order.
+    It finds the starts among the rows that are inserted; the inner ``sampler`` chooses among their
+    numbers. The slots of a stream are inserted and removed in their order.
     """
 
     def __init__(self, sequences: Sequences, sampler: Sampler) -> None:
@@ -116,9 +124,15 @@ class SequenceSampler:
         # use), and the position in its episode of the next step of each environment.
         self._before: Ints = np.full(table.slots, NONE, np.int32)
         self._after: Ints = np.full(table.slots, NONE, np.int32)
+        # How many steps of each slot were searched for starts; NONE for a slot that is not in use.
         self._searched: Ints = np.full(table.slots, NONE, np.int32)
+        # The position in its episode of the next step of each environment [slots, envs].
         self._position = np.zeros((table.slots, self._envs), np.int64)
-        self._pending: dict[int, None] = {}  # slots written since; the older of a stream first
+        # Slots that were written since the last search, in order: the older of a stream first.
+        self._pending: dict[int, None] = {}
+
+        # The starts by number. The system provides pages of zeros only when they are written, and
+        # most numbers are never used.
         rows = table.slots * self._slot_rows
         # The system provides zero pages only when written: most numbers are never used.
         self._number = np.zeros(rows, np.int32)  # number of the start at each row, plus 1
@@ -137,7 +151,10 @@ class SequenceSampler:
         self.sampler.bind(self._taken, rng)
 
     def insert(self, start: int, stop: int, priorities: npt.NDArray[Any] | None) -> None:
-        """Priorities of single steps, which a foreign writer may send, are ignored."""
+        """Add rows of one slot; they are searched for starts before the next draw.
+
+        Priorities of single steps, which a foreign writer may send, are ignored.
+        """
         slot = start // self._slot_rows
         if self._searched[slot] == NONE:
             self._search()
@@ -145,6 +162,7 @@ class SequenceSampler:
         self._pending[slot] = None
 
     def remove(self, start: int, stop: int) -> None:
+        """Remove whole slots, with the starts of sequences that lie in them or run into them."""
         self._search()
         for slot in range(start // self._slot_rows, -(-stop // self._slot_rows)):
             previous, following = int(self._before[slot]), int(self._after[slot])
@@ -161,17 +179,29 @@ class SequenceSampler:
         self._forget(np.unique(rows[self._number[rows] > 0]))
 
     def sample(self, count: int) -> tuple[Rows, Weights | None]:
-        """Rows ``[count]`` at which sequences start, and their weights if the sampler has any."""
+        """Draw ``count`` rows at which sequences start.
+
+        Returns:
+            Rows ``[count]``, and their weights ``[count]`` if the inner sampler has any.
+
+        Raises:
+            ReplayError: no stored sequence is complete.
+        """
         if not len(self):
             raise ReplayError(
                 f"cannot sample {count} sequences: no stored one is complete; add at least "
                 f"{self.sequences.length} steps of one episode first"
                 + ("" if self.sequences.pad else ", or give pad=True for shorter episodes")
             )
+
         numbers, weights = self.sampler.sample(count)
         return self._row.take(numbers), weights
 
     def update(self, rows: Rows, priorities: npt.NDArray[Any]) -> None:
+        """Set the priorities ``[n]`` of sequences that start at rows ``[n]``.
+
+        Rows that are no starts any more are ignored.
+        """
         numbers = self._number.take(rows) - 1
         live = numbers >= 0
         if live.all():
@@ -197,8 +227,11 @@ class SequenceSampler:
         self.sampler.load_state_dict(state["sampler"])
 
     def load_moved(self, state: dict[str, Any], origin: Rows) -> None:
-        """See `samplers.load_moved`: the stretches of ``origin`` are slots. Starts get new numbers,
-        as there may be room for fewer."""
+        """Load a state whose slots have moved, as the function `samplers.load_moved` describes.
+
+        The stretches of ``origin`` are slots. Starts get new numbers, as there may be room for
+        fewer of them.
+        """
         slots = len(state["searched"])
         self._check_ranges(state, slots)
         used = origin != NONE
@@ -222,6 +255,7 @@ class SequenceSampler:
         load_moved(self.sampler, state["sampler"], of_numbers)
 
     def _check_ranges(self, state: dict[str, Any], slots: int) -> None:
+        """Raise ReplayError for a value out of range in the state of a table of ``slots`` slots."""
         ranges = {
             "rows": slots * self._slot_rows,
             "freed": len(state["rows"]),
@@ -237,10 +271,14 @@ class SequenceSampler:
                 raise ReplayError(f"the snapshot's {name} of sequences are damaged; load another")
 
     def _load(self, state: dict[str, Any]) -> None:
-        """Load all of a state except that of the inner sampler."""
+        """Load all of a state except that of the inner sampler.
+
+        Raises ReplayError if it does not fit to the table.
+        """
         previous = state["before"]
         if ((previous != NONE) & (previous != self._table.prev)).any():
             raise ReplayError("the snapshot's sequences have slots that do not follow each other")
+
         self._used, self._freed_count = len(state["rows"]), len(state["freed"])
         self._row[: self._used] = state["rows"]
         self._freed[: self._freed_count] = state["freed"]
@@ -254,6 +292,7 @@ class SequenceSampler:
             getattr(self, f"_{name}")[...] = state[name]
 
     def _open(self, slot: int) -> None:
+        """Begin a slot: link it to the previous one of its stream, whose positions it takes on."""
         previous = int(self._table.prev[slot])
         if previous != NONE and self._searched[previous] == NONE:
             previous = NONE
@@ -276,12 +315,17 @@ class SequenceSampler:
                 rows = self._rows_back(slot, ends)
                 self._add(rows[self._valid.take(rows) & (self._number.take(rows) == 0)])
 
+            # A start that does not count, or that was found before, is no new one.
+
     def _ends(self, slot: int, start: int, stop: int) -> _Ends:
         """Sequences that end at steps ``start`` to ``stop`` of a slot; advances its positions."""
         first = slot * self._slot_rows
         at = slice(first + start * self._envs, first + stop * self._envs)
         shape = (stop - start, self._envs)
         records, alive = self._table.records[at].reshape(shape), self._valid[at].reshape(shape)
+
+        # The last steps of episodes. An episode may also end without one: the next step is the
+        # first of another episode.
         last = records["terminated"] | records["truncated"]
         ends = []
         if "age" in (records.dtype.names or ()):
@@ -301,6 +345,8 @@ class SequenceSampler:
         steps, envs, back = (np.concatenate(parts) for parts in zip(*ends, strict=True))
         return _Ends(steps + start, envs, back)
 
+        # Sequences of full length end where their start lies at a multiple of the stride.
+
     def _ends_before(self, slot: int, begins: npt.NDArray[np.bool_]) -> _Ends:
         """Sequences of episodes without a last step: the next row shows the start of another
         episode.
@@ -315,22 +361,29 @@ class SequenceSampler:
     def _positions(self, slot: int, breaks: npt.NDArray[np.bool_]) -> Rows:
         """Steps since the start of the episode ``[n, envs]``; after a break a new one begins."""
         count = len(breaks)
+        # The latest step from 0 to n at which an episode began; negative if it was in an earlier
+        # step than those of `breaks`.
         begins = np.empty((count + 1, self._envs), np.int64)
         begins[0] = -self._position[slot]
         begins[1:] = np.where(breaks, np.arange(1, count + 1)[:, None], -(1 << 62))
         np.maximum.accumulate(begins, axis=0, out=begins)
+
         self._position[slot] = count - begins[count]
         positions: Rows = np.arange(count)[:, None] - begins[:count]
         return positions
 
     def _short(self, steps: Rows, envs: Rows, end: Rows) -> _Ends:
         """Sequences shorter than `length` that end with their episode, at position `end`."""
+        # The starts of an episode, counted in strides: from the first whose sequence has no full
+        # length to the last one before the end.
         stride = self.sequences.stride
         oldest = -(-np.maximum(end - self.sequences.length + 2, 0) // stride)
         counts = np.maximum(end // stride - oldest + 1, 0)
         which = np.repeat(np.arange(len(counts)), counts)
         offsets = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
         return _Ends(steps[which], envs[which], end[which] - (oldest[which] + offsets) * stride)
+
+        # For each sequence: its episode, and its number among the sequences of that episode.
 
     def _rows_back(self, slot: int, ends: _Ends) -> Rows:
         """Rows at which the sequences start, ascending; without starts that were removed."""
@@ -339,12 +392,15 @@ class SequenceSampler:
         while (early := np.flatnonzero((steps < 0) & (slots != NONE))).size:
             slots[early] = self._before[slots[early]]
             steps[early] += self._searched[slots[early]]
+
         rows = (slots * self._unroll + steps) * self._envs + ends.envs
         return np.sort(rows[slots != NONE])
 
     def _add(self, rows: Rows) -> None:
         if not len(rows):
             return
+
+        # Free numbers are used first, the latest of the stack before the older ones.
         reused = min(len(rows), self._freed_count)
         top = self._freed_count
         fresh = np.arange(self._used, self._used + len(rows) - reused)
@@ -381,7 +437,7 @@ class SequenceSampler:
 
 
 def _runs(numbers: npt.NDArray[Any]) -> list[tuple[int, int]]:
-    """(start, stop) of each stretch of consecutive numbers."""
+    """Returns start and stop of each stretch of consecutive numbers in ``numbers`` [n], n > 0."""
     edges = np.flatnonzero(np.diff(numbers) != 1) + 1
     starts = numbers[np.concatenate([[0], edges])]
     stops = numbers[np.concatenate([edges - 1, [len(numbers) - 1]])] + 1
@@ -389,7 +445,7 @@ def _runs(numbers: npt.NDArray[Any]) -> list[tuple[int, int]]:
 
 
 def no_priorities() -> ReplayError:
-    """The error for a priority of a single step."""
+    """Returns the error for a priority of a single step."""
     return ReplayError(
         "priorities come with single steps, but sequences are drawn; leave them out and call "
         "update_priorities with one priority per sequence"
@@ -414,9 +470,10 @@ class SequenceGather(Gather):
     A sequence crosses the edges of slots, never the end of its episode, so the observation after
     step t is the one at step t + 1: `obs` and `next_obs` are two views of one array [length + 1, B,
     *shape]. next_obs holds the observation after the last step too, also where the mask ends
-    earlier. With
-    ``stacked=False``, observations that are frame stacks come as ``frames`` [length + K, B, *frame]
-    in place of obs and next_obs: the stack of K before step t is ``frames[t : t + K]``.
+    earlier.
+
+    With ``stacked=False``, observations that are frame stacks come as ``frames`` [length + K, B,
+    *frame] in place of obs and next_obs: the stack of K before step t is ``frames[t : t + K]``.
     """
 
     def __init__(self, table: Table, layout: Layout, discount: float, sequences: Sequences) -> None:
@@ -424,10 +481,17 @@ class SequenceGather(Gather):
         self.sequences = sequences
 
     def batch(self, rows: Rows, weights: Array | None, *, stacked: bool = True) -> Batch:
-        """A batch of sequences that start at rows [B], as the class describes."""
+        """Make a batch of sequences, as the class describes it.
+
+        Args:
+            rows: ``[B]``, at which the sequences start.
+            weights: ``[B]`` float32 importance weights; None: all are 1.
+            stacked: False returns frame stacks as ``frames``.
+        """
         steps, records, mask = self._follow(rows)
         batch = Batch()
         self._observe_sequences(batch, steps, records, mask, stacked)
+
         for root, nest in self.layout.nests.items():
             names = [o.name for o in self.layout.others if o.name.split(".", 1)[0] == root]
             part = slice(1) if root == STATE else slice(None)
@@ -446,10 +510,7 @@ class SequenceGather(Gather):
         return self._finish(batch, rows, weights)
 
     def _follow(self, starts: Rows) -> tuple[Rows, Array, Mask]:
-        """Rows and records [length, B] of the steps, and which of them belong to the sequence.
-
-        Steps that do not belong to it repeat the first step.
-        """
+        """Returns the steps of the sequences that start at rows ``starts`` [B]."""
         length, count = self.sequences.length, len(starts)
         rows = follow(self.table, starts, length)
         records = self.records.take(rows.reshape(-1)).reshape(length, count)
@@ -463,11 +524,16 @@ class SequenceGather(Gather):
             rows[step, which], records[step, which] = starts[which], records[0, which]
         return rows, records, mask
 
+        # A sequence goes on until its episode ends, or until there is no further row.
+
     def _observe_sequences(
         self, batch: Batch, rows: Rows, records: Array, mask: Mask, stacked: bool
     ) -> None:
+        """Put the observations of ``steps`` into ``batch``, as obs and next_obs or as frames."""
         counts = mask.sum(axis=0)
         last = counts - 1, np.arange(mask.shape[1])
+
+        # Each array has the observation after the last step of a sequence at its end.
         arrays: dict[str, Array] = {}
         frames: dict[str, Array] = {}
         for o in self.layout.inline:
@@ -484,8 +550,11 @@ class SequenceGather(Gather):
                 newest = steps.narrow(o.depth - 1, o.depth)
                 parts = [*older, newest, end.narrow(o.depth, o.depth + 1)]
                 frames[o.name] = self._windows_of(o, parts, mask)[:, :, 0]
+
+        # There it is, unless its place is further ahead.
         for array in (*arrays.values(), *frames.values()):
             _place_last(array, counts, len(array) - 1 - len(mask))
+
         if arrays:
             batch["obs"] = unflatten(self.layout.obs, {k: a[:-1] for k, a in arrays.items()})
             batch["next_obs"] = unflatten(self.layout.obs, {k: a[1:] for k, a in arrays.items()})
@@ -493,7 +562,10 @@ class SequenceGather(Gather):
             batch["frames"] = unflatten(self.layout.obs, frames)
 
     def _inline(self, o: Observation, rows: Rows, records: Array, last: Any) -> Array:
-        """Observations [length + 1, B, *shape]; the last follows each sequence's last step."""
+        """Returns the observations of an inline column, ``[length + 1, B, *shape]``.
+
+        They are those before the steps, and then those after the last steps.
+        """
         length, count = rows.shape
         out = self.pool.empty((length + 1, count, *o.leaf.shape), o.leaf.dtype)
         big = self.table.columns.get(o.name)
@@ -511,6 +583,7 @@ class SequenceGather(Gather):
         return flat.reshape(-1, mask.shape[1], *flat.shape[1:])
 
     def _blank(self, array: Array, mask: Mask) -> Array:
+        """Returns ``array`` [length, B, ...] itself, in which steps without ``mask`` become 0."""
         if self.sequences.pad:
             array[~mask] = 0
         return array
@@ -521,7 +594,7 @@ class SequenceGather(Gather):
 
 
 def _joined(parts: list[FrameWindow]) -> FrameWindow:
-    """One window over the rows of all windows, which are equally wide."""
+    """Returns one window over the rows of all ``windows``, which are equally wide."""
     sizes = [part.frames.size for part in parts]
     firsts = np.cumsum([0, *sizes[:-1]])
     return FrameWindow(
@@ -544,16 +617,20 @@ def _place_last(array: Array, counts: Rows, older: int) -> None:
 
 
 def draw_future(table: Table, rows: Rows, horizon: int, rng: np.random.Generator) -> Rows:
-    """For each of ``rows`` [B], draw a row at or after it in its episode.
+    """Draw, for each of ``rows`` [B], a row at or after it in its episode.
 
-    The draw is even among the row itself and those that follow it, as far as they are stored,
-    ``horizon`` in all at most.
+    The draw is even among the row itself and those that follow it, as far as they are stored, but
+    at most ``horizon`` rows in all.
+
+    Returns:
+        The rows that were drawn, ``[B]``.
     """
     ahead = follow(table, rows, horizon)
     records = RecordReader(table.records).take(ahead.reshape(-1))
     continuing = ~ended(records).reshape(ahead.shape)[:-1]
     continuing &= (continues(records).reshape(ahead.shape) & (ahead != NONE))[1:]
     np.logical_and.accumulate(continuing, axis=0, out=continuing)
+
     counts = 1 + continuing.sum(axis=0)
     steps = (rng.random(len(rows)) * counts).astype(np.int64)
     drawn: Rows = ahead[steps, np.arange(len(rows))]
