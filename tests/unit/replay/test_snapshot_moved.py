@@ -128,8 +128,8 @@ def test_sequences_stay_those_of_their_streams(
 
     def starts(replay: Replay) -> dict[int, float]:
         sampler: Any = replay.sampler
-        numbers = np.flatnonzero(sampler._taken)
-        actions = replay.gather.batch(sampler._row[numbers], None).action[0]
+        numbers = np.flatnonzero(sampler._in_use)
+        actions = replay.gather.batch(sampler._row_of_number[numbers], None).action[0]
         leaves = sampler.sampler._tree.leaves[numbers]
         return dict(zip(actions.tolist(), leaves.tolist(), strict=True))
 
