@@ -21,11 +21,19 @@ from penstock.replay.layout import Layout, Observation
 from penstock.replay.nstep import Returns, n_step, one_step
 from penstock.replay.table import Array, RecordReader, Rows, Table
 
-TURN_NBYTES = 1 << 18  # bytes of a window taken at a time where another window has the same frames
+# Windows with the same frames alternate after so many bytes of each, which stay in the cache.
+TURN_NBYTES = 1 << 18
 
 
 class Gather:
-    """Makes batches of rows; used under the buffer's lock."""
+    """Makes batches of transitions for given rows; used under the buffer's lock.
+
+    Args:
+        table: whose rows are gathered.
+        layout: of the table's columns.
+        steps: rows that one transition spans, n of the n-step return.
+        discount: gamma.
+    """
 
     def __init__(self, table: Table, layout: Layout, steps: int, discount: float) -> None:
         self.table = table
@@ -34,15 +42,25 @@ class Gather:
         self.discount = discount
         self.records = RecordReader(table.records)
         self.pool = Pool()
+        # Columns that do not lie in the records, but in memory of their own.
         self._big = table.columns
+        # The columns of a batch that needs no more than copies, in records and in memory of their
+        # own; None if a batch needs more.
         direct = _direct_columns(layout) if steps == 1 else None
         self._direct = direct and [name for name in direct if name not in self._big]
         self._direct_big = [name for name in direct or () if name in self._big]
         self._factors = np.array([discount, 0], np.float32)
+        # The weights of the last batch without importance weights.
         self._ones: Array = np.ones(0, np.float32)
 
     def batch(self, rows: Rows, weights: Array | None, *, stacked: bool = True) -> Batch:
-        """A `Batch` of rows ``[count]`` and their weights."""
+        """Make a `Batch` of transitions.
+
+        Args:
+            rows: ``[count]``, where the transitions begin.
+            weights: ``[count]`` float32 importance weights; None: all are 1.
+            stacked: False returns frame stacks as the frames that they consist of.
+        """
         records = self.records.take(rows)
         if self._direct is not None:
             batch = Batch()
@@ -51,6 +69,7 @@ class Gather:
                 batch[name] = self._column(name, rows, records)
             batch["discount"] = self._factors.take(batch["terminated"])
             return self._finish(batch, rows, weights)
+
         if self.steps == 1:
             returns = one_step(rows, records, self._factors)
         else:
@@ -58,6 +77,8 @@ class Gather:
             returns = n_step(self.table, self.records, rows, records, steps, discount)
         batch = Batch()
         self._observe(batch, rows, records, returns, stacked)
+
+        # The action and further columns, nested like their spaces.
         for root, nest in self.layout.nests.items():
             if isinstance(nest, str):
                 batch[root] = self._column(nest, rows, records)
@@ -66,6 +87,7 @@ class Gather:
                 flat = {name: self._column(name, rows, records) for name in names}
                 batch[root] = unflatten(nest, flat)
         ends = returns.last_records
+
         batch["reward"] = returns.reward
         batch["discount"] = returns.discount
         batch["terminated"] = ends["terminated"].copy()
@@ -73,11 +95,13 @@ class Gather:
         return self._finish(batch, rows, weights)
 
     def _finish(self, batch: Batch, rows: Rows, weights: Array | None) -> Batch:
+        """Returns ``batch`` with the weights and keys of its ``rows``."""
         batch["weights"] = self._equal_weights(len(rows)) if weights is None else weights
         batch["keys"] = self.table.keys(rows)
         return batch
 
     def _equal_weights(self, count: int) -> Array:
+        """Returns a new array of ``count`` ones."""
         if len(self._ones) != count:
             self._ones = np.ones(count, np.float32)
         return self._ones.copy()
@@ -85,14 +109,23 @@ class Gather:
     def _observe(
         self, batch: Batch, rows: Rows, records: Array, returns: Returns, stacked: bool
     ) -> None:
+        """Put the observations before and after the transitions into ``batch``.
+
+        Frame stacks become ``frames`` unless ``stacked``.
+        """
         obs: dict[str, Array] = {}
         next_obs: dict[str, Array] = {}
         frames: dict[str, Array] = {}
+
+        # A small observation lies in the record of its row, with the one after it.
         for o in self.layout.inline:
             obs[o.name] = self._column(o.name, rows, records)
             next_obs[o.name] = self._column(o.next_name, returns.last, returns.last_records)
+
+        # Big ones are frames of this row and of others; one window has those before and after.
         if self.layout.framed:
             self._frame_columns(obs, next_obs, frames, rows, records, returns, stacked)
+
         if obs:
             batch["obs"] = unflatten(self.layout.obs, obs)
             batch["next_obs"] = unflatten(self.layout.obs, next_obs)
@@ -124,10 +157,12 @@ class Gather:
                 (frames[o.name],) = self._frames(o, _beside(obs_window, next_window))
 
     def _windows(self, rows: Rows, records: Array) -> dict[int, FrameWindow]:
+        """Returns the windows of ``rows`` by the depths of the observations stored as frames."""
         depths = {o.depth for o in self.layout.framed}
         return {depth: window(self.table, rows, records, depth) for depth in depths}
 
     def _column(self, name: str, rows: Rows, records: Array) -> Array:
+        """Returns a column of ``rows`` [n] with their ``records``, ``[n, *shape]``."""
         big = self._big.get(name)
         if big is None:
             return self.records.column(records, name)
@@ -136,10 +171,15 @@ class Gather:
         return out
 
     def _frames(self, o: Observation, *windows: FrameWindow) -> list[Array]:
-        """For each window ``[count, width, *frame]``, or ``[count, *frame]`` of a leaf that is one
-        frame a row.
+        """Returns the frames of each window.
 
-        Windows of the same rows alternate, so that frames of both are still in the cache.
+        Args:
+            observation: one that is stored as frames.
+            windows: of the same number of rows, and equally wide.
+
+        Returns:
+            For each window ``[count, width, *frame]``, or ``[count, *frame]`` if the observation is
+            one frame a row.
         """
         source = self.table.frames[o.name]
         outputs: list[Array] = []
@@ -162,9 +202,9 @@ class Gather:
 
 
 def _direct_columns(layout: Layout) -> list[str] | None:
-    """The columns that a batch of single steps returns as they are stored, under the same names.
+    """Returns the columns that a batch of single steps has exactly as they are stored.
 
-    None where it has others too: stored as frames, or nested.
+    None if the batch has other columns too: nested ones, or observations stored as frames.
     """
     nests = layout.nests
     if layout.framed or layout.obs != "obs" or any(root != nest for root, nest in nests.items()):
@@ -192,14 +232,15 @@ def _beside(left: FrameWindow, right: FrameWindow) -> FrameWindow:
     )
 
 
+# `Pool` holds only arrays of at least this size; malloc itself reuses smaller ones.
 BIG_NBYTES = 1 << 16  # malloc reuses smaller ones itself
 MOST_KEPT = 8  # of one shape and dtype: prefetching holds a few
 
 
 def _references_of_unused() -> int:
-    """The result of getrefcount in the loop below for an array that only the pool holds.
+    """Returns the number of references that the loop in `Pool.empty` sees for an unused array.
 
-    It differs between versions of Python.
+    It is that of an array which only the pool holds, and differs between versions of Python.
     """
     arrays = [np.empty(0)]
     for array in arrays:
@@ -211,7 +252,7 @@ _UNUSED = _references_of_unused()
 
 
 class Pool:
-    """Large output arrays by shape and dtype, reused once nothing else refers to them.
+    """Holds large output arrays by shape and dtype, for reuse once nothing else refers to them.
 
     Fresh memory costs a page fault for every 4 KiB, more than copying the bytes. An array is reused
     when the pool holds its only reference: views and tensors made from it hold one too. Used under
@@ -222,13 +263,15 @@ class Pool:
         self._arrays: dict[tuple[tuple[int, ...], np.dtype[Any]], list[npt.NDArray[Any]]] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array with undefined content."""
+        """Returns an array with undefined content, which nothing else refers to."""
         if math.prod(shape) * dtype.itemsize < BIG_NBYTES:
             return np.empty(shape, dtype)
+
         arrays = self._arrays.setdefault((shape, dtype), [])
         for array in arrays:
             if sys.getrefcount(array) == _UNUSED:
                 return array
+
         fresh = np.empty(shape, dtype)
         if len(arrays) < MOST_KEPT:
             arrays.append(fresh)
