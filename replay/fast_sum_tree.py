@@ -14,6 +14,7 @@ from penstock.replay.sum_tree import BELOW, FANOUT, SHIFT, Floats, Rows, SumTree
 
 
 def _numba() -> Any:
+    """Returns the module numba; None if it is not installed."""
     try:
         import numba
     except ImportError:
@@ -48,6 +49,7 @@ class FastSumTree(SumTree):
         return nodes
 
     def _refresh(self) -> None:
+        """Bring all sums up to date with the leaves."""
         if self._written:
             self._enter_written()
         if self._top_changed:
@@ -55,6 +57,7 @@ class FastSumTree(SumTree):
             self._top_changed = False
 
     def _enter_written(self) -> None:
+        """Make the written ranges part of all sums but the cumulative one of the top."""
         for stop, start in self._written.items():
             _sum_above_range(self._values, self._offsets, start, stop)
         self._written.clear()
@@ -62,6 +65,7 @@ class FastSumTree(SumTree):
 
 
 def _compiled(function: Any) -> Any:
+    """Compile a function by numba, whose cache keeps the result; without numba, return it as is."""
     return _NUMBA.njit(cache=True, nogil=True)(function) if AVAILABLE else function
 
 
@@ -75,7 +79,15 @@ def _sum_node(values: Floats, first: int) -> float:
 
 @_compiled
 def _sum_above_rows(values: Floats, offsets: Rows, rows: Rows) -> None:
-    """Level by level, so that the loads of different rows overlap."""
+    """Sum the children of the nodes above ``rows``.
+
+    This is done level by level, so that the loads of different rows overlap.
+
+    Args:
+        values: of all levels.
+        offsets: of the levels in ``values``, as in `SumTree`.
+        rows: leaves.
+    """
     shift = 0
     for level in range(len(offsets) - 2):
         shift += SHIFT
@@ -87,6 +99,7 @@ def _sum_above_rows(values: Floats, offsets: Rows, rows: Rows) -> None:
 
 @_compiled
 def _sum_above_range(values: Floats, offsets: Rows, start: int, stop: int) -> None:
+    """Sum the children of the nodes above the leaves ``start`` to ``stop``."""
     for level in range(len(offsets) - 2):
         here, above = offsets[level], offsets[level + 1]
         start, stop = start >> SHIFT, ((stop - 1) >> SHIFT) + 1
@@ -96,6 +109,7 @@ def _sum_above_range(values: Floats, offsets: Rows, start: int, stop: int) -> No
 
 @_compiled
 def _cumulate(top: Floats, cumulated: Floats) -> None:
+    """Write the cumulative sum of ``top`` [n] to ``cumulated`` [n + 1], after its first 0."""
     total = 0.0
     for index in range(len(top)):
         total += top[index]
@@ -104,7 +118,17 @@ def _cumulate(top: Floats, cumulated: Floats) -> None:
 
 @_compiled
 def _draw(values: Floats, offsets: Rows, cumulated: Floats, targets: Floats, nodes: Rows) -> None:
-    """Descends level by level; `targets` are fractions and are overwritten."""
+    """Draw leaves, as `SumTree.draw` describes it, level by level.
+
+    Args:
+        values: of all levels.
+        offsets: of the levels in ``values``, as in `SumTree`.
+        cumulated: the cumulative sum of the top.
+        targets: ``[n]``, the fractions; overwritten.
+        nodes: ``[n]``, for the leaves that are drawn.
+    """
+    # The nodes of the top that contain the targets; targets become distances within them. Where
+    # targets are sorted, the search goes on from the node of the previous target.
     total = cumulated[-1] * BELOW
     last = len(cumulated) - 2
     node = 0
@@ -116,6 +140,7 @@ def _draw(values: Floats, offsets: Rows, cumulated: Floats, targets: Floats, nod
             node += 1
         targets[index] = target - cumulated[node]
         nodes[index] = node
+
     for level in range(len(offsets) - 3, -1, -1):
         here, above = offsets[level], offsets[level + 1]
         for index in range(len(targets)):
@@ -123,7 +148,7 @@ def _draw(values: Floats, offsets: Rows, cumulated: Floats, targets: Floats, nod
             target = min(targets[index], values[above + node] * BELOW)
             first = here + (node << SHIFT)
             child, before, through = 0, 0.0, 0.0
-            for position in range(FANOUT):  # always to the end: a jump would be hard to predict
+            for position in range(FANOUT):
                 through += values[first + position]
                 passed = through <= target
                 child += passed
