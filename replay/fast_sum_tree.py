@@ -70,7 +70,8 @@ def _compiled(function: Any) -> Any:
 
 
 @_compiled
-def _sum_node(values: Floats, first: int) -> float:
+def _sum_children(values: Floats, first: int) -> float:
+    """Returns the sum of the children from position ``first`` on."""
     total = 0.0
     for child in range(first, first + FANOUT):
         total += values[child]
@@ -91,20 +92,23 @@ def _sum_above_rows(values: Floats, offsets: Rows, rows: Rows) -> None:
     shift = 0
     for level in range(len(offsets) - 2):
         shift += SHIFT
-        here, above = offsets[level], offsets[level + 1]
+        children = offsets[level]
+        parents = offsets[level + 1]
         for row in rows:
             node = row >> shift
-            values[above + node] = _sum_node(values, here + (node << SHIFT))
+            values[parents + node] = _sum_children(values, children + (node << SHIFT))
 
 
 @_compiled
 def _sum_above_range(values: Floats, offsets: Rows, start: int, stop: int) -> None:
     """Sum the children of the nodes above the leaves ``start`` to ``stop``."""
     for level in range(len(offsets) - 2):
-        here, above = offsets[level], offsets[level + 1]
-        start, stop = start >> SHIFT, ((stop - 1) >> SHIFT) + 1
+        start = start >> SHIFT
+        stop = ((stop - 1) >> SHIFT) + 1
+        children = offsets[level]
+        parents = offsets[level + 1]
         for node in range(start, stop):
-            values[above + node] = _sum_node(values, here + (node << SHIFT))
+            values[parents + node] = _sum_children(values, children + (node << SHIFT))
 
 
 @_compiled
@@ -130,28 +134,34 @@ def _draw(values: Floats, offsets: Rows, cumulated: Floats, targets: Floats, nod
     # The nodes of the top that contain the targets; targets become distances within them. Where
     # targets are sorted, the search goes on from the node of the previous target.
     total = cumulated[-1] * BELOW
-    last = len(cumulated) - 2
+    last_node = len(cumulated) - 2
     node = 0
     for index in range(len(targets)):
         target = targets[index] * total
         if target < cumulated[node]:
             node = 0
-        while node < last and cumulated[node + 1] <= target:  # short, where targets are sorted
+        while node < last_node and cumulated[node + 1] <= target:
             node += 1
         targets[index] = target - cumulated[node]
         nodes[index] = node
 
     for level in range(len(offsets) - 3, -1, -1):
-        here, above = offsets[level], offsets[level + 1]
+        children = offsets[level]
+        parents = offsets[level + 1]
         for index in range(len(targets)):
             node = nodes[index]
-            target = min(targets[index], values[above + node] * BELOW)
-            first = here + (node << SHIFT)
-            child, before, through = 0, 0.0, 0.0
+            target = min(targets[index], values[parents + node] * BELOW)
+            first_child = children + (node << SHIFT)
+
+            # The child that contains the target is the first whose prefix sum lies above it. The
+            # loop goes on to the end, because a jump out of it would be hard to predict.
+            child = 0
+            prefix_sum = 0.0
+            passed_sum = 0.0
             for position in range(FANOUT):
-                through += values[first + position]
-                passed = through <= target
-                child += passed
-                before = through if passed else before
+                prefix_sum += values[first_child + position]
+                is_passed = prefix_sum <= target
+                child += is_passed
+                passed_sum = prefix_sum if is_passed else passed_sum
             nodes[index] = (node << SHIFT) + child
-            targets[index] = target - before
+            targets[index] = target - passed_sum

@@ -136,15 +136,16 @@ class Gather:
             for observation in self.layout.framed:
                 name = observation.name
                 depth = observation.depth
-                before = windows[depth].narrow(0, depth)
-                after = last_windows[depth].narrow(1, depth + 1)
+                obs_window = windows[depth].narrow(0, depth)
+                next_window = last_windows[depth].narrow(1, depth + 1)
                 if stacked or not observation.stack:
-                    obs[name], next_obs[name] = self._frames(observation, before, after)
+                    obs[name], next_obs[name] = self._frames(observation, obs_window, next_window)
                 elif is_one_step:
                     # The two stacks overlap, and each frame is returned once.
                     (frames[name],) = self._frames(observation, windows[depth])
                 else:
-                    (frames[name],) = self._frames(observation, _side_by_side(before, after))
+                    both_windows = _side_by_side(obs_window, next_window)
+                    (frames[name],) = self._frames(observation, both_windows)
 
         if obs:
             batch["obs"] = unflatten(self.layout.obs, obs)

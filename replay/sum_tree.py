@@ -56,13 +56,15 @@ class SumTree:
 
         # One array holds all levels, the leaves first, each padded with zeros to whole families of
         # children. Level i lies between the offsets i and i + 1.
-        padded = [-(-size // FANOUT) * FANOUT for size in sizes]
-        self._offsets = np.concatenate([[0], np.cumsum(padded)]).astype(np.int64)
+        padded_sizes = [-(-size // FANOUT) * FANOUT for size in sizes]
+        self._offsets = np.concatenate([[0], np.cumsum(padded_sizes)]).astype(np.int64)
         self._values: Floats = np.zeros(self._offsets[-1])
-        self._levels = [self._values[a:b] for a, b in pairwise(self._offsets)]
-        # The nodes above the leaves, then those of each further level: [nodes, children].
-        self._nodes = [level.reshape(-1, FANOUT) for level in self._levels[:-1]]
+        self._levels = [self._values[start:stop] for start, stop in pairwise(self._offsets)]
         self.leaves = self._levels[0][:capacity]
+        # The values of each level but the top by their parent nodes, [parents, children].
+        self._children = [level.reshape(-1, FANOUT) for level in self._levels[:-1]]
+
+        # The cumulative sum of the top, which begins with 0, and whether the top has changed since.
         self._cumulated: Floats = np.zeros(len(self._levels[-1]) + 1)
         self._top_changed = False
         # The ranges of leaves that are not yet part of the sums, as stop -> start.
@@ -90,9 +92,10 @@ class SumTree:
         """Set single leaves, rows [n]; if a row occurs twice, its last weight counts."""
         self.leaves[rows] = weights
         self._top_changed = True
-        for level in range(len(self._nodes)):
-            rows = rows >> SHIFT
-            self._sum_nodes(level, rows)
+        nodes = rows
+        for level in range(len(self._children)):
+            nodes = nodes >> SHIFT
+            self._sum_children(level, nodes)
 
     def draw(self, fractions: Floats) -> Rows:
         """Returns the leaves [n] in whose share of the total the fractions [n] fall.
@@ -100,30 +103,35 @@ class SumTree:
         Each fraction lies in [0, 1), and the total must be above 0.
         """
         self._refresh()
-        cumulated = self._cumulated
         # Of the total itself, rounding might raise a fraction below 1 to the total.
-        targets = fractions * (cumulated[-1] * BELOW)
-        nodes: Rows = cumulated[1:].searchsorted(targets, "right")
-        targets -= cumulated.take(nodes)
+        targets = fractions * (self._cumulated[-1] * BELOW)
+
+        # The nodes of the top that contain the targets; targets become distances within them.
+        nodes: Rows = self._cumulated[1:].searchsorted(targets, "right")
+        targets -= self._cumulated.take(nodes)
 
         # The memory for the prefix sums of all levels, [children + 1, n]: a row of 0 comes first.
         count = len(targets)
         sums = np.zeros((FANOUT + 1, count))
-        prefixes, places = sums[1:], np.arange(count)
-        pairs, add = list(pairwise(prefixes)), np.add
-        for level in range(len(self._nodes) - 1, -1, -1):
-            prefixes[...] = self._nodes[level].take(nodes, axis=0).T
-            for before, here in pairs:
-                add(before, here, here)
-            np.minimum(targets, prefixes[-1] * BELOW, out=targets)
-            child = np.add.reduce(prefixes <= targets, axis=0)
+        prefix_sums = sums[1:]
+        neighbours = list(pairwise(prefix_sums))
+        columns = np.arange(count)
+        add = np.add
+        for level in range(len(self._children) - 1, -1, -1):
+            prefix_sums[...] = self._children[level].take(nodes, axis=0).T
+            for previous_sum, prefix_sum in neighbours:
+                add(previous_sum, prefix_sum, prefix_sum)
+
+            # The child that contains the target is the first whose prefix sum lies above it.
+            np.minimum(targets, prefix_sums[-1] * BELOW, out=targets)
+            child = np.add.reduce(prefix_sums <= targets, axis=0)
             nodes <<= SHIFT
             nodes += child
 
             # Subtract the prefix sum of the children before it, row `child` of `sums`.
             if level:
                 child *= count
-                child += places
+                child += columns
                 targets -= sums.ravel().take(child)
         return nodes
 
@@ -131,12 +139,12 @@ class SumTree:
         """Replace all weights by ``leaves`` [capacity]."""
         self.write(0, len(self.leaves), leaves)
 
-    def _sum_nodes(self, level: int, nodes: Rows) -> None:
-        """Add up the children at `level` of the given nodes of the level above."""
+    def _sum_children(self, level: int, nodes: Rows) -> None:
+        """Sum the children at ``level`` of ``nodes`` [n] of the level above."""
         # Of a single column, numpy would add the numbers in another order: there is always one of
         # zeros besides.
         children = np.zeros((FANOUT, len(nodes) + 1))
-        children[:, :-1] = self._nodes[level].take(nodes, axis=0).T  # in another order
+        children[:, :-1] = self._children[level].take(nodes, axis=0).T
         self._levels[level + 1][nodes] = np.add.reduce(children, axis=0)[:-1]
 
     def _refresh(self) -> None:
@@ -155,13 +163,14 @@ class SumTree:
         self._top_changed = True
 
         # At each level, from the first to the last parent of a range.
-        for level in range(len(self._nodes)):
-            starts, stops = starts >> SHIFT, ((stops - 1) >> SHIFT) + 1
-            self._sum_nodes(level, _spans(starts, stops))
+        for level in range(len(self._children)):
+            starts = starts >> SHIFT
+            stops = ((stops - 1) >> SHIFT) + 1
+            self._sum_children(level, _numbers_of_ranges(starts, stops))
 
 
-def _spans(starts: Rows, stops: Rows) -> Rows:
-    """The numbers start..stop of all ranges, one range after the other."""
+def _numbers_of_ranges(starts: Rows, stops: Rows) -> Rows:
+    """Returns the numbers from start to stop of each range, one range after the other."""
     lengths = stops - starts
     ends = np.cumsum(lengths)
     return np.repeat(stops - ends, lengths) + np.arange(ends[-1])
