@@ -23,9 +23,12 @@ Nest = str | dict[str, "Nest"] | tuple["Nest", ...]
 
 # Names that a declared column cannot have: those of arguments of `Replay.add` and of columns that a
 # replay adds itself, of further keys of a batch, and of a slot's memory for small columns.
-GIVEN = ("reward", "terminated", "truncated", "next_obs", "alive", "age", "pad", "side", "priority")
-RESULTS = ("weights", "keys", "discount", "frames", "mask", "burn_in", "info")
-BLOCKS = ("records", "slot_records")  # of a slot
+OWN_COLUMNS = (
+    *("reward", "terminated", "truncated", "next_obs"),
+    *("alive", "age", "pad", "side", "priority"),
+)
+BATCH_KEYS = ("weights", "keys", "discount", "frames", "mask", "burn_in", "info")
+BLOCK_NAMES = ("records", "slot_records")
 
 
 @dataclass(frozen=True)
@@ -68,15 +71,15 @@ def leaves_of(columns: Mapping[str, Any]) -> list[Leaf]:
         )
 
     for name in columns:
-        if name in GIVEN or name in RESULTS:
+        if name in OWN_COLUMNS or name in BATCH_KEYS:
             raise ReplayError(f"column {name} is made by the replay itself; leave it out")
-        if name in BLOCKS:
+        if name in BLOCK_NAMES:
             raise ReplayError(
                 f"a column cannot be called {name!r}, the name of the memory for small columns; "
                 "choose another name"
             )
         # The keys of a batch are also attributes, beside the methods of dict.
-        if not isinstance(name, str) or {".", "@"} & {*name} or hasattr(dict, name):
+        if not isinstance(name, str) or "." in name or "@" in name or hasattr(dict, name):
             raise ReplayError(
                 f"a column cannot be called {name!r}: a batch has it under its name; use one "
                 "without '.' and '@' that is no method of dict"
@@ -92,7 +95,7 @@ def _leaves(name: str, declared: Any) -> list[Leaf]:
     if spaces is not None and isinstance(declared, spaces.Space):
         return _leaves_of_space(name, declared, spaces)
     if isinstance(declared, Mapping):
-        return _children(name, declared.items())
+        return _leaves_of_children(name, declared)
 
     try:
         dtype, shape = declared
@@ -112,11 +115,13 @@ def _leaves(name: str, declared: Any) -> list[Leaf]:
 def _leaves_of_space(name: str, space: Any, spaces: Any) -> list[Leaf]:
     """Returns the leaves of a gymnasium space; ``spaces`` is the module `gymnasium.spaces`."""
     if isinstance(space, spaces.Dict):
-        return _children(name, space.spaces.items())
+        return _leaves_of_children(name, space.spaces)
 
     if isinstance(space, spaces.Tuple):
-        parts = (_leaves(f"{name}.{i}", part) for i, part in enumerate(space.spaces))
-        return [leaf for leaves in parts for leaf in leaves]
+        leaves: list[Leaf] = []
+        for i, part in enumerate(space.spaces):
+            leaves += _leaves(f"{name}.{i}", part)
+        return leaves
 
     if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete):
         assert space.shape is not None
@@ -128,9 +133,10 @@ def _leaves_of_space(name: str, space: Any, spaces: Any) -> list[Leaf]:
     )
 
 
-def _children(name: str, items: Any) -> list[Leaf]:
+def _leaves_of_children(name: str, children: Mapping[Any, Any]) -> list[Leaf]:
+    """Returns the leaves of a mapping of spaces or declarations by key."""
     leaves: list[Leaf] = []
-    for key, declared in items:
+    for key, declared in children.items():
         if not isinstance(key, str) or "." in key or "@" in key or key.isdigit() or not key:
             raise ReplayError(
                 f"column {name} has the key {key!r}; keys must be text without '.' and '@', and "
@@ -152,13 +158,14 @@ def nest_of(root: str, names: list[str]) -> Nest:
 
     # The keys below the root, each once and in order.
     keys = dict.fromkeys(name[len(root) + 1 :].split(".", 1)[0] for name in names)
-    children = {key: _below(f"{root}.{key}", names) for key in keys}
+    children = {key: _nest_below(f"{root}.{key}", names) for key in keys}
     if all(key.isdigit() for key in keys):
         return tuple(children.values())
     return children
 
 
-def _below(root: str, names: list[str]) -> Nest:
+def _nest_below(root: str, names: list[str]) -> Nest:
+    """Returns the structure of those of ``names`` that are ``root`` or lie below it."""
     return nest_of(root, [name for name in names if f"{name}.".startswith(f"{root}.")])
 
 
@@ -178,16 +185,18 @@ def flatten(nest: Nest, value: Any, name: str, out: dict[str, Any]) -> None:
         out[nest] = value
     elif isinstance(nest, dict):
         if not isinstance(value, Mapping) or value.keys() != nest.keys():
-            came = f"keys {list(value)}" if isinstance(value, Mapping) else type(value).__name__
+            came = type(value).__name__
+            if isinstance(value, Mapping):
+                came = f"keys {list(value)}"
             raise ReplayError(f"{name} came as {came}, expected a mapping with keys {list(nest)}")
 
         for key, child in nest.items():
             flatten(child, value[key], f"{name}.{key}", out)
     else:
         if not isinstance(value, tuple | list) or len(value) != len(nest):
-            came = (
-                f"{len(value)} parts" if isinstance(value, tuple | list) else type(value).__name__
-            )
+            came = type(value).__name__
+            if isinstance(value, tuple | list):
+                came = f"{len(value)} parts"
             raise ReplayError(f"{name} came as {came}, expected a tuple of {len(nest)}")
 
         for i, child in enumerate(nest):
@@ -206,8 +215,11 @@ def unflatten(nest: Nest, arrays: Mapping[str, Any]) -> Any:
     if isinstance(nest, tuple):
         return tuple(unflatten(child, arrays) for child in nest)
 
-    present = {k: child for k, child in nest.items() if arrays.keys() & set(names_of(child))}
-    return {key: unflatten(child, arrays) for key, child in present.items()}
+    return {
+        key: unflatten(child, arrays)
+        for key, child in nest.items()
+        if not arrays.keys().isdisjoint(names_of(child))
+    }
 
 
 def names_of(nest: Nest) -> list[str]:
@@ -238,14 +250,14 @@ def validated(leaf: Leaf, value: Any, envs: int, name: str = "") -> Array:
         # Nested lists of different lengths make no array, and fit no shape.
         array = np.empty(0, object)
 
-    wanted = (envs, *leaf.shape)
+    shape = (envs, *leaf.shape)
     if envs == 1 and array.shape == leaf.shape:
         array = array[None]
-    if array.shape != wanted:
-        or_so = f" or {list(leaf.shape)}" if envs == 1 else ""
+    if array.shape != shape:
+        or_without_axis = f" or {list(leaf.shape)}" if envs == 1 else ""
         raise ReplayError(
             f"{name or leaf.name} came with shape {list(array.shape)}, "
-            f"expected {list(wanted)}{or_so}"
+            f"expected {list(shape)}{or_without_axis}"
         )
 
     if not np.can_cast(array.dtype, leaf.dtype, "same_kind") and not _scalar_fits(value, leaf):
