@@ -1,9 +1,10 @@
 """Which columns a replay stores for the spaces of an environment, and how each is stored.
 
-Small observations lie beside their successor in the same row ("inline": one gather reads both). Big
-ones are *frames*: one per row, and a row's next observation is the frame of the row after it. A
-frame stack is stored as its newest frame. Side rows hold what this cannot express: the final
-observation of an episode whose next row already shows a reset, or an odd history at a start.
+A small observation is stored *inline*: it lies beside its successor in the same row, and one gather
+reads both. A big one is stored as a *frame*: one per row, and a row's next observation is the frame
+of the row after it. Of a frame stack only the newest frame is stored. *Side rows* hold the frames
+that this cannot express: the final observation of an episode whose next row already shows a reset,
+or the older frames of a stack at an episode's start that are neither zeros nor repetitions.
 """
 
 from __future__ import annotations
@@ -19,22 +20,30 @@ from penstock.core.specs import Column, SlotSpec
 from penstock.replay.columns import Leaf, Nest, leaves_of, nest_of
 from penstock.replay.errors import ReplayError
 
+# An observation of at most so many bytes is stored inline.
 INLINE_NBYTES = 256
+# The range of steps of a slot from which `choose_unroll` chooses.
 LEAST_STEPS, MOST_STEPS = 4, 256
 NEAR = 1.005
+
+# The column of an observation's side rows has the name of the observation with this suffix.
 SIDE_SUFFIX = "@side"
 OLDEST = 255  # `age` saturates here; also the age where the start is not known
 REPEAT, ZEROS, SIDE = 0, 1, 2  # values of `pad`; SIDE + index of the oldest side row
 FRAMED = ("frames", "unroll+1")
+# Columns besides observations that a batch does not have as further columns.
 BOOKKEEPING = ("reward", "terminated", "truncated", "alive", "age", "pad", "side", "priority")
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One leaf of the observation: ``leaf`` as the user sees it, and how it is stored.
+    """One leaf of the observation, and how it is stored.
 
-    ``stack`` is 0 for a leaf that is inline or one frame a row; else the number of frames in its
-    first axis.
+    Args:
+        leaf: as the user sees it.
+        framed: whether it is stored as frames, and not inline.
+        stack: the number of frames in its first axis, for a frame stack; 0 for a leaf that is
+            inline or one frame a row.
     """
 
     leaf: Leaf
@@ -43,14 +52,17 @@ class Observation:
 
     @property
     def name(self) -> str:
+        """The name of the leaf and of its column."""
         return self.leaf.name
 
     @property
     def next_name(self) -> str:
+        """The name of the column with an inline leaf's next observation."""
         return "next_" + self.leaf.name
 
     @property
     def side_name(self) -> str:
+        """The name of the column with the side rows of a leaf that is stored as frames."""
         return self.leaf.name + SIDE_SUFFIX
 
     @property
@@ -60,7 +72,15 @@ class Observation:
 
 
 class Layout:
-    """The role of each column of a slot spec, whatever made the spec."""
+    """The role of each column of a slot spec, whether `make_layout` or an algorithm made the spec.
+
+    Args:
+        spec: of the slots.
+        frame_stack: frames per observation, for each column that stores only the newest frame.
+
+    Raises:
+        ReplayError: a column is missing that a replay needs.
+    """
 
     def __init__(self, spec: SlotSpec, frame_stack: Mapping[str, int]) -> None:
         """``frame_stack``: frames per observation, for each column that stores only the newest
@@ -68,6 +88,7 @@ class Layout:
         """
         self.spec = spec
         self.frame_stack = dict(frame_stack)
+
         columns = {c.name: c for c in spec.columns}
         names = [name for name in columns if _below(name, "obs") and not _is_side(name)]
         self.observations = [self._observation(columns[name]) for name in names]
@@ -82,6 +103,8 @@ class Layout:
                 f"frames are to be stacked, but the slots have no {' and '.join(sorted(missing))}; "
                 "add Column('age', '|u1') and Column('pad', '<i2')"
             )
+
+        # The leaves of the action and of further columns, and the structure of each by its name.
         self.obs: Nest = nest_of("obs", names)
         stored = {*names, *(o.next_name for o in self.inline), *BOOKKEEPING}
         self.others = [
@@ -102,10 +125,11 @@ class Layout:
 
     @property
     def history(self) -> int:
-        """Number of earlier rows that a row's observation may need."""
+        """The number of earlier rows that a row's observation may need."""
         return max((o.depth - 1 for o in self.framed), default=0)
 
     def _observation(self, column: Column) -> Observation:
+        """Returns the leaf of the observation that ``column`` stores."""
         stack = self.frame_stack.get(column.name, 0)
         shape = (stack, *column.shape) if stack else column.shape
         leaf = Leaf(column.name, np.dtype(column.dtype), shape)
@@ -113,9 +137,16 @@ class Layout:
 
 
 def layout_of_spec(spec: SlotSpec, frame_stack: int | Mapping[str, int]) -> Layout:
-    """The layout of slots that other processes fill; columns stored as frames are stacked."""
+    """Returns the layout of slots that other processes fill.
+
+    Args:
+        spec: of the slots.
+        frame_stack: frames per stacked observation, by column name, or for all observations that
+            are stored as frames.
+    """
     if isinstance(frame_stack, Mapping):
         return Layout(spec, frame_stack)
+
     framed = [c.name for c in spec.columns if c.rows in FRAMED and _below(c.name, "obs")]
     return Layout(spec, {name: frame_stack for name in framed if frame_stack > 1})
 
@@ -130,10 +161,10 @@ def make_layout(
     shared: bool = False,
     follow: bool = False,
 ) -> Layout:
-    """The layout of declared columns; see `leaves_of` for their form.
+    """Returns the layout of declared columns.
 
     Args:
-        columns: the declared columns.
+        columns: as for `leaves_of`.
         capacity: rows of the replay.
         envs: environments per step.
         frame_stack: frames per stacked observation, for all or by name.
@@ -147,11 +178,15 @@ def make_layout(
     inline = not stacks and all(leaf.nbytes <= INLINE_NBYTES for leaf in observed)
     depth = max(stacks.values(), default=1)
     steps = unroll or choose_unroll(capacity, envs, depth, inline=inline)
+
+    # The columns that were declared, and those that every row has.
     stored: list[Column] = []
     for leaf in leaves:
         stored += _columns_of(leaf, stacks) if leaf in observed else [_column(leaf.name, leaf)]
     stored += [Column("reward", "<f4"), Column("terminated", "|b1"), Column("truncated", "|b1")]
     stored += [Column("priority", "<f4"), Column("alive", "|u1")] if shared else []
+
+    # The columns that tell which rows follow each other, and which frames a row's stack has.
     side = 0
     if any(c.rows == "side" for c in stored):
         side = _side_rows(steps * envs, depth)
@@ -163,11 +198,18 @@ def make_layout(
 
 
 def choose_unroll(capacity: int, envs: int, depth: int, *, inline: bool) -> int:
-    """Steps of a slot. Of small rows 3 % of the capacity.
+    """Choose the number of steps of a slot.
 
-    With frames, stacked ``depth`` deep, the length that takes the least memory: shorter slots
-    repeat more frames that the next slot stores too, longer ones leave more of the open slot empty.
-    Of lengths within `NEAR` of the least, the longest.
+    A slot of small rows has about 3 % of the capacity. With frames, it has the length that takes
+    the least memory: shorter slots repeat more frames that the next slot stores too, longer ones
+    leave more of the open slot empty. Of the lengths that take at most `NEARLY_LEAST` times the
+    least, it is the longest.
+
+    Args:
+        capacity: rows of the replay.
+        envs: environments per step.
+        depth: frames of the deepest stack; 1: no stacks.
+        inline: whether all observations are stored inline.
     """
     if inline:
         steps = min(math.isqrt(max(1, capacity // envs)), MOST_STEPS)
@@ -177,12 +219,17 @@ def choose_unroll(capacity: int, envs: int, depth: int, *, inline: bool) -> int:
     for steps in range(LEAST_STEPS, MOST_STEPS + 1):
         slots = max(2, -(-most_steps // steps)) + 1
         frames[steps] = slots * ((steps + 1) * envs + _side_rows(steps * envs, depth))
+
     most = NEAR * min(frames.values())
     return max(steps for steps, count in frames.items() if count <= most)
 
 
 def _side_rows(rows: int, depth: int) -> int:
-    """Side rows for the ends of episodes of a hundred steps, and for two separate histories."""
+    """Returns how many side rows a slot of ``rows`` rows has.
+
+    They are enough for the ends of episodes of a hundred steps, and for two separate histories of
+    ``depth`` frames.
+    """
     return max(8, 2 * depth, rows // 100)
 
 
@@ -190,6 +237,7 @@ def _columns_of(leaf: Leaf, stacks: Mapping[str, int]) -> list[Column]:
     stacked = leaf.name in stacks
     if leaf.nbytes <= INLINE_NBYTES and not stacked:
         return [_column(leaf.name, leaf), _column("next_" + leaf.name, leaf)]
+
     shape = leaf.shape[1:] if stacked else leaf.shape
     return [
         Column(leaf.name, leaf.dtype.str, shape, "frames"),
@@ -202,7 +250,15 @@ def _column(name: str, leaf: Leaf) -> Column:
 
 
 def _stacks(observed: list[Leaf], frame_stack: int | Mapping[str, int]) -> dict[str, int]:
-    """Frames of each stacked observation; an int means all observations with so many frames."""
+    """Returns the number of frames of each observation that is a frame stack, by name.
+
+    Args:
+        observed: the leaves of the observation.
+        frame_stack: frames by name, or for all observations with so many frames; 1: no stacks.
+
+    Raises:
+        ReplayError: an observation has another number of frames, or none has that number.
+    """
     shapes = ", ".join(f"{leaf.name} {leaf}" for leaf in observed)
     if isinstance(frame_stack, Mapping):
         leaves = {leaf.name: leaf for leaf in observed}
