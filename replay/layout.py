@@ -23,13 +23,24 @@ from penstock.replay.errors import ReplayError
 # An observation of at most so many bytes is stored inline.
 INLINE_NBYTES = 256
 # The range of steps of a slot from which `choose_unroll` chooses.
-LEAST_STEPS, MOST_STEPS = 4, 256
-NEAR = 1.005
+LEAST_STEPS = 4
+MOST_STEPS = 256
+# Memory of at most so many times the least is as good, so that longer slots are preferred.
+NEARLY_LEAST = 1.005
+
+# The column `age` is the row's step within its episode. It stays at this value from there on, and
+# has it where the episode's start is not known.
+OLDEST = 255
+# Values of the column `pad`: what stands for the frames before an episode's first one. Either that
+# frame is repeated, or they are zeros, or they are side rows: then `pad` is SIDE plus the index of
+# the oldest of them.
+REPEAT = 0
+ZEROS = 1
+SIDE = 2
 
 # The column of an observation's side rows has the name of the observation with this suffix.
 SIDE_SUFFIX = "@side"
-OLDEST = 255  # `age` saturates here; also the age where the start is not known
-REPEAT, ZEROS, SIDE = 0, 1, 2  # values of `pad`; SIDE + index of the oldest side row
+# The values of `Column.rows` of columns that are stored as frames.
 FRAMED = ("frames", "unroll+1")
 # Columns besides observations that a batch does not have as further columns.
 BOOKKEEPING = ("reward", "terminated", "truncated", "alive", "age", "pad", "side", "priority")
@@ -83,20 +94,22 @@ class Layout:
     """
 
     def __init__(self, spec: SlotSpec, frame_stack: Mapping[str, int]) -> None:
-        """``frame_stack``: frames per observation, for each column that stores only the newest
-        frame.
-        """
         self.spec = spec
         self.frame_stack = dict(frame_stack)
 
-        columns = {c.name: c for c in spec.columns}
-        names = [name for name in columns if _below(name, "obs") and not _is_side(name)]
-        self.observations = [self._observation(columns[name]) for name in names]
-        self.framed = [o for o in self.observations if o.framed]
-        self.inline = [o for o in self.observations if not o.framed]
+        columns = {column.name: column for column in spec.columns}
         for name in ("obs", "action", "reward", "terminated", "truncated"):
-            if not any(_below(c, name) for c in columns):
+            if not any(_is_below(column, name) for column in columns):
                 raise ReplayError(f"columns {list(columns)} have no {name}; a replay needs it")
+
+        # The leaves of the observation, and their structure.
+        obs_names = [
+            name for name in columns if _is_below(name, "obs") and not name.endswith(SIDE_SUFFIX)
+        ]
+        self.obs: Nest = nest_of("obs", obs_names)
+        self.observations = [self._observation(columns[name]) for name in obs_names]
+        self.framed = [leaf for leaf in self.observations if leaf.framed]
+        self.inline = [leaf for leaf in self.observations if not leaf.framed]
         missing = {"age", "pad"} - columns.keys()
         if self.history and missing:
             raise ReplayError(
@@ -105,28 +118,29 @@ class Layout:
             )
 
         # The leaves of the action and of further columns, and the structure of each by its name.
-        self.obs: Nest = nest_of("obs", names)
-        stored = {*names, *(o.next_name for o in self.inline), *BOOKKEEPING}
+        next_names = [leaf.next_name for leaf in self.inline]
+        handled = {*obs_names, *next_names, *BOOKKEEPING}
         self.others = [
-            Leaf(c.name, np.dtype(c.dtype), c.shape)
-            for c in spec.columns
-            if c.rows == "unroll" and c.name not in stored
+            Leaf(column.name, np.dtype(column.dtype), column.shape)
+            for column in spec.columns
+            if column.rows == "unroll" and column.name not in handled
         ]
         other_names = [leaf.name for leaf in self.others]
         roots = dict.fromkeys(name.split(".", 1)[0] for name in other_names)
-        self.nests: dict[str, Nest] = {
-            root: nest_of(root, [n for n in other_names if _below(n, root)]) for root in roots
-        }
+        self.nests: dict[str, Nest] = {}
+        for root in roots:
+            names_of_root = [name for name in other_names if _is_below(name, root)]
+            self.nests[root] = nest_of(root, names_of_root)
 
     @property
     def ages(self) -> bool:
         """Whether rows store their step within the episode."""
-        return any(c.name == "age" for c in self.spec.columns)
+        return any(column.name == "age" for column in self.spec.columns)
 
     @property
     def history(self) -> int:
         """The number of earlier rows that a row's observation may need."""
-        return max((o.depth - 1 for o in self.framed), default=0)
+        return max((leaf.depth - 1 for leaf in self.framed), default=0)
 
     def _observation(self, column: Column) -> Observation:
         """Returns the leaf of the observation that ``column`` stores."""
@@ -147,8 +161,12 @@ def layout_of_spec(spec: SlotSpec, frame_stack: int | Mapping[str, int]) -> Layo
     if isinstance(frame_stack, Mapping):
         return Layout(spec, frame_stack)
 
-    framed = [c.name for c in spec.columns if c.rows in FRAMED and _below(c.name, "obs")]
-    return Layout(spec, {name: frame_stack for name in framed if frame_stack > 1})
+    framed = [
+        column.name
+        for column in spec.columns
+        if column.rows in FRAMED and _is_below(column.name, "obs")
+    ]
+    return Layout(spec, dict.fromkeys(framed, frame_stack) if frame_stack > 1 else {})
 
 
 def make_layout(
@@ -173,27 +191,34 @@ def make_layout(
         follow: add columns that tell which rows follow each other.
     """
     leaves = leaves_of(columns)
-    observed = [leaf for leaf in leaves if _below(leaf.name, "obs")]
+    observed = [leaf for leaf in leaves if _is_below(leaf.name, "obs")]
     stacks = _stacks(observed, frame_stack)
-    inline = not stacks and all(leaf.nbytes <= INLINE_NBYTES for leaf in observed)
     depth = max(stacks.values(), default=1)
-    steps = unroll or choose_unroll(capacity, envs, depth, inline=inline)
+    steps = unroll
+    if not steps:
+        inline = not stacks and all(leaf.nbytes <= INLINE_NBYTES for leaf in observed)
+        steps = choose_unroll(capacity, envs, depth, inline=inline)
 
     # The columns that were declared, and those that every row has.
     stored: list[Column] = []
     for leaf in leaves:
-        stored += _columns_of(leaf, stacks) if leaf in observed else [_column(leaf.name, leaf)]
+        if leaf in observed:
+            stored += _observation_columns(leaf, stacked=leaf.name in stacks)
+        else:
+            stored.append(Column(leaf.name, leaf.dtype.str, leaf.shape))
     stored += [Column("reward", "<f4"), Column("terminated", "|b1"), Column("truncated", "|b1")]
-    stored += [Column("priority", "<f4"), Column("alive", "|u1")] if shared else []
+    if shared:
+        stored += [Column("priority", "<f4"), Column("alive", "|u1")]
 
     # The columns that tell which rows follow each other, and which frames a row's stack has.
     side = 0
-    if any(c.rows == "side" for c in stored):
+    if any(column.rows == "side" for column in stored):
         side = _side_rows(steps * envs, depth)
         stored += [Column("side", "<i2"), Column("age", "|u1")]
-        stored += [Column("pad", "<i2")] * bool(stacks)
+        if stacks:
+            stored.append(Column("pad", "<i2"))
     elif follow:
-        stored += [Column("age", "|u1")]
+        stored.append(Column("age", "|u1"))
     return Layout(SlotSpec(steps, envs, tuple(stored), side), stacks)
 
 
@@ -212,16 +237,20 @@ def choose_unroll(capacity: int, envs: int, depth: int, *, inline: bool) -> int:
         inline: whether all observations are stored inline.
     """
     if inline:
-        steps = min(math.isqrt(max(1, capacity // envs)), MOST_STEPS)
-        return max(LEAST_STEPS, steps, min(capacity // envs // 32, 2 * MOST_STEPS))
-    most_steps = -(-capacity // envs) + depth - 1
+        steps_of_all = capacity // envs
+        root = min(math.isqrt(max(1, steps_of_all)), MOST_STEPS)
+        three_percent = min(steps_of_all // 32, 2 * MOST_STEPS)
+        return max(LEAST_STEPS, root, three_percent)
+
+    # The frames that all slots hold, by the steps of a slot. One slot more is being written.
+    kept_steps = -(-capacity // envs) + depth - 1
     frames: dict[int, int] = {}
     for steps in range(LEAST_STEPS, MOST_STEPS + 1):
-        slots = max(2, -(-most_steps // steps)) + 1
+        slots = max(2, -(-kept_steps // steps)) + 1
         frames[steps] = slots * ((steps + 1) * envs + _side_rows(steps * envs, depth))
 
-    most = NEAR * min(frames.values())
-    return max(steps for steps, count in frames.items() if count <= most)
+    limit = NEARLY_LEAST * min(frames.values())
+    return max(steps for steps, count in frames.items() if count <= limit)
 
 
 def _side_rows(rows: int, depth: int) -> int:
@@ -233,20 +262,20 @@ def _side_rows(rows: int, depth: int) -> int:
     return max(8, 2 * depth, rows // 100)
 
 
-def _columns_of(leaf: Leaf, stacks: Mapping[str, int]) -> list[Column]:
-    stacked = leaf.name in stacks
+def _observation_columns(leaf: Leaf, *, stacked: bool) -> list[Column]:
+    """Returns the columns that store a leaf of the observation, inline or as frames."""
+    dtype = leaf.dtype.str
     if leaf.nbytes <= INLINE_NBYTES and not stacked:
-        return [_column(leaf.name, leaf), _column("next_" + leaf.name, leaf)]
+        return [
+            Column(leaf.name, dtype, leaf.shape),
+            Column("next_" + leaf.name, dtype, leaf.shape),
+        ]
 
     shape = leaf.shape[1:] if stacked else leaf.shape
     return [
-        Column(leaf.name, leaf.dtype.str, shape, "frames"),
-        Column(leaf.name + SIDE_SUFFIX, leaf.dtype.str, shape, "side"),
+        Column(leaf.name, dtype, shape, "frames"),
+        Column(leaf.name + SIDE_SUFFIX, dtype, shape, "side"),
     ]
-
-
-def _column(name: str, leaf: Leaf) -> Column:
-    return Column(name, leaf.dtype.str, leaf.shape)
 
 
 def _stacks(observed: list[Leaf], frame_stack: int | Mapping[str, int]) -> dict[str, int]:
@@ -266,12 +295,15 @@ def _stacks(observed: list[Leaf], frame_stack: int | Mapping[str, int]) -> dict[
             if name not in leaves or leaves[name].shape[:1] != (frames,):
                 raise ReplayError(f"frame_stack says {name}: {frames}; there are {shapes}")
         return {name: frames for name, frames in frame_stack.items() if frames > 1}
+
+    if frame_stack <= 1:
+        return {}
     stacks = {
         leaf.name: frame_stack
         for leaf in observed
-        if frame_stack > 1 and len(leaf.shape) >= 2 and leaf.shape[0] == frame_stack
+        if len(leaf.shape) >= 2 and leaf.shape[0] == frame_stack
     }
-    if frame_stack > 1 and not stacks:
+    if not stacks:
         raise ReplayError(
             f"frame_stack={frame_stack} but no observation has that many frames on its first axis "
             f"({shapes}); move the axis of the stack to the front, or leave frame_stack out"
@@ -279,9 +311,6 @@ def _stacks(observed: list[Leaf], frame_stack: int | Mapping[str, int]) -> dict[
     return stacks
 
 
-def _below(name: str, root: str) -> bool:
+def _is_below(name: str, root: str) -> bool:
+    """Returns whether a column belongs to the nested value called ``root``."""
     return name == root or name.startswith(root + ".")
-
-
-def _is_side(name: str) -> bool:
-    return name.endswith(SIDE_SUFFIX)
