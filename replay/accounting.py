@@ -34,6 +34,9 @@ UNBOUNDED = 1 << 62
 # The reason, in `Accounting.dropped`, of steps that an actor has dropped because they failed.
 FAILED = "env_error"
 
+# Actor and incarnation.
+_StreamKey = tuple[int, int]
+
 
 @dataclass(slots=True)
 class _Stream:
@@ -71,29 +74,30 @@ class Accounting:
     _produced: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     # The latest streams; the one whose last slot arrived first comes first.
-    _streams: OrderedDict[tuple[int, int], _Stream] = field(default_factory=OrderedDict)
+    _streams: OrderedDict[_StreamKey, _Stream] = field(default_factory=OrderedDict)
 
     def arrived(self, header: Any) -> None:
         """Count a slot that was taken in; ``header`` is its HEADER record."""
-        steps, sequence = int(header["steps"]), int(header["sequence"])
-        steps_before = int(header["produced_steps"]) - steps
-        key = int(header["actor"]), int(header["incarnation"])
+        key = (int(header["actor"]), int(header["incarnation"]))
+        sequence = int(header["sequence"])
+        steps = int(header["steps"])
+        previous_steps = int(header["produced_steps"]) - steps
 
         with self._lock:
             stream = self._streams.get(key)
             if stream is None:
-                stream = self._begin(key, sequence, steps_before if sequence else 0)
+                baseline = previous_steps if sequence else 0
+                stream = self._begin(key, sequence, baseline)
             else:
                 self._streams.move_to_end(key)
-                self._advance(stream, sequence, steps_before)
+                self._advance(stream, sequence, previous_steps)
 
             # A slot that comes late, after a gap that was counted as lost, changes no baseline.
             if sequence == stream.next_sequence:
-                self._drop(
-                    stream, min(steps_before - stream.produced_steps, self.slot_steps - steps)
-                )
+                failed_steps = previous_steps - stream.produced_steps
+                self._drop(stream, min(failed_steps, self.slot_steps - steps))
                 stream.next_sequence += 1
-                stream.produced_steps = steps_before + steps
+                stream.produced_steps = previous_steps + steps
             stream.counted_steps += steps
             self._produced += steps
 
@@ -119,14 +123,16 @@ class Accounting:
             trusted: whether the numbers come from the supervisor that started the actor, and not
                 from the actor over the wire.
         """
-        key = actor, incarnation
+        key = (actor, incarnation)
         with self._lock:
             stream = self._streams.get(key)
             if trusted:
-                stream = stream or self._begin(key, 0, 0)
+                if stream is None:
+                    stream = self._begin(key, sequence=0, produced_steps=0)
                 self._lose(stream, produced_steps - stream.counted_steps)
                 if next_sequence > stream.next_sequence:
-                    stream.next_sequence, stream.produced_steps = next_sequence, produced_steps
+                    stream.next_sequence = next_sequence
+                    stream.produced_steps = produced_steps
             elif stream is not None:
                 self._advance(stream, next_sequence, produced_steps)
 
@@ -162,12 +168,13 @@ class Accounting:
 
         Anything but 0 is a defect of Penstock.
         """
-        went = self.trained + self.dropped.total() + self.lost.total() + in_flight
-        return self.produced - went
+        accounted = self.trained + self.dropped.total() + self.lost.total() + in_flight
+        return self.produced - accounted
 
-    def _begin(self, key: tuple[int, int], sequence: int, produced_steps: int) -> _Stream:
+    def _begin(self, key: _StreamKey, sequence: int, produced_steps: int) -> _Stream:
         """Begin to count a stream at the slot ``sequence``, and forget the oldest stream."""
-        stream = self._streams[key] = _Stream(sequence, produced_steps)
+        stream = _Stream(sequence, produced_steps)
+        self._streams[key] = stream
         if len(self._streams) > MAX_STREAMS:
             self._streams.popitem(last=False)
         return stream
@@ -182,9 +189,10 @@ class Accounting:
             return
 
         if gap <= MAX_GAP:
-            steps = produced_steps - stream.produced_steps
-            self._lose(stream, min(steps, gap * self.slot_steps))
-        stream.next_sequence, stream.produced_steps = sequence, produced_steps
+            missing_steps = produced_steps - stream.produced_steps
+            self._lose(stream, min(missing_steps, gap * self.slot_steps))
+        stream.next_sequence = sequence
+        stream.produced_steps = produced_steps
 
     def _drop(self, stream: _Stream, steps: int) -> None:
         """Count steps that the stream's actor has dropped, if there are any."""

@@ -46,7 +46,8 @@ class Batch(dict[str, Any]):
 def _brief(value: Any) -> str:
     """Returns a nested value as text, with dtypes and shapes instead of arrays."""
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{name}: {_brief(inner)}' for name, inner in value.items())}}}"
+        items = ", ".join(f"{name}: {_brief(child)}" for name, child in value.items())
+        return f"{{{items}}}"
     if isinstance(value, tuple):
         return f"({', '.join(map(_brief, value))})"
     if hasattr(value, "dtype") and hasattr(value, "shape"):
