@@ -55,12 +55,14 @@ from penstock.replay.table import ROW_OF_KEY, Table
 from penstock.replay.writer import StepAdder
 from penstock.transport.shm.arena import Prefault
 
+# Options that the stored rows depend on.
 SIZE = ("capacity", "frame_stack", "autoreset", "writers", "in_hand")
 """Options that the stored rows depend on."""
 DRAWN_BY = ("sequences", "max_times_sampled")
 """Options that a sampler's state depends on."""
 WHOLE = (int, np.integer)  # a union would be made anew at each use
-RETRY_S = 0.01  # between two attempts to draw
+# The time between two attempts to draw a batch, in seconds.
+RETRY_S = 0.01
 
 
 class Replay:
@@ -138,7 +140,6 @@ class Replay:
         self.autoreset: Autoreset = autoreset
         self.max_times_sampled = max_times_sampled
         self.sampler = wrap_sampler(sampler, self.n_step, sequences, max_times_sampled)
-
         self.layout = lay_out(
             columns,
             self.capacity,
@@ -150,6 +151,8 @@ class Replay:
         )
         if limiter is not None:
             expect_sizes(limiter, self.layout.spec, self.capacity, shared=shared)
+
+        # All options were checked: now memory is taken. From here on, `close` frees it.
         self.table = make_table(
             self.layout, self.capacity, self.in_hand, self.writers, self.sampler, shared=shared
         )
@@ -234,7 +237,7 @@ class Replay:
 
         Args:
             folder: of the snapshot.
-            sampler: needed where the replay was made with a sampler or schedule of your own.
+            sampler: needed if the replay was made with a sampler or schedule of your own.
 
         Raises:
             ReplayError: the folder holds no snapshot, or a damaged one.
@@ -245,6 +248,7 @@ class Replay:
             options = dict(others["options"])
             if options["sequences"] is not None:
                 options["sequences"] = Sequences(**options["sequences"])
+
         replay = cls(spec, **options, sampler=sampler or read_sampler(reader, others["sampler"]))
         try:
             replay._restore(reader)
@@ -269,7 +273,7 @@ class Replay:
         No row is removed because of its age. The options are those of `Replay`.
 
         Raises:
-            ReplayError: as `load`; also where ``n_step`` or ``sequences`` need to know which rows
+            ReplayError: as `load`; also if ``n_step`` or ``sequences`` need to know which rows
                 follow each other and the rows were stored without that.
         """
         reader = FolderReader(Path(folder))
@@ -277,6 +281,7 @@ class Replay:
             spec = SlotSpec.from_dict(reader.about["table"]["spec"])
             saved = reader.about["others"]["options"]
             size = {name: saved[name] for name in SIZE}
+
         replay = cls(
             spec,
             **size,
@@ -292,6 +297,7 @@ class Replay:
                     f"{folder} does not hold which rows follow each other; record it with n_step "
                     "above 1 or with sequences"
                 )
+
             with replay.lock, reader.refusing():
                 snapshot.restore(reader, replay.table)
                 replay.table.rate_anew()
@@ -317,8 +323,8 @@ class Replay:
     ) -> None:
         """Store one step of each environment.
 
-        Each thread is its own stream: its steps must follow each other. Use `writer` for other
-        streams.
+        The steps of each thread are a stream of their own: they must follow each other. Use
+        `writer` for other streams.
 
         Args:
             obs: observation before the step, arrays ``[envs, *shape]``, nested like the space. With
@@ -344,7 +350,7 @@ class Replay:
             core.check()
             rate_limited.before_insert(self.table.spec.envs)
         step = (obs, action, reward, terminated, truncated, next_obs, info, priority, extra)
-        with lock.turn:  # lets a waiting thread go first, in a fifth of the time of `with lock`
+        with lock.turn:
             pass
         with lock.inner:
             if core.ended is not None:
@@ -415,19 +421,26 @@ class Replay:
         return self._sample_within(None, count, stacked=stacked)
 
     def _sample_within(self, timeout_s: float | None, count: int, *, stacked: bool) -> Batch:
-        """`sample`, which waits for the limiter for up to ``timeout_s`` seconds; None: as long as
-        the replay's option says."""
+        """Sample as `sample` does, and wait for the limiter for up to ``timeout_s`` seconds.
+
+        None: for as long as the option ``timeout_s`` of the replay.
+        """
         rate_limited = self.rate_limited
         if rate_limited is None:
             return self._draw(count, stacked)
+
         # The limiter's band would grow with a larger batch for good.
         if not is_count(count) or count > self.capacity:
             raise cannot_sample(count, self.table.stored, self.capacity)
+
+        # The last draw may have removed rows, and slots that were not collected may let this draw
+        # proceed.
         with self.lock:
-            rate_limited.pass_on_counts()  # the last draw may have removed rows
+            rate_limited.pass_on_counts()
         if not rate_limited.limiter.may_sample(count):
             with self.lock:
                 self.collect()
+
         rate_limited.before_sample(count, timeout_s)
         try:
             return self._draw(count, stacked)
@@ -436,11 +449,14 @@ class Replay:
             raise
 
     def _draw(self, count: int, stacked: bool) -> Batch:
+        """Draw a batch as `sample` does, without the limiter."""
         core = self._core
         with self.lock:
             if core.ended is not None:
                 core.check()
             core.collect_for_draw()
+
+            # Sequences may overlap, so that there can be more of them than rows at their starts.
             stored = self.table.stored
             if not is_count(count) or count > (self.capacity if self.sequences else stored):
                 raise cannot_sample(count, stored, self.capacity)
@@ -497,6 +513,7 @@ class Replay:
         names, horizon = np.asarray(keys, np.int64), positive_int("horizon", horizon)
         if self.sequences is not None:
             raise ReplayError("future rows are drawn for single steps; take them from the sequence")
+
         with self.lock:
             if stale := int(np.count_nonzero(~self.table.fresh(names))):
                 raise ReplayError(f"{stale} of {len(names)} rows were overwritten; draw anew")
@@ -557,7 +574,10 @@ class Replay:
         snapshot.save(Path(folder), self.table, self.lock, others)
 
     def _options(self) -> dict[str, Any]:
-        """The constructor's options of this replay, besides columns and sampler."""
+        """Returns the constructor's options of this replay, as JSON values.
+
+        They lack the columns, the sampler, and options that need not be those of the saved replay.
+        """
         return {
             "capacity": self.capacity,
             "n_step": self.n_step,
@@ -576,8 +596,8 @@ class Replay:
         """Load a snapshot into this replay, which must be new and have the same options.
 
         Only ``capacity``, ``writers``, ``in_hand`` and the limiter may differ. If this replay has
-        fewer slots than the snapshot, the newest are loaded. `slots_moved` is true where the
-        numbers of slots differ.
+        fewer slots than the snapshot, the newest are loaded. `slots_moved` is true if the numbers
+        of slots differ.
 
         Returns:
             What ``more`` returned to `save`.
@@ -589,6 +609,7 @@ class Replay:
         return self._restore(FolderReader(Path(folder)))
 
     def _restore(self, reader: FolderReader) -> dict[str, Any]:
+        """Load the snapshot of ``reader``, as `restore` does."""
         with self.lock, reader.refusing():
             others, origin = snapshot.restore(reader, self.table)
             mine, theirs = describe_sampler(self.sampler), others["sampler"]
@@ -605,6 +626,7 @@ class Replay:
                         f"has {options[name]}; give the same, or take its rows with "
                         "Replay.load_rows"
                     )
+
             self.slots_moved = origin is not None
             if origin is None:
                 self.sampler.load_state_dict(others["state"])
@@ -614,7 +636,8 @@ class Replay:
                 self.rate_limited.load_state_dict(others.get("limiter"))
             counters = others["counters"]
             self.stale_updates = int(counters["stale_updates"])
-            self.table.version = int(counters.get("version", 0))  # older snapshots have none
+            # Older snapshots have neither a version nor what `more` returned.
+            self.table.version = int(counters.get("version", 0))
             more: dict[str, Any] = others.get("more", {})
             return more
 
@@ -633,7 +656,10 @@ class Replay:
         return self.table.stored
 
     def stats(self) -> dict[str, Any]:
-        """Counts of rows, with ``inserted = stored + evicted``, and memory in bytes."""
+        """Returns counts of rows, with ``inserted = stored + evicted``, and memory in bytes.
+
+        Raises ReplayError if the replay is closed.
+        """
         table = self.table
         with self.lock:
             self._core.check()
@@ -668,14 +694,15 @@ class Replay:
 class StreamWriter(StepAdder):
     """One explicit stream of a replay in this process, with the `add` of `Replay`.
 
-    For steps that do not follow those of a thread's own stream. `close`, or leaving a ``with``
-    block, ends it.
+    It is for steps that do not follow those of a thread's own stream. `close`, or leaving a
+    ``with`` block, ends it.
     """
 
     def __init__(self, replay: Replay, writer: StepWriter) -> None:
         self._replay, self._writer = replay, writer
 
     def _add(self, step: StepArguments, timeout_s: float | None) -> None:
+        """Add ``step``; the limiter may let it wait for up to ``timeout_s`` seconds."""
         replay = self._replay
         if replay.rate_limited is not None:
             replay.rate_limited.before_insert(replay.table.spec.envs, timeout_s)
@@ -695,13 +722,19 @@ class StreamWriter(StepAdder):
 
 
 class ReplaySource:
-    """Batches of ``count`` rows of a replay, for the prefetching thread."""
+    """Draws batches of a replay, for a thread that prefetches them.
+
+    Args:
+        replay: that they are drawn from.
+        count: rows, or sequences, of a batch.
+        stacked: as in `Replay.sample`.
+    """
 
     def __init__(self, replay: Replay, count: int, stacked: bool) -> None:
         self._replay, self._count, self._stacked = replay, count, stacked
 
     def draw(self, timeout_s: float) -> Batch | None:
-        """Draw a batch; None if that was not possible within ``timeout_s``."""
+        """Draw a batch; returns None if that was not possible within ``timeout_s`` seconds."""
         ends_s = time.monotonic() + timeout_s
         while True:
             if not self.missing():
@@ -709,28 +742,31 @@ class ReplaySource:
                 try:
                     return self._replay._sample_within(left_s, self._count, stacked=self._stacked)
                 except ReplayError:
-                    if not self.missing():  # else another thread has taken what was there
+                    # If something is missing now, another thread has drawn what was there.
+                    if not self.missing():
                         raise
             if time.monotonic() >= ends_s:
                 return None
             time.sleep(RETRY_S)
 
     def missing(self) -> str:
-        """Why no batch can be drawn yet; empty when one can."""
+        """Returns why no batch can be drawn yet, as a sentence; empty if one can be drawn."""
         replay = self._replay
         with replay.lock:
             replay.collect()
+
         if isinstance(replay.sampler, SequenceSampler):
             with replay.lock:
                 if not len(replay.sampler):
                     return "no sequence is complete; is anything added?"
         elif min(self._count, replay.capacity) > len(replay):
             return f"{len(replay)} of {self._count} rows are stored; is anything added?"
+
         return replay.rate_limited.why_not_sample(self._count) if replay.rate_limited else ""
 
 
 class BufferCore:
-    """One ``table`` and every operation on it besides sampling.
+    """A table with everything around it besides sampling: lock, streams, eviction and threads.
 
     The buffer's own threads refer to this and not to the `Replay`. So a Replay that is
     garbage-collected ends them, and frees descriptors, threads and memory as `close` would have.
@@ -749,12 +785,15 @@ class BufferCore:
         self.lock = FairLock()
         self.rate_limited = rate_limited
         self.streams = OwnStreams(table, layout, autoreset)
-        self.ended: Exception | None = None  # why adding and sampling are no longer possible
+        # The error that adding and sampling raise from now on; None while they are possible.
+        self.ended: Exception | None = None
         self._evictor = Evictor(eviction, table)
-        # Other processes publish slots, or rows become too old while nothing is added.
+
+        # Without a call of `add`, other processes publish slots, and rows become too old.
         is_shared = table.store.arena.fd is not None
         self._needs_collect_before_draw = is_shared or eviction != EvictionPolicy()
         self._server: StoreServer | None = None
+        # The process that owns the threads; a fork of it does not.
         self._pid = os.getpid()
         self._prefault = Prefault(table.store.arena)
 
@@ -767,7 +806,7 @@ class BufferCore:
             self.rate_limited.pass_on_counts()
 
     def collect_for_draw(self) -> None:
-        """As `collect`, without what cannot change the rows of a draw. Needs `lock`.
+        """Collect only what may change the rows of a draw. Needs `lock`.
 
         Rows of writers in this process count as soon as they are written, and their streams collect
         their slots.
@@ -778,12 +817,19 @@ class BufferCore:
             self.streams.close_ended()
 
     def check(self) -> None:
-        """Raise ReplayError where this buffer is closed, or its service thread failed."""
+        """Raise ReplayError if this buffer is closed, or its service thread failed."""
         if self.ended is not None:
             raise ReplayError(str(self.ended)) from self.ended.__cause__
 
     def serve(self, path: str | Path | None) -> StoreServer:
-        """Let processes of this host write. Raises ReplayError where the memory is private."""
+        """Let processes of this host write; returns the server, which each further call returns.
+
+        Args:
+            path: of the Unix socket; None: in a new private folder.
+
+        Raises:
+            ReplayError: the memory is private, or another process listens at ``path``.
+        """
         self.check()
         if self._server is None:
             self._server = self._serve(None if path is None else Path(path))
@@ -796,11 +842,14 @@ class BufferCore:
 
     def close(self) -> None:
         """Detach writers, end the threads, and free the memory."""
-        if os.getpid() != self._pid:  # a fork has neither the threads nor, perhaps, the lock
+        # A fork has no threads to end, and may have copied the lock while it was held.
+        if os.getpid() != self._pid:
             return
         self.ended = self.ended or ReplayError("this replay is closed; make another one")
         self._prefault.stop()
-        server, self._server = self._server, None  # the two refer to each other
+
+        # The server refers to this object: both are freed once this reference is gone.
+        server, self._server = self._server, None
         if server is not None:
             server.close(then=self._close_store)
         else:
@@ -842,7 +891,7 @@ class FairLock:
 
     A thread that holds a plain `threading.Lock` most of the time, as a loop of adds does, gets it
     again before a waiting thread has woken: a snapshot beside such a loop took a minute. Here a
-    thread that waits for ``inner`` holds ``turn``, where all others wait.
+    thread that waits for the lock ``inner`` holds the lock ``turn``, and all others wait for that.
     """
 
     def __init__(self) -> None:
@@ -858,15 +907,14 @@ class FairLock:
 
 
 class _Presence:
-    """An object that exists as long as its thread."""
+    """An object that is garbage-collected when its thread ends."""
 
 
 class OwnStreams:
     """The streams of threads that call `Replay.add`: one per thread, opened at its first step.
 
     When a thread has ended, its stream is closed at the next collect, so that the rows of its last
-    slot can be evicted like all others. Used under the buffer's lock. ``here.writer`` is the writer
-    of the calling thread.
+    slot can be evicted like all others. Used under the buffer's lock.
     """
 
     def __init__(self, table: Table, layout: Layout, autoreset: Autoreset) -> None:
@@ -916,10 +964,9 @@ class EvictionPolicy:
 class Evictor:
     """Evicts rows that are too old to learn from, under the buffer's lock.
 
-    Whole slots are evicted, each with its reason. "ttl": published longer ago than ``ttl_s``
-    seconds. "lag": played by a policy more than ``max_policy_lag`` versions behind. A slot that is
-    still being written stays. The age of a slot counts from its publication; its version is that of
-    its first step.
+    Whole slots are evicted, and counted by the reason. "ttl": the slot was published longer ago
+    than ``ttl_s`` seconds. "lag": it was played by a policy more than ``max_policy_lag`` versions
+    behind; its version is that of its first step. A slot that is still being written stays.
     """
 
     def __init__(self, policy: EvictionPolicy, table: Table) -> None:
@@ -937,14 +984,19 @@ class Evictor:
             self._evict_lagging(self._table.version - policy.max_policy_lag)
 
     def _evict_expired(self, oldest_s: float) -> None:
-        """Slots are in the order of their publication, so only the oldest are checked."""
+        """Evict slots that were published before ``oldest_s``, a time of the monotonic clock.
+
+        Slots are in the order of their publication, so only the oldest are checked.
+        """
         table = self._table
         while table.closed and self._headers["published_s"][table.order[0]] < oldest_s:
             table.evict_oldest("ttl")
 
     def _evict_lagging(self, oldest: int) -> None:
-        """Searches behind fresh slots too: a slow writer's slots are published after those of
-        others.
+        """Evict slots that were played by a policy older than ``oldest_version``.
+
+        They may also lie behind fresh slots in the order of the table: a slow writer's slots are
+        published after those of others.
         """
         table = self._table
         if not table.closed or (state := self._state(oldest)) == self._checked:
@@ -964,12 +1016,15 @@ class Evictor:
 
 
 def is_count(value: Any) -> bool:
-    """Whether ``value`` is a whole number of at least 1."""
+    """Returns whether ``value`` is a whole number of at least 1."""
     return isinstance(value, WHOLE) and bool(value > 0)
 
 
 def cannot_sample(count: int, stored: int, capacity: int) -> ReplayError:
-    """The error for a batch of ``count`` rows that cannot be drawn."""
+    """Returns the error for a batch of ``count`` rows that cannot be drawn.
+
+    ``stored`` rows of at most ``capacity`` are stored.
+    """
     if not is_count(count):
         return ReplayError(f"batch size {count!r} must be a whole number and at least 1")
     if count > capacity:
