@@ -1,8 +1,9 @@
 """The table: slots of a store that are kept, row by row, until the oldest are evicted.
 
-A row is one decision of one environment. Physical row ``(slot * T + t) * E + e`` is its index in
-every array; `valid` marks the rows that may be sampled. Writers in this process fill an open slot
-row by row, and its rows count at once; slots of writers elsewhere ("foreign") count when they are
+A row is one decision of one environment. A slot has T steps of E environments, and the row of step
+t of environment e has the index ``(slot * T + t) * E + e`` in every array, its *physical row*.
+`Table.valid` marks the rows that may be sampled. Writers in this process fill an open slot row by
+row, and its rows count at once. Slots of writers elsewhere are *foreign*, and count when they are
 published. Slots are evicted whole, the oldest first, and
 
     inserted = stored + evicted{reason}
@@ -41,9 +42,13 @@ from penstock.transport.shm.store import Slot, SlotStore, SlotWriter
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 
+# Stands for no slot, and for no row.
 NONE = -1
-ROW_BITS = np.array(32)  # of a key, as an array: numpy takes twice as long with an int
+# A key has its row in the lower 32 bits and the slot's generation above. Both are arrays, because
+# numpy takes twice as long with an int.
+ROW_BITS = np.array(32)
 ROW_OF_KEY = np.array((1 << 32) - 1)
+# The least number of writers that may be open at a time, in this process and with others.
 LANES_PRIVATE = 16
 STREAMS_KEPT = 1024  # besides those of streams that have a slot
 LANES_SHARED = 64
@@ -70,7 +75,16 @@ class TableListener:
 
 
 class Table:
-    """Arrays over all slots, by physical row; which rows count; which slots follow each other."""
+    """The rows of all slots: which of them count, which slots follow each other, and which leave.
+
+    Args:
+        spec: the layout of a slot.
+        slots: number of slots.
+        sampler: notified of rows that were written and removed.
+        shared: use memory that other processes can map.
+        history: number of earlier rows in a row's frame stack.
+        writers: least number of writers at a time.
+    """
 
     def __init__(
         self,
@@ -95,7 +109,9 @@ class Table:
         self.spec, self.slots, self.history = spec, slots, history
         self.rows_per_slot = spec.unroll * spec.envs
         self.rows = slots * self.rows_per_slot
-        self._rows_per_slot = np.array(self.rows_per_slot)  # twice as fast as an int in numpy
+        self._rows_per_slot = np.array(self.rows_per_slot)
+
+        # The memory of all slots, and the columns in it by physical row.
         lanes = max(LANES_SHARED if shared else LANES_PRIVATE, writers + 2)
         self.store = SlotStore(spec, slots, lanes, shared=shared)
         self.records, self.columns, self.frames, self.sides = place_columns(spec, self.store.blocks)
@@ -105,12 +121,20 @@ class Table:
         self.prev: npt.NDArray[np.int32] = np.full(slots, NONE, np.int32)
         self.next: npt.NDArray[np.int32] = np.full(slots, NONE, np.int32)
         self.generation: npt.NDArray[np.int64] = np.zeros(slots, np.int64)
-        self.order: deque[int] = deque()  # kept slots, oldest first; the open ones are last
+
+        # The slots that hold rows. First come the `closed` published ones, the oldest first, and
+        # then those that writers of this process have open.
+        self.order: deque[int] = deque()
         self.closed = 0
         self.inserted = 0
         self.stored = 0
         self.evicted: Counter[str] = Counter()
-        self.version = 0  # of the acting policy; stamped on the slots that are opened here
+
+        # The version of the acting policy, which the slots that are opened here get.
+        self.version = 0
+
+        # Foreign slots: where their streams ended, the checks of their columns, and those that were
+        # checked before they were published.
         self.listeners: tuple[TableListener, ...] = ()  # in the order of their subscription
         self._envs = spec.envs
         self._all_envs: npt.NDArray[np.bool_] = np.ones(spec.envs, bool)
@@ -121,7 +145,7 @@ class Table:
         has_marks = "alive" in (self.records.dtype.names or ())
         self._marks: Array | None = self.records["alive"] if has_marks else None
         self.checks = SlotChecks(spec, history)
-        self.checked: set[int] = set()  # foreign slots that were checked before they were published
+        self.checked: set[int] = set()
 
     def subscribe(self, listener: TableListener) -> None:
         """Notify ``listener`` from now on, after those that subscribed before."""
@@ -134,7 +158,14 @@ class Table:
     # ------------------------------------------------------------------------- adding slots
 
     def open_lane(self) -> tuple[int, SlotWriter]:
-        """Open a lane of the store for a writer of this process."""
+        """Open a lane of the store for a writer of this process.
+
+        Returns:
+            The number of the lane, and the writer.
+
+        Raises:
+            ReplayError: all lanes are open.
+        """
         store = self.store
         if len(store.lanes) == store.geometry.lanes:
             raise ReplayError(
@@ -145,8 +176,11 @@ class Table:
         return lane, store.local_writer(lane)
 
     def close_lane(self, lane: int, slot: int) -> None:
-        """Close the lane of a writer; ``slot`` is one that it opened without writing a row, or
-        NONE.
+        """Close the lane of a writer.
+
+        Args:
+            lane: the number of the lane.
+            slot: the slot that the writer opened without writing a row; NONE if there is none.
         """
         if slot != NONE:
             self._forget_open(slot)
@@ -154,7 +188,10 @@ class Table:
         self.store.close_lane(lane)
 
     def acquire(self, writer: SlotWriter) -> Slot:
-        """Get a slot to write, evicting the oldest. ReplayError if all are being written."""
+        """Get a slot for ``writer``; the oldest is evicted for it if none is free.
+
+        Raises ReplayError if all slots are being written.
+        """
         while (slot := writer.acquire(0)) is None:
             self.collect()
             if not writer.available:
@@ -169,7 +206,7 @@ class Table:
     def open(self, slot: int, follows: int = NONE) -> None:
         """Begin ``slot`` for a writer of this process.
 
-        ``follows`` is its stream's previous slot.
+        ``follows`` is its stream's previous slot; NONE if there is none.
         """
         self._begin(slot, follows)
         self.store.slots[slot].header["version"] = self.version
@@ -184,9 +221,13 @@ class Table:
         counts: npt.NDArray[np.bool_] | None = None,
         priorities: Array | None = None,
     ) -> None:
-        """Mark row ``t`` of an open slot written.
+        """Count the rows of step ``t`` of an open slot, which were written.
 
-        ``counts`` [E]: which can be sampled; None: all.
+        Args:
+            slot: the open slot.
+            t: the step; those before it were committed.
+            counts: ``[E]`` bool, which of its rows may be sampled; None: all.
+            priorities: ``[E]``, as for `Sampler.insert`.
         """
         start = slot * self.rows_per_slot + t * self._envs
         stop = start + self._envs
@@ -201,6 +242,7 @@ class Table:
         self.length[slot] = t + 1
         self.inserted += new
         self.stored += new
+
         self._sampler.insert(start, stop, priorities)
         if t < self.history:
             self.cut_history(slot)
@@ -208,7 +250,10 @@ class Table:
             listener.on_row()
 
     def commit_all(self, slot: int, t: int, rows: slice) -> None:
-        """Mark row ``t`` of an open slot written, with all environments; only without stacks."""
+        """Count step ``t`` of an open slot, as `commit`, in tables without frame stacks.
+
+        ``rows`` are those of all environments at this step; all of them may be sampled.
+        """
         self.valid[rows] = self._all_envs
         self.length[slot] = t + 1
         self.inserted += self._envs
@@ -216,12 +261,12 @@ class Table:
         self._sampler.insert(rows.start, rows.stop, None)
 
     def refuse(self, count: int, reason: str) -> None:
-        """Count rows that could not be stored."""
+        """Count ``count`` rows that could not be stored, and the ``reason``."""
         self.inserted += count
         self.evicted[reason] += count
 
     def collect(self) -> None:
-        """Take in published slots, and evict the oldest where a writer waits for a slot."""
+        """Take in published slots, and evict the oldest while a writer waits for a slot."""
         store = self.store
         if store.collect():
             while store.ready:
@@ -232,16 +277,17 @@ class Table:
                 else:
                     self.ingest(store.slots[index])
             store.lend()
+
         while store.wanting and self.closed:
             self.evict_oldest("capacity")
 
     def ingest(self, slot: Slot) -> None:
         """Take in a slot of a foreign writer: find its stream, and which of its rows count.
 
-        Where the writer did not record that (``rows`` of the header is 0), the columns follow
-        NEXT_STEP: the row after an episode's end is not ``alive``, or not a decision. A gap in the
-        stream's sequence breaks the link to the slot before, and so does a slot that is rejected
-        because its columns hold invalid values.
+        The header's ``rows`` is the number of steps whose column ``alive`` the writer recorded. If
+        it is 0, the columns follow NEXT_STEP: the row after an episode's end is not ``alive``, or
+        not a decision. A gap in the stream's sequence breaks the link to the previous slot, and so
+        does a slot that is rejected because its columns hold invalid values.
         """
         index, envs = slot.index, self.spec.envs
         rows = self.records.reshape(-1, self.spec.unroll, envs)[index]
@@ -249,17 +295,22 @@ class Table:
         names = rows.dtype.names or ()
         if "alive" not in names:
             length = 0  # only a slot with that column can tell
+
         if index in self.checked:
             self.checked.remove(index)
         elif fault := self.checks.fault(rows[: length or None], marked=length > 0):
             self._reject(slot, rows, length, fault)
             return
+
+        # Place the slot behind the previous one of its stream.
         previous = self._link(slot, rows["age"][0] if length and "age" in names else None)
         decisions, end = read_marks(rows, length) if length else infer_marks(rows, previous)
         self._note_end(slot, end)
         self.order.insert(self.closed, index)
         self.closed += 1
         self.length[index] = length or self.spec.unroll
+
+        # Count its rows.
         start = index * self.rows_per_slot
         self.valid[start : start + self.rows_per_slot] = decisions.reshape(-1)
         new = int(np.count_nonzero(decisions))
@@ -279,13 +330,13 @@ class Table:
             listener.on_ingested(slot)
 
     def streams(self) -> list[Any]:
-        """How each foreign stream ended so far, as JSON values and arrays, for `resume_streams`."""
+        """Returns where each foreign stream ended, for `resume_streams`: JSON values and arrays."""
         return [[*key, sequence, slot, *end] for key, (sequence, slot, end) in self._ends.items()]
 
     def resume_streams(self, streams: list[Any]) -> None:
-        """Let the foreign streams of `streams` go on, in the table that was restored beside them.
+        """Let foreign streams go on in this table, which was restored at the same time.
 
-        Raises ValueError where they do not fit.
+        ``streams`` is what `streams` returned. Raises ValueError if they do not fit to the table.
         """
         slots, envs = {*self.order, NONE}, self.spec.envs
         for actor, incarnation, sequence, slot, done, reset, age in streams:
@@ -295,26 +346,40 @@ class Table:
             self._ends[int(actor), int(incarnation)] = int(sequence), int(slot), end
 
     def rate_anew(self) -> None:
-        """Insert all rows into the sampler as new ones: for a snapshot without its state."""
+        """Insert all rows into the sampler as new ones, after a snapshot without its state."""
         for slot in self.order:
             start = slot * self.rows_per_slot
             self._sampler.insert(start, start + int(self.length[slot]) * self._envs, None)
 
     def _reject(self, slot: Slot, rows: Array, length: int, fault: str) -> None:
-        """Give a foreign slot back; its rows that would have counted are counted as invalid."""
+        """Give a foreign slot back, and count the rows that it would have had as invalid.
+
+        Args:
+            slot: the slot.
+            rows: its records ``[T, E]``.
+            marked_steps: as in `ingest`.
+            fault: what is wrong with it.
+        """
         count = rows.size
         if "alive" in (rows.dtype.names or ()):
             count = int(np.count_nonzero(rows["alive"][: length or None]))
         self.refuse(count, "invalid")
         for listener in self.listeners:
             listener.on_rejected(slot, fault)
-        self.store.release(slot.index)  # lends it to a writer, which may be another process
+
+        # At last, because this lends the slot to a writer, which may be another process.
+        self.store.release(slot.index)
 
     def _link(self, slot: Slot, ages: Array | None) -> StreamEnd:
-        """Link a foreign slot to the previous one of its stream; returns how that one ended.
+        """Link a foreign slot to the previous one of its stream.
 
-        ``ages`` [E] of its first row, if its writer recorded them: they must continue the last
-        ones.
+        Args:
+            slot: the slot.
+            ages: ``[E]``, the ages of its first row, if its writer recorded them; the slots are
+                only linked if these continue the ages of the previous slot.
+
+        Returns:
+            How the previous slot ended, as far as that is known.
         """
         sequence = int(slot.header["sequence"])
         last_sequence, last, end = self._ends.get(self._stream_of(slot), (NONE, NONE, None))
@@ -340,6 +405,7 @@ class Table:
         return int(slot.header["actor"]), int(slot.header["incarnation"])
 
     def _begin(self, slot: int, follows: int) -> None:
+        """Begin ``slot`` anew without steps, after the slot ``follows`` of its stream, or NONE."""
         self.generation[slot] += 1
         self.length[slot] = 0
         self.prev[slot] = follows
@@ -348,23 +414,29 @@ class Table:
             self.next[follows] = slot
 
     def _close(self, slot: int) -> None:
+        """Take in an open slot that its writer has published."""
         self._forget_open(slot)
         self.store.slots[slot].header["published_s"] = time.monotonic()
         self.order.insert(self.closed, slot)
         self.closed += 1
 
     def _forget_open(self, slot: int) -> None:
+        """Remove ``slot`` from the open ones."""
         self._open.remove(slot)
         self.order.remove(slot)
 
     # ------------------------------------------------------------------------- evicting
 
     def evict_oldest(self, reason: str) -> None:
-        """Evict the oldest published slot; the store lends it again."""
+        """Evict the oldest published slot, and count its rows by the ``reason``.
+
+        The store lends it again.
+        """
         slot = self.order.popleft()
         for listener in self.listeners:
             listener.on_evict(slot)
         self.closed -= 1
+
         start = slot * self.rows_per_slot
         stop = start + self.rows_per_slot
         count = int(np.count_nonzero(self.valid[start:stop]))
@@ -372,19 +444,25 @@ class Table:
         self.stored -= count
         self.evicted[reason] += count
         self._sampler.remove(start, stop)
+
+        # Keys of the slot's rows are stale from now on, before it is overwritten.
         self.length[slot] = 0
         self._unlink(slot)
-        self.generation[slot] += 1  # its keys are stale before it is overwritten
+        self.generation[slot] += 1
         self.store.release(slot)
 
     def remove_rows(self, rows: Rows, reason: str) -> None:
-        """Remove single valid rows, each given once, from sampling."""
+        """Remove single valid rows from sampling, and count them by the ``reason``.
+
+        ``rows`` [n] has each of them once.
+        """
         self.valid[rows] = False
         self.stored -= len(rows)
         self.evicted[reason] += len(rows)
         self._sampler.remove_rows(rows)
 
     def _unlink(self, slot: int) -> None:
+        """Remove ``slot`` from its stream; rows of the next slot may lose their history."""
         previous, following = int(self.prev[slot]), int(self.next[slot])
         for stream, (sequence, last, end) in self._ends.items():
             if last == slot:
@@ -397,7 +475,10 @@ class Table:
             self.cut_history(following)
 
     def cut_history(self, slot: int) -> None:
-        """Remove rows from ``slot`` on whose frames begin before the rest of their stream."""
+        """Remove the rows whose frame stacks begin before the oldest stored step of their stream.
+
+        They are looked for in ``slot`` and in the slots that follow it.
+        """
         while slot != NONE and (behind := self._behind(slot)) < self.history:
             lost = self._without_history(slot, behind)
             if len(lost):
@@ -405,7 +486,7 @@ class Table:
             slot = int(self.next[slot])
 
     def lacks_history(self, slot: int) -> bool:
-        """Whether rows of ``slot`` count though their first frames are gone."""
+        """Returns whether rows of ``slot`` count though first frames of their stacks are gone."""
         behind = self._behind(slot)
         return behind < self.history and len(self._without_history(slot, behind)) > 0
 
@@ -413,9 +494,12 @@ class Table:
         """Rows of ``slot`` that count and need more than its own and the ``behind`` steps before
         it.
         """
+        # Only the first steps of the slot can reach back so far.
         envs, start = self._envs, slot * self.rows_per_slot
         steps = min(self.history - behind, int(self.length[slot]))
         rows = slice(start, start + steps * envs)
+
+        # A row is the step `age` of its episode, and its stack reaches back as far as that.
         stored = np.arange(behind, behind + steps)[:, None]  # steps before each
         ages = self.records["age"][rows].reshape(steps, envs)
         lost: Rows = start + np.flatnonzero(self.valid[rows].reshape(steps, envs) & (ages > stored))
@@ -431,18 +515,19 @@ class Table:
     # ------------------------------------------------------------------------- keys
 
     def keys(self, rows: Rows) -> Rows:
-        """Keys of rows until they are overwritten: generation and row."""
+        """Returns keys ``[n]`` of ``rows`` [n], which name them until they are overwritten."""
         keys: Rows = self.generation.take(rows // self._rows_per_slot)
         keys <<= ROW_BITS
         keys |= rows
         return keys
 
     def fresh(self, keys: Rows) -> npt.NDArray[np.bool_]:
-        """Whether keys still name a row that counts."""
+        """Returns whether each of ``keys`` [n] still names a row that counts."""
         rows = keys & ROW_OF_KEY
         try:
             generation = self.generation.take(rows // self._rows_per_slot)
-        except IndexError:  # some name no row at all
+        except IndexError:
+            # Some of the keys name rows that do not exist.
             exist = rows < self.rows
             fresh = np.zeros(len(keys), bool)
             fresh[exist] = self.fresh(keys[exist])
@@ -453,7 +538,7 @@ class Table:
 
 
 class SlotStream:
-    """The steps of one writer of this process: row ``t`` of ``slot`` is the next to be written."""
+    """The stream of one writer of this process, and the place of the step that it writes next."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -462,7 +547,7 @@ class SlotStream:
         self._last = (NONE, 0)  # the previous slot, and its generation
         self.slot = NONE
         self.t = 0
-        self.start = 0  # physical row of (t, environment 0)
+        self.start = 0
         self._closed = False
 
     @property
@@ -472,9 +557,13 @@ class SlotStream:
         return slot if slot != NONE and self._table.generation[slot] == generation else NONE
 
     def begin(self) -> None:
-        """Open a slot; the oldest of the table is evicted for it."""
+        """Open a slot; if none is free, the oldest of the table is evicted for it.
+
+        Raises ReplayError if the stream is closed, or all slots are being written.
+        """
         if self._closed:
             raise ReplayError("this stream is closed; take another from writer()")
+
         self._lent = self._table.acquire(self._writer)
         self.slot = self._lent.index
         self._table.open(self.slot, self.previous)
@@ -483,21 +572,21 @@ class SlotStream:
         self.start = self.slot * self._table.rows_per_slot
 
     def advance(self) -> None:
-        """Move to the next row."""
+        """Move to the next step, after the present one was committed."""
         self.t += 1
         self.start += self._envs
         if self.t == self._unroll:
             self.end()
 
     def end(self) -> None:
-        """Publish the slot with its rows."""
+        """Publish the slot with the steps that it has."""
         slot, self.slot = self.slot, NONE
         self._last = (slot, int(self._table.generation[slot]))
         self._writer.publish(self._lent)
         self._table.collect()
 
     def close(self) -> None:
-        """Publish the written rows and free the lane."""
+        """Publish the steps that were written, and free the lane."""
         if self._closed:
             return
         self._closed = True
@@ -508,7 +597,7 @@ class SlotStream:
 
 
 def preset(columns: dict[str, Array]) -> None:
-    """Set the columns of a fresh slot: every row counts, and the sampler rates it."""
+    """Set the ``columns`` of a fresh slot: every row counts, and the sampler rates it."""
     if "alive" in columns:
         columns["alive"][...] = 1
     if "priority" in columns:
@@ -518,10 +607,7 @@ def preset(columns: dict[str, Array]) -> None:
 def place_columns(
     spec: SlotSpec, blocks: dict[str, Array]
 ) -> tuple[Array, dict[str, Array], dict[str, Array], dict[str, Array]]:
-    """Records, big columns, frames and side rows of all slots, by physical row.
-
-    ``blocks`` are those of a store.
-    """
+    """Returns the columns of slots with the layout ``spec``; ``blocks`` are those of a store."""
     rows = {column.name: column.rows for column in spec.columns}
     columns: dict[str, Array] = {}
     frames: dict[str, Array] = {}
@@ -535,7 +621,15 @@ def place_columns(
 
 
 class FrameRows(NamedTuple):
-    """Strides of frames: row ``slot * slots + t * steps + env * envs`` of `Table.frames`."""
+    """How far frames lie apart in the arrays of `Table.frames`.
+
+    The frame of step t of an environment is row ``slot * slots + t * steps + environment * envs``.
+
+    Args:
+        slots: rows from one slot to the next.
+        steps: rows from one step to the next.
+        envs: rows from one environment to the next.
+    """
 
     slots: int
     steps: int
@@ -543,14 +637,16 @@ class FrameRows(NamedTuple):
 
 
 def frame_rows(spec: SlotSpec) -> FrameRows:
-    """Strides of the frames of ``spec``.
+    """Returns how far frames lie apart in slots with the layout ``spec``.
 
     Frames lie by step, as actors fill them, or by environment (rows "frames"), which is fastest to
-    sample. Raises ReplayError where one spec has both.
+    sample. Raises ReplayError if one spec has both.
     """
     kinds = {column.rows for column in spec.columns} & {"unroll+1", "frames"}
     if len(kinds) == 2:
         raise ReplayError('columns of rows "unroll+1" and "frames" cannot be mixed; choose one')
+
+    # A slot has one frame more than steps, for the observation after the last.
     steps = spec.unroll + 1
     by_environment = "frames" in kinds
     strides = (1, steps) if by_environment else (spec.envs, 1)
@@ -560,9 +656,9 @@ def frame_rows(spec: SlotSpec) -> FrameRows:
 class RecordReader:
     """Reads ``records`` [rows], the small columns of a row, which lie side by side.
 
-    Records of a batch are read whole, in one gather, and then each field is copied into an array of
-    its own. numpy copies a field of several numbers element by element, row after row; here such a
-    field is one opaque word, which it copies in one piece, in a fifth of the time.
+    The records of a batch are read whole, in one gather, and then each field is copied into an
+    array of its own. numpy copies a field of several numbers element by element, row after row.
+    Here such a field is one opaque word, which it copies in one piece, in a fifth of the time.
     """
 
     def __init__(self, records: Array) -> None:
@@ -582,17 +678,17 @@ class RecordReader:
         )
 
     def take(self, rows: Rows) -> Array:
-        """The records of ``rows`` [n], in which a field of several numbers is one word."""
+        """Returns the records of ``rows`` [n], in which a field of several numbers is one word."""
         return self._plain.take(rows, mode="clip").view(self._dtype)
 
     def column(self, records: Array, name: str) -> Array:
-        """A field of ``records`` [n] from `take`, as a new array [n, *shape]."""
+        """Returns a field of ``records`` [n] from `take`, as a new array ``[n, *shape]``."""
         columns: dict[str, Array] = {}
         self.copy(records, (name,), columns)
         return columns[name]
 
     def copy(self, records: Array, names: Iterable[str], into: dict[str, Any]) -> None:
-        """Put each field of ``records`` [n] from `take` ``into`` a dict, as `column` returns it."""
+        """Copy fields of ``records`` [n] from `take` ``into`` a dictionary, as `column` does."""
         words = self._words
         for name in names:
             copied = records[name].copy()
@@ -602,9 +698,9 @@ class RecordReader:
             into[name] = copied
 
     def write(self, records: Array, name: str, out: Array) -> None:
-        """Copy a field of ``records`` from `take` to ``out`` [*records.shape, *shape].
+        """Copy a field of ``records`` from `take` to ``out``.
 
-        ``out`` must be contiguous.
+        ``out`` is a contiguous array ``[*records.shape, *shape]``.
         """
         if name in self._words:
             out = out.reshape(*records.shape, -1).view(records.dtype[name])[..., 0]
