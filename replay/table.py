@@ -50,8 +50,9 @@ ROW_BITS = np.array(32)
 ROW_OF_KEY = np.array((1 << 32) - 1)
 # The least number of writers that may be open at a time, in this process and with others.
 LANES_PRIVATE = 16
-STREAMS_KEPT = 1024  # besides those of streams that have a slot
 LANES_SHARED = 64
+# So many foreign streams are remembered besides those that have a slot in the table.
+MAX_STREAMS_WITHOUT_SLOT = 1024
 
 
 class TableListener:
@@ -96,19 +97,13 @@ class Table:
         history: int = 0,
         writers: int = 0,
     ) -> None:
-        """Allocate the store.
-
-        Args:
-            spec: the layout of a slot.
-            slots: number of slots.
-            sampler: notified of rows that were written and removed.
-            shared: use memory that other processes can map.
-            history: number of earlier rows in a row's frame stack.
-            writers: least number of writers at a time.
-        """
-        self.spec, self.slots, self.history = spec, slots, history
+        self.spec = spec
+        self.slots = slots
+        self.history = history
         self.rows_per_slot = spec.unroll * spec.envs
         self.rows = slots * self.rows_per_slot
+        self._envs = spec.envs
+        # An array, with which numpy is twice as fast as with an int.
         self._rows_per_slot = np.array(self.rows_per_slot)
 
         # The memory of all slots, and the columns in it by physical row.
@@ -116,7 +111,15 @@ class Table:
         self.store = SlotStore(spec, slots, lanes, shared=shared)
         self.records, self.columns, self.frames, self.sides = place_columns(spec, self.store.blocks)
         self.frame_rows = frame_rows(spec)
+        has_alive = "alive" in (self.records.dtype.names or ())
+        self._alive: Array | None = self.records["alive"] if has_alive else None
+
+        # By row: whether it may be sampled.
         self.valid: npt.NDArray[np.bool_] = np.zeros(self.rows, bool)
+        self._all_envs: npt.NDArray[np.bool_] = np.ones(spec.envs, bool)
+
+        # By slot: the steps that were written, the neighbours in its stream, and how often it was
+        # begun or evicted, so that a key tells whether its row was overwritten.
         self.length: npt.NDArray[np.int32] = np.zeros(slots, np.int32)
         self.prev: npt.NDArray[np.int32] = np.full(slots, NONE, np.int32)
         self.next: npt.NDArray[np.int32] = np.full(slots, NONE, np.int32)
@@ -126,6 +129,9 @@ class Table:
         # then those that writers of this process have open.
         self.order: deque[int] = deque()
         self.closed = 0
+        self._open: set[int] = set()
+
+        # Counts of rows, see above; those that left by the reason.
         self.inserted = 0
         self.stored = 0
         self.evicted: Counter[str] = Counter()
@@ -135,17 +141,13 @@ class Table:
 
         # Foreign slots: where their streams ended, the checks of their columns, and those that were
         # checked before they were published.
-        self.listeners: tuple[TableListener, ...] = ()  # in the order of their subscription
-        self._envs = spec.envs
-        self._all_envs: npt.NDArray[np.bool_] = np.ones(spec.envs, bool)
-        self._open: set[int] = set()
-        # How each foreign stream ended so far: sequence, slot (NONE once evicted), state.
-        self._ends: dict[tuple[int, int], tuple[int, int, StreamEnd]] = {}
-        self._sampler = sampler
-        has_marks = "alive" in (self.records.dtype.names or ())
-        self._marks: Array | None = self.records["alive"] if has_marks else None
+        self._foreign_streams = ForeignStreams(spec.envs, slots + MAX_STREAMS_WITHOUT_SLOT)
         self.checks = SlotChecks(spec, history)
         self.checked: set[int] = set()
+
+        self._sampler = sampler
+        self.listeners: tuple[TableListener, ...] = ()
+        """In the order of their subscription."""
 
     def subscribe(self, listener: TableListener) -> None:
         """Notify ``listener`` from now on, after those that subscribed before."""
@@ -194,13 +196,14 @@ class Table:
         """
         while (slot := writer.acquire(0)) is None:
             self.collect()
-            if not writer.available:
-                if not self.closed:
-                    raise ReplayError(
-                        f"all {self.slots} slots of {self.spec.unroll} steps are being written; "
-                        "give a larger capacity or a smaller unroll, or use fewer writers"
-                    )
-                self.evict_oldest("capacity")
+            if writer.available:
+                continue
+            if not self.closed:
+                raise ReplayError(
+                    f"all {self.slots} slots of {self.spec.unroll} steps are being written; "
+                    "give a larger capacity or a smaller unroll, or use fewer writers"
+                )
+            self.evict_oldest("capacity")
         return slot
 
     def open(self, slot: int, follows: int = NONE) -> None:
@@ -233,15 +236,15 @@ class Table:
         stop = start + self._envs
         if counts is None:
             self.valid[start:stop] = self._all_envs
-            new = self._envs
+            new_rows = self._envs
         else:
             self.valid[start:stop] = counts
-            new = int(np.count_nonzero(counts))
-            if self._marks is not None:
-                self._marks[start:stop] = counts
+            new_rows = int(np.count_nonzero(counts))
+            if self._alive is not None:
+                self._alive[start:stop] = counts
         self.length[slot] = t + 1
-        self.inserted += new
-        self.stored += new
+        self.inserted += new_rows
+        self.stored += new_rows
 
         self._sampler.insert(start, stop, priorities)
         if t < self.history:
@@ -270,12 +273,12 @@ class Table:
         store = self.store
         if store.collect():
             while store.ready:
-                index = store.ready.popleft()
-                store.keep(index)
-                if index in self._open:
-                    self._close(index)
+                slot = store.ready.popleft()
+                store.keep(slot)
+                if slot in self._open:
+                    self._close(slot)
                 else:
-                    self.ingest(store.slots[index])
+                    self.ingest(store.slots[slot])
             store.lend()
 
         while store.wanting and self.closed:
@@ -289,61 +292,54 @@ class Table:
         not a decision. A gap in the stream's sequence breaks the link to the previous slot, and so
         does a slot that is rejected because its columns hold invalid values.
         """
-        index, envs = slot.index, self.spec.envs
-        rows = self.records.reshape(-1, self.spec.unroll, envs)[index]
-        length = min(int(slot.header["rows"]), self.spec.unroll)
+        index = slot.index
+        rows = self.records.reshape(-1, self.spec.unroll, self.spec.envs)[index]
         names = rows.dtype.names or ()
-        if "alive" not in names:
-            length = 0  # only a slot with that column can tell
+        marked_steps = 0
+        if "alive" in names:
+            marked_steps = min(int(slot.header["rows"]), self.spec.unroll)
 
         if index in self.checked:
             self.checked.remove(index)
-        elif fault := self.checks.fault(rows[: length or None], marked=length > 0):
-            self._reject(slot, rows, length, fault)
+        elif fault := self.checks.fault(rows[: marked_steps or None], marked=marked_steps > 0):
+            self._reject(slot, rows, marked_steps, fault)
             return
 
         # Place the slot behind the previous one of its stream.
-        previous = self._link(slot, rows["age"][0] if length and "age" in names else None)
-        decisions, end = read_marks(rows, length) if length else infer_marks(rows, previous)
-        self._note_end(slot, end)
+        first_ages = rows["age"][0] if marked_steps and "age" in names else None
+        previous_end = self._link(slot, first_ages)
+        if marked_steps:
+            decisions, end = read_marks(rows, marked_steps)
+        else:
+            decisions, end = infer_marks(rows, previous_end)
+        self._foreign_streams.set_last(slot, end)
         self.order.insert(self.closed, index)
         self.closed += 1
-        self.length[index] = length or self.spec.unroll
+        self.length[index] = marked_steps or self.spec.unroll
 
         # Count its rows.
         start = index * self.rows_per_slot
-        self.valid[start : start + self.rows_per_slot] = decisions.reshape(-1)
-        new = int(np.count_nonzero(decisions))
-        self.inserted += new
-        self.stored += new
-        priorities = rows["priority"].reshape(-1) if "priority" in rows.dtype.names else None
-        if priorities is not None:
-            # Converting a signalling NaN would warn.
-            with np.errstate(invalid="ignore"):
-                priorities = priorities.astype(np.float64)
-            sound = are_priorities(priorities)
-            if not sound.all():  # NaN: the sampler rates the row
-                priorities = np.where(sound, priorities, np.nan)
-        self._sampler.insert(start, start + self.rows_per_slot, priorities)
+        stop = start + self.rows_per_slot
+        self.valid[start:stop] = decisions.reshape(-1)
+        new_rows = int(np.count_nonzero(decisions))
+        self.inserted += new_rows
+        self.stored += new_rows
+
+        self._sampler.insert(start, stop, _read_priorities(rows))
         self.cut_history(index)
         for listener in self.listeners:
             listener.on_ingested(slot)
 
     def streams(self) -> list[Any]:
         """Returns where each foreign stream ended, for `resume_streams`: JSON values and arrays."""
-        return [[*key, sequence, slot, *end] for key, (sequence, slot, end) in self._ends.items()]
+        return self._foreign_streams.to_list()
 
     def resume_streams(self, streams: list[Any]) -> None:
         """Let foreign streams go on in this table, which was restored at the same time.
 
         ``streams`` is what `streams` returned. Raises ValueError if they do not fit to the table.
         """
-        slots, envs = {*self.order, NONE}, self.spec.envs
-        for actor, incarnation, sequence, slot, done, reset, age in streams:
-            if slot not in slots or not done.shape == reset.shape == age.shape == (envs,):
-                raise ValueError(f"a stream of actor {actor} that ends in slot {slot}")
-            end = StreamEnd(done.astype(bool), reset.astype(bool), age.astype(np.int64))
-            self._ends[int(actor), int(incarnation)] = int(sequence), int(slot), end
+        self._foreign_streams.load(streams, {*self.order, NONE})
 
     def rate_anew(self) -> None:
         """Insert all rows into the sampler as new ones, after a snapshot without its state."""
@@ -351,7 +347,7 @@ class Table:
             start = slot * self.rows_per_slot
             self._sampler.insert(start, start + int(self.length[slot]) * self._envs, None)
 
-    def _reject(self, slot: Slot, rows: Array, length: int, fault: str) -> None:
+    def _reject(self, slot: Slot, rows: Array, marked_steps: int, fault: str) -> None:
         """Give a foreign slot back, and count the rows that it would have had as invalid.
 
         Args:
@@ -362,7 +358,7 @@ class Table:
         """
         count = rows.size
         if "alive" in (rows.dtype.names or ()):
-            count = int(np.count_nonzero(rows["alive"][: length or None]))
+            count = int(np.count_nonzero(rows["alive"][: marked_steps or None]))
         self.refuse(count, "invalid")
         for listener in self.listeners:
             listener.on_rejected(slot, fault)
@@ -382,27 +378,15 @@ class Table:
             How the previous slot ended, as far as that is known.
         """
         sequence = int(slot.header["sequence"])
-        last_sequence, last, end = self._ends.get(self._stream_of(slot), (NONE, NONE, None))
-        if end is None or sequence != last_sequence + 1:
+        last = self._foreign_streams.last_slot(slot)
+        if last is None or sequence != last.sequence + 1:
             self._begin(slot.index, NONE)
             envs = self.spec.envs
             return stream_start(envs) if sequence == 0 else unknown_end(envs)
-        follows = ages is None or ages_continue(end.age, ages)
-        self._begin(slot.index, last if follows else NONE)
-        return end
 
-    def _note_end(self, slot: Slot, end: StreamEnd) -> None:
-        """Remember how a stream ended so far, and forget the oldest streams."""
-        stream = self._stream_of(slot)
-        self._ends.pop(stream, None)
-        self._ends[stream] = (int(slot.header["sequence"]), slot.index, end)
-        if len(self._ends) > STREAMS_KEPT + self.slots:
-            evicted = (key for key, (_, last, _) in self._ends.items() if last == NONE)
-            self._ends.pop(next(evicted))
-
-    @staticmethod
-    def _stream_of(slot: Slot) -> tuple[int, int]:
-        return int(slot.header["actor"]), int(slot.header["incarnation"])
+        follows = ages is None or ages_continue(last.end.age, ages)
+        self._begin(slot.index, last.slot if follows else NONE)
+        return last.end
 
     def _begin(self, slot: int, follows: int) -> None:
         """Begin ``slot`` anew without steps, after the slot ``follows`` of its stream, or NONE."""
@@ -463,50 +447,55 @@ class Table:
 
     def _unlink(self, slot: int) -> None:
         """Remove ``slot`` from its stream; rows of the next slot may lose their history."""
-        previous, following = int(self.prev[slot]), int(self.next[slot])
-        for stream, (sequence, last, end) in self._ends.items():
-            if last == slot:
-                self._ends[stream] = (sequence, NONE, end)
-        self.prev[slot] = self.next[slot] = NONE
-        if previous != NONE:
-            self.next[previous] = NONE
-        if following != NONE:
-            self.prev[following] = NONE
-            self.cut_history(following)
+        self._foreign_streams.forget_slot(slot)
+        previous_slot = int(self.prev[slot])
+        next_slot = int(self.next[slot])
+        self.prev[slot] = NONE
+        self.next[slot] = NONE
+        if previous_slot != NONE:
+            self.next[previous_slot] = NONE
+        if next_slot != NONE:
+            self.prev[next_slot] = NONE
+            self.cut_history(next_slot)
 
     def cut_history(self, slot: int) -> None:
         """Remove the rows whose frame stacks begin before the oldest stored step of their stream.
 
         They are looked for in ``slot`` and in the slots that follow it.
         """
-        while slot != NONE and (behind := self._behind(slot)) < self.history:
-            lost = self._without_history(slot, behind)
-            if len(lost):
-                self.remove_rows(lost, "history")
+        while slot != NONE and (earlier_steps := self._earlier_steps(slot)) < self.history:
+            rows = self._rows_without_history(slot, earlier_steps)
+            if len(rows):
+                self.remove_rows(rows, "history")
             slot = int(self.next[slot])
 
     def lacks_history(self, slot: int) -> bool:
         """Returns whether rows of ``slot`` count though first frames of their stacks are gone."""
-        behind = self._behind(slot)
-        return behind < self.history and len(self._without_history(slot, behind)) > 0
+        earlier_steps = self._earlier_steps(slot)
+        if earlier_steps >= self.history:
+            return False
+        return len(self._rows_without_history(slot, earlier_steps)) > 0
 
-    def _without_history(self, slot: int, behind: int) -> Rows:
-        """Rows of ``slot`` that count and need more than its own and the ``behind`` steps before
-        it.
+    def _rows_without_history(self, slot: int, earlier_steps: int) -> Rows:
+        """Returns the rows of ``slot`` that count though their stacks begin before stored steps.
+
+        ``earlier_steps`` steps of the stream are stored before the slot.
         """
         # Only the first steps of the slot can reach back so far.
-        envs, start = self._envs, slot * self.rows_per_slot
-        steps = min(self.history - behind, int(self.length[slot]))
+        envs = self._envs
+        steps = min(self.history - earlier_steps, int(self.length[slot]))
+        start = slot * self.rows_per_slot
         rows = slice(start, start + steps * envs)
 
         # A row is the step `age` of its episode, and its stack reaches back as far as that.
-        stored = np.arange(behind, behind + steps)[:, None]  # steps before each
+        stored_before = np.arange(earlier_steps, earlier_steps + steps)[:, None]
         ages = self.records["age"][rows].reshape(steps, envs)
-        lost: Rows = start + np.flatnonzero(self.valid[rows].reshape(steps, envs) & (ages > stored))
-        return lost
+        lacks = self.valid[rows].reshape(steps, envs) & (ages > stored_before)
+        without_history: Rows = start + np.flatnonzero(lacks)
+        return without_history
 
-    def _behind(self, slot: int) -> int:
-        """Steps of its stream stored before ``slot``; counted up to `history`."""
+    def _earlier_steps(self, slot: int) -> int:
+        """Returns how many steps of its stream are stored before ``slot``, counted to `history`."""
         steps = 0
         while steps < self.history and (slot := int(self.prev[slot])) != NONE:
             steps += int(self.length[slot])
@@ -528,13 +517,86 @@ class Table:
             generation = self.generation.take(rows // self._rows_per_slot)
         except IndexError:
             # Some of the keys name rows that do not exist.
-            exist = rows < self.rows
-            fresh = np.zeros(len(keys), bool)
-            fresh[exist] = self.fresh(keys[exist])
-            return fresh
-        current: npt.NDArray[np.bool_] = generation == keys >> ROW_BITS  # neither is negative
-        current &= self.valid.take(rows)
-        return current
+            exists = rows < self.rows
+            is_fresh = np.zeros(len(keys), bool)
+            is_fresh[exists] = self.fresh(keys[exists])
+            return is_fresh
+
+        is_current: npt.NDArray[np.bool_] = generation == keys >> ROW_BITS
+        is_current &= self.valid.take(rows)
+        return is_current
+
+
+class LastSlot(NamedTuple):
+    """The last slot of a foreign stream that was taken in.
+
+    Args:
+        sequence: its number in the stream.
+        slot: the slot; NONE once it was evicted.
+        end: how it ended.
+    """
+
+    sequence: int
+    slot: int
+    end: StreamEnd
+
+
+class ForeignStreams:
+    """The last slot of each foreign stream, so that the next slot continues the stream.
+
+    A stream is one incarnation of one actor. The one whose last slot was taken in first is
+    forgotten first.
+
+    Args:
+        envs: environments of a slot.
+        most: streams that are remembered, more than there are slots.
+    """
+
+    def __init__(self, envs: int, most: int) -> None:
+        self._envs = envs
+        self._most = most
+        self._last_slots: dict[tuple[int, int], LastSlot] = {}
+
+    def last_slot(self, slot: Slot) -> LastSlot | None:
+        """Returns the last slot of the stream of ``slot``; None if the stream is not known."""
+        return self._last_slots.get(self._key(slot))
+
+    def set_last(self, slot: Slot, end: StreamEnd) -> None:
+        """Make ``slot`` the last one of its stream; ``end`` tells how it ended."""
+        key = self._key(slot)
+        self._last_slots.pop(key, None)
+        self._last_slots[key] = LastSlot(int(slot.header["sequence"]), slot.index, end)
+
+        if len(self._last_slots) > self._most:
+            without_slot = (key for key, last in self._last_slots.items() if last.slot == NONE)
+            self._last_slots.pop(next(without_slot))
+
+    def forget_slot(self, slot: int) -> None:
+        """Note that ``slot`` was evicted; streams that ended in it may still go on."""
+        for key, last in self._last_slots.items():
+            if last.slot == slot:
+                self._last_slots[key] = last._replace(slot=NONE)
+
+    def to_list(self) -> list[Any]:
+        """Returns JSON values and arrays, from which `load` makes the streams again."""
+        return [
+            [*key, last.sequence, last.slot, *last.end] for key, last in self._last_slots.items()
+        ]
+
+    def load(self, streams: list[Any], slots: set[int]) -> None:
+        """Load the streams that `to_list` returned.
+
+        Raises ValueError for one that has other environments, or does not end in one of ``slots``.
+        """
+        for actor, incarnation, sequence, slot, done, reset, age in streams:
+            if slot not in slots or not done.shape == reset.shape == age.shape == (self._envs,):
+                raise ValueError(f"a stream of actor {actor} that ends in slot {slot}")
+            end = StreamEnd(done.astype(bool), reset.astype(bool), age.astype(np.int64))
+            self._last_slots[int(actor), int(incarnation)] = LastSlot(int(sequence), int(slot), end)
+
+    @staticmethod
+    def _key(slot: Slot) -> tuple[int, int]:
+        return int(slot.header["actor"]), int(slot.header["incarnation"])
 
 
 class SlotStream:
@@ -542,19 +604,28 @@ class SlotStream:
 
     def __init__(self, table: Table) -> None:
         self._table = table
+        self._unroll = table.spec.unroll
+        self._envs = table.spec.envs
         self._lane, self._writer = table.open_lane()
-        self._unroll, self._envs = table.spec.unroll, table.spec.envs
-        self._last = (NONE, 0)  # the previous slot, and its generation
+
+        # The slot that is being written, NONE before its first step; the step that is next, and the
+        # physical row of its first environment.
         self.slot = NONE
         self.t = 0
         self.start = 0
+
+        # The slot before it, and the generation that this slot had.
+        self._last_slot = NONE
+        self._last_generation = 0
         self._closed = False
 
     @property
     def previous(self) -> int:
         """The previous slot; NONE if there is none or it was evicted."""
-        slot, generation = self._last
-        return slot if slot != NONE and self._table.generation[slot] == generation else NONE
+        slot = self._last_slot
+        if slot != NONE and self._table.generation[slot] == self._last_generation:
+            return slot
+        return NONE
 
     def begin(self) -> None:
         """Open a slot; if none is free, the oldest of the table is evicted for it.
@@ -580,8 +651,9 @@ class SlotStream:
 
     def end(self) -> None:
         """Publish the slot with the steps that it has."""
-        slot, self.slot = self.slot, NONE
-        self._last = (slot, int(self._table.generation[slot]))
+        self._last_slot = self.slot
+        self._last_generation = int(self._table.generation[self.slot])
+        self.slot = NONE
         self._writer.publish(self._lent)
         self._table.collect()
 
@@ -604,20 +676,54 @@ def preset(columns: dict[str, Array]) -> None:
         columns["priority"][...] = np.nan
 
 
-def place_columns(
-    spec: SlotSpec, blocks: dict[str, Array]
-) -> tuple[Array, dict[str, Array], dict[str, Array], dict[str, Array]]:
+def _read_priorities(rows: Array) -> Array | None:
+    """Returns the priorities of a foreign slot's records ``[T, E]``, one after the other.
+
+    Values that are no priorities become NaN: the sampler rates these rows. None without the column.
+    """
+    if "priority" not in (rows.dtype.names or ()):
+        return None
+
+    # Converting a signalling NaN would warn.
+    with np.errstate(invalid="ignore"):
+        priorities = rows["priority"].reshape(-1).astype(np.float64)
+    is_sound = are_priorities(priorities)
+    if is_sound.all():
+        return priorities
+    return np.where(is_sound, priorities, np.nan)
+
+
+class PlacedColumns(NamedTuple):
+    """The columns of all slots, as arrays over the memory of a store.
+
+    Args:
+        records: ``[rows]``, the small columns side by side.
+        columns: the big ones, ``[rows, *shape]`` each.
+        frames: columns stored as frames, ``[frames, *shape]`` each; see `frame_rows`.
+        sides: side rows, ``[side rows, *shape]`` each.
+    """
+
+    records: Array
+    columns: dict[str, Array]
+    frames: dict[str, Array]
+    sides: dict[str, Array]
+
+
+def place_columns(spec: SlotSpec, blocks: dict[str, Array]) -> PlacedColumns:
     """Returns the columns of slots with the layout ``spec``; ``blocks`` are those of a store."""
-    rows = {column.name: column.rows for column in spec.columns}
     columns: dict[str, Array] = {}
     frames: dict[str, Array] = {}
     sides: dict[str, Array] = {}
-    places = {"unroll": columns, "unroll+1": frames, "frames": frames, "side": sides}
+    columns_by_kind = {"unroll": columns, "unroll+1": frames, "frames": frames, "side": sides}
+
+    # A block that is no column, such as the records, has no kind.
+    kinds = {column.name: column.rows for column in spec.columns}
     for block in spec.blocks:
-        if (kind := rows.get(block.name, "")) in places:
+        kind = kinds.get(block.name, "")
+        if kind in columns_by_kind:
             shape = block.shape[1:] if kind == "side" else block.shape[2:]
-            places[kind][block.name] = blocks[block.name].reshape(-1, *shape)
-    return blocks["records"].reshape(-1), columns, frames, sides
+            columns_by_kind[kind][block.name] = blocks[block.name].reshape(-1, *shape)
+    return PlacedColumns(blocks["records"].reshape(-1), columns, frames, sides)
 
 
 class FrameRows(NamedTuple):
@@ -647,10 +753,10 @@ def frame_rows(spec: SlotSpec) -> FrameRows:
         raise ReplayError('columns of rows "unroll+1" and "frames" cannot be mixed; choose one')
 
     # A slot has one frame more than steps, for the observation after the last.
-    steps = spec.unroll + 1
-    by_environment = "frames" in kinds
-    strides = (1, steps) if by_environment else (spec.envs, 1)
-    return FrameRows(steps * spec.envs, *strides)
+    frames = spec.unroll + 1
+    if "frames" in kinds:
+        return FrameRows(slots=frames * spec.envs, steps=1, envs=frames)
+    return FrameRows(slots=frames * spec.envs, steps=spec.envs, envs=1)
 
 
 class RecordReader:
@@ -664,22 +770,32 @@ class RecordReader:
     def __init__(self, records: Array) -> None:
         fields = records.dtype.fields
         assert fields is not None
-        self._plain = records.view(f"V{records.dtype.itemsize}")
-        self._words = {name: f[0].subdtype for name, f in fields.items() if f[0].subdtype}
-        formats = [f"V{f[0].itemsize}" if f[0].subdtype else f[0] for f in fields.values()]
-        offsets = [f[1] for f in fields.values()]
+        itemsize = records.dtype.itemsize
+        self._whole_records = records.view(f"V{itemsize}")
+
+        # The dtype and shape of each field that is one word, and the dtype of records with words.
+        self._words: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        formats: list[Any] = []
+        offsets: list[int] = []
+        for name, (dtype, offset, *_) in fields.items():
+            if dtype.subdtype is None:
+                formats.append(dtype)
+            else:
+                self._words[name] = dtype.subdtype
+                formats.append(f"V{dtype.itemsize}")
+            offsets.append(offset)
         self._dtype = np.dtype(
             {
                 "names": list(fields),
                 "formats": formats,
                 "offsets": offsets,
-                "itemsize": records.dtype.itemsize,
+                "itemsize": itemsize,
             }
         )
 
     def take(self, rows: Rows) -> Array:
         """Returns the records of ``rows`` [n], in which a field of several numbers is one word."""
-        return self._plain.take(rows, mode="clip").view(self._dtype)
+        return self._whole_records.take(rows, mode="clip").view(self._dtype)
 
     def column(self, records: Array, name: str) -> Array:
         """Returns a field of ``records`` [n] from `take`, as a new array ``[n, *shape]``."""
@@ -691,11 +807,11 @@ class RecordReader:
         """Copy fields of ``records`` [n] from `take` ``into`` a dictionary, as `column` does."""
         words = self._words
         for name in names:
-            copied = records[name].copy()
+            array = records[name].copy()
             if name in words:
                 dtype, shape = words[name]
-                copied = np.ndarray((len(copied), *shape), dtype, copied)
-            into[name] = copied
+                array = np.ndarray((len(array), *shape), dtype, array)
+            into[name] = array
 
     def write(self, records: Array, name: str, out: Array) -> None:
         """Copy a field of ``records`` from `take` to ``out``.
