@@ -527,6 +527,7 @@ class Replay:
                 self.stale_updates += len(key_array) - count
                 key_array = key_array[is_fresh]
                 magnitudes = magnitudes[is_fresh]
+
             self.sampler.update(key_array & ROW_OF_KEY, magnitudes)
             return count
 

@@ -41,16 +41,18 @@ class Gather:
         self.discount = discount
         self.records = RecordReader(table.records)
         self.pool = Pool()
+
         # Columns that do not lie in the records, but in memory of their own.
         self._big_columns = table.columns
-        # The columns of a batch that needs no more than copies, in records and in memory of their
-        # own; None if a batch needs more.
+        # The columns of a batch that needs no more than copies: those in the records, and those in
+        # memory of their own. None if a batch needs more.
         direct = _direct_columns(layout) if steps == 1 else None
         self._direct: list[str] | None = None
         self._direct_big: list[str] = []
         if direct is not None:
             self._direct = [name for name in direct if name not in self._big_columns]
             self._direct_big = [name for name in direct if name in self._big_columns]
+
         # The discount of the next observation, by whether the row terminated.
         self._discounts = np.array([discount, 0], np.float32)
         # The weights of the last batch without importance weights.
@@ -126,7 +128,8 @@ class Gather:
             obs[name] = self._column(name, rows, records)
             next_obs[name] = self._column(observation.next_name, returns.last, returns.last_records)
 
-        # Big ones are frames of this row and of others; one window has those before and after.
+        # A big one consists of frames of this row and of others. A window has those of the observation
+        # before a row and those of the next, which are one frame further.
         if self.layout.framed:
             is_one_step = self.steps == 1
             windows = self._windows(rows, records)

@@ -671,6 +671,7 @@ def load_moved(sampler: Sampler, state: dict[str, Any], origin: Rows) -> None:
             f"the snapshot has another number of slots, and {type(sampler).__name__} has no "
             "load_moved(state, origin); give the same capacity and in_hand as the saved replay"
         )
+
     load(state, origin)
 
 

@@ -267,7 +267,8 @@ class SequenceSampler:
         still_counts = self._valid.take(rows, mode="clip")
         saved_numbers = np.flatnonzero(in_use & (place[saved_slot] != NONE) & still_counts)
 
-        # These starts get the numbers from 0 on. For the inner sampler, numbers have moved.
+        # These starts get the numbers from 0 on. For the inner sampler, which has one row for each
+        # number, its rows have moved.
         self._load(moved | {"rows": rows[saved_numbers], "freed": np.empty(0, np.int64)})
         origin_of_number = np.full(len(self._row_of_number), NONE)
         origin_of_number[: len(saved_numbers)] = saved_numbers
@@ -637,7 +638,7 @@ class SequenceGather(Gather):
         last = (lengths - 1, np.arange(len(lengths)))
         last_steps = LastSteps(steps.rows[last], steps.records[last])
 
-        # Each array has the observation after the last step of a sequence at its end.
+        # At first, each array has the observations after the last steps of all sequences at its end.
         arrays: dict[str, Array] = {}
         frames: dict[str, Array] = {}
         for observation in self.layout.inline:
@@ -648,7 +649,7 @@ class SequenceGather(Gather):
             else:
                 frames[observation.name] = self._single_frames(observation, steps, last_steps)
 
-        # There it is, unless its place is further ahead.
+        # Those of sequences that end earlier move to the step after their last.
         for array in (*arrays.values(), *frames.values()):
             older_frames = len(array) - 1 - len(steps.mask)
             _place_final(array, lengths + older_frames)
