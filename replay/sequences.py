@@ -600,8 +600,8 @@ class SequenceGather(Gather):
             batch[root] = unflatten(nest, arrays)
 
         records = steps.records
-        discounts = np.array([self.discount, 0], np.float32)
-        discount = discounts.take(records["terminated"].view(np.uint8))
+        discounts_by_flag = np.array([self.discount, 0], np.float32)
+        discount = discounts_by_flag.take(records["terminated"].view(np.uint8))
         batch["reward"] = self._blank(records["reward"].astype(np.float32), steps.mask)
         batch["discount"] = self._blank(discount, steps.mask)
         batch["terminated"] = self._blank(records["terminated"].copy(), steps.mask)
