@@ -128,8 +128,8 @@ class Gather:
             obs[name] = self._column(name, rows, records)
             next_obs[name] = self._column(observation.next_name, returns.last, returns.last_records)
 
-        # A big one consists of frames of this row and of others. A window has those of the observation
-        # before a row and those of the next, which are one frame further.
+        # A big one consists of frames of this row and of others. A window has the frames of a row's
+        # observation and of the next one, which begin one frame later.
         if self.layout.framed:
             is_one_step = self.steps == 1
             windows = self._windows(rows, records)

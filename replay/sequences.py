@@ -638,7 +638,7 @@ class SequenceGather(Gather):
         last = (lengths - 1, np.arange(len(lengths)))
         last_steps = LastSteps(steps.rows[last], steps.records[last])
 
-        # At first, each array has the observations after the last steps of all sequences at its end.
+        # At first, each array has the observations after the last steps at its end.
         arrays: dict[str, Array] = {}
         frames: dict[str, Array] = {}
         for observation in self.layout.inline:
