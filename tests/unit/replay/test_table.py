@@ -114,6 +114,40 @@ def test_a_gap_in_the_sequence_breaks_the_link() -> None:
     assert (table.prev[third], table.next[second]) == (NONE, NONE)
 
 
+def test_listeners_hear_of_slots_in_their_order_until_they_unsubscribe() -> None:
+    calls: list[tuple[str, str, int]] = []
+
+    class Listener(TableListener):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def on_ingested(self, slot: Slot) -> None:
+            calls.append((self.name, "ingested", slot.index))
+
+        def on_evict(self, slot: int) -> None:
+            calls.append((self.name, "evict", slot))
+
+    table = table_of(slots=2)
+    first, second = Listener("first"), Listener("second")
+    table.subscribe(first)
+    table.subscribe(second)
+    foreign = Foreign(table)
+    slot = foreign.write()
+    assert calls == [("first", "ingested", slot), ("second", "ingested", slot)]
+    table.unsubscribe(first)
+    table.unsubscribe(first)
+    table.evict_oldest("capacity")
+    assert calls[2:] == [("second", "evict", slot)]
+
+
+def test_what_a_new_listener_does_not_override_does_nothing() -> None:
+    table = table_of(slots=2)
+    table.subscribe(TableListener())
+    Foreign(table).write()
+    table.evict_oldest("capacity")
+    assert balanced(table)
+
+
 @pytest.mark.parametrize("gap", [False, True])
 def test_stacks_and_returns_cross_slots_but_no_gap(gap: bool) -> None:
     table = table_of(*AGES, history=2)
