@@ -388,7 +388,7 @@ class Replay:
             if rate_limited is None:
                 writer.add(*step)
             else:
-                self.add_counted(writer, step)
+                self.write(writer, *step)
 
     def _open_stream_of_thread(self) -> StepWriter:
         """Open the stream of the calling thread, at its first step. Needs the lock.
@@ -402,17 +402,21 @@ class Replay:
                 self.rate_limited.pass_on_counts(already_counted=self.table.spec.envs)
             raise
 
-    def add_counted(self, writer: StepWriter, step: StepArguments) -> None:
+    def write(self, writer: StepWriter, *given: Any) -> None:
         """Add a step that the limiter has already counted. Needs the lock.
 
         If the step is not stored, the limiter's count is taken back.
+
+        Args:
+            writer: of the stream.
+            given: the arguments of `StepWriter.add`, in order.
         """
         self._core.check()
         if self.rate_limited is None:
-            writer.add(*step)
+            writer.add(*given)
             return
         try:
-            writer.add(*step)
+            writer.add(*given)
         finally:
             self.rate_limited.pass_on_counts(already_counted=self.table.spec.envs)
 
@@ -762,7 +766,7 @@ class StreamWriter(StepAdder):
         if replay.rate_limited is not None:
             replay.rate_limited.before_insert(replay.table.spec.envs, timeout_s)
         with replay.lock:
-            replay.add_counted(self._writer, step)
+            replay.write(self._writer, *step)
 
     def close(self) -> None:
         """End the stream; its rows stay."""
