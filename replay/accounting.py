@@ -6,13 +6,13 @@ number of steps produced so far, so a gap in the sequence shows how many steps w
 
 The counters of a stream may have come over a network, so they count within bounds:
 
-- the first slot of a stream is a baseline: steps before it are neither produced nor lost, as a
-  restarted learner meets streams in the middle;
-- steps that a writer counts between two slots without a gap it has dropped itself, as they failed;
-  of a slot there are at most ``slot_steps``, with those that it holds;
-- a gap counts as lost if it is no longer than the grants that a stream may hold (`MAX_GAP`), and
-  with at most ``slot_steps`` steps for each slot of it; a longer one is a new baseline;
-- only the supervisor of this host knows the whole of a stream that began with this learner: the end
+- The first slot of a stream is a baseline: steps before it are neither produced nor lost, as a
+  restarted learner meets streams in the middle.
+- Steps that a writer counts between two slots without a gap are steps that failed, which the writer
+  has dropped itself. Together with the steps that the slot holds, they are at most ``slot_steps``.
+- A gap counts as lost if it is no longer than the grants that a stream may hold (`MAX_GAP`), and
+  with at most ``slot_steps`` steps for each slot of it. A longer gap is a new baseline.
+- Only the supervisor of this host knows the whole of a stream that began with this learner: the end
   that it reports for one of its own actors counts in full.
 
 Time and memory per slot do not depend on the number of streams.
@@ -25,17 +25,32 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-MAX_GAP = 64  # slots that may be on their way in one stream: `transport.grants.MAX_WANT`
-MAX_STREAMS = 1 << 14  # the latest streams are remembered: more than play for one learner
+# So many slots of one stream may be on their way: `transport.grants.MAX_WANT`.
+MAX_GAP = 64
+# So many streams are remembered, the latest ones: more than play for one learner.
+MAX_STREAMS = 1 << 14
+# The default of `Accounting.slot_steps`: no limit.
 UNBOUNDED = 1 << 62
-FAILED = "env_error"  # the reason of steps that an actor has dropped
+# The reason, in `Accounting.dropped`, of steps that an actor has dropped because they failed.
+FAILED = "env_error"
+
+# Actor and incarnation.
+_StreamKey = tuple[int, int]
 
 
 @dataclass(slots=True)
 class _Stream:
+    """How far the slots of one stream were counted.
+
+    Args:
+        next_sequence: the sequence number of the next slot.
+        produced_steps: steps that the stream itself counted before that slot.
+        counted_steps: the steps of the stream in `Accounting.produced`.
+    """
+
     next_sequence: int
-    produced_steps: int  # by its own count, before ``next_sequence``
-    counted_steps: int = 0  # in `Accounting.produced`
+    produced_steps: int
+    counted_steps: int = 0
 
 
 @dataclass
@@ -47,6 +62,9 @@ class Accounting:
 
     Args:
         slot_steps: most agent steps of one slot.
+        trained: steps that were used for training.
+        dropped: steps that arrived and were not used, by reason.
+        lost: steps that were produced and did not arrive, by reason.
     """
 
     slot_steps: int = UNBOUNDED
@@ -55,26 +73,31 @@ class Accounting:
     lost: Counter[str] = field(default_factory=Counter)
     _produced: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _streams: OrderedDict[tuple[int, int], _Stream] = field(default_factory=OrderedDict)
+    # The latest streams; the one whose last slot arrived first comes first.
+    _streams: OrderedDict[_StreamKey, _Stream] = field(default_factory=OrderedDict)
 
     def arrived(self, header: Any) -> None:
         """Count a slot that was taken in; ``header`` is its HEADER record."""
-        steps, sequence = int(header["steps"]), int(header["sequence"])
-        steps_before = int(header["produced_steps"]) - steps
-        key = int(header["actor"]), int(header["incarnation"])
+        key = (int(header["actor"]), int(header["incarnation"]))
+        sequence = int(header["sequence"])
+        steps = int(header["steps"])
+        previous_steps = int(header["produced_steps"]) - steps
+
         with self._lock:
             stream = self._streams.get(key)
             if stream is None:
-                stream = self._begin(key, sequence, steps_before if sequence else 0)
+                baseline = previous_steps if sequence else 0
+                stream = self._begin(key, sequence, baseline)
             else:
                 self._streams.move_to_end(key)
-                self._advance(stream, sequence, steps_before)
+                self._advance(stream, sequence, previous_steps)
+
+            # A slot that comes late, after a gap that was counted as lost, changes no baseline.
             if sequence == stream.next_sequence:
-                self._drop(
-                    stream, min(steps_before - stream.produced_steps, self.slot_steps - steps)
-                )
+                failed_steps = previous_steps - stream.produced_steps
+                self._drop(stream, min(failed_steps, self.slot_steps - steps))
                 stream.next_sequence += 1
-                stream.produced_steps = steps_before + steps
+                stream.produced_steps = previous_steps + steps
             stream.counted_steps += steps
             self._produced += steps
 
@@ -87,32 +110,39 @@ class Accounting:
         *,
         trusted: bool = False,
     ) -> None:
-        """Count the end of a stream: steps sent before this point that never arrived are lost.
+        """Count the end of a stream: steps that were sent and never arrived are lost.
 
-        Call it once everything that was sent has been received. May be called again.
+        Call it once everything that was sent has been received. It may be called again for the same
+        stream, and then counts nothing twice.
 
         Args:
             actor: the stream's actor.
             incarnation: the actor's incarnation.
-            next_sequence: the sequence number that it would have sent next.
+            next_sequence: the sequence number that the stream would have sent next.
             produced_steps: agent steps of the whole stream.
             trusted: whether the numbers come from the supervisor that started the actor, and not
                 from the actor over the wire.
         """
-        key = actor, incarnation
+        key = (actor, incarnation)
         with self._lock:
             stream = self._streams.get(key)
             if trusted:
-                stream = stream or self._begin(key, 0, 0)
+                if stream is None:
+                    stream = self._begin(key, sequence=0, produced_steps=0)
                 self._lose(stream, produced_steps - stream.counted_steps)
                 if next_sequence > stream.next_sequence:
-                    stream.next_sequence, stream.produced_steps = next_sequence, produced_steps
+                    stream.next_sequence = next_sequence
+                    stream.produced_steps = produced_steps
             elif stream is not None:
                 self._advance(stream, next_sequence, produced_steps)
 
     def used(self, steps: int, trained: int) -> None:
-        """Count a batch of ``steps`` of which ``trained`` were used; the rest was dropped with a
-        lost group.
+        """Count a batch of steps that a learner has taken.
+
+        Args:
+            steps: of the batch.
+            trained: those that were used. The others were dropped because the group of learners
+                lost a member.
         """
         self.trained += trained
         if steps > trained:
@@ -120,10 +150,11 @@ class Accounting:
 
     @property
     def produced(self) -> int:
-        """Steps that arrived or are known to be lost."""
+        """The number of steps that arrived or are known to be lost."""
         return self._produced
 
     def to_dict(self, in_flight: int) -> dict[str, Any]:
+        """Returns all terms as JSON values; ``in_flight`` is the number of steps in flight."""
         return {
             "produced": self.produced,
             "trained": self.trained,
@@ -133,33 +164,45 @@ class Accounting:
         }
 
     def balance(self, in_flight: int) -> int:
-        """Produced steps minus all other terms; anything but 0 is a defect of Penstock."""
-        went = self.trained + self.dropped.total() + self.lost.total() + in_flight
-        return self.produced - went
+        """Returns the produced steps minus all other terms.
 
-    def _begin(self, key: tuple[int, int], sequence: int, produced_steps: int) -> _Stream:
-        stream = self._streams[key] = _Stream(sequence, produced_steps)
+        Anything but 0 is a defect of Penstock.
+        """
+        accounted = self.trained + self.dropped.total() + self.lost.total() + in_flight
+        return self.produced - accounted
+
+    def _begin(self, key: _StreamKey, sequence: int, produced_steps: int) -> _Stream:
+        """Begin to count a stream at the slot ``sequence``, and forget the oldest stream."""
+        stream = _Stream(sequence, produced_steps)
+        self._streams[key] = stream
         if len(self._streams) > MAX_STREAMS:
             self._streams.popitem(last=False)
         return stream
 
     def _advance(self, stream: _Stream, sequence: int, produced_steps: int) -> None:
-        """Account for a gap up to ``sequence``; ``produced_steps`` were produced before it."""
+        """Count the slots of a stream that are missing before ``sequence`` as lost.
+
+        ``produced_steps`` is what the stream itself counted before that slot.
+        """
         gap = sequence - stream.next_sequence
         if gap <= 0:
             return
+
         if gap <= MAX_GAP:
-            steps = produced_steps - stream.produced_steps
-            self._lose(stream, min(steps, gap * self.slot_steps))
-        stream.next_sequence, stream.produced_steps = sequence, produced_steps
+            missing_steps = produced_steps - stream.produced_steps
+            self._lose(stream, min(missing_steps, gap * self.slot_steps))
+        stream.next_sequence = sequence
+        stream.produced_steps = produced_steps
 
     def _drop(self, stream: _Stream, steps: int) -> None:
+        """Count steps that the stream's actor has dropped, if there are any."""
         if steps > 0:
             self.dropped[FAILED] += steps
             self._produced += steps
             stream.counted_steps += steps
 
     def _lose(self, stream: _Stream, steps: int) -> None:
+        """Count steps that did not arrive, if there are any."""
         if steps > 0:
             self.lost["disconnect"] += steps
             self._produced += steps

@@ -6,7 +6,9 @@ from typing import Any
 
 
 class Batch(dict[str, Any]):
-    """A dict whose keys are also attributes: ``batch.obs`` is ``batch["obs"]``.
+    """A batch of B transitions: a dict whose keys are also attributes.
+
+    ``batch.obs`` is ``batch["obs"]``.
 
     | key                   | shape and dtype          | meaning                                  |
     | --------------------- | ------------------------ | ---------------------------------------- |
@@ -23,7 +25,8 @@ class Batch(dict[str, Any]):
     """
 
     @property
-    def keys(self) -> Any:  # the rows' keys; the names are list(batch)
+    def keys(self) -> Any:
+        """The keys of the rows, in place of the method of dict; ``list(batch)`` has the names."""
         return self["keys"]
 
     def __getattr__(self, name: str) -> Any:
@@ -41,8 +44,10 @@ class Batch(dict[str, Any]):
 
 
 def _brief(value: Any) -> str:
+    """Returns a nested value as text, with dtypes and shapes instead of arrays."""
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{name}: {_brief(inner)}' for name, inner in value.items())}}}"
+        items = ", ".join(f"{name}: {_brief(child)}" for name, child in value.items())
+        return f"{{{items}}}"
     if isinstance(value, tuple):
         return f"({', '.join(map(_brief, value))})"
     if hasattr(value, "dtype") and hasattr(value, "shape"):

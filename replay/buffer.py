@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +44,7 @@ from penstock.replay.factory import (
     wrap_sampler,
 )
 from penstock.replay.layout import Layout
-from penstock.replay.limiter import RateLimitedTable, RateLimiter
+from penstock.replay.limiter import RateLimitedTable, RateLimiter, expect_sizes
 from penstock.replay.prefetch import batches
 from penstock.replay.samplers import Sampler, check_priorities, load_moved
 from penstock.replay.sequences import Sequences, SequenceSampler, draw_future, no_priorities
@@ -55,12 +55,14 @@ from penstock.replay.table import ROW_OF_KEY, Table
 from penstock.replay.writer import StepAdder
 from penstock.transport.shm.arena import Prefault
 
-SIZE = ("capacity", "frame_stack", "autoreset", "writers", "in_hand")
-"""Options that the stored rows depend on."""
-DRAWN_BY = ("sequences", "max_times_sampled")
-"""Options that a sampler's state depends on."""
-WHOLE = (int, np.integer)  # a union would be made anew at each use
-RETRY_S = 0.01  # between two attempts to draw
+# Options that the stored rows depend on.
+ROW_OPTIONS = ("capacity", "frame_stack", "autoreset", "writers", "in_hand")
+# Options that a sampler's state depends on.
+SAMPLER_OPTIONS = ("sequences", "max_times_sampled")
+# The types of whole numbers; a union of types would be made anew at each use.
+INTEGER_TYPES = (int, np.integer)
+# The time between two attempts to draw a batch, in seconds.
+RETRY_S = 0.01
 
 
 class Replay:
@@ -136,31 +138,54 @@ class Replay:
         self.sequences = sequences
         self.eviction = EvictionPolicy(ttl_s, max_policy_lag)
         self.autoreset: Autoreset = autoreset
+        self.max_times_sampled = max_times_sampled
         self.sampler = wrap_sampler(sampler, self.n_step, sequences, max_times_sampled)
-
         self.layout = lay_out(
             columns,
-            self.capacity,
-            envs,
-            frame_stack,
-            unroll,
+            capacity=self.capacity,
+            envs=envs,
+            frame_stack=frame_stack,
+            unroll=unroll,
             shared=shared,
             follow=self.n_step > 1 or sequences is not None,
         )
-        self.table = make_table(
-            self.layout, self.capacity, self.in_hand, self.writers, self.sampler, shared=shared
-        )
-        self._core = BufferCore(self.table, self.layout, self.autoreset, self.eviction)
-        self._end = weakref.finalize(self, self._core.close)
-        self.lock, self._streams = self._core.lock, self._core.streams
-        self.gather = make_gather(self.table, self.layout, self.n_step, discount, sequences)
-        bind_sampler(self.sampler, self.table, seed)
+        if limiter is not None:
+            expect_sizes(limiter, self.layout.spec, self.capacity, shared=shared)
 
+        # All options were checked: now memory is taken. From here on, `close` frees it.
+        self.table = make_table(
+            self.layout,
+            capacity=self.capacity,
+            in_hand=self.in_hand,
+            writers=self.writers,
+            sampler=self.sampler,
+            shared=shared,
+        )
         self.rate_limited: RateLimitedTable | None = None
         if limiter is not None:
-            self.rate_limited = RateLimitedTable(limiter, self.table, self.capacity, timeout_s)
-        self._core.rate_limited = self.rate_limited
+            self.rate_limited = RateLimitedTable(limiter, self.table, timeout_s)
+        self._core = BufferCore(
+            self.table,
+            self.layout,
+            autoreset=self.autoreset,
+            eviction=self.eviction,
+            rate_limited=self.rate_limited,
+        )
+        self._finalizer = weakref.finalize(self, self._core.close)
+
+        self.lock = self._core.lock
+        self._streams = self._core.streams
+        self.gather = make_gather(
+            self.table,
+            self.layout,
+            n_step=self.n_step,
+            discount=discount,
+            sequences=sequences,
+        )
+        bind_sampler(self.sampler, self.table, seed)
+
         self.stale_updates = 0
+        """Priorities that `update_priorities` ignored, as their rows were overwritten."""
         self.slots_moved = False
         """Whether `restore` loaded slots into other places than they had in the snapshot."""
 
@@ -199,6 +224,8 @@ class Replay:
 
         The other options are those of `Replay`. Raises ReplayError as `Replay` does.
         """
+        if autoreset is None:
+            autoreset = resets_of(env)
         return cls(
             columns_of(env) | dict(columns or {}),
             capacity,
@@ -207,7 +234,7 @@ class Replay:
             frame_stack=frame_stack,
             sampler=sampler,
             envs=envs_of(env),
-            autoreset=resets_of(env) if autoreset is None else autoreset,
+            autoreset=autoreset,
             unroll=unroll,
             writers=writers,
             in_hand=in_hand,
@@ -230,18 +257,20 @@ class Replay:
 
         Args:
             folder: of the snapshot.
-            sampler: needed where the replay was made with a sampler or schedule of your own.
+            sampler: needed if the replay was made with a sampler or schedule of your own.
 
         Raises:
             ReplayError: the folder holds no snapshot, or a damaged one.
         """
         reader = FolderReader(Path(folder))
         with reader.refusing():
-            others, spec = reader.about["others"], SlotSpec.from_dict(reader.about["table"]["spec"])
-            options = dict(others["options"])
+            spec = SlotSpec.from_dict(reader.about["table"]["spec"])
+            saved = reader.about["others"]
+            options = dict(saved["options"])
             if options["sequences"] is not None:
                 options["sequences"] = Sequences(**options["sequences"])
-        replay = cls(spec, **options, sampler=sampler or read_sampler(reader, others["sampler"]))
+
+        replay = cls(spec, **options, sampler=sampler or read_sampler(reader, saved["sampler"]))
         try:
             replay._restore(reader)
         except BaseException:
@@ -265,17 +294,18 @@ class Replay:
         No row is removed because of its age. The options are those of `Replay`.
 
         Raises:
-            ReplayError: as `load`; also where ``n_step`` or ``sequences`` need to know which rows
+            ReplayError: as `load`; also if ``n_step`` or ``sequences`` need to know which rows
                 follow each other and the rows were stored without that.
         """
         reader = FolderReader(Path(folder))
         with reader.refusing():
             spec = SlotSpec.from_dict(reader.about["table"]["spec"])
-            saved = reader.about["others"]["options"]
-            size = {name: saved[name] for name in SIZE}
+            saved_options = reader.about["others"]["options"]
+            row_options = {name: saved_options[name] for name in ROW_OPTIONS}
+
         replay = cls(
             spec,
-            **size,
+            **row_options,
             n_step=n_step,
             discount=discount,
             sampler=sampler,
@@ -283,11 +313,13 @@ class Replay:
             seed=seed,
         )
         try:
-            if replay.layout.inline and (n_step > 1 or sequences) and not replay.layout.ages:
+            needs_ages = bool(replay.layout.inline) and (n_step > 1 or sequences is not None)
+            if needs_ages and not replay.layout.ages:
                 raise ReplayError(
                     f"{folder} does not hold which rows follow each other; record it with n_step "
                     "above 1 or with sequences"
                 )
+
             with replay.lock, reader.refusing():
                 snapshot.restore(reader, replay.table)
                 replay.table.rate_anew()
@@ -313,8 +345,8 @@ class Replay:
     ) -> None:
         """Store one step of each environment.
 
-        Each thread is its own stream: its steps must follow each other. Use `writer` for other
-        streams.
+        The steps of each thread are a stream of their own: they must follow each other. Use
+        `writer` for other streams.
 
         Args:
             obs: observation before the step, arrays ``[envs, *shape]``, nested like the space. With
@@ -335,32 +367,50 @@ class Replay:
         """
         if priority is not None and self.sequences is not None:
             raise no_priorities()
-        core, rate_limited, lock = self._core, self.rate_limited, self.lock
+        core = self._core
+        rate_limited = self.rate_limited
         if rate_limited is not None:
             core.check()
             rate_limited.before_insert(self.table.spec.envs)
         step = (obs, action, reward, terminated, truncated, next_obs, info, priority, extra)
-        with lock.turn:  # lets a waiting thread go first, in a fifth of the time of `with lock`
+
+        # A waiting thread goes first, as in `with self.lock`, in a fifth of the time.
+        lock = self.lock
+        with lock.turn:
             pass
         with lock.inner:
             if core.ended is not None:
                 core.check()
             try:
-                writer = self._streams.here.writer
+                writer = self._streams.of_thread.writer
             except AttributeError:
-                try:
-                    writer = self._streams.begin()
-                except ReplayError:
-                    if rate_limited is not None:
-                        rate_limited.note(counted=self.table.spec.envs)
-                    raise
+                writer = self._open_stream_of_thread()
             if rate_limited is None:
                 writer.add(*step)
             else:
                 self.write(writer, *step)
 
+    def _open_stream_of_thread(self) -> StepWriter:
+        """Open the stream of the calling thread, at its first step. Needs the lock.
+
+        Raises ReplayError if too many streams are open, after the limiter took back this step.
+        """
+        try:
+            return self._streams.open_for_thread()
+        except ReplayError:
+            if self.rate_limited is not None:
+                self.rate_limited.pass_on_counts(already_counted=self.table.spec.envs)
+            raise
+
     def write(self, writer: StepWriter, *given: Any) -> None:
-        """Add a step that the limiter has already counted. Needs the lock."""
+        """Add a step that the limiter has already counted. Needs the lock.
+
+        If the step is not stored, the limiter's count is taken back.
+
+        Args:
+            writer: of the stream.
+            given: the arguments of `StepWriter.add`, in order.
+        """
         self._core.check()
         if self.rate_limited is None:
             writer.add(*given)
@@ -368,13 +418,13 @@ class Replay:
         try:
             writer.add(*given)
         finally:
-            self.rate_limited.note(counted=self.table.spec.envs)
+            self.rate_limited.pass_on_counts(already_counted=self.table.spec.envs)
 
     def writer(self) -> StreamWriter:
         """Open a separate stream, for steps that do not follow those of the calling thread."""
         with self.lock:
             self._core.check()
-            return StreamWriter(self, self._streams.make())
+            return StreamWriter(self, self._streams.open_stream())
 
     def serve(self, path: str | Path | None = None) -> str:
         """Let other processes of this host add.
@@ -411,34 +461,45 @@ class Replay:
         return self._sample_within(None, count, stacked=stacked)
 
     def _sample_within(self, timeout_s: float | None, count: int, *, stacked: bool) -> Batch:
-        """`sample`, which waits for the limiter for up to ``timeout_s`` seconds; None: as long as
-        the replay's option says."""
+        """Sample as `sample` does, and wait for the limiter for up to ``timeout_s`` seconds.
+
+        None: for as long as the option ``timeout_s`` of the replay.
+        """
         rate_limited = self.rate_limited
         if rate_limited is None:
             return self._draw(count, stacked)
+
         # The limiter's band would grow with a larger batch for good.
         if not is_count(count) or count > self.capacity:
             raise cannot_sample(count, self.table.stored, self.capacity)
+
+        # The last draw may have removed rows, and slots that were not collected may let this draw
+        # proceed.
         with self.lock:
-            rate_limited.note()  # the last draw may have removed rows
+            rate_limited.pass_on_counts()
         if not rate_limited.limiter.may_sample(count):
             with self.lock:
                 self.collect()
+
         rate_limited.before_sample(count, timeout_s)
         try:
             return self._draw(count, stacked)
         except BaseException:
-            rate_limited.not_sampled(count)
+            rate_limited.take_back_sample(count)
             raise
 
     def _draw(self, count: int, stacked: bool) -> Batch:
+        """Draw a batch as `sample` does, without the limiter."""
         core = self._core
         with self.lock:
             if core.ended is not None:
                 core.check()
             core.collect_for_draw()
+
+            # Sequences may overlap, so that there can be more of them than rows at their starts.
             stored = self.table.stored
-            if not is_count(count) or count > (self.capacity if self.sequences else stored):
+            most = self.capacity if self.sequences else stored
+            if not is_count(count) or count > most:
                 raise cannot_sample(count, stored, self.capacity)
             rows, weights = self.sampler.sample(count)
             return self.gather.batch(rows, weights, stacked=stacked)
@@ -462,14 +523,16 @@ class Replay:
         Raises:
             ReplayError: the lengths differ, or a priority is not finite.
         """
-        names, values = check_priorities(keys, priorities)
+        key_array, magnitudes = check_priorities(keys, priorities)
         with self.lock:
-            fresh = self.table.fresh(names)
-            count = int(np.count_nonzero(fresh))
-            if count < len(names):
-                self.stale_updates += len(names) - count
-                names, values = names[fresh], values[fresh]
-            self.sampler.update(names & ROW_OF_KEY, values)
+            is_fresh = self.table.fresh(key_array)
+            count = int(np.count_nonzero(is_fresh))
+            if count < len(key_array):
+                self.stale_updates += len(key_array) - count
+                key_array = key_array[is_fresh]
+                magnitudes = magnitudes[is_fresh]
+
+            self.sampler.update(key_array & ROW_OF_KEY, magnitudes)
             return count
 
     def future(self, keys: npt.ArrayLike, horizon: int, rng: np.random.Generator) -> Batch:
@@ -490,13 +553,15 @@ class Replay:
         Raises:
             ReplayError: a row was overwritten since, or the replay draws sequences.
         """
-        names, horizon = np.asarray(keys, np.int64), positive_int("horizon", horizon)
+        key_array = np.asarray(keys, np.int64)
+        horizon = positive_int("horizon", horizon)
         if self.sequences is not None:
             raise ReplayError("future rows are drawn for single steps; take them from the sequence")
+
         with self.lock:
-            if stale := int(np.count_nonzero(~self.table.fresh(names))):
-                raise ReplayError(f"{stale} of {len(names)} rows were overwritten; draw anew")
-            rows = draw_future(self.table, names & ROW_OF_KEY, horizon, rng)
+            if stale := int(np.count_nonzero(~self.table.fresh(key_array))):
+                raise ReplayError(f"{stale} of {len(key_array)} rows were overwritten; draw anew")
+            rows = draw_future(self.table, key_array & ROW_OF_KEY, horizon, rng)
             return self.gather.batch(rows, None)
 
     def batches(
@@ -538,7 +603,8 @@ class Replay:
             ReplayError: it cannot be written. The previous snapshot stays.
         """
 
-        def others() -> dict[str, Any]:
+        def describe_replay() -> dict[str, Any]:
+            """Returns what the snapshot holds beside the table, at the instant of the snapshot."""
             return {
                 "options": self._options(),
                 "sampler": describe_sampler(self.sampler),
@@ -550,10 +616,13 @@ class Replay:
 
         with self.lock:
             self.collect()
-        snapshot.save(Path(folder), self.table, self.lock, others)
+        snapshot.save(Path(folder), self.table, self.lock, describe_replay)
 
     def _options(self) -> dict[str, Any]:
-        """The constructor's options of this replay, besides columns and sampler."""
+        """Returns the constructor's options of this replay, as JSON values.
+
+        They lack the columns, the sampler, and options that need not be those of the saved replay.
+        """
         return {
             "capacity": self.capacity,
             "n_step": self.n_step,
@@ -564,7 +633,7 @@ class Replay:
             "in_hand": self.in_hand,
             "shared": self.table.store.arena.fd is not None,
             "sequences": None if self.sequences is None else asdict(self.sequences),
-            "max_times_sampled": getattr(self.sampler, "most", None),
+            "max_times_sampled": self.max_times_sampled,
             **asdict(self.eviction),
         }
 
@@ -572,8 +641,8 @@ class Replay:
         """Load a snapshot into this replay, which must be new and have the same options.
 
         Only ``capacity``, ``writers``, ``in_hand`` and the limiter may differ. If this replay has
-        fewer slots than the snapshot, the newest are loaded. `slots_moved` is true where the
-        numbers of slots differ.
+        fewer slots than the snapshot, the newest are loaded. `slots_moved` is true if the numbers
+        of slots differ.
 
         Returns:
             What ``more`` returned to `save`.
@@ -585,34 +654,49 @@ class Replay:
         return self._restore(FolderReader(Path(folder)))
 
     def _restore(self, reader: FolderReader) -> dict[str, Any]:
+        """Load the snapshot of ``reader``, as `restore` does."""
         with self.lock, reader.refusing():
-            others, origin = snapshot.restore(reader, self.table)
-            mine, theirs = describe_sampler(self.sampler), others["sampler"]
-            if (mine or {}).get("kind") != (theirs or {}).get("kind"):
-                raise ReplayError(
-                    f"{reader.folder} has the state of another sampler: "
-                    f"{theirs or 'one of your own'}; give the sampler that the replay was made with"
-                )
-            saved, options = others["options"], self._options()
-            for name in DRAWN_BY:
-                if saved.get(name) != options[name]:
-                    raise ReplayError(
-                        f"{reader.folder} was saved with {name}={saved.get(name)} and the replay "
-                        f"has {options[name]}; give the same, or take its rows with "
-                        "Replay.load_rows"
-                    )
+            saved, origin = snapshot.restore(reader, self.table)
+            self._check_sampler_options(reader.folder, saved)
+
             self.slots_moved = origin is not None
             if origin is None:
-                self.sampler.load_state_dict(others["state"])
+                self.sampler.load_state_dict(saved["state"])
             else:
-                load_moved(self.sampler, others["state"], origin)
+                load_moved(self.sampler, saved["state"], origin)
             if self.rate_limited is not None:
-                self.rate_limited.load_state_dict(others.get("limiter"))
-            counters = others["counters"]
+                self.rate_limited.load_state_dict(saved.get("limiter"))
+
+            counters = saved["counters"]
             self.stale_updates = int(counters["stale_updates"])
-            self.table.version = int(counters.get("version", 0))  # older snapshots have none
-            more: dict[str, Any] = others.get("more", {})
+            # Older snapshots have neither a version nor what `more` returned.
+            self.table.version = int(counters.get("version", 0))
+            more: dict[str, Any] = saved.get("more", {})
             return more
+
+    def _check_sampler_options(self, folder: Path, saved: dict[str, Any]) -> None:
+        """Raise ReplayError if the state of this replay's sampler cannot be taken from a snapshot.
+
+        Args:
+            folder: of the snapshot, for the error.
+            saved: what the snapshot holds beside the table.
+        """
+        sampler = describe_sampler(self.sampler) or {}
+        saved_sampler = saved["sampler"] or {}
+        if sampler.get("kind") != saved_sampler.get("kind"):
+            raise ReplayError(
+                f"{folder} has the state of another sampler: {saved_sampler or 'one of your own'}; "
+                "give the sampler that the replay was made with"
+            )
+
+        options = self._options()
+        saved_options = saved["options"]
+        for name in SAMPLER_OPTIONS:
+            if saved_options.get(name) != options[name]:
+                raise ReplayError(
+                    f"{folder} was saved with {name}={saved_options.get(name)} and the replay has "
+                    f"{options[name]}; give the same, or take its rows with Replay.load_rows"
+                )
 
     @property
     def version(self) -> int:
@@ -629,11 +713,15 @@ class Replay:
         return self.table.stored
 
     def stats(self) -> dict[str, Any]:
-        """Counts of rows, with ``inserted = stored + evicted``, and memory in bytes."""
+        """Returns counts of rows, with ``inserted = stored + evicted``, and memory in bytes.
+
+        Raises ReplayError if the replay is closed.
+        """
         table = self.table
         with self.lock:
             self._core.check()
             self.collect()
+            slots_nbytes = table.store.geometry.nbytes
             return {
                 "capacity": self.capacity,
                 "stored": table.stored,
@@ -643,8 +731,8 @@ class Replay:
                 "writers": self._core.writers,
                 "slots": table.slots,
                 "rows": table.rows,
-                "nbytes": table.store.geometry.nbytes + table.valid.nbytes,
-                "nbytes_per_row": table.store.geometry.nbytes / table.rows,
+                "nbytes": slots_nbytes + table.valid.nbytes,
+                "nbytes_per_row": slots_nbytes / table.rows,
             }
 
     def close(self) -> None:
@@ -652,7 +740,7 @@ class Replay:
 
         A replay that is garbage-collected is closed too.
         """
-        self._end()
+        self._finalizer()
 
     def __enter__(self) -> Self:
         return self
@@ -664,14 +752,16 @@ class Replay:
 class StreamWriter(StepAdder):
     """One explicit stream of a replay in this process, with the `add` of `Replay`.
 
-    For steps that do not follow those of a thread's own stream. `close`, or leaving a ``with``
-    block, ends it.
+    It is for steps that do not follow those of a thread's own stream. `close`, or leaving a
+    ``with`` block, ends it.
     """
 
     def __init__(self, replay: Replay, writer: StepWriter) -> None:
-        self._replay, self._writer = replay, writer
+        self._replay = replay
+        self._writer = writer
 
     def _add(self, step: StepArguments, timeout_s: float | None) -> None:
+        """Add ``step``; the limiter may let it wait for up to ``timeout_s`` seconds."""
         replay = self._replay
         if replay.rate_limited is not None:
             replay.rate_limited.before_insert(replay.table.spec.envs, timeout_s)
@@ -691,61 +781,85 @@ class StreamWriter(StepAdder):
 
 
 class ReplaySource:
-    """Batches of ``count`` rows of a replay, for the prefetching thread."""
+    """Draws batches of a replay, for a thread that prefetches them.
+
+    Args:
+        replay: that they are drawn from.
+        count: rows, or sequences, of a batch.
+        stacked: as in `Replay.sample`.
+    """
 
     def __init__(self, replay: Replay, count: int, stacked: bool) -> None:
-        self._replay, self._count, self._stacked = replay, count, stacked
+        self._replay = replay
+        self._count = count
+        self._stacked = stacked
 
     def draw(self, timeout_s: float) -> Batch | None:
-        """Draw a batch; None if that was not possible within ``timeout_s``."""
-        ends_s = time.monotonic() + timeout_s
+        """Draw a batch; returns None if that was not possible within ``timeout_s`` seconds."""
+        deadline_s = time.monotonic() + timeout_s
         while True:
             if not self.missing():
-                left_s = max(0.0, ends_s - time.monotonic())
+                wait_s = max(0.0, deadline_s - time.monotonic())
                 try:
-                    return self._replay._sample_within(left_s, self._count, stacked=self._stacked)
+                    return self._replay._sample_within(wait_s, self._count, stacked=self._stacked)
                 except ReplayError:
-                    if not self.missing():  # else another thread has taken what was there
+                    # If something is missing now, another thread has drawn what was there.
+                    if not self.missing():
                         raise
-            if time.monotonic() >= ends_s:
+            if time.monotonic() >= deadline_s:
                 return None
             time.sleep(RETRY_S)
 
     def missing(self) -> str:
-        """Why no batch can be drawn yet; empty when one can."""
+        """Returns why no batch can be drawn yet, as a sentence; empty if one can be drawn."""
         replay = self._replay
         with replay.lock:
             replay.collect()
+
         if isinstance(replay.sampler, SequenceSampler):
             with replay.lock:
                 if not len(replay.sampler):
                     return "no sequence is complete; is anything added?"
         elif min(self._count, replay.capacity) > len(replay):
             return f"{len(replay)} of {self._count} rows are stored; is anything added?"
-        return replay.rate_limited.missing(self._count) if replay.rate_limited else ""
+
+        if replay.rate_limited is None:
+            return ""
+        return replay.rate_limited.why_not_sample(self._count)
 
 
 class BufferCore:
-    """One ``table`` and every operation on it besides sampling.
+    """A table with everything around it besides sampling: lock, streams, eviction and threads.
 
     The buffer's own threads refer to this and not to the `Replay`. So a Replay that is
     garbage-collected ends them, and frees descriptors, threads and memory as `close` would have.
     """
 
     def __init__(
-        self, table: Table, layout: Layout, autoreset: Autoreset, eviction: EvictionPolicy
+        self,
+        table: Table,
+        layout: Layout,
+        *,
+        autoreset: Autoreset,
+        eviction: EvictionPolicy,
+        rate_limited: RateLimitedTable | None,
     ) -> None:
         self.table = table
-        self._about = {"autoreset": autoreset, "frame_stack": layout.frame_stack}
+        self.rate_limited = rate_limited
         self.lock = FairLock()
-        self.rate_limited: RateLimitedTable | None = None
         self.streams = OwnStreams(table, layout, autoreset)
-        self.ended: Exception | None = None  # why adding and sampling are no longer possible
+        # The error that adding and sampling raise from now on; None while they are possible.
+        self.ended: Exception | None = None
         self._evictor = Evictor(eviction, table)
-        # Other processes publish slots, or rows become too old while nothing is added.
+
+        # Without a call of `add`, other processes publish slots, and rows become too old.
         is_shared = table.store.arena.fd is not None
         self._needs_collect_before_draw = is_shared or eviction != EvictionPolicy()
+
+        # What writers in other processes learn when they attach, and the thread that serves them.
+        self._attach_info = {"autoreset": autoreset, "frame_stack": layout.frame_stack}
         self._server: StoreServer | None = None
+        # The process that owns the threads; a fork of it does not.
         self._pid = os.getpid()
         self._prefault = Prefault(table.store.arena)
 
@@ -755,10 +869,10 @@ class BufferCore:
         self.table.collect()
         self._evictor.evict()
         if self.rate_limited is not None:
-            self.rate_limited.note()
+            self.rate_limited.pass_on_counts()
 
     def collect_for_draw(self) -> None:
-        """As `collect`, without what cannot change the rows of a draw. Needs `lock`.
+        """Collect only what may change the rows of a draw. Needs `lock`.
 
         Rows of writers in this process count as soon as they are written, and their streams collect
         their slots.
@@ -769,15 +883,22 @@ class BufferCore:
             self.streams.close_ended()
 
     def check(self) -> None:
-        """Raise ReplayError where this buffer is closed, or its service thread failed."""
+        """Raise ReplayError if this buffer is closed, or its service thread failed."""
         if self.ended is not None:
             raise ReplayError(str(self.ended)) from self.ended.__cause__
 
     def serve(self, path: str | Path | None) -> StoreServer:
-        """Let processes of this host write. Raises ReplayError where the memory is private."""
+        """Let processes of this host write; returns the server, which each further call returns.
+
+        Args:
+            path: of the Unix socket; None: in a new private folder.
+
+        Raises:
+            ReplayError: the memory is private, or another process listens at ``path``.
+        """
         self.check()
         if self._server is None:
-            self._server = self._serve(None if path is None else Path(path))
+            self._server = self._start_server(None if path is None else Path(path))
         return self._server
 
     @property
@@ -787,11 +908,14 @@ class BufferCore:
 
     def close(self) -> None:
         """Detach writers, end the threads, and free the memory."""
-        if os.getpid() != self._pid:  # a fork has neither the threads nor, perhaps, the lock
+        # A fork has no threads to end, and may have copied the lock while it was held.
+        if os.getpid() != self._pid:
             return
         self.ended = self.ended or ReplayError("this replay is closed; make another one")
         self._prefault.stop()
-        server, self._server = self._server, None  # the two refer to each other
+
+        # The server refers to this object: both are freed once this reference is gone.
+        server, self._server = self._server, None
         if server is not None:
             server.close(then=self._close_store)
         else:
@@ -801,25 +925,28 @@ class BufferCore:
         with self.lock:
             self.table.store.close()
 
-    def _serve(self, path: Path | None) -> StoreServer:
+    def _start_server(self, path: Path | None) -> StoreServer:
+        """Start the thread that serves writers in other processes."""
         if self.table.store.arena.fd is None:
             raise ReplayError(
                 "this replay's memory is its own; make it with shared=True to let others write"
             )
+
+        def may_lend() -> bool:
+            return self.rate_limited is None or self.rate_limited.may_lend()
+
         return StoreServer(
             self.table.store,
             self.lock,
             path,
             collect=self.collect,
-            failed=self._failed,
-            may_lend=self.rate_limited.may_lend if self.rate_limited else lambda: True,
-            about=self._about,
+            failed=self._on_server_failed,
+            may_lend=may_lend,
+            about=self._attach_info,
         )
 
-    def _failed(self, error: BaseException) -> None:
-        """Record why the service thread ended: rows may be missing from now on, so every call
-        raises.
-        """
+    def _on_server_failed(self, error: BaseException) -> None:
+        """Let every further call raise ``error``, as rows may be missing from now on."""
         failure = ReplayError(
             f"other processes can no longer add to this replay: what served them failed with "
             f"{type(error).__name__}: {error}; save() what is stored and make another replay"
@@ -833,7 +960,7 @@ class FairLock:
 
     A thread that holds a plain `threading.Lock` most of the time, as a loop of adds does, gets it
     again before a waiting thread has woken: a snapshot beside such a loop took a minute. Here a
-    thread that waits for ``inner`` holds ``turn``, where all others wait.
+    thread that waits for the lock ``inner`` holds the lock ``turn``, and all others wait for that.
     """
 
     def __init__(self) -> None:
@@ -849,38 +976,43 @@ class FairLock:
 
 
 class _Presence:
-    """An object that exists as long as its thread."""
+    """An object that is garbage-collected when its thread ends."""
 
 
 class OwnStreams:
     """The streams of threads that call `Replay.add`: one per thread, opened at its first step.
 
     When a thread has ended, its stream is closed at the next collect, so that the rows of its last
-    slot can be evicted like all others. Used under the buffer's lock. ``here.writer`` is the writer
-    of the calling thread.
+    slot can be evicted like all others. Used under the buffer's lock.
     """
 
     def __init__(self, table: Table, layout: Layout, autoreset: Autoreset) -> None:
-        self._arguments = table, layout, autoreset
-        self._ended: deque[StepWriter] = deque()  # of threads that have ended; any thread appends
-        self.here = threading.local()
+        self._table = table
+        self._layout = layout
+        self._autoreset = autoreset
+        self.of_thread = threading.local()
+        """Has the attribute ``writer``, the stream of the calling thread, once it is open."""
+        # The streams of threads that have ended. Any thread may append, without the lock.
+        self._ended_writers: deque[StepWriter] = deque()
 
-    def make(self) -> StepWriter:
+    def open_stream(self) -> StepWriter:
         """Open a stream that belongs to no thread."""
-        return StepWriter(*self._arguments)
+        return StepWriter(self._table, self._layout, self._autoreset)
 
-    def begin(self) -> StepWriter:
+    def open_for_thread(self) -> StepWriter:
         """Open a stream for the calling thread."""
         self.close_ended()
-        writer = self.make()
-        self.here.writer, self.here.presence = writer, _Presence()
-        weakref.finalize(self.here.presence, self._ended.append, writer).atexit = False
+        writer = self.open_stream()
+        presence = _Presence()
+        self.of_thread.writer = writer
+        self.of_thread.presence = presence
+        weakref.finalize(presence, self._ended_writers.append, writer).atexit = False
         return writer
 
     def close_ended(self) -> None:
         """Publish the last rows of ended threads, and free their lanes."""
-        while self._ended:
-            self._ended.popleft().close()
+        while self._ended_writers:
+            self._ended_writers.popleft().close()
 
 
 @dataclass(frozen=True)
@@ -904,20 +1036,33 @@ class EvictionPolicy:
             )
 
 
+class _LagCheck(NamedTuple):
+    """What a check for slots of too old policies depends on; an equal check finds none.
+
+    Args:
+        oldest_version: the oldest policy version whose slots stay.
+        newest_slot: the slot that was published last.
+        generation: of that slot.
+    """
+
+    oldest_version: int
+    newest_slot: int
+    generation: int
+
+
 class Evictor:
     """Evicts rows that are too old to learn from, under the buffer's lock.
 
-    Whole slots are evicted, each with its reason. "ttl": published longer ago than ``ttl_s``
-    seconds. "lag": played by a policy more than ``max_policy_lag`` versions behind. A slot that is
-    still being written stays. The age of a slot counts from its publication; its version is that of
-    its first step.
+    Whole slots are evicted, and counted by the reason. "ttl": the slot was published longer ago
+    than ``ttl_s`` seconds. "lag": it was played by a policy more than ``max_policy_lag`` versions
+    behind; its version is that of its first step. A slot that is still being written stays.
     """
 
     def __init__(self, policy: EvictionPolicy, table: Table) -> None:
         self._policy = policy
         self._table = table
         self._headers = table.store.geometry.headers(table.store.arena)
-        self._checked = (0, -1, 0)  # state at the last check of the lag
+        self._last_check: _LagCheck | None = None
 
     def evict(self) -> None:
         """Evict slots that are too old now."""
@@ -928,39 +1073,48 @@ class Evictor:
             self._evict_lagging(self._table.version - policy.max_policy_lag)
 
     def _evict_expired(self, oldest_s: float) -> None:
-        """Slots are in the order of their publication, so only the oldest are checked."""
+        """Evict slots that were published before ``oldest_s``, a time of the monotonic clock.
+
+        Slots are in the order of their publication, so only the oldest are checked.
+        """
         table = self._table
         while table.closed and self._headers["published_s"][table.order[0]] < oldest_s:
             table.evict_oldest("ttl")
 
-    def _evict_lagging(self, oldest: int) -> None:
-        """Searches behind fresh slots too: a slow writer's slots are published after those of
-        others.
+    def _evict_lagging(self, oldest_version: int) -> None:
+        """Evict slots that were played by a policy older than ``oldest_version``.
+
+        They may also lie behind fresh slots in the order of the table: a slow writer's slots are
+        published after those of others.
         """
         table = self._table
-        if not table.closed or (state := self._state(oldest)) == self._checked:
+        if not table.closed:
             return
+        newest_slot = table.order[table.closed - 1]
+        check = _LagCheck(oldest_version, newest_slot, int(table.generation[newest_slot]))
+        if check == self._last_check:
+            return
+
         slots = np.fromiter(table.order, np.int64, len(table.order))[: table.closed]
         versions = self._headers["version"][slots]
-        for slot in slots[versions < np.uint64(max(0, oldest))].tolist():
+        lagging = slots[versions < np.uint64(max(0, oldest_version))]
+        for slot in lagging.tolist():
             table.order.remove(slot)
             table.order.appendleft(slot)
             table.evict_oldest("lag")
-        self._checked = state
-
-    def _state(self, oldest: int) -> tuple[int, int, int]:
-        """A value that changes whenever a slot may have become too old."""
-        slot = self._table.order[self._table.closed - 1]
-        return oldest, slot, int(self._table.generation[slot])
+        self._last_check = check
 
 
 def is_count(value: Any) -> bool:
-    """Whether ``value`` is a whole number of at least 1."""
-    return isinstance(value, WHOLE) and bool(value > 0)
+    """Returns whether ``value`` is a whole number of at least 1."""
+    return isinstance(value, INTEGER_TYPES) and bool(value > 0)
 
 
 def cannot_sample(count: int, stored: int, capacity: int) -> ReplayError:
-    """The error for a batch of ``count`` rows that cannot be drawn."""
+    """Returns the error for a batch of ``count`` rows that cannot be drawn.
+
+    ``stored`` rows of at most ``capacity`` are stored.
+    """
     if not is_count(count):
         return ReplayError(f"batch size {count!r} must be a whole number and at least 1")
     if count > capacity:

@@ -4,7 +4,7 @@ from penstock.configs.errors import UserError
 
 
 class ReplayError(UserError, ValueError):
-    """One sentence with the value, the rule and the next step."""
+    """A user's mistake: one sentence with the value, the rule and the next step."""
 
 
 class DamagedSnapshotError(ReplayError):

@@ -14,6 +14,7 @@ from penstock.replay.sum_tree import BELOW, FANOUT, SHIFT, Floats, Rows, SumTree
 
 
 def _numba() -> Any:
+    """Returns the module numba; None if it is not installed."""
     try:
         import numba
     except ImportError:
@@ -48,6 +49,7 @@ class FastSumTree(SumTree):
         return nodes
 
     def _refresh(self) -> None:
+        """Bring all sums up to date with the leaves."""
         if self._written:
             self._enter_written()
         if self._top_changed:
@@ -55,6 +57,7 @@ class FastSumTree(SumTree):
             self._top_changed = False
 
     def _enter_written(self) -> None:
+        """Make the written ranges part of all sums but the cumulative one of the top."""
         for stop, start in self._written.items():
             _sum_above_range(self._values, self._offsets, start, stop)
         self._written.clear()
@@ -62,11 +65,13 @@ class FastSumTree(SumTree):
 
 
 def _compiled(function: Any) -> Any:
+    """Compile a function by numba, whose cache keeps the result; without numba, return it as is."""
     return _NUMBA.njit(cache=True, nogil=True)(function) if AVAILABLE else function
 
 
 @_compiled
-def _sum_node(values: Floats, first: int) -> float:
+def _sum_children(values: Floats, first: int) -> float:
+    """Returns the sum of the children from position ``first`` on."""
     total = 0.0
     for child in range(first, first + FANOUT):
         total += values[child]
@@ -75,27 +80,40 @@ def _sum_node(values: Floats, first: int) -> float:
 
 @_compiled
 def _sum_above_rows(values: Floats, offsets: Rows, rows: Rows) -> None:
-    """Level by level, so that the loads of different rows overlap."""
+    """Sum the children of the nodes above ``rows``.
+
+    This is done level by level, so that the loads of different rows overlap.
+
+    Args:
+        values: of all levels.
+        offsets: of the levels in ``values``, as in `SumTree`.
+        rows: leaves.
+    """
     shift = 0
     for level in range(len(offsets) - 2):
         shift += SHIFT
-        here, above = offsets[level], offsets[level + 1]
+        children = offsets[level]
+        parents = offsets[level + 1]
         for row in rows:
             node = row >> shift
-            values[above + node] = _sum_node(values, here + (node << SHIFT))
+            values[parents + node] = _sum_children(values, children + (node << SHIFT))
 
 
 @_compiled
 def _sum_above_range(values: Floats, offsets: Rows, start: int, stop: int) -> None:
+    """Sum the children of the nodes above the leaves ``start`` to ``stop``."""
     for level in range(len(offsets) - 2):
-        here, above = offsets[level], offsets[level + 1]
-        start, stop = start >> SHIFT, ((stop - 1) >> SHIFT) + 1
+        start = start >> SHIFT
+        stop = ((stop - 1) >> SHIFT) + 1
+        children = offsets[level]
+        parents = offsets[level + 1]
         for node in range(start, stop):
-            values[above + node] = _sum_node(values, here + (node << SHIFT))
+            values[parents + node] = _sum_children(values, children + (node << SHIFT))
 
 
 @_compiled
 def _cumulate(top: Floats, cumulated: Floats) -> None:
+    """Write the cumulative sum of ``top`` [n] to ``cumulated`` [n + 1], after its first 0."""
     total = 0.0
     for index in range(len(top)):
         total += top[index]
@@ -104,29 +122,46 @@ def _cumulate(top: Floats, cumulated: Floats) -> None:
 
 @_compiled
 def _draw(values: Floats, offsets: Rows, cumulated: Floats, targets: Floats, nodes: Rows) -> None:
-    """Descends level by level; `targets` are fractions and are overwritten."""
+    """Draw leaves, as `SumTree.draw` describes it, level by level.
+
+    Args:
+        values: of all levels.
+        offsets: of the levels in ``values``, as in `SumTree`.
+        cumulated: the cumulative sum of the top.
+        targets: ``[n]``, the fractions; overwritten.
+        nodes: ``[n]``, for the leaves that are drawn.
+    """
+    # The nodes of the top that contain the targets; targets become distances within them. Where
+    # targets are sorted, the search goes on from the node of the previous target.
     total = cumulated[-1] * BELOW
-    last = len(cumulated) - 2
+    last_node = len(cumulated) - 2
     node = 0
     for index in range(len(targets)):
         target = targets[index] * total
         if target < cumulated[node]:
             node = 0
-        while node < last and cumulated[node + 1] <= target:  # short, where targets are sorted
+        while node < last_node and cumulated[node + 1] <= target:
             node += 1
         targets[index] = target - cumulated[node]
         nodes[index] = node
+
     for level in range(len(offsets) - 3, -1, -1):
-        here, above = offsets[level], offsets[level + 1]
+        children = offsets[level]
+        parents = offsets[level + 1]
         for index in range(len(targets)):
             node = nodes[index]
-            target = min(targets[index], values[above + node] * BELOW)
-            first = here + (node << SHIFT)
-            child, before, through = 0, 0.0, 0.0
-            for position in range(FANOUT):  # always to the end: a jump would be hard to predict
-                through += values[first + position]
-                passed = through <= target
-                child += passed
-                before = through if passed else before
+            target = min(targets[index], values[parents + node] * BELOW)
+            first_child = children + (node << SHIFT)
+
+            # The child that contains the target is the first whose prefix sum lies above it. The
+            # loop goes on to the end, because a jump out of it would be hard to predict.
+            child = 0
+            prefix_sum = 0.0
+            passed_sum = 0.0
+            for position in range(FANOUT):
+                prefix_sum += values[first_child + position]
+                is_passed = prefix_sum <= target
+                child += is_passed
+                passed_sum = prefix_sum if is_passed else passed_sum
             nodes[index] = (node << SHIFT) + child
-            targets[index] = target - before
+            targets[index] = target - passed_sum

@@ -1,7 +1,7 @@
 """The rows that follow a row in its stream, and n-step returns over them.
 
-n-step returns are computed at sampling: Sutton and Barto, Reinforcement Learning (2018), section
-7.1.
+n-step returns (Sutton and Barto, Reinforcement Learning, 2018, section 7.1) are computed when a
+batch is sampled:
 
     R = sum over j < m of gamma^j r_{t+j},   discount = gamma^m, or 0 where row t+m-1 terminated
 
@@ -20,7 +20,14 @@ from penstock.replay.table import NONE, Array, RecordReader, Rows, Table
 
 
 class Returns(NamedTuple):
-    """For each row: its return, the discount of the next observation, and the last row summed."""
+    """The n-step returns of B rows, each array ``[B]``.
+
+    Args:
+        reward: the discounted sum of rewards.
+        discount: of the observation after the last row that was summed; 0 where it terminated.
+        last: the last row that was summed.
+        last_records: the records of these rows.
+    """
 
     reward: npt.NDArray[np.float32]
     discount: npt.NDArray[np.float32]
@@ -28,45 +35,80 @@ class Returns(NamedTuple):
     last_records: Array
 
 
-def one_step(rows: Rows, records: Array, factors: npt.NDArray[np.float32]) -> Returns:
-    """n = 1: the rows themselves. ``factors``: the discount of the next observation, and 0."""
-    return Returns(records["reward"].copy(), factors.take(records["terminated"]), rows, records)
+def one_step(rows: Rows, records: Array, discounts: npt.NDArray[np.float32]) -> Returns:
+    """Returns the returns for n = 1, which are the rewards of the rows themselves.
+
+    Args:
+        rows: ``[B]``.
+        records: ``[B]``, of these rows.
+        discounts: gamma, and 0 for a row that terminated.
+    """
+    return Returns(
+        reward=records["reward"].copy(),
+        discount=discounts.take(records["terminated"]),
+        last=rows,
+        last_records=records,
+    )
 
 
 def n_step(
-    table: Table, reader: RecordReader, rows: Rows, records: Array, steps: int, discount: float
+    table: Table,
+    reader: RecordReader,
+    rows: Rows,
+    records: Array,
+    *,
+    steps: int,
+    discount: float,
 ) -> Returns:
-    """Sum rewards from ``rows`` [count], with ``records``, over up to ``steps`` rows.
+    """Sum the rewards of up to ``steps`` rows that follow each other.
 
-    Each step is computed for all rows, masked by ``continuing``: records are slow to index.
+    Args:
+        table: of the rows.
+        reader: of the table's records.
+        rows: ``[B]``, the first row of each sum.
+        records: ``[B]``, of these rows.
+        steps: n, from 2.
+        discount: gamma.
     """
-    total = records["reward"].astype(np.float64)
+    reward_sum = records["reward"].astype(np.float64)
     factor = np.full(len(rows), discount)
     last = rows.copy()
+
+    # Each step is computed for all rows, masked by `continuing`, because records are slow to index.
     continuing = ~ended(records)
-    for following in follow(table, rows, steps)[1:]:
-        continuing &= following != NONE
+    for next_rows in follow(table, rows, steps)[1:]:
+        continuing &= next_rows != NONE
         if not continuing.any():
             break
-        next_records = reader.take(following)
+
+        next_records = reader.take(next_rows)
         continuing &= continues(next_records)
-        np.add(total, factor * next_records["reward"], out=total, where=continuing)
+        np.add(reward_sum, factor * next_records["reward"], out=reward_sum, where=continuing)
         np.multiply(factor, discount, out=factor, where=continuing)
-        np.copyto(last, following, where=continuing)
+        np.copyto(last, next_rows, where=continuing)
         continuing &= ~ended(next_records)
+
     last_records = reader.take(last)
-    discounts = np.where(last_records["terminated"], 0, factor)
-    return Returns(total.astype(np.float32), discounts.astype(np.float32), last, last_records)
+    next_discount = np.where(last_records["terminated"], 0, factor)
+    return Returns(
+        reward=reward_sum.astype(np.float32),
+        discount=next_discount.astype(np.float32),
+        last=last,
+        last_records=last_records,
+    )
 
 
 def ended(records: Array) -> npt.NDArray[np.bool_]:
-    """Whether rows are the last of their episodes."""
+    """Returns whether rows with these ``records`` are the last of their episodes."""
     are_last: npt.NDArray[np.bool_] = records["terminated"] | records["truncated"]
     return are_last
 
 
 def continues(records: Array) -> npt.NDArray[np.bool_]:
-    """Whether rows continue the row before: neither a reset nor the start of an episode."""
+    """Returns whether rows with these ``records`` [B] continue the episode of the row before.
+
+    A row that only resets, or is the first of an episode, does not.
+    """
     names = records.dtype.names or ()
     continuing = np.ones(len(records), bool)
     if "alive" in names:
@@ -77,29 +119,45 @@ def continues(records: Array) -> npt.NDArray[np.bool_]:
 
 
 def follow(table: Table, starts: Rows, count: int) -> Rows:
-    """Rows ``[count, B]`` from ``starts`` [B] on in their streams.
+    """Returns the rows that follow each other in their streams from given rows on.
 
-    NONE where there is no row yet.
+    Args:
+        table: of the rows.
+        starts: ``[B]``, the first rows.
+        count: number of rows to follow, the first included.
+
+    Returns:
+        Rows ``[count, B]``; NONE where a stream has no further row yet.
     """
+    # Within a slot, the next row of an environment lies `envs` rows ahead.
     envs = table.spec.envs
     rows: Rows = np.arange(0, count * envs, envs)[:, None] + starts
     slot = starts // table.rows_per_slot
-    stop = slot * table.rows_per_slot + table.length.take(slot) * envs  # the slot's rows so far
-    which = (rows[-1] >= stop).nonzero()[0]
-    if not len(which):
+    stop = slot * table.rows_per_slot + table.length.take(slot) * envs
+    columns = (rows[-1] >= stop).nonzero()[0]
+    if not len(columns):
         return rows
 
-    # The others go on in the next slots of their streams.
+    # These columns of `rows` go beyond the written rows of their slots, and on in the next slots of
+    # their streams. `covered` counts the steps of each column up to the end of its present slot.
     steps = np.arange(count)[:, None]
-    slot, env = slot[which], starts[which] % envs
-    left = (stop[which] - starts[which] + envs - 1) // envs  # steps until the slot ends
-    while len(which):
+    slot = slot[columns]
+    env = starts[columns] % envs
+    covered = (stop[columns] - starts[columns] + envs - 1) // envs
+    while len(columns):
         slot = table.next.take(slot)
-        first = np.where(slot == NONE, NONE, slot * np.int64(table.rows_per_slot) + env)
-        further = steps - left
-        stride = np.where(slot == NONE, 0, envs)
-        rows[:, which] = np.where(further >= 0, first + further * stride, rows[:, which])
-        left = left + table.length.take(slot)
-        going = (slot != NONE) & (left < count)
-        which, slot, left, env = which[going], slot[going], left[going], env[going]
+        exists = slot != NONE
+        first_row = np.where(exists, slot * np.int64(table.rows_per_slot) + env, NONE)
+        stride = np.where(exists, envs, 0)
+        steps_into_slot = steps - covered
+        rows[:, columns] = np.where(
+            steps_into_slot >= 0, first_row + steps_into_slot * stride, rows[:, columns]
+        )
+
+        covered = covered + table.length.take(slot)
+        unfinished = exists & (covered < count)
+        columns = columns[unfinished]
+        slot = slot[unfinished]
+        covered = covered[unfinished]
+        env = env[unfinished]
     return rows

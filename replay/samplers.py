@@ -29,15 +29,20 @@ if TYPE_CHECKING:
 Valid = npt.NDArray[np.bool_]
 Weights = npt.NDArray[np.float32]
 
-MAX_PRIORITY = 1e100  # so that the sum of any number of rows stays finite
-MIN_EPSILON = 1e-100  # the tree needs weights that are normal numbers
-AHEAD = 4096  # rows that are drawn in one go: generators and numpy are faster in bulk
-SPARE = 8  # among so many rows there is room for one that is not valid, as in open slots
-DRAWS_PER_ROW = 32  # after so many vain draws the valid rows are few enough to list them
+# The largest priority of a row: the sum over any number of rows stays finite.
+MAX_PRIORITY = 1e100
+# The smallest epsilon: the sum tree needs weights that are normal numbers.
+MIN_EPSILON = 1e-100
+# `Uniform` draws so many rows in one go, because generators and numpy are faster in bulk.
+ROWS_AHEAD = 4096
+# `Uniform` draws one spare row for as many requested ones, as rows of open slots may not be valid.
+ROWS_PER_SPARE = 8
+# `Uniform` lists the valid rows once it needed so many draws for each valid one.
+DRAWS_PER_ROW = 32
 
 
 class Schedule(Protocol):
-    """Any callable: number of transitions drawn so far -> value."""
+    """Any callable that returns a value for the number of transitions drawn so far."""
 
     def __call__(self, drawn: int, /) -> float: ...
 
@@ -73,24 +78,29 @@ class Linear:
 
 
 def as_schedule(value: float | Schedule) -> Schedule:
-    """The schedule itself, or a `Constant` for a number."""
+    """Returns ``value`` itself if it is a schedule, and a `Constant` for a number."""
     return value if callable(value) else Constant(float(value))
 
 
 class Sampler(Protocol):
     """Chooses the rows of a batch. Rows are physical rows of the table, int64.
 
-    A sampler with a method ``load_moved(state, origin)`` can also continue in a replay with another
-    number of slots: see `load_moved` of this module. One whose draws have importance weights has
-    the properties ``beta``, the exponent of the next weights, and ``probabilities`` of the rows of
-    the last draw, ``[count]`` float64.
+    Two things are optional. A sampler with a method ``load_moved(state, origin)`` can also continue
+    in a replay with another number of slots: see `load_moved` of this module. A sampler whose draws
+    have importance weights has the properties ``beta``, the exponent of the next weights, and
+    ``probabilities``, ``[count]`` float64, those of the rows of the last draw.
     """
 
     def bind(self, valid: Valid, rng: np.random.Generator) -> None:
-        """Called once, before all else. The table keeps ``valid`` [rows] up to date."""
+        """Connect to a table; called once, before all else.
+
+        Args:
+            valid: ``[rows]`` bool, which rows count. The table keeps this array up to date.
+            rng: the generator of all draws.
+        """
 
     def insert(self, start: int, stop: int, priorities: npt.NDArray[Any] | None) -> None:
-        """Rows ``start`` to ``stop`` were written; `valid` marks which of them count.
+        """Add the rows ``start`` to ``stop``, which were written; `valid` marks those that count.
 
         A row that counts only later is inserted again at that time.
 
@@ -102,10 +112,10 @@ class Sampler(Protocol):
         """
 
     def remove(self, start: int, stop: int) -> None:
-        """Rows ``start`` to ``stop`` were removed; they are no longer valid."""
+        """Remove the rows ``start`` to ``stop``, which are no longer valid."""
 
     def remove_rows(self, rows: Rows) -> None:
-        """Single rows ``[n]`` are no longer valid."""
+        """Remove single rows ``[n]``, which are no longer valid."""
 
     def sample(self, count: int) -> tuple[Rows, Weights | None]:
         """Draw ``count`` valid rows with replacement.
@@ -118,39 +128,44 @@ class Sampler(Protocol):
         """
 
     def update(self, rows: Rows, priorities: npt.NDArray[Any]) -> None:
-        """Set priorities ``[n]`` of rows ``[n]`` not overwritten since they were sampled."""
+        """Set the priorities ``[n]`` of rows ``[n]`` that still hold what was sampled."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of arrays, and JSON values; a sampler that loads them draws the same rows."""
+        """Returns copies of arrays, and JSON values.
+
+        A sampler that loads them draws the same rows.
+        """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Called after `bind` to a table that was loaded too."""
+        """Continue from ``state``; called after `bind` to a table that was loaded too."""
 
 
 class NamedSampler(Sampler):
-    """Base of a `Sampler` of `configs.samplers.SAMPLERS`, which runs and snapshots name.
+    """Base of the samplers in `configs.samplers.SAMPLERS`, which runs and snapshots name.
 
-    A class with arguments overrides these methods.
+    A class whose constructor has arguments overrides these methods.
     """
 
     @classmethod
     def for_run(cls, options: ReplayConfig, steps: Callable[[], int]) -> Self:
-        """The sampler of a run.
+        """Make the sampler of a run.
 
         Args:
-            options: its section `replay`.
+            options: the section `replay` of the run's options.
             steps: returns the optimizer steps that the whole run has taken.
         """
         return cls()
 
     def arguments(self) -> dict[str, Any]:
-        """JSON values from which `from_arguments` makes the sampler again."""
+        """Returns JSON values from which `from_arguments` makes the sampler again."""
         return {}
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> Self | None:
-        """The sampler of a snapshot; None where `arguments` cannot tell it, as with a schedule of
-        the user's own.
+        """Make the sampler of a snapshot from what `arguments` returned.
+
+        Returns:
+            The sampler, or None if the arguments are not enough, as with a user's own schedule.
         """
         return cls(**arguments)
 
@@ -158,20 +173,24 @@ class NamedSampler(Sampler):
 class Uniform(NamedSampler):
     """Draws every valid row with equal probability, each draw independent of the others.
 
-    Rows are drawn among all rows up to the highest ever inserted, and drawn again where they are
-    not valid, so the cost depends on the share of valid rows and not on their number. Only where
+    Rows are drawn among all rows up to the highest ever inserted, and a row that is not valid is
+    drawn again. So the cost depends on the share of valid rows and not on their number. Only if
     hardly any row is valid are the valid rows listed.
 
-    Once the highest row stays the same, rows are drawn ahead, `AHEAD` at a time. Whether a row is
-    valid is looked up when its turn comes, so that drawing ahead changes no probability.
+    Once the highest row stays the same, rows are drawn ahead, `ROWS_AHEAD` at a time. Whether a row
+    is valid is looked up when its turn comes, so that drawing ahead changes no probability.
     """
 
     def __init__(self) -> None:
+        # One past the highest row that was ever inserted.
         self._end = 0
-        self._ahead: Rows = np.empty(0, np.int64)
-        self._used = 0  # of the rows drawn ahead
-        self._ahead_of = 0  # the end when rows were last drawn ahead, or could not be
-        self._listed: Rows | None = None
+        # Rows that were drawn ahead, valid or not, and how many of them have been used.
+        self._rows_ahead: Rows = np.empty(0, np.int64)
+        self._used_ahead = 0
+        # The value of `_end` at the last call of `_draw_ahead`.
+        self._last_end = 0
+        # The valid rows, if they are so few that they are listed.
+        self._valid_rows: Rows | None = None
 
     def bind(self, valid: Valid, rng: np.random.Generator) -> None:
         self._valid = valid
@@ -179,42 +198,50 @@ class Uniform(NamedSampler):
 
     def insert(self, start: int, stop: int, priorities: npt.NDArray[Any] | None) -> None:
         if stop > self._end:
+            # The rows that were drawn ahead lie below the previous end, and would not be even.
             self._end = stop
-            self._used = len(self._ahead)
-        self._listed = None
+            self._used_ahead = len(self._rows_ahead)
+        self._valid_rows = None
 
     def remove(self, start: int, stop: int) -> None:
-        self._listed = None
+        self._valid_rows = None
 
     def remove_rows(self, rows: Rows) -> None:
-        self._listed = None
+        self._valid_rows = None
 
     def sample(self, count: int) -> tuple[Rows, None]:
         if not self._end:
             raise _nothing_to_sample(count)
-        if self._listed is not None:
+        if self._valid_rows is not None:
             return self._draw_listed(count), None
-        drawn = count + count // SPARE + SPARE
-        first, self._used = self._used, self._used + drawn
-        if self._used > len(self._ahead):
-            first, self._used = 0, drawn
-            self._ahead = self._draw_ahead(drawn)
-        rows = self._ahead[first : self._used]
-        counts = self._valid.take(rows)
+
+        # A few rows more than requested are drawn, because some may not be valid.
+        drawn = count + count // ROWS_PER_SPARE + ROWS_PER_SPARE
+        first = self._used_ahead
+        self._used_ahead += drawn
+        if self._used_ahead > len(self._rows_ahead):
+            first = 0
+            self._used_ahead = drawn
+            self._rows_ahead = self._draw_ahead(drawn)
+        rows = self._rows_ahead[first : self._used_ahead]
+
+        is_valid = self._valid.take(rows)
         # A byte search takes a tenth of the time that `all` needs to start.
-        if 0 in counts.tobytes():
-            rows = rows[counts]
-        return (rows[:count] if len(rows) >= count else self._complete(rows, drawn, count)), None
+        if 0 in is_valid.tobytes():
+            rows = rows[is_valid]
+        if len(rows) >= count:
+            return rows[:count], None
+        return self._complete(rows, drawn, count), None
 
     def update(self, rows: Rows, priorities: npt.NDArray[Any]) -> None:
-        """Ignored."""
+        """Do nothing: uniform draws have no priorities."""
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "end": self._end,
-            "listed": self._listed is not None,
-            "ahead": self._ahead[self._used :].copy(),
-            "ahead_of": self._ahead_of,
+            "listed": self._valid_rows is not None,
+            "ahead": self._rows_ahead[self._used_ahead :].copy(),
+            "ahead_of": self._last_end,
             "rng": self._rng.bit_generator.state,
         }
 
@@ -222,64 +249,84 @@ class Uniform(NamedSampler):
         end = int(state["end"])
         if not 0 <= end <= len(self._valid) or self._valid[end:].any():
             raise ReplayError(f"the snapshot is damaged: its rows end at {end}; load another")
-        ahead = np.asarray(state.get("ahead", ()), np.int64)  # older snapshots have none
-        if ahead.ndim != 1 or ((ahead < 0) | (ahead >= end)).any():
+
+        # Older snapshots have no rows that were drawn ahead.
+        rows_ahead = np.asarray(state.get("ahead", ()), np.int64)
+        if rows_ahead.ndim != 1 or ((rows_ahead < 0) | (rows_ahead >= end)).any():
             raise ReplayError(
                 f"the snapshot is damaged: rows drawn ahead lie outside its {end}; load another"
             )
-        self._end, self._ahead, self._used = end, ahead, 0
-        self._ahead_of = int(state.get("ahead_of", 0))
-        self._listed = np.flatnonzero(self._valid[: self._end]) if state["listed"] else None
+
+        self._end = end
+        self._rows_ahead = rows_ahead
+        self._used_ahead = 0
+        self._last_end = int(state.get("ahead_of", 0))
+        self._valid_rows = np.flatnonzero(self._valid[:end]) if state["listed"] else None
         self._rng.bit_generator.state = state["rng"]
 
     def load_moved(self, state: dict[str, Any], origin: Rows) -> None:
-        rows = np.flatnonzero(self._valid)
-        end = int(rows[-1]) + 1 if len(rows) else 0
+        """Continue with the random numbers of ``state``; nothing else depends on where rows lie."""
+        valid_rows = np.flatnonzero(self._valid)
+        end = int(valid_rows[-1]) + 1 if len(valid_rows) else 0
         self.load_state_dict({"end": end, "listed": False, "rng": state["rng"]})
 
     def _draw_ahead(self, least: int) -> Rows:
-        """Draw rows, valid or not: many, unless the end has moved since the last time."""
-        count = max(least, AHEAD) if self._ahead_of == self._end else least
-        self._ahead_of = self._end
+        """Draw at least ``least`` rows, valid or not.
+
+        They are many, unless the end has moved since the last call and so may move again.
+        """
+        count = max(least, ROWS_AHEAD) if self._last_end == self._end else least
+        self._last_end = self._end
         # Twice as fast as `integers`, and as even: the end is far below the 2**53 of a double.
         rows: Rows = (self._rng.random(count) * self._end).astype(np.int64)
         return rows
 
     def _complete(self, valid: Rows, drawn: int, count: int) -> Rows:
-        """Return ``valid``, the valid ones of ``drawn``, with further independent draws, ``count``
-        in all.
+        """Add further independent draws to ``valid``, until there are ``count`` rows.
+
+        Args:
+            valid: ``[n]``, the valid rows among those drawn so far.
+            drawn: number of rows drawn so far.
+            count: number of rows to return, more than n.
         """
-        parts, missing = [valid], count - len(valid)
+        parts = [valid]
+        missing = count - len(valid)
         while missing:
+            # If hardly any draw is valid, the few valid rows are listed and drawn directly.
             if drawn > DRAWS_PER_ROW * (count - missing + 1):
-                self._listed = np.flatnonzero(self._valid[: self._end])
+                self._valid_rows = np.flatnonzero(self._valid[: self._end])
                 parts.append(self._draw_listed(missing))
                 break
+
             rows = self._rng.integers(0, self._end, 2 * missing)
             drawn += len(rows)
-            parts.append(rows[self._valid.take(rows)][:missing])
-            missing -= len(parts[-1])
+            valid_part = rows[self._valid.take(rows)][:missing]
+            parts.append(valid_part)
+            missing -= len(valid_part)
         return np.concatenate(parts)
 
     def _draw_listed(self, count: int) -> Rows:
-        assert self._listed is not None
-        if not len(self._listed):
+        """Draw ``count`` rows from the list of valid rows; raises ReplayError if it is empty."""
+        rows = self._valid_rows
+        assert rows is not None
+        if not len(rows):
             raise _nothing_to_sample(count)
-        return self._listed[self._rng.integers(0, len(self._listed), count)]
+        return rows[self._rng.integers(0, len(rows), count)]
 
 
 class Prioritized(NamedSampler):
     """Proportional prioritisation, Schaul et al. 2016 (arXiv 1511.05952), section 3.
 
     Row i is drawn with P(i) = (p_i + epsilon)^alpha / sum_k (p_k + epsilon)^alpha. A row inserted
-    without a priority gets the highest priority given so far, at least 1 (the paper's p_1). Draws
-    are stratified (appendix B.2.1): one from each of ``count`` equal shares of the total. So a row
-    is drawn count * P(i) times on average, with less spread than independent draws would have. A
-    batch is ordered by row: shuffle it before splitting it into parts that must be alike.
+    without a priority gets the highest priority given so far, at least 1 (the paper's p_1).
 
-    Weights are (N P(i))^-beta, divided by the largest of the batch. Learners with one shard each
-    divide by the largest of all shards: with K shards that each give an equal part of a batch, a
-    row's probability is P(i) / K and N the sum over the shards.
+    Draws are stratified (appendix B.2.1): one from each of ``count`` equal shares of the total. So
+    a row is drawn count * P(i) times on average, with less spread than independent draws would
+    have. A batch is ordered by row: shuffle it before splitting it into parts that must be alike.
+
+    Importance weights are (N P(i))^-beta, divided by the largest of the batch. Learners with one
+    shard each divide by the largest of all shards: with K shards that each give an equal part of a
+    batch, a row's probability is P(i) / K and N the sum over the shards.
 
     Args:
         alpha: exponent of the priorities; 0 is uniform.
@@ -298,9 +345,9 @@ class Prioritized(NamedSampler):
         *,
         fast: bool | None = None,
     ) -> None:
-        self.alpha = _share("alpha", alpha)
+        self.alpha = _between_0_and_1("alpha", alpha)
         self.schedule = as_schedule(beta)
-        _share("beta", self.schedule(0))
+        _between_0_and_1("beta", self.schedule(0))
         if not MIN_EPSILON <= epsilon <= MAX_PRIORITY:
             raise ReplayError(
                 f"epsilon {epsilon} must be at least {MIN_EPSILON:g}: it keeps rows of priority 0 "
@@ -308,19 +355,26 @@ class Prioritized(NamedSampler):
             )
         self.epsilon = epsilon
         self._fast = fast
-        self._highest = 1.0
+        # The highest priority so far, which new rows get; and the number of rows drawn so far.
+        self._highest_priority = 1.0
         self._drawn = 0
-        self._shares: Floats = np.empty(0)
-        self._starts: Floats = np.empty(0)
+        # The tree's weights of the rows of the last draw, and of all rows at that time.
+        self._drawn_weights: Floats = np.empty(0)
+        self._total_weight = 0.0
+        # The numbers 0 to count - 1 of the strata of the last draw, as floats.
+        self._strata_numbers: Floats = np.empty(0)
 
     @classmethod
     def for_run(cls, options: ReplayConfig, steps: Callable[[], int]) -> Self:
         if options.beta_steps is None:
             return cls(options.alpha, options.beta)
-        rise = Linear(options.beta, 1.0, options.beta_steps)
-        return cls(options.alpha, lambda _: rise(steps()))
+
+        # A run counts optimizer steps instead of the transitions that this sampler has drawn.
+        beta_of_step = Linear(options.beta, 1.0, options.beta_steps)
+        return cls(options.alpha, lambda _: beta_of_step(steps()))
 
     def arguments(self) -> dict[str, Any]:
+        """Returns alpha, beta and epsilon; beta is None for a schedule of the user's own."""
         beta: Any = None
         if isinstance(self.schedule, Constant):
             beta = self.schedule.value
@@ -349,21 +403,22 @@ class Prioritized(NamedSampler):
     @property
     def probabilities(self) -> Floats:
         """P(i) of the rows of the last batch, ``[count]`` float64."""
-        return self._shares / self._shares_total
+        return self._drawn_weights / self._total_weight
 
     @property
     def stored(self) -> int:
-        """N, the number of valid rows; counted on each access."""
+        """N, the number of valid rows, which each access counts anew."""
         return int(np.count_nonzero(self._valid))
 
     def insert(self, start: int, stop: int, priorities: npt.NDArray[Any] | None) -> None:
-        counts = self._valid[start:stop]
+        is_valid = self._valid[start:stop]
         if priorities is None:
-            weights = counts * (self._highest + self.epsilon) ** self.alpha
+            weights = is_valid * (self._highest_priority + self.epsilon) ** self.alpha
         else:
             _check_count(stop - start, priorities)
-            priorities = np.where(np.isnan(priorities), self._highest, priorities)
-            weights = self._weights(np.where(counts, priorities, 0.0)) * counts
+            priorities = np.where(np.isnan(priorities), self._highest_priority, priorities)
+            # Rows that do not count may hold any number: they are not checked, and get weight 0.
+            weights = self._weights(np.where(is_valid, priorities, 0.0)) * is_valid
         self._tree.write(start, stop, weights)
 
     def remove(self, start: int, stop: int) -> None:
@@ -376,17 +431,24 @@ class Prioritized(NamedSampler):
         total = self._tree.total
         if not total:
             raise _nothing_to_sample(count)
+
         rows = self._tree.draw(self._strata(count))
-        self._shares, self._shares_total = self._tree.leaves.take(rows), total
-        # (N P)^-beta over its maximum, which is where P is smallest: N and the total cancel.
-        least = self._shares.item(self._shares.argmin())  # faster than `min`
-        weights = (least / self._shares) ** self.beta
+        drawn_weights = self._tree.leaves.take(rows)
+        self._drawn_weights = drawn_weights
+        self._total_weight = total
+
+        # The importance weight (N P)^-beta is divided by its maximum, which is where P is smallest.
+        # N and the total cancel. `argmin` is faster than `min`.
+        least = drawn_weights.item(drawn_weights.argmin())
+        importance = (least / drawn_weights) ** self.beta
         self._drawn += count
-        return rows, weights.astype(np.float32)
+        return rows, importance.astype(np.float32)
 
     def update(self, rows: Rows, priorities: npt.NDArray[Any]) -> None:
-        """Where a row occurs twice, its last priority counts; rows that are not valid keep weight
-        0.
+        """Set priorities ``[n]`` of rows ``[n]``.
+
+        If a row occurs twice, its last priority counts. Rows that are not valid keep weight 0.
+        Raises ReplayError for a priority that is not a number from 0 to `MAX_PRIORITY`.
         """
         _check_count(len(rows), priorities)
         self._tree.set(rows, self._weights(priorities) * self._valid.take(rows))
@@ -394,7 +456,7 @@ class Prioritized(NamedSampler):
     def state_dict(self) -> dict[str, Any]:
         return {
             "leaves": self._tree.leaves.copy(),
-            "highest": self._highest,
+            "highest": self._highest_priority,
             "drawn": self._drawn,
             "rng": self._rng.bit_generator.state,
         }
@@ -405,65 +467,82 @@ class Prioritized(NamedSampler):
                 f"the snapshot has {len(state['leaves'])} priorities and the buffer "
                 f"{len(self._valid)} rows; load it into a buffer of the same size"
             )
-        leaves, highest = state["leaves"].astype(np.float64), float(state["highest"])
-        most = (MAX_PRIORITY + self.epsilon) ** self.alpha
-        if not ((leaves >= 0) & (leaves <= most)).all() or leaves[~self._valid].any():
+
+        leaves = state["leaves"].astype(np.float64)
+        max_weight = (MAX_PRIORITY + self.epsilon) ** self.alpha
+        if not ((leaves >= 0) & (leaves <= max_weight)).all() or leaves[~self._valid].any():
             raise ReplayError("the snapshot's priorities are damaged; load another")
+        highest = float(state["highest"])
         if not 0 <= highest <= MAX_PRIORITY:
             raise ReplayError(
                 f"the snapshot is damaged: its highest priority is {highest}; load another"
             )
+
         self._tree.load(leaves)
-        self._highest = highest
+        self._highest_priority = highest
         self._drawn = max(0, int(state["drawn"]))
         self._rng.bit_generator.state = state["rng"]
 
     def load_moved(self, state: dict[str, Any], origin: Rows) -> None:
-        leaves = moved(state["leaves"], origin, len(self._valid)) * self._valid
+        """Load a state whose rows have moved, as the function `load_moved` describes."""
+        # Rows that were evicted as their slot had no room count no longer.
+        leaves = _moved(state["leaves"], origin, len(self._valid)) * self._valid
         self.load_state_dict(state | {"leaves": leaves})
 
     def _strata(self, count: int) -> Floats:
-        """A random fraction in each of ``count`` equal shares of [0, 1)."""
-        if len(self._starts) != count:
-            self._starts = np.arange(count, dtype=np.float64)
+        """Draw one random fraction ``[count]`` in each of ``count`` equal shares of [0, 1)."""
+        if len(self._strata_numbers) != count:
+            self._strata_numbers = np.arange(count, dtype=np.float64)
         fractions = self._rng.random(count)
-        fractions += self._starts
+        fractions += self._strata_numbers
         fractions /= count
         return fractions
 
     def _weights(self, priorities: npt.NDArray[Any]) -> Floats:
-        """(p + epsilon)^alpha of checked priorities; also updates the highest priority."""
+        """Returns (p + epsilon)^alpha of ``priorities`` [n], and updates the highest priority.
+
+        Raises ReplayError for a priority that is not a number from 0 to `MAX_PRIORITY`.
+        """
         priorities = np.asarray(priorities, np.float64)
         if not len(priorities):
             return priorities
+
         # Like `max` and `min`, in a third of the time; both are NaN if any priority is.
         highest = priorities.item(priorities.argmax())
-        if not (priorities.item(priorities.argmin()) >= 0 and highest <= MAX_PRIORITY):
+        lowest = priorities.item(priorities.argmin())
+        if not (lowest >= 0 and highest <= MAX_PRIORITY):
             raise _bad_priority(priorities)
-        self._highest = max(self._highest, highest)
+
+        self._highest_priority = max(self._highest_priority, highest)
         weights: Floats = (priorities + self.epsilon) ** self.alpha
         return weights
 
 
 class RowTable(Protocol):
-    """The part of a `Table` that removing single rows needs."""
+    """The part of a `Table` that `SampleCountLimit` needs."""
 
     def remove_rows(self, rows: Rows, reason: str) -> None:
         """Remove single valid rows, each given once, from sampling."""
 
 
 class SampleCountLimit:
-    """A `Sampler` that draws as ``sampler`` does, and each row at most ``most`` times.
+    """A `Sampler` that draws as another does, and each row only a limited number of times.
 
-    A row is removed from ``table`` at its last draw. One that would exceed its limit within one
-    batch is drawn anew. The option ``max_times_sampled`` of `Replay` makes one.
+    A row is removed from the table at its last draw. A draw that would exceed the limit of its row
+    within one batch is repeated. The option ``max_times_sampled`` of `Replay` makes one.
+
+    Args:
+        sampler: draws the rows.
+        max_draws: most draws of a row, from 1.
     """
 
-    def __init__(self, sampler: Sampler, most: int) -> None:
-        if most < 1:
-            raise ReplayError(f"max_times_sampled {most} must be at least 1; None has no limit")
+    def __init__(self, sampler: Sampler, max_draws: int) -> None:
+        if max_draws < 1:
+            raise ReplayError(
+                f"max_times_sampled {max_draws} must be at least 1; None has no limit"
+            )
         self.sampler = sampler
-        self.most = most
+        self.max_draws = max_draws
 
     def place(self, table: RowTable) -> None:
         """Set the table that rows are removed from; called once, before `bind`."""
@@ -471,11 +550,12 @@ class SampleCountLimit:
 
     def bind(self, valid: Valid, rng: np.random.Generator) -> None:
         self._valid = valid
-        self._used: npt.NDArray[np.int32] = np.zeros(len(valid), np.int32)
+        # How often each row was drawn since it was inserted.
+        self._draw_counts: npt.NDArray[np.int32] = np.zeros(len(valid), np.int32)
         self.sampler.bind(valid, rng)
 
     def insert(self, start: int, stop: int, priorities: npt.NDArray[Any] | None) -> None:
-        self._used[start:stop] = 0
+        self._draw_counts[start:stop] = 0
         self.sampler.insert(start, stop, priorities)
 
     def remove(self, start: int, stop: int) -> None:
@@ -485,63 +565,85 @@ class SampleCountLimit:
         self.sampler.remove_rows(rows)
 
     def sample(self, count: int) -> tuple[Rows, Weights | None]:
-        """Draw up to as many rows as are valid: each has a draw left."""
-        parts: list[Rows] = []
-        weights: list[Floats] = []
+        """Draw ``count`` rows, at most as many as are valid: each of these has a draw left.
+
+        Draws above a row's limit are repeated, with all rows that are still missing at once. The
+        importance weights of these parts are divided by the largest of all parts.
+        """
+        row_parts: list[Rows] = []
+        weight_parts: list[Floats] = []
         missing = count
         while missing:
             beta = getattr(self.sampler, "beta", 0.0)
-            rows, weights_of_draw = self.sampler.sample(missing)
-            allowed = self._within_limit(rows)
-            parts.append(rows[allowed])
-            if weights_of_draw is not None:
-                weights.append(self._undivided(weights_of_draw, beta)[allowed])
-            missing -= len(parts[-1])
-        if not weights:
-            return np.concatenate(parts), None
-        joined = np.concatenate(weights)
-        return np.concatenate(parts), (joined / joined.max()).astype(np.float32)
+            rows, weights = self.sampler.sample(missing)
+            allowed = self._count_draws(rows)
+            row_parts.append(rows[allowed])
+            if weights is not None:
+                weight_parts.append(self._undivided(weights, beta)[allowed])
+            missing -= len(allowed)
+
+        rows = np.concatenate(row_parts)
+        if not weight_parts:
+            return rows, None
+        undivided = np.concatenate(weight_parts)
+        return rows, (undivided / undivided.max()).astype(np.float32)
 
     def update(self, rows: Rows, priorities: npt.NDArray[Any]) -> None:
         self.sampler.update(rows, priorities)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"used": self._used.copy(), "sampler": self.sampler.state_dict()}
+        return {"used": self._draw_counts.copy(), "sampler": self.sampler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._load_used(state["used"])
+        self._load_draw_counts(state["used"])
         self.sampler.load_state_dict(state["sampler"])
 
     def load_moved(self, state: dict[str, Any], origin: Rows) -> None:
-        self._load_used(moved(state["used"], origin, len(self._valid)))
+        """Load a state whose rows have moved, as the function `load_moved` describes."""
+        self._load_draw_counts(_moved(state["used"], origin, len(self._valid)))
         load_moved(self.sampler, state["sampler"], origin)
 
-    def _load_used(self, used: npt.NDArray[Any]) -> None:
-        if used.shape != self._used.shape or not (used >= 0).all():
+    def _load_draw_counts(self, counts: npt.NDArray[Any]) -> None:
+        """Load ``counts`` [rows]. Raises ReplayError if they are damaged, or above the limit."""
+        if counts.shape != self._draw_counts.shape or not (counts >= 0).all():
             raise ReplayError("the snapshot's counts of draws are damaged; load another")
-        if not (used[self._valid] < self.most).all():  # else `sample` would search without end
+        # A valid row without a draw left would let `sample` search without end.
+        if not (counts[self._valid] < self.max_draws).all():
             raise ReplayError(
-                f"the snapshot has rows that were sampled {self.most} times or more, and "
+                f"the snapshot has rows that were sampled {self.max_draws} times or more, and "
                 "max_times_sampled removes them; load another"
             )
-        self._used[...] = used
+        self._draw_counts[...] = counts
 
-    def _within_limit(self, rows: Rows) -> Rows:
-        """Positions of the allowed draws; counts them, and removes rows that are used up."""
+    def _count_draws(self, rows: Rows) -> Rows:
+        """Count the draws of ``rows`` [n] that the limit allows, and remove rows that reach it.
+
+        Returns:
+            The positions ``[<= n]`` of the allowed draws in ``rows``, ascending.
+        """
+        # Sorted, the draws of one row lie side by side, in the order in which they were drawn.
         order = np.argsort(rows, kind="stable")
-        drawn = rows[order]
-        first = np.searchsorted(drawn, drawn)
-        rank = np.arange(len(rows)) - first  # how often the row occurred before in this draw
-        allowed = np.sort(order[self._used[drawn] + rank < self.most])
-        np.add.at(self._used, rows[allowed], 1)
-        spent = np.unique(rows[allowed])
-        spent = spent[self._used[spent] >= self.most]
-        if len(spent):
-            self._table.remove_rows(spent, "max_times_sampled")
+        sorted_rows = rows[order]
+        first_positions = np.searchsorted(sorted_rows, sorted_rows)
+        earlier_draws = np.arange(len(rows)) - first_positions
+
+        is_allowed = self._draw_counts[sorted_rows] + earlier_draws < self.max_draws
+        allowed = np.sort(order[is_allowed])
+        np.add.at(self._draw_counts, rows[allowed], 1)
+
+        drawn_rows = np.unique(rows[allowed])
+        spent_rows = drawn_rows[self._draw_counts[drawn_rows] >= self.max_draws]
+        if len(spent_rows):
+            self._table.remove_rows(spent_rows, "max_times_sampled")
         return allowed
 
     def _undivided(self, weights: Weights, beta: float) -> Floats:
-        """Weights of one draw before they were divided by the largest."""
+        """Returns the weights of the last draw as they were before the division by the largest.
+
+        Args:
+            weights: ``[n]`` as `Sampler.sample` returned them.
+            beta: the exponent of that draw.
+        """
         probabilities: Floats | None = getattr(self.sampler, "probabilities", None)
         if probabilities is None:
             return weights.astype(np.float64)
@@ -550,8 +652,9 @@ class SampleCountLimit:
 
 
 def load_moved(sampler: Sampler, state: dict[str, Any], origin: Rows) -> None:
-    """Load a state whose rows have moved to other places of the table; for rows that have not, use
-    `load_state_dict`.
+    """Load a state whose rows have moved to other places of the table.
+
+    For rows that have not moved, use `load_state_dict`.
 
     Args:
         sampler: bound to the table, which was loaded too.
@@ -568,25 +671,39 @@ def load_moved(sampler: Sampler, state: dict[str, Any], origin: Rows) -> None:
             f"the snapshot has another number of slots, and {type(sampler).__name__} has no "
             "load_moved(state, origin); give the same capacity and in_hand as the saved replay"
         )
+
     load(state, origin)
 
 
-def moved(values: npt.NDArray[Any], origin: Rows, rows: int) -> npt.NDArray[Any]:
-    """``values`` of the saved rows, in the order of the ``rows`` rows that have moved as in
-    `load_moved`; 0 for new rows."""
+def _moved(values: npt.NDArray[Any], origin: Rows, rows: int) -> npt.NDArray[Any]:
+    """Returns the values ``[rows]`` of rows that have moved; 0 for those of new rows.
+
+    Args:
+        values: of the rows in their saved places.
+        origin: as in `load_moved`.
+        rows: number of rows now.
+    """
     stretches = values.reshape(-1, rows // len(origin))
-    values_of_rows: npt.NDArray[Any] = np.where(origin[:, None] < 0, 0, stretches[origin])
-    return values_of_rows.reshape(-1)
+    is_new = origin[:, None] < 0
+    moved_values: npt.NDArray[Any] = np.where(is_new, 0, stretches[origin])
+    return moved_values.reshape(-1)
 
 
 def make_tree(capacity: int, fast: bool | None) -> SumTree:
-    """numba's tree where it is installed and ``fast`` allows it.
+    """Make a sum tree: numba's if it is installed and ``fast`` allows it, else numpy's.
 
-    Raises ReplayError where ``fast`` is True and numba is missing.
+    Args:
+        capacity: number of leaves.
+        fast: as the option of `Prioritized`.
+
+    Raises:
+        ReplayError: ``fast`` is True and numba is missing.
     """
     if fast is False:
         return SumTree(capacity)
-    from penstock.replay import fast_sum_tree  # here, because importing numba takes long
+
+    # Imported here, because importing numba takes long.
+    from penstock.replay import fast_sum_tree
 
     if fast_sum_tree.AVAILABLE:
         return fast_sum_tree.FastSumTree(capacity)
@@ -601,38 +718,48 @@ def make_tree(capacity: int, fast: bool | None) -> SumTree:
 def check_priorities(
     keys: npt.ArrayLike, priorities: npt.ArrayLike
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Keys ``[n]`` int64 and magnitudes of priorities ``[n]`` float64.
+    """Check the arguments of `Replay.update_priorities`.
 
-    Raises ReplayError where the lengths differ, or a priority is not finite.
+    Returns:
+        The keys ``[n]`` int64, and the magnitudes of the priorities ``[n]`` float64.
+
+    Raises:
+        ReplayError: the lengths differ, or a priority is not finite.
     """
-    names = np.asarray(keys, np.int64).reshape(-1)
-    values = np.abs(np.asarray(priorities, np.float64)).reshape(-1)
-    if names.shape != values.shape:
-        raise ReplayError(f"{len(values)} priorities came for {len(names)} keys; give one each")
-    # A byte search takes a tenth of the time that `all` needs to start.
-    if 0 in (finite := np.isfinite(values)).tobytes():
-        wrong = int(np.argmin(finite))
+    key_array = np.asarray(keys, np.int64).reshape(-1)
+    magnitudes = np.abs(np.asarray(priorities, np.float64)).reshape(-1)
+    if key_array.shape != magnitudes.shape:
         raise ReplayError(
-            f"priority {values[wrong]} at position {wrong} must be finite; look for what made it "
-            "so before it reaches the network"
+            f"{len(magnitudes)} priorities came for {len(key_array)} keys; give one each"
         )
-    return names, values
+
+    is_finite = np.isfinite(magnitudes)
+    # A byte search takes a tenth of the time that `all` needs to start.
+    if 0 in is_finite.tobytes():
+        position = int(np.argmin(is_finite))
+        raise ReplayError(
+            f"priority {magnitudes[position]} at position {position} must be finite; look for what "
+            "made it so before it reaches the network"
+        )
+    return key_array, magnitudes
 
 
 def are_priorities(values: npt.NDArray[Any]) -> Valid:
-    """Which of ``values`` are priorities: numbers from 0 to `MAX_PRIORITY`, and no NaN."""
+    """Returns which of ``values`` are priorities: numbers from 0 to `MAX_PRIORITY`, and no NaN."""
     sound: Valid = (values >= 0) & (values <= MAX_PRIORITY)
     return sound
 
 
 def _check_count(rows: int, priorities: npt.NDArray[Any]) -> None:
+    """Raise ReplayError unless there is one priority for each of ``rows`` rows."""
     if np.shape(priorities) != (rows,):
         raise ReplayError(
             f"priorities of shape {np.shape(priorities)} came for {rows} rows; give one number each"
         )
 
 
-def _share(name: str, value: float) -> float:
+def _between_0_and_1(name: str, value: float) -> float:
+    """Returns ``value``. Raises ReplayError, with the option's ``name``, if it is out of range."""
     if not 0 <= value <= 1:
         raise ReplayError(f"{name} {value} must be between 0 and 1")
     return value
@@ -646,6 +773,7 @@ def _nothing_to_sample(count: int) -> ReplayError:
 
 
 def _bad_priority(priorities: Floats) -> ReplayError:
+    """Returns the error that names the first of ``priorities`` which is none."""
     position = int(np.flatnonzero(~are_priorities(priorities))[0])
     return ReplayError(
         f"priority {priorities[position]} at position {position} must be a finite number from 0 "

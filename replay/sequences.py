@@ -6,9 +6,9 @@ the episode ended before. The cost of a row does not depend on the number of sto
 is written, the position in the episode is carried along per environment, and a start is found when
 the last step of its sequence is written.
 
-Starts are sparse, so a sampler does not draw rows but *numbers* of starts, dense from 0. A new
-start gets the lowest number that was never used, or that of a start that was removed. So uniform
-and prioritised sampling work on numbers without change.
+Only some rows are starts, so the inner sampler does not draw rows but *numbers* of starts, dense
+from 0. A new start gets the number of a start that was removed, or else the lowest that was never
+used. So uniform and prioritised sampling work on numbers without change.
 
 `SequenceSampler` finds and draws starts; `SequenceGather` makes batches of the sequences there.
 """
@@ -35,12 +35,13 @@ from penstock.replay.table import NONE, Array, RecordReader, Rows, Table
 Ints = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
 
-STATE = "state"  # the column of which a sequence has only the first step's
+# A batch has this column only of the first step of each sequence: the recurrent state.
+STATE = "state"
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences of ``length`` steps.
+    """Which sequences of a stream's steps are drawn, as an option of `Replay`.
 
     Args:
         length: steps of a sequence.
@@ -58,6 +59,7 @@ class Sequences:
     def __post_init__(self) -> None:
         if self.length < 1:
             raise ReplayError(f"sequences of length {self.length} hold nothing; give at least 1")
+
         for name, value in (("overlap", self.overlap), ("burn_in", self.burn_in)):
             if not 0 <= value < self.length:
                 raise ReplayError(
@@ -70,6 +72,7 @@ class Sequences:
         return self.length - self.overlap
 
     def refuse_n_step(self, n_step: int) -> None:
+        """Raise ReplayError unless ``n_step`` is 1."""
         if n_step != 1:
             raise ReplayError(
                 f"n_step {n_step} does not go with sequences, which bring every step; leave it out "
@@ -78,7 +81,7 @@ class Sequences:
 
 
 class Slots(Protocol):
-    """The part of a `Table` that finding starts needs."""
+    """The part of a `Table` that `SequenceSampler` needs."""
 
     spec: SlotSpec
     slots: int
@@ -87,20 +90,25 @@ class Slots(Protocol):
     prev: Ints
 
 
-class _Ends(NamedTuple):
-    """Last steps of sequences in one slot: step, environment, and number of steps back to the
-    start.
+class _SequenceEnds(NamedTuple):
+    """The last steps of n sequences that end in one slot, each array ``[n]``.
+
+    Args:
+        steps: of the slot; -1 is the last step before it.
+        envs: the environments.
+        steps_back: number of steps from the last one back to the start of the sequence.
     """
 
     steps: Rows
     envs: Rows
-    back: Rows
+    steps_back: Rows
 
 
 class SequenceSampler:
-    """A `Sampler` of rows at which sequences start; the inner `sampler` chooses among the starts.
+    """A `Sampler` that draws rows at which sequences start.
 
-    The slots of a stream are inserted and removed in their order.
+    It finds the starts among the rows that are inserted; the inner ``sampler`` chooses among their
+    numbers. The slots of a stream are inserted and removed in their order.
     """
 
     def __init__(self, sequences: Sequences, sampler: Sampler) -> None:
@@ -110,83 +118,117 @@ class SequenceSampler:
     def place(self, table: Slots) -> None:
         """Set the table of the rows; called once, before `bind`."""
         self._table = table
-        self._unroll, self._envs = table.spec.unroll, table.spec.envs
-        self._slot_rows = self._unroll * self._envs
-        # For each slot: its neighbours in its stream, the steps already searched (NONE: not in
-        # use), and the position in its episode of the next step of each environment.
-        self._before: Ints = np.full(table.slots, NONE, np.int32)
-        self._after: Ints = np.full(table.slots, NONE, np.int32)
+        self._unroll = table.spec.unroll
+        self._envs = table.spec.envs
+        self._rows_per_slot = self._unroll * self._envs
+
+        # The neighbours of each slot in its stream.
+        self._previous_slot: Ints = np.full(table.slots, NONE, np.int32)
+        self._next_slot: Ints = np.full(table.slots, NONE, np.int32)
+        # How many steps of each slot were searched for starts; NONE for a slot that is not in use.
         self._searched: Ints = np.full(table.slots, NONE, np.int32)
+        # The position in its episode of the next step of each environment [slots, envs].
         self._position = np.zeros((table.slots, self._envs), np.int64)
-        self._pending: dict[int, None] = {}  # slots written since; the older of a stream first
-        rows = table.slots * self._slot_rows
-        # The system provides zero pages only when written: most numbers are never used.
-        self._number = np.zeros(rows, np.int32)  # number of the start at each row, plus 1
-        self._row = np.zeros(rows, np.int64)  # row of each number
-        self._taken: Valid = np.zeros(rows, np.bool_)  # by number
-        self._freed = np.zeros(rows, np.int32)  # a stack of free numbers
-        self._freed_count = self._used = 0
+        # Slots that were written since the last search, in order: the older of a stream first.
+        self._pending: dict[int, None] = {}
+
+        # The starts by number. The system provides pages of zeros only when they are written, and
+        # most numbers are never used.
+        rows = table.slots * self._rows_per_slot
+        self._row_of_number = np.zeros(rows, np.int64)
+        self._in_use: Valid = np.zeros(rows, np.bool_)
+        self._free_numbers = np.zeros(rows, np.int32)  # a stack
+        self._free_count = 0
+        self._lowest_unused = 0  # all numbers from here on were never used
+        # The number of the start at each row, plus 1; 0 for a row that is no start.
+        self._number_of_row = np.zeros(rows, np.int32)
 
     def __len__(self) -> int:
         """The number of starts that can be drawn."""
         self._search()
-        return self._used - self._freed_count
+        return self._lowest_unused - self._free_count
 
     def bind(self, valid: Valid, rng: np.random.Generator) -> None:
         self._valid = valid
-        self.sampler.bind(self._taken, rng)
+        self.sampler.bind(self._in_use, rng)
 
     def insert(self, start: int, stop: int, priorities: npt.NDArray[Any] | None) -> None:
-        """Priorities of single steps, which a foreign writer may send, are ignored."""
-        slot = start // self._slot_rows
+        """Add rows of one slot; they are searched for starts before the next draw.
+
+        Priorities of single steps, which a foreign writer may send, are ignored.
+        """
+        slot = start // self._rows_per_slot
         if self._searched[slot] == NONE:
             self._search()
             self._open(slot)
         self._pending[slot] = None
 
     def remove(self, start: int, stop: int) -> None:
+        """Remove whole slots, with the starts of sequences that lie in them or run into them."""
         self._search()
-        for slot in range(start // self._slot_rows, -(-stop // self._slot_rows)):
-            previous, following = int(self._before[slot]), int(self._after[slot])
-            if following != NONE:
-                self._before[following] = NONE
-            if previous != NONE:  # of an older policy than the slot before it
-                self._after[previous] = NONE
-                self._forget_last(previous)
-            self._before[slot] = self._after[slot] = self._searched[slot] = NONE
-        self._forget(start + np.flatnonzero(self._number[start:stop]))
+        first_slot = start // self._rows_per_slot
+        stop_slot = -(-stop // self._rows_per_slot)
+        for slot in range(first_slot, stop_slot):
+            previous_slot = int(self._previous_slot[slot])
+            next_slot = int(self._next_slot[slot])
+            if next_slot != NONE:
+                self._previous_slot[next_slot] = NONE
+            # A slot leaves before its predecessor if a policy limit removes it as the older one.
+            if previous_slot != NONE:
+                self._next_slot[previous_slot] = NONE
+                self._remove_last_starts(previous_slot)
+            self._previous_slot[slot] = NONE
+            self._next_slot[slot] = NONE
+            self._searched[slot] = NONE
+
+        start_rows = start + np.flatnonzero(self._number_of_row[start:stop])
+        self._remove_starts(start_rows)
 
     def remove_rows(self, rows: Rows) -> None:
         self._search()
-        self._forget(np.unique(rows[self._number[rows] > 0]))
+        start_rows = rows[self._number_of_row[rows] > 0]
+        self._remove_starts(np.unique(start_rows))
 
     def sample(self, count: int) -> tuple[Rows, Weights | None]:
-        """Rows ``[count]`` at which sequences start, and their weights if the sampler has any."""
+        """Draw ``count`` rows at which sequences start.
+
+        Returns:
+            Rows ``[count]``, and their weights ``[count]`` if the inner sampler has any.
+
+        Raises:
+            ReplayError: no stored sequence is complete.
+        """
         if not len(self):
             raise ReplayError(
                 f"cannot sample {count} sequences: no stored one is complete; add at least "
                 f"{self.sequences.length} steps of one episode first"
                 + ("" if self.sequences.pad else ", or give pad=True for shorter episodes")
             )
+
         numbers, weights = self.sampler.sample(count)
-        return self._row.take(numbers), weights
+        return self._row_of_number.take(numbers), weights
 
     def update(self, rows: Rows, priorities: npt.NDArray[Any]) -> None:
-        numbers = self._number.take(rows) - 1
-        live = numbers >= 0
-        if live.all():
+        """Set the priorities ``[n]`` of sequences that start at rows ``[n]``.
+
+        Rows that are no starts any more are ignored.
+        """
+        numbers = self._number_of_row.take(rows) - 1
+        is_start = numbers >= 0
+        if is_start.all():
             self.sampler.update(numbers.astype(np.int64), priorities)
         else:
-            self.sampler.update(numbers[live].astype(np.int64), np.asarray(priorities)[live])
+            start_numbers = numbers[is_start].astype(np.int64)
+            self.sampler.update(start_numbers, np.asarray(priorities)[is_start])
 
     def state_dict(self) -> dict[str, Any]:
         self._search()
         return {
             "sampler": self.sampler.state_dict(),
-            "rows": self._row[: self._used].copy(),
-            "freed": self._freed[: self._freed_count].copy(),
-            "before": self._before.copy(),
-            "after": self._after.copy(),
+            "rows": self._row_of_number[: self._lowest_unused].copy(),
+            "freed": self._free_numbers[: self._free_count].copy(),
+            "before": self._previous_slot.copy(),
+            "after": self._next_slot.copy(),
             "searched": self._searched.copy(),
             "position": self._position.copy(),
         }
@@ -197,33 +239,45 @@ class SequenceSampler:
         self.sampler.load_state_dict(state["sampler"])
 
     def load_moved(self, state: dict[str, Any], origin: Rows) -> None:
-        """See `samplers.load_moved`: the stretches of ``origin`` are slots. Starts get new numbers,
-        as there may be room for fewer."""
-        slots = len(state["searched"])
-        self._check_ranges(state, slots)
-        used = origin != NONE
-        place = np.full(slots, NONE)
-        place[origin[used]] = np.flatnonzero(used)
-        moved = {n: state[n][origin] for n in ("before", "after", "searched", "position")}
+        """Load a state whose slots have moved, as the function `samplers.load_moved` describes.
+
+        The stretches of ``origin`` are slots. Starts get new numbers, as there may be room for
+        fewer of them.
+        """
+        saved_slots = len(state["searched"])
+        self._check_ranges(state, saved_slots)
+
+        # The place in this table of each saved slot; NONE for one that was not loaded.
+        is_loaded = origin != NONE
+        place = np.full(saved_slots, NONE)
+        place[origin[is_loaded]] = np.flatnonzero(is_loaded)
+
+        # The values of each slot, in which the neighbours have their new places.
+        moved = {name: state[name][origin] for name in ("before", "after", "searched", "position")}
         for name in ("before", "after"):
             moved[name] = np.where(moved[name] == NONE, NONE, place[moved[name]])
         for name, values in moved.items():
-            values[~used] = 0 if name == "position" else NONE
-        taken = np.ones(len(state["rows"]), bool)
-        taken[state["freed"]] = False
-        slot, rest = np.divmod(state["rows"], self._slot_rows)
-        rows = place[slot] * self._slot_rows + rest
-        numbers = np.flatnonzero(
-            taken & (place[slot] != NONE) & self._valid.take(rows, mode="clip")
-        )
-        self._load(moved | {"rows": rows[numbers], "freed": np.empty(0, np.int64)})
-        of_numbers = np.full(len(self._row), NONE)
-        of_numbers[: len(numbers)] = numbers
-        load_moved(self.sampler, state["sampler"], of_numbers)
+            values[~is_loaded] = 0 if name == "position" else NONE
+
+        # The saved numbers that are in use, and whose rows were loaded and still count.
+        in_use = np.ones(len(state["rows"]), bool)
+        in_use[state["freed"]] = False
+        saved_slot, row_in_slot = np.divmod(state["rows"], self._rows_per_slot)
+        rows = place[saved_slot] * self._rows_per_slot + row_in_slot
+        still_counts = self._valid.take(rows, mode="clip")
+        saved_numbers = np.flatnonzero(in_use & (place[saved_slot] != NONE) & still_counts)
+
+        # These starts get the numbers from 0 on. For the inner sampler, which has one row for each
+        # number, its rows have moved.
+        self._load(moved | {"rows": rows[saved_numbers], "freed": np.empty(0, np.int64)})
+        origin_of_number = np.full(len(self._row_of_number), NONE)
+        origin_of_number[: len(saved_numbers)] = saved_numbers
+        load_moved(self.sampler, state["sampler"], origin_of_number)
 
     def _check_ranges(self, state: dict[str, Any], slots: int) -> None:
+        """Raise ReplayError for a value out of range in the state of a table of ``slots`` slots."""
         ranges = {
-            "rows": slots * self._slot_rows,
+            "rows": slots * self._rows_per_slot,
             "freed": len(state["rows"]),
             "before": slots,
             "after": slots,
@@ -232,156 +286,235 @@ class SequenceSampler:
         }
         for name, stop in ranges.items():
             values = state[name]
-            low = NONE if name in ("before", "after", "searched") else 0
-            if len(values) and not low <= values.min() <= values.max() < stop:
+            least = NONE if name in ("before", "after", "searched") else 0
+            if len(values) and not least <= values.min() <= values.max() < stop:
                 raise ReplayError(f"the snapshot's {name} of sequences are damaged; load another")
 
     def _load(self, state: dict[str, Any]) -> None:
-        """Load all of a state except that of the inner sampler."""
-        previous = state["before"]
-        if ((previous != NONE) & (previous != self._table.prev)).any():
+        """Load all of a state except that of the inner sampler.
+
+        Raises ReplayError if it does not fit to the table.
+        """
+        previous_slots = state["before"]
+        has_previous = previous_slots != NONE
+        if (has_previous & (previous_slots != self._table.prev)).any():
             raise ReplayError("the snapshot's sequences have slots that do not follow each other")
-        self._used, self._freed_count = len(state["rows"]), len(state["freed"])
-        self._row[: self._used] = state["rows"]
-        self._freed[: self._freed_count] = state["freed"]
-        self._taken[: self._used] = True
-        self._taken[state["freed"]] = False
-        numbers = np.flatnonzero(self._taken)
-        if not self._valid[self._row[numbers]].all():
+
+        self._lowest_unused = len(state["rows"])
+        self._free_count = len(state["freed"])
+        self._row_of_number[: self._lowest_unused] = state["rows"]
+        self._free_numbers[: self._free_count] = state["freed"]
+        self._in_use[: self._lowest_unused] = True
+        self._in_use[state["freed"]] = False
+
+        numbers = np.flatnonzero(self._in_use)
+        start_rows = self._row_of_number[numbers]
+        if not self._valid[start_rows].all():
             raise ReplayError("the snapshot's sequences begin at rows that do not count")
-        self._number[self._row[numbers]] = numbers + 1
-        for name in ("before", "after", "searched", "position"):
-            getattr(self, f"_{name}")[...] = state[name]
+        self._number_of_row[start_rows] = numbers + 1
+
+        self._previous_slot[...] = previous_slots
+        self._next_slot[...] = state["after"]
+        self._searched[...] = state["searched"]
+        self._position[...] = state["position"]
 
     def _open(self, slot: int) -> None:
-        previous = int(self._table.prev[slot])
-        if previous != NONE and self._searched[previous] == NONE:
-            previous = NONE
+        """Begin a slot: link it to the previous one of its stream, whose positions it takes on."""
         self._searched[slot] = 0
-        self._before[slot], self._after[slot] = previous, NONE
-        if previous == NONE:
+        self._next_slot[slot] = NONE
+
+        previous_slot = int(self._table.prev[slot])
+        if previous_slot != NONE and self._searched[previous_slot] == NONE:
+            previous_slot = NONE
+        self._previous_slot[slot] = previous_slot
+        if previous_slot == NONE:
             self._position[slot] = 0
         else:
-            self._after[previous] = slot
-            self._position[slot] = self._position[previous]
+            self._next_slot[previous_slot] = slot
+            self._position[slot] = self._position[previous_slot]
 
     def _search(self) -> None:
         """Find the starts whose sequences were completed by the latest rows."""
         pending, self._pending = self._pending, {}
         for slot in pending:
-            start, stop = int(self._searched[slot]), int(self._table.length[slot])
-            if start < stop:
-                ends = self._ends(slot, start, stop)
-                self._searched[slot] = stop
-                rows = self._rows_back(slot, ends)
-                self._add(rows[self._valid.take(rows) & (self._number.take(rows) == 0)])
+            start = int(self._searched[slot])
+            stop = int(self._table.length[slot])
+            if start >= stop:
+                continue
+            ends = self._find_ends(slot, start, stop)
+            self._searched[slot] = stop
 
-    def _ends(self, slot: int, start: int, stop: int) -> _Ends:
-        """Sequences that end at steps ``start`` to ``stop`` of a slot; advances its positions."""
-        first = slot * self._slot_rows
-        at = slice(first + start * self._envs, first + stop * self._envs)
+            # A start that does not count, or that was found before, is no new one.
+            rows = self._start_rows(slot, ends)
+            is_new = self._valid.take(rows) & (self._number_of_row.take(rows) == 0)
+            self._add_starts(rows[is_new])
+
+    def _find_ends(self, slot: int, start: int, stop: int) -> _SequenceEnds:
+        """Find the sequences that end at the steps ``start`` to ``stop`` of a slot.
+
+        The positions of the slot's environments advance to the step ``stop``.
+        """
+        first_row = slot * self._rows_per_slot
+        rows = slice(first_row + start * self._envs, first_row + stop * self._envs)
         shape = (stop - start, self._envs)
-        records, alive = self._table.records[at].reshape(shape), self._valid[at].reshape(shape)
+        records = self._table.records[rows].reshape(shape)
+        alive = self._valid[rows].reshape(shape)
+        parts: list[_SequenceEnds] = []
+
+        # The last steps of episodes. An episode may also end without one: the next step is the
+        # first of another episode.
         last = records["terminated"] | records["truncated"]
-        ends = []
         if "age" in (records.dtype.names or ()):
             begins = (records["age"] == 0) & alive
             last[:-1] |= begins[1:]
-            ends.append(self._ends_before(slot, begins[0]))
+            parts.append(self._end_before_slot(slot, begins[0]))
         last &= alive
-        position = self._positions(slot, last | ~alive)
-        sequences = self.sequences
-        back = position - (sequences.length - 1)
-        complete = (back >= 0) & (back % sequences.stride == 0) & alive
-        steps, envs = np.nonzero(complete)
-        ends.append(_Ends(steps, envs, np.full(len(steps), sequences.length - 1)))
-        if sequences.pad:
-            at_step, of_env = np.nonzero(last)
-            ends.append(self._short(at_step, of_env, position[last]))
-        steps, envs, back = (np.concatenate(parts) for parts in zip(*ends, strict=True))
-        return _Ends(steps + start, envs, back)
 
-    def _ends_before(self, slot: int, begins: npt.NDArray[np.bool_]) -> _Ends:
-        """Sequences of episodes without a last step: the next row shows the start of another
-        episode.
+        # Sequences of full length end where their start lies at a multiple of the stride.
+        positions = self._advance_positions(slot, last | ~alive)
+        length = self.sequences.length
+        start_positions = positions - (length - 1)
+        is_end = (start_positions >= 0) & (start_positions % self.sequences.stride == 0) & alive
+        steps, envs = np.nonzero(is_end)
+        parts.append(_SequenceEnds(steps, envs, np.full(len(steps), length - 1)))
+
+        # Shorter sequences end with their episodes.
+        if self.sequences.pad:
+            last_steps, last_envs = np.nonzero(last)
+            parts.append(self._short_sequences(last_steps, last_envs, positions[last]))
+
+        steps, envs, steps_back = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return _SequenceEnds(start + steps, envs, steps_back)
+
+    def _end_before_slot(self, slot: int, begins: Mask) -> _SequenceEnds:
+        """Find the shorter sequences of episodes that ended without a last step before this one.
+
+        The positions of these environments become 0.
+
+        Args:
+            slot: of the step that is searched now.
+            begins: ``[envs]``, whether that step is the first of an episode.
         """
         envs = np.flatnonzero(begins & (self._position[slot] > 0))
-        end = self._position[slot, envs] - 1
+        end_positions = self._position[slot, envs] - 1
         self._position[slot, envs] = 0
         if not self.sequences.pad:
-            envs, end = envs[:0], end[:0]
-        return self._short(np.full(len(envs), -1), envs, end)
+            envs = envs[:0]
+            end_positions = end_positions[:0]
+        return self._short_sequences(np.full(len(envs), -1), envs, end_positions)
 
-    def _positions(self, slot: int, breaks: npt.NDArray[np.bool_]) -> Rows:
-        """Steps since the start of the episode ``[n, envs]``; after a break a new one begins."""
+    def _advance_positions(self, slot: int, breaks: Mask) -> Rows:
+        """Advance the positions of a slot's environments by n steps.
+
+        Args:
+            slot: of the steps.
+            breaks: ``[n, envs]``, whether an episode begins after the step.
+
+        Returns:
+            The position of each step in its episode, ``[n, envs]``.
+        """
         count = len(breaks)
+        # The latest step from 0 to n at which an episode began; negative if it was in an earlier
+        # step than those of `breaks`.
         begins = np.empty((count + 1, self._envs), np.int64)
         begins[0] = -self._position[slot]
         begins[1:] = np.where(breaks, np.arange(1, count + 1)[:, None], -(1 << 62))
         np.maximum.accumulate(begins, axis=0, out=begins)
+
         self._position[slot] = count - begins[count]
         positions: Rows = np.arange(count)[:, None] - begins[:count]
         return positions
 
-    def _short(self, steps: Rows, envs: Rows, end: Rows) -> _Ends:
-        """Sequences shorter than `length` that end with their episode, at position `end`."""
-        stride = self.sequences.stride
-        oldest = -(-np.maximum(end - self.sequences.length + 2, 0) // stride)
-        counts = np.maximum(end // stride - oldest + 1, 0)
-        which = np.repeat(np.arange(len(counts)), counts)
-        offsets = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return _Ends(steps[which], envs[which], end[which] - (oldest[which] + offsets) * stride)
+    def _short_sequences(self, steps: Rows, envs: Rows, end_positions: Rows) -> _SequenceEnds:
+        """Returns the sequences shorter than `length` that end with one of n episodes.
 
-    def _rows_back(self, slot: int, ends: _Ends) -> Rows:
-        """Rows at which the sequences start, ascending; without starts that were removed."""
-        steps = ends.steps - ends.back
+        Args:
+            steps: ``[n]``, the last step of each episode, in the slot.
+            envs: ``[n]``, its environment.
+            end_positions: ``[n]``, its position in the episode.
+        """
+        # The starts of an episode, counted in strides: from the first whose sequence has no full
+        # length to the last one before the end.
+        stride = self.sequences.stride
+        first_starts = -(-np.maximum(end_positions - self.sequences.length + 2, 0) // stride)
+        counts = np.maximum(end_positions // stride - first_starts + 1, 0)
+
+        # For each sequence: its episode, and its number among the sequences of that episode.
+        episodes = np.repeat(np.arange(len(counts)), counts)
+        numbers = np.arange(len(episodes)) - np.repeat(np.cumsum(counts) - counts, counts)
+        start_positions = (first_starts[episodes] + numbers) * stride
+        return _SequenceEnds(
+            steps[episodes], envs[episodes], end_positions[episodes] - start_positions
+        )
+
+    def _start_rows(self, slot: int, ends: _SequenceEnds) -> Rows:
+        """Returns the rows at which sequences start, ascending.
+
+        Starts in slots that were removed are left out.
+
+        Args:
+            slot: in which the sequences end.
+            ends: their last steps.
+        """
+        # Starts before the first step of a slot lie in the slots before it.
+        steps = ends.steps - ends.steps_back
         slots = np.full(len(steps), slot)
-        while (early := np.flatnonzero((steps < 0) & (slots != NONE))).size:
-            slots[early] = self._before[slots[early]]
-            steps[early] += self._searched[slots[early]]
+        while (earlier := np.flatnonzero((steps < 0) & (slots != NONE))).size:
+            slots[earlier] = self._previous_slot[slots[earlier]]
+            steps[earlier] += self._searched[slots[earlier]]
+
         rows = (slots * self._unroll + steps) * self._envs + ends.envs
         return np.sort(rows[slots != NONE])
 
-    def _add(self, rows: Rows) -> None:
+    def _add_starts(self, rows: Rows) -> None:
+        """Give numbers to the starts at ``rows``, and insert them into the inner sampler."""
         if not len(rows):
             return
-        reused = min(len(rows), self._freed_count)
-        top = self._freed_count
-        fresh = np.arange(self._used, self._used + len(rows) - reused)
-        numbers = np.concatenate([self._freed[top - reused : top][::-1], fresh])
-        self._freed_count -= reused
-        self._used += len(fresh)
-        self._row[numbers] = rows
-        self._number[rows] = numbers + 1
-        self._taken[numbers] = True
+
+        # Free numbers are used first, the latest of the stack before the older ones.
+        reused_count = min(len(rows), self._free_count)
+        remaining = self._free_count - reused_count
+        reused = self._free_numbers[remaining : self._free_count][::-1]
+        unused = np.arange(self._lowest_unused, self._lowest_unused + len(rows) - reused_count)
+        numbers = np.concatenate([reused, unused])
+        self._free_count = remaining
+        self._lowest_unused += len(unused)
+
+        self._row_of_number[numbers] = rows
+        self._number_of_row[rows] = numbers + 1
+        self._in_use[numbers] = True
         for start, stop in _runs(numbers):
             self.sampler.insert(start, stop, None)
 
-    def _forget_last(self, slot: int) -> None:
-        """Remove the starts whose sequences may continue behind ``slot``."""
+    def _remove_last_starts(self, slot: int) -> None:
+        """Remove the starts whose sequences may continue after ``slot``."""
         steps = self.sequences.length - 1
         while steps > 0 and slot != NONE:
-            first, stop = slot * self._slot_rows, int(self._searched[slot])
-            begin = max(0, stop - steps)
-            rows = np.arange(first + begin * self._envs, first + stop * self._envs)
-            self._forget(rows[self._number[rows] > 0])
-            steps -= stop - begin
-            slot = int(self._before[slot])
+            first_row = slot * self._rows_per_slot
+            stop = int(self._searched[slot])
+            start = max(0, stop - steps)
+            rows = np.arange(first_row + start * self._envs, first_row + stop * self._envs)
+            self._remove_starts(rows[self._number_of_row[rows] > 0])
+            steps -= stop - start
+            slot = int(self._previous_slot[slot])
 
-    def _forget(self, rows: Rows) -> None:
+    def _remove_starts(self, rows: Rows) -> None:
+        """Free the numbers of the starts at ``rows``, and remove them from the inner sampler."""
         if not len(rows):
             return
-        numbers = np.sort(self._number[rows] - 1)
-        self._number[rows] = 0
-        self._taken[numbers] = False
-        self._freed[self._freed_count :][: len(numbers)] = numbers[::-1]
-        self._freed_count += len(numbers)
+        numbers = np.sort(self._number_of_row[rows] - 1)
+        self._number_of_row[rows] = 0
+        self._in_use[numbers] = False
+
+        # The lowest number is the top of the stack, and will be used again first.
+        self._free_numbers[self._free_count :][: len(numbers)] = numbers[::-1]
+        self._free_count += len(numbers)
         for start, stop in _runs(numbers):
             self.sampler.remove(start, stop)
 
 
 def _runs(numbers: npt.NDArray[Any]) -> list[tuple[int, int]]:
-    """(start, stop) of each stretch of consecutive numbers."""
+    """Returns start and stop of each stretch of consecutive numbers in ``numbers`` [n], n > 0."""
     edges = np.flatnonzero(np.diff(numbers) != 1) + 1
     starts = numbers[np.concatenate([[0], edges])]
     stops = numbers[np.concatenate([edges - 1, [len(numbers) - 1]])] + 1
@@ -389,11 +522,32 @@ def _runs(numbers: npt.NDArray[Any]) -> list[tuple[int, int]]:
 
 
 def no_priorities() -> ReplayError:
-    """The error for a priority of a single step."""
+    """Returns the error for a priority of a single step."""
     return ReplayError(
         "priorities come with single steps, but sequences are drawn; leave them out and call "
         "update_priorities with one priority per sequence"
     )
+
+
+class SequenceSteps(NamedTuple):
+    """The steps of B sequences, time-major.
+
+    Args:
+        rows: ``[length, B]``; steps after the end of a sequence repeat its first step.
+        records: ``[length, B]``, of these rows, as `RecordReader.take` returns them.
+        mask: ``[length, B]``, whether the step belongs to the sequence.
+    """
+
+    rows: Rows
+    records: Array
+    mask: Mask
+
+
+class LastSteps(NamedTuple):
+    """The last step of each of B sequences: its row and its record, ``[B]`` each."""
+
+    rows: Rows
+    records: Array
 
 
 class SequenceGather(Gather):
@@ -414,9 +568,10 @@ class SequenceGather(Gather):
     A sequence crosses the edges of slots, never the end of its episode, so the observation after
     step t is the one at step t + 1: `obs` and `next_obs` are two views of one array [length + 1, B,
     *shape]. next_obs holds the observation after the last step too, also where the mask ends
-    earlier. With
-    ``stacked=False``, observations that are frame stacks come as ``frames`` [length + K, B, *frame]
-    in place of obs and next_obs: the stack of K before step t is ``frames[t : t + K]``.
+    earlier.
+
+    With ``stacked=False``, observations that are frame stacks come as ``frames`` [length + K, B,
+    *frame] in place of obs and next_obs: the stack of K before step t is ``frames[t : t + K]``.
     """
 
     def __init__(self, table: Table, layout: Layout, discount: float, sequences: Sequences) -> None:
@@ -424,137 +579,211 @@ class SequenceGather(Gather):
         self.sequences = sequences
 
     def batch(self, rows: Rows, weights: Array | None, *, stacked: bool = True) -> Batch:
-        """A batch of sequences that start at rows [B], as the class describes."""
-        steps, records, mask = self._follow(rows)
+        """Make a batch of sequences, as the class describes it.
+
+        Args:
+            rows: ``[B]``, at which the sequences start.
+            weights: ``[B]`` float32 importance weights; None: all are 1.
+            stacked: False returns frame stacks as ``frames``.
+        """
         batch = Batch()
-        self._observe_sequences(batch, steps, records, mask, stacked)
+        steps = self._follow(rows)
+        self._observe_sequences(batch, steps, stacked=stacked)
+
         for root, nest in self.layout.nests.items():
-            names = [o.name for o in self.layout.others if o.name.split(".", 1)[0] == root]
-            part = slice(1) if root == STATE else slice(None)
-            flat = {n: self._steps(n, steps[part], records[part], mask[part]) for n in names}
+            names = [leaf.name for leaf in self.layout.others if leaf.name.split(".", 1)[0] == root]
             if root == STATE:
-                flat = {name: array[0] for name, array in flat.items()}
-            batch[root] = unflatten(nest, flat)
-        reward = self._blank(records["reward"].astype(np.float32), mask)
-        discounts = np.array([self.discount, 0], np.float32)
-        batch["reward"] = reward
-        batch["discount"] = self._blank(discounts.take(records["terminated"].view(np.uint8)), mask)
-        batch["terminated"] = self._blank(records["terminated"].copy(), mask)
-        batch["truncated"] = self._blank(records["truncated"].copy(), mask)
-        batch["mask"] = mask
+                first_steps = SequenceSteps(steps.rows[:1], steps.records[:1], steps.mask[:1])
+                arrays = {name: self._column_of(name, first_steps)[0] for name in names}
+            else:
+                arrays = {name: self._column_of(name, steps) for name in names}
+            batch[root] = unflatten(nest, arrays)
+
+        records = steps.records
+        discounts_by_flag = np.array([self.discount, 0], np.float32)
+        discount = discounts_by_flag.take(records["terminated"].view(np.uint8))
+        batch["reward"] = self._blank(records["reward"].astype(np.float32), steps.mask)
+        batch["discount"] = self._blank(discount, steps.mask)
+        batch["terminated"] = self._blank(records["terminated"].copy(), steps.mask)
+        batch["truncated"] = self._blank(records["truncated"].copy(), steps.mask)
+        batch["mask"] = steps.mask
         batch["burn_in"] = self.sequences.burn_in
         return self._finish(batch, rows, weights)
 
-    def _follow(self, starts: Rows) -> tuple[Rows, Array, Mask]:
-        """Rows and records [length, B] of the steps, and which of them belong to the sequence.
-
-        Steps that do not belong to it repeat the first step.
-        """
-        length, count = self.sequences.length, len(starts)
+    def _follow(self, starts: Rows) -> SequenceSteps:
+        """Returns the steps of the sequences that start at rows ``starts`` [B]."""
+        length = self.sequences.length
+        count = len(starts)
         rows = follow(self.table, starts, length)
         records = self.records.take(rows.reshape(-1)).reshape(length, count)
         mask = np.ones((length, count), bool)
-        if self.sequences.pad:
-            continuing = ~ended(records)[:-1] & (rows[1:] != NONE)
-            if "age" in (records.dtype.names or ()):
-                continuing &= records["age"][1:] != 0
-            np.logical_and.accumulate(continuing, axis=0, out=mask[1:])
-            step, which = np.nonzero(~mask)
-            rows[step, which], records[step, which] = starts[which], records[0, which]
-        return rows, records, mask
+        if not self.sequences.pad:
+            return SequenceSteps(rows, records, mask)
 
-    def _observe_sequences(
-        self, batch: Batch, rows: Rows, records: Array, mask: Mask, stacked: bool
-    ) -> None:
-        counts = mask.sum(axis=0)
-        last = counts - 1, np.arange(mask.shape[1])
+        # A sequence goes on until its episode ends, or until there is no further row.
+        continuing = ~ended(records)[:-1] & (rows[1:] != NONE)
+        if "age" in (records.dtype.names or ()):
+            continuing &= records["age"][1:] != 0
+        np.logical_and.accumulate(continuing, axis=0, out=mask[1:])
+
+        # The steps after that repeat the first step, whose row exists.
+        step, sequence = np.nonzero(~mask)
+        rows[step, sequence] = starts[sequence]
+        records[step, sequence] = records[0, sequence]
+        return SequenceSteps(rows, records, mask)
+
+    def _observe_sequences(self, batch: Batch, steps: SequenceSteps, *, stacked: bool) -> None:
+        """Put the observations of ``steps`` into ``batch``, as obs and next_obs or as frames."""
+        lengths = steps.mask.sum(axis=0)
+        last = (lengths - 1, np.arange(len(lengths)))
+        last_steps = LastSteps(steps.rows[last], steps.records[last])
+
+        # At first, each array has the observations after the last steps at its end.
         arrays: dict[str, Array] = {}
         frames: dict[str, Array] = {}
-        for o in self.layout.inline:
-            arrays[o.name] = self._inline(o, rows, records, last)
-        for o in self.layout.framed:
-            steps = window(self.table, rows.reshape(-1), records.reshape(-1), o.depth)
-            end = window(self.table, rows[last], records[last], o.depth)
-            if stacked or not o.stack:
-                parts = [steps.narrow(0, o.depth), end.narrow(1, o.depth + 1)]
-                arrays[o.name] = self._windows_of(o, parts, mask)
+        for observation in self.layout.inline:
+            arrays[observation.name] = self._inline(observation, steps, last_steps)
+        for observation in self.layout.framed:
+            if stacked or not observation.stack:
+                arrays[observation.name] = self._stacked(observation, steps, last_steps)
             else:
-                start = window(self.table, rows[0], records[0], o.depth)
-                older = [start.narrow(i, i + 1) for i in range(o.depth - 1)]
-                newest = steps.narrow(o.depth - 1, o.depth)
-                parts = [*older, newest, end.narrow(o.depth, o.depth + 1)]
-                frames[o.name] = self._windows_of(o, parts, mask)[:, :, 0]
+                frames[observation.name] = self._single_frames(observation, steps, last_steps)
+
+        # Those of sequences that end earlier move to the step after their last.
         for array in (*arrays.values(), *frames.values()):
-            _place_last(array, counts, len(array) - 1 - len(mask))
+            older_frames = len(array) - 1 - len(steps.mask)
+            _place_final(array, lengths + older_frames)
+
         if arrays:
-            batch["obs"] = unflatten(self.layout.obs, {k: a[:-1] for k, a in arrays.items()})
-            batch["next_obs"] = unflatten(self.layout.obs, {k: a[1:] for k, a in arrays.items()})
+            obs = {name: array[:-1] for name, array in arrays.items()}
+            next_obs = {name: array[1:] for name, array in arrays.items()}
+            batch["obs"] = unflatten(self.layout.obs, obs)
+            batch["next_obs"] = unflatten(self.layout.obs, next_obs)
         if frames:
             batch["frames"] = unflatten(self.layout.obs, frames)
 
-    def _inline(self, o: Observation, rows: Rows, records: Array, last: Any) -> Array:
-        """Observations [length + 1, B, *shape]; the last follows each sequence's last step."""
-        length, count = rows.shape
-        out = self.pool.empty((length + 1, count, *o.leaf.shape), o.leaf.dtype)
-        big = self.table.columns.get(o.name)
-        if big is None:
-            self.records.write(records, o.name, out[:-1])
-        else:
-            flat = out[:-1].reshape(-1, *o.leaf.shape)
-            big.take(rows.reshape(-1), axis=0, out=flat, mode="clip")
-        out[-1] = self._column(o.next_name, rows[last], records[last])
-        return out
+    def _inline(
+        self, observation: Observation, steps: SequenceSteps, last_steps: LastSteps
+    ) -> Array:
+        """Returns the observations of an inline column, ``[length + 1, B, *shape]``.
 
-    def _windows_of(self, o: Observation, parts: list[FrameWindow], mask: Mask) -> Array:
-        """Windows of B rows or a multiple, one after the other: [steps, B, width, *frame]."""
-        (flat,) = self._frames(o, _joined(parts))
-        return flat.reshape(-1, mask.shape[1], *flat.shape[1:])
+        They are those before the steps, and then those after the last steps.
+        """
+        length, count = steps.rows.shape
+        leaf = observation.leaf
+        array = self.pool.empty((length + 1, count, *leaf.shape), leaf.dtype)
+
+        big_column = self.table.columns.get(observation.name)
+        if big_column is None:
+            self.records.write(steps.records, observation.name, array[:-1])
+        else:
+            flat = array[:-1].reshape(-1, *leaf.shape)
+            big_column.take(steps.rows.reshape(-1), axis=0, out=flat, mode="clip")
+
+        array[-1] = self._column(observation.next_name, *last_steps)
+        return array
+
+    def _stacked(
+        self, observation: Observation, steps: SequenceSteps, last_steps: LastSteps
+    ) -> Array:
+        """Returns the frame stacks of an observation, ``[length + 1, B, *shape]``.
+
+        They are those before the steps, and then those after the last steps.
+        """
+        depth = observation.depth
+        before_steps = self._window(steps.rows, steps.records, depth).narrow(0, depth)
+        after_last = self._window(*last_steps, depth).narrow(1, depth + 1)
+        return self._take_windows(observation, [before_steps, after_last], steps)
+
+    def _single_frames(
+        self, observation: Observation, steps: SequenceSteps, last_steps: LastSteps
+    ) -> Array:
+        """Returns each frame of an observation's stacks once, ``[length + depth, B, *frame]``.
+
+        They are the older frames of the first stack, the newest frame before each step, and then
+        the newest after the last steps.
+        """
+        depth = observation.depth
+        newest = self._window(steps.rows, steps.records, depth).narrow(depth - 1, depth)
+        after_last = self._window(*last_steps, depth).narrow(depth, depth + 1)
+        first_stack = self._window(steps.rows[0], steps.records[0], depth)
+        older = [first_stack.narrow(i, i + 1) for i in range(depth - 1)]
+        return self._take_windows(observation, [*older, newest, after_last], steps)[:, :, 0]
+
+    def _window(self, rows: Rows, records: Array, depth: int) -> FrameWindow:
+        """Returns the window of all ``rows`` in their order; see `frames.window`."""
+        return window(self.table, rows.reshape(-1), records.reshape(-1), depth)
+
+    def _take_windows(
+        self, observation: Observation, windows: list[FrameWindow], steps: SequenceSteps
+    ) -> Array:
+        """Returns the frames of windows, ``[n, B, width, *frame]``, one window after the other.
+
+        Each window has as many rows as there are sequences, B, or a multiple of it. The axis
+        ``width`` is absent for an observation that is one frame a row.
+        """
+        (flat,) = self._frames(observation, _joined(windows))
+        return flat.reshape(-1, steps.mask.shape[1], *flat.shape[1:])
+
+    def _column_of(self, name: str, steps: SequenceSteps) -> Array:
+        """Returns a column of ``steps``, ``[length, B, *shape]``, 0 after the end of a sequence."""
+        flat = self._column(name, steps.rows.reshape(-1), steps.records.reshape(-1))
+        return self._blank(flat.reshape(*steps.rows.shape, *flat.shape[1:]), steps.mask)
 
     def _blank(self, array: Array, mask: Mask) -> Array:
+        """Returns ``array`` [length, B, ...] itself, in which steps without ``mask`` become 0."""
         if self.sequences.pad:
             array[~mask] = 0
         return array
 
-    def _steps(self, name: str, rows: Rows, records: Array, mask: Mask) -> Array:
-        flat = self._column(name, rows.reshape(-1), records.reshape(-1))
-        return self._blank(flat.reshape(*rows.shape, *flat.shape[1:]), mask)
 
-
-def _joined(parts: list[FrameWindow]) -> FrameWindow:
-    """One window over the rows of all windows, which are equally wide."""
-    sizes = [part.frames.size for part in parts]
-    firsts = np.cumsum([0, *sizes[:-1]])
+def _joined(windows: list[FrameWindow]) -> FrameWindow:
+    """Returns one window over the rows of all ``windows``, which are equally wide."""
+    sizes = [window.frames.size for window in windows]
+    # The flat position of each window's first frame.
+    offsets = np.cumsum([0, *sizes[:-1]])
+    pairs = list(zip(windows, offsets, strict=True))
     return FrameWindow(
-        np.concatenate([part.frames for part in parts]),
-        np.concatenate([part.zeros + first for part, first in zip(parts, firsts, strict=True)]),
-        np.concatenate([part.side_at + first for part, first in zip(parts, firsts, strict=True)]),
-        np.concatenate([part.side_rows for part in parts]),
+        frames=np.concatenate([window.frames for window in windows]),
+        zeros=np.concatenate([window.zeros + offset for window, offset in pairs]),
+        side_at=np.concatenate([window.side_at + offset for window, offset in pairs]),
+        side_rows=np.concatenate([window.side_rows for window in windows]),
     )
 
 
-def _place_last(array: Array, counts: Rows, older: int) -> None:
-    """Move the observation after a sequence's last step there from the end.
+def _place_final(array: Array, places: Rows) -> None:
+    """Move final observations from the end of ``array`` to their places, and blank what follows.
 
-    Blank those after it.
+    Args:
+        array: ``[n, B, ...]``; ``array[-1]`` holds the observation after each sequence's last step.
+        places: ``[B]``, the index on the first axis at which that observation belongs.
     """
-    for which in np.flatnonzero(counts + older < len(array) - 1):
-        place = int(counts[which]) + older
-        array[place, which] = array[-1, which]
-        array[place + 1 :, which] = 0
+    for sequence in np.flatnonzero(places < len(array) - 1):
+        place = int(places[sequence])
+        array[place, sequence] = array[-1, sequence]
+        array[place + 1 :, sequence] = 0
 
 
 def draw_future(table: Table, rows: Rows, horizon: int, rng: np.random.Generator) -> Rows:
-    """For each of ``rows`` [B], draw a row at or after it in its episode.
+    """Draw, for each of ``rows`` [B], a row at or after it in its episode.
 
-    The draw is even among the row itself and those that follow it, as far as they are stored,
-    ``horizon`` in all at most.
+    The draw is even among the row itself and those that follow it, as far as they are stored, but
+    at most ``horizon`` rows in all.
+
+    Returns:
+        The rows that were drawn, ``[B]``.
     """
-    ahead = follow(table, rows, horizon)
-    records = RecordReader(table.records).take(ahead.reshape(-1))
-    continuing = ~ended(records).reshape(ahead.shape)[:-1]
-    continuing &= (continues(records).reshape(ahead.shape) & (ahead != NONE))[1:]
+    following = follow(table, rows, horizon)
+    shape = following.shape
+    records = RecordReader(table.records).take(following.reshape(-1))
+
+    # Whether each row but the last is followed by one of the same episode, and all before it too.
+    is_last = ended(records).reshape(shape)
+    exists = continues(records).reshape(shape) & (following != NONE)
+    continuing = ~is_last[:-1] & exists[1:]
     np.logical_and.accumulate(continuing, axis=0, out=continuing)
+
     counts = 1 + continuing.sum(axis=0)
     steps = (rng.random(len(rows)) * counts).astype(np.int64)
-    drawn: Rows = ahead[steps, np.arange(len(rows))]
+    drawn: Rows = following[steps, np.arange(len(rows))]
     return drawn

@@ -100,14 +100,14 @@ def test_rows_keep_their_priorities_and_counts(
     def by_step(replay: Replay, name: str) -> dict[int, float]:
         rows = np.flatnonzero(replay.table.valid)
         sampler: Any = replay.sampler
-        if name == "_used":
-            values = sampler._used
+        if name == "draw_counts":
+            values = sampler._draw_counts
         else:
             values = (sampler if limit is None else sampler.sampler)._tree.leaves
         batch = replay.gather.batch(rows, None)
         return dict(zip(batch.action.tolist(), values[rows].tolist(), strict=True))
 
-    for name in ["leaves"] + ["_used"] * (limit is not None):
+    for name in ["leaves"] + ["draw_counts"] * (limit is not None):
         before, after = by_step(saved, name), by_step(loaded, name)
         assert after == {number: before[number] for number in after}
         assert len(set(after.values())) > 1
@@ -128,8 +128,8 @@ def test_sequences_stay_those_of_their_streams(
 
     def starts(replay: Replay) -> dict[int, float]:
         sampler: Any = replay.sampler
-        numbers = np.flatnonzero(sampler._taken)
-        actions = replay.gather.batch(sampler._row[numbers], None).action[0]
+        numbers = np.flatnonzero(sampler._in_use)
+        actions = replay.gather.batch(sampler._row_of_number[numbers], None).action[0]
         leaves = sampler.sampler._tree.leaves[numbers]
         return dict(zip(actions.tolist(), leaves.tolist(), strict=True))
 

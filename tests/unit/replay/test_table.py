@@ -11,8 +11,8 @@ from penstock.core.specs import Column, SlotSpec
 from penstock.replay.gather import Gather
 from penstock.replay.layout import layout_of_spec
 from penstock.replay.samplers import Prioritized, Uniform
-from penstock.replay.table import NONE, Table, frame_rows
-from penstock.transport.shm.store import SlotWriter
+from penstock.replay.table import NONE, Table, TableListener, frame_rows
+from penstock.transport.shm.store import Slot, SlotWriter
 
 T, E = 4, 2
 COLUMNS = (
@@ -114,6 +114,40 @@ def test_a_gap_in_the_sequence_breaks_the_link() -> None:
     assert (table.prev[third], table.next[second]) == (NONE, NONE)
 
 
+def test_listeners_hear_of_slots_in_their_order_until_they_unsubscribe() -> None:
+    calls: list[tuple[str, str, int]] = []
+
+    class Listener(TableListener):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def on_ingested(self, slot: Slot) -> None:
+            calls.append((self.name, "ingested", slot.index))
+
+        def on_evict(self, slot: int) -> None:
+            calls.append((self.name, "evict", slot))
+
+    table = table_of(slots=2)
+    first, second = Listener("first"), Listener("second")
+    table.subscribe(first)
+    table.subscribe(second)
+    foreign = Foreign(table)
+    slot = foreign.write()
+    assert calls == [("first", "ingested", slot), ("second", "ingested", slot)]
+    table.unsubscribe(first)
+    table.unsubscribe(first)
+    table.evict_oldest("capacity")
+    assert calls[2:] == [("second", "evict", slot)]
+
+
+def test_what_a_new_listener_does_not_override_does_nothing() -> None:
+    table = table_of(slots=2)
+    table.subscribe(TableListener())
+    Foreign(table).write()
+    table.evict_oldest("capacity")
+    assert balanced(table)
+
+
 @pytest.mark.parametrize("gap", [False, True])
 def test_stacks_and_returns_cross_slots_but_no_gap(gap: bool) -> None:
     table = table_of(*AGES, history=2)
@@ -203,7 +237,12 @@ def test_a_rejected_slot_is_counted_before_another_writer_has_it(
 
     monkeypatch.setattr(table.store, "release", lent_at_once)
     counted: list[int] = []
-    table.on_rejected = lambda slot, fault: counted.append(int(slot.header["steps"]))
+
+    class Rejections(TableListener):
+        def on_rejected(self, slot: Slot, fault: str) -> None:
+            counted.append(int(slot.header["steps"]))
+
+    table.subscribe(Rejections())
     slot = foreign.writer.acquire(0)
     assert slot is not None
     slot.header["steps"], slot.header["sequence"] = 8, 0
