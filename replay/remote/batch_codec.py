@@ -49,7 +49,7 @@ class Shape(NamedTuple):
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Array]]:
-    """Arrays of a nested batch with their paths."""
+    """Yield the arrays of a nested batch with their paths."""
     if isinstance(value, dict):
         for key, child in value.items():
             yield from leaves(child, f"{name}.{key}" if name else key)
@@ -57,7 +57,8 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Array]]:
         for index, child in enumerate(value):
             yield from leaves(child, f"{name}.{index}")
     else:
-        yield name, np.asarray(value)  # `burn_in` is a number
+        # An array, or `burn_in` of sequences, which is a number.
+        yield name, np.asarray(value)
 
 
 @lru_cache(maxsize=64)
@@ -114,6 +115,7 @@ def unpack(shape: Shape, frame: Any) -> Batch:
 
 @lru_cache(maxsize=64)
 def _nests(shape: Shape) -> list[tuple[str, Any]]:
+    """How the leaves of each column of a batch are nested, by the column's name."""
     names = [field.name for field in shape.fields]
     roots = dict.fromkeys(name.split(".", 1)[0] for name in names)
     return [

@@ -5,9 +5,9 @@
     batch = client.sample(256)
     client.update_priorities(batch.keys, td_error)
 
-Steps are sent in whole slots, and are kept here until the server has stored them. Batches are
-requested ahead: ``prefetch`` of them are on their way while one is used, so a batch is that much
-older.
+Steps are sent in whole slots, and are kept here until the server has stored them (`Outbox`).
+Batches are requested ahead (`BatchRequests`): ``prefetch`` of them are on their way while one is
+used, so a batch is that much older.
 """
 
 from __future__ import annotations

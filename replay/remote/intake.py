@@ -1,7 +1,7 @@
 """How a server takes in slots: in order, each once, and only as many as the buffer accepts now.
 
 A client numbers the slots of its stream and may have `WINDOW` of them on the way. Slots that cannot
-be stored yet wait here; a slot that is sent again, because its answer was lost, is acknowledged
+be stored yet wait here. A slot that is sent again, because its answer was lost, is acknowledged
 again and not stored again. After a gap the client sends again from the gap on. A slot with invalid
 columns is refused, once, and the stream continues after it.
 """
@@ -58,7 +58,10 @@ class Taken:
 
 
 class Intake(TableListener):
-    """Stores the slots of many streams through one lane of ``replay``'s store."""
+    """Stores the slots of many streams through one lane of ``replay``'s store; for one thread.
+
+    Only `marks` is also called from another thread.
+    """
 
     def __init__(self, replay: Replay, refused: Refused, waiting_nbytes: int) -> None:
         """Make the intake.
@@ -197,10 +200,11 @@ class Intake(TableListener):
         return True
 
     def _acquire(self) -> Slot | None:
-        """A slot to fill, evicting the oldest; None while there is none."""
+        """A slot to fill, for which the oldest may be evicted; None while the buffer lends none."""
         rate_limited = self._replay.rate_limited
         if rate_limited is not None and not rate_limited.may_lend():
             return None
+
         slot = self._writer.acquire(0)
         if slot is None:
             self._collect()

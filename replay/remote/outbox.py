@@ -34,6 +34,7 @@ class _OutLane(Lane):
         self.published = 0
 
     def publish(self, slot: Slot) -> None:
+        """Number and publish a slot."""
         super().publish(slot)
         self.published += 1
 
@@ -55,7 +56,15 @@ class _OutLane(Lane):
 
 
 class Outbox:
-    """Sends slots; ``send`` hands parts to the server, or returns that it cannot now."""
+    """The slots of a client: writes steps into them, sends them, and frees the stored ones.
+
+    Args:
+        spec: of the server's slots.
+        about: what the server tells of its buffer; see `Steps`.
+        codec: by which slots are compressed.
+        send: hands a message to the server; returns False if it cannot now.
+        pump: waits for messages of the server for up to the given seconds and handles them.
+    """
 
     def __init__(
         self,
@@ -79,6 +88,7 @@ class Outbox:
         self.run_id = 0
 
     def __len__(self) -> int:
+        """The number of published slots that the server has not confirmed."""
         return len(self._unstored)
 
     @property
@@ -147,13 +157,16 @@ class Outbox:
 def read_spec(meta: Any) -> SlotSpec:
     """Read a server's slot spec.
 
-    Raises WireError for a size for which no memory should be taken.
+    Raises:
+        WireError: it is no spec.
+        ReplayError: its slots do not fit the memory of this host.
     """
     try:
         spec = SlotSpec.from_dict(meta)
         nbytes = spec.payload_nbytes * (UNSTORED + 1)
     except wire.STRANGE as error:
         raise WireError("meta", str(error)) from error
+
     if nbytes > available_nbytes():
         raise ReplayError(
             f"the server's slots of {spec.payload_nbytes / 1e9:.2f} GB do not fit the memory of "

@@ -46,7 +46,17 @@ Marks = Callable[[], dict[str, Any]]
 
 
 class Snapshots:
-    """Saves ``replay`` to ``folder`` every ``every_s`` seconds; ``log`` takes lines of text."""
+    """Saves a replay while it is served, in a thread for each snapshot.
+
+    Args:
+        replay: the buffer.
+        folder: of the snapshot.
+        every_s: seconds from the start of one snapshot to that of the next.
+        log: takes lines of text.
+
+    Raises:
+        ReplayError: ``every_s`` is not above 0.
+    """
 
     def __init__(
         self, replay: Replay, folder: Path, every_s: float, log: Callable[[str], None]
@@ -63,8 +73,9 @@ class Snapshots:
     def restore(self) -> None:
         """Fill the buffer, which must be new, from the folder.
 
-        Raises `DamagedSnapshotError` for a damaged snapshot, ReplayError for one that was saved
-        with other options. Do not use the buffer afterwards.
+        Raises:
+            DamagedSnapshotError: the snapshot is damaged.
+            ReplayError: it was saved with other options. The buffer must not be used afterwards.
         """
         self.marks = self._replay.restore(self._folder).get(STREAMS, {})
 
@@ -89,6 +100,7 @@ class Snapshots:
         self._save(marks)
 
     def figures(self) -> dict[str, int]:
+        """Counts of snapshots that were written and that could not be."""
         return {"saved": self._saved, "failed": self._failed}
 
     def _save(self, marks: Marks) -> None:
@@ -229,6 +241,10 @@ class ReplayServer:
                 )
 
     def _send(self, name: bytes, parts: wire.Parts) -> tuple[int, IsReleased]:
+        """Send a message to a peer, for the service; see `Send`.
+
+        With keys a large message counts as released when it is written to its connection.
+        """
         outcome, is_released = self._socket.send(name, parts)
         nbytes = sum(memoryview(frame).nbytes for frame in parts[2:])
         if self._socket.has_keys and nbytes > ENCRYPTED_NBYTES:

@@ -11,9 +11,7 @@ line of bounded length; a peer that asks again is answered by WAIT with the reas
 
 Memory is bounded whatever peers do (`ServiceLimits`): by the number of peers, by the bytes of slots
 that wait to be stored, and by the bytes of batches that were sent and that their peers have not yet
-read. A batch counts as read once its peer reports that and the socket has released it: a peer that
-does not read can report anything. A peer that reads nothing for `STALL_S` loses its place and may
-join again.
+read (`peers.py`). A peer that reads nothing for `STALL_S` loses its place and may join again.
 """
 
 from __future__ import annotations
@@ -105,7 +103,7 @@ class ReplayService:
             returns whether the socket has released the answer.
         limits: of memory and peers.
         log: takes one line for the first rejection of each kind.
-        taken: the state of streams in a snapshot, as from `marks`.
+        marks: the state of streams in a restored snapshot, as from `marks`.
         more_figures: added to those of `figures`.
 
     Raises:
