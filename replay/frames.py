@@ -259,7 +259,12 @@ class FrameWriter:
         return lost if self._any_lost else None
 
     def advance(self, starts: Flags | None, dropped: Flags | None) -> None:
-        """Finish the row; ``starts``: environments whose next row begins an episode."""
+        """Finish the row.
+
+        Args:
+            starts: environments [E] whose next row begins an episode; None: no environment.
+            dropped: environments [E] whose row only reset them; None: no environment.
+        """
         self._age += self._age < OLDEST
         self._fresh = None if starts is None else starts.copy()
         self._after_reset = self._no_envs if dropped is None else dropped
@@ -301,6 +306,7 @@ def _contiguous(o: Observation, value: Any, envs: int, name: str) -> Array:
 
 
 def _no_shift(o: Observation, env: int) -> ReplayError:
+    """The error for a next observation whose frames do not continue those before it."""
     older = o.stack - 1
     return ReplayError(
         f"{o.next_name} of environment {env} is no shift of {o.name}: with frame_stack={o.stack} "
@@ -320,7 +326,8 @@ class FrameComparer:
     found within `EVERY` * `PARTS` steps. Where a difference is found, everything is compared; so
     are steps that begin or end an episode.
 
-    Everywhere ``at`` is the row of `Table.frames` of environment 0.
+    Everywhere ``frame_row`` is the row of `Table.frames` of environment 0, and observations are
+    arrays [E, depth, ...] if they are stacks, else [E, ...].
     """
 
     def __init__(
@@ -464,10 +471,11 @@ class FrameComparer:
         return slice(at, at + (self._envs - 1) * self._stride + 1, self._stride)
 
     def _newest(self, obs: Array) -> Array:
+        """The newest frames [n, ...] of observations."""
         return obs[:, -1] if self._stacked else obs
 
     def _words(self, obs: Array) -> Array:
-        """[n, depth, words]"""
+        """A view of observations as [n, depth, words]."""
         words: Array = obs.reshape(len(obs), self._depth, -1).view(self._word)
         return words
 
@@ -482,6 +490,7 @@ def _same_memory(left: Any, right: Array) -> bool:
 
 
 def _alike(array: Any, other: Array) -> bool:
+    """Whether ``array`` is contiguous, with the dtype and shape of another that is."""
     if type(array) is not np.ndarray or array.dtype is not other.dtype:
         return False
     return array.shape == other.shape and array.flags.c_contiguous
@@ -569,10 +578,7 @@ def window(table: Table, rows: Rows, records: Array, depth: int) -> FrameWindow:
 
 
 class _EdgeRows(NamedTuple):
-    """Rows whose stacks begin before their slot, or with their episode.
-
-    Their positions in the batch, slots, steps and ages.
-    """
+    """Rows of a batch whose stacks begin before their slot, or with their episode; each [n]."""
 
     at: Rows
     slot: Rows

@@ -6,6 +6,9 @@ once. The autoreset mode decides what a row means:
 - "none": the caller resets. The row after an episode's end begins another.
 - "next_step": the call after the end resets; it is no decision and is dropped.
 - "same_step": next_obs is already the reset observation, the final one is in ``info``.
+
+Most steps end no episode and have plain arrays. `StepWriter.add` writes those itself and is dense,
+since it runs once per step; all other steps go through `StepWriter._add_checked`.
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ class _Target:
         self.wide = self._wide  # None while values must be cast
 
     def check(self, value: Any) -> Array:
-        """``value`` as [envs, *shape]; ReplayError if it does not fit."""
+        """``value`` as an array [envs, *shape]. Raises ReplayError if it does not fit."""
         if type(value) is np.ndarray and value.dtype is self.accepted:
             if value.shape == self.shape:
                 return value
@@ -68,6 +71,7 @@ class _Target:
                 return value[None]
         if type(value) in self.scalars:
             return np.array((value,), self.leaf.dtype)
+
         array = validated(self.leaf, value, self.shape[0], self.name)
         if isinstance(value, np.ndarray):
             self.accepted = array.dtype
@@ -75,6 +79,7 @@ class _Target:
         return array
 
     def write(self, rows: slice, value: Array) -> None:
+        """Store checked values in ``rows`` of the table."""
         wide = self.wide
         if wide is None or value.dtype is not self.leaf.dtype or not value.flags.c_contiguous:
             self.column[rows] = value
@@ -83,7 +88,7 @@ class _Target:
 
 
 def _words_of(records: Array, name: str, word: np.dtype[Any]) -> Array:
-    """A field of records as [rows] of ``word``."""
+    """A view of one field of all records as [rows] of ``word``."""
     assert records.dtype.fields is not None
     layout = {
         "names": ["word"],
@@ -241,6 +246,10 @@ class StepWriter:
             stream.end()
 
     def _commit(self, resetting: Flags | None, priorities: Array | None) -> None:
+        """Let the row count in all environments but those that it only resets.
+
+        Rows whose stacks could not be kept do not count either; the table counts them as refused.
+        """
         counts = None if resetting is None else ~resetting
         lost = self._frames.lost if self._frames else None
         if lost is not None:
@@ -309,17 +318,21 @@ class EpisodeTracker:
         self._age: npt.NDArray[np.int64] = np.zeros(envs, np.int64)
 
     def ages(self, obs: Sequence[Array], next_obs: Sequence[Array], over: Flags) -> Array:
-        """Steps since each environment's episode began, uint8 ``[E]``; this step is the latest.
+        """Add a step, and tell how long each environment's episode has lasted.
 
         Args:
             obs: the observation, one array ``[E, ...]`` per leaf.
             next_obs: the next observation, alike.
             over: ``[E]``, environments whose episode this step ends.
+
+        Returns:
+            Steps since the episode began, uint8 ``[E]``: 0 where it is this step, at most `OLDEST`.
         """
         starts = self._over.copy()
         # Nothing is expected of the first step.
         for value, expected in zip(obs, self._expected, strict=False):
             starts |= _differing(value, expected)
+
         self._age = np.where(starts, 0, np.minimum(self._age + 1, OLDEST))
         self._expected = [np.array(value) for value in next_obs]
         self._over = np.array(over, bool)
@@ -335,10 +348,12 @@ def _differing(a: Array, b: Array) -> Flags:
 
 
 def _bytes(values: Array) -> npt.NDArray[np.uint8]:
+    """The bytes of arrays [E, ...] as [E, bytes]."""
     return np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
 
 
 def _validated_priorities(priority: Any, envs: int) -> Array:
+    """Priorities of a step as float64 [E]. Raises ReplayError for others."""
     priorities = np.asarray(priority, np.float64).reshape(-1)
     if len(priorities) != envs or not are_priorities(priorities).all():
         raise ReplayError(
@@ -352,8 +367,12 @@ def refuse_one_memory(obs: Any, next_obs: Any, name: str = "obs") -> None:
 
     An environment that writes each observation into the same array has overwritten obs by the time
     next_obs exists. Both then have one address, which shows at the first step. Overlapping arrays
-    are allowed: stacks of frames may be views of one history. ``name`` is the column for the
-    message.
+    are allowed: stacks of frames may be views of one history.
+
+    Args:
+        obs: an observation: an array, or a dict or tuple of observations.
+        next_obs: the observation that followed it.
+        name: of their column, for the message.
     """
     if isinstance(obs, np.ndarray) and isinstance(next_obs, np.ndarray):
         if obs is next_obs or _address(obs) == _address(next_obs):
@@ -361,6 +380,8 @@ def refuse_one_memory(obs: Any, next_obs: Any, name: str = "obs") -> None:
                 f"{name} and next_{name} are the same memory, so the environment has written over "
                 "the first of them; give add a copy of it that was made before the step"
             )
+
+    # Parts that only one of them has are refused when they are flattened.
     elif isinstance(obs, Mapping) and isinstance(next_obs, Mapping):
         for key in obs.keys() & next_obs.keys():
             refuse_one_memory(obs[key], next_obs[key], f"{name}.{key}")
@@ -421,6 +442,7 @@ def refuse_finals(info: Mapping[str, Any] | None, autoreset: str) -> None:
 
 
 def _leaves(nest: Nest, value: Any) -> dict[str, Any]:
+    """The leaves of a final observation, by column."""
     leaves: dict[str, Any] = {}
     flatten(nest, value, "final_obs", leaves)
     return leaves
