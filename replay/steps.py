@@ -31,13 +31,23 @@ Autoreset = Literal["none", "next_step", "same_step"]
 AUTORESETS = ("none", "next_step", "same_step")
 Flags = npt.NDArray[np.bool_]
 StepArguments = tuple[Any, Any, Any, Any, Any, Any, Mapping[str, Any] | None, Any, dict[str, Any]]
-"""The arguments of `StepWriter.add`, in order."""
+"""The arguments of `StepWriter.add`, in order; no record, since one is made for each step."""
 
-FLAG, FLAGS = np.dtype(bool), np.dtype(np.uint16)
+FLAG = np.dtype(bool)
+
+# Two flags that lie side by side, as one word.
+FLAG_PAIR = np.dtype(np.uint16)
+
 REWARD = Leaf("reward", np.dtype(np.float32), ())
-WIDE = np.dtype("c16")  # 16 bytes that numpy copies in one piece
-WIDE_FROM = 32  # rows from which a wide copy pays for making the view
-SCALARS: dict[str, tuple[type, ...]] = {  # of Python, that fit columns of these dtypes
+
+# A word of 16 bytes, which numpy copies in one piece.
+WIDE = np.dtype("c16")
+
+# Rows from which a wide copy pays for making the view.
+WIDE_FROM = 32
+
+# Python's scalar types that fit columns of a dtype, by its character.
+SCALARS: dict[str, tuple[type, ...]] = {
     "?": (bool,),
     "l": (int,),
     "f": (float, int),
@@ -50,17 +60,33 @@ class _Target:
 
     __slots__ = ("_wide", "accepted", "column", "leaf", "name", "one", "scalars", "shape", "wide")
 
-    def __init__(self, table: Table, leaf: Leaf, column: str, envs: int) -> None:
-        self.leaf, self.name = leaf, column
-        big = table.columns.get(column)
-        self.column: Array = table.records[column] if big is None else big
+    def __init__(self, table: Table, leaf: Leaf, name: str, envs: int) -> None:
+        self.leaf = leaf
+
+        self.name = name
+        """Of the column."""
+
+        own_block = table.columns.get(name)
+        self.column: Array = table.records[name] if own_block is None else own_block
+        """The column of all rows of the table."""
+
         self.shape = (envs, *leaf.shape)
-        self.accepted = leaf.dtype  # castable dtypes are remembered: can_cast takes a microsecond
+        """Of a step's values."""
+
         self.one = envs == 1
+        """Whether values may come without the axis of environments."""
+
+        self.accepted = leaf.dtype
+        """The dtype of the last arrays, which is known to fit: can_cast takes a microsecond."""
+
         self.scalars = SCALARS.get(leaf.dtype.char, ()) if self.shape == (1,) else ()
-        wide = len(leaf.shape) == 1 and leaf.nbytes == WIDE.itemsize and envs >= WIDE_FROM
-        self._wide = _words_of(table.records, column, WIDE) if wide and big is None else None
-        self.wide = self._wide  # None while values must be cast
+        """Python's scalar types that are accepted."""
+
+        is_wide = len(leaf.shape) == 1 and leaf.nbytes == WIDE.itemsize and envs >= WIDE_FROM
+        is_wide = is_wide and own_block is None
+        self._wide = _words_of(table.records, name, WIDE) if is_wide else None
+        self.wide = self._wide
+        """The column as words of 16 bytes; None if it has others, or while values must be cast."""
 
     def check(self, value: Any) -> Array:
         """``value`` as an array [envs, *shape]. Raises ReplayError if it does not fit."""
@@ -101,40 +127,64 @@ def _words_of(records: Array, name: str, word: np.dtype[Any]) -> Array:
 
 
 def _both_flags(records: Array) -> Array | None:
-    """`terminated` and `truncated` as [rows] of one word; None where they are not adjacent."""
+    """A view of `terminated` and `truncated` as [rows] of one word.
+
+    None where they are not adjacent.
+    """
     fields = records.dtype.fields
     assert fields is not None
-    first, second = fields["terminated"][1], fields["truncated"][1]
-    return _words_of(records, "terminated", FLAGS) if second == first + 1 else None
+    first = fields["terminated"][1]
+    second = fields["truncated"][1]
+    return _words_of(records, "terminated", FLAG_PAIR) if second == first + 1 else None
 
 
 class StepWriter:
     """One stream of steps. Used under the buffer's lock."""
 
     def __init__(self, table: Table, layout: Layout, autoreset: Autoreset) -> None:
-        self._table, self._layout, self._autoreset = table, layout, autoreset
-        self._envs = envs = table.spec.envs
-        self._flags_shape = (envs,)
+        envs = table.spec.envs
+        self._table = table
+        self._layout = layout
+        self._autoreset = autoreset
+        self._envs = envs
         self._stream = SlotStream(table)
-        self._frames = FrameWriter(table, layout, self._stream) if layout.framed else None
         self._no_envs: Flags = np.zeros(envs, bool)
-        self._resetting = self._no_envs  # NEXT_STEP: environments whose next row only resets
+
+        self._resetting = self._no_envs
+        """Environments whose next row only resets them; of none unless NEXT_STEP."""
+
         self._any_resetting = False
-        obs = [_Target(table, o.leaf, o.name, envs) for o in layout.inline]
-        self._next_obs = [_Target(table, o.leaf, o.next_name, envs) for o in layout.inline]
-        others = [_Target(table, leaf, leaf.name, envs) for leaf in layout.others]
-        self._targets = [*obs, *self._next_obs, *others, _Target(table, REWARD, "reward", envs)]
-        self._terminated = _Target(table, Leaf("terminated", FLAG, ()), "terminated", envs)
-        self._truncated = _Target(table, Leaf("truncated", FLAG, ()), "truncated", envs)
+
+        self._frames = FrameWriter(table, layout, self._stream) if layout.framed else None
+        """Writes the observations that are stored as frames, if there are any."""
+
+        def make_target(leaf: Leaf, name: str) -> _Target:
+            return _Target(table, leaf, name, envs)
+
+        # `_targets` has all columns but the flags, in the order in which they are checked.
+        obs = [make_target(o.leaf, o.name) for o in layout.inline]
+        self._next_obs = [make_target(o.leaf, o.next_name) for o in layout.inline]
+        further = [make_target(leaf, leaf.name) for leaf in layout.others]
+        self._targets = [*obs, *self._next_obs, *further, make_target(REWARD, "reward")]
+        self._terminated = make_target(Leaf("terminated", FLAG, ()), "terminated")
+        self._truncated = make_target(Leaf("truncated", FLAG, ()), "truncated")
+        self._flags_shape = (envs,)
+
+        # Both flags of a row are cleared together where they are one word.
         self._flags = _both_flags(table.records)
-        self._no_flags: Array = np.zeros(envs, FLAGS)
+        self._no_flags: Array = np.zeros(envs, FLAG_PAIR)
+
         names = [target.name for target in self._targets]
-        follows = "age" in (table.records.dtype.names or ()) and not layout.framed
-        self._episodes = EpisodeTracker(envs) if follows else None
+        tracks_episodes = "age" in (table.records.dtype.names or ()) and not layout.framed
+        self._episodes = EpisodeTracker(envs) if tracks_episodes else None
+        """Finds where episodes begin, if the age of rows is recorded and no frame shows it."""
+
         inline = ["obs", "next_obs"] if self._frames is None else []
-        plain = layout.obs == "obs" and not follows
-        self._direct = names == [*inline, "action", "reward"] and plain
-        self._extra = layout.nests.keys() - {"action"}
+        is_flat = layout.obs == "obs" and not tracks_episodes
+        self._direct = names == [*inline, "action", "reward"] and is_flat
+        """Whether there are only the usual columns, without nesting, which `add` itself writes."""
+
+        self._extra_names = layout.nests.keys() - {"action"}
 
     def add(
         self,
@@ -148,26 +198,52 @@ class StepWriter:
         priority: Any,
         extra: dict[str, Any],
     ) -> None:
-        """Add one step of every environment. Raises ReplayError, and then stores nothing."""
-        ends, cuts, shape = terminated, truncated, self._flags_shape
-        if type(ends) is not ndarray or ends.dtype is not FLAG or ends.shape != shape:
-            ends = self._terminated.check(ends)
-        if type(cuts) is not ndarray or cuts.dtype is not FLAG or cuts.shape != shape:
-            cuts = self._truncated.check(cuts)
-        if self._stream.slot == NONE and not ends.all():  # irrelevant where an episode ends
+        """Add one step of every environment; the arguments are those of `Replay.add`.
+
+        Raises:
+            ReplayError: a value does not fit. Nothing is stored then.
+        """
+        shape = self._flags_shape
+        if (
+            type(terminated) is not ndarray
+            or terminated.dtype is not FLAG
+            or terminated.shape != shape
+        ):
+            terminated = self._terminated.check(terminated)
+        if (
+            type(truncated) is not ndarray
+            or truncated.dtype is not FLAG
+            or truncated.shape != shape
+        ):
+            truncated = self._truncated.check(truncated)
+
+        # At the end of an episode it does not matter whether obs and next_obs are one array.
+        if self._stream.slot == NONE and not terminated.all():
             refuse_one_memory(obs, next_obs)
+
+        # Steps that end an episode, or need more than a copy of each column, go the longer way.
         # A byte search takes a tenth of the time that `any` needs to start.
-        over = 1 in ends.tobytes() or 1 in cuts.tobytes()
+        ends_episode = 1 in terminated.tobytes() or 1 in truncated.tobytes()
         stream, frames = self._stream, self._frames
-        plain = self._direct and not (over or self._any_resetting or extra or priority is not None)
-        if plain:
+        is_plain = self._direct and not (
+            ends_episode or self._any_resetting or extra or priority is not None
+        )
+        if is_plain:
             if stream.slot == NONE:
                 stream.begin()
-            plain = frames is None or frames.follows(obs, next_obs)
-        if not plain:
-            flat = self._flatten(obs, action, reward, next_obs, extra)
-            self._add_checked(flat, ends, cuts, over, info, priority)
+            is_plain = frames is None or frames.follows(obs, next_obs)
+        if not is_plain:
+            self._add_checked(
+                self._flatten(obs, action, reward, next_obs, extra),
+                terminated=terminated,
+                truncated=truncated,
+                ends_episode=ends_episode,
+                info=info,
+                priority=priority,
+            )
             return
+
+        # `_Target.check` and `_Target.write` are spelt out here for values that fit as they are.
         rows = slice(stream.start, stream.start + self._envs)
         values = (obs, next_obs, action, reward) if frames is None else (action, reward)
         for target, value in zip(self._targets, values):  # noqa: B905 - strict costs 3 % of a step
@@ -185,14 +261,15 @@ class StepWriter:
                 except ValueError:  # it is not contiguous
                     target.column[rows] = value
         if self._flags is None:
-            self._terminated.column[rows] = ends
-            self._truncated.column[rows] = cuts
+            self._terminated.column[rows] = terminated
+            self._truncated.column[rows] = truncated
         else:
             self._flags[rows] = self._no_flags
+
         if frames is None:
             self._table.commit_all(stream.slot, stream.t, rows)
         else:
-            frames.put(next_obs)
+            frames.write_following(next_obs)
             self._table.commit(stream.slot, stream.t)
         stream.advance()
 
@@ -208,33 +285,52 @@ class StepWriter:
     def _add_checked(
         self,
         flat: dict[str, Any],
-        ends: Array,
-        cuts: Array,
-        over: bool,
+        *,
+        terminated: Array,
+        truncated: Array,
+        ends_episode: bool,
         info: Mapping[str, Any] | None,
         priority: Any,
     ) -> None:
-        """Add rows of any kind: that end episodes, only reset, are framed or nested."""
+        """Add rows of any kind: that end episodes, only reset, are framed or nested.
+
+        Args:
+            flat: the values by column, but for the flags.
+            terminated: checked flags [E].
+            truncated: checked flags [E].
+            ends_episode: whether any of these flags is set.
+            info: of the environment.
+            priority: of the new rows, [E]; None: the sampler's own.
+        """
+        # Check everything before the first byte is written.
         stream, frames = self._stream, self._frames
         values = [target.check(flat[target.name]) for target in self._targets]
         resetting = self._resetting if self._any_resetting else None
-        done = self._done(ends, cuts) if over else None
+        done = self._done(terminated, truncated) if ends_episode else None
         finals = self._finals(info, done)
         priorities = None if priority is None else _validated_priorities(priority, self._envs)
         if stream.slot == NONE:
             stream.begin()
-        frame_values = frames.accept(flat, resetting, done, finals) if frames else {}
-        self._write(values, ends, cuts)
+        next_frames = frames.accept(flat, resetting, done, finals) if frames else {}
+
+        # Write the row's columns, and the final observations over the next ones.
+        self._write(values, terminated, truncated)
         if self._episodes is not None:
             inline = len(self._next_obs)
-            ages = self._episodes.ages(values[:inline], values[inline : 2 * inline], ends | cuts)
+            ages = self._episodes.ages(
+                obs=values[:inline],
+                next_obs=values[inline : 2 * inline],
+                over=terminated | truncated,
+            )
             self._table.records["age"][stream.start : stream.start + self._envs] = ages
         if finals is not None and done is not None:
             rows = stream.start + np.flatnonzero(done)
             for target in self._next_obs:
                 target.column[rows] = finals[target.leaf.name]
-        close = frames.write(frame_values, done, finals) if frames else False
+        close_slot = frames.write(next_frames, done, finals) if frames else False
         self._commit(resetting, priorities)
+
+        # Note what the next row is: the first of an episode, or one that only resets.
         resets_next = self._autoreset == "next_step"
         if frames:
             frames.advance(resetting if resets_next else done, resetting)
@@ -242,7 +338,7 @@ class StepWriter:
             self._any_resetting = done is not None
             self._resetting = self._no_envs if done is None else done
         stream.advance()
-        if close:
+        if close_slot:
             stream.end()
 
     def _commit(self, resetting: Flags | None, priorities: Array | None) -> None:
@@ -259,9 +355,9 @@ class StepWriter:
             counts &= ~lost
         self._table.commit(self._stream.slot, self._stream.t, counts, priorities)
 
-    def _done(self, ends: Array, cuts: Array) -> Flags | None:
+    def _done(self, terminated: Array, truncated: Array) -> Flags | None:
         """Environments that ended an episode in this step; None: no environment."""
-        done: Flags = (ends | cuts) & ~self._resetting
+        done: Flags = (terminated | truncated) & ~self._resetting
         return done if done.any() else None
 
     # ------------------------------------------------------------------------- checking the input
@@ -269,16 +365,18 @@ class StepWriter:
     def _flatten(
         self, obs: Any, action: Any, reward: Any, next_obs: Any, extra: dict[str, Any]
     ) -> dict[str, Any]:
+        """The values of a step by column. Raises ReplayError for another nesting or set of them."""
         layout = self._layout
-        if extra.keys() != self._extra:
+        if extra.keys() != self._extra_names:
             raise ReplayError(
                 f"add came with the further columns {sorted(extra)}, expected "
-                f"{sorted(self._extra)}: "
+                f"{sorted(self._extra_names)}: "
                 "declare columns when the replay is made, and pass each of them at every add"
             )
+
         flat: dict[str, Any] = {"reward": reward}
-        next_flat: dict[str, Any] = {}
         flatten(layout.obs, obs, "obs", flat)
+        next_flat: dict[str, Any] = {}
         flatten(layout.obs, next_obs, "next_obs", next_flat)
         flat |= {f"next_{name}": value for name, value in next_flat.items()}
         for root, nest in layout.nests.items():
@@ -296,12 +394,13 @@ class StepWriter:
         refuse_finals(info, self._autoreset)
         return None
 
-    def _write(self, values: list[Array], ends: Array, cuts: Array) -> None:
+    def _write(self, values: list[Array], terminated: Array, truncated: Array) -> None:
+        """Write the checked columns of a row; a step with both flags counts as terminated."""
         rows = slice(self._stream.start, self._stream.start + self._envs)
         for target, value in zip(self._targets, values, strict=True):
             target.write(rows, value)
-        self._terminated.column[rows] = ends
-        np.greater(cuts, ends, out=self._truncated.column[rows])  # terminated wins
+        self._terminated.column[rows] = terminated
+        self._truncated.column[rows] = truncated & ~terminated
 
 
 class EpisodeTracker:
@@ -314,7 +413,11 @@ class EpisodeTracker:
 
     def __init__(self, envs: int) -> None:
         self._expected: list[Array] = []
+        """The last ``next_obs``, which the next observation should equal."""
+
         self._over: Flags = np.ones(envs, bool)
+        """Environments whose last step ended an episode; at first all."""
+
         self._age: npt.NDArray[np.int64] = np.zeros(envs, np.int64)
 
     def ages(self, obs: Sequence[Array], next_obs: Sequence[Array], over: Flags) -> Array:
@@ -339,11 +442,11 @@ class EpisodeTracker:
         return self._age.astype(np.uint8)
 
 
-def _differing(a: Array, b: Array) -> Flags:
+def _differing(values: Array, others: Array) -> Flags:
     """For each environment, whether any byte of it differs: NaN equals itself."""
-    if a.dtype != b.dtype:
-        b = b.astype(a.dtype)
-    differ: Flags = (_bytes(a) != _bytes(b)).any(axis=1)
+    if values.dtype != others.dtype:
+        others = others.astype(values.dtype)
+    differ: Flags = (_bytes(values) != _bytes(others)).any(axis=1)
     return differ
 
 
@@ -397,33 +500,47 @@ def _address(array: np.ndarray[Any, Any]) -> int:
 def final_observations(
     layout: Layout, info: Mapping[str, Any] | None, done: Flags
 ) -> dict[str, Array]:
-    """Final observations in a SAME_STEP environment's `info`, by column.
+    """Read the final observations from the `info` of a SAME_STEP environment.
 
-    Returns arrays ``[n, *shape]`` for the n environments that are done. Two layouts exist:
-    gymnasium's vector environments give an object array with an observation for each environment
-    that ended, and a mask ``_final_obs``; ale-py gives one dense array, without a mask. Raises
-    ReplayError.
+    Two layouts exist: gymnasium's vector environments give an object array with an observation for
+    each environment that ended, and a mask ``_final_obs``; ale-py gives one dense array, without a
+    mask.
+
+    Args:
+        layout: of the replay.
+        info: of the step; None: the caller gave none.
+        done: environments [E] whose episode ended.
+
+    Returns:
+        Arrays ``[n, *shape]`` by column, for the n environments that are done.
+
+    Raises:
+        ReplayError: the final observation of one of them is missing, or does not fit its column.
     """
-    ended = np.flatnonzero(done)
+    done_envs = np.flatnonzero(done)
     observations = None if info is None else info.get("final_obs")
     if observations is None:
         raise ReplayError(
-            f"environment {ended[0]} ended and autoreset is same_step, but info has no final_obs; "
-            "pass info= as the environment gave it"
+            f"environment {done_envs[0]} ended and autoreset is same_step, but info has no "
+            "final_obs; pass info= as the environment gave it"
         )
     mask = info.get("_final_obs") if info is not None else None
-    if mask is not None and not np.asarray(mask)[ended].all():
-        missing = ended[~np.asarray(mask)[ended]][0]
+    if mask is not None and not np.asarray(mask)[done_envs].all():
+        missing = done_envs[~np.asarray(mask)[done_envs]][0]
         raise ReplayError(
             f"environment {missing} ended, but info['_final_obs'] says that it gave no final "
             "observation; pass the info of the same step"
         )
+
+    # Sort the observations by column: a list of one value per environment that is done.
     if isinstance(observations, np.ndarray) and observations.dtype == object:
-        parts = [_leaves(layout.obs, observations[env]) for env in ended]
+        parts = [_leaves(layout.obs, observations[env]) for env in done_envs]
         columns = {name: [part[name] for part in parts] for name in parts[0]}
     else:
-        dense = _leaves(layout.obs, observations)
-        columns = {name: [np.asarray(array)[env] for env in ended] for name, array in dense.items()}
+        columns = {}
+        for name, array in _leaves(layout.obs, observations).items():
+            columns[name] = [np.asarray(array)[env] for env in done_envs]
+
     leaves = {o.name: o.leaf for o in layout.observations}
     finals = {}
     for name, values in columns.items():
