@@ -118,6 +118,7 @@ class ReplayClient(StepAdder):
         """
         outbox = self._joined_outbox()
         outbox.steps.writer.flush()
+
         deadline_s = time.monotonic() + timeout_s
         self._pump(0)
         while len(outbox):
@@ -185,6 +186,7 @@ class ReplayClient(StepAdder):
             now_s = time.monotonic()
             if now_s >= deadline_s:
                 raise TimeoutError(f"{self._link.address} did not answer within {timeout_s:g} s")
+
             if now_s >= next_request_s:
                 self._link.send(MessageKind.ASK_STATS)
                 next_request_s = now_s + REPEAT_S
@@ -225,6 +227,7 @@ class ReplayClient(StepAdder):
                     f"{self._patience_s:g} s; start one with `penstock replay serve`, and check "
                     "the address and the keys"
                 )
+
             if now_s >= next_request_s:
                 is_sent = self._send_join()
                 next_request_s = now_s + (REPEAT_S if is_sent else 0.05)
@@ -252,9 +255,13 @@ class ReplayClient(StepAdder):
             self._on_refuse(head, meta)
         elif head.kind == MessageKind.WHO:
             self._send_join()
-        elif head.run_id != self._link.run_id:
-            return
-        elif head.kind == MessageKind.BATCH:
+        elif head.run_id == self._link.run_id:
+            self._on_answer(message, meta)
+
+    def _on_answer(self, message: wire.Message, meta: Any) -> None:
+        """Handle the server's answer to a slot or a request of this client."""
+        head = message.head
+        if head.kind == MessageKind.BATCH:
             self._requests.on_batches(head.sequence, meta, message.frames)
         elif head.kind == MessageKind.STORED:
             self._joined_outbox().on_stored(head.sequence)
@@ -377,6 +384,7 @@ class ServerLink:
         """
         if timeout_s > 0:
             self._socket.poll(max(1, round(timeout_s * 1000)))
+
         handle_messages(
             self._socket,
             handle,
@@ -393,8 +401,8 @@ class ServerLink:
 class _SentRequest(NamedTuple):
     """A request for batches that is not answered yet."""
 
-    count: int
-    """Batches that it asks for."""
+    batches: int
+    """The number of batches that it asks for."""
     sent_s: float
     """When it was last sent."""
 
@@ -450,9 +458,9 @@ class BatchRequests:
         for number, request in self._pending.items():
             if now_s - request.sent_s > REPEAT_S:
                 self._pending[number] = request._replace(sent_s=now_s)
-                self._send(number, request.count)
+                self._send(number, request.batches)
 
-        coming = sum(request.count for request in self._pending.values())
+        coming = sum(request.batches for request in self._pending.values())
         missing = self._ahead - len(self.batches) - coming
         if missing >= max(1, self._ahead // 4):
             self._last_number += 1

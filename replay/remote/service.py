@@ -69,11 +69,12 @@ OTHER_VERSION = (
 
 
 class SampleMeta(NamedTuple):
-    """The meta of SAMPLE: a request for ``count`` batches of ``batch_rows`` rows."""
+    """The meta of SAMPLE: a request for batches, and what the peer has read."""
 
     batch_rows: int
-    count: int
-    """0 where the message only reports ``read``."""
+    """Rows of each batch."""
+    batches: int
+    """The number of batches; 0 where the message only reports ``read``."""
     read: int
     """Answers that the peer has read on this connection."""
     stacked: bool
@@ -291,14 +292,14 @@ class ReplayService:
         number = message.head.sequence
         peer = self._peers.connected[name]
         self._peers.on_read(peer, sample.read)
-        if not sample.count:
+        if not sample.batches:
             return
 
         # A peer that asks again is told what its request waits for.
         if number in peer.requests:
             reason = peer.requests[number].source.missing()
             reason = reason or "answers that were sent are unread"
-            self._send_message(name, MessageKind.WAIT, {"reason": reason}, number)
+            self._send_message(name, MessageKind.WAIT, {"reason": reason}, number=number)
             return
 
         nbytes = self._validated_nbytes(sample)
@@ -308,7 +309,7 @@ class ReplayService:
             number=number,
             source=ReplaySource(self._replay, sample.batch_rows, sample.stacked),
             batch_rows=sample.batch_rows,
-            count=sample.count,
+            count=sample.batches,
             stacked=sample.stacked,
             nbytes=nbytes,
         )
@@ -319,13 +320,15 @@ class ReplayService:
         Raises:
             ReplayError: the request can never be served.
         """
-        count = sample.count
+        count = sample.batches
         rows = sample.batch_rows
+
         if not 1 <= count <= MAX_BATCHES or not 1 <= rows <= self._replay.capacity:
             raise ReplayError(
                 f"{count} batches of {rows} rows; ask for 1 to {MAX_BATCHES} of 1 to "
                 f"{self._replay.capacity}, the buffer's capacity"
             )
+
         nbytes = rows * count * self._row_nbytes
         if nbytes > self.limits.answers_nbytes:
             raise ReplayError(
@@ -355,7 +358,7 @@ class ReplayService:
     def _on_ask_stats(self, name: bytes, message: wire.Message) -> None:
         wire.verify(message)
         stats = self._replay.stats() | {"server": self.figures()}
-        self._send_message(name, MessageKind.STATS, stats, message.head.sequence)
+        self._send_message(name, MessageKind.STATS, stats, number=message.head.sequence)
 
     # ------------------------------------------------------------------------- batches
 
@@ -382,7 +385,11 @@ class ReplayService:
 
         frames = [frame.data for group in groups for frame in group.frames]
         outcome, is_released = self._send_frames(
-            name, MessageKind.BATCH, groups[0].shape.meta, request.number, frames=frames
+            name,
+            MessageKind.BATCH,
+            groups[0].shape.meta,
+            number=request.number,
+            frames=frames,
         )
         if outcome == SENT:
             self._peers.on_sent(peer, sum(frame.nbytes for frame in frames), is_released)
@@ -429,26 +436,27 @@ class ReplayService:
     ) -> None:
         """Tell a peer that its request or slot of a ``number`` can never be served."""
         meta = {"error": text, "kind": int(kind)}
-        self._send_message(name, MessageKind.REFUSE, meta, number)
+        self._send_message(name, MessageKind.REFUSE, meta, number=number)
 
     def _send_message(
         self,
         name: bytes,
         kind: MessageKind,
         meta: Any = None,
+        *,
         number: int = 0,
         actor: int = 0,
     ) -> None:
         """Send an answer without frames; one that does not fit is lost, and the peer asks again."""
-        self._send_frames(name, kind, meta, number, actor=actor)
+        self._send_frames(name, kind, meta, number=number, actor=actor)
 
     def _send_frames(
         self,
         name: bytes,
         kind: MessageKind,
         meta: Any,
-        number: int,
         *,
+        number: int,
         actor: int = 0,
         frames: Sequence[Buffer] = (),
     ) -> tuple[int, IsReleased]:
@@ -460,6 +468,7 @@ class ReplayService:
         head = Header(
             kind, spec_hash=self._spec_hash, run_id=self._run_id, actor=actor, sequence=number
         )
+
         outcome, is_released = self._send(name, wire.encode(head, meta, frames))
         if outcome == GONE:
             self._peers.on_closed(name)
@@ -477,12 +486,12 @@ def row_nbytes(replay: Replay) -> int:
 def _read_sample_meta(meta: Any) -> SampleMeta:
     """Read the meta of SAMPLE; raises `WireError` where it has other values."""
     batch_rows = _read_count(meta, "batch")
-    count = _read_count(meta, "count")
+    batches = _read_count(meta, "count")
     read = _read_count(meta, "read")
     stacked = meta["stacked"]
     if not isinstance(stacked, bool):
         raise WireError("meta", "stacked")
-    return SampleMeta(batch_rows, count, read, stacked)
+    return SampleMeta(batch_rows=batch_rows, batches=batches, read=read, stacked=stacked)
 
 
 def _read_count(meta: Any, key: str) -> int:
