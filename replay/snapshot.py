@@ -99,14 +99,18 @@ def save(folder: Path, table: Table, lock: Lock, others: Callable[[], dict[str, 
         writer = FolderWriter(folder)
     except OSError as error:
         raise _unwritten(folder, error) from error
+
     try:
+        # All of this is as of one instant.
         cut = Cut(table, lock)
         with lock:
             about = {"table": _state(table), "others": others()}
             cut.begin()
+
+        # The slots follow while writers continue. Each block has a file, even if no slot is kept.
         try:
             for block in table.spec.blocks:
-                writer.append(block.name, np.empty(0, block.dtype))  # where no slot is kept
+                writer.append(block.name, np.empty(0, block.dtype))
             for name, piece in cut.pieces(about["table"]["order"]):
                 writer.append(name, piece)
         finally:
@@ -267,6 +271,7 @@ def _state(table: Table) -> dict[str, Any]:
 
 
 def _unwritten(folder: Path, error: OSError) -> ReplayError:
+    """The error for a snapshot that could not be written."""
     return ReplayError(
         f"snapshot {folder} could not be written ({error.strerror}), and any before it is whole; "
         "free some space or give another folder"
@@ -389,6 +394,7 @@ class Cut(TableListener):
         return self._copies.get(slot) or self._table.store.slots[slot].payload
 
     def end(self) -> None:
+        """Stop copying slots that are evicted."""
         self._table.unsubscribe(self)
 
     def _forget(self, slot: int) -> None:
@@ -460,6 +466,7 @@ class _File:
         self.nbytes = self.crc32 = 0
 
     def write(self, array: Array) -> None:
+        """Append the bytes of an array."""
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         self.stream.write(data)
         self.crc32 = zlib.crc32(data, self.crc32)
@@ -523,6 +530,7 @@ class FolderWriter:
             (self._folder / TEMPORARY).unlink(missing_ok=True)
 
     def _extract(self, value: Any) -> Any:
+        """The JSON of a nested value, whose arrays are written to files."""
         if isinstance(value, np.ndarray):
             name = f"array-{len(self._files)}"
             self.append(name, value)
@@ -537,7 +545,11 @@ class FolderWriter:
 class FolderReader:
     """Reads the snapshot in ``folder``.
 
-    Raises ReplayError where there is none, or a damaged one.
+    ``about`` holds the values and arrays that `FolderWriter.finish` was given.
+
+    Raises:
+        ReplayError: there is none.
+        DamagedSnapshotError: it is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -569,7 +581,11 @@ class FolderReader:
 
     @contextlib.contextmanager
     def refusing(self) -> Iterator[None]:
-        """An error inside the block becomes a ReplayError: the snapshot is damaged or is none."""
+        """Turn an error inside the block into one that says that the snapshot is damaged.
+
+        Raises:
+            DamagedSnapshotError: the block raised another error than ReplayError.
+        """
         try:
             yield
         except ReplayError:
@@ -598,6 +614,7 @@ class FolderReader:
             raise ValueError(f"the checksum or size of {name} is wrong")
 
     def _check_sizes(self) -> None:
+        """Raise ValueError for a file that is none, or has another size than the manifest says."""
         for name, about in self._files.items():
             status = self._path(name).lstat()
             if not stat.S_ISREG(status.st_mode):
@@ -655,6 +672,10 @@ def _named_in(folder: Path) -> str | None:
 
 
 def _remove_generations(folder: Path, named: str | None, but: str = "") -> None:
+    """Remove all folders of files below ``folder`` except the one called ``but``.
+
+    ``named`` is the one that a manifest names.
+    """
     for name in os.listdir(folder):
         if GENERATION.fullmatch(name) and name != but:
             _remove_generation(folder / name, named=name == named)
@@ -705,5 +726,6 @@ def _open(path: Path) -> BufferedReader:
 
 
 def _sync(stream: IO[bytes]) -> None:
+    """Wait until everything that was written to a file is on the disk."""
     stream.flush()
     os.fsync(stream.fileno())
