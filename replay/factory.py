@@ -82,13 +82,16 @@ def lay_out(
 def wrap_sampler(
     sampler: Sampler | None, n_step: int, sequences: Sequences | None, most: int | None
 ) -> Sampler:
-    """The given sampler or `Uniform`, wrapped for sequences or for a limit of draws per row.
+    """Wrap a sampler for sequences, or for a limit of draws per row.
 
     Args:
         sampler: draws rows, or starts of sequences; None: `Uniform`.
-        n_step: for the check that sequences have none.
-        sequences: draw sequences.
+        n_step: steps of the returns, which sequences have not.
+        sequences: draw sequences; None: draw rows.
         most: draws per row; None: no limit.
+
+    Raises:
+        ReplayError: the sampler is none, or the options do not go together.
     """
     chosen: Sampler = Uniform() if sampler is None else sampler
     if isinstance(chosen, type) or not callable(getattr(chosen, "bind", None)):
@@ -96,6 +99,7 @@ def wrap_sampler(
             f"sampler {sampler!r} is not a sampler; give an object, such as Uniform() or "
             "Prioritized(alpha=0.6)"
         )
+
     if sequences is not None:
         sequences.refuse_n_step(n_step)
         chosen = SequenceSampler(sequences, chosen)
@@ -216,7 +220,15 @@ def describe_sampler(sampler: Sampler) -> dict[str, Any] | None:
 
 
 def read_sampler(reader: FolderReader, described: dict[str, Any] | None) -> Sampler:
-    """Make the sampler that a snapshot describes. Raises ReplayError if it was a custom one."""
+    """Make the sampler that a snapshot describes.
+
+    Args:
+        reader: of the snapshot, for errors.
+        described: as from `describe_sampler`.
+
+    Raises:
+        ReplayError: it was a custom sampler, or the snapshot is damaged.
+    """
     with reader.refusing():
         arguments = dict(described or {})
         kind = arguments.pop("kind", None)

@@ -29,8 +29,11 @@ class SlotChecks:
 
     `side`, `pad` and `age` of a row refer to other rows, and flags index tables of two. A value out
     of range would crash a later draw, or return another slot's frames. Ages grow by one or restart:
-    only then a drawn row, and those that follow it, refer to rows that exist. For slots of
-    ``spec``, whose frame stacks reach ``history`` rows back.
+    only then a drawn row, and those that follow it, refer to rows that exist.
+
+    Args:
+        spec: of the slots.
+        history: rows that their frame stacks reach back.
     """
 
     def __init__(self, spec: SlotSpec, history: int) -> None:
@@ -66,7 +69,10 @@ class SlotChecks:
 
 
 def ages_continue(previous: Ages, ages: Ages) -> bool:
-    """Whether each of ``ages`` is 0, or one more than that of the same place in ``previous``."""
+    """Whether each of ``ages`` is 0, or one more than that of the same place in ``previous``.
+
+    Ages end at `OLDEST`.
+    """
     older = np.minimum(previous.astype(np.int64) + 1, OLDEST)
     return bool(((ages == 0) | (ages == older)).all())
 
@@ -93,11 +99,19 @@ def unknown_end(envs: int) -> StreamEnd:
 
 
 def infer_marks(records: Records, previous: StreamEnd) -> tuple[Flags, StreamEnd]:
-    """Which rows ``[T, E]`` are decisions, and how the slot ends.
+    """Find out which rows of a slot are decisions, by the rules of NEXT_STEP.
 
     Fills in `age` and `side` where the records have them. Where the writer marked its decisions in
-    `alive`, those marks hold instead of the rules of NEXT_STEP.
+    `alive`, those marks hold instead of the rules.
+
+    Args:
+        records: of the slot [T, E]; changed.
+        previous: how the slot before it ended.
+
+    Returns:
+        Which rows ``[T, E]`` are decisions, and how the slot ends.
     """
+    # The row after one that ended an episode only resets, and the row after that begins another.
     names = records.dtype.names or ()
     done: Flags = records["terminated"] | records["truncated"]
     if "alive" in names:
@@ -106,15 +120,24 @@ def infer_marks(records: Records, previous: StreamEnd) -> tuple[Flags, StreamEnd
         reset = np.concatenate([(previous.done & ~previous.reset)[None], done[:-1]])
     starts = np.concatenate([previous.reset[None], reset[:-1]])
     age = _ages(starts, previous.age)
+
     if "age" in names:
         records["age"] = age
     if "side" in names:
-        records["side"] = -1
+        records["side"] = -1  # no side row
     return ~reset, StreamEnd(done[-1], reset[-1], age[-1])
 
 
 def read_marks(records: Records, rows: int) -> tuple[Flags, StreamEnd]:
-    """Which of the first ``rows`` count, where the writer filled in `alive`, `age` and `side`."""
+    """Read which rows of a slot are decisions, where the writer marked them in `alive`.
+
+    Args:
+        records: of the slot [T, E], with `age` and `side` filled in.
+        rows: steps that were written; later ones do not count.
+
+    Returns:
+        Which rows ``[T, E]`` are decisions, and how the slot ends.
+    """
     decisions: Flags = records["alive"] != 0
     decisions[rows:] = False
     end = unknown_end(records.shape[1])

@@ -136,7 +136,8 @@ class PrefetchThread(Generic[T]):
     def stop(self) -> None:
         """End the thread; from then on what it used belongs to the caller.
 
-        Raises what the thread has failed with.
+        Raises:
+            BaseException: what the thread has failed with.
         """
         self._end()
         if self._error is not None:
@@ -152,6 +153,7 @@ class PrefetchThread(Generic[T]):
         os.close(self._wake_event)
 
     def _end(self) -> None:
+        """End the thread, if it runs, and wait for it."""
         self._stop = True
         if self._thread.is_alive():
             self.wake()
@@ -251,6 +253,7 @@ def _drawn_ahead(
 
 
 def _late(timeout_s: float, source: BatchSource) -> ReplayError:
+    """The error for a batch that did not come in time."""
     why = source.missing() or "the buffer was busy"
     return ReplayError(f"no batch could be drawn for {timeout_s:g} s: {why}")
 

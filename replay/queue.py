@@ -99,8 +99,10 @@ class SlotQueue:
             self._store.lend()
 
     def _drop_old(self, version: int) -> None:
-        """Searches behind fresh slots too: a suspended actor's slots arrive after those of the
-        others.
+        """Drop slots that are too old for a learner at ``version``.
+
+        They are searched behind fresh slots too: a suspended actor's slots arrive after those of
+        the others.
         """
         old = [slot for slot in self._waiting if self._lag(slot, version) > self._max_policy_lag]
         for slot in old:
@@ -108,9 +110,11 @@ class SlotQueue:
             self._drop("lag", slot)
 
     def _lag(self, slot: Slot, version: int) -> int:
+        """By how many versions a learner at ``version`` is ahead of the policy of a slot."""
         return version - int(slot.header["version"])
 
     def _drop(self, reason: str, slot: Slot) -> None:
+        """Count the steps of a slot by the reason for which it is dropped, and free it."""
         self._accounting.dropped[reason] += int(slot.header["steps"])
         self._store.release(slot.index)
 
@@ -195,6 +199,8 @@ class TrajectoryQueue:
         self._check()
         with self._own_lane().slot(timeout_s, version) as slot:
             yield slot
+
+        # Without an exception, the slot is published now.
         self._collect()
 
     def take(self, count: int, version: int = 0, timeout_s: float = 0.0) -> list[Slot]:
@@ -234,8 +240,9 @@ class TrajectoryQueue:
     def release(self, slots: list[Slot]) -> None:
         """Free taken slots, once they are used or copied: they will be overwritten.
 
-        Raises ReplayError, and frees none, where one is not taken: freed twice, it would be lent to
-        two writers.
+        Raises:
+            ReplayError: one of them is not taken. None is freed then: freed twice, a slot would be
+                lent to two writers.
         """
         indices = {slot.index for slot in slots}
         with self._lock:
@@ -243,6 +250,7 @@ class TrajectoryQueue:
                 raise ReplayError(
                     "release() was given a slot that is not taken; release each slot of take() once"
                 )
+
             self._taken -= indices
             self._queue.release(slots)
 
@@ -262,14 +270,19 @@ class TrajectoryQueue:
         return self._server.address
 
     def stats(self) -> dict[str, Any]:
-        """Agent steps, with produced = taken + dropped + lost + in_flight.
+        """Count what went through the queue, and what it holds.
 
-        Number of slots, bytes.
+        Returns:
+            Agent steps, with produced = taken + dropped + lost + in_flight; the number of slots
+            and their size as ``nbytes``; the number of other processes that write now as
+            ``writers``.
         """
         self._check()
         with self._lock:
             in_flight = self._queue.in_flight_steps()
             counts = self._accounting.to_dict(in_flight)
+
+        # The accounting is also that of a learner, which trains on what it takes.
         counts["taken"] = counts.pop("trained")
         return counts | {
             "slots": len(self._store.slots),
@@ -306,10 +319,12 @@ class TrajectoryQueue:
             self._store.close_lane(self._lanes.pop(thread))
 
     def _collect(self) -> None:
+        """Take in published slots, and wake a thread that waits for them."""
         with self._lock:
             _collect(self._queue, self._filled)
 
     def _check(self) -> None:
+        """Raise ReplayError if the queue is closed, or its server has failed."""
         if not self._end.alive:
             raise ReplayError("this queue is closed; make another one")
         if self._failures:
@@ -327,6 +342,7 @@ def _collect(queue: SlotQueue, filled: threading.Condition) -> None:
 
 
 def _check_numbers(slots: int, max_policy_lag: int, overflow: str) -> None:
+    """Raise ReplayError for a value out of range."""
     if slots < 1 or max_policy_lag < 0 or overflow not in ("block", "drop_stale"):
         raise ReplayError(
             f"slots {slots} must be at least 1, max_policy_lag {max_policy_lag} at least 0, "

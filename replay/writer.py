@@ -50,7 +50,7 @@ class StepAdder(ABC):
         timeout_s: float | None = None,
         **extra: Any,
     ) -> None:
-        """Add one step of every environment; the arguments are those of `Replay.add`.
+        """Add one step of every environment; all other arguments are those of `Replay.add`.
 
         Args:
             timeout_s: longest wait for room, in seconds; None: the timeout of the replay, or 60 in
@@ -67,7 +67,10 @@ class StepAdder(ABC):
 
     @abstractmethod
     def _add(self, step: StepArguments, timeout_s: float | None) -> None:
-        """Store a step, and wait for room for up to ``timeout_s`` seconds."""
+        """Store a step, and wait for room for up to ``timeout_s`` seconds.
+
+        None is the default of the implementation.
+        """
 
 
 class OpenSlot:
@@ -80,7 +83,11 @@ class OpenSlot:
         self._payload = slot.payload
 
     def raw(self, name: str) -> memoryview:
-        """The writable bytes of a column with its own block, or of "records"."""
+        """The writable bytes of a column with its own block, or of "records".
+
+        Raises:
+            ReplayError: the column has no block of its own, or the slot has no such column.
+        """
         if name not in self._blocks:
             packed = "is packed in records" if name in self.columns else "is none of this slot's"
             raise ReplayError(
@@ -91,7 +98,13 @@ class OpenSlot:
 
 
 class Lane:
-    """One writer's lane; numbers its slots in their headers, which tell streams apart."""
+    """One writer's lane of a store; numbers its slots in their headers.
+
+    Args:
+        writer: lends and publishes slots.
+        stream: the number by which the owner tells this writer's slots from those of others.
+        owner_gone: whether the process that owns the store has ended.
+    """
 
     def __init__(self, writer: SlotWriter, stream: int, owner_gone: Callable[[], bool]) -> None:
         self.spec = writer.spec
@@ -126,9 +139,11 @@ class Lane:
 
     @contextmanager
     def slot(self, timeout_s: float, version: int) -> Iterator[OpenSlot]:
-        """Lend a slot and publish it when the block is left.
+        """Lend a slot and publish it when the block is left; an exception gives it back.
 
-        Raises TimeoutError when no slot was lent in time, ConnectionError without an owner.
+        Raises:
+            TimeoutError: no slot was lent in time.
+            ConnectionError: the owner has ended.
         """
         slot = self.acquire(timeout_s, version)
         try:
@@ -204,7 +219,17 @@ class LaneTable:
         counts: npt.NDArray[np.bool_] | None = None,
         priorities: Array | None = None,
     ) -> None:
-        """Mark row ``t`` written. ``counts`` [E]: which environments can be sampled; None: all."""
+        """Mark row ``t`` of a slot as written.
+
+        Args:
+            slot: that is being filled.
+            t: the step within it.
+            counts: environments [E] whose row can be sampled; None: all.
+            priorities: of the rows [E]; None: the owner's sampler chooses them.
+
+        Raises:
+            ReplayError: the owner's sampler has no priorities.
+        """
         start = slot * self.rows_per_slot + t * self.spec.envs
         if counts is not None:
             self._alive[start : start + self.spec.envs] = counts
@@ -212,6 +237,8 @@ class LaneTable:
             if self._priority is None:
                 raise ReplayError("this buffer samples without priorities; leave priority out")
             self._priority[start : start + self.spec.envs] = priorities
+
+        # The row is complete: it is published with the slot, whatever comes next.
         self.length[slot] = t + 1
 
     def publish(self, slot: Slot) -> None:
@@ -234,7 +261,15 @@ class LaneTable:
 
 
 class Steps:
-    """Writes steps over a lane, with the columns that the owner described."""
+    """Writes steps over a lane, with the columns that the owner described.
+
+    Args:
+        lane: of this writer.
+        about: what the owner tells of its buffer: ``frame_stack`` and ``autoreset``.
+
+    Raises:
+        ReplayError: the owner's buffer takes whole slots only.
+    """
 
     def __init__(self, lane: Lane, about: Mapping[str, Any]) -> None:
         if "autoreset" not in about:
