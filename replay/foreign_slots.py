@@ -24,6 +24,14 @@ Ages = npt.NDArray[Any]  # integers [..., E]
 FLAGS = ("terminated", "truncated")
 
 
+class _ColumnRange(NamedTuple):
+    """The values that a column may hold."""
+
+    name: str
+    low: int
+    high: int
+
+
 class SlotChecks:
     """Checks the columns of a foreign slot before any of its rows count.
 
@@ -37,32 +45,47 @@ class SlotChecks:
     """
 
     def __init__(self, spec: SlotSpec, history: int) -> None:
-        fields = {c.name: np.dtype(c.dtype) for c in spec.columns if c.rows == "unroll"}
-        self._flags = [name for name in FLAGS if fields.get(name) == np.bool_]
-        most_pad = max(ZEROS, SIDE + spec.side - history)
-        ranges = {"pad": (REPEAT, most_pad), "side": (-1, spec.side - 1), "age": (0, 1 << 62)}
-        self._has_age = "age" in fields
+        dtypes = {c.name: np.dtype(c.dtype) for c in spec.columns if c.rows == "unroll"}
+        self._flags = [name for name in FLAGS if dtypes.get(name) == np.bool_]
+        self._has_age = "age" in dtypes
+
+        # A stack of frames in side rows needs ``history`` of them, one after the other. Ages of
+        # unsigned dtypes cannot be out of range.
+        max_pad = max(ZEROS, SIDE + spec.side - history)
+        ranges = [
+            _ColumnRange("pad", REPEAT, max_pad),
+            _ColumnRange("side", -1, spec.side - 1),
+            _ColumnRange("age", 0, 1 << 62),
+        ]
         self._ranges = [
-            (name, low, high)
-            for name, (low, high) in ranges.items()
-            if name in fields and (name != "age" or fields[name].kind == "i")
+            checked
+            for checked in ranges
+            if checked.name in dtypes
+            and (checked.name != "age" or dtypes[checked.name].kind == "i")
         ]
 
     def fault(self, rows: Records, *, marked: bool) -> str | None:
-        """What is wrong with ``rows``, a slot's records [T, E]; None: nothing.
+        """Find out what is wrong with a slot.
 
-        ``marked``: the writer filled in `age` and `side`; else they are derived later.
+        Args:
+            rows: its records [T, E].
+            marked: whether the writer filled in `age` and `side`; else they are derived later.
+
+        Returns:
+            The fault as a sentence; None: there is none.
         """
         for name in self._flags:
             if (largest := int(rows[name].view(np.uint8).max())) > 1:
                 return f"column {name} holds the byte {largest}, and a flag is 0 or 1"
+
         for name, low, high in self._ranges:
             if not marked and name != "pad":
                 continue
-            values = rows[name]
-            least, most = int(values.min()), int(values.max())
-            if least < low or most > high:
-                return f"column {name} holds {least} to {most}, and must be {low} to {high}"
+            smallest = int(rows[name].min())
+            largest = int(rows[name].max())
+            if smallest < low or largest > high:
+                return f"column {name} holds {smallest} to {largest}, and must be {low} to {high}"
+
         if marked and self._has_age and not ages_continue(rows["age"][:-1], rows["age"][1:]):
             return "column age holds steps that are neither 0 nor one more than the step before"
         return None
@@ -147,8 +170,13 @@ def read_marks(records: Records, rows: int) -> tuple[Flags, StreamEnd]:
 
 
 def _ages(starts: Flags, previous: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Steps since the last start at or before each row [T, E]."""
+    """Steps since each row's episode began, at most `OLDEST`.
+
+    Args:
+        starts: rows [T, E] that begin an episode.
+        previous: the age of the row before the first, [E].
+    """
     t = np.arange(len(starts))[:, None]
-    started = np.maximum.accumulate(np.where(starts, t, -1), axis=0)
-    ages: npt.NDArray[np.int64] = np.where(started >= 0, t - started, previous + 1 + t)
+    last_start = np.maximum.accumulate(np.where(starts, t, -1), axis=0)
+    ages: npt.NDArray[np.int64] = np.where(last_start >= 0, t - last_start, previous + 1 + t)
     return np.minimum(ages, OLDEST)

@@ -23,7 +23,11 @@ from penstock.replay.sharing import StoreServer
 from penstock.replay.writer import Lane, OpenSlot
 from penstock.transport.shm.store import Slot, SlotStore
 
-LANES = 256  # threads and processes that may write to a `TrajectoryQueue`
+# Threads and processes that may write to a `TrajectoryQueue`.
+LANES = 256
+
+# Steps of a slot, where the caller gives none.
+DEFAULT_UNROLL = 20
 
 
 class SlotQueue:
@@ -53,22 +57,30 @@ class SlotQueue:
         self._max_policy_lag = max_policy_lag
         self._overflow = overflow
         self._deep = deep
+
         self._waiting: list[Slot] = []
+        """Slots that arrived and were neither taken nor dropped, the oldest first."""
 
     def take(self, count: int, version: int) -> list[Slot]:
-        """Take the ``count`` oldest slots that a learner at ``version`` may train on, or an empty
-        list.
+        """Take the ``count`` oldest slots that a learner at ``version`` may train on.
+
+        Returns:
+            The slots, or an empty list if there are fewer.
         """
         self.collect()
         self._drop_old(version)
+
+        # Where writers lack slots, only the newest ``count`` are kept.
         if self._overflow == "drop_stale" and (self._store.starved or self._store.wanting):
             while len(self._waiting) > count:
                 self._drop("stale", self._waiting.pop(0))
+
         if len(self._waiting) < count:
             self._store.unstick()
             return []
-        taken, self._waiting = self._waiting[:count], self._waiting[count:]
-        return taken
+        slots = self._waiting[:count]
+        self._waiting = self._waiting[count:]
+        return slots
 
     def in_flight_steps(self) -> int:
         """Agent steps that arrived and were neither taken nor dropped."""
@@ -173,14 +185,28 @@ class TrajectoryQueue:
             overflow=overflow,
             deep=True,
         )
+
         self._lock = threading.Lock()
+        """Guards the queue, the lanes and the set of taken slots."""
+
         self._filled = threading.Condition(self._lock)
-        self._here = threading.local()  # .lane: that of the calling thread
+        """Is notified when slots may have been published."""
+
+        self._this_thread = threading.local()
+        """``lane``: the lane of the calling thread."""
+
         self._lanes: dict[threading.Thread, int] = {}
+        """The store's lane of each thread that writes."""
+
         self._taken: set[int] = set()
+        """Indices of slots that `take` returned and that are not released."""
+
         self._streams = 0
-        self._failures: list[BaseException] = []
+        """Threads that have written so far; each is a stream of its own."""
+
+        # Other processes write through a server, which is started by the first call of `serve`.
         self._server: StoreServer | None = None
+        self._failures: list[BaseException] = []
         self._end: weakref.finalize[..., TrajectoryQueue] = weakref.finalize(
             self, self._store.close
         )
@@ -225,17 +251,19 @@ class TrajectoryQueue:
                 "to that many"
             )
         self._check()
-        ends_s = time.monotonic() + timeout_s
+
+        deadline_s = time.monotonic() + timeout_s
         with self._filled:
             self._close_dead()
-            while not (taken := self._queue.take(count, version)):
-                left_s = ends_s - time.monotonic()
-                if left_s <= 0:
+            while not (slots := self._queue.take(count, version)):
+                remaining_s = deadline_s - time.monotonic()
+                if remaining_s <= 0:
                     break
-                self._filled.wait(left_s)
-            self._accounting.trained += sum(int(slot.header["steps"]) for slot in taken)
-            self._taken.update(slot.index for slot in taken)
-            return taken
+                self._filled.wait(remaining_s)
+
+            self._accounting.trained += sum(int(slot.header["steps"]) for slot in slots)
+            self._taken.update(slot.index for slot in slots)
+            return slots
 
     def release(self, slots: list[Slot]) -> None:
         """Free taken slots, once they are used or copied: they will be overwritten.
@@ -255,15 +283,23 @@ class TrajectoryQueue:
             self._queue.release(slots)
 
     def serve(self, path: str | Path | None = None) -> str:
-        """Let processes of this host write; returns the address for `Writer.attach`."""
+        """Let processes of this host write.
+
+        Args:
+            path: of the Unix socket; None: in a new private folder.
+
+        Returns:
+            The address for `Writer.attach`.
+        """
         self._check()
         if self._server is None:
-            where = Path(path) if path is not None else None
             # The thread's arguments do not refer to this queue, which may be garbage-collected.
-            collect = partial(_collect, self._queue, self._filled)
-            failed = self._failures.append
             self._server = StoreServer(
-                self._store, self._lock, where, collect=collect, failed=failed
+                self._store,
+                self._lock,
+                Path(path) if path is not None else None,
+                collect=partial(_collect, self._queue, self._filled),
+                failed=self._failures.append,
             )
             self._end.detach()
             self._end = weakref.finalize(self, self._server.close, self._store.close)
@@ -301,15 +337,22 @@ class TrajectoryQueue:
         self.close()
 
     def _own_lane(self) -> Lane:
-        lane: Lane | None = getattr(self._here, "lane", None)
-        if lane is None:
-            with self._lock:
-                self._close_dead()
-                stream = self._streams = self._streams + 1
-                index = self._store.open_lane(1)
-                writer = self._store.local_writer(index)
-                self._lanes[threading.current_thread()] = index
-            lane = self._here.lane = Lane(writer, stream << 32, lambda: False)
+        """The lane of the calling thread, opened at its first call."""
+        lane: Lane | None = getattr(self._this_thread, "lane", None)
+        if lane is not None:
+            return lane
+
+        with self._lock:
+            self._close_dead()
+            self._streams += 1
+            stream = self._streams
+            index = self._store.open_lane(1)
+            writer = self._store.local_writer(index)
+            self._lanes[threading.current_thread()] = index
+
+        # Streams of other processes are numbered from 1 on, those of threads far above them.
+        lane = Lane(writer, stream << 32, lambda: False)
+        self._this_thread.lane = lane
         return lane
 
     def _close_dead(self) -> None:
@@ -351,9 +394,19 @@ def _check_numbers(slots: int, max_policy_lag: int, overflow: str) -> None:
 
 
 def _slot_spec(spec: SlotSpec | Sequence[Column], unroll: int | None, envs: int | None) -> SlotSpec:
+    """The spec of a slot of these columns. Raises ReplayError if there can be none."""
     try:
         if isinstance(spec, SlotSpec):
-            return SlotSpec(unroll or spec.unroll, envs or spec.envs, spec.columns, spec.side)
-        return SlotSpec(20 if unroll is None else unroll, envs or 1, tuple(spec))
+            return SlotSpec(
+                unroll=unroll or spec.unroll,
+                envs=envs or spec.envs,
+                columns=spec.columns,
+                side=spec.side,
+            )
+        return SlotSpec(
+            unroll=DEFAULT_UNROLL if unroll is None else unroll,
+            envs=envs or 1,
+            columns=tuple(spec),
+        )
     except (TypeError, ValueError) as error:
         raise ReplayError(f"slots cannot be made of these columns: {error}") from error

@@ -29,8 +29,11 @@ from penstock.replay.table import NONE, Array, Table, frame_rows, place_columns,
 from penstock.transport.shm.attach import ATTACH_TIMEOUT_S, AttachClient
 from penstock.transport.shm.store import Slot, SlotWriter
 
-TIMEOUT_S = 60.0  # of writers that are not in the replay's process, where the caller gives none
-CHECK_S = 0.5  # between two checks that the owner lives, while no slot is lent
+# Longest wait for room in a buffer of another process, where the caller gives none.
+TIMEOUT_S = 60.0
+
+# Time between two checks that the owner lives, while no slot is lent.
+CHECK_S = 0.5
 
 
 class StepAdder(ABC):
@@ -112,26 +115,47 @@ class Lane:
         self._writer = writer
         self._stream = stream
         self._owner_gone = owner_gone
+
         self._sequence = 0
+        """Number of the next slot."""
+
         self._produced = 0
+        """Agent steps of all slots so far."""
+
+        # A row counts as a step if it is marked in column `alive`; without one, all rows do.
         self._all_steps = self.spec.unroll * self.spec.envs
         self._has_alive = any(column.name == "alive" for column in self.spec.columns)
 
     def acquire(self, timeout_s: float, version: int = 0) -> Slot:
-        """Wait for a slot to fill. Raises TimeoutError, or ConnectionError without an owner."""
+        """Wait for a slot to fill.
+
+        Args:
+            timeout_s: longest wait, in seconds.
+            version: of the policy that plays the slot.
+
+        Raises:
+            TimeoutError: no slot was lent in time.
+            ConnectionError: the owner has ended.
+        """
         slot = self._wait(timeout_s)
+
         header = slot.header
-        header["started_s"], header["version"], header["rows"] = time.monotonic(), version, 0
+        header["started_s"] = time.monotonic()
+        header["version"] = version
+        header["rows"] = 0
         preset(slot.columns)
         return slot
 
     def publish(self, slot: Slot) -> None:
         """Number and publish a complete slot; it must not be written to afterwards."""
-        alive = np.count_nonzero(slot.columns["alive"]) if self._has_alive else self._all_steps
-        self._produced += int(alive)
+        steps = np.count_nonzero(slot.columns["alive"]) if self._has_alive else self._all_steps
+        self._produced += int(steps)
+
         header = slot.header
-        header["actor"], header["incarnation"] = self._stream, 0
-        header["sequence"], header["steps"] = self._sequence, alive
+        header["actor"] = self._stream
+        header["incarnation"] = 0
+        header["sequence"] = self._sequence
+        header["steps"] = steps
         header["produced_steps"] = self._produced
         header["published_s"] = time.monotonic()
         self._sequence += 1
@@ -154,15 +178,17 @@ class Lane:
         self.publish(slot)
 
     def _wait(self, timeout_s: float) -> Slot:
-        ends_s = time.monotonic() + timeout_s
+        """Wait until a slot is lent. Raises TimeoutError, or ConnectionError without an owner."""
+        deadline_s = time.monotonic() + timeout_s
         while True:
-            left_s = ends_s - time.monotonic()
-            slot = self._writer.acquire(max(0.0, min(CHECK_S, left_s)))
+            remaining_s = deadline_s - time.monotonic()
+            slot = self._writer.acquire(max(0.0, min(CHECK_S, remaining_s)))
             if slot is not None:
                 return slot
+
             if self._owner_gone():
                 raise ConnectionError("the buffer's process has ended; attach to its successor")
-            if left_s <= 0:
+            if remaining_s <= 0:
                 raise TimeoutError(
                     f"no slot was lent within {timeout_s:g} s: the buffer holds writers back, by "
                     "its rate limiter or because it is full; its stats() tell which"
@@ -180,21 +206,26 @@ class LaneTable:
 
     def __init__(self, lane: Lane) -> None:
         spec = lane.spec
-        self.spec, self.timeout_s, self.version = spec, 0.0, 0
+        self.spec = spec
+        self.timeout_s = 0.0
+        self.version = 0
         self.rows_per_slot = spec.unroll * spec.envs
         self.records, self.columns, self.frames, self.sides = place_columns(spec, lane.blocks)
         self.frame_rows = frame_rows(spec)
+
         names = self.records.dtype.names or ()
         if "alive" not in names:
             raise ReplayError(
                 "this buffer takes whole slots only: slot(); its rows have no column alive"
             )
         self._lane = lane
+        self._alive = self.records["alive"]
+        self._priority = self.records["priority"] if "priority" in names else None
+
+        # How often each slot was begun here, and the rows that are written in it.
         slots = len(lane.blocks["records"])
         self.generation: npt.NDArray[np.int64] = np.zeros(slots, np.int64)
         self.length: npt.NDArray[np.int32] = np.zeros(slots, np.int32)
-        self._alive = self.records["alive"]
-        self._priority = self.records["priority"] if "priority" in names else None
 
     def open_lane(self) -> tuple[int, LaneTable]:
         """Return this lane, which is its own writer."""
@@ -287,15 +318,19 @@ class Writer(StepAdder):
     policy lag: `add` stamps it on the slots that it begins. Ends with `close` or a ``with`` block.
     """
 
-    def __init__(self, entry: AttachClient) -> None:
+    def __init__(self, client: AttachClient) -> None:
         self.version = 0
         with ExitStack() as opening:
-            opening.callback(entry.leave)
-            self.spec = SlotSpec.from_dict(entry.reply["spec"])
-            lane = opening.enter_context(SlotWriter.attached(self.spec, entry.reply, entry.fds))
-            self._lane = Lane(lane, entry.reply["stream"], lambda: entry.owner_gone)
-            self._about = entry.reply
+            opening.callback(client.leave)
+            self.spec = SlotSpec.from_dict(client.reply["spec"])
+            attaching = SlotWriter.attached(self.spec, client.reply, client.fds)
+            writer = opening.enter_context(attaching)
+            self._lane = Lane(writer, client.reply["stream"], lambda: client.owner_gone)
+            self._about = client.reply
+
             self._steps: Steps | None = None
+            """Writes the steps of `add`; made at the first of them."""
+
             self._opened = opening.pop_all()
 
     @classmethod
