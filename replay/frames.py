@@ -78,12 +78,13 @@ class FrameWriter:
         self._after_reset: Flags = np.zeros(envs, bool)
         """Environments whose last row only reset them and was dropped."""
 
-        self._no_envs = self._after_reset
+        self._no_envs: Flags = np.zeros(envs, bool)
 
         self._lost: Flags = np.zeros(envs, bool)
         """Environments whose history began with frames for which no side rows were left."""
 
         self._any_lost = False
+        """Whether there is such an environment whose row may come to need those frames."""
 
         self._age = np.zeros(envs, self._ages.dtype)
         """Steps since the current history of each environment began, up to `OLDEST`."""
@@ -185,6 +186,8 @@ class FrameWriter:
                 wrong[edges] = comparer.all_shift_faults(stacks[edges], next_stacks[edges])
             if wrong is not None and resetting is not None:
                 wrong &= ~resetting
+
+            # Final observations are few, and compared completely.
             if finals is not None:
                 assert done is not None
                 if wrong is None:
@@ -203,7 +206,7 @@ class FrameWriter:
         # If side rows are short the row goes to a new slot, in which nothing has to be saved.
         stream = self._stream
         needs = self._restart_needs(obs, restart)
-        side_rows = len(needs.saved_envs) + (self._depth - 1) * len(needs.odd_envs)
+        side_rows = len(needs.saved_envs) + (self._depth - 1) * len(needs.prehistory_envs)
         if stream.t and side_rows > self._side_rows.free:
             stream.end()
             stream.begin()
@@ -217,6 +220,8 @@ class FrameWriter:
         self._age[restarting] = 0
         self._pad[restarting] = needs.pads
         self._lost[restarting] = False
+
+        # Within a slot, all other environments have their frame already.
         if stream.t:
             self._save_finals(needs.saved_envs)
             for name, comparer in self._comparers.items():
@@ -224,7 +229,7 @@ class FrameWriter:
         else:
             for name, comparer in self._comparers.items():
                 comparer.put_all(self._frame_row(), obs[name])
-        self._store_odd_histories(obs, needs.odd_envs)
+        self._store_prehistories(obs, needs.prehistory_envs)
 
     def _restart_needs(self, obs: Arrays, restart: Flags) -> _RestartNeeds:
         """What new histories that begin with ``obs`` in the environments ``restart`` [E] need."""
@@ -242,6 +247,7 @@ class FrameWriter:
                 moved |= comparer.differ_at(self._frame_row(), restarting, obs[name])
             saved_envs = restarting[moved & ~self._after_reset[restarting]]
 
+        # The older frames of a stack need no memory if they repeat the newest one or are zeros.
         repeats = np.ones(len(restarting), bool)
         zeros = np.ones(len(restarting), bool)
         for o in self._layout.framed:
@@ -262,20 +268,20 @@ class FrameWriter:
         previous = self._stream.start - self._envs
         self._sides[previous + envs] = self._side_rows.in_slot(side_rows)
 
-    def _store_odd_histories(self, obs: Arrays, odd_envs: Rows) -> None:
-        """Put frames before a start that are no padding into side rows, while there are any.
+    def _store_prehistories(self, obs: Arrays, envs: Rows) -> None:
+        """Put the older frames of stacks with which histories begin into side rows.
 
-        Environments for which none are left are marked in `_lost`.
+        Environments for which no side rows are left are marked in `_lost`.
         """
         older_frames = self._depth - 1
         room = self._side_rows.free // max(1, older_frames)
-        self._lost[odd_envs[room:]] = True
-        self._any_lost |= len(odd_envs) > room
-        for env in odd_envs[:room]:
+        self._lost[envs[room:]] = True
+        self._any_lost |= len(envs) > room
+        for env in envs[:room]:
             side_rows = self._side_rows.take(older_frames)
             for o in self._layout.framed:
                 if o.stack:
-                    self._comparers[o.name].put_history(side_rows, obs[o.name][env])
+                    self._comparers[o.name].put_prehistory(side_rows, obs[o.name][env])
             self._pad[env] = SIDE + self._side_rows.in_slot(side_rows)[0]
 
     # ------------------------------------------------------------------------- the row
@@ -381,8 +387,8 @@ class _RestartNeeds(NamedTuple):
 
     saved_envs: Rows
     """Environments whose last final observation must be moved to a side row."""
-    odd_envs: Rows
-    """Environments that begin with older frames which are neither a repetition nor zeros."""
+    prehistory_envs: Rows
+    """Environments whose stack has older frames which are neither a repetition nor zeros."""
     pads: Rows
     """The padding of each environment that restarts."""
 
@@ -625,7 +631,7 @@ class FrameComparer:
         """Store the newest frames of ``obs`` [n, ...] in side rows."""
         self._sides[side_rows] = self._newest(obs)
 
-    def put_history(self, side_rows: Rows, obs: Array) -> None:
+    def put_prehistory(self, side_rows: Rows, obs: Array) -> None:
         """Store all but the newest frame of one observation in side rows."""
         self._sides[side_rows] = obs[:-1]
 
@@ -700,7 +706,11 @@ class FrameWindow:
     side_rows: Rows
 
     def narrow(self, first: int, stop: int) -> FrameWindow:
-        """The same for columns ``first`` to ``stop`` only."""
+        """Keep only columns ``first`` to ``stop`` of the frames.
+
+        Returns:
+            A window whose flat positions are those in the narrower frames.
+        """
         width = self.frames.shape[1]
         if (first, stop) == (0, width):
             return self
@@ -720,10 +730,10 @@ class FrameWindow:
 def _narrowed(
     positions: Rows, width: int, *, first: int, stop: int
 ) -> tuple[Rows, npt.NDArray[np.bool_]]:
-    """Flat positions among columns ``first`` to ``stop``, of flat positions among ``width``.
+    """Convert flat positions in an array of ``width`` columns to its columns ``first`` to ``stop``.
 
     Returns:
-        The positions that lie in these columns, and which of the given ones they are.
+        The flat positions in the narrower array of those that lie in it, and which ones these are.
     """
     row, column = np.divmod(positions, width)
     inside = (column >= first) & (column < stop)
@@ -731,13 +741,16 @@ def _narrowed(
 
 
 def window(table: Table, rows: Rows, records: Array, depth: int) -> FrameWindow:
-    """Find the frames of ``rows``.
+    """Find the stored frames of which the observations of ``rows`` consist.
 
     Args:
         table: the table that holds them.
         rows: physical rows [n].
         records: their records [n].
         depth: frames of a stack; 1 for an observation that is no stack.
+
+    Returns:
+        For each row the frames of its stack and the one that follows, the oldest first.
     """
     # Division is used since divmod is several times slower.
     spec = table.spec
@@ -754,9 +767,14 @@ def window(table: Table, rows: Rows, records: Array, depth: int) -> FrameWindow:
     padding = _Padding(no_rows, no_rows, no_rows)
     if depth > 1:
         age = records["age"]
-        odd = np.flatnonzero((age < depth - 1) | (t < depth - 1))
-        if len(odd):
-            edge = _EdgeRows(position=odd, slot=slot[odd], t=t[odd], age=age[odd].astype(np.int64))
+        at_edge = np.flatnonzero((age < depth - 1) | (t < depth - 1))
+        if len(at_edge):
+            edge = _EdgeRows(
+                position=at_edge,
+                slot=slot[at_edge],
+                t=t[at_edge],
+                age=age[at_edge].astype(np.int64),
+            )
             _reach_back(table, frames, edge, depth)
             padding = _find_padding(table, records["pad"], edge, depth)
 
