@@ -27,7 +27,8 @@ from penstock.replay.batch import Batch
 from penstock.replay.errors import ReplayError
 from penstock.transport.shm.store import EVENT_FLAGS, drain_event
 
-if TYPE_CHECKING:  # it would bring the wire format and its codecs into every use of a replay
+# At run time this would bring the wire format and its codecs into every use of a replay.
+if TYPE_CHECKING:
     from penstock.transport.shm.host import ShmHost
 
 # Longest wait of the thread, and of a draw.
