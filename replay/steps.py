@@ -224,7 +224,8 @@ class StepWriter:
         # Steps that end an episode, or need more than a copy of each column, go the longer way.
         # A byte search takes a tenth of the time that `any` needs to start.
         ends_episode = 1 in terminated.tobytes() or 1 in truncated.tobytes()
-        stream, frames = self._stream, self._frames
+        stream = self._stream
+        frames = self._frames
         is_plain = self._direct and not (
             ends_episode or self._any_resetting or extra or priority is not None
         )
@@ -303,7 +304,8 @@ class StepWriter:
             priority: of the new rows, [E]; None: the sampler's own.
         """
         # Check everything before the first byte is written.
-        stream, frames = self._stream, self._frames
+        stream = self._stream
+        frames = self._frames
         values = [target.check(flat[target.name]) for target in self._targets]
         resetting = self._resetting if self._any_resetting else None
         done = self._done(terminated, truncated) if ends_episode else None
