@@ -159,7 +159,8 @@ class _SlotMoves(NamedTuple):
     @property
     def used(self) -> Valid:
         """Which slots of the table get one of the snapshot."""
-        return self.origin != NONE
+        used: Valid = self.origin != NONE
+        return used
 
 
 def restore(reader: FolderReader, table: Table) -> Restored:
