@@ -75,9 +75,11 @@ class SlotQueue:
             while len(self._waiting) > count:
                 self._drop("stale", self._waiting.pop(0))
 
+        # With fewer slots, writers may all wait for this reader: one more is lent then.
         if len(self._waiting) < count:
             self._store.unstick()
             return []
+
         slots = self._waiting[:count]
         self._waiting = self._waiting[count:]
         return slots
@@ -107,6 +109,8 @@ class SlotQueue:
                 self._store.keep(slot.index)
             self._accounting.arrived(slot.header)
             self._waiting.append(slot)
+
+        # Slots that are kept do not count as their writers', which may have others now.
         if self._deep:
             self._store.lend()
 

@@ -1,5 +1,8 @@
 """The producer's side of a replay buffer or a trajectory queue: slots, filled in place.
 
+A *slot* is memory for a fixed number of steps. The owner of the memory, which is the consumer,
+lends slots to each writer through the writer's *lane*; a published slot goes back to the owner.
+
     w = Writer.attach(address)
     with w.slot(timeout_s=1.0) as s:
         s.columns["reward"][...] = rewards
@@ -345,6 +348,7 @@ class Writer(StepAdder):
             ReplayError: no buffer listens at ``address``, something else does, or it did not answer
                 in time.
         """
+        # Each error becomes a sentence about the address.
         try:
             return cls(AttachClient(_path(address), {"lane": "writer"}, timeout_s))
         except TimeoutError as error:
@@ -361,7 +365,7 @@ class Writer(StepAdder):
 
     @contextmanager
     def slot(self, timeout_s: float = 1.0, version: int = 0) -> Iterator[OpenSlot]:
-        """Lend a slot to fill in place; leaving the block publishes it.
+        """Lend a slot to fill in place; leaving the block publishes it, an exception does not.
 
         Args:
             timeout_s: longest wait for a slot, in seconds.
