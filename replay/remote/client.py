@@ -458,16 +458,16 @@ class BatchRequests:
         for number, request in self._pending.items():
             if now_s - request.sent_s > REPEAT_S:
                 self._pending[number] = request._replace(sent_s=now_s)
-                self._send(number, request.batches)
+                self.send(number, request.batches)
 
         coming = sum(request.batches for request in self._pending.values())
         missing = self._ahead - len(self.batches) - coming
         if missing >= max(1, self._ahead // 4):
             self._last_number += 1
             self._pending[self._last_number] = _SentRequest(missing, now_s)
-            self._send(self._last_number, missing)
+            self.send(self._last_number, missing)
         elif self._read != self._reported_read:
-            self._send(self._last_number, 0)
+            self.send(self._last_number, 0)
 
     def on_batches(self, number: int, meta: Any, frames: Sequence[Buffer]) -> None:
         """Take in the answer to a request; those of a request that was forgotten are dropped."""
@@ -485,7 +485,7 @@ class BatchRequests:
         """Forget the requests that are not answered, which the server has refused."""
         self._pending.clear()
 
-    def _send(self, number: int, count: int) -> None:
+    def send(self, number: int, count: int) -> None:
         """Request ``count`` batches and report what was read; 0 batches only report."""
         meta = {"batch": self._rows, "count": count, "stacked": self._stacked, "read": self._read}
         if self._link.send(MessageKind.SAMPLE, meta, number):

@@ -376,8 +376,8 @@ def test_a_client_that_does_not_read_costs_its_credit_and_no_more(
             client.add(**step(count))
         client.flush()
         for number in range(1000, 1064):
-            silent._want = (1000, True)
-            silent._say_sample(number, 4)
+            silent._requests.choose(1000, stacked=True)
+            silent._requests.send(number, 4)
         wait_until(lambda: r.server.figures()["unread_nbytes"] > 0)
         before = r.server.figures()["unread_nbytes"]
         for _ in range(20):
