@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -433,14 +434,14 @@ def test_connections_that_never_read_are_closed_and_all_clients_go_on(
         client.flush()
         silent = [ReplayClient(r.server.address) for _ in range(6)]
         deadline_s = time.monotonic() + 20.0
+        numbers = itertools.count(1)
         count = 500
         while not lines and time.monotonic() < deadline_s:
             for each in silent:
-                each._want = (1000, True)
-                each._number += 1
-                each._say_sample(each._number, 1)
+                each._requests.choose(1000, stacked=True)
+                each._requests.send(next(numbers), 1)
                 if each._token:
-                    each._say_join()
+                    each._send_join()
             client.add(**step(count))
             count += 1
             check(client.sample(16))
