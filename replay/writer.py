@@ -321,15 +321,15 @@ class Writer(StepAdder):
     policy lag: `add` stamps it on the slots that it begins. Ends with `close` or a ``with`` block.
     """
 
-    def __init__(self, client: AttachClient) -> None:
+    def __init__(self, entry: AttachClient) -> None:
         self.version = 0
         with ExitStack() as opening:
-            opening.callback(client.leave)
-            self.spec = SlotSpec.from_dict(client.reply["spec"])
-            attaching = SlotWriter.attached(self.spec, client.reply, client.fds)
+            opening.callback(entry.leave)
+            self.spec = SlotSpec.from_dict(entry.reply["spec"])
+            attaching = SlotWriter.attached(self.spec, entry.reply, entry.fds)
             writer = opening.enter_context(attaching)
-            self._lane = Lane(writer, client.reply["stream"], lambda: client.owner_gone)
-            self._about = client.reply
+            self._lane = Lane(writer, entry.reply["stream"], lambda: entry.owner_gone)
+            self._about = entry.reply
 
             self._steps: Steps | None = None
             """Writes the steps of `add`; made at the first of them."""
