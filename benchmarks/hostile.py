@@ -787,10 +787,8 @@ def _joining(peer: bytes) -> dict[str, Any]:
 
 def _next(server: ReplayServer, peer: bytes) -> int:
     """The sequence that the server wants next of a peer."""
-    service = server._service
-    known = service._peers.get(peer)
-    line = service._intake._lines.get(known.stream) if known else None
-    return line.next + len(line.waiting) if line else 0
+    connected = server._service._peers.connected.get(peer)
+    return connected.stream.expected_sequence if connected else 0
 
 
 def _sample(replay: Replay) -> None:

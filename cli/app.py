@@ -545,7 +545,7 @@ def replay_serve(
     from pathlib import Path
 
     from penstock.cli.replay_server import serve
-    from penstock.replay.remote.service import ServiceLimits
+    from penstock.replay.remote.peers import ServiceLimits
 
     if client_mb > batches_mb:
         raise UserError(

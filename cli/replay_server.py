@@ -30,8 +30,8 @@ from penstock.core.memory import keep_freed_memory
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import DamagedSnapshotError
 from penstock.replay.factory import sampler_for
+from penstock.replay.remote.peers import ServiceLimits
 from penstock.replay.remote.server import ReplayServer, Snapshots
-from penstock.replay.remote.service import ServiceLimits
 from penstock.replay.snapshot import MANIFEST
 from penstock.replay.steps import Autoreset
 

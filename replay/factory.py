@@ -27,7 +27,10 @@ from penstock.transport.shm.store import Geometry
 if TYPE_CHECKING:
     from penstock.configs.sections import ReplayConfig
 
-MOST_ROWS = 1 << 31  # keys have 32 bits for the row
+# Rows that a table may have: keys have 32 bits for the row.
+MOST_ROWS = 1 << 31
+
+# Names of gymnasium's autoreset modes.
 MODES: dict[str, Autoreset] = {
     "NextStep": "next_step",
     "SameStep": "same_step",
@@ -72,8 +75,22 @@ def lay_out(
     shared: bool,
     follow: bool,
 ) -> Layout:
-    """The layout of declared columns, or of slots that other processes fill."""
-    unroll = None if unroll is None else positive_int("unroll", unroll)
+    """Make the layout of declared columns, or read that of slots which other processes fill.
+
+    Args:
+        columns: as given to `Replay`, or the spec of such slots.
+        capacity: rows that the replay keeps.
+        envs: environments of a step.
+        frame_stack: frames of a stack, for all observations or by name.
+        unroll: steps of a slot; None: chosen.
+        shared: whether other processes may write.
+        follow: whether columns are added that tell which rows follow each other.
+
+    Raises:
+        ReplayError: the columns or a number cannot be used.
+    """
+    if unroll is not None:
+        unroll = positive_int("unroll", unroll)
     if isinstance(columns, SlotSpec):
         return layout_of_spec(columns, frame_stack)
     return make_layout(columns, capacity, envs, frame_stack, unroll, shared=shared, follow=follow)
@@ -82,13 +99,16 @@ def lay_out(
 def wrap_sampler(
     sampler: Sampler | None, n_step: int, sequences: Sequences | None, most: int | None
 ) -> Sampler:
-    """The given sampler or `Uniform`, wrapped for sequences or for a limit of draws per row.
+    """Wrap a sampler for sequences, or for a limit of draws per row.
 
     Args:
         sampler: draws rows, or starts of sequences; None: `Uniform`.
-        n_step: for the check that sequences have none.
-        sequences: draw sequences.
+        n_step: steps of the returns, which sequences have not.
+        sequences: draw sequences; None: draw rows.
         most: draws per row; None: no limit.
+
+    Raises:
+        ReplayError: the sampler is none, or the options do not go together.
     """
     chosen: Sampler = Uniform() if sampler is None else sampler
     if isinstance(chosen, type) or not callable(getattr(chosen, "bind", None)):
@@ -96,6 +116,7 @@ def wrap_sampler(
             f"sampler {sampler!r} is not a sampler; give an object, such as Uniform() or "
             "Prioritized(alpha=0.6)"
         )
+
     if sequences is not None:
         sequences.refuse_n_step(n_step)
         chosen = SequenceSampler(sequences, chosen)
@@ -109,19 +130,30 @@ def wrap_sampler(
 def make_table(
     layout: Layout, capacity: int, in_hand: int, writers: int, sampler: Sampler, *, shared: bool
 ) -> Table:
-    """Make a table that keeps the ``capacity`` newest rows while ``writers`` hold ``in_hand``
-    slots.
+    """Make a table that keeps the newest rows.
 
-    Raises ReplayError where there is not enough memory.
+    Args:
+        layout: of its slots.
+        capacity: rows that it keeps, while writers hold slots.
+        in_hand: slots that all writers hold together.
+        writers: the number of writers.
+        sampler: draws its rows.
+        shared: whether other processes may write.
+
+    Raises:
+        ReplayError: there is not enough memory, or there are more rows than keys.
     """
     spec = layout.spec
+
     # The first rows of the oldest slot lose their frame stacks with the slot before it.
     rows = capacity + layout.history * spec.envs
-    slots = max(2, math.ceil(rows / (spec.unroll * spec.envs))) + in_hand
-    if slots * spec.unroll * spec.envs > MOST_ROWS:
+    rows_per_slot = spec.unroll * spec.envs
+    slots = max(2, math.ceil(rows / rows_per_slot)) + in_hand
+    if slots * rows_per_slot > MOST_ROWS:
         raise ReplayError(
             f"capacity {capacity} is too large, as keys can identify {MOST_ROWS} rows; lower it"
         )
+
     refuse_what_cannot_fit(spec, slots, shared=shared, capacity=capacity)
     return Table(spec, slots, sampler, shared=shared, history=layout.history, writers=writers)
 
@@ -149,27 +181,41 @@ def nbytes_of(spec: SlotSpec, slots: int, *, shared: bool) -> int:
 
 
 def refuse_what_cannot_fit(spec: SlotSpec, slots: int, *, shared: bool, capacity: int) -> None:
-    """Raise ReplayError where the host, or the control group, lacks the memory."""
-    needed = nbytes_of(spec, slots, shared=shared)
-    free, where = available_nbytes(), "this host"
-    allowed = cgroup.memory_left_nbytes()
-    if allowed is not None and allowed < free:
-        free, where = allowed, "its control group"
-    if needed > free:
-        fits = max(0, int(capacity * free / needed))
+    """Raise ReplayError where the host, or the control group, lacks the memory.
+
+    Args:
+        spec: of the table's slots.
+        slots: the number of them.
+        shared: whether other processes may write.
+        capacity: for the message, which names one that fits.
+    """
+    needed_nbytes = nbytes_of(spec, slots, shared=shared)
+    free_nbytes = available_nbytes()
+    limited_by = "this host"
+    group_nbytes = cgroup.memory_left_nbytes()
+    if group_nbytes is not None and group_nbytes < free_nbytes:
+        free_nbytes = group_nbytes
+        limited_by = "its control group"
+
+    if needed_nbytes > free_nbytes:
+        fitting_capacity = max(0, int(capacity * free_nbytes / needed_nbytes))
         raise ReplayError(
-            f"capacity {capacity} needs {needed / 1e9:.2f} GB and {where} has {free / 1e9:.2f} GB "
-            f"left; lower capacity to about {fits}"
+            f"capacity {capacity} needs {needed_nbytes / 1e9:.2f} GB and {limited_by} has "
+            f"{free_nbytes / 1e9:.2f} GB left; lower capacity to about {fitting_capacity}"
         )
 
 
 def columns_of(env: Any) -> dict[str, Any]:
-    """The spaces of one environment, by column, from a single or a vector environment."""
+    """The spaces of one environment, by column, from a single or a vector environment.
+
+    Raises:
+        ReplayError: it has no spaces.
+    """
     spaces = {}
-    for name, column in (("observation_space", "obs"), ("action_space", "action")):
-        space = getattr(env, f"single_{name}", None) or getattr(env, name, None)
+    for attribute, column in (("observation_space", "obs"), ("action_space", "action")):
+        space = getattr(env, f"single_{attribute}", None) or getattr(env, attribute, None)
         if space is None:
-            raise ReplayError(f"{env!r} has no {name}; pass a gymnasium environment")
+            raise ReplayError(f"{env!r} has no {attribute}; pass a gymnasium environment")
         spaces[column] = space
     return spaces
 
@@ -180,11 +226,15 @@ def envs_of(env: Any) -> int:
 
 
 def resets_of(env: Any) -> Autoreset:
-    """The autoreset mode in ``metadata``.
+    """The autoreset mode of an environment, from its ``metadata``.
 
-    "none" for a single environment, which its caller resets.
+    It is "none" for a single environment, which its caller resets.
+
+    Raises:
+        ReplayError: a vector environment tells no mode, or an unknown one.
     """
-    mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
+    metadata = getattr(env, "metadata", None) or {}
+    mode = metadata.get("autoreset_mode")
     if mode is None:
         if hasattr(env, "num_envs"):
             raise ReplayError(
@@ -192,13 +242,16 @@ def resets_of(env: Any) -> Autoreset:
                 "give autoreset='next_step', 'same_step' or 'none'"
             )
         return "none"
+
+    # Gymnasium's mode is an enum, whose value is the name.
     name = getattr(mode, "value", mode)
     if name not in MODES:
         raise ReplayError(f"autoreset mode {mode!r} is none of {list(MODES)}; give autoreset=")
     return MODES[name]
 
 
-def _inner(sampler: Sampler) -> Sampler:
+def _unwrapped(sampler: Sampler) -> Sampler:
+    """The sampler that `wrap_sampler` was given."""
     return sampler.sampler if isinstance(sampler, SequenceSampler | SampleCountLimit) else sampler
 
 
@@ -207,16 +260,24 @@ def describe_sampler(sampler: Sampler) -> dict[str, Any] | None:
 
     None for a sampler without a name. Wrappers follow from the replay's other options.
     """
-    inner = _inner(sampler)
+    inner = _unwrapped(sampler)
     entry = f"{type(inner).__module__}:{type(inner).__qualname__}"
     if not isinstance(inner, NamedSampler) or entry not in SAMPLERS.values():
         return None
-    kind = next(name for name, known in SAMPLERS.items() if known == entry)
+    kind = next(name for name, named_entry in SAMPLERS.items() if named_entry == entry)
     return {"kind": kind} | inner.arguments()
 
 
 def read_sampler(reader: FolderReader, described: dict[str, Any] | None) -> Sampler:
-    """Make the sampler that a snapshot describes. Raises ReplayError if it was a custom one."""
+    """Make the sampler that a snapshot describes.
+
+    Args:
+        reader: of the snapshot, for errors.
+        described: as from `describe_sampler`.
+
+    Raises:
+        ReplayError: it was a custom sampler, or the snapshot is damaged.
+    """
     with reader.refusing():
         arguments = dict(described or {})
         kind = arguments.pop("kind", None)
@@ -237,5 +298,5 @@ def sampler_for(options: ReplayConfig, steps: Callable[[], int]) -> Sampler:
 
 def named(name: str) -> type[NamedSampler]:
     """The class of a sampler."""
-    found: type[NamedSampler] = resolve_name(SAMPLERS[name])
-    return found
+    sampler_class: type[NamedSampler] = resolve_name(SAMPLERS[name])
+    return sampler_class

@@ -24,49 +24,78 @@ Ages = npt.NDArray[Any]  # integers [..., E]
 FLAGS = ("terminated", "truncated")
 
 
+class _ColumnRange(NamedTuple):
+    """The values that a column may hold."""
+
+    name: str
+    low: int
+    high: int
+
+
 class SlotChecks:
     """Checks the columns of a foreign slot before any of its rows count.
 
     `side`, `pad` and `age` of a row refer to other rows, and flags index tables of two. A value out
     of range would crash a later draw, or return another slot's frames. Ages grow by one or restart:
-    only then a drawn row, and those that follow it, refer to rows that exist. For slots of
-    ``spec``, whose frame stacks reach ``history`` rows back.
+    only then a drawn row, and those that follow it, refer to rows that exist.
+
+    Args:
+        spec: of the slots.
+        history: rows that their frame stacks reach back.
     """
 
     def __init__(self, spec: SlotSpec, history: int) -> None:
-        fields = {c.name: np.dtype(c.dtype) for c in spec.columns if c.rows == "unroll"}
-        self._flags = [name for name in FLAGS if fields.get(name) == np.bool_]
-        most_pad = max(ZEROS, SIDE + spec.side - history)
-        ranges = {"pad": (REPEAT, most_pad), "side": (-1, spec.side - 1), "age": (0, 1 << 62)}
-        self._has_age = "age" in fields
+        dtypes = {c.name: np.dtype(c.dtype) for c in spec.columns if c.rows == "unroll"}
+        self._flags = [name for name in FLAGS if dtypes.get(name) == np.bool_]
+        self._has_age = "age" in dtypes
+
+        # A stack of frames in side rows needs ``history`` of them, one after the other. Ages of
+        # unsigned dtypes cannot be out of range.
+        max_pad = max(ZEROS, SIDE + spec.side - history)
+        ranges = [
+            _ColumnRange("pad", REPEAT, max_pad),
+            _ColumnRange("side", -1, spec.side - 1),
+            _ColumnRange("age", 0, 1 << 62),
+        ]
         self._ranges = [
-            (name, low, high)
-            for name, (low, high) in ranges.items()
-            if name in fields and (name != "age" or fields[name].kind == "i")
+            checked
+            for checked in ranges
+            if checked.name in dtypes
+            and (checked.name != "age" or dtypes[checked.name].kind == "i")
         ]
 
     def fault(self, rows: Records, *, marked: bool) -> str | None:
-        """What is wrong with ``rows``, a slot's records [T, E]; None: nothing.
+        """Find out what is wrong with a slot.
 
-        ``marked``: the writer filled in `age` and `side`; else they are derived later.
+        Args:
+            rows: its records [T, E].
+            marked: whether the writer filled in `age` and `side`; else they are derived later.
+
+        Returns:
+            The fault as a sentence; None: there is none.
         """
         for name in self._flags:
             if (largest := int(rows[name].view(np.uint8).max())) > 1:
                 return f"column {name} holds the byte {largest}, and a flag is 0 or 1"
+
         for name, low, high in self._ranges:
             if not marked and name != "pad":
                 continue
-            values = rows[name]
-            least, most = int(values.min()), int(values.max())
-            if least < low or most > high:
-                return f"column {name} holds {least} to {most}, and must be {low} to {high}"
+            smallest = int(rows[name].min())
+            largest = int(rows[name].max())
+            if smallest < low or largest > high:
+                return f"column {name} holds {smallest} to {largest}, and must be {low} to {high}"
+
         if marked and self._has_age and not ages_continue(rows["age"][:-1], rows["age"][1:]):
             return "column age holds steps that are neither 0 nor one more than the step before"
         return None
 
 
 def ages_continue(previous: Ages, ages: Ages) -> bool:
-    """Whether each of ``ages`` is 0, or one more than that of the same place in ``previous``."""
+    """Whether each of ``ages`` is 0, or one more than that of the same place in ``previous``.
+
+    Ages end at `OLDEST`.
+    """
     older = np.minimum(previous.astype(np.int64) + 1, OLDEST)
     return bool(((ages == 0) | (ages == older)).all())
 
@@ -93,11 +122,19 @@ def unknown_end(envs: int) -> StreamEnd:
 
 
 def infer_marks(records: Records, previous: StreamEnd) -> tuple[Flags, StreamEnd]:
-    """Which rows ``[T, E]`` are decisions, and how the slot ends.
+    """Find out which rows of a slot are decisions, by the rules of NEXT_STEP.
 
     Fills in `age` and `side` where the records have them. Where the writer marked its decisions in
-    `alive`, those marks hold instead of the rules of NEXT_STEP.
+    `alive`, those marks hold instead of the rules.
+
+    Args:
+        records: of the slot [T, E]; changed.
+        previous: how the slot before it ended.
+
+    Returns:
+        Which rows ``[T, E]`` are decisions, and how the slot ends.
     """
+    # The row after one that ended an episode only resets, and the row after that begins another.
     names = records.dtype.names or ()
     done: Flags = records["terminated"] | records["truncated"]
     if "alive" in names:
@@ -106,15 +143,24 @@ def infer_marks(records: Records, previous: StreamEnd) -> tuple[Flags, StreamEnd
         reset = np.concatenate([(previous.done & ~previous.reset)[None], done[:-1]])
     starts = np.concatenate([previous.reset[None], reset[:-1]])
     age = _ages(starts, previous.age)
+
     if "age" in names:
         records["age"] = age
     if "side" in names:
-        records["side"] = -1
+        records["side"] = -1  # no side row
     return ~reset, StreamEnd(done[-1], reset[-1], age[-1])
 
 
 def read_marks(records: Records, rows: int) -> tuple[Flags, StreamEnd]:
-    """Which of the first ``rows`` count, where the writer filled in `alive`, `age` and `side`."""
+    """Read which rows of a slot are decisions, where the writer marked them in `alive`.
+
+    Args:
+        records: of the slot [T, E], with `age` and `side` filled in.
+        rows: steps that were written; later ones do not count.
+
+    Returns:
+        Which rows ``[T, E]`` are decisions, and how the slot ends.
+    """
     decisions: Flags = records["alive"] != 0
     decisions[rows:] = False
     end = unknown_end(records.shape[1])
@@ -124,8 +170,13 @@ def read_marks(records: Records, rows: int) -> tuple[Flags, StreamEnd]:
 
 
 def _ages(starts: Flags, previous: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Steps since the last start at or before each row [T, E]."""
+    """Steps since each row's episode began, at most `OLDEST`.
+
+    Args:
+        starts: rows [T, E] that begin an episode.
+        previous: the age of the row before the first, [E].
+    """
     t = np.arange(len(starts))[:, None]
-    started = np.maximum.accumulate(np.where(starts, t, -1), axis=0)
-    ages: npt.NDArray[np.int64] = np.where(started >= 0, t - started, previous + 1 + t)
+    last_start = np.maximum.accumulate(np.where(starts, t, -1), axis=0)
+    ages: npt.NDArray[np.int64] = np.where(last_start >= 0, t - last_start, previous + 1 + t)
     return np.minimum(ages, OLDEST)

@@ -27,10 +27,18 @@ from penstock.replay.table import NONE, FrameRows, Rows, SlotStream, Table
 Arrays = dict[str, Array]
 Flags = npt.NDArray[np.bool_]
 
+# Steps of at most so many bytes are compared completely; see `FrameComparer`.
 COMPLETE_NBYTES = 1 << 20
-EVERY, PARTS = 8, 8
-LOOK = 8  # words that are compared together: a cache line
-STRIDE = 37  # words by which the position moves from step to step; prime
+
+# Larger steps are compared at every `EVERY`th step, for one environment in `PARTS`.
+EVERY = 8
+PARTS = 8
+
+# Words of an older frame that are compared together: a cache line.
+LOOK = 8
+
+# Words by which the compared place moves from step to step. It is prime, so all are reached.
+STRIDE = 37
 
 
 class FrameWriter:
@@ -38,41 +46,66 @@ class FrameWriter:
 
     def __init__(self, table: Table, layout: Layout, stream: SlotStream) -> None:
         envs = table.spec.envs
-        self._table, self._layout, self._stream, self._envs = table, layout, stream, envs
+        self._table = table
+        self._layout = layout
+        self._stream = stream
+        self._envs = envs
         self._depth = layout.history + 1
         self._strides = table.frame_rows
         self._comparers = {
             o.name: FrameComparer(
-                o, table.frames[o.name], table.sides[o.side_name], envs, self._strides
+                o,
+                frames=table.frames[o.name],
+                sides=table.sides[o.side_name],
+                envs=envs,
+                strides=self._strides,
             )
             for o in layout.framed
         }
+
         self._only = next(iter(self._comparers.values())) if len(self._comparers) == 1 else None
+        """The comparer, if there is one observation only."""
+
+        # The frame columns of the table's records.
         names = table.records.dtype.names or ()
-        self._ages, self._sides = table.records["age"], table.records["side"]
+        self._ages = table.records["age"]
+        self._sides = table.records["side"]
         self._pads: Array | None = table.records["pad"] if "pad" in names else None
-        self._fresh: Flags | None = np.ones(envs, bool)  # the next row begins an episode
-        self._after_reset: Flags = np.zeros(envs, bool)  # the last row was dropped
-        self._no_envs = self._after_reset
-        self._lost: Flags = np.zeros(envs, bool)  # rows whose first frames found no side rows
+
+        self._fresh: Flags | None = np.ones(envs, bool)
+        """Environments whose next row begins an episode; None: no environment."""
+
+        self._after_reset: Flags = np.zeros(envs, bool)
+        """Environments whose last row only reset them and was dropped."""
+
+        self._no_envs: Flags = np.zeros(envs, bool)
+
+        self._lost: Flags = np.zeros(envs, bool)
+        """Environments whose history began with frames for which no side rows were left."""
+
         self._any_lost = False
+        """Whether there is such an environment whose row may come to need those frames."""
+
         self._age = np.zeros(envs, self._ages.dtype)
+        """Steps since the current history of each environment began, up to `OLDEST`."""
+
         self._pad = np.zeros(envs, np.int64)
-        self._sides_used = 0
-        self._sides_of = (NONE, 0)  # the slot of those side rows, and its generation
+        """What lies before the current history of each environment, as in the records."""
+
+        self._side_rows = _SideRowAllocator(table, stream)
 
     # ------------------------------------------------------------------------- before the row
 
     def follows(self, obs: Any, next_obs: Any) -> bool:
         """Whether a step of the only observation continues the last one, in every environment.
 
-        If so, `put` stores it; else call `accept`. A slot must be open.
+        If so, `write_following` stores it; else call `accept`. A slot must be open.
         """
         comparer = self._only
         if comparer is None or self._fresh is not None or self._any_lost:
             return False
-        at = self._newest_row()
-        return at != NONE and comparer.continues(obs, next_obs, at)
+        newest_row = self._newest_row()
+        return newest_row != NONE and comparer.continues(obs, next_obs, newest_row)
 
     def accept(
         self,
@@ -83,156 +116,216 @@ class FrameWriter:
     ) -> Arrays:
         """Check what the row led to; start new histories where obs begins one.
 
-        Raises ReplayError, before anything is changed, for a next_obs that is no shift of obs.
+        Args:
+            flat: values of the step by column.
+            resetting: environments [E] that this step only resets; None: no environment.
+            done: environments [E] whose episode the step ends; None: no environment.
+            finals: final observations [n, ...] of the n environments that are done, where
+                ``next_obs`` is already that of the next episode.
+
+        Returns:
+            The next observations [E, ...] by the name of the observation, for `write`.
+
+        Raises:
+            ReplayError: a next_obs is no shift of obs. Nothing has changed then.
         """
         obs: Arrays = {}
         next_obs: Arrays = {}
         for o in self._layout.framed:
-            obs[o.name] = _contiguous(o, flat[o.name], self._envs, o.name)
-            next_obs[o.name] = _contiguous(o, flat[o.next_name], self._envs, o.next_name)
+            obs[o.name] = _contiguous(o, flat[o.name], self._envs, column=o.name)
+            next_obs[o.name] = _contiguous(o, flat[o.next_name], self._envs, column=o.next_name)
+
         restart = either(self._fresh, self._broken(obs))
         if restart is not None and resetting is not None:
             restart &= ~resetting
-        self._check_shift(obs, next_obs, resetting, done, finals)
+        self._check_shift(obs, next_obs, resetting=resetting, done=done, finals=finals)
+
+        # The first row of a slot also stores the frames before it.
         if restart is not None or not self._stream.t:
             self._restart(obs, np.zeros(self._envs, bool) if restart is None else restart)
         return next_obs
 
     def _broken(self, obs: Arrays) -> Flags | None:
         """Environments whose observation is not the one stored as the last next_obs."""
-        at = self._newest_row()
-        if at == NONE:
+        newest_row = self._newest_row()
+        if newest_row == NONE:
             return np.ones(self._envs, bool)
         broken: Flags | None = None
         for name, comparer in self._comparers.items():
-            broken = either(broken, comparer.discontinuous(obs[name], at))
+            broken = either(broken, comparer.discontinuous(obs[name], newest_row))
         return broken
 
     def _check_shift(
         self,
         obs: Arrays,
         next_obs: Arrays,
+        *,
         resetting: Flags | None,
         done: Flags | None,
         finals: Arrays | None,
     ) -> None:
-        edge = either(self._fresh, done)  # where episodes begin or end, all is compared
+        """Raise ReplayError where the newest frames of obs do not begin the stack that follows.
+
+        What follows is next_obs, and also the final observation where there is one. Rows that only
+        reset may lead anywhere.
+        """
+        # Where episodes begin or end, everything is compared.
+        edge = either(self._fresh, done)
         edges = None if edge is None else np.flatnonzero(edge)
+
         for o in self._layout.framed:
             if not o.stack:
                 continue
             comparer = self._comparers[o.name]
-            wrong = comparer.no_shift(obs[o.name], next_obs[o.name])
+            stacks = obs[o.name]
+            next_stacks = next_obs[o.name]
+
+            wrong = comparer.shift_faults(stacks, next_stacks)
             if wrong is None and edges is not None:
                 wrong = np.zeros(self._envs, bool)
-                wrong[edges] = comparer.no_shift_of(obs[o.name][edges], next_obs[o.name][edges])
+                wrong[edges] = comparer.all_shift_faults(stacks[edges], next_stacks[edges])
             if wrong is not None and resetting is not None:
                 wrong &= ~resetting
+
+            # Final observations are few, and compared completely.
             if finals is not None:
                 assert done is not None
-                wrong = np.zeros(self._envs, bool) if wrong is None else wrong
-                ended = np.flatnonzero(done)
-                wrong[ended] = comparer.no_shift_of(obs[o.name][ended], finals[o.name])
+                if wrong is None:
+                    wrong = np.zeros(self._envs, bool)
+                done_envs = np.flatnonzero(done)
+                wrong[done_envs] = comparer.all_shift_faults(stacks[done_envs], finals[o.name])
+
             if wrong is not None and wrong.any():
                 raise _no_shift(o, int(np.flatnonzero(wrong)[0]))
 
     def _restart(self, obs: Arrays, restart: Flags) -> None:
+        """Begin new histories with ``obs`` in the environments ``restart`` [E].
+
+        In the first row of a slot the frames of all other environments are stored too.
+        """
+        # If side rows are short the row goes to a new slot, in which nothing has to be saved.
         stream = self._stream
-        saves, odd, pad = self._needs(obs, restart)
-        need = len(saves) + (self._depth - 1) * len(odd)
-        if stream.t and need > self._table.spec.side - self._sides_taken():
-            stream.end()  # in a new slot nothing has to be saved
+        needs = self._restart_needs(obs, restart)
+        side_rows = len(needs.saved_envs) + (self._depth - 1) * len(needs.prehistory_envs)
+        if stream.t and side_rows > self._side_rows.free:
+            stream.end()
             stream.begin()
+
+        # A slot that follows no other holds the start of every history.
         if not stream.t and stream.previous == NONE:
             restart = np.ones(self._envs, bool)
-            _, odd, pad = self._needs(obs, restart)
-        which = np.flatnonzero(restart)
-        self._age[which] = 0
-        self._pad[which] = pad
-        self._lost[which] = False
+            needs = self._restart_needs(obs, restart)
+
+        restarting = np.flatnonzero(restart)
+        self._age[restarting] = 0
+        self._pad[restarting] = needs.pads
+        self._lost[restarting] = False
+
+        # Within a slot, all other environments have their frame already.
         if stream.t:
-            self._save(saves)
+            self._save_finals(needs.saved_envs)
             for name, comparer in self._comparers.items():
-                comparer.put(self._frame_row(), which, obs[name][which])
+                comparer.put(self._frame_row(), restarting, obs[name][restarting])
         else:
             for name, comparer in self._comparers.items():
                 comparer.put_all(self._frame_row(), obs[name])
-        self._keep_odd(obs, odd)
+        self._store_prehistories(obs, needs.prehistory_envs)
 
-    def _needs(self, obs: Arrays, restart: Flags) -> tuple[Rows, Rows, Rows]:
-        """Environments whose final observation must be saved, those that begin with frames of their
-        own, and the padding of all that restart.
-        """
-        which = np.flatnonzero(restart)
-        none = which[:0]
-        if not len(which):
-            return none, none, none
-        saves = none
+    def _restart_needs(self, obs: Arrays, restart: Flags) -> _RestartNeeds:
+        """What new histories that begin with ``obs`` in the environments ``restart`` [E] need."""
+        restarting = np.flatnonzero(restart)
+        none = restarting[:0]
+        if not len(restarting):
+            return _RestartNeeds(none, none, none)
+
+        # A stored frame that is about to be replaced is the final observation of the last row,
+        # unless that row was dropped.
+        saved_envs = none
         if self._stream.t:
-            moved = np.zeros(len(which), bool)
+            moved = np.zeros(len(restarting), bool)
             for name, comparer in self._comparers.items():
-                moved |= comparer.differ_at(self._frame_row(), which, obs[name])
-            saves = which[moved & ~self._after_reset[which]]
-        repeat, zeros = np.ones(len(which), bool), np.ones(len(which), bool)
+                moved |= comparer.differ_at(self._frame_row(), restarting, obs[name])
+            saved_envs = restarting[moved & ~self._after_reset[restarting]]
+
+        # The older frames of a stack need no memory if they repeat the newest one or are zeros.
+        repeats = np.ones(len(restarting), bool)
+        zeros = np.ones(len(restarting), bool)
         for o in self._layout.framed:
             if o.stack:
-                stack = obs[o.name][which].reshape(len(which), o.stack, -1)
-                repeat &= (stack[:, :-1] == stack[:, -1:]).all(axis=(1, 2))
-                zeros &= ~stack[:, :-1].any(axis=(1, 2))
-        pad = np.where(repeat, REPEAT, ZEROS)
-        return saves, which[~(repeat | zeros)], pad
+                stacks = obs[o.name][restarting].reshape(len(restarting), o.stack, -1)
+                repeats &= (stacks[:, :-1] == stacks[:, -1:]).all(axis=(1, 2))
+                zeros &= ~stacks[:, :-1].any(axis=(1, 2))
+        pads = np.where(repeats, REPEAT, ZEROS)
+        return _RestartNeeds(saved_envs, restarting[~(repeats | zeros)], pads)
 
-    def _save(self, envs: Rows) -> None:
+    def _save_finals(self, envs: Rows) -> None:
         """Move the final observations of the last row to side rows."""
         if not len(envs):
             return
-        side_rows = self._take_sides(len(envs))
+        side_rows = self._side_rows.take(len(envs))
         for comparer in self._comparers.values():
             comparer.save(self._frame_row(), envs, side_rows)
         previous = self._stream.start - self._envs
-        self._sides[previous + envs] = side_rows - self._stream.slot * self._table.spec.side
+        self._sides[previous + envs] = self._side_rows.in_slot(side_rows)
 
-    def _keep_odd(self, obs: Arrays, odd: Rows) -> None:
-        """Put frames before a start that are no padding into side rows, while there are any."""
-        older = self._depth - 1
-        room = (self._table.spec.side - self._sides_taken()) // max(1, older)
-        self._lost[odd[room:]] = True
-        self._any_lost |= len(odd) > room
-        for env in odd[:room]:
-            side_rows = self._take_sides(older)
+    def _store_prehistories(self, obs: Arrays, envs: Rows) -> None:
+        """Put the older frames of stacks with which histories begin into side rows.
+
+        Environments for which no side rows are left are marked in `_lost`.
+        """
+        older_frames = self._depth - 1
+        room = self._side_rows.free // max(1, older_frames)
+        self._lost[envs[room:]] = True
+        self._any_lost |= len(envs) > room
+        for env in envs[:room]:
+            side_rows = self._side_rows.take(older_frames)
             for o in self._layout.framed:
                 if o.stack:
-                    self._comparers[o.name].put_history(side_rows, obs[o.name][env])
-            self._pad[env] = SIDE + side_rows[0] - self._stream.slot * self._table.spec.side
+                    self._comparers[o.name].put_prehistory(side_rows, obs[o.name][env])
+            self._pad[env] = SIDE + self._side_rows.in_slot(side_rows)[0]
 
     # ------------------------------------------------------------------------- the row
 
     def write(self, next_obs: Arrays, done: Flags | None, finals: Arrays | None) -> bool:
-        """Write the frames that the row led to; True if the slot must be closed after it.
+        """Write the frames that the row led to.
 
         A final observation goes to a side row, or, at the end of the slot, in place of the next
         frame, which begins the next slot anyway.
+
+        Args:
+            next_obs: next observations [E, ...], as from `accept`.
+            done: environments [E] whose episode the step ends.
+            finals: final observations [n, ...] of these n; None: next_obs is the final one.
+
+        Returns:
+            Whether the slot must be closed after the row, for want of side rows.
         """
-        stream, table = self._stream, self._table
+        stream = self._stream
+        next_frame_row = self._frame_row() + self._strides.steps
         for name, comparer in self._comparers.items():
-            comparer.put_next(self._frame_row() + self._strides.steps, next_obs[name])
+            comparer.put_next(next_frame_row, next_obs[name])
         self._write_records()
         if finals is None or done is None:
             return False
-        ended = np.flatnonzero(done)
-        last = stream.t + 1 == table.spec.unroll
-        if last or len(ended) > table.spec.side - self._sides_taken():
+
+        done_envs = np.flatnonzero(done)
+        is_last = stream.t + 1 == self._table.spec.unroll
+        if is_last or len(done_envs) > self._side_rows.free:
             for name, comparer in self._comparers.items():
-                comparer.put(self._frame_row() + self._strides.steps, ended, finals[name])
-            return not last
-        side_rows = self._take_sides(len(ended))
+                comparer.put(next_frame_row, done_envs, finals[name])
+            return not is_last
+
+        side_rows = self._side_rows.take(len(done_envs))
         for name, comparer in self._comparers.items():
             comparer.put_aside(side_rows, finals[name])
-        self._sides[stream.start + ended] = side_rows - stream.slot * table.spec.side
+        self._sides[stream.start + done_envs] = self._side_rows.in_slot(side_rows)
         return False
 
-    def put(self, next_obs: Array) -> None:
-        """Write the frame that a row of the only observation led to, where `follows` allowed it."""
+    def write_following(self, next_obs: Array) -> None:
+        """Write the frame that a row of the only observation led to, where `follows` allowed it.
+
+        The row is finished too; `advance` is not called.
+        """
         assert self._only is not None
         if self._stream.t:
             self._only.put_next(self._frame_row() + self._strides.steps, next_obs)
@@ -259,7 +352,12 @@ class FrameWriter:
         return lost if self._any_lost else None
 
     def advance(self, starts: Flags | None, dropped: Flags | None) -> None:
-        """Finish the row; ``starts``: environments whose next row begins an episode."""
+        """Finish the row.
+
+        Args:
+            starts: environments [E] whose next row begins an episode; None: no environment.
+            dropped: environments [E] whose row only reset them; None: no environment.
+        """
         self._age += self._age < OLDEST
         self._fresh = None if starts is None else starts.copy()
         self._after_reset = self._no_envs if dropped is None else dropped
@@ -271,36 +369,82 @@ class FrameWriter:
         return self._stream.slot * self._strides.slots + self._stream.t * self._strides.steps
 
     def _newest_row(self) -> int:
-        """The same for the frame that the last row led to; NONE where it is not stored any more."""
+        """Row of `Table.frames` with the frame that the last row led to, of environment 0.
+
+        NONE where it is not stored any more.
+        """
+        if self._stream.t:
+            return self._frame_row()
         previous = self._stream.previous
-        if self._stream.t or previous == NONE:
-            return self._frame_row() if self._stream.t else NONE
-        return (
-            previous * self._strides.slots + int(self._table.length[previous]) * self._strides.steps
-        )
+        if previous == NONE:
+            return NONE
+        length = int(self._table.length[previous])
+        return previous * self._strides.slots + length * self._strides.steps
 
-    def _sides_taken(self) -> int:
-        generation = (self._stream.slot, int(self._table.generation[self._stream.slot]))
-        if self._sides_of != generation:
-            self._sides_of, self._sides_used = generation, 0
-        return self._sides_used
 
-    def _take_sides(self, count: int) -> Rows:
-        first = self._stream.slot * self._table.spec.side + self._sides_taken()
-        self._sides_used += count
+class _RestartNeeds(NamedTuple):
+    """What environments need whose histories begin anew."""
+
+    saved_envs: Rows
+    """Environments whose last final observation must be moved to a side row."""
+    prehistory_envs: Rows
+    """Environments whose stack has older frames which are neither a repetition nor zeros."""
+    pads: Rows
+    """The padding of each environment that restarts."""
+
+
+class _SideRowAllocator:
+    """The side rows of the slot that a stream is writing, which are taken in order."""
+
+    def __init__(self, table: Table, stream: SlotStream) -> None:
+        self._table = table
+        self._stream = stream
+        self._taken = 0
+
+        # The count of taken rows holds for this use of this slot only.
+        self._slot = NONE
+        self._generation = 0
+
+    @property
+    def free(self) -> int:
+        """The number of side rows that are not taken."""
+        return self._table.spec.side - self._taken_in_slot()
+
+    def take(self, count: int) -> Rows:
+        """Take so many rows of `Table.sides`, one after the other."""
+        first = self._stream.slot * self._table.spec.side + self._taken_in_slot()
+        self._taken += count
         return np.arange(first, first + count)
 
+    def in_slot(self, side_rows: Rows) -> Rows:
+        """Indices of rows of `Table.sides` within the slot, as records hold them."""
+        return side_rows - self._stream.slot * self._table.spec.side
 
-def _contiguous(o: Observation, value: Any, envs: int, name: str) -> Array:
+    def _taken_in_slot(self) -> int:
+        slot = self._stream.slot
+        generation = int(self._table.generation[slot])
+        if (self._slot, self._generation) != (slot, generation):
+            self._slot = slot
+            self._generation = generation
+            self._taken = 0
+        return self._taken
+
+
+def _contiguous(o: Observation, value: Any, envs: int, column: str) -> Array:
+    """A validated observation as a contiguous array [envs, ...], copied only where it is not one.
+
+    ``column`` is its name in an error.
+    """
     if type(value) is np.ndarray and value.dtype is o.leaf.dtype and value.flags.c_contiguous:
         if value.shape == (envs, *o.leaf.shape):
             return value
         if envs == 1 and value.shape == o.leaf.shape:
             return value[None]
-    return np.ascontiguousarray(validated(o.leaf, value, envs, name), o.leaf.dtype)
+    return np.ascontiguousarray(validated(o.leaf, value, envs, column), o.leaf.dtype)
 
 
 def _no_shift(o: Observation, env: int) -> ReplayError:
+    """The error for a next observation whose frames do not continue those before it."""
     older = o.stack - 1
     return ReplayError(
         f"{o.next_name} of environment {env} is no shift of {o.name}: with frame_stack={o.stack} "
@@ -320,40 +464,60 @@ class FrameComparer:
     found within `EVERY` * `PARTS` steps. Where a difference is found, everything is compared; so
     are steps that begin or end an episode.
 
-    Everywhere ``at`` is the row of `Table.frames` of environment 0.
+    Everywhere ``frame_row`` is the row of `Table.frames` of environment 0, and observations are
+    arrays [E, depth, ...] if they are stacks, else [E, ...].
     """
 
     def __init__(
-        self, observation: Observation, frames: Array, sides: Array, envs: int, strides: FrameRows
+        self,
+        observation: Observation,
+        *,
+        frames: Array,
+        sides: Array,
+        envs: int,
+        strides: FrameRows,
     ) -> None:
         self._depth = observation.depth
-        self._envs, self._stride, self._step = envs, strides.envs, strides.steps
         self._stacked = bool(observation.stack)
-        self._frames, self._sides = frames, sides
+        self._envs = envs
+        self._env_stride = strides.envs
+        self._step_stride = strides.steps
+        self._frames = frames
+        self._sides = sides
+
+        # Frames are compared in the widest words of which they consist.
         frame_nbytes = observation.leaf.nbytes // self._depth
         width = next(w for w in (8, 4, 2, 1) if frame_nbytes % w == 0)
         self._word = np.dtype(f"u{width}")
-        self._count = frame_nbytes // width
+        self._word_count = frame_nbytes // width
         self._stored = frames.reshape(len(frames), -1).view(self._word)
+
+        # Whether the newest frames of a step, and all older ones, are always compared completely.
         self._complete = envs * frame_nbytes <= COMPLETE_NBYTES
         self._all_complete = envs * frame_nbytes * max(1, self._depth - 2) <= COMPLETE_NBYTES
-        # the newest next_obs, kept so that its memory is not reused
+        self._parts = min(PARTS, envs)
+
+        self._turn = 0
+        """Steps that were stored: which part of a large step is compared next."""
+
         self._last: Array | None = None
-        self._parts, self._turn = min(PARTS, envs), 0
+        """The newest next_obs, referred to so that its memory is not reused."""
 
     # ------------------------------------------------------------------------- comparing
 
-    def continues(self, obs: Array, next_obs: Array, at: int) -> bool:
+    def continues(self, obs: Array, next_obs: Array, frame_row: int) -> bool:
         """Whether ``obs`` is the last next_obs, and ``next_obs`` its shift, as far as is compared.
 
-        The frames of ``obs`` are stored at ``at``. False: a complete comparison is needed.
+        The frames of ``obs`` are stored at ``frame_row``. False: a complete comparison is needed.
         """
         last = self._last
         if last is None or not _same_memory(obs, last) or not _alike(next_obs, last):
             return False
         if self._turn % EVERY and not self._complete:
             return True
-        frames, stored = self._words(obs), self._stored[self._rows(at)]
+
+        frames = self._words(obs)
+        stored = self._stored[self._rows(frame_row)]
         if self._depth == 1:
             return self._differ_partly(frames[:, -1], stored) is None
         next_frames = self._words(next_obs)
@@ -363,57 +527,67 @@ class FrameComparer:
             return self._differ_partly(frames[:, -1], stored) is None
         return self._differ_partly(next_frames[:, :-2], frames[:, 1:-1]) is None
 
-    def discontinuous(self, obs: Array, at: int) -> Flags | None:
-        """Environments [E] whose ``obs`` is not the last next_obs, stored at ``at``; None: no
-        environment.
+    def discontinuous(self, obs: Array, frame_row: int) -> Flags | None:
+        """Environments [E] whose ``obs`` is not the last next_obs; None: no environment.
+
+        The last next_obs is stored at ``frame_row``.
         """
-        frames, stored, last = self._words(obs), self._stored[self._rows(at)], self._last
+        frames = self._words(obs)
+        stored = self._stored[self._rows(frame_row)]
+        last = self._last
         broken = self._differ(frames[:, -1], stored)
         if last is None or self._depth == 1:
             return broken
+
         # The same array has the older frames of the last next_obs, unless it was overwritten.
         if _same_memory(obs, last):
             return broken
+
+        # Nor can the older frames be compared if the last next_obs has other content by now.
         last_frames = self._words(last)
         if self._differ(last_frames[:, -1], stored) is not None:
-            return broken  # the last next_obs has other content now
+            return broken
         return either(broken, self._differ_partly(frames[:, :-1], last_frames[:, :-1]))
 
-    def no_shift(self, obs: Array, next_obs: Array) -> Flags | None:
-        """Environments [E] whose ``next_obs`` does not begin with the newest frames of ``obs``."""
-        frames, next_frames = self._words(obs), self._words(next_obs)
+    def shift_faults(self, obs: Array, next_obs: Array) -> Flags | None:
+        """Environments [E] whose ``next_obs`` does not begin with the newest frames of ``obs``.
+
+        None: no environment, as far as is compared.
+        """
+        frames = self._words(obs)
+        next_frames = self._words(next_obs)
         wrong = self._differ(next_frames[:, -2], frames[:, -1])
         if self._depth > 2:
             wrong = either(wrong, self._differ_partly(next_frames[:, :-2], frames[:, 1:-1]))
         return wrong
 
-    def no_shift_of(self, obs: Array, next_obs: Array) -> Flags:
-        """The same, complete, for the given environments."""
+    def all_shift_faults(self, obs: Array, next_obs: Array) -> Flags:
+        """`shift_faults` of the given environments only, compared completely."""
         wrong: Flags = (self._words(next_obs)[:, :-1] != self._words(obs)[:, 1:]).any(axis=(1, 2))
         return wrong
 
-    def differ_at(self, at: int, envs: Rows, obs: Array) -> Flags:
+    def differ_at(self, frame_row: int, envs: Rows, obs: Array) -> Flags:
         """Which of ``envs`` have a newest frame that differs from the stored one."""
-        stored = self._stored[at + envs * self._stride]
+        stored = self._stored[frame_row + envs * self._env_stride]
         differ: Flags = (stored != self._words(obs[envs])[:, -1]).any(axis=1)
         return differ
 
-    def _differ(self, left: Array, right: Array) -> Flags | None:
+    def _differ(self, frames: Array, others: Array) -> Flags | None:
         """Which of the frames [E, words] differ, as far as is compared; None: none do."""
         if not self._complete:
             envs = self._compared_envs()
-            if _equal(left[envs], right[envs]):
+            if _equal(frames[envs], others[envs]):
                 return None
-        return _differing(left, right)
+        return _differing(frames, others)
 
-    def _differ_partly(self, left: Array, right: Array) -> Flags | None:
+    def _differ_partly(self, frames: Array, others: Array) -> Flags | None:
         """A shorter comparison, of [E, ..., words] that were compared before."""
         if not self._all_complete:
-            first = self._turn * STRIDE % max(1, self._count - LOOK + 1)
-            place = self._compared_envs(), ..., slice(first, first + LOOK)
-            if _equal(left[place], right[place]):
+            first_word = self._turn * STRIDE % max(1, self._word_count - LOOK + 1)
+            part = self._compared_envs(), ..., slice(first_word, first_word + LOOK)
+            if _equal(frames[part], others[part]):
                 return None
-        return _differing(left, right)
+        return _differing(frames, others)
 
     def _compared_envs(self) -> slice:
         """The environments to compare in this step."""
@@ -421,90 +595,99 @@ class FrameComparer:
 
     # ------------------------------------------------------------------------- copying
 
-    def put_all(self, at: int, obs: Array) -> None:
-        """Store the newest frame of ``obs`` [E, ...]."""
-        self._frames[self._rows(at)] = self._newest(obs)
+    def put_all(self, frame_row: int, obs: Array) -> None:
+        """Store the newest frames of ``obs``."""
+        self._frames[self._rows(frame_row)] = self._newest(obs)
 
-    def put_next(self, at: int, next_obs: Array) -> None:
-        """Store the frame that a row led to, and remember it for the next row."""
-        self.put_all(at, next_obs)
+    def put_next(self, frame_row: int, next_obs: Array) -> None:
+        """Store the frames that a row led to, and remember them for the next row."""
+        self.put_all(frame_row, next_obs)
         self._last = next_obs
         self._turn += 1
 
-    def put_first(self, at: int, next_obs: Array) -> None:
-        """The same for a slot's first row, which also needs the frame before it."""
+    def put_first(self, frame_row: int, next_obs: Array) -> None:
+        """Store what `put_next` does for a slot's first row, and the frames before it."""
         assert self._last is not None
-        if self._stacked and self._step == 1:  # two frames that lie together on either side
-            streams = self._frames.reshape(-1, self._stride, *self._frames.shape[1:])
-            first = at // self._stride
+        if self._stacked and self._step_stride == 1:
+            # Both frames of an environment lie together, in the stack and in the table.
+            streams = self._frames.reshape(-1, self._env_stride, *self._frames.shape[1:])
+            first = frame_row // self._env_stride
             streams[first : first + self._envs, :2] = next_obs[:, -2:]
             self._last = next_obs
             self._turn += 1
         else:
-            self.put_all(at, self._last)
-            self.put_next(at + self._step, next_obs)
+            self.put_all(frame_row, self._last)
+            self.put_next(frame_row + self._step_stride, next_obs)
 
-    def put(self, at: int, envs: Rows, obs: Array) -> None:
+    def put(self, frame_row: int, envs: Rows, obs: Array) -> None:
         """Store the newest frames of ``obs`` [n, ...] for ``envs`` [n]."""
-        self._frames[at + envs * self._stride] = self._newest(obs)
+        self._frames[frame_row + envs * self._env_stride] = self._newest(obs)
 
-    def save(self, at: int, envs: Rows, side_rows: Rows) -> None:
+    def save(self, frame_row: int, envs: Rows, side_rows: Rows) -> None:
         """Copy the stored frames of ``envs`` to side rows."""
-        self._sides[side_rows] = self._frames[at + envs * self._stride]
+        self._sides[side_rows] = self._frames[frame_row + envs * self._env_stride]
 
     def put_aside(self, side_rows: Rows, obs: Array) -> None:
         """Store the newest frames of ``obs`` [n, ...] in side rows."""
         self._sides[side_rows] = self._newest(obs)
 
-    def put_history(self, side_rows: Rows, obs: Array) -> None:
+    def put_prehistory(self, side_rows: Rows, obs: Array) -> None:
         """Store all but the newest frame of one observation in side rows."""
         self._sides[side_rows] = obs[:-1]
 
-    def _rows(self, at: int) -> slice:
-        return slice(at, at + (self._envs - 1) * self._stride + 1, self._stride)
+    def _rows(self, frame_row: int) -> slice:
+        """Rows of `Table.frames` of all environments at one step."""
+        stop = frame_row + (self._envs - 1) * self._env_stride + 1
+        return slice(frame_row, stop, self._env_stride)
 
     def _newest(self, obs: Array) -> Array:
+        """The newest frames [n, ...] of observations."""
         return obs[:, -1] if self._stacked else obs
 
     def _words(self, obs: Array) -> Array:
-        """[n, depth, words]"""
+        """A view of observations as [n, depth, words]."""
         words: Array = obs.reshape(len(obs), self._depth, -1).view(self._word)
         return words
 
 
-def _same_memory(left: Any, right: Array) -> bool:
-    if left is right:
+def _same_memory(array: Any, other: Array) -> bool:
+    """Whether two arrays are views of the same values."""
+    if array is other:
         return True
-    if not _alike(left, right):
+    if not _alike(array, other):
         return False
-    first, second = left.__array_interface__["data"], right.__array_interface__["data"]
+    first = array.__array_interface__["data"]
+    second = other.__array_interface__["data"]
     return bool(first == second)
 
 
 def _alike(array: Any, other: Array) -> bool:
+    """Whether ``array`` is contiguous, with the dtype and shape of another that is."""
     if type(array) is not np.ndarray or array.dtype is not other.dtype:
         return False
     return array.shape == other.shape and array.flags.c_contiguous
 
 
-def _equal(left: Array, right: Array) -> bool:
-    return not np.count_nonzero(left != right)
+def _equal(array: Array, other: Array) -> bool:
+    return not np.count_nonzero(array != other)
 
 
-def _differing(left: Array, right: Array) -> Flags | None:
+def _differing(array: Array, other: Array) -> Flags | None:
     """Which of [n, ...] differ anywhere; None: none do."""
-    unequal = left != right
+    unequal = array != other
     if not np.count_nonzero(unequal):
         return None
     differing: Flags = unequal.reshape(len(unequal), -1).any(axis=1)
     return differing
 
 
-def either(left: Flags | None, right: Flags | None) -> Flags | None:
+def either(first: Flags | None, second: Flags | None) -> Flags | None:
     """The union of two sets of environments; None: empty."""
-    if left is None or right is None:
-        return right if left is None else left
-    return left | right
+    if first is None:
+        return second
+    if second is None:
+        return first
+    return first | second
 
 
 @dataclass(frozen=True)
@@ -523,83 +706,151 @@ class FrameWindow:
     side_rows: Rows
 
     def narrow(self, first: int, stop: int) -> FrameWindow:
-        """Its columns ``first`` to ``stop``."""
+        """Keep only columns ``first`` to ``stop`` of the frames.
+
+        Returns:
+            A window whose flat positions are those in the narrower frames.
+        """
         width = self.frames.shape[1]
         if (first, stop) == (0, width):
             return self
+
         frames = np.ascontiguousarray(self.frames[:, first:stop])
-        zeros, side_at, side_rows = self.zeros, self.side_at, self.side_rows
+        zeros = self.zeros
         if len(zeros):
-            zeros, _ = _narrowed(zeros, width, first, stop)
+            zeros, _ = _narrowed(zeros, width, first=first, stop=stop)
+        side_at = self.side_at
+        side_rows = self.side_rows
         if len(side_at):
-            side_at, inside = _narrowed(side_at, width, first, stop)
+            side_at, inside = _narrowed(side_at, width, first=first, stop=stop)
             side_rows = side_rows[inside]
-        return FrameWindow(frames, zeros, side_at, side_rows)
+        return FrameWindow(frames, zeros=zeros, side_at=side_at, side_rows=side_rows)
 
 
-def _narrowed(at: Rows, width: int, first: int, stop: int) -> tuple[Rows, npt.NDArray[np.bool_]]:
-    row, column = np.divmod(at, width)
+def _narrowed(
+    positions: Rows, width: int, *, first: int, stop: int
+) -> tuple[Rows, npt.NDArray[np.bool_]]:
+    """Convert flat positions in an array of ``width`` columns to its columns ``first`` to ``stop``.
+
+    Returns:
+        The flat positions in the narrower array of those that lie in it, and which ones these are.
+    """
+    row, column = np.divmod(positions, width)
     inside = (column >= first) & (column < stop)
     return (row * (stop - first) + column - first)[inside], inside
 
 
 def window(table: Table, rows: Rows, records: Array, depth: int) -> FrameWindow:
-    """Frames of ``rows`` [n] with records ``records`` [n]; ``depth``: frames of a stack."""
-    spec, strides = table.spec, table.frame_rows
-    slot = rows // table.rows_per_slot  # divmod is several times slower
-    rest = rows - slot * table.rows_per_slot
-    t = rest // spec.envs
-    newest = slot * strides.slots + t * strides.steps + (rest - t * spec.envs) * strides.envs
+    """Find the stored frames of which the observations of ``rows`` consist.
+
+    Args:
+        table: the table that holds them.
+        rows: physical rows [n].
+        records: their records [n].
+        depth: frames of a stack; 1 for an observation that is no stack.
+
+    Returns:
+        For each row the frames of its stack and the one that follows, the oldest first.
+    """
+    # Division is used since divmod is several times slower.
+    spec = table.spec
+    strides = table.frame_rows
+    slot = rows // table.rows_per_slot
+    row_in_slot = rows - slot * table.rows_per_slot
+    t = row_in_slot // spec.envs
+    env = row_in_slot - t * spec.envs
+
+    # Most stacks lie in one piece, from depth - 1 steps before the row to one step after it.
+    newest = slot * strides.slots + t * strides.steps + env * strides.envs
     frames = newest[:, None] + np.arange(1 - depth, 2) * strides.steps
-    zeros = side_at = side_rows = np.empty(0, np.int64)
+    no_rows = np.empty(0, np.int64)
+    padding = _Padding(no_rows, no_rows, no_rows)
     if depth > 1:
         age = records["age"]
-        odd = np.flatnonzero((age < depth - 1) | (t < depth - 1))
-        if len(odd):
-            edge = _EdgeRows(odd, slot[odd], t[odd], age[odd].astype(np.int64))
+        at_edge = np.flatnonzero((age < depth - 1) | (t < depth - 1))
+        if len(at_edge):
+            edge = _EdgeRows(
+                position=at_edge,
+                slot=slot[at_edge],
+                t=t[at_edge],
+                age=age[at_edge].astype(np.int64),
+            )
             _reach_back(table, frames, edge, depth)
-            zeros, side_at, side_rows = _padding(table, records["pad"], edge, depth)
+            padding = _find_padding(table, records["pad"], edge, depth)
+
+    # A final observation replaces the frame after the row.
+    side_at = padding.side_at
+    side_rows = padding.side_rows
     if "side" in (records.dtype.names or ()):
         final = np.flatnonzero(records["side"] >= 0)
         if len(final):
             side_at = np.concatenate([side_at, final * (depth + 1) + depth])
             final_rows = slot[final] * spec.side + records["side"][final]
             side_rows = np.concatenate([side_rows, final_rows])
-    return FrameWindow(frames, zeros, side_at, side_rows)
+    return FrameWindow(frames, zeros=padding.zeros, side_at=side_at, side_rows=side_rows)
 
 
 class _EdgeRows(NamedTuple):
-    """Rows whose stacks begin before their slot, or with their episode.
+    """Rows of a batch whose stacks begin before their slot, or with their episode; each [n]."""
 
-    Their positions in the batch, slots, steps and ages.
-    """
-
-    at: Rows
+    position: Rows
+    """Their positions in the batch."""
     slot: Rows
     t: Rows
+    """Their steps within the slot."""
     age: Rows
+    """Steps since their episodes began."""
+
+
+class _Padding(NamedTuple):
+    """Frames of a window that are not in `Table.frames`, by their flat positions in it."""
+
+    zeros: Rows
+    """Positions of frames of zeros."""
+    side_at: Rows
+    """Positions of frames in side rows."""
+    side_rows: Rows
+    """These side rows, of `Table.sides`."""
 
 
 def _reach_back(table: Table, frames: Rows, edge: _EdgeRows, depth: int) -> None:
-    """Clip stacks at the start of the episode, and continue them in the slots before."""
+    """Clip stacks at the start of the episode, and continue them in the slots before.
+
+    Changes the rows ``edge`` of ``frames`` [n, depth + 1].
+    """
+    # No frame lies further back than the start of the episode.
     strides = table.frame_rows
-    back = np.arange(depth - 1, 0, -1)
-    reach = np.minimum(back, edge.age[:, None])  # not further back than the start
-    older = frames[edge.at, : depth - 1] + (back - reach) * strides.steps
-    slot, behind = edge.slot, edge.t  # steps stored from `slot` on, before the row's own
-    while (beyond := reach > behind[:, None]).any():
+    steps_back = np.arange(depth - 1, 0, -1)
+    reach = np.minimum(steps_back, edge.age[:, None])
+    older = frames[edge.position, : depth - 1] + (steps_back - reach) * strides.steps
+
+    # From slot to slot, move the frames that lie before its first step to the slot before it.
+    slot = edge.slot
+    stored_steps = edge.t  # steps stored from `slot` on, before the row's own
+    while (beyond := reach > stored_steps[:, None]).any():
         previous = table.prev.take(slot).astype(np.int64)
         if (beyond[:, 0] & (previous < 0)).any():
             raise AssertionError("a row that counts reaches back to a slot that is gone")
-        steps = table.length.take(previous)
-        older += beyond * ((previous - slot) * strides.slots + steps * strides.steps)[:, None]
-        slot, behind = previous, behind + steps
-    frames[edge.at, : depth - 1] = older
+        length = table.length.take(previous)
+        older += beyond * ((previous - slot) * strides.slots + length * strides.steps)[:, None]
+        slot = previous
+        stored_steps = stored_steps + length
+    frames[edge.position, : depth - 1] = older
 
 
 def walk_back(table: Table, slot: Rows, t: Rows) -> tuple[Rows, Rows]:
-    """Slot and step of steps ``t``, counted from the first of ``slot`` and mostly negative."""
-    slot, t = slot.copy(), t.copy()
+    """Find steps that are counted from the first of a later slot.
+
+    Args:
+        table: that holds them.
+        slot: slots [n] from which steps are counted.
+        t: steps [n], mostly negative.
+
+    Returns:
+        The slot and the step within it of each, [n].
+    """
+    slot = slot.copy()
+    t = t.copy()
     earlier = np.flatnonzero(t < 0)
     while len(earlier):
         previous = table.prev.take(slot[earlier])
@@ -611,23 +862,33 @@ def walk_back(table: Table, slot: Rows, t: Rows) -> tuple[Rows, Rows]:
     return slot, t
 
 
-def _padding(table: Table, pads: Array, edge: _EdgeRows, depth: int) -> tuple[Rows, Rows, Rows]:
-    """Flat positions of zeros, and of side rows with these rows, in stacks that begin before a
-    start.
+def _find_padding(table: Table, pads: Array, edge: _EdgeRows, depth: int) -> _Padding:
+    """Find the frames before a start in stacks that reach there, but for repetitions.
+
+    Args:
+        table: that holds them.
+        pads: column "pad" of the batch's records.
+        edge: rows whose stacks may begin before a start.
+        depth: frames of a stack.
     """
-    pad = pads[edge.at]
-    young = np.flatnonzero((edge.age < depth - 1) & (pad > 0))
+    pad = pads[edge.position]
+    young = np.flatnonzero((edge.age < depth - 1) & (pad > REPEAT))
     if not len(young):
-        none = np.empty(0, np.int64)
-        return none, none, none
-    pad, age = pad[young], edge.age[young]
-    missing = np.arange(depth - 1) < (depth - 1 - age)[:, None]  # the oldest ones
-    at = edge.at[young, None] * (depth + 1) + np.arange(depth - 1)
-    zero = pad == 1
-    zeros = at[zero][missing[zero]]
-    odd = ~zero
-    start, _ = walk_back(table, edge.slot[young[odd]], edge.t[young[odd]] - age[odd])
+        no_rows = np.empty(0, np.int64)
+        return _Padding(no_rows, no_rows, no_rows)
+
+    # The oldest frames of a stack are missing, as many as the episode has steps too few.
+    pad = pad[young]
+    age = edge.age[young]
+    missing = np.arange(depth - 1) < (depth - 1 - age)[:, None]
+    positions = edge.position[young, None] * (depth + 1) + np.arange(depth - 1)
+
+    has_zeros = pad == ZEROS
+    zeros = positions[has_zeros][missing[has_zeros]]
+
     # The stack at the start was side rows and its own frame; `age` steps later it has moved on.
-    first = start * table.spec.side + pad[odd] - 2 + age[odd]
+    odd = ~has_zeros
+    start, _ = walk_back(table, edge.slot[young[odd]], edge.t[young[odd]] - age[odd])
+    first = start * table.spec.side + pad[odd] - SIDE + age[odd]
     side_rows = (first[:, None] + np.arange(depth - 1))[missing[odd]]
-    return zeros, at[odd][missing[odd]], side_rows
+    return _Padding(zeros, side_at=positions[odd][missing[odd]], side_rows=side_rows)

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from penstock.core.descriptors import wait_readable
 from penstock.profiling.ledger import Part, TimeLedger
@@ -27,18 +27,32 @@ from penstock.replay.batch import Batch
 from penstock.replay.errors import ReplayError
 from penstock.transport.shm.store import EVENT_FLAGS, drain_event
 
-if TYPE_CHECKING:  # it would bring the wire format and its codecs into every use of a replay
+# At run time this would bring the wire format and its codecs into every use of a replay.
+if TYPE_CHECKING:
     from penstock.transport.shm.host import ShmHost
 
-POLL_S = 0.1  # longest wait of the thread, and of a draw
-ON_HOST = ("keys",)  # returned to the buffer, so they stay in numpy
+# Longest wait of the thread, and of a draw.
+POLL_S = 0.1
+
+# Columns that are given back to the buffer, so they stay in numpy.
+ON_HOST = ("keys",)
+
 T = TypeVar("T")
 
 # `os.eventfd_write` releases the interpreter lock: the woken thread takes it, and the caller waits.
 # The result tells nothing: it fails where 2^64 - 1 wakes are pending, and the thread polls anyway.
-_write_event: Any = getattr(ctypes.PyDLL(None), "eventfd_write", None)  # only Linux has it
+# Only Linux has the function.
+_write_event: Any = getattr(ctypes.PyDLL(None), "eventfd_write", None)
 if _write_event is not None:
     _write_event.argtypes = [ctypes.c_int, ctypes.c_uint64]
+
+
+class _ReadyBatch(NamedTuple, Generic[T]):
+    """A batch that waits for its consumer."""
+
+    batch: T
+    began_ns: int
+    """When the thread could begin to prepare it, by `time.perf_counter_ns`."""
 
 
 class PrefetchThread(Generic[T]):
@@ -62,7 +76,7 @@ class PrefetchThread(Generic[T]):
         ledger: TimeLedger | None = None,
         consumer: TimeLedger | None = None,
     ) -> None:
-        """Does not start the thread.
+        """Make the thread; `start` starts it.
 
         Args:
             prepare: returns the next batch; None where there is no room for one, or too little
@@ -78,12 +92,19 @@ class PrefetchThread(Generic[T]):
         self._poll = poll or self.wait_for_wake
         self._ledger = ledger
         self._consumer = consumer
-        self._ready: deque[tuple[T, int]] = deque()  # each with the time when its work began, ns
-        self._woken_ns = 0  # when `wake` was called, and the thread has not begun since; else 0
+
+        self._ready: deque[_ReadyBatch[T]] = deque()
+        """The oldest batch is the first."""
+
+        self._woken_ns = 0
+        """When `wake` was called, if the thread has not begun since; else 0."""
+
+        self._error: BaseException | None = None
+        """What the thread has failed with."""
+
+        self._stop = False
         self._wake_event = os.eventfd(0, EVENT_FLAGS)
         self._ready_event = os.eventfd(0, EVENT_FLAGS)
-        self._stop = False
-        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         if host is not None:
             host.watch(self._wake_event, lambda: drain_event(self._wake_event))
@@ -97,28 +118,35 @@ class PrefetchThread(Generic[T]):
         return len(self._ready)
 
     def take(self, timeout_s: float) -> T | None:
-        """The oldest batch, or None when there was none within ``timeout_s`` seconds.
+        """Take the oldest batch.
 
         The consumer's ledger is in `Part.WAIT`, and stays there without a batch. With one it is in
         `Part.GATHER`: if it had to wait, since the thread could begin to prepare that batch.
 
-        Raises what the thread has failed with, after the batches before that.
+        Args:
+            timeout_s: longest wait for a batch, in seconds.
+
+        Returns:
+            The batch; None if there was none in time.
+
+        Raises:
+            BaseException: what the thread has failed with, after the batches before that.
         """
-        waited = not self._ready
-        if waited:
+        had_to_wait = not self._ready
+        if had_to_wait:
             self._wait_until_ready(time.monotonic() + timeout_s)
         if not self._ready:
             if self._error is not None:
                 raise self._error
             return None
-        batch, began_ns = self._ready.popleft()
-        if self._consumer is None:
-            return batch
-        if waited:
-            self._consumer.switch_at(Part.GATHER, began_ns)
-        else:
-            self._consumer.switch(Part.GATHER)
-        return batch
+
+        ready = self._ready.popleft()
+        if self._consumer is not None:
+            if had_to_wait:
+                self._consumer.switch_at(Part.GATHER, ready.began_ns)
+            else:
+                self._consumer.switch(Part.GATHER)
+        return ready.batch
 
     def wake(self) -> None:
         """Let the thread look again whether there is room.
@@ -136,7 +164,8 @@ class PrefetchThread(Generic[T]):
     def stop(self) -> None:
         """End the thread; from then on what it used belongs to the caller.
 
-        Raises what the thread has failed with.
+        Raises:
+            BaseException: what the thread has failed with.
         """
         self._end()
         if self._error is not None:
@@ -152,23 +181,23 @@ class PrefetchThread(Generic[T]):
         os.close(self._wake_event)
 
     def _end(self) -> None:
+        """End the thread, if it runs, and wait for it."""
         self._stop = True
         if self._thread.is_alive():
             self.wake()
             self._thread.join()
 
     def _wait_until_ready(self, deadline_s: float) -> None:
-        """Wait until a batch is ready or the thread has failed.
-
-        The event may be that of an earlier batch.
-        """
+        """Wait until a batch is ready, the thread has failed or the deadline has come."""
+        # More than once, since the event may be that of an earlier batch.
         while not self._ready and self._error is None:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or not wait_readable(self._ready_event, left_s):
+            remaining_s = deadline_s - time.monotonic()
+            if remaining_s <= 0 or not wait_readable(self._ready_event, remaining_s):
                 return
             drain_event(self._ready_event)
 
     def _run(self) -> None:
+        """Prepare batches until the end; the thread's main function."""
         try:
             while not self._stop:
                 # A thread that is woken and gets no core, or not the interpreter lock, is late too.
@@ -177,8 +206,9 @@ class PrefetchThread(Generic[T]):
                 batch = self._prepare()
                 if self._ledger is not None:
                     self._ledger.switch(Part.WAIT)
+
                 if batch is not None:
-                    self._ready.append((batch, began_ns))
+                    self._ready.append(_ReadyBatch(batch, began_ns))
                     os.eventfd_write(self._ready_event, 1)
                 self._poll(POLL_S if batch is None else 0.0)
         except BaseException as error:
@@ -199,64 +229,81 @@ class BatchSource(Protocol):
 def batches(
     source: BatchSource, *, prefetch: int, device: Any, timeout_s: float
 ) -> Generator[Batch, None, None]:
-    """Yield batches without end, as tensors on ``device``, or in numpy where it is None.
+    """Yield batches without end.
 
-    Raises ReplayError where none could be drawn for ``timeout_s`` seconds. With ``prefetch`` 0
-    batches are drawn in the calling thread.
+    Args:
+        source: draws them.
+        prefetch: batches that a thread holds ready; 0: they are drawn in the calling thread.
+        device: of torch, to which batches go as tensors; None: they stay in numpy.
+        timeout_s: longest wait for a batch, in seconds.
+
+    Raises:
+        ReplayError: an argument is out of range, or no batch could be drawn in time.
     """
     if not isinstance(prefetch, Integral) or prefetch < 0:
         raise ReplayError(f"prefetch {prefetch!r} must be 0 (no thread) or more batches")
     if not isinstance(timeout_s, Real) or not timeout_s > 0:
         raise ReplayError(f"timeout_s {timeout_s!r} must be above 0 seconds")
+
     uploader = None if device is None else _uploader_to(device)
     if not prefetch:
-        return _drawn(source, uploader, timeout_s)
-    return _drawn_ahead(source, uploader, int(prefetch), timeout_s)
+        return _draw(source, uploader, timeout_s)
+    return _draw_ahead(source, uploader, prefetch=int(prefetch), timeout_s=timeout_s)
 
 
-def _drawn(source: BatchSource, uploader: Any, timeout_s: float) -> Generator[Batch, None, None]:
+def _draw(source: BatchSource, uploader: Any, timeout_s: float) -> Generator[Batch, None, None]:
+    """Yield batches that are drawn in the calling thread."""
     while True:
         batch = source.draw(timeout_s)
         if batch is None:
             raise _late(timeout_s, source)
-        yield _Sent(batch, uploader).arrive()
+        yield _UploadedBatch(batch, uploader).wait()
 
 
-def _drawn_ahead(
-    source: BatchSource, uploader: Any, prefetch: int, timeout_s: float
+def _draw_ahead(
+    source: BatchSource, uploader: Any, *, prefetch: int, timeout_s: float
 ) -> Generator[Batch, None, None]:
-    def prepare() -> _Sent | None:
+    """Yield batches that a thread draws and uploads ahead; it ends with the generator."""
+
+    def prepare() -> _UploadedBatch | None:
         batch = source.draw(POLL_S) if thread.ready < prefetch else None
         if batch is None:
             return None
         if uploader is not None:
             uploader.enter_thread()
-        return _Sent(batch, uploader)
+        return _UploadedBatch(batch, uploader)
 
     def wait_for_room(timeout_s: float) -> None:
-        if thread.ready >= prefetch:  # else the draw itself has waited for data
+        # Where there is room, the draw itself has waited for data.
+        if thread.ready >= prefetch:
             thread.wait_for_wake(timeout_s)
 
     thread = PrefetchThread(prepare, name="replay-prefetch", poll=wait_for_room)
     thread.start()
     try:
         while True:
-            sent = thread.take(timeout_s)
-            if sent is None:
+            uploaded = thread.take(timeout_s)
+            if uploaded is None:
                 raise _late(timeout_s, source)
             thread.wake()
-            yield sent.arrive()
+            yield uploaded.wait()
     finally:
         thread.close()
 
 
 def _late(timeout_s: float, source: BatchSource) -> ReplayError:
+    """The error for a batch that did not come in time."""
     why = source.missing() or "the buffer was busy"
     return ReplayError(f"no batch could be drawn for {timeout_s:g} s: {why}")
 
 
-class _Sent:
-    """A batch on its way to its consumer: as it is, or uploaded but for its keys."""
+class _UploadedBatch:
+    """A batch on its way to a device, without its keys.
+
+    Args:
+        batch: the batch.
+        uploader: from `_uploader_to`; None: the batch stays as it is.
+    """
 
     def __init__(self, batch: Batch, uploader: Any) -> None:
         self._batch = batch
@@ -265,7 +312,7 @@ class _Sent:
             arrays = {name: value for name, value in batch.items() if name not in ON_HOST}
             self._upload = uploader.send(arrays)
 
-    def arrive(self) -> Batch:
+    def wait(self) -> Batch:
         """The batch, safe to use in the calling thread."""
         if self._upload is None:
             return self._batch
@@ -274,10 +321,14 @@ class _Sent:
 
 
 def _uploader_to(device: Any) -> Any:
-    """A `penstock.device.transfers.DeviceUploader` to a device of torch, which is imported here."""
+    """A `penstock.device.transfers.DeviceUploader` to a device of torch, which is imported here.
+
+    Raises:
+        ReplayError: torch or the device is missing.
+    """
     try:
         torch: Any = importlib.import_module("torch")
-        wanted = torch.device(device)
+        torch_device = torch.device(device)
     except ImportError as error:
         raise ReplayError(
             f"device={device!r} needs torch, which cannot be imported ({error}); install it, or "
@@ -285,10 +336,15 @@ def _uploader_to(device: Any) -> Any:
         ) from error
     except (RuntimeError, TypeError) as error:
         raise ReplayError(f"device {device!r} is none that torch knows ({error})") from error
-    if wanted.type == "cuda" and not torch.cuda.is_available():
-        raise ReplayError(f"device {device!r} is not there: torch finds no CUDA; use 'cpu' or None")
-    if wanted.type == "cuda" and wanted.index is None:
-        wanted = torch.device("cuda", torch.cuda.current_device())
+
+    if torch_device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ReplayError(
+                f"device {device!r} is not there: torch finds no CUDA; use 'cpu' or None"
+            )
+        if torch_device.index is None:
+            torch_device = torch.device("cuda", torch.cuda.current_device())
+
     choice: Any = importlib.import_module("penstock.device.choice")
     transfers: Any = importlib.import_module("penstock.device.transfers")
-    return transfers.DeviceUploader(choice.any_device(wanted))
+    return transfers.DeviceUploader(choice.any_device(torch_device))

@@ -23,7 +23,11 @@ from penstock.replay.sharing import StoreServer
 from penstock.replay.writer import Lane, OpenSlot
 from penstock.transport.shm.store import Slot, SlotStore
 
-LANES = 256  # threads and processes that may write to a `TrajectoryQueue`
+# Threads and processes that may write to a `TrajectoryQueue`.
+LANES = 256
+
+# Steps of a slot, where the caller gives none.
+DEFAULT_UNROLL = 20
 
 
 class SlotQueue:
@@ -53,22 +57,32 @@ class SlotQueue:
         self._max_policy_lag = max_policy_lag
         self._overflow = overflow
         self._deep = deep
+
         self._waiting: list[Slot] = []
+        """Slots that arrived and were neither taken nor dropped, the oldest first."""
 
     def take(self, count: int, version: int) -> list[Slot]:
-        """Take the ``count`` oldest slots that a learner at ``version`` may train on, or an empty
-        list.
+        """Take the ``count`` oldest slots that a learner at ``version`` may train on.
+
+        Returns:
+            The slots, or an empty list if there are fewer.
         """
         self.collect()
         self._drop_old(version)
+
+        # Where writers lack slots, only the newest ``count`` are kept.
         if self._overflow == "drop_stale" and (self._store.starved or self._store.wanting):
             while len(self._waiting) > count:
                 self._drop("stale", self._waiting.pop(0))
+
+        # With fewer slots, writers may all wait for this reader: one more is lent then.
         if len(self._waiting) < count:
             self._store.unstick()
             return []
-        taken, self._waiting = self._waiting[:count], self._waiting[count:]
-        return taken
+
+        slots = self._waiting[:count]
+        self._waiting = self._waiting[count:]
+        return slots
 
     def in_flight_steps(self) -> int:
         """Agent steps that arrived and were neither taken nor dropped."""
@@ -95,12 +109,16 @@ class SlotQueue:
                 self._store.keep(slot.index)
             self._accounting.arrived(slot.header)
             self._waiting.append(slot)
+
+        # Slots that are kept do not count as their writers', which may have others now.
         if self._deep:
             self._store.lend()
 
     def _drop_old(self, version: int) -> None:
-        """Searches behind fresh slots too: a suspended actor's slots arrive after those of the
-        others.
+        """Drop slots that are too old for a learner at ``version``.
+
+        They are searched behind fresh slots too: a suspended actor's slots arrive after those of
+        the others.
         """
         old = [slot for slot in self._waiting if self._lag(slot, version) > self._max_policy_lag]
         for slot in old:
@@ -108,9 +126,11 @@ class SlotQueue:
             self._drop("lag", slot)
 
     def _lag(self, slot: Slot, version: int) -> int:
+        """By how many versions a learner at ``version`` is ahead of the policy of a slot."""
         return version - int(slot.header["version"])
 
     def _drop(self, reason: str, slot: Slot) -> None:
+        """Count the steps of a slot by the reason for which it is dropped, and free it."""
         self._accounting.dropped[reason] += int(slot.header["steps"])
         self._store.release(slot.index)
 
@@ -169,14 +189,28 @@ class TrajectoryQueue:
             overflow=overflow,
             deep=True,
         )
+
         self._lock = threading.Lock()
+        """Guards the queue, the lanes and the set of taken slots."""
+
         self._filled = threading.Condition(self._lock)
-        self._here = threading.local()  # .lane: that of the calling thread
+        """Is notified when slots may have been published."""
+
+        self._this_thread = threading.local()
+        """``lane``: the lane of the calling thread."""
+
         self._lanes: dict[threading.Thread, int] = {}
+        """The store's lane of each thread that writes."""
+
         self._taken: set[int] = set()
+        """Indices of slots that `take` returned and that are not released."""
+
         self._streams = 0
-        self._failures: list[BaseException] = []
+        """Threads that have written so far; each is a stream of its own."""
+
+        # Other processes write through a server, which is started by the first call of `serve`.
         self._server: StoreServer | None = None
+        self._failures: list[BaseException] = []
         self._end: weakref.finalize[..., TrajectoryQueue] = weakref.finalize(
             self, self._store.close
         )
@@ -195,6 +229,8 @@ class TrajectoryQueue:
         self._check()
         with self._own_lane().slot(timeout_s, version) as slot:
             yield slot
+
+        # Without an exception, the slot is published now.
         self._collect()
 
     def take(self, count: int, version: int = 0, timeout_s: float = 0.0) -> list[Slot]:
@@ -219,23 +255,26 @@ class TrajectoryQueue:
                 "to that many"
             )
         self._check()
-        ends_s = time.monotonic() + timeout_s
+
+        deadline_s = time.monotonic() + timeout_s
         with self._filled:
             self._close_dead()
-            while not (taken := self._queue.take(count, version)):
-                left_s = ends_s - time.monotonic()
-                if left_s <= 0:
+            while not (slots := self._queue.take(count, version)):
+                remaining_s = deadline_s - time.monotonic()
+                if remaining_s <= 0:
                     break
-                self._filled.wait(left_s)
-            self._accounting.trained += sum(int(slot.header["steps"]) for slot in taken)
-            self._taken.update(slot.index for slot in taken)
-            return taken
+                self._filled.wait(remaining_s)
+
+            self._accounting.trained += sum(int(slot.header["steps"]) for slot in slots)
+            self._taken.update(slot.index for slot in slots)
+            return slots
 
     def release(self, slots: list[Slot]) -> None:
         """Free taken slots, once they are used or copied: they will be overwritten.
 
-        Raises ReplayError, and frees none, where one is not taken: freed twice, it would be lent to
-        two writers.
+        Raises:
+            ReplayError: one of them is not taken. None is freed then: freed twice, a slot would be
+                lent to two writers.
         """
         indices = {slot.index for slot in slots}
         with self._lock:
@@ -243,33 +282,47 @@ class TrajectoryQueue:
                 raise ReplayError(
                     "release() was given a slot that is not taken; release each slot of take() once"
                 )
+
             self._taken -= indices
             self._queue.release(slots)
 
     def serve(self, path: str | Path | None = None) -> str:
-        """Let processes of this host write; returns the address for `Writer.attach`."""
+        """Let processes of this host write.
+
+        Args:
+            path: of the Unix socket; None: in a new private folder.
+
+        Returns:
+            The address for `Writer.attach`.
+        """
         self._check()
         if self._server is None:
-            where = Path(path) if path is not None else None
             # The thread's arguments do not refer to this queue, which may be garbage-collected.
-            collect = partial(_collect, self._queue, self._filled)
-            failed = self._failures.append
             self._server = StoreServer(
-                self._store, self._lock, where, collect=collect, failed=failed
+                self._store,
+                self._lock,
+                Path(path) if path is not None else None,
+                collect=partial(_collect, self._queue, self._filled),
+                failed=self._failures.append,
             )
             self._end.detach()
             self._end = weakref.finalize(self, self._server.close, self._store.close)
         return self._server.address
 
     def stats(self) -> dict[str, Any]:
-        """Agent steps, with produced = taken + dropped + lost + in_flight.
+        """Count what went through the queue, and what it holds.
 
-        Number of slots, bytes.
+        Returns:
+            Agent steps, with produced = taken + dropped + lost + in_flight; the number of slots
+            and their size as ``nbytes``; the number of other processes that write now as
+            ``writers``.
         """
         self._check()
         with self._lock:
             in_flight = self._queue.in_flight_steps()
             counts = self._accounting.to_dict(in_flight)
+
+        # The accounting is also that of a learner, which trains on what it takes.
         counts["taken"] = counts.pop("trained")
         return counts | {
             "slots": len(self._store.slots),
@@ -288,15 +341,22 @@ class TrajectoryQueue:
         self.close()
 
     def _own_lane(self) -> Lane:
-        lane: Lane | None = getattr(self._here, "lane", None)
-        if lane is None:
-            with self._lock:
-                self._close_dead()
-                stream = self._streams = self._streams + 1
-                index = self._store.open_lane(1)
-                writer = self._store.local_writer(index)
-                self._lanes[threading.current_thread()] = index
-            lane = self._here.lane = Lane(writer, stream << 32, lambda: False)
+        """The lane of the calling thread, opened at its first call."""
+        lane: Lane | None = getattr(self._this_thread, "lane", None)
+        if lane is not None:
+            return lane
+
+        with self._lock:
+            self._close_dead()
+            self._streams += 1
+            stream = self._streams
+            index = self._store.open_lane(1)
+            writer = self._store.local_writer(index)
+            self._lanes[threading.current_thread()] = index
+
+        # Streams of other processes are numbered from 1 on, those of threads far above them.
+        lane = Lane(writer, stream << 32, lambda: False)
+        self._this_thread.lane = lane
         return lane
 
     def _close_dead(self) -> None:
@@ -306,10 +366,12 @@ class TrajectoryQueue:
             self._store.close_lane(self._lanes.pop(thread))
 
     def _collect(self) -> None:
+        """Take in published slots, and wake a thread that waits for them."""
         with self._lock:
             _collect(self._queue, self._filled)
 
     def _check(self) -> None:
+        """Raise ReplayError if the queue is closed, or its server has failed."""
         if not self._end.alive:
             raise ReplayError("this queue is closed; make another one")
         if self._failures:
@@ -327,6 +389,7 @@ def _collect(queue: SlotQueue, filled: threading.Condition) -> None:
 
 
 def _check_numbers(slots: int, max_policy_lag: int, overflow: str) -> None:
+    """Raise ReplayError for a value out of range."""
     if slots < 1 or max_policy_lag < 0 or overflow not in ("block", "drop_stale"):
         raise ReplayError(
             f"slots {slots} must be at least 1, max_policy_lag {max_policy_lag} at least 0, "
@@ -335,9 +398,19 @@ def _check_numbers(slots: int, max_policy_lag: int, overflow: str) -> None:
 
 
 def _slot_spec(spec: SlotSpec | Sequence[Column], unroll: int | None, envs: int | None) -> SlotSpec:
+    """The spec of a slot of these columns. Raises ReplayError if there can be none."""
     try:
         if isinstance(spec, SlotSpec):
-            return SlotSpec(unroll or spec.unroll, envs or spec.envs, spec.columns, spec.side)
-        return SlotSpec(20 if unroll is None else unroll, envs or 1, tuple(spec))
+            return SlotSpec(
+                unroll=unroll or spec.unroll,
+                envs=envs or spec.envs,
+                columns=spec.columns,
+                side=spec.side,
+            )
+        return SlotSpec(
+            unroll=DEFAULT_UNROLL if unroll is None else unroll,
+            envs=envs or 1,
+            columns=tuple(spec),
+        )
     except (TypeError, ValueError) as error:
         raise ReplayError(f"slots cannot be made of these columns: {error}") from error

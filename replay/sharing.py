@@ -26,9 +26,14 @@ from penstock.replay.errors import ReplayError
 from penstock.transport.shm.attach import Attached, AttachServer
 from penstock.transport.shm.store import SlotStore, drain_event
 
-SOCKET = "store"  # in the private folder
-WRITER_SLOTS = 2  # slots that a writer may hold: one to fill, and one lent ahead
-GATE_S = 0.005  # between two checks of a rate limiter that holds writers back
+# Name of the socket in the private folder.
+SOCKET = "store"
+
+# Slots that a writer may hold: one to fill, and one lent ahead.
+WRITER_SLOTS = 2
+
+# Time between two checks of a rate limiter that holds writers back.
+GATE_S = 0.005
 
 
 class StoreServer:
@@ -64,20 +69,31 @@ class StoreServer:
         self._failed = failed
         self._may_lend = may_lend
         self._about = about or {}
-        self._guests: set[int] = set()  # lanes of other processes
+
+        self._guest_lanes: set[int] = set()
+        """Lanes of the writers in other processes."""
+
         self._streams = 0
+        """Writers that have attached so far; each is a stream of its own."""
+
         self._stop = False
-        self._then: Callable[[], None] | None = None
+
+        self._on_closed: Callable[[], None] | None = None
+        """What the thread calls at its end, if `close` was called in the thread itself."""
+
+        # A fork of this process owns nothing.
         self._pid = os.getpid()
+
         self._folder: RuntimeFolder | None = None
         try:
             self._folder = RuntimeFolder() if path is None else None
             self.path = self._folder.path / SOCKET if self._folder else Path(path or "")
-            self._door = AttachServer(self.path, self._attach, self._left)
+            self._attach_server = AttachServer(self.path, self._on_attach, self._on_left)
         except UserError as error:
             self._remove_folder()
             raise ReplayError(str(error)) from error
-        self._door.watch(store.filled_event, self._filled)
+
+        self._attach_server.watch(store.filled_event, self._drain_filled)
         self._thread = threading.Thread(target=self._run, name="replay-server", daemon=True)
         self._thread.start()
 
@@ -89,72 +105,81 @@ class StoreServer:
     @property
     def writers(self) -> int:
         """The number of processes that hold a lane now."""
-        return len(self._guests)
+        return len(self._guest_lanes)
 
     def close(self, then: Callable[[], None] | None = None) -> None:
         """Accept no more writers, and detach the present ones; then call ``then``.
 
-        The thread itself cannot wait for ``then``.
+        The thread itself, which cannot wait for its own end, calls ``then`` when it has ended its
+        work.
         """
-        if self._stop or os.getpid() != self._pid:  # a fork of this process owns nothing
+        if self._stop or os.getpid() != self._pid:
             return
         self._stop = True
         os.eventfd_write(self._store.filled_event, 1)
         if threading.current_thread() is self._thread:
-            self._then = then
+            self._on_closed = then
             return
+
         self._thread.join()
         if then is not None:
             then()
 
     def _run(self) -> None:
+        """Serve writers until `close`; the thread's main function."""
         try:
             while not self._stop:
-                self._door.poll(GATE_S if self._store.held_back else None)
+                self._attach_server.poll(GATE_S if self._store.held_back else None)
                 with self._lock:
                     self._tend()
         except BaseException as error:
             self._failed(error)
         finally:
-            self._door.close()
-            del self._door  # it refers to this object, and would keep the memory
+            self._attach_server.close()
+            # It refers to this object, and would keep the memory.
+            del self._attach_server
             self._remove_folder()
-            if self._then is not None:
-                self._then()
+            if self._on_closed is not None:
+                self._on_closed()
 
-    def _filled(self) -> None:
+    def _drain_filled(self) -> None:
         drain_event(self._store.filled_event)
 
     def _tend(self) -> None:
-        self._gate()
+        """Take in published slots and lend free ones."""
+        self._hold_back_or_lend()
         self._collect()
         self._store.lend()
 
-    def _gate(self) -> None:
+    def _hold_back_or_lend(self) -> None:
         """Update whether slots may be lent; called before any is."""
         if self._may_lend():
-            self._store.held_back -= self._guests
+            self._store.held_back -= self._guest_lanes
         else:
-            self._store.held_back |= self._guests
+            self._store.held_back |= self._guest_lanes
 
-    def _attach(self, request: dict[str, Any]) -> Attached:
+    def _on_attach(self, request: dict[str, Any]) -> Attached:
+        """Give a writer of another process a lane. Raises UserError for another request."""
         if request["lane"] != "writer":
             raise UserError("this address serves a replay buffer; it has no weights and no learner")
         with self._lock:
-            lane, fds, where = self._store.offer_lane(0)
-            self._guests.add(lane)
-            self._gate()
+            lane, fds, place = self._store.offer_lane(0)
+            self._guest_lanes.add(lane)
+            self._hold_back_or_lend()
             self._store.geometry.lane(self._store.arena, lane).want = WRITER_SLOTS
             self._store.lend()
             self._streams += 1
-        spec = self._store.geometry.spec.to_dict()
-        return Attached(lane, fds, {**where, **self._about, "spec": spec, "stream": self._streams})
+            stream = self._streams
 
-    def _left(self, lane: int) -> None:
+        spec = self._store.geometry.spec.to_dict()
+        return Attached(lane, fds, {**place, **self._about, "spec": spec, "stream": stream})
+
+    def _on_left(self, lane: int) -> None:
+        """Take in what a writer published before it left, and close its lane."""
         with self._lock:
             self._collect()
             self._store.close_lane(lane)
-            self._guests.discard(lane)
+            self._guest_lanes.discard(lane)
 
     def _remove_folder(self) -> None:
         if self._folder is not None:

@@ -51,23 +51,37 @@ from penstock.transport.shm.arena import available_nbytes
 Lock = AbstractContextManager[Any]
 Valid = npt.NDArray[np.bool_]
 
+# Arrays of a table with one value for each slot, and its counts of rows.
 PER_SLOT = ("length", "prev", "next", "generation")
 COUNTS = ("inserted", "stored")
 
+# Bytes that are copied and written together, while the lock is held.
 PIECE_NBYTES = 4 << 20
-LEAST_SHARE_NBYTES = 1 << 18
-SPARES = 2  # slots with memory ready for evicted ones
-GROWING = ("frames", "unroll+1", "unroll")  # rows of blocks that only grow
 
+# The least that is copied of a slot at each step that is stored meanwhile.
+LEAST_SHARE_NBYTES = 1 << 18
+
+# Copies of slots for which memory is kept ready.
+SPARES = 2
+
+# What `Column.rows` says of blocks whose existing rows do not change.
+GROWING = ("frames", "unroll+1", "unroll")
+
+# The manifest, and the version of its format.
 MANIFEST = "replay.json"
 TEMPORARY = f".{MANIFEST}.tmp"
 FORMAT = 1
-PREFIX = "replay-"
+
+# Key of an array in the manifest, whose bytes are a file.
 ARRAY = "$array"
-MARKER = ".penstock-replay"
-MARK = b"A snapshot of a replay of Penstock, which removes it once there is a newer one.\n"
+
+# Folders of files are numbered, and marked as ours by a file.
+PREFIX = "replay-"
 GENERATION = re.compile(rf"{PREFIX}([0-9]{{1,15}})")
 FILE = re.compile(r"[^/\0.][^/\0]*\.bin", re.DOTALL)
+MARKER = ".penstock-replay"
+MARK = b"A snapshot of a replay of Penstock, which removes it once there is a newer one.\n"
+
 PRIVATE = 0o600
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -99,14 +113,18 @@ def save(folder: Path, table: Table, lock: Lock, others: Callable[[], dict[str, 
         writer = FolderWriter(folder)
     except OSError as error:
         raise _unwritten(folder, error) from error
+
     try:
+        # All of this is as of one instant.
         cut = Cut(table, lock)
         with lock:
             about = {"table": _state(table), "others": others()}
             cut.begin()
+
+        # The slots follow while writers continue. Each block has a file, even if no slot is kept.
         try:
             for block in table.spec.blocks:
-                writer.append(block.name, np.empty(0, block.dtype))  # where no slot is kept
+                writer.append(block.name, np.empty(0, block.dtype))
             for name, piece in cut.pieces(about["table"]["order"]):
                 writer.append(name, piece)
         finally:
@@ -120,10 +138,36 @@ def save(folder: Path, table: Table, lock: Lock, others: Callable[[], dict[str, 
         raise
 
 
+class _SavedSlots(NamedTuple):
+    """The slots of a snapshot: which of them hold rows, and which rows count."""
+
+    slot_count: int
+    order: list[int]
+    """The slots that hold rows, the oldest first."""
+    valid: Valid
+    """Which rows count, bool [slots, rows of a slot]."""
+
+
+class _SlotMoves(NamedTuple):
+    """Where the slots of a snapshot go in the table that loads it."""
+
+    origin: Rows
+    """The snapshot's slot that each slot of the table gets; NONE for none."""
+    place: Rows
+    """The table's slot that gets each slot of the snapshot; NONE where it is evicted."""
+
+    @property
+    def used(self) -> Valid:
+        """Which slots of the table get one of the snapshot."""
+        used: Valid = self.origin != NONE
+        return used
+
+
 def restore(reader: FolderReader, table: Table) -> Restored:
     """Fill a new table from the snapshot of one with the same spec.
 
-    Raises ReplayError where the snapshot is damaged or of another kind.
+    Raises:
+        ReplayError: the table is not new, the snapshot is damaged or of another kind.
     """
     if table.inserted or table.store.lanes:
         raise ReplayError(
@@ -134,63 +178,112 @@ def restore(reader: FolderReader, table: Table) -> Restored:
         spec = SlotSpec.from_dict(state["spec"])
         if difference := spec.difference(table.spec, "snapshot", "replay"):
             raise ReplayError(f"{reader.folder} is of another replay: {difference}; load its own")
-        slots, order = _order(state)
-        bits = np.unpackbits(state["valid"], count=slots * table.rows_per_slot)
-        valid = bits.view(bool).reshape(slots, table.rows_per_slot)
-        _check_links(state, slots, order)
-        _check_counts(state, order, valid, table)
 
-        # Which slot of the snapshot each slot of the table gets, and the reverse; NONE for none.
-        origin = np.full(table.slots, NONE)
-        if slots == table.slots:
-            origin[:] = np.arange(slots)
-        else:
-            origin[: len(order)] = order[-table.slots :]
-        used = origin != NONE
-        place = np.full(slots, NONE)
-        place[origin[used]] = np.flatnonzero(used)
-
-        # The kept slots of the snapshot, the oldest first: NONE for those that are evicted.
-        places = [int(place[slot]) for slot in order]
-        for i, block in enumerate(spec.blocks):
-            unused = np.empty(block.nbytes, np.uint8)
-            into = (unused if at == NONE else table.store.slots[at].payload[i] for at in places)
-            reader.read(block.name, into)
-        headers = state["headers"].reshape(-1).view(HEADER)
-        for at, header in zip(places, headers, strict=True):
-            # A slot keeps its age: the clock may be that of another boot.
-            header["published_s"] += time.monotonic() - state["now_s"]
-            if at != NONE:
-                table.store.slots[at].header[...] = header
-
-        for name in PER_SLOT:
-            values = state[name][origin]
-            if name in ("prev", "next"):
-                values = np.where(values == NONE, NONE, place[values])
-            getattr(table, name)[used] = values[used]
-        table.valid[...] = (valid[origin] & used[:, None]).reshape(-1)
-        table.order = deque(at for at in places if at != NONE)
-        table.closed = len(table.order)
-        table.evicted = Counter({str(k): int(n) for k, n in state["evicted"].items()})
-        for name in COUNTS:
-            setattr(table, name, int(state[name]))
-        free = [int(place[slot]) for slot in state["free"] if place[slot] != NONE]
-        table.store.keep_all_but([*free, *np.flatnonzero(~used).tolist()])
-
-        # Rows of slots for which there is no room leave, and those whose stacks began in them.
-        if lost := int(np.count_nonzero(valid[place == NONE])):
-            table.stored -= lost
-            table.evicted["capacity"] += lost
-        for slot, previous in zip(order, state["prev"][order], strict=True):
-            if previous != NONE and place[previous] == NONE and place[slot] != NONE:
-                table.cut_history(int(place[slot]))
+        saved = _read_saved_slots(state, table)
+        moves = _plan_moves(saved, table)
+        _restore_slots(reader, table, saved, moves)
+        _restore_bookkeeping(state, table, saved, moves)
+        _evict_unplaced(state, table, saved, moves)
         for slot in table.order:
             _check_rows(slot, table)
-        return Restored(reader.about["others"], None if slots == table.slots else origin)
+
+        has_moved = saved.slot_count != table.slots
+        return Restored(reader.about["others"], moves.origin if has_moved else None)
 
 
-def _order(state: dict[str, Any]) -> tuple[int, list[int]]:
-    """The number of slots in a snapshot, and those that hold rows, oldest first."""
+def _read_saved_slots(state: dict[str, Any], table: Table) -> _SavedSlots:
+    """Read which slots and rows of a snapshot count. Raises ValueError for what cannot be."""
+    slot_count, order = _slots_and_order(state)
+    bits = np.unpackbits(state["valid"], count=slot_count * table.rows_per_slot)
+    valid = bits.view(bool).reshape(slot_count, table.rows_per_slot)
+    saved = _SavedSlots(slot_count, order, valid)
+    _check_links(state, saved)
+    _check_counts(state, saved, table)
+    return saved
+
+
+def _plan_moves(saved: _SavedSlots, table: Table) -> _SlotMoves:
+    """Choose the place of each saved slot: its own, or the first places for the newest slots."""
+    origin = np.full(table.slots, NONE)
+    if saved.slot_count == table.slots:
+        origin[:] = np.arange(saved.slot_count)
+    else:
+        origin[: len(saved.order)] = saved.order[-table.slots :]
+
+    used = origin != NONE
+    place = np.full(saved.slot_count, NONE)
+    place[origin[used]] = np.flatnonzero(used)
+    return _SlotMoves(origin, place)
+
+
+def _restore_slots(
+    reader: FolderReader, table: Table, saved: _SavedSlots, moves: _SlotMoves
+) -> None:
+    """Read the bytes and headers of the slots into their places."""
+    # Files hold the slots in order. Those that are evicted are read too, for the checksum.
+    places = [int(moves.place[slot]) for slot in saved.order]
+    for i, block in enumerate(table.spec.blocks):
+        unused = np.empty(block.nbytes, np.uint8)
+        payloads = (
+            unused if place == NONE else table.store.slots[place].payload[i] for place in places
+        )
+        reader.read(block.name, payloads)
+
+    # A slot keeps its age: the clock may be that of another boot.
+    state = reader.about["table"]
+    headers = state["headers"].reshape(-1).view(HEADER)
+    for place, header in zip(places, headers, strict=True):
+        header["published_s"] += time.monotonic() - state["now_s"]
+        if place != NONE:
+            table.store.slots[place].header[...] = header
+
+
+def _restore_bookkeeping(
+    state: dict[str, Any], table: Table, saved: _SavedSlots, moves: _SlotMoves
+) -> None:
+    """Restore which rows count, how slots follow each other, and the table's counts."""
+    used = moves.used
+    for name in PER_SLOT:
+        values = state[name][moves.origin]
+        if name in ("prev", "next"):
+            values = np.where(values == NONE, NONE, moves.place[values])
+        getattr(table, name)[used] = values[used]
+    table.valid[...] = (saved.valid[moves.origin] & used[:, None]).reshape(-1)
+
+    places = [int(moves.place[slot]) for slot in saved.order]
+    table.order = deque(place for place in places if place != NONE)
+    table.closed = len(table.order)
+    table.evicted = Counter({str(k): int(n) for k, n in state["evicted"].items()})
+    for name in COUNTS:
+        setattr(table, name, int(state[name]))
+
+    # Free slots are lent in the order of the snapshot, then those that it did not have.
+    free = [int(moves.place[slot]) for slot in state["free"] if moves.place[slot] != NONE]
+    table.store.keep_all_but([*free, *np.flatnonzero(~used).tolist()])
+
+
+def _evict_unplaced(
+    state: dict[str, Any], table: Table, saved: _SavedSlots, moves: _SlotMoves
+) -> None:
+    """Count the rows of slots for which there is no room as evicted.
+
+    Rows whose stacks began in such a slot go with them.
+    """
+    is_unplaced = moves.place == NONE
+    if lost := int(np.count_nonzero(saved.valid[is_unplaced])):
+        table.stored -= lost
+        table.evicted["capacity"] += lost
+
+    for slot, previous in zip(saved.order, state["prev"][saved.order], strict=True):
+        if previous != NONE and is_unplaced[previous] and not is_unplaced[slot]:
+            table.cut_history(int(moves.place[slot]))
+
+
+def _slots_and_order(state: dict[str, Any]) -> tuple[int, list[int]]:
+    """The number of slots in a snapshot, and those that hold rows, oldest first.
+
+    Raises ValueError for what cannot be.
+    """
     slots = state["slots"]
     if type(slots) is not int or slots < 1 or any(len(state[name]) != slots for name in PER_SLOT):
         raise ValueError(f"its number of slots {slots} is impossible")
@@ -200,66 +293,89 @@ def _order(state: dict[str, Any]) -> tuple[int, list[int]]:
     return slots, order
 
 
-def _check_links(state: dict[str, Any], slots: int, order: list[int]) -> None:
+def _check_links(state: dict[str, Any], saved: _SavedSlots) -> None:
     """Raise ValueError for slots that occur twice, or with impossible neighbours."""
     free = [int(slot) for slot in state["free"]]
-    if sorted([*order, *free]) != list(range(slots)):
+    if sorted([*saved.order, *free]) != list(range(saved.slot_count)):
         raise ValueError("some slots are missing, or there twice")
-    prev, next_ = ([int(slot) for slot in state[name]] for name in ("prev", "next"))
-    place = {slot: at for at, slot in enumerate(order)}
-    for slot in range(slots):
-        previous, following = prev[slot], next_[slot]
+
+    # A slot follows one that is older, holds rows, and names it as its next one; and so back.
+    previous_of = [int(slot) for slot in state["prev"]]
+    next_of = [int(slot) for slot in state["next"]]
+    position = {slot: i for i, slot in enumerate(saved.order)}
+    for slot in range(saved.slot_count):
+        previous = previous_of[slot]
         if previous != NONE and not (
-            previous in place and place[previous] < place.get(slot, -1) and next_[previous] == slot
+            previous in position
+            and position[previous] < position.get(slot, -1)
+            and next_of[previous] == slot
         ):
             raise ValueError(f"slot {slot} cannot follow slot {previous}")
-        if following != NONE and not (following in place and prev[following] == slot):
+        following = next_of[slot]
+        if following != NONE and not (following in position and previous_of[following] == slot):
             raise ValueError(f"slot {following} cannot follow slot {slot}")
 
 
-def _check_counts(state: dict[str, Any], order: list[int], valid: Valid, table: Table) -> None:
-    """Raise ValueError for rows that cannot count; ``valid`` is [slots, rows of a slot]."""
-    length, generation = state["length"], state["generation"]
+def _check_counts(state: dict[str, Any], saved: _SavedSlots, table: Table) -> None:
+    """Raise ValueError for rows that cannot count, or counts that do not add up."""
+    length = state["length"]
     if length.min() < 0 or length.max() > table.spec.unroll:
         raise ValueError(f"slots of {length.min()} to {length.max()} steps")
+    generation = state["generation"]
     if generation.min() < 0 or generation.max() >= 1 << 31:
         raise ValueError(f"generations {generation.min()} to {generation.max()}")
-    has_rows = np.zeros(len(valid), bool)
-    has_rows[order] = True
-    written = (np.arange(table.spec.unroll) < length[:, None]) & has_rows[:, None]
-    if (valid.reshape(len(valid), table.spec.unroll, -1) & ~written[:, :, None]).any():
+
+    # Only rows that were written can count, in slots that hold rows.
+    has_rows = np.zeros(saved.slot_count, bool)
+    has_rows[saved.order] = True
+    is_written = (np.arange(table.spec.unroll) < length[:, None]) & has_rows[:, None]
+    valid = saved.valid.reshape(saved.slot_count, table.spec.unroll, -1)
+    if (valid & ~is_written[:, :, None]).any():
         raise ValueError("rows count that were never written")
-    numbers = [state["inserted"], state["stored"], *state["evicted"].values()]
+
+    # Every row that was inserted is stored or evicted.
+    inserted = state["inserted"]
+    stored = state["stored"]
+    evicted = list(state["evicted"].values())
+    numbers = [inserted, stored, *evicted]
     if any(type(number) is not int or number < 0 for number in numbers):
         raise ValueError(f"counts {numbers}")
-    if numbers[1] != np.count_nonzero(valid) or numbers[0] != sum(numbers[1:]):
+    if stored != np.count_nonzero(saved.valid) or inserted != stored + sum(evicted):
         raise ValueError(f"counts {numbers} do not add up")
 
 
 def _check_rows(slot: int, table: Table) -> None:
     """Raise ValueError for columns of a restored slot that refer to rows which do not exist."""
-    if length := int(table.length[slot]):
-        rows = table.records.reshape(-1, table.spec.unroll, table.spec.envs)[slot]
-        if fault := table.checks.fault(rows[:length], marked=True):
-            raise ValueError(fault)
-        if table.lacks_history(slot):
-            raise ValueError(f"rows of slot {slot} reach back to slots that are gone")
+    length = int(table.length[slot])
+    if not length:
+        return
+    records = table.records.reshape(-1, table.spec.unroll, table.spec.envs)[slot]
+    if fault := table.checks.fault(records[:length], marked=True):
+        raise ValueError(fault)
+    if table.lacks_history(slot):
+        raise ValueError(f"rows of slot {slot} reach back to slots that are gone")
 
 
 def _state(table: Table) -> dict[str, Any]:
-    order, free = list(table.order), table.store.free
+    """A copy of everything about the table but the bytes of its slots; needs the lock."""
+    # Slots that are lent will be lent first again.
+    order = list(table.order)
+    free = table.store.free
     at_rest = {*order, *free}
     lent = [slot for slot in range(table.slots) if slot not in at_rest]
+
     state: dict[str, Any] = {name: getattr(table, name).copy() for name in PER_SLOT}
     state |= {name: getattr(table, name) for name in COUNTS}
+
+    # Slots that are being written end here.
     headers = table.store.geometry.headers(table.store.arena)[order].copy()
-    headers["published_s"][table.closed :] = time.monotonic()  # they end here
+    headers["published_s"][table.closed :] = time.monotonic()
     return state | {
         "spec": table.spec.to_dict(),
         "slots": table.slots,
         "now_s": time.monotonic(),
         "order": order,
-        "free": lent + free,  # in the order in which they will be lent
+        "free": lent + free,
         "valid": np.packbits(table.valid),
         "headers": headers.view(np.uint8),
         "evicted": dict(table.evicted),
@@ -267,6 +383,7 @@ def _state(table: Table) -> dict[str, Any]:
 
 
 def _unwritten(folder: Path, error: OSError) -> ReplayError:
+    """The error for a snapshot that could not be written."""
     return ReplayError(
         f"snapshot {folder} could not be written ({error.strerror}), and any before it is whole; "
         "free some space or give another folder"
@@ -281,17 +398,21 @@ class _Copy:
     done: int = 0
 
     def extend(self, payload: Sequence[Bytes], nbytes: int) -> bool:
-        """Copy at most ``nbytes`` more; returns whether the copy is complete."""
-        first = 0
-        for out, data in zip(self.blocks, payload, strict=True):
-            start = self.done - first
-            if nbytes and 0 <= start < len(out):
-                stop = min(len(out), start + nbytes)
-                np.copyto(out[start:stop], data[start:stop])
+        """Copy at most ``nbytes`` more of a slot's blocks.
+
+        Returns:
+            Whether the copy is complete.
+        """
+        block_start = 0
+        for target, source in zip(self.blocks, payload, strict=True):
+            start = self.done - block_start
+            if nbytes and 0 <= start < len(target):
+                stop = min(len(target), start + nbytes)
+                np.copyto(target[start:stop], source[start:stop])
                 self.done += stop - start
                 nbytes -= stop - start
-            first += len(out)
-        return self.done == first
+            block_start += len(target)
+        return self.done == block_start
 
 
 class Cut(TableListener):
@@ -308,16 +429,31 @@ class Cut(TableListener):
     """
 
     def __init__(self, table: Table, lock: Lock) -> None:
-        self._table, self._lock = table, lock
+        self._table = table
+        self._lock = lock
         self._blocks = table.spec.blocks
+        self._slot_nbytes = sum(block.nbytes for block in self._blocks)
+
         rows = {column.name: column.rows for column in table.spec.columns}
         self._growing = {b.name for b in self._blocks if rows.get(b.name) in GROWING}
+        """Names of blocks whose existing rows do not change while a slot is written."""
+
         self._waiting: set[int] = set()
+        """Slots that are still to be read."""
+
         self._copies: dict[int, list[Bytes]] = {}
-        self._begun: dict[int, _Copy] = {}
-        self._nbytes = sum(block.nbytes for block in self._blocks)
-        self._share = max(LEAST_SHARE_NBYTES, -(-self._nbytes // max(1, table.spec.unroll - 1)))
-        self._ends: dict[int, _End] = {}
+        """Complete copies of slots that were evicted before they were read: their blocks."""
+
+        self._partial_copies: dict[int, _Copy] = {}
+        """Copies that are extended at each step, of slots that will be evicted next."""
+
+        steps = max(1, table.spec.unroll - 1)
+        self._share_nbytes = max(LEAST_SHARE_NBYTES, -(-self._slot_nbytes // steps))
+        """Bytes that are copied ahead at each step, so that a copy is complete in time."""
+
+        self._open_ends: dict[int, _OpenSlotEnd] = {}
+        """The changing part of each slot that was being written at the instant."""
+
         # Memory is slow when it is first touched: that is done here, where no thread waits for it.
         self._staging = np.ones(PIECE_NBYTES, np.uint8)
         self._spares = [self._spare() for _ in range(SPARES)]
@@ -325,7 +461,8 @@ class Cut(TableListener):
     def begin(self) -> None:
         """Start: from now on the kept slots wait to be read.
 
-        ReplayError while another cut is read.
+        Raises:
+            ReplayError: another cut is still being read.
         """
         table = self._table
         if any(isinstance(listener, Cut) for listener in table.listeners):
@@ -333,7 +470,7 @@ class Cut(TableListener):
         table.subscribe(self)
         self._waiting = set(table.order)
         for slot in list(table.order)[table.closed :]:
-            self._ends[slot] = _End(table, slot, self._growing)
+            self._open_ends[slot] = _OpenSlotEnd(table, slot, self._growing)
 
     def pieces(self, order: Sequence[int]) -> Iterator[tuple[str, Bytes]]:
         """Yield the bytes of the kept slots, one after the other: block name, and next bytes of it.
@@ -341,22 +478,24 @@ class Cut(TableListener):
         Bytes are valid until the next piece. The lock is taken for each large slot, and once for as
         many small slots as make a piece, since a busy writer may hold it for long.
         """
-        together = PIECE_NBYTES // self._nbytes
-        if together < 2:
+        group_size = PIECE_NBYTES // self._slot_nbytes
+        if group_size < 2:
             for slot in order:
-                yield from self._large(slot)
+                yield from self._read_large(slot)
             return
-        for first in range(0, len(order), together):
-            slots = order[first : first + together]
-            with self._lock:
-                read = [[block.copy() for block in self._source(slot)] for slot in slots]
-                for slot in slots:
-                    self._forget(slot)
-            for slot, blocks in zip(slots, read, strict=True):
-                yield from self._small(slot, blocks)
 
-    def _small(self, slot: int, blocks: list[Bytes]) -> Iterator[tuple[str, Bytes]]:
-        end = self._ends.pop(slot, None)
+        for first in range(0, len(order), group_size):
+            slots = order[first : first + group_size]
+            with self._lock:
+                copies = [[block.copy() for block in self._source(slot)] for slot in slots]
+                for slot in slots:
+                    self._on_read(slot)
+            for slot, blocks in zip(slots, copies, strict=True):
+                yield from self._finish_small(slot, blocks)
+
+    def _finish_small(self, slot: int, blocks: list[Bytes]) -> Iterator[tuple[str, Bytes]]:
+        """Yield the blocks of a slot that was copied whole, as of the instant."""
+        end = self._open_ends.pop(slot, None)
         for block, data in zip(self._blocks, blocks, strict=True):
             if end is not None and block.name in end.blocks:
                 yield block.name, end.blocks[block.name]
@@ -365,12 +504,14 @@ class Cut(TableListener):
                 end.restore_bytes(block.name, 0, data)
             yield block.name, data
 
-    def _large(self, slot: int) -> Iterator[tuple[str, Bytes]]:
-        end = self._ends.pop(slot, None)
+    def _read_large(self, slot: int) -> Iterator[tuple[str, Bytes]]:
+        """Yield the blocks of a slot in pieces, as of the instant."""
+        end = self._open_ends.pop(slot, None)
         for i, block in enumerate(self._blocks):
             if end is not None and block.name in end.blocks:
                 yield block.name, end.blocks[block.name]
                 continue
+
             for start in range(0, block.nbytes, PIECE_NBYTES):
                 piece = self._staging[: min(PIECE_NBYTES, block.nbytes - start)]
                 with self._lock:
@@ -378,10 +519,11 @@ class Cut(TableListener):
                 if end is not None:
                     end.restore_bytes(block.name, start, piece)
                 yield block.name, piece
+
         with self._lock:
-            self._forget(slot)
-            short = len(self._spares) < SPARES
-        if short:
+            self._on_read(slot)
+            needs_spare = len(self._spares) < SPARES
+        if needs_spare:
             self._spares.append(self._spare())
 
     def _source(self, slot: int) -> Sequence[Bytes]:
@@ -389,56 +531,70 @@ class Cut(TableListener):
         return self._copies.get(slot) or self._table.store.slots[slot].payload
 
     def end(self) -> None:
+        """Stop copying slots that are evicted."""
         self._table.unsubscribe(self)
 
-    def _forget(self, slot: int) -> None:
-        """Mark a slot as read; needs the lock."""
+    def _on_read(self, slot: int) -> None:
+        """Note that a slot was read, and reuse the memory of its copy; needs the lock."""
         self._waiting.discard(slot)
-        copy, begun = self._copies.pop(slot, None), self._begun.pop(slot, None)
-        if copy is not None:
-            self._spares.append(copy)
-        if begun is not None:
-            self._spares.append(begun.blocks)
+        blocks = self._copies.pop(slot, None)
+        if blocks is not None:
+            self._spares.append(blocks)
+        partial_copy = self._partial_copies.pop(slot, None)
+        if partial_copy is not None:
+            self._spares.append(partial_copy.blocks)
 
     def on_evict(self, slot: int) -> None:
-        self._copy(slot, self._nbytes)
+        """Copy all that is missing of a slot that is about to be evicted."""
+        self._copy(slot, self._slot_nbytes)
 
     def on_row(self) -> None:
         """Copy a share at each stored step, so that none has to wait for all of a slot."""
         if self._table.closed:
-            self._copy(self._table.order[0], self._share)
+            self._copy(self._table.order[0], self._share_nbytes)
 
     def _copy(self, slot: int, nbytes: int) -> None:
         """Copy ``nbytes`` more of a slot, if it is still to be read."""
         if slot not in self._waiting or slot in self._copies:
             return
-        copy = self._begun.get(slot)
+        copy = self._partial_copies.get(slot)
         if copy is None:
-            blocks = self._spares.pop() if self._spares else self._empty()
-            copy = self._begun[slot] = _Copy(blocks)
+            blocks = self._spares.pop() if self._spares else self._empty_blocks()
+            copy = self._partial_copies[slot] = _Copy(blocks)
         if copy.extend(self._table.store.slots[slot].payload, nbytes):
-            self._copies[slot] = self._begun.pop(slot).blocks
+            self._copies[slot] = self._partial_copies.pop(slot).blocks
 
-    def _empty(self) -> list[Bytes]:
+    def _empty_blocks(self) -> list[Bytes]:
+        """Memory for the blocks of a slot."""
         return [np.empty(block.nbytes, np.uint8) for block in self._blocks]
 
     def _spare(self) -> list[Bytes]:
-        spare = self._empty()
+        """Memory for the blocks of a slot, which is touched already."""
+        spare = self._empty_blocks()
         for block in spare:
             block.fill(1)
         return spare
 
 
-class _End:
-    """The part of a slot being written that may still change."""
+class _OpenSlotEnd:
+    """A copy of the part of a slot being written that may still change.
+
+    ``blocks`` holds all bytes of the blocks that do not merely grow, by name.
+    """
 
     def __init__(self, table: Table, slot: int, growing: set[str]) -> None:
-        store, envs = table.store.slots[slot], table.spec.envs
         self.blocks: dict[str, Bytes] = {}
-        self._frames: dict[str, npt.NDArray[np.uint8]] = {}  # [envs, bytes of a frame]
-        strides, length = table.frame_rows, int(table.length[slot])
-        self._rows = length * strides.steps + np.arange(envs) * strides.envs  # in the slot
-        for block, data in zip(table.spec.blocks, store.payload, strict=True):
+
+        self._frames: dict[str, npt.NDArray[np.uint8]] = {}
+        """The frames that the newest row led to, by block: uint8 [envs, bytes of a frame]."""
+
+        strides = table.frame_rows
+        length = int(table.length[slot])
+        self._rows = length * strides.steps + np.arange(table.spec.envs) * strides.envs
+        """The rows of these frames within the slot, [envs]."""
+
+        payload = table.store.slots[slot].payload
+        for block, data in zip(table.spec.blocks, payload, strict=True):
             if block.name not in growing:
                 self.blocks[block.name] = data.copy()
             elif block.name in table.frames:
@@ -446,20 +602,31 @@ class _End:
                 self._frames[block.name] = frames[self._rows]
 
     def restore_bytes(self, name: str, start: int, piece: Bytes) -> None:
-        """Restore the bytes of a block, from ``start`` on, as of the instant."""
+        """Put the copied frames of a block into a piece of it that was read later.
+
+        Args:
+            name: of the block.
+            start: the position of the piece in it.
+            piece: bytes of the block; changed.
+        """
         for row, frame in zip(self._rows.tolist(), self._frames.get(name, ()), strict=False):
-            at = row * len(frame) - start  # in the piece
-            first, last = max(at, 0), min(at + len(frame), len(piece))
-            if first < last:
-                piece[first:last] = frame[first - at : last - at]
+            frame_start = row * len(frame) - start
+            first = max(frame_start, 0)
+            stop = min(frame_start + len(frame), len(piece))
+            if first < stop:
+                piece[first:stop] = frame[first - frame_start : stop - frame_start]
 
 
 class _File:
+    """A new file of a snapshot, with its size and checksum so far."""
+
     def __init__(self, path: Path) -> None:
         self.stream: IO[bytes] = _create(path)
-        self.nbytes = self.crc32 = 0
+        self.nbytes = 0
+        self.crc32 = 0
 
     def write(self, array: Array) -> None:
+        """Append the bytes of an array."""
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         self.stream.write(data)
         self.crc32 = zlib.crc32(data, self.crc32)
@@ -472,13 +639,14 @@ class FolderWriter:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
+
         matches = [GENERATION.fullmatch(name) for name in os.listdir(folder)]
         numbers = [int(match[1]) for match in matches if match]
-        self._inside = folder / f"{PREFIX}{max(numbers, default=0) + 1}"
-        self._inside.mkdir(mode=0o700)
+        self._data_folder = folder / f"{PREFIX}{max(numbers, default=0) + 1}"
+        self._data_folder.mkdir(mode=0o700)
         self._files: dict[str, _File] = {}
         try:
-            with _create(self._inside / MARKER) as marker:
+            with _create(self._data_folder / MARKER) as marker:
                 marker.write(MARK)
         except OSError:
             self.abandon()
@@ -487,23 +655,29 @@ class FolderWriter:
     def append(self, name: str, array: Array) -> None:
         """Append the bytes of ``array`` to the file ``name``."""
         if name not in self._files:
-            self._files[name] = _File(self._inside / f"{name}.bin")
+            self._files[name] = _File(self._data_folder / f"{name}.bin")
         self._files[name].write(array)
 
     def finish(self, about: dict[str, Any]) -> None:
-        """Make it the snapshot; ``about`` holds JSON values and arrays, which become files."""
+        """Make it the snapshot, and remove the previous one.
+
+        Args:
+            about: JSON values and arrays, which become files.
+        """
         body = {
             "about": self._extract(about),
-            "folder": self._inside.name,
+            "folder": self._data_folder.name,
             "files": {n: {"nbytes": f.nbytes, "crc32": f.crc32} for n, f in self._files.items()},
         }
         for file in self._files.values():
             _sync(file.stream)
             file.stream.close()
-        sync_folder(self._inside)
+        sync_folder(self._data_folder)
+
+        # All files are on the disk before a manifest names them.
         text = json.dumps(body)
         manifest = {"format": FORMAT, "crc32": zlib.crc32(text.encode()), "body": text}
-        previous = _named_in(self._folder)
+        previous = _named_folder(self._folder)
         temporary = self._folder / TEMPORARY
         temporary.unlink(missing_ok=True)
         with _create(temporary) as stream:
@@ -511,18 +685,22 @@ class FolderWriter:
             _sync(stream)
         temporary.replace(self._folder / MANIFEST)
         sync_folder(self._folder)
-        _remove_generations(self._folder, previous, but=self._inside.name)
+
+        # The new manifest is on the disk too before the old files go.
+        _remove_generations(self._folder, previous, but=self._data_folder.name)
 
     def abandon(self) -> None:
         """Remove the files written so far."""
         for file in self._files.values():
-            with contextlib.suppress(OSError):  # bytes not written yet do not fit either
+            # Bytes that are not written yet may not fit either.
+            with contextlib.suppress(OSError):
                 file.stream.close()
-        _remove_generation(self._inside, named=True)
+        _remove_generation(self._data_folder, named=True)
         with contextlib.suppress(OSError):
             (self._folder / TEMPORARY).unlink(missing_ok=True)
 
     def _extract(self, value: Any) -> Any:
+        """The JSON of a nested value, whose arrays are written to files."""
         if isinstance(value, np.ndarray):
             name = f"array-{len(self._files)}"
             self.append(name, value)
@@ -537,7 +715,11 @@ class FolderWriter:
 class FolderReader:
     """Reads the snapshot in ``folder``.
 
-    Raises ReplayError where there is none, or a damaged one.
+    ``about`` holds the values and arrays that `FolderWriter.finish` was given.
+
+    Raises:
+        ReplayError: there is none.
+        DamagedSnapshotError: it is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -549,27 +731,23 @@ class FolderReader:
                 f"{folder} holds no {MANIFEST}; give the folder that Replay.save was given"
             )
         with self.refusing():
-            manifest = json.loads(path.read_bytes())
-            if manifest["format"] != FORMAT:
-                raise ReplayError(
-                    f"{path} has format {manifest['format']}, this version reads {FORMAT}; use the "
-                    "version of penstock that wrote it"
-                )
-            if zlib.crc32(manifest["body"].encode()) != manifest["crc32"]:
-                raise ValueError("its checksum is wrong")
-            body = json.loads(manifest["body"])
+            body = _read_body(path)
             self._files: dict[str, dict[str, int]] = body["files"]
             if not GENERATION.fullmatch(body["folder"]):
                 raise ValueError(f"its folder {body['folder']!r} is none of a snapshot")
-            self._inside = folder / body["folder"]
-            if self._inside.is_symlink():
-                raise ValueError(f"{self._inside} is a symbolic link")
+            self._data_folder = folder / body["folder"]
+            if self._data_folder.is_symlink():
+                raise ValueError(f"{self._data_folder} is a symbolic link")
             self._check_sizes()
             self.about: dict[str, Any] = self._insert(body["about"])
 
     @contextlib.contextmanager
     def refusing(self) -> Iterator[None]:
-        """An error inside the block becomes a ReplayError: the snapshot is damaged or is none."""
+        """Turn an error inside the block into one that says that the snapshot is damaged.
+
+        Raises:
+            DamagedSnapshotError: the block raised another error than ReplayError.
+        """
         try:
             yield
         except ReplayError:
@@ -580,13 +758,19 @@ class FolderReader:
             ) from error
 
     def read(self, name: str, parts: Iterator[Array]) -> None:
-        """Fill ``parts``, one after the other, with all bytes of a file, which is read once."""
+        """Fill ``parts``, one after the other, with all bytes of a file, which is read once.
+
+        Raises:
+            ValueError: the file has another size or checksum than the manifest says.
+        """
         # A short manifest could else ask for any amount of memory.
         if name in self._names_read:
             raise ValueError(f"{name} is named twice")
         self._names_read.add(name)
 
-        about, crc32, nbytes = self._files[name], 0, 0
+        about = self._files[name]
+        crc32 = 0
+        nbytes = 0
         with _open(self._path(name)) as stream:
             for part in parts:
                 data = part.reshape(-1).view(np.uint8).data
@@ -598,6 +782,7 @@ class FolderReader:
             raise ValueError(f"the checksum or size of {name} is wrong")
 
     def _check_sizes(self) -> None:
+        """Raise ValueError for a file that is none, or has another size than the manifest says."""
         for name, about in self._files.items():
             status = self._path(name).lstat()
             if not stat.S_ISREG(status.st_mode):
@@ -606,25 +791,48 @@ class FolderReader:
                 raise ValueError(f"{name} has {status.st_size} bytes, not {about['nbytes']}")
 
     def _path(self, name: str) -> Path:
+        """The path of a file. Raises ValueError for a name that could lead elsewhere."""
         if not FILE.fullmatch(f"{name}.bin"):
             raise ValueError(f"no file of a snapshot is called {name!r}")
-        path: Path = self._inside / f"{name}.bin"
+        path: Path = self._data_folder / f"{name}.bin"
         return path
 
     def _insert(self, value: Any) -> Any:
+        """A nested value of the manifest, with the arrays that are files."""
         if isinstance(value, list):
             return [self._insert(child) for child in value]
         if not isinstance(value, dict):
             return value
         if ARRAY not in value:
             return {key: self._insert(child) for key, child in value.items()}
-        dtype, shape = plain_dtype(value["dtype"]), tuple(value["shape"])
-        nbytes = self._files[value[ARRAY]]["nbytes"]
+
+        name = value[ARRAY]
+        dtype = plain_dtype(value["dtype"])
+        shape = tuple(value["shape"])
+        nbytes = self._files[name]["nbytes"]
         if nbytes > available_nbytes():
-            raise ValueError(f"{value[ARRAY]} of {nbytes} bytes does not fit the memory")
+            raise ValueError(f"{name} of {nbytes} bytes does not fit the memory")
         array = np.empty(nbytes // dtype.itemsize, dtype).reshape(shape)
-        self.read(value[ARRAY], iter([array]))
+        self.read(name, iter([array]))
         return array
+
+
+def _read_body(path: Path) -> Any:
+    """Read the body of a manifest.
+
+    Raises:
+        ReplayError: it is of another version.
+        ValueError: it is damaged; also errors of `DAMAGE`.
+    """
+    manifest = json.loads(path.read_bytes())
+    if manifest["format"] != FORMAT:
+        raise ReplayError(
+            f"{path} has format {manifest['format']}, this version reads {FORMAT}; use the "
+            "version of penstock that wrote it"
+        )
+    if zlib.crc32(manifest["body"].encode()) != manifest["crc32"]:
+        raise ValueError("its checksum is wrong")
+    return json.loads(manifest["body"])
 
 
 def discard(folder: Path) -> None:
@@ -634,7 +842,9 @@ def discard(folder: Path) -> None:
     """
     if folder.is_symlink():
         return
-    named = _named_in(folder)
+
+    # Without a manifest, the files are no snapshot any more.
+    named = _named_folder(folder)
     with contextlib.suppress(OSError):
         if named is not None:
             (folder / MANIFEST).unlink()
@@ -642,19 +852,23 @@ def discard(folder: Path) -> None:
         folder.rmdir()
 
 
-def _named_in(folder: Path) -> str | None:
-    """The folder named in the snapshot's manifest; None without a valid manifest."""
+def _named_folder(folder: Path) -> str | None:
+    """The folder of files that a snapshot's manifest names; None without a valid manifest."""
     try:
         with _open(folder / MANIFEST) as stream:
             manifest = json.loads(stream.read())
-        sound = zlib.crc32(manifest["body"].encode()) == manifest["crc32"]
-        named = json.loads(manifest["body"])["folder"] if sound else None
+        is_intact = zlib.crc32(manifest["body"].encode()) == manifest["crc32"]
+        named = json.loads(manifest["body"])["folder"] if is_intact else None
     except (OSError, AttributeError, LookupError, TypeError, ValueError, RecursionError):
         return None
     return named if isinstance(named, str) and GENERATION.fullmatch(named) else None
 
 
 def _remove_generations(folder: Path, named: str | None, but: str = "") -> None:
+    """Remove all folders of files below ``folder`` except the one called ``but``.
+
+    ``named`` is the one that a manifest names.
+    """
     for name in os.listdir(folder):
         if GENERATION.fullmatch(name) and name != but:
             _remove_generation(folder / name, named=name == named)
@@ -663,29 +877,33 @@ def _remove_generations(folder: Path, named: str | None, but: str = "") -> None:
 def _remove_generation(path: Path, *, named: bool) -> None:
     """Remove the files of a snapshot, and their folder if it has no others.
 
-    ``named``: a manifest names it, which suffices for snapshots of older versions; else the folder
-    needs the marker file.
+    Nothing is removed of a folder that is not of this user, or not known as one of a snapshot:
+    ``named`` says that a manifest names it, which suffices for snapshots of older versions; else
+    the folder needs the marker file.
     """
     with contextlib.suppress(OSError):
-        folder = os.open(path, FOLDER)
+        folder_fd = os.open(path, FOLDER)
         try:
-            marked = _is_marked(folder)
-            if os.fstat(folder).st_uid != os.getuid() or not (named or marked):
+            marked = _is_marked(folder_fd)
+            if os.fstat(folder_fd).st_uid != os.getuid() or not (named or marked):
                 return
-            for name in os.listdir(folder):
-                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+
+            # The marker goes last, so that a removal that is cut short can be resumed.
+            for name in os.listdir(folder_fd):
+                status = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
                 if FILE.fullmatch(name) and stat.S_ISREG(status.st_mode):
-                    os.unlink(name, dir_fd=folder)
-            if os.listdir(folder) == [MARKER]:
-                os.unlink(MARKER, dir_fd=folder)
+                    os.unlink(name, dir_fd=folder_fd)
+            if os.listdir(folder_fd) == [MARKER]:
+                os.unlink(MARKER, dir_fd=folder_fd)
         finally:
-            os.close(folder)
+            os.close(folder_fd)
         path.rmdir()
 
 
-def _is_marked(folder: int) -> bool:
+def _is_marked(folder_fd: int) -> bool:
+    """Whether an open folder has the marker file."""
     try:
-        fd = os.open(MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        fd = os.open(MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder_fd)
     except OSError:
         return False
     with os.fdopen(fd, "rb") as stream:
@@ -699,11 +917,12 @@ def _create(path: Path) -> IO[bytes]:
 
 
 def _open(path: Path) -> BufferedReader:
-    return os.fdopen(
-        os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb"
-    )
+    """Open a file for reading; a link is not followed, and a pipe not waited for."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags), "rb")
 
 
 def _sync(stream: IO[bytes]) -> None:
+    """Wait until everything that was written to a file is on the disk."""
     stream.flush()
     os.fsync(stream.fileno())

@@ -1,5 +1,8 @@
 """The producer's side of a replay buffer or a trajectory queue: slots, filled in place.
 
+A *slot* is memory for a fixed number of steps. The owner of the memory, which is the consumer,
+lends slots to each writer through the writer's *lane*; a published slot goes back to the owner.
+
     w = Writer.attach(address)
     with w.slot(timeout_s=1.0) as s:
         s.columns["reward"][...] = rewards
@@ -29,8 +32,11 @@ from penstock.replay.table import NONE, Array, Table, frame_rows, place_columns,
 from penstock.transport.shm.attach import ATTACH_TIMEOUT_S, AttachClient
 from penstock.transport.shm.store import Slot, SlotWriter
 
-TIMEOUT_S = 60.0  # of writers that are not in the replay's process, where the caller gives none
-CHECK_S = 0.5  # between two checks that the owner lives, while no slot is lent
+# Longest wait for room in a buffer of another process, where the caller gives none.
+TIMEOUT_S = 60.0
+
+# Time between two checks that the owner lives, while no slot is lent.
+CHECK_S = 0.5
 
 
 class StepAdder(ABC):
@@ -50,7 +56,7 @@ class StepAdder(ABC):
         timeout_s: float | None = None,
         **extra: Any,
     ) -> None:
-        """Add one step of every environment; the arguments are those of `Replay.add`.
+        """Add one step of every environment; all other arguments are those of `Replay.add`.
 
         Args:
             timeout_s: longest wait for room, in seconds; None: the timeout of the replay, or 60 in
@@ -67,7 +73,10 @@ class StepAdder(ABC):
 
     @abstractmethod
     def _add(self, step: StepArguments, timeout_s: float | None) -> None:
-        """Store a step, and wait for room for up to ``timeout_s`` seconds."""
+        """Store a step, and wait for room for up to ``timeout_s`` seconds.
+
+        None is the default of the implementation.
+        """
 
 
 class OpenSlot:
@@ -80,7 +89,11 @@ class OpenSlot:
         self._payload = slot.payload
 
     def raw(self, name: str) -> memoryview:
-        """The writable bytes of a column with its own block, or of "records"."""
+        """The writable bytes of a column with its own block, or of "records".
+
+        Raises:
+            ReplayError: the column has no block of its own, or the slot has no such column.
+        """
         if name not in self._blocks:
             packed = "is packed in records" if name in self.columns else "is none of this slot's"
             raise ReplayError(
@@ -91,7 +104,13 @@ class OpenSlot:
 
 
 class Lane:
-    """One writer's lane; numbers its slots in their headers, which tell streams apart."""
+    """One writer's lane of a store; numbers its slots in their headers.
+
+    Args:
+        writer: lends and publishes slots.
+        stream: the number by which the owner tells this writer's slots from those of others.
+        owner_gone: whether the process that owns the store has ended.
+    """
 
     def __init__(self, writer: SlotWriter, stream: int, owner_gone: Callable[[], bool]) -> None:
         self.spec = writer.spec
@@ -99,26 +118,47 @@ class Lane:
         self._writer = writer
         self._stream = stream
         self._owner_gone = owner_gone
+
         self._sequence = 0
+        """Number of the next slot."""
+
         self._produced = 0
+        """Agent steps of all slots so far."""
+
+        # A row counts as a step if it is marked in column `alive`; without one, all rows do.
         self._all_steps = self.spec.unroll * self.spec.envs
         self._has_alive = any(column.name == "alive" for column in self.spec.columns)
 
     def acquire(self, timeout_s: float, version: int = 0) -> Slot:
-        """Wait for a slot to fill. Raises TimeoutError, or ConnectionError without an owner."""
+        """Wait for a slot to fill.
+
+        Args:
+            timeout_s: longest wait, in seconds.
+            version: of the policy that plays the slot.
+
+        Raises:
+            TimeoutError: no slot was lent in time.
+            ConnectionError: the owner has ended.
+        """
         slot = self._wait(timeout_s)
+
         header = slot.header
-        header["started_s"], header["version"], header["rows"] = time.monotonic(), version, 0
+        header["started_s"] = time.monotonic()
+        header["version"] = version
+        header["rows"] = 0
         preset(slot.columns)
         return slot
 
     def publish(self, slot: Slot) -> None:
         """Number and publish a complete slot; it must not be written to afterwards."""
-        alive = np.count_nonzero(slot.columns["alive"]) if self._has_alive else self._all_steps
-        self._produced += int(alive)
+        steps = np.count_nonzero(slot.columns["alive"]) if self._has_alive else self._all_steps
+        self._produced += int(steps)
+
         header = slot.header
-        header["actor"], header["incarnation"] = self._stream, 0
-        header["sequence"], header["steps"] = self._sequence, alive
+        header["actor"] = self._stream
+        header["incarnation"] = 0
+        header["sequence"] = self._sequence
+        header["steps"] = steps
         header["produced_steps"] = self._produced
         header["published_s"] = time.monotonic()
         self._sequence += 1
@@ -126,9 +166,11 @@ class Lane:
 
     @contextmanager
     def slot(self, timeout_s: float, version: int) -> Iterator[OpenSlot]:
-        """Lend a slot and publish it when the block is left.
+        """Lend a slot and publish it when the block is left; an exception gives it back.
 
-        Raises TimeoutError when no slot was lent in time, ConnectionError without an owner.
+        Raises:
+            TimeoutError: no slot was lent in time.
+            ConnectionError: the owner has ended.
         """
         slot = self.acquire(timeout_s, version)
         try:
@@ -139,15 +181,17 @@ class Lane:
         self.publish(slot)
 
     def _wait(self, timeout_s: float) -> Slot:
-        ends_s = time.monotonic() + timeout_s
+        """Wait until a slot is lent. Raises TimeoutError, or ConnectionError without an owner."""
+        deadline_s = time.monotonic() + timeout_s
         while True:
-            left_s = ends_s - time.monotonic()
-            slot = self._writer.acquire(max(0.0, min(CHECK_S, left_s)))
+            remaining_s = deadline_s - time.monotonic()
+            slot = self._writer.acquire(max(0.0, min(CHECK_S, remaining_s)))
             if slot is not None:
                 return slot
+
             if self._owner_gone():
                 raise ConnectionError("the buffer's process has ended; attach to its successor")
-            if left_s <= 0:
+            if remaining_s <= 0:
                 raise TimeoutError(
                     f"no slot was lent within {timeout_s:g} s: the buffer holds writers back, by "
                     "its rate limiter or because it is full; its stats() tell which"
@@ -165,21 +209,26 @@ class LaneTable:
 
     def __init__(self, lane: Lane) -> None:
         spec = lane.spec
-        self.spec, self.timeout_s, self.version = spec, 0.0, 0
+        self.spec = spec
+        self.timeout_s = 0.0
+        self.version = 0
         self.rows_per_slot = spec.unroll * spec.envs
         self.records, self.columns, self.frames, self.sides = place_columns(spec, lane.blocks)
         self.frame_rows = frame_rows(spec)
+
         names = self.records.dtype.names or ()
         if "alive" not in names:
             raise ReplayError(
                 "this buffer takes whole slots only: slot(); its rows have no column alive"
             )
         self._lane = lane
+        self._alive = self.records["alive"]
+        self._priority = self.records["priority"] if "priority" in names else None
+
+        # How often each slot was begun here, and the rows that are written in it.
         slots = len(lane.blocks["records"])
         self.generation: npt.NDArray[np.int64] = np.zeros(slots, np.int64)
         self.length: npt.NDArray[np.int32] = np.zeros(slots, np.int32)
-        self._alive = self.records["alive"]
-        self._priority = self.records["priority"] if "priority" in names else None
 
     def open_lane(self) -> tuple[int, LaneTable]:
         """Return this lane, which is its own writer."""
@@ -204,7 +253,17 @@ class LaneTable:
         counts: npt.NDArray[np.bool_] | None = None,
         priorities: Array | None = None,
     ) -> None:
-        """Mark row ``t`` written. ``counts`` [E]: which environments can be sampled; None: all."""
+        """Mark row ``t`` of a slot as written.
+
+        Args:
+            slot: that is being filled.
+            t: the step within it.
+            counts: environments [E] whose row can be sampled; None: all.
+            priorities: of the rows [E]; None: the owner's sampler chooses them.
+
+        Raises:
+            ReplayError: the owner's sampler has no priorities.
+        """
         start = slot * self.rows_per_slot + t * self.spec.envs
         if counts is not None:
             self._alive[start : start + self.spec.envs] = counts
@@ -212,6 +271,8 @@ class LaneTable:
             if self._priority is None:
                 raise ReplayError("this buffer samples without priorities; leave priority out")
             self._priority[start : start + self.spec.envs] = priorities
+
+        # The row is complete: it is published with the slot, whatever comes next.
         self.length[slot] = t + 1
 
     def publish(self, slot: Slot) -> None:
@@ -234,7 +295,15 @@ class LaneTable:
 
 
 class Steps:
-    """Writes steps over a lane, with the columns that the owner described."""
+    """Writes steps over a lane, with the columns that the owner described.
+
+    Args:
+        lane: of this writer.
+        about: what the owner tells of its buffer: ``frame_stack`` and ``autoreset``.
+
+    Raises:
+        ReplayError: the owner's buffer takes whole slots only.
+    """
 
     def __init__(self, lane: Lane, about: Mapping[str, Any]) -> None:
         if "autoreset" not in about:
@@ -257,10 +326,14 @@ class Writer(StepAdder):
         with ExitStack() as opening:
             opening.callback(entry.leave)
             self.spec = SlotSpec.from_dict(entry.reply["spec"])
-            lane = opening.enter_context(SlotWriter.attached(self.spec, entry.reply, entry.fds))
-            self._lane = Lane(lane, entry.reply["stream"], lambda: entry.owner_gone)
+            attaching = SlotWriter.attached(self.spec, entry.reply, entry.fds)
+            writer = opening.enter_context(attaching)
+            self._lane = Lane(writer, entry.reply["stream"], lambda: entry.owner_gone)
             self._about = entry.reply
+
             self._steps: Steps | None = None
+            """Writes the steps of `add`; made at the first of them."""
+
             self._opened = opening.pop_all()
 
     @classmethod
@@ -275,6 +348,7 @@ class Writer(StepAdder):
             ReplayError: no buffer listens at ``address``, something else does, or it did not answer
                 in time.
         """
+        # Each error becomes a sentence about the address.
         try:
             return cls(AttachClient(_path(address), {"lane": "writer"}, timeout_s))
         except TimeoutError as error:
@@ -291,7 +365,7 @@ class Writer(StepAdder):
 
     @contextmanager
     def slot(self, timeout_s: float = 1.0, version: int = 0) -> Iterator[OpenSlot]:
-        """Lend a slot to fill in place; leaving the block publishes it.
+        """Lend a slot to fill in place; leaving the block publishes it, an exception does not.
 
         Args:
             timeout_s: longest wait for a slot, in seconds.

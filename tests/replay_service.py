@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from penstock.replay.buffer import Replay
-from penstock.replay.remote.service import REPLAY_VERSION, ReplayService, ServiceLimits
+from penstock.replay.remote.peers import ServiceLimits
+from penstock.replay.remote.service import REPLAY_VERSION, ReplayService
 from penstock.transport import wire
 from penstock.transport.wire import Header, Message, MessageKind
 from penstock.transport.zmq.sockets import GONE, SENT, IsReleased

@@ -22,8 +22,20 @@ from penstock.replay.columns import nest_of, unflatten
 from penstock.transport.wire import WireError
 
 Array = npt.NDArray[Any]
+
+# Each leaf begins at a multiple of so many bytes.
 ALIGN = 64
+
+# Leaves that a received batch may have.
 MAX_FIELDS = 1024
+
+
+class FieldSpec(NamedTuple):
+    """A leaf as the message's meta describes it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
 
 
 class Field(NamedTuple):
@@ -48,8 +60,16 @@ class Shape(NamedTuple):
         return [[f.name, f.dtype.str, list(f.shape)] for f in self.fields]
 
 
+class PackedBatches(NamedTuple):
+    """Batches of one shape, as bytes."""
+
+    shape: Shape
+    frames: Array
+    """uint8 ``[count, nbytes]``, one frame for each batch."""
+
+
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Array]]:
-    """Arrays of a nested batch with their paths."""
+    """Yield the arrays of a nested batch with their paths."""
     if isinstance(value, dict):
         for key, child in value.items():
             yield from leaves(child, f"{name}.{key}" if name else key)
@@ -57,35 +77,44 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Array]]:
         for index, child in enumerate(value):
             yield from leaves(child, f"{name}.{index}")
     else:
-        yield name, np.asarray(value)  # `burn_in` is a number
+        # An array, or `burn_in` of sequences, which is a number.
+        yield name, np.asarray(value)
 
 
 @lru_cache(maxsize=64)
-def _placed(described: tuple[tuple[str, str, tuple[int, ...]], ...]) -> Shape:
+def _place_fields(specs: tuple[FieldSpec, ...]) -> Shape:
+    """The places of leaves in a frame, one after the other."""
     fields = []
     start = 0
-    for name, dtype_text, shape in described:
-        dtype = plain_dtype(dtype_text)
-        nbytes = math.prod(shape) * dtype.itemsize
-        fields.append(Field(name, dtype, shape, start, nbytes))
+    for spec in specs:
+        dtype = plain_dtype(spec.dtype)
+        nbytes = math.prod(spec.shape) * dtype.itemsize
+        fields.append(Field(spec.name, dtype, spec.shape, start=start, nbytes=nbytes))
         start += -(-nbytes // ALIGN) * ALIGN
     return Shape(tuple(fields), start)
 
 
-def pack(batch: Batch, count: int = 1) -> tuple[Shape, Array]:
-    """Pack ``count`` batches, dealt out from the rows of one, as uint8 ``[count, nbytes]``."""
-    arrays = list(leaves(batch))
-    described = tuple(
-        (n, a.dtype.str, a.shape and (len(a) // count, *a.shape[1:])) for n, a in arrays
-    )
-    shape = _placed(described)
-    frames = np.empty((count, shape.nbytes), np.uint8)
-    for field, (_, array) in zip(shape.fields, arrays, strict=True):
-        out = frames[:, field.start : field.start + field.nbytes].view(field.dtype)
-        first = field.shape[0] if field.shape else 1
-        rows = array.reshape(first, count, *field.shape[1:]).swapaxes(0, 1)
-        np.copyto(out.reshape(rows.shape), rows)
-    return shape, frames
+def pack(batch: Batch, count: int = 1) -> PackedBatches:
+    """Pack the rows of one batch as the frames of ``count`` batches.
+
+    Rows are dealt out in turn: batch i gets rows i, i + count, i + 2 * count and so on. A number,
+    such as `burn_in`, goes into each of them.
+    """
+    arrays = dict(leaves(batch))
+    specs = []
+    for name, array in arrays.items():
+        shape = (len(array) // count, *array.shape[1:]) if array.ndim else ()
+        specs.append(FieldSpec(name, array.dtype.str, shape))
+    batch_shape = _place_fields(tuple(specs))
+
+    frames = np.empty((count, batch_shape.nbytes), np.uint8)
+    for field in batch_shape.fields:
+        leaf_bytes = frames[:, field.start : field.start + field.nbytes]
+        row_count = field.shape[0] if field.shape else 1
+        # [rows of a batch, count, ...] with the batch as first axis.
+        rows = arrays[field.name].reshape(row_count, count, *field.shape[1:]).swapaxes(0, 1)
+        np.copyto(leaf_bytes.view(field.dtype).reshape(rows.shape), rows)
+    return PackedBatches(batch_shape, frames)
 
 
 def read_shape(meta: Any) -> Shape:
@@ -93,8 +122,8 @@ def read_shape(meta: Any) -> Shape:
     if not isinstance(meta, list) or not 0 < len(meta) <= MAX_FIELDS:
         raise WireError("meta", "no list of fields")
     try:
-        described = tuple((str(n), str(d), shape_in(s)) for n, d, s in meta)
-        return _placed(described)
+        specs = tuple(FieldSpec(str(n), str(dtype), shape_in(s)) for n, dtype, s in meta)
+        return _place_fields(specs)
     except (TypeError, ValueError) as error:
         raise WireError("meta", str(error)) from error
 
@@ -104,16 +133,19 @@ def unpack(shape: Shape, frame: Any) -> Batch:
     raw = np.frombuffer(frame, np.uint8)
     if raw.nbytes != shape.nbytes:
         raise WireError("size", f"a batch of {raw.nbytes} bytes instead of {shape.nbytes}")
-    arrays = {
-        f.name: raw[f.start : f.start + f.nbytes].view(f.dtype).reshape(f.shape)
-        for f in shape.fields
-    }
-    arrays |= {f.name: arrays[f.name].item() for f in shape.fields if not f.shape}
-    return Batch({root: unflatten(nest, arrays) for root, nest in _nests(shape)})
+
+    values: dict[str, Any] = {}
+    for field in shape.fields:
+        leaf_bytes = raw[field.start : field.start + field.nbytes]
+        array = leaf_bytes.view(field.dtype).reshape(field.shape)
+        # A leaf without axes was a number.
+        values[field.name] = array if field.shape else array.item()
+    return Batch({root: unflatten(nest, values) for root, nest in _nests(shape)})
 
 
 @lru_cache(maxsize=64)
 def _nests(shape: Shape) -> list[tuple[str, Any]]:
+    """How the leaves of each column of a batch are nested, by the column's name."""
     names = [field.name for field in shape.fields]
     roots = dict.fromkeys(name.split(".", 1)[0] for name in names)
     return [

@@ -1,18 +1,19 @@
 """How a server takes in slots: in order, each once, and only as many as the buffer accepts now.
 
 A client numbers the slots of its stream and may have `WINDOW` of them on the way. Slots that cannot
-be stored yet wait here; a slot that is sent again, because its answer was lost, is acknowledged
+be stored yet wait here. A slot that is sent again, because its answer was lost, is acknowledged
 again and not stored again. After a gap the client sends again from the gap on. A slot with invalid
 columns is refused, once, and the stream continues after it.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,122 +25,162 @@ from penstock.transport import wire
 from penstock.transport.shm.store import Slot
 from penstock.transport.wire import SlotDecoder, WireError
 
-FIRST_STREAM = 1 << 48  # above the streams of writers on this host
-WINDOW = 8  # slots of a client that may be on their way
+# Numbers of clients' streams in the headers of slots begin here, above those of writers on this
+# host.
+FIRST_STREAM = 1 << 48
+
+# Slots of one client that may be on their way.
+WINDOW = 8
+
+# The largest policy version that a slot may have.
 MAX_VERSION = 1 << 62
 
-Refused = Callable[[bytes, int, str, str], None]  # peer, sequence, reason, what is wrong
+# Random bytes of the token that a new client gets.
+TOKEN_NBYTES = 16
 
 
-@dataclass
-class Line:
-    """The slots of one stream: the next sequence number, and waiting slots.
+class RefusedSlot(NamedTuple):
+    """A slot that arrived in order and cannot be used."""
 
-    ``due``: an answer is due.
+    peer: bytes
+    """The connection from which it came."""
+
+    sequence: int | None
+    """Its number in the client's stream; None if the client may send it again."""
+
+    reason: str
+    """What is counted: "columns", or the reason of a `WireError`."""
+
+    text: str
+    """What is wrong with it, for the client and the log."""
+
+
+@dataclass(eq=False)
+class ClientStream:
+    """The slots of one client, over all its connections.
+
+    ``token`` identifies the client when it reconnects, also after a restart of the server.
+    `ingested_until` and `ingested_rows` are changed only under the buffer's lock, together with the
+    table, so a snapshot has both as of one instant.
     """
 
-    name: bytes
-    next: int = 0
+    number: int
+    token: str
+    peer: bytes
+    """The connection to which answers go."""
+
+    next_sequence: int = 0
+    """Number of the next slot to be stored: those before it are acknowledged."""
+
+    ingested_until: int = 0
+    """Number of the next slot that the buffer's table takes in."""
+
+    ingested_rows: int = 0
+    """Rows of the stream that the table has taken in."""
+
     waiting: deque[wire.Message] = field(default_factory=deque)
-    due: bool = False
+    """Slots that wait to be stored, in order from `next_sequence` on."""
+
+    answer_due: bool = False
+    """Whether the client is to be told `next_sequence`."""
+
+    @property
+    def expected_sequence(self) -> int:
+        """Number of the next slot that the client may send."""
+        return self.next_sequence + len(self.waiting)
 
     @property
     def waiting_nbytes(self) -> int:
+        """Bytes of the waiting slots, as they came."""
         return sum(message.head.coded_nbytes for message in self.waiting)
 
 
-@dataclass
-class Taken:
-    """The part of a token's stream that the buffer has: slots before ``next``, and their rows."""
-
-    token: str
-    next: int = 0
-    rows: int = 0
-
-
 class Intake(TableListener):
-    """Stores the slots of many streams through one lane of ``replay``'s store."""
+    """Stores the slots of many streams through one lane of ``replay``'s store; for one thread.
 
-    def __init__(self, replay: Replay, refused: Refused, waiting_nbytes: int) -> None:
+    Only `marks` is also called from another thread.
+    """
+
+    def __init__(
+        self,
+        replay: Replay,
+        on_refused: Callable[[RefusedSlot], None],
+        *,
+        max_waiting_nbytes: int,
+        marks: dict[str, Any] | None = None,
+    ) -> None:
         """Make the intake.
 
         Args:
             replay: the buffer.
-            refused: called with peer, sequence, reason and text for each slot that arrived in order
-                and cannot be used; the sequence is -1 where the client may send it again.
-            waiting_nbytes: limit for all slots together that wait to be stored.
+            on_refused: called for each slot that arrived in order and cannot be used.
+            max_waiting_nbytes: limit for all slots together that wait to be stored.
+            marks: the state of streams in a restored snapshot, as from `marks`.
         """
-        self._refused, self._most_waiting_nbytes = refused, waiting_nbytes
+        self._on_refused = on_refused
+        self._max_waiting_nbytes = max_waiting_nbytes
         self.received = dict.fromkeys(("slots", "rows", "raw_nbytes", "coded_nbytes"), 0)
+        """Counts of the slots that were stored."""
+
         self.waiting_nbytes = 0
-        self._replay, self._spec = replay, replay.layout.spec
+        """Bytes of all slots that wait to be stored."""
+
+        self._replay = replay
+        self._spec = replay.layout.spec
         self._decoder = SlotDecoder(replay.layout.spec)
         with replay.lock:
             self._lane, self._writer = replay.table.open_lane()
-        self._lines: dict[int, Line] = {}
-        # Changed only under the buffer's lock, together with the table.
-        self._taken: dict[int, Taken] = {}
+
+        # These are changed only under the buffer's lock, since `marks` reads them in another
+        # thread.
+        self._streams: dict[int, ClientStream] = {}
+        self._marks: dict[str, Any] = dict(marks or {})
+        self._last_number = 0
+
         replay.table.subscribe(self)
 
-    def accept(self, stream: int, name: bytes, message: wire.Message) -> None:
-        """Take in a received slot. Raises WireError for one that cannot be used."""
-        head = message.head
-        if head.spec_hash != self._spec.hash:
-            raise WireError("spec")
-        line = self._lines[stream]
-        line.name, line.due = name, True
-        if head.sequence < line.next + len(line.waiting):
-            return  # it was received before
-        if head.sequence > line.next + len(line.waiting) or len(line.waiting) >= WINDOW:
-            raise WireError("ungranted")
-        # Only the bytes of frames are counted while the slot waits; the meta is small.
-        if len(message.frames) != len(self._spec.blocks):
-            raise WireError("frames", f"{len(message.frames)} instead of {len(self._spec.blocks)}")
-        nbytes = self.waiting_nbytes + head.coded_nbytes
-        if self.waiting_nbytes and nbytes > self._most_waiting_nbytes:
-            raise WireError("busy", "slots of other clients wait; it will be sent again")
-        self.waiting_nbytes = nbytes
-        line.waiting.append(message)
+    # ------------------------------------------------------------------------- streams
 
-    def store(self) -> list[tuple[bytes, int]]:
-        """Store waiting slots; returns the peers to answer, with their next sequence."""
-        lines = [(stream, line) for stream, line in self._lines.items() if line.waiting]
-        stored = 0
-        while lines:
-            for stream, line in lines:
-                if not self._store(stream, line):
-                    lines = []
-                    break
-                stored += 1
-            lines = [(stream, line) for stream, line in lines if line.waiting]
-        if stored:
-            self._collect()
-        return self._answers()
+    def open(self, peer: bytes, token: str) -> ClientStream:
+        """Begin the stream of a client, or continue that of ``token`` in the restored snapshot.
 
-    def open(self, stream: int, name: bytes, taken: Taken) -> None:
-        """Add a client; the buffer has ``taken`` of its stream before."""
+        A client whose token is not known gets a new one.
+        """
         with self._replay.lock:
-            self._taken[stream] = taken
-        self._lines[stream] = Line(name, taken.next)
+            mark = self._marks.pop(token, None)
+            if mark is None:
+                token = secrets.token_hex(TOKEN_NBYTES)
+            ingested_until, ingested_rows = mark or (0, 0)
 
-    def rename(self, stream: int, name: bytes) -> int:
-        """Give the client of a stream a new connection; returns the next sequence."""
-        self._lines[stream].name = name
-        return self._lines[stream].next
+            self._last_number += 1
+            stream = ClientStream(
+                self._last_number,
+                token,
+                peer,
+                next_sequence=ingested_until,
+                ingested_until=ingested_until,
+                ingested_rows=ingested_rows,
+            )
+            self._streams[stream.number] = stream
+        return stream
 
-    def taken(self, stream: int) -> Taken:
-        return self._taken[stream]
-
-    def all_taken(self) -> list[Taken]:
-        """The state of all streams; needs the buffer's lock."""
-        return list(self._taken.values())
-
-    def forget(self, stream: int) -> None:
+    def forget(self, stream: ClientStream) -> None:
         """Remove a client for good."""
-        if line := self._lines.pop(stream, None):
-            self.waiting_nbytes -= line.waiting_nbytes
+        self.waiting_nbytes -= stream.waiting_nbytes
         with self._replay.lock:
-            self._taken.pop(stream, None)
+            del self._streams[stream.number]
+
+    def marks(self) -> dict[str, Any]:
+        """The part of each stream that the buffer has, for a snapshot.
+
+        Called under the buffer's lock, also from another thread.
+
+        Returns:
+            By token, the number of the next slot and the number of rows. Streams of the restored
+            snapshot whose client has not returned yet are among them.
+        """
+        streams = self._streams.values()
+        return self._marks | {s.token: [s.ingested_until, s.ingested_rows] for s in streams}
 
     def close(self) -> None:
         self._replay.table.unsubscribe(self)
@@ -153,54 +194,135 @@ class Intake(TableListener):
         self.close()
 
     def on_ingested(self, slot: Slot) -> None:
-        """Note that the buffer has taken a slot in."""
-        stream = int(slot.header["actor"]) - FIRST_STREAM
-        if (taken := self._taken.get(stream)) is not None:
-            taken.next = int(slot.header["sequence"]) + 1
-            taken.rows += int(slot.header["steps"])
+        """Note that the buffer has taken a slot in; called under its lock."""
+        number = int(slot.header["actor"]) - FIRST_STREAM
+        if (stream := self._streams.get(number)) is not None:
+            stream.ingested_until = int(slot.header["sequence"]) + 1
+            stream.ingested_rows += int(slot.header["steps"])
 
-    def _answers(self) -> list[tuple[bytes, int]]:
-        due = [line for line in self._lines.values() if line.due]
-        for line in due:
-            line.due = False
-        return [(line.name, line.next) for line in due]
+    # ------------------------------------------------------------------------- slots
 
-    def _store(self, stream: int, line: Line) -> bool:
-        """Store a stream's oldest slot; False when the buffer accepts none now."""
+    def accept(self, stream: ClientStream, peer: bytes, message: wire.Message) -> None:
+        """Let a received slot wait to be stored.
+
+        Args:
+            stream: of the client.
+            peer: the connection from which the slot came.
+            message: the slot.
+
+        Raises:
+            WireError: the slot does not follow in its stream, or there is no room for it.
+        """
+        head = message.head
+        if head.spec_hash != self._spec.hash:
+            raise WireError("spec")
+
+        # Whatever becomes of this slot, the client is told from which one on to send.
+        stream.peer = peer
+        stream.answer_due = True
+        if head.sequence < stream.expected_sequence:
+            return  # it was received before
+        if head.sequence > stream.expected_sequence or len(stream.waiting) >= WINDOW:
+            raise WireError("ungranted")
+
+        # Only the bytes of frames are counted while the slot waits; the meta is small.
+        if len(message.frames) != len(self._spec.blocks):
+            raise WireError("frames", f"{len(message.frames)} instead of {len(self._spec.blocks)}")
+        nbytes = self.waiting_nbytes + head.coded_nbytes
+        if self.waiting_nbytes and nbytes > self._max_waiting_nbytes:
+            raise WireError("busy", "slots of other clients wait; it will be sent again")
+
+        self.waiting_nbytes = nbytes
+        stream.waiting.append(message)
+
+    def store(self) -> list[ClientStream]:
+        """Store waiting slots, one of each stream in turn, while the buffer accepts any.
+
+        Returns:
+            The streams whose clients are to be told `ClientStream.next_sequence` now.
+        """
+        streams = [stream for stream in self._streams.values() if stream.waiting]
+        has_stored = False
+        while streams:
+            for stream in streams:
+                if not self._store_oldest(stream):
+                    streams = []
+                    break
+                has_stored = True
+            streams = [stream for stream in streams if stream.waiting]
+        if has_stored:
+            self._collect()
+
+        due = [stream for stream in self._streams.values() if stream.answer_due]
+        for stream in due:
+            stream.answer_due = False
+        return due
+
+    def _store_oldest(self, stream: ClientStream) -> bool:
+        """Store or refuse a stream's oldest waiting slot.
+
+        Returns:
+            False if the buffer accepts no slot now, and the slot goes on waiting.
+        """
         slot = self._acquire()
         if slot is None:
             return False
-        message, head = line.waiting[0], line.waiting[0].head
+
+        message = stream.waiting[0]
+        head = message.head
         try:
             self._decoder.decode(message, slot.payload)
-            with np.errstate(invalid="ignore"):  # of NaN that signals
+            # Comparing a signalling NaN would warn.
+            with np.errstate(invalid="ignore"):
                 fault = self._fault(head, slot)
         except WireError as error:
-            self._refuse(line, -1, error.reason, str(error))
+            self._drop_waiting(stream, error.reason, str(error))
+            self._writer.give_back(slot)
+            return True
         except wire.STRANGE as error:
-            self._refuse(line, -1, "meta", str(error))
+            self._drop_waiting(stream, "meta", str(error))
+            self._writer.give_back(slot)
+            return True
+
+        # The slot is whole, so the stream continues after it even if its columns are refused.
+        stream.waiting.popleft()
+        self.waiting_nbytes -= head.coded_nbytes
+        stream.next_sequence += 1
+        stream.answer_due = True
+        if fault is None:
+            self._publish(stream, head, slot)
         else:
-            line.waiting.popleft()
-            self.waiting_nbytes -= head.coded_nbytes
-            line.next += 1
-            line.due = True
-            if fault is None:
-                # As a writer in shared memory would: a client's message has its rows as generation.
-                own = head._replace(actor=FIRST_STREAM + stream, incarnation=0, generation=0)
-                wire.fill_header(slot.header, own, time.monotonic(), rows=head.generation)
-                self._replay.table.checked.add(slot.index)
-                self._writer.publish(slot)
-                self._count(head)
-                return True
-            self._refused(line.name, head.sequence, "columns", fault)
-        self._writer.give_back(slot)
+            self._on_refused(RefusedSlot(stream.peer, head.sequence, "columns", fault))
+            self._writer.give_back(slot)
         return True
 
+    def _publish(self, stream: ClientStream, head: wire.Header, slot: Slot) -> None:
+        """Publish a decoded slot with the header that a writer in shared memory would give it."""
+        number = FIRST_STREAM + stream.number
+        # The policy's generation is not needed here; its field in a client's message holds the
+        # number of rows.
+        header = head._replace(actor=number, incarnation=0, generation=0)
+        wire.fill_header(slot.header, header, time.monotonic(), rows=head.generation)
+        self._replay.table.checked.add(slot.index)
+        self._writer.publish(slot)
+
+        self.received["slots"] += 1
+        self.received["rows"] += head.steps
+        self.received["raw_nbytes"] += head.raw_nbytes
+        self.received["coded_nbytes"] += head.coded_nbytes
+
+    def _drop_waiting(self, stream: ClientStream, reason: str, text: str) -> None:
+        """Drop a stream's waiting slots after a fault of the first; the client sends all again."""
+        self.waiting_nbytes -= stream.waiting_nbytes
+        stream.waiting.clear()
+        self._on_refused(RefusedSlot(stream.peer, None, reason, text))
+
     def _acquire(self) -> Slot | None:
-        """A slot to fill, evicting the oldest; None while there is none."""
+        """A slot to fill, for which the oldest may be evicted; None while the buffer lends none."""
         rate_limited = self._replay.rate_limited
         if rate_limited is not None and not rate_limited.may_lend():
             return None
+
         slot = self._writer.acquire(0)
         if slot is None:
             self._collect()
@@ -212,19 +334,15 @@ class Intake(TableListener):
         with self._replay.lock:
             self._replay.collect()
 
-    def _refuse(self, line: Line, sequence: int, reason: str, text: str) -> None:
-        """Drop waiting slots, which no longer follow; the client sends all of them again."""
-        self.waiting_nbytes -= line.waiting_nbytes
-        line.waiting.clear()
-        self._refused(line.name, sequence, reason, text)
-
     def _fault(self, head: wire.Header, slot: Slot) -> str | None:
-        """What is wrong with the columns of a slot, as a sentence; None: nothing."""
-        spec, count = self._spec, head.generation
+        """What is wrong with the columns of a decoded slot, as a sentence; None if nothing is."""
+        spec = self._spec
+        count = head.generation
         if not 1 <= count <= spec.unroll:
             return f"the slot says that it has {count} steps, and has 1 to {spec.unroll}"
         if head.version > MAX_VERSION:
             return f"policy version {head.version} is above {MAX_VERSION}"
+
         columns = slot.columns
         alive = int(np.count_nonzero(columns["alive"][:count]))
         if alive != head.steps:
@@ -232,21 +350,17 @@ class Intake(TableListener):
         if not np.isfinite(columns["reward"][:count]).all():
             return "column reward holds a number that is not finite"
         priority = columns.get("priority")
-        if priority is not None and not _sound(priority[:count]):
+        if priority is not None and not _are_priorities_or_nan(priority[:count]):
             return f"column priority must hold numbers from 0 to {MAX_PRIORITY:g}, or NaN"
+
+        # What rows say about other rows is checked as for any foreign slot.
         table = self._replay.table
-        rows = table.records.reshape(-1, spec.unroll, spec.envs)[slot.index]
-        return table.checks.fault(rows[:count], marked=True)
-
-    def _count(self, head: wire.Header) -> None:
-        received = self.received
-        received["slots"] += 1
-        received["rows"] += head.steps
-        received["raw_nbytes"] += head.raw_nbytes
-        received["coded_nbytes"] += head.coded_nbytes
+        records = table.records.reshape(-1, spec.unroll, spec.envs)[slot.index]
+        return table.checks.fault(records[:count], marked=True)
 
 
-def _sound(priority: npt.NDArray[Any]) -> bool:
+def _are_priorities_or_nan(priority: npt.NDArray[Any]) -> bool:
+    """Whether each value is a priority, or NaN, which stands for the sampler's own choice."""
     if np.isnan(priority).all():
         return True
     values = priority.astype(np.float64)

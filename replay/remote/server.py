@@ -26,7 +26,8 @@ from penstock.core import descriptors
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.replay.remote.intake import WINDOW
-from penstock.replay.remote.service import ReplayService, ServiceLimits
+from penstock.replay.remote.peers import ServiceLimits
+from penstock.replay.remote.service import ReplayService
 from penstock.transport import wire
 from penstock.transport.wire import Buffer, Header, MessageKind
 from penstock.transport.zmq.keys import load_learner
@@ -34,48 +35,81 @@ from penstock.transport.zmq.listener import LOOK_EVERY_S
 from penstock.transport.zmq.server_socket import ServerSocket
 from penstock.transport.zmq.sockets import IsReleased, WasWritten, port_of
 
-BATCH = 64  # messages handled between two checks of everything else
-TICK_S = 0.005  # period of retries
-REOPEN_S = 10.0  # longest wait for the address after all connections were closed
+# Messages that are handled between two checks of everything else.
+BATCH = 64
+
+# Period in which slots and requests that wait are tried again.
+TICK_S = 0.005
+
+# Longest wait for the address after all connections were closed.
+REOPEN_S = 10.0
+
+# Name of the streams' marks in a snapshot.
 STREAMS = "streams"
+
 # With keys libzmq holds an encrypted answer for each connection; smaller ones are not counted.
 ENCRYPTED_NBYTES = 1 << 18
-# It is of no run, so clients drop it.
+
+# A message without effect: it is of no run, so clients drop it.
 NOTHING = wire.encode(Header(MessageKind.WAIT), {"reason": ""})
 Marks = Callable[[], dict[str, Any]]
 
 
 class Snapshots:
-    """Saves ``replay`` to ``folder`` every ``every_s`` seconds; ``log`` takes lines of text."""
+    """Saves a replay while it is served, in a thread for each snapshot.
+
+    Args:
+        replay: the buffer.
+        folder: of the snapshot.
+        every_s: seconds from the start of one snapshot to that of the next.
+        log: takes lines of text.
+
+    Raises:
+        ReplayError: ``every_s`` is not above 0.
+    """
 
     def __init__(
         self, replay: Replay, folder: Path, every_s: float, log: Callable[[str], None]
     ) -> None:
         if not every_s > 0:
             raise ReplayError(f"--snapshot-every {every_s:g} must be above 0 seconds")
-        self._replay, self._folder, self._every_s, self._log = replay, folder, every_s, log
-        self._due_s = time.monotonic() + every_s
+        self._replay = replay
+        self._folder = folder
+        self._every_s = every_s
+        self._log = log
+        self._next_s = time.monotonic() + every_s
         self._thread: threading.Thread | None = None
-        self._failure = ""
-        self.marks: dict[str, Any] = {}  # of streams, in the restored snapshot
-        self._saved = self._failed = 0
+
+        self.marks: dict[str, Any] = {}
+        """The state of clients' streams in the restored snapshot."""
+
+        self._saved = 0
+        """Snapshots that were written."""
+
+        self._failed = 0
+        """Snapshots that could not be written."""
+
+        self._last_failure = ""
+        """Why the last snapshot could not be written; empty if it was."""
 
     def restore(self) -> None:
         """Fill the buffer, which must be new, from the folder.
 
-        Raises `DamagedSnapshotError` for a damaged snapshot, ReplayError for one that was saved
-        with other options. Do not use the buffer afterwards.
+        Raises:
+            DamagedSnapshotError: the snapshot is damaged.
+            ReplayError: it was saved with other options. The buffer must not be used afterwards.
         """
         self.marks = self._replay.restore(self._folder).get(STREAMS, {})
 
     def tend(self, marks: Marks) -> None:
         """Begin a snapshot if one is due and none is being written."""
-        if time.monotonic() >= self._due_s and not self.saving:
-            self._due_s = time.monotonic() + self._every_s
-            self._thread = threading.Thread(
-                target=self._save, args=(marks,), name="replay-save", daemon=True
-            )
-            self._thread.start()
+        if time.monotonic() < self._next_s or self.saving:
+            return
+        self._next_s = time.monotonic() + self._every_s
+        self._thread = threading.Thread(
+            target=self._save, args=(marks,), name="replay-save", daemon=True
+        )
+        self._thread.start()
 
     @property
     def saving(self) -> bool:
@@ -89,20 +123,22 @@ class Snapshots:
         self._save(marks)
 
     def figures(self) -> dict[str, int]:
+        """Counts of snapshots that were written and that could not be."""
         return {"saved": self._saved, "failed": self._failed}
 
     def _save(self, marks: Marks) -> None:
+        """Write a snapshot; a failure is counted, and logged unless the last had the same text."""
         try:
             self._replay.save(self._folder, more=lambda: {STREAMS: marks()})
         except (ReplayError, MemoryError) as error:
             self._failed += 1
             text = str(error) or "a snapshot needs more memory than is left"
-            if text != self._failure:  # one line, until another cause
+            if text != self._last_failure:
                 self._log(f"warning: {text}; the server continues")
-            self._failure = text
+            self._last_failure = text
         else:
             self._saved += 1
-            self._failure = ""
+            self._last_failure = ""
 
 
 class ReplayServer:
@@ -141,27 +177,31 @@ class ReplayServer:
                 "make keys with `penstock keys new` and give their folder as curve (--curve), or "
                 "pass insecure=True (--insecure)"
             )
-        self._snapshots, self._log = snapshots, log
-        self._was_full = False
-        taken = None if snapshots is None else snapshots.marks
+
+        self._snapshots = snapshots
+        self._log = log
+        self._has_logged_full = False
         with ExitStack() as opening:
             self._service = ReplayService(
                 replay,
                 self._send,
                 limits=limits,
                 log=log,
-                taken=taken,
+                marks=None if snapshots is None else snapshots.marks,
                 more_figures=self._snapshot_figures,
             )
             opening.callback(self._service.close)
+
             keys = load_learner(curve) if curve else None
             nbytes = wire.max_frame_nbytes(replay.layout.spec)
             self._socket = ServerSocket(bind, keys, nbytes, received=WINDOW)
             opening.callback(self._socket.close)
             self._stack = opening.pop_all()
+
         self.address = bind
         """The address for clients of this host."""
-        if bind.startswith("tcp://"):  # the system may have chosen the port
+        if bind.startswith("tcp://"):
+            # The system has chosen the port where ``bind`` names none.
             self.address = f"{bind.rpartition(':')[0]}:{port_of(self._socket.router)}"
 
     @property
@@ -170,18 +210,28 @@ class ReplayServer:
         return self._service.rejected
 
     def turn(self, timeout_s: float) -> int:
-        """Handle received messages, waiting up to ``timeout_s`` seconds; returns their number."""
-        patience_s = min(TICK_S, timeout_s) if self._service.waiting else timeout_s
-        self._socket.wait(patience_s)
+        """Serve what there is to do now.
+
+        Args:
+            timeout_s: longest wait for a message, in seconds.
+
+        Returns:
+            The number of messages that were handled.
+        """
+        # What waits in the service is tried again soon, whether or not a message comes.
+        if self._service.waiting:
+            timeout_s = min(TICK_S, timeout_s)
+        self._socket.wait(timeout_s)
         count = 0
         while count < BATCH and (received := self._socket.receive()) is not None:
             sender, parts = received
             self.handle(sender.peer, parts)
             count += 1
+
         self._service.tend()
-        self._shed()
+        self._turn_away_connections()
         if self._service.stranded_nbytes > self._service.limits.answers_nbytes:
-            self._reopen()
+            self._close_connections()
         if self._snapshots is not None:
             self._snapshots.tend(self._service.marks)
         return count
@@ -200,7 +250,10 @@ class ReplayServer:
         return self._service.figures()
 
     def _snapshot_figures(self) -> dict[str, Any]:
-        return {"snapshots": self._snapshots.figures()} if self._snapshots is not None else {}
+        """Counts of snapshots, if there are any, for the figures of the service."""
+        if self._snapshots is None:
+            return {}
+        return {"snapshots": self._snapshots.figures()}
 
     def save(self) -> None:
         """Write a final snapshot, if snapshots are written, and wait for it."""
@@ -216,19 +269,24 @@ class ReplayServer:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _shed(self) -> None:
+    def _turn_away_connections(self) -> None:
         """Reject new connections while descriptors are nearly used up; logs it once."""
         self._socket.listener.look(time.monotonic())
-        if self._socket.listener.shut and not self._was_full:
-            self._was_full = True
-            if self._log is not None:
-                self._log(
-                    f"new connections are turned away, since nearly all {descriptors.limit()} file "
-                    "descriptors are in use: raise the hard limit (ulimit -Hn), or find out what "
-                    "connects"
-                )
+        if not self._socket.listener.shut or self._has_logged_full:
+            return
+        self._has_logged_full = True
+        if self._log is not None:
+            self._log(
+                f"new connections are turned away, since nearly all {descriptors.limit()} file "
+                "descriptors are in use: raise the hard limit (ulimit -Hn), or find out what "
+                "connects"
+            )
 
     def _send(self, name: bytes, parts: wire.Parts) -> tuple[int, IsReleased]:
+        """Send a message to a peer, for the service; see `Send`.
+
+        With keys a large message counts as released when it is written to its connection.
+        """
         outcome, is_released = self._socket.send(name, parts)
         nbytes = sum(memoryview(frame).nbytes for frame in parts[2:])
         if self._socket.has_keys and nbytes > ENCRYPTED_NBYTES:
@@ -236,9 +294,9 @@ class ReplayServer:
             is_released = WasWritten(is_released, send_next)
         return outcome, is_released
 
-    def _reopen(self) -> None:
+    def _close_connections(self) -> None:
         """Close every connection, which frees the memory of those that are not read."""
         if self._log is not None:
             self._log("connections that are not read hold too much memory; all clients reconnect")
-        self._service.disconnected()
+        self._service.on_disconnected()
         self._socket.reopen(self.address, REOPEN_S)

@@ -11,9 +11,7 @@ line of bounded length; a peer that asks again is answered by WAIT with the reas
 
 Memory is bounded whatever peers do (`ServiceLimits`): by the number of peers, by the bytes of slots
 that wait to be stored, and by the bytes of batches that were sent and that their peers have not yet
-read. A batch counts as read once its peer reports that and the socket has released it: a peer that
-does not read can report anything. A peer that reads nothing for `STALL_S` loses its place and may
-join again.
+read (`peers.py`). A peer that reads nothing for `STALL_S` loses its place and may join again.
 """
 
 from __future__ import annotations
@@ -21,79 +19,65 @@ from __future__ import annotations
 import secrets
 import time
 import traceback
-from collections import Counter, OrderedDict, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.replay.buffer import Replay, ReplaySource
 from penstock.replay.errors import ReplayError
-from penstock.replay.remote.batch_codec import Array, Shape, pack
-from penstock.replay.remote.intake import Intake, Taken
+from penstock.replay.remote.batch_codec import PackedBatches, pack
+from penstock.replay.remote.intake import Intake, RefusedSlot
+from penstock.replay.remote.peers import Peer, PeerRegistry, PendingRequest, ServiceLimits
 from penstock.replay.samplers import MAX_PRIORITY, are_priorities
 from penstock.transport import wire
 from penstock.transport.wire import Buffer, Header, MessageKind, WireError
 from penstock.transport.zmq.sockets import FULL, GONE, SENT, IsReleased, Send
 
-REPLAY_VERSION = 2  # of docs/replay-protocol.md, in JOIN and SPEC
-MAX_ASKS = 64  # requests of a peer that may wait
-MAX_BATCHES = 64  # in one request
-TOGETHER_NBYTES = 1 << 20  # of batches drawn together
-SCALARS_NBYTES = 32  # reward, discount, flags, weight and key of a row
-TOKEN_NBYTES = 16
-LONGEST_TOKEN = 64  # characters
-STALL_S = 30.0  # without reading its answers, a peer loses its place
-QUIET_S = 60.0  # without a message, where others need its place
-PROBE_S = 5.0  # between two checks of connections with unread batches
-RETRY_S = 0.2  # until an answer that did not fit the connection is tried again
+# Version of docs/replay-protocol.md, in JOIN and SPEC.
+REPLAY_VERSION = 2
+
+# Requests of one peer that may wait.
+MAX_REQUESTS = 64
+
+# Batches in one request.
+MAX_BATCHES = 64
+
+# Size up to which the batches of one request are drawn together.
+TOGETHER_NBYTES = 1 << 20
+
+# Reward, discount, flags, weight and key of one row of a batch.
+SCALARS_NBYTES = 32
+
+# Characters of a token that a client sends.
+LONGEST_TOKEN = 64
+
+# A peer that reads none of its batches for so long loses its place.
+STALL_S = 30.0
+
+# Time between two checks of connections with unread batches.
+PROBE_S = 5.0
+
+# Time until an answer that did not fit its connection is tried again.
+RETRY_S = 0.2
+
 OTHER_VERSION = (
     f"the server speaks version {REPLAY_VERSION} of the replay protocol; use the same release of "
     "Penstock on all hosts"
 )
 
 
-@dataclass(frozen=True)
-class ServiceLimits:
-    """Limits for all peers together, in bytes except ``peers``.
+class SampleMeta(NamedTuple):
+    """The meta of SAMPLE: a request for batches, and what the peer has read."""
 
-    ``answers_nbytes``: batches that were sent and are not read, and the largest answer;
-    ``peer_nbytes``: those of one peer, beyond its first; ``waiting_nbytes``: slots to be stored.
-    """
-
-    peers: int = 1024
-    peer_nbytes: int = 32 << 20
-    answers_nbytes: int = 512 << 20
-    waiting_nbytes: int = 256 << 20
-
-
-@dataclass
-class PendingRequest:
-    """A request of a peer for ``count`` batches."""
-
-    number: int
-    source: ReplaySource
-    batch: int
-    count: int
+    batch_rows: int
+    """Rows of each batch."""
+    batches: int
+    """The number of batches; 0 where the message only reports ``read``."""
+    read: int
+    """Answers that the peer has read on this connection."""
     stacked: bool
-    nbytes: int
-
-
-@dataclass
-class Peer:
-    """A client: its stream of slots, its waiting requests, and its unread batches."""
-
-    stream: int
-    token: str
-    heard_s: float
-    asks: OrderedDict[int, PendingRequest] = field(default_factory=OrderedDict)
-    unread: deque[tuple[int, IsReleased]] = field(default_factory=deque)  # bytes of each answer
-    unread_nbytes: int = 0
-    sent: int = 0  # answers on this connection, since it joined
-    read: int = 0  # of these, as the peer reports
-    read_s: float = 0.0  # when `unread` last shrank, or began
-    retry_s: float = 0.0
 
 
 class ReplayService:
@@ -105,7 +89,7 @@ class ReplayService:
             returns whether the socket has released the answer.
         limits: of memory and peers.
         log: takes one line for the first rejection of each kind.
-        taken: the state of streams in a snapshot, as from `marks`.
+        marks: the state of streams in a restored snapshot, as from `marks`.
         more_figures: added to those of `figures`.
 
     Raises:
@@ -119,344 +103,329 @@ class ReplayService:
         *,
         limits: ServiceLimits | None = None,
         log: Callable[[str], None] | None = None,
-        taken: dict[str, Any] | None = None,
+        marks: dict[str, Any] | None = None,
         more_figures: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         if "alive" not in (replay.table.records.dtype.names or ()):
             raise ReplayError("this replay has no room for others' rows; make it with shared=True")
+
         self.rejected: Counter[str] = Counter()
+        """Messages and slots that could not be used, by reason."""
+
         self.limits = limits or ServiceLimits()
-        self._replay, self._send, self._log = replay, send, log
+        self._replay = replay
+        self._send = send
+        self._log = log
         self._more_figures = more_figures
+        self._row_nbytes = row_nbytes(replay)
+
+        # Every message carries both. Clients of a server that was restarted see another run.
         self._spec_hash = replay.layout.spec.hash
         self._run_id = secrets.randbits(63) | 1
-        # the most recently active one is last
-        self._peers: OrderedDict[bytes, Peer] = OrderedDict()
-        self._away: OrderedDict[str, Peer] = OrderedDict()  # by token; may return
-        self._stranded: dict[bytes, int] = {}  # bytes on connections of peers that lost their place
-        self._streams = 0
-        self._in_flight_nbytes = 0
-        self._probe_s = 0.0
-        self._row_nbytes = row_nbytes(replay)
-        self._saved = {token: Taken(token, *mark) for token, mark in (taken or {}).items()}
-        self._intake = Intake(replay, self._slot_refused, self.limits.waiting_nbytes)
+
+        self._intake = Intake(
+            replay,
+            self._on_slot_refused,
+            max_waiting_nbytes=self.limits.waiting_nbytes,
+            marks=marks,
+        )
+        self._peers = PeerRegistry(self._intake, self.limits)
+        self._next_probe_s = 0.0
         self._handlers: dict[int, Callable[[bytes, wire.Message], None]] = {
-            MessageKind.JOIN: self._join,
-            MessageKind.SLOT: self._slot,
-            MessageKind.SAMPLE: self._sample,
-            MessageKind.UPDATE: self._update,
-            MessageKind.ASK_STATS: self._ask_stats,
+            MessageKind.JOIN: self._on_join,
+            MessageKind.SLOT: self._on_slot,
+            MessageKind.SAMPLE: self._on_sample,
+            MessageKind.UPDATE: self._on_update,
+            MessageKind.ASK_STATS: self._on_ask_stats,
         }
 
     @property
     def waiting(self) -> bool:
         """Whether slots wait to be stored, or requests to be served."""
-        return self._intake.waiting_nbytes > 0 or any(peer.asks for peer in self._peers.values())
+        has_requests = any(peer.requests for peer in self._peers.connected.values())
+        return self._intake.waiting_nbytes > 0 or has_requests
 
     @property
     def stranded_nbytes(self) -> int:
         """Bytes of batches on connections whose peers do not read them."""
-        return sum(self._stranded.values())
+        return self._peers.stranded_nbytes
 
     def handle(self, name: bytes, parts: Sequence[Buffer]) -> None:
-        """Handle one message of a peer; a bad one is counted."""
+        """Handle one message of a peer.
+
+        Nothing is raised. A message that cannot be used is counted by reason, and answered where
+        that helps its sender.
+
+        Args:
+            name: of the peer's connection.
+            parts: the message.
+        """
         number = 0
         try:
             message = wire.decode(parts)
             number = message.head.sequence
-            handler = self._handlers.get(message.head.kind)
-            if handler is None:
-                raise WireError("kind")
-            if message.head.kind != MessageKind.JOIN:
-                if message.head.run_id != self._run_id or name not in self._peers:
-                    raise WireError("unknown")
-                self._peers.move_to_end(name)
-                self._peers[name].heard_s = time.monotonic()
-            handler(name, message)
+            self._dispatch(name, message)
         except WireError as error:
-            self._reject(error.reason, str(error))
+            self._count_rejection(error.reason, str(error))
             if error.reason == "unknown":
-                self._say(name, MessageKind.WHO)
+                self._send_message(name, MessageKind.WHO)
             elif error.reason == "version":
                 self._refuse(name, 0, wire.other_version("this client", error.text, "the server"))
         except ReplayError as error:
-            self._reject("refused", str(error))
+            self._count_rejection("refused", str(error))
             self._refuse(name, number, str(error))
         except wire.STRANGE as error:
-            self._reject("meta", str(error))
-        except Exception:  # a defect of ours that one message triggers must not end all others
-            self._reject("fault", traceback.format_exc())
+            self._count_rejection("meta", str(error))
+        except Exception:
+            # A defect of ours that one message triggers must not end the service of all others.
+            self._count_rejection("fault", traceback.format_exc())
+
+    def _dispatch(self, name: bytes, message: wire.Message) -> None:
+        """Call the handler of a message, which only JOIN may bring from a stranger."""
+        head = message.head
+        handler = self._handlers.get(head.kind)
+        if handler is None:
+            raise WireError("kind")
+        if head.kind != MessageKind.JOIN:
+            if head.run_id != self._run_id or name not in self._peers.connected:
+                raise WireError("unknown")
+            self._peers.on_message(name)
+        handler(name, message)
 
     def tend(self) -> None:
         """Store and draw what is allowed by now, one request of each peer in turn."""
-        for name, stored in self._intake.store():
-            self._say(name, MessageKind.STORED, None, stored)
+        for stream in self._intake.store():
+            self._send_message(stream.peer, MessageKind.STORED, number=stream.next_sequence)
+
         now_s = time.monotonic()
-        for name, peer in list(self._peers.items()):
-            self._settle(peer)
-            if peer.asks and now_s >= peer.retry_s:
-                ask = next(iter(peer.asks.values()))
-                if self._has_credit(peer, ask.nbytes) and not ask.source.missing():
-                    self._answer(name, peer, peer.asks.popitem(last=False)[1])
-        if now_s >= self._probe_s:
-            self._probe_s = now_s + PROBE_S
+        for name, peer in list(self._peers.connected.items()):
+            self._peers.return_credit(peer)
+            if peer.requests and now_s >= peer.retry_s:
+                oldest = next(iter(peer.requests.values()))
+                if self._peers.has_credit(peer, oldest.nbytes) and not oldest.source.missing():
+                    del peer.requests[oldest.number]
+                    self._serve(name, peer, oldest)
+
+        if now_s >= self._next_probe_s:
+            self._next_probe_s = now_s + PROBE_S
             self._probe(now_s)
 
     def figures(self) -> dict[str, Any]:
         """Counters of the server itself."""
-        return {
-            "peers": len(self._peers),
+        figures: dict[str, Any] = {
+            "peers": len(self._peers.connected),
             **self._intake.received,
             "rejected": dict(self.rejected),
-            "unread_nbytes": self._in_flight_nbytes + self.stranded_nbytes,
+            "unread_nbytes": self._peers.unread_nbytes,
             "waiting_nbytes": self._intake.waiting_nbytes,
-            **(self._more_figures() if self._more_figures is not None else {}),
         }
+        if self._more_figures is not None:
+            figures |= self._more_figures()
+        return figures
 
     def marks(self) -> dict[str, Any]:
         """The state of each stream in the buffer, for a snapshot.
 
         Called under the buffer's lock, also from another thread.
         """
-        streams = dict(self._saved) | {taken.token: taken for taken in self._intake.all_taken()}
-        return {token: [taken.next, taken.rows] for token, taken in streams.items()}
+        return self._intake.marks()
 
-    def disconnected(self) -> None:
+    def on_disconnected(self) -> None:
         """Note that all connections were closed; peers may return."""
-        for name in list(self._peers):
-            self._forget(name)
-        self._stranded.clear()
+        self._peers.disconnect_all()
 
     def close(self) -> None:
         self._intake.close()
 
-    # ------------------------------------------------------------------------- peers
+    def _probe(self, now_s: float) -> None:
+        """Disconnect peers that do not read, and find out which connections are gone."""
+        for name in self._peers.stalled(since_s=now_s - STALL_S):
+            text = f"a client has not read its batches for {STALL_S:g} s"
+            self._count_rejection("unread", text)
+            self._peers.disconnect(name)
 
-    def _join(self, name: bytes, message: wire.Message) -> None:
+        # Sending tells whether the connection still exists.
+        for name in self._peers.stranded_names:
+            self._send_message(name, MessageKind.WHO)
+
+    # ------------------------------------------------------------------------- messages
+
+    def _on_join(self, name: bytes, message: wire.Message) -> None:
+        """Connect a peer and send it what it needs to send slots and to read batches."""
         meta = wire.verify(message)
         if not isinstance(meta, dict) or meta.get("version") != REPLAY_VERSION:
             raise ReplayError(OTHER_VERSION)
         token = meta.get("token", "")
         if not isinstance(token, str) or len(token) > LONGEST_TOKEN:
             raise WireError("meta", "no token")
-        peer = self._peers.get(name) or self._admit(name, token)
+
+        peer = self._peers.connected.get(name) or self._peers.admit(name, token)
+        stream = peer.stream
+        stream.peer = name
         layout = self._replay.layout
-        self._say(
-            name,
-            MessageKind.SPEC,
-            {
-                "version": REPLAY_VERSION,
-                "spec": layout.spec.to_dict(),
-                "frame_stack": layout.frame_stack,
-                "autoreset": self._replay.autoreset,
-                "row_nbytes": self._row_nbytes,
-                "token": peer.token,
-                "next": self._intake.rename(peer.stream, name),
-                "kept": self._intake.taken(peer.stream).rows,
-                "sent": peer.sent,
-            },
-            actor=peer.stream,
+        welcome = {
+            "version": REPLAY_VERSION,
+            "spec": layout.spec.to_dict(),
+            "frame_stack": layout.frame_stack,
+            "autoreset": self._replay.autoreset,
+            "row_nbytes": self._row_nbytes,
+            "token": stream.token,
+            "next": stream.next_sequence,
+            "kept": stream.ingested_rows,
+            "sent": peer.sent,
+        }
+        self._send_message(name, MessageKind.SPEC, welcome, actor=stream.number)
+
+    def _on_slot(self, name: bytes, message: wire.Message) -> None:
+        self._intake.accept(self._peers.connected[name].stream, name, message)
+
+    def _on_slot_refused(self, slot: RefusedSlot) -> None:
+        """Count a slot that cannot be used; tell its client unless it may send the slot again."""
+        self._count_rejection(slot.reason, slot.text)
+        if slot.sequence is not None:
+            text = f"slot {slot.sequence} was refused: {slot.text}"
+            self._refuse(slot.peer, slot.sequence, text, kind=MessageKind.SLOT)
+
+    def _on_sample(self, name: bytes, message: wire.Message) -> None:
+        """Add a request for batches to those of its peer, which `tend` serves."""
+        sample = _read_sample_meta(wire.verify(message))
+        number = message.head.sequence
+        peer = self._peers.connected[name]
+        self._peers.on_read(peer, sample.read)
+        if not sample.batches:
+            return
+
+        # A peer that asks again is told what its request waits for.
+        if number in peer.requests:
+            reason = peer.requests[number].source.missing()
+            reason = reason or "answers that were sent are unread"
+            self._send_message(name, MessageKind.WAIT, {"reason": reason}, number=number)
+            return
+
+        nbytes = self._validated_nbytes(sample)
+        if len(peer.requests) >= MAX_REQUESTS:
+            raise ReplayError(f"more than {MAX_REQUESTS} requests wait; wait for answers first")
+        peer.requests[number] = PendingRequest(
+            number=number,
+            source=ReplaySource(self._replay, sample.batch_rows, sample.stacked),
+            batch_rows=sample.batch_rows,
+            count=sample.batches,
+            stacked=sample.stacked,
+            nbytes=nbytes,
         )
 
-    def _admit(self, name: bytes, token: str) -> Peer:
-        """The peer for a new connection: the one of its token, if known, or a new one."""
-        for other in [n for n, peer in self._peers.items() if token and peer.token == token]:
-            self._forget(other)  # its connection broke
-        now_s = time.monotonic()
-        self._make_room(now_s)
-        peer = self._away.pop(token, None)
-        if peer is None:
-            self._streams += 1
-            taken = self._saved.get(token) or Taken(secrets.token_hex(TOKEN_NBYTES))
-            peer = Peer(self._streams, taken.token, now_s)
-            self._intake.open(peer.stream, name, taken)
-            self._saved.pop(token, None)  # after the peer is known: a snapshot may be taken
-        peer.heard_s = now_s
-        self._peers[name] = peer
-        return peer
+    def _validated_nbytes(self, sample: SampleMeta) -> int:
+        """Approximate size of the answer to a request.
 
-    def _make_room(self, now_s: float) -> None:
-        """Make room for a peer.
-
-        Raises ReplayError where all places are taken and no peer is silent.
+        Raises:
+            ReplayError: the request can never be served.
         """
-        if len(self._peers) >= self.limits.peers:
-            oldest, peer = next(iter(self._peers.items()))
-            if now_s - peer.heard_s < QUIET_S:
-                raise ReplayError(
-                    f"{len(self._peers)} clients are connected, and the server accepts no more; "
-                    "close some, or start it with a larger --max-clients"
-                )
-            self._forget(oldest)
+        count = sample.batches
+        rows = sample.batch_rows
 
-    def _forget(self, name: bytes) -> None:
-        """End a connection; its peer may return with its token."""
-        peer = self._peers.pop(name)
-        if peer.unread_nbytes:
-            self._stranded[name] = self._stranded.get(name, 0) + peer.unread_nbytes
-            self._in_flight_nbytes -= peer.unread_nbytes
-        peer.asks.clear()
-        peer.unread.clear()
-        peer.unread_nbytes = peer.sent = peer.read = 0
-        self._away[peer.token] = peer
-        if len(self._away) > self.limits.peers:
-            _, oldest = self._away.popitem(last=False)
-            self._intake.forget(oldest.stream)
-
-    def _gone(self, name: bytes) -> None:
-        """Note that a connection is closed, which freed its batches."""
-        if name in self._peers:
-            self._forget(name)
-        self._stranded.pop(name, None)
-
-    def _probe(self, now_s: float) -> None:
-        """Remove peers that do not read; forget connections that are gone."""
-        for name, peer in list(self._peers.items()):
-            if peer.unread and now_s - peer.read_s > STALL_S:
-                self._reject("unread", f"a client has not read its batches for {STALL_S:g} s")
-                self._forget(name)
-        for name in list(self._stranded):
-            self._say(name, MessageKind.WHO)
-
-    # ------------------------------------------------------------------------- messages
-
-    def _slot(self, name: bytes, message: wire.Message) -> None:
-        self._intake.accept(self._peers[name].stream, name, message)
-
-    def _slot_refused(self, name: bytes, sequence: int, reason: str, text: str) -> None:
-        self._reject(reason, text)
-        if sequence >= 0:
-            self._refuse(
-                name, sequence, f"slot {sequence} was refused: {text}", kind=MessageKind.SLOT
-            )
-
-    def _sample(self, name: bytes, message: wire.Message) -> None:
-        meta = wire.verify(message)
-        number, peer = message.head.sequence, self._peers[name]
-        batch, count, read = (_count_in(meta, key) for key in ("batch", "count", "read"))
-        stacked = meta["stacked"]
-        if not isinstance(stacked, bool):
-            raise WireError("meta", "stacked")
-        self._note_read(peer, read)
-        if not count:
-            return
-        if number in peer.asks:
-            reason = peer.asks[number].source.missing() or "answers that were sent are unread"
-            self._say(name, MessageKind.WAIT, {"reason": reason}, number)
-            return
-        if not 1 <= count <= MAX_BATCHES or not 1 <= batch <= self._replay.capacity:
+        if not 1 <= count <= MAX_BATCHES or not 1 <= rows <= self._replay.capacity:
             raise ReplayError(
-                f"{count} batches of {batch} rows; ask for 1 to {MAX_BATCHES} of 1 to "
+                f"{count} batches of {rows} rows; ask for 1 to {MAX_BATCHES} of 1 to "
                 f"{self._replay.capacity}, the buffer's capacity"
             )
-        nbytes = batch * count * self._row_nbytes
+
+        nbytes = rows * count * self._row_nbytes
         if nbytes > self.limits.answers_nbytes:
             raise ReplayError(
-                f"{count} batches of {batch} rows of {self._row_nbytes} bytes are more than "
+                f"{count} batches of {rows} rows of {self._row_nbytes} bytes are more than "
                 f"{self.limits.answers_nbytes >> 20} MiB; ask for less at a time: a lower prefetch"
             )
-        if len(peer.asks) >= MAX_ASKS:
-            raise ReplayError(f"more than {MAX_ASKS} requests wait; wait for answers first")
-        source = ReplaySource(self._replay, batch, stacked)
-        peer.asks[number] = PendingRequest(number, source, batch, count, stacked, nbytes)
+        return nbytes
 
-    def _update(self, name: bytes, message: wire.Message) -> None:
+    def _on_update(self, name: bytes, message: wire.Message) -> None:
+        """Set new priorities of rows."""
         if len(message.frames) != 2:
             raise WireError("frames", "an update has keys and priorities")
         wire.verify(message)
+
         keys = np.frombuffer(message.frames[0], np.int64)
         priorities = np.frombuffer(message.frames[1], np.float64)
         if len(keys) != len(priorities):
             raise WireError("size", f"{len(keys)} keys, {len(priorities)} priorities")
-        sound = are_priorities(priorities)
-        if not sound.all():
+        valid = are_priorities(priorities)
+        if not valid.all():
             raise ReplayError(
-                f"priority {priorities[~sound][0]} must be a number from 0 to {MAX_PRIORITY:g}"
+                f"priority {priorities[~valid][0]} must be a number from 0 to {MAX_PRIORITY:g}"
             )
+
         self._replay.update_priorities(keys, priorities)
 
-    def _ask_stats(self, name: bytes, message: wire.Message) -> None:
+    def _on_ask_stats(self, name: bytes, message: wire.Message) -> None:
         wire.verify(message)
         stats = self._replay.stats() | {"server": self.figures()}
-        self._say(name, MessageKind.STATS, stats, message.head.sequence)
+        self._send_message(name, MessageKind.STATS, stats, number=message.head.sequence)
 
     # ------------------------------------------------------------------------- batches
 
-    def _note_read(self, peer: Peer, read: int) -> None:
-        """Note that the peer has ``read`` answers since it joined."""
-        if read > peer.sent:
-            raise WireError("meta", f"{read} answers read of {peer.sent}")
-        peer.read = max(peer.read, read)
-        self._settle(peer)
+    def _serve(self, name: bytes, peer: Peer, request: PendingRequest) -> None:
+        """Draw the batches of a request and send them.
 
-    def _settle(self, peer: Peer) -> None:
-        """Return the credit of answers that the peer reports as read and the socket released."""
-        while peer.sent - len(peer.unread) < peer.read and peer.unread[0][1]():
-            nbytes, _ = peer.unread.popleft()
-            peer.unread_nbytes -= nbytes
-            self._in_flight_nbytes -= nbytes
-            peer.read_s = time.monotonic()
-
-    def _has_credit(self, peer: Peer, nbytes: int) -> bool:
-        """Whether ``nbytes`` more may be on their way to a peer.
-
-        Its first answer always may, as far as the limit for all peers leaves room.
+        A request whose rows cannot be drawn is refused. If the connection has no room for the
+        answer, the request is put back, and tried again after `RETRY_S` seconds.
         """
-        if peer.unread and peer.unread_nbytes + nbytes > self.limits.peer_nbytes:
-            return False
-        total = self._in_flight_nbytes + nbytes
-        return not self._in_flight_nbytes or total <= self.limits.answers_nbytes
-
-    def _answer(self, name: bytes, peer: Peer, ask: PendingRequest) -> None:
         try:
-            packed = self._draw(ask)
+            groups = self._draw(request)
         except (ReplayError, MemoryError) as error:
-            text = str(error) or f"{ask.nbytes} bytes of memory are not there; ask for less"
-            self._reject("refused", text)
-            self._refuse(name, ask.number, text)
+            text = str(error) or f"{request.nbytes} bytes of memory are not there; ask for less"
+            self._count_rejection("refused", text)
+            self._refuse(name, request.number, text)
             return
         except Exception:
-            self._reject("fault", traceback.format_exc())
-            self._refuse(name, ask.number, "the server failed to draw these rows; see its output")
+            self._count_rejection("fault", traceback.format_exc())
+            text = "the server failed to draw these rows; see its output"
+            self._refuse(name, request.number, text)
             return
-        if not packed:  # the peer asks again
-            return
-        frames = [frame.data for _, frames in packed for frame in frames]
-        meta = packed[0][0].meta
-        outcome, is_released = self._post(name, MessageKind.BATCH, meta, ask.number, frames=frames)
+        if not groups:
+            return  # too little data is left by now; the peer asks again
+
+        frames = [frame.data for group in groups for frame in group.frames]
+        outcome, is_released = self._send_frames(
+            name,
+            MessageKind.BATCH,
+            groups[0].shape.meta,
+            number=request.number,
+            frames=frames,
+        )
         if outcome == SENT:
-            nbytes = sum(frame.nbytes for frame in frames)
-            if not peer.unread:
-                peer.read_s = time.monotonic()
-            peer.unread.append((nbytes, is_released))
-            peer.unread_nbytes += nbytes
-            self._in_flight_nbytes += nbytes
-            peer.sent += 1
+            self._peers.on_sent(peer, sum(frame.nbytes for frame in frames), is_released)
         elif outcome == FULL:
-            peer.asks[ask.number] = ask
-            peer.asks.move_to_end(ask.number, last=False)
+            peer.requests[request.number] = request
+            peer.requests.move_to_end(request.number, last=False)
             peer.retry_s = time.monotonic() + RETRY_S
 
-    def _draw(self, ask: PendingRequest) -> list[tuple[Shape, Array]]:
+    def _draw(self, request: PendingRequest) -> list[PackedBatches]:
         """Draw the batches of a request.
 
         Small batches are drawn together, which costs less, and dealt out in turn: each has its
         share of every stratum, as if it had been drawn alone.
+
+        Returns:
+            The batches, in one group or in one for each; fewer than requested if the replay has
+            too little data by now.
         """
-        replay, rows = self._replay, ask.batch * ask.count
-        together = rows * self._row_nbytes <= TOGETHER_NBYTES and rows <= len(replay)
-        alone = replay.sequences is not None or replay.rate_limited is not None
-        if ask.count == 1 or not together or alone:
-            drawn = [ask.source.draw(0.0) for _ in range(ask.count)]
-            return [pack(batch) for batch in drawn if batch is not None]
-        batch = replay.sample(rows, stacked=ask.stacked)
-        weights = batch["weights"].reshape(-1, ask.count)
+        replay = self._replay
+        rows = request.batch_rows * request.count
+        fits_together = rows * self._row_nbytes <= TOGETHER_NBYTES and rows <= len(replay)
+        needs_single_draws = replay.sequences is not None or replay.rate_limited is not None
+        if request.count == 1 or needs_single_draws or not fits_together:
+            batches = [request.source.draw(0.0) for _ in range(request.count)]
+            return [pack(batch) for batch in batches if batch is not None]
+
+        # The largest weight of each batch is 1, as in one that is drawn alone.
+        batch = replay.sample(rows, stacked=request.stacked)
+        weights = batch["weights"].reshape(-1, request.count)
         batch["weights"] = (weights / weights.max(axis=0)).reshape(-1)
-        return [pack(batch, ask.count)]
+        return [pack(batch, request.count)]
 
     # ------------------------------------------------------------------------- answers
 
-    def _reject(self, reason: str, text: str) -> None:
+    def _count_rejection(self, reason: str, text: str) -> None:
+        """Count what could not be used; the first of each reason is also logged."""
         self.rejected[reason] += 1
         if self.rejected[reason] == 1 and self._log is not None:
             line = "".join(c if c.isprintable() else " " for c in text[-400:])
@@ -465,34 +434,44 @@ class ReplayService:
     def _refuse(
         self, name: bytes, number: int, text: str, kind: MessageKind = MessageKind.SAMPLE
     ) -> None:
-        self._say(name, MessageKind.REFUSE, {"error": text, "kind": int(kind)}, number)
+        """Tell a peer that its request or slot of a ``number`` can never be served."""
+        meta = {"error": text, "kind": int(kind)}
+        self._send_message(name, MessageKind.REFUSE, meta, number=number)
 
-    def _say(
+    def _send_message(
         self,
         name: bytes,
         kind: MessageKind,
         meta: Any = None,
+        *,
         number: int = 0,
         actor: int = 0,
     ) -> None:
-        """Send an answer without frames. A FULL one is not sent; the peer asks again."""
-        self._post(name, kind, meta, number, actor)
+        """Send an answer without frames; one that does not fit is lost, and the peer asks again."""
+        self._send_frames(name, kind, meta, number=number, actor=actor)
 
-    def _post(
+    def _send_frames(
         self,
         name: bytes,
         kind: MessageKind,
         meta: Any,
+        *,
         number: int,
         actor: int = 0,
         frames: Sequence[Buffer] = (),
     ) -> tuple[int, IsReleased]:
+        """Send an answer, and note if its connection is gone.
+
+        Returns:
+            SENT, FULL or GONE, and a function that returns whether the socket has released it.
+        """
         head = Header(
             kind, spec_hash=self._spec_hash, run_id=self._run_id, actor=actor, sequence=number
         )
+
         outcome, is_released = self._send(name, wire.encode(head, meta, frames))
         if outcome == GONE:
-            self._gone(name)
+            self._peers.on_closed(name)
         return outcome, is_released
 
 
@@ -504,7 +483,19 @@ def row_nbytes(replay: Replay) -> int:
     return row * (replay.sequences.length if replay.sequences else 1)
 
 
-def _count_in(meta: Any, key: str) -> int:
+def _read_sample_meta(meta: Any) -> SampleMeta:
+    """Read the meta of SAMPLE; raises `WireError` where it has other values."""
+    batch_rows = _read_count(meta, "batch")
+    batches = _read_count(meta, "count")
+    read = _read_count(meta, "read")
+    stacked = meta["stacked"]
+    if not isinstance(stacked, bool):
+        raise WireError("meta", "stacked")
+    return SampleMeta(batch_rows=batch_rows, batches=batches, read=read, stacked=stacked)
+
+
+def _read_count(meta: Any, key: str) -> int:
+    """A whole number of at least 0 in a message's meta."""
     value = meta[key]
     if type(value) is not int or value < 0:
         raise WireError("meta", f"{key} is no whole number")

@@ -104,13 +104,13 @@ def test_what_a_client_does_not_read_does_not_grow(tmp_path: Path) -> None:
             add(client, 0, 2600)
             client.sample(5000)
             before = rss_nbytes(server.process.pid)
-            silent._want = (5000, True)
+            silent._requests.choose(5000, stacked=True)
             ends_s = time.monotonic() + 60
             numbers = itertools.count(1)
             while not client.stats()["server"]["rejected"].get("refused"):
                 assert time.monotonic() < ends_s
                 for _ in range(100):  # those that do not fit the connection are dropped
-                    silent._say_sample(next(numbers), 64)
+                    silent._requests.send(next(numbers), 64)
             for _ in range(20):
                 client.sample(256)
                 time.sleep(0.01)

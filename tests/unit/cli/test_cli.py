@@ -18,7 +18,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.json_schema import json_schema
 from penstock.configs.load import resolve
 from penstock.monitor import sinks
-from penstock.replay.remote.service import ServiceLimits
+from penstock.replay.remote.peers import ServiceLimits
 
 COMMANDS = (
     ["train"], ["profile"], ["learner"], ["actor"], ["eval"], ["record"], ["play"], ["export"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,8 +18,8 @@ from penstock.replay.batch import Batch
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.replay.remote import ReplayClient, ReplayServer, service
+from penstock.replay.remote.peers import ServiceLimits
 from penstock.replay.remote.server import Snapshots
-from penstock.replay.remote.service import ServiceLimits
 from penstock.replay.samplers import Prioritized, Uniform
 from penstock.replay.sequences import Sequences
 from penstock.replay.snapshot import MANIFEST
@@ -314,7 +315,7 @@ def test_bad_messages_are_counted_and_end_nothing(rig: Callable[..., Rig]) -> No
         for count in range(8):
             client.add(**step(count))
         client.flush()
-        run_id, spec = client._run_id, client.spec
+        run_id, spec = client._link.run_id, client.spec
         bad: list[tuple[str, list[Any]]] = [
             ("frames", [b"x"]),
             ("header", [b"x" * 100, b"\xc0"]),
@@ -330,16 +331,18 @@ def test_bad_messages_are_counted_and_end_nothing(rig: Callable[..., Rig]) -> No
         ]  # fmt: skip
         for reason, parts in bad:
             before = r.server.rejected[reason]
-            client._socket.send_multipart(parts)
+            client._link._socket.send_multipart(parts)
             wait_until(lambda reason=reason, n=before: r.server.rejected[reason] == n + 1)  # type: ignore[misc]
         head = Header(MessageKind.SLOT, run_id=run_id, spec_hash=spec.hash, sequence=1,
                     raw_nbytes=spec.payload_nbytes)  # fmt: skip
         torn = [bytes(part) for part in wire.encode(head, [["raw", 1]], [bytes(1)])]
-        client._socket.send_multipart(torn)
+        client._link._socket.send_multipart(torn)
         wait_until(lambda: r.server.rejected["frames"] == 2)
         rng = np.random.default_rng(0)
         for _ in range(200):
-            client._socket.send_multipart([rng.bytes(int(rng.integers(200))) for _ in range(3)])
+            client._link._socket.send_multipart(
+                [rng.bytes(int(rng.integers(200))) for _ in range(3)]
+            )
         check(client.sample(8))
         for count in range(8, 16):
             client.add(**step(count))
@@ -352,9 +355,9 @@ def test_clients_that_vanish_leave_the_server_as_it_was(rig: Callable[..., Rig])
     for _ in range(10):
         client = ReplayClient(r.server.address)
         client.add(**step(0))
-        client._ask()
-        client._socket.close(0)  # without a word
-        client._context.term()
+        client._requests.replenish()
+        client._link._socket.close(0)  # without a word
+        client._link._context.term()
     with ReplayClient(r.server.address) as client:
         client.add(**step(1))
         client.flush()
@@ -374,8 +377,8 @@ def test_a_client_that_does_not_read_costs_its_credit_and_no_more(
             client.add(**step(count))
         client.flush()
         for number in range(1000, 1064):
-            silent._want = (1000, True)
-            silent._say_sample(number, 4)
+            silent._requests.choose(1000, stacked=True)
+            silent._requests.send(number, 4)
         wait_until(lambda: r.server.figures()["unread_nbytes"] > 0)
         before = r.server.figures()["unread_nbytes"]
         for _ in range(20):
@@ -399,7 +402,7 @@ def test_a_client_that_says_that_it_reads_and_does_not_costs_no_more(
         for count in range(2000):
             client.add(**step(count))
         client.flush()
-    peers = r.server._service._peers
+    peers = r.server._service._peers.connected
     with zmq.Context() as context, dealer(context, r.server.address, own, received=1) as liar:
         while not liar.poll(50):
             with suppress(zmq.Again):  # no connection yet
@@ -431,14 +434,14 @@ def test_connections_that_never_read_are_closed_and_all_clients_go_on(
         client.flush()
         silent = [ReplayClient(r.server.address) for _ in range(6)]
         deadline_s = time.monotonic() + 20.0
+        numbers = itertools.count(1)
         count = 500
         while not lines and time.monotonic() < deadline_s:
             for each in silent:
-                each._want = (1000, True)
-                each._number += 1
-                each._say_sample(each._number, 1)
+                each._requests.choose(1000, stacked=True)
+                each._requests.send(next(numbers), 1)
                 if each._token:
-                    each._say_join()
+                    each._send_join()
             client.add(**step(count))
             count += 1
             check(client.sample(16))

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.replay.remote.intake import ClientStream
 from penstock.replay.remote.service import REPLAY_VERSION
 from penstock.replay.samplers import Prioritized
 from penstock.transport import wire
@@ -86,7 +87,9 @@ def _check_draws(served: Served) -> None:
 
 def _act(served: Served, action: Action) -> None:
     what, *rest = action
-    following = served.service._intake.rename(_stream(served), HOSTILE)
+    stream = _stream(served)
+    stream.peer = HOSTILE
+    following = stream.next_sequence
     if what == "columns":
         changes, head = rest
         message = slot_message(served.spec, served.run_id, following, _garbled(changes))
@@ -110,8 +113,8 @@ def _act(served: Served, action: Action) -> None:
         served.service.handle(HOSTILE, _sealed(message) if sealed else message)
 
 
-def _stream(served: Served) -> int:
-    peers = served.service._peers
+def _stream(served: Served) -> ClientStream:
+    peers = served.service._peers.connected
     return peers[HOSTILE if HOSTILE in peers else HONEST].stream
 
 

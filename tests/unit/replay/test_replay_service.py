@@ -429,7 +429,7 @@ def test_streams_go_on_where_a_snapshot_ends(tmp_path: Any) -> None:
     first.close()
     replay = frame_replay()
     marks = replay.restore(tmp_path)
-    second = Served(replay, taken=marks)
+    second = Served(replay, marks=marks)
     again = second.join(A, told["token"])
     assert (again["next"], again["kept"]) == (2, 2 * UNROLL * ENVS)
     assert second.service.marks() == marks

@@ -154,7 +154,7 @@ def seal(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Write a snapshot anew with another state, as whoever made it up would."""
     reader = FolderReader(folder)
     about = reader.about
-    blocks = {n: (reader._inside / f"{n}.bin").read_bytes() for n in reader._files}
+    blocks = {n: (reader._data_folder / f"{n}.bin").read_bytes() for n in reader._files}
     change(about)
     writer = FolderWriter(folder)
     for name, data in blocks.items():
@@ -180,7 +180,7 @@ def test_a_manifest_that_names_another_folder(tmp_path: Path, name: str) -> None
     replay.close()
     writer = FolderWriter(tmp_path)
     about = FolderReader(tmp_path).about
-    writer._inside = _Named(writer._inside, name)  # type: ignore[assignment]
+    writer._data_folder = _Named(writer._data_folder, name)  # type: ignore[assignment]
     writer.finish(about)
     with pytest.raises(DamagedSnapshotError, match="is none of a snapshot"):
         FolderReader(tmp_path)
