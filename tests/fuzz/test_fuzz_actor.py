@@ -107,7 +107,7 @@ def test_an_actor_survives_any_learner(
                     if fresh is not None:
                         board.publish(fresh[1], fresh[0])
                         board.read(out)
-                assert client.next <= client.limit
+                assert client.stream.next <= client.stream.limit
         except REFUSED:
             pass  # a typed refusal
         finally:
