@@ -26,20 +26,27 @@ from penstock.transport.wire import other_version
 from penstock.transport.zmq.listener import turned_away_note
 from penstock.transport.zmq.receiver import TICK_S, ActorShare, Receiver
 
-STREAMS_PER_REPORT = 1000  # fit one message to the supervisor
-LAST_CHARACTERS = 200  # of the latest message of a reason, in an event
+# The most ended streams in a report: so many fit one message to the supervisor.
+STREAMS_PER_REPORT = 1000
+# The length to which the latest message of a reason is cut in an event.
+LAST_CHARACTERS = 200
 
 
 def run(ctx: RoleContext, prepare: Callable[[Welcome], SlotProcessor] | None = None) -> None:
-    """Receive until asked to stop; exits with EXIT_REJOIN when the learner is gone.
+    """Receive until asked to stop: the main function of a connector.
 
-    ``prepare`` makes, from the learner's description, the function that checks and changes a
-    received slot's columns in place before the learner sees them.
+    Exits with EXIT_REJOIN when the learner is gone.
+
+    Args:
+        ctx: of this role.
+        prepare: makes, from the learner's description, the function that checks and changes a
+            received slot's columns in place before the learner sees them.
     """
     assert ctx.config is not None
     assert ctx.address is not None
     keep_freed_memory()
     descriptors.raise_limit()  # each actor takes a descriptor
+
     transport = ctx.config.transport
     curve = ctx.curve or (Path(transport.curve) if transport.curve else None)
     check_bind(ctx.address, keys=curve is not None, insecure=transport.insecure)
@@ -47,6 +54,7 @@ def run(ctx: RoleContext, prepare: Callable[[Welcome], SlotProcessor] | None = N
     link = _attach(ctx, path)
     if link is None:
         return
+
     receiver = Receiver(
         link,
         ctx.address,
@@ -78,7 +86,7 @@ def _share(ctx: RoleContext, config: Config) -> ActorShare:
 
 
 def _attach(ctx: RoleContext, path: Path) -> ShmLink | None:
-    """Attach a lane to the learner, as soon as it listens; None when asked to stop before."""
+    """Attach a lane to the learner as soon as it listens; return None if asked to stop before."""
     while not ctx.stopping():
         ctx.status.beat()
         try:
@@ -89,12 +97,16 @@ def _attach(ctx: RoleContext, path: Path) -> ShmLink | None:
 
 
 def _serve(ctx: RoleContext, receiver: Receiver, interval_s: float, grace_s: float) -> None:
-    """Work until asked to stop or the learner is gone, then receive the messages on their way."""
+    """Receive until asked to stop or the learner is gone, then end within ``grace_s`` seconds.
+
+    Counters and refusals are reported every ``interval_s`` seconds.
+    """
     ctx.report("ready")
     ctx.status.phase = Phase.RECEIVING
     refusals = Refusals(ctx, receiver)
     report_at = time.monotonic() + interval_s
     trim_at = time.monotonic() + TRIM_S
+
     while not ctx.stopping() and not receiver.learner_gone():
         ctx.status.beat()
         receiver.turn(TICK_S)
@@ -105,6 +117,8 @@ def _serve(ctx: RoleContext, receiver: Receiver, interval_s: float, grace_s: flo
         if time.monotonic() >= trim_at:
             trim_at += TRIM_S
             give_back_memory()
+
+    # Receive the messages on their way, and report all streams as ended.
     ctx.status.phase = Phase.STOPPING
     over = any(message["kind"] == "over" for message in ctx.messages())
     receiver.drain(grace_s / 2, ctx.status.beat, over=over)
@@ -116,9 +130,9 @@ def _serve(ctx: RoleContext, receiver: Receiver, interval_s: float, grace_s: flo
 
 
 class Refusals:
-    """Reports refused messages as events since the last report, one event for each reason.
+    """Reports what a receiver has refused since the last report, as events.
 
-    Another release of Penstock that an actor has is reported once.
+    What cannot be sent to the supervisor now is part of the next report.
     """
 
     def __init__(self, ctx: RoleContext, receiver: Receiver) -> None:
@@ -154,7 +168,7 @@ class Refusals:
 
 
 def _report(ctx: RoleContext, receiver: Receiver) -> bool:
-    """Report the counters and the ended streams; returns whether all of them are reported."""
+    """Report the counters and the ended streams; return whether all streams were told."""
     ended = receiver.grants.ended
     streams = [stream.end() for stream in islice(ended, STREAMS_PER_REPORT)]
     told = ctx.report(

@@ -58,14 +58,15 @@ class ActorKeys:
 
 
 def new(folder: Path) -> list[Path]:
-    """Make the keys of a run in ``folder``; returns the new files.
+    """Make the keys of a run in ``folder``, and return the new files.
 
-    Raises UserError if it has keys already, or cannot be written.
+    Raises UserError if the folder has keys already, or cannot be written.
     """
     require_curve()
     allowed = folder / "allowed"
     if any(folder.glob("*.key*")) or any(allowed.glob("*.key*")):
         raise UserError(f"{folder} holds keys already; name a new folder, or delete them first")
+
     try:
         allowed.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
@@ -77,7 +78,7 @@ def new(folder: Path) -> list[Path]:
 
 
 def read_keys(folder: Path) -> dict[str, str]:
-    """The texts of the key files in a folder, by their names in it."""
+    """Return the texts of the key files in a folder, by their names in it."""
     paths = [*folder.glob("*.key"), *folder.glob("*.key_secret"), *folder.glob("allowed/*.key")]
     return {str(path.relative_to(folder)): path.read_text() for path in paths}
 
@@ -96,7 +97,8 @@ def write_keys(folder: Path, keys: Mapping[str, str]) -> None:
                     f"{path} on {socket.gethostname()} is of another run; choose another run.dir"
                 )
             continue
-        # Replaced as a whole: several processes may write the same keys into one folder.
+
+        # The file appears as a whole: several processes may write the same keys into one folder.
         temporary = path.with_name(f".{secrets.token_hex(8)}")
         try:
             with open(temporary, "w", opener=open_private) as file:
@@ -181,6 +183,7 @@ def _load(path: Path) -> tuple[bytes, bytes | None]:
 
 
 def _load_pair(path: Path) -> KeyPair:
+    """Read a file of a secret key, which holds the public one too. Raises UserError."""
     public, secret = _load(path)
     if secret is None:
         raise UserError(f"{path} holds no secret key; copy the .key_secret file, not the .key file")

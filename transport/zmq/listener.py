@@ -21,11 +21,15 @@ import zmq
 from penstock.core.descriptors import limit, nearly_used_up
 from penstock.transport.zmq.sockets import BACKLOG, Socket
 
-RESERVE = 16  # descriptors that new connections must leave free
-MARGIN = 4  # as many more must be free before new ones are let in again
+# The number of descriptors that new connections must leave free.
+RESERVE = 16
+# As many more must be free before new connections are let in again.
+MARGIN = 4
+# The interval between two checks.
 LOOK_EVERY_S = 0.05
 SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27  # linux/socket.h; Python has no names for them
-DROP = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of BPF: return 0 bytes of the packet
+# One instruction of BPF: return 0 bytes of the packet.
+DROP = struct.pack("HBBI", 0x06, 0, 0, 0)
 
 
 class Listener:
@@ -94,12 +98,13 @@ class Listener:
                 self._spares.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def _drop_spares(self, count: int) -> None:
+        """Free ``count`` of the reserved descriptors."""
         for _ in range(count):
             os.close(self._spares.pop())
 
 
 def turned_away_note(role: str) -> str:
-    """The sentence about connections that a role's listeners have turned away."""
+    """Return the sentence about connections that a role's listeners have turned away."""
     return (
         f"{role} turned new connections away, since nearly all of its {limit()} file descriptors "
         "are in use: raise the hard limit (ulimit -Hn), or find out what connects"
@@ -107,10 +112,15 @@ def turned_away_note(role: str) -> str:
 
 
 def _listening(endpoint: str) -> socket.socket | None:
-    """The socket with which libzmq listens at a TCP endpoint of this process."""
+    """Return a duplicate of the socket with which libzmq listens at a TCP endpoint.
+
+    libzmq does not tell its descriptor, so all sockets of this process are examined. Returns None
+    for another kind of endpoint, or if there is no such socket.
+    """
     if not endpoint.startswith("tcp://"):
         return None
     port = int(endpoint.rpartition(":")[2])
+
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -118,6 +128,7 @@ def _listening(endpoint: str) -> socket.socket | None:
             found = socket.socket(fileno=os.dup(int(name)))
         except OSError:  # it was closed meanwhile
             continue
+
         with suppress(OSError):
             inet = found.family in (socket.AF_INET, socket.AF_INET6)
             listens = inet and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)

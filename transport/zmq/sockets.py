@@ -34,11 +34,15 @@ from penstock.transport.wire import (
 )
 from penstock.transport.zmq.keys import ZAP_ADDRESS, ZAP_DOMAIN, ActorKeys, LearnerKeys
 
+# The first parts of a message, up to the meta, are small, and cheaper copied.
 COPIED_PARTS = 3
-BACKLOG = 16  # connections that wait to be accepted; `transport.zmq.listener` clears so many
-HIGH_WATER = 64  # messages per peer, and a peer has fewer grants
+# The most connections that wait to be accepted; `transport.zmq.listener` clears so many.
+BACKLOG = 16
+# The most messages per peer that wait; a peer has fewer grants.
+HIGH_WATER = 64
 MAX_WEIGHTS_NBYTES = 1 << 31
-HANDSHAKE_MS = 5000  # a connection that has not spoken ZeroMQ's protocol by then is closed
+# A connection that has not spoken ZeroMQ's protocol by then is closed.
+HANDSHAKE_MS = 5000
 COMMON_OPTIONS = (
     (zmq.SNDHWM, HIGH_WATER),
     (zmq.RCVHWM, HIGH_WATER),
@@ -141,26 +145,26 @@ def router(
 
 
 def zap(context: zmq.Context[Socket]) -> Socket:
-    """The socket at which libzmq authenticates peers; make it before the router is bound."""
+    """Make the socket at which libzmq authenticates peers; do so before the router is bound."""
     made = context.socket(zmq.REP)
     made.bind(ZAP_ADDRESS)
     return made
 
 
 def port_of(bound: Socket) -> int:
-    """The TCP port at which a socket listens."""
+    """Return the TCP port at which a socket listens."""
     return int(bound.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
 
 def boot_id() -> str:
-    """The id of this boot, equal for two processes only if they run under the same kernel."""
+    """Return the id of this boot: two processes have the same one only under the same kernel."""
     return BOOT_ID.read_text().strip()
 
 
 def receive(source: Socket) -> list[Buffer] | None:
-    """The parts of the next message without copying big ones; None when there is none now.
+    """Return the parts of the next message without copying big ones; None when there is none now.
 
-    The rest of a message with too many parts is read and dropped.
+    Of a message with too many parts the first are returned, and the rest is dropped.
     """
     try:
         parts: list[Buffer] = [source.recv(zmq.NOBLOCK)]
@@ -184,7 +188,10 @@ def handle_messages(
         handle: called with each message.
         server: the peer, for an error.
         client: this side, for an error.
-        error: raised where the server speaks another version of the protocol.
+        error: the type of the error for a server that speaks another version of the protocol.
+
+    Raises:
+        UserError: of the type ``error``, and any that ``handle`` raises.
     """
     while (parts := receive(source)) is not None:
         try:
@@ -192,7 +199,7 @@ def handle_messages(
         except WireError as fault:
             if fault.reason == "version":
                 raise error(other_version(server, fault.text, client)) from fault
-        except UserError:  # by `handle`; some are a ValueError too
+        except UserError:  # raised by `handle`; some are a ValueError too
             raise
         except STRANGE:  # unexpected content is of no more use than a torn message
             continue
@@ -217,7 +224,7 @@ def receive_from(source: Socket, *, keys: bool) -> tuple[Sender, list[Buffer]] |
 
 
 def send_now(target: Socket, parts: Parts) -> bool:
-    """Send a message by a DEALER, without waiting; False where no peer takes it now."""
+    """Send a message by a DEALER, without waiting; return False where no peer takes it now."""
     try:
         target.send_multipart(parts, zmq.NOBLOCK)
     except zmq.Again:
@@ -254,16 +261,21 @@ def send_to(
 
 
 class WasWritten:
-    """Whether a message was written to its connection with CURVE, where it is released before.
+    """Returns whether a message was written to its connection with CURVE.
 
-    libzmq releases it when it is encrypted, and turns to the next message when all of the encrypted
-    one is written. So a small message is sent after it, whose release shows that.
+    libzmq releases a message when it is encrypted, and turns to the next one when all of the
+    encrypted one is written. So a small message is sent after it, whose release shows that.
     """
 
     def __init__(
         self, is_released: IsReleased, send_next: Callable[[], tuple[int, IsReleased]]
     ) -> None:
-        """``send_next`` sends a tracked message to the same peer."""
+        """Make the test of a message.
+
+        Args:
+            is_released: returns whether the socket has released the message.
+            send_next: sends a small tracked message to the same peer.
+        """
         self._is_released = is_released
         self._send_next: Callable[[], tuple[int, IsReleased]] | None = send_next
 
@@ -312,12 +324,14 @@ def _check_ipc(address: str) -> None:
     """
     if not address.startswith("ipc://"):
         return
+
     path = Path(address.removeprefix("ipc://"))
     if len(os.fsencode(path)) > UNIX_PATH_NBYTES:
         raise UserError(
             f"the socket path {path} is longer than the {UNIX_PATH_NBYTES} bytes that the system "
             "allows; choose a shorter one"
         )
+
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(str(path)) == 0:
             raise zmq.ZMQError(zmq.EADDRINUSE)
