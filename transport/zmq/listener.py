@@ -27,7 +27,9 @@ RESERVE = 16
 MARGIN = 4
 # The interval between two checks.
 LOOK_EVERY_S = 0.05
-SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27  # linux/socket.h; Python has no names for them
+# Options of linux/socket.h for which Python has no names.
+SO_ATTACH_FILTER = 26
+SO_DETACH_FILTER = 27
 # One instruction of BPF: return 0 bytes of the packet.
 DROP = struct.pack("HBBI", 0x06, 0, 0, 0)
 
@@ -40,26 +42,27 @@ class Listener:
         self.turned_away = 0
         """How often the gate was shut, and how many connections were closed then."""
         self.shut = False
-        self._look_at_s = 0.0
-        self._spares: list[int] = []
+        """Whether new connections are turned away now."""
+        self._next_look_s = 0.0
+        self._spares: list[int] = []  # descriptors that are freed to accept and close connections
         self._socket = _listening(source.getsockopt_string(zmq.LAST_ENDPOINT))
         if self._socket is not None:
-            self._keep_spares()
+            self._fill_spares()
 
     def look(self, now_s: float) -> None:
         """Shut or open the gate. Call it in every turn; it checks every `LOOK_EVERY_S` seconds."""
-        if self._socket is None or now_s < self._look_at_s:
+        if self._socket is None or now_s < self._next_look_s:
             return
-        self._look_at_s = now_s + LOOK_EVERY_S
-        if nearly_used_up(RESERVE + MARGIN * self.shut):
+        self._next_look_s = now_s + LOOK_EVERY_S
+
+        needed = RESERVE + MARGIN if self.shut else RESERVE
+        if nearly_used_up(needed):
             if not self.shut:
-                self._shut(self._socket)
-            self._clear(self._socket)
+                self._shut_gate(self._socket)
+            self._close_waiting(self._socket)
         elif self.shut:
-            self.shut = False
-            with suppress(OSError):
-                self._socket.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
-        self._keep_spares()
+            self._open_gate(self._socket)
+        self._fill_spares()
 
     def close(self) -> None:
         """Release the socket, and with it the address."""
@@ -67,16 +70,24 @@ class Listener:
         if self._socket is not None:
             self._socket.close()
 
-    def _shut(self, listening: socket.socket) -> None:
+    def _shut_gate(self, listening: socket.socket) -> None:
+        """Let the kernel ignore packets that would open a connection."""
         self.shut = True
         self.turned_away += 1
         code = ctypes.create_string_buffer(DROP, len(DROP))
         program = struct.pack("HP", 1, ctypes.addressof(code))
-        with suppress(OSError):  # a sandbox may forbid it: then only `_clear` helps
+        # A sandbox may forbid it: then only `_close_waiting` helps.
+        with suppress(OSError):
             listening.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
-    def _clear(self, listening: socket.socket) -> None:
-        """Accept and close waiting connections.
+    def _open_gate(self, listening: socket.socket) -> None:
+        """Let new connections in again."""
+        self.shut = False
+        with suppress(OSError):
+            listening.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
+
+    def _close_waiting(self, listening: socket.socket) -> None:
+        """Accept and close the connections that wait, with the help of spare descriptors.
 
         libzmq may take a descriptor that was freed here; then its connection does not wait any more
         either.
@@ -92,8 +103,9 @@ class Listener:
                     return
                 self._drop_spares(1)
 
-    def _keep_spares(self) -> None:
-        with suppress(OSError):  # none is left: at the next check
+    def _fill_spares(self) -> None:
+        """Reserve descriptors; where none is free, the next check tries again."""
+        with suppress(OSError):
             while len(self._spares) < BACKLOG:
                 self._spares.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
@@ -125,15 +137,15 @@ def _listening(endpoint: str) -> socket.socket | None:
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
-            found = socket.socket(fileno=os.dup(int(name)))
+            candidate = socket.socket(fileno=os.dup(int(name)))
         except OSError:  # it was closed meanwhile
             continue
 
         with suppress(OSError):
-            inet = found.family in (socket.AF_INET, socket.AF_INET6)
-            listens = inet and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            if listens and found.getsockname()[1] == port:
-                found.setblocking(False)
-                return found
-        found.close()
+            is_inet = candidate.family in (socket.AF_INET, socket.AF_INET6)
+            listens = is_inet and candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if listens and candidate.getsockname()[1] == port:
+                candidate.setblocking(False)
+                return candidate
+        candidate.close()
     return None

@@ -76,8 +76,13 @@ class ServerSocket:
             self._stack = opening.pop_all()
 
     def _bind(self, address: str) -> None:
+        """Bind a new ROUTER, with its gate. Raises UserError where the address is taken."""
         self.router = router(
-            self._context, address, self._keys, self._max_frame_nbytes, received=self._received
+            self._context,
+            address,
+            self._keys,
+            max_frame_nbytes=self._max_frame_nbytes,
+            received=self._received,
         )
         self.listener = Listener(self.router)
         self.watch(self.router)
@@ -120,13 +125,13 @@ class ServerSocket:
         self.router.close(0)
 
         # libzmq frees the address a little later.
-        ends_s = time.monotonic() + patience_s
+        deadline_s = time.monotonic() + patience_s
         while True:
             try:
                 self._bind(address)
                 return
             except UserError:
-                if time.monotonic() > ends_s:
+                if time.monotonic() > deadline_s:
                     raise
                 time.sleep(REBIND_S)
 
