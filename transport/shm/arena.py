@@ -29,8 +29,11 @@ from penstock.core import cgroup
 
 HUGE_PAGE_NBYTES = 2 << 20
 MEMINFO = Path("/proc/meminfo")
-LEAST_NBYTES = 64 << 20  # smaller arenas are touched soon enough
-PIECE_NBYTES = 4 << 20  # while one is touched, no other mapping can be changed
+# Smaller arenas are touched soon enough without `Prefault`.
+LEAST_NBYTES = 64 << 20
+# `Prefault` touches so many bytes a call; meanwhile no other mapping can be changed.
+PIECE_NBYTES = 4 << 20
+# An advice of linux/mman.h for which Python has no name.
 MADV_POPULATE_WRITE = 23
 LOWEST = 19  # niceness
 _ORDERED_STORES = platform.machine() in ("x86_64", "AMD64")
@@ -38,7 +41,7 @@ _fence_lock = threading.Lock()
 
 
 class Arena:
-    """``nbytes`` of zeroed memory; ``fd`` is its descriptor when other processes may map it."""
+    """A piece of memory, zeroed when it is made by `private` or `shared`."""
 
     def __init__(self, mapping: mmap.mmap, fd: int | None) -> None:
         self.fd = fd
@@ -47,6 +50,7 @@ class Arena:
 
     @classmethod
     def private(cls, nbytes: int) -> Arena:
+        """Make memory of this process, in huge pages where it is large enough for one."""
         mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if nbytes >= HUGE_PAGE_NBYTES and hasattr(mmap, "MADV_HUGEPAGE"):
             mapping.madvise(mmap.MADV_HUGEPAGE)
@@ -64,7 +68,8 @@ class Arena:
             first: starts and sizes, in bytes, of the ranges that are allocated now; `commit`
                 allocates others. None: all.
 
-        Raises UserError when the host lacks the memory of ``first``.
+        Raises:
+            UserError: the host lacks the memory of ``first``.
         """
         ranges = [(0, nbytes)] if first is None else first
         needed = sum(size for _, size in ranges)
@@ -108,8 +113,10 @@ def available_nbytes() -> int:
 
 
 def _check_available(nbytes: int) -> None:
-    # Requesting more than is available does not fail: it triggers the kernel's out-of-memory
-    # killer.
+    """Raise OSError where the host has less memory than ``nbytes``.
+
+    Requesting more than is available does not fail: it triggers the kernel's out-of-memory killer.
+    """
     available = available_nbytes()
     if nbytes > available:
         raise OSError(errno.ENOMEM, f"{available / 1e9:.2f} GB are free")
@@ -148,7 +155,7 @@ class Prefault:
 
     def __init__(self, arena: Arena) -> None:
         self._memory = arena.bytes
-        # shared memory is allocated already, and is only mapped here
+        # Shared memory is allocated already, and is only mapped here.
         self._taken = arena.fd is not None
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -177,6 +184,7 @@ class Prefault:
 
 
 def _free_nbytes() -> int:
+    """The memory that this process may still take, in bytes, of its host and of its cgroup."""
     allowed = cgroup.memory_left_nbytes()
     free = available_nbytes()
     return free if allowed is None else min(free, allowed)

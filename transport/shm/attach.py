@@ -34,27 +34,29 @@ from penstock.configs.errors import UserError
 from penstock.core.runtime_folder import UNIX_PATH_NBYTES
 
 ATTACH_VERSION = 1
-ATTACH_TIMEOUT_S = 10.0  # for the answer to a request
-SHORT_OF_DESCRIPTORS_S = 0.01  # rest after a connection that could not be accepted
+# The longest wait for the answer to a request.
+ATTACH_TIMEOUT_S = 10.0
+# The rest after a connection that could not be accepted.
+SHORT_OF_DESCRIPTORS_S = 0.01
 MESSAGE_NBYTES = 1 << 17
 MAX_FDS = 4
-BYE = b"bye"  # of a client: it does not write any more; of an owner: it has ended for good
+# A client that sends this does not write any more; an owner that sends it has ended for good.
+BYE = b"bye"
 
 
 class Attached(NamedTuple):
-    """The reply to a client: a lane or None, descriptors, and the answer to its request."""
+    """The answer to a client's request."""
 
     lane: int | None
+    """The lane that the client holds from now on, if any."""
     fds: list[int]
+    """The descriptors that are sent."""
     reply: dict[str, Any]
+    """The message that is sent."""
 
 
 class AttachServer:
-    """Accepts clients at a Unix socket.
-
-    ``attach`` answers a request, or raises UserError to refuse it; ``left`` is called with each
-    lane whose holder has ended.
-    """
+    """Accepts clients at a Unix socket; call `poll` repeatedly."""
 
     def __init__(
         self,
@@ -108,10 +110,13 @@ class AttachServer:
                 self._path.unlink()
 
     def _accept(self) -> None:
+        """Accept a peer, and wait for its request."""
         try:
             peer, _ = self._listener.accept()
-        except OSError:  # the client left, or descriptors are short: clients retry
-            time.sleep(SHORT_OF_DESCRIPTORS_S)  # the listener stays readable meanwhile
+        except OSError:
+            # The client left, or descriptors are short: clients retry. The listener stays readable
+            # meanwhile, so this rests.
+            time.sleep(SHORT_OF_DESCRIPTORS_S)
             return
         peer.setblocking(False)
         self.watch(peer, lambda: self._serve(peer))
@@ -137,6 +142,7 @@ class AttachServer:
             self._end(pidfd)
 
     def _answer(self, request: Any) -> Attached:
+        """Answer a request; an invalid or refused one is answered by a sentence."""
         try:
             if request.get("attach") != ATTACH_VERSION:
                 raise UserError(
@@ -181,10 +187,13 @@ class AttachClient:
     def __init__(
         self, path: Path, request: dict[str, Any], timeout_s: float = ATTACH_TIMEOUT_S
     ) -> None:
-        """Connect and send ``request``.
+        """Connect, send ``request``, and wait for the answer.
 
-        Raises OSError while no process listens, UserError when refused, TimeoutError without an
-        answer within ``timeout_s`` seconds, EOFError where the owner ended meanwhile.
+        Raises:
+            OSError: no process listens.
+            UserError: the owner refuses, or sends what is no answer.
+            TimeoutError: there is no answer within ``timeout_s`` seconds.
+            EOFError: the owner ended meanwhile.
         """
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(timeout_s)
@@ -202,10 +211,13 @@ class AttachClient:
             raise
 
     def _ask(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+        """Send a request; return the owner's reply and its descriptors. Raises as `__init__`."""
         self._socket.send(msgpack.packb({"attach": ATTACH_VERSION, **request}))
         data, fds, flags, _ = socket.recv_fds(
             self._socket, MESSAGE_NBYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC
         )
+
+        # Whatever is wrong with the reply, its descriptors are closed.
         try:
             if not data:
                 raise EOFError("the owner ended during the handshake")
@@ -238,7 +250,10 @@ class AttachClient:
         return self._last_word() == BYE
 
     def _last_word(self) -> bytes | None:
-        """BYE or nothing after the owner's end; None while it lives."""
+        """Return BYE, or empty bytes, after the owner's end; None while it lives.
+
+        The message stays in the socket, so that each call finds it.
+        """
         try:
             return self._socket.recv(len(BYE), socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -299,6 +314,7 @@ def _abandoned(path: Path) -> bool:
 
 
 def _listen(path: Path) -> socket.socket:
+    """Open a socket that listens at ``path``. Raises UserError where that is not possible."""
     if len(os.fsencode(path)) > UNIX_PATH_NBYTES:
         raise UserError(
             f"the socket path {path} is longer than the {UNIX_PATH_NBYTES} bytes that the system "
@@ -306,6 +322,7 @@ def _listen(path: Path) -> socket.socket:
         )
     if _abandoned(path):
         path.unlink()  # left by a process that was killed
+
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.bind(str(path))
@@ -315,7 +332,8 @@ def _listen(path: Path) -> socket.socket:
             f"cannot listen at {path} ({error.strerror}); another process may be using it: "
             "stop that one first"
         ) from error
-    path.chmod(0o600)  # where a user gave a path, its folder may be open to other users
+    # Where a user gave a path, its folder may be open to other users.
+    path.chmod(0o600)
     listener.listen(128)
     listener.setblocking(False)
     return listener

@@ -58,9 +58,14 @@ class ShmLink:
 
     @property
     def spec(self) -> SlotSpec:
+        """The layout of a slot."""
         return self.welcome.spec
 
     def slot(self, timeout_s: float) -> AbstractContextManager[Slot | None]:
+        """Lend a slot, as `Link.slot`. Raises LearnerGoneError, and RunOverError where it said so.
+
+        Slots that were lent before the learner's end are still filled.
+        """
         assert self.writer is not None, "attached to the weights alone"
         if not self.writer.available and self.learner_gone():
             if self._entry.owner_over:
@@ -74,6 +79,7 @@ class ShmLink:
     def read_weights(
         self, out: Float32, newer_than: Stamp | None, policy_id: int = POLICY_ID
     ) -> Stamp | None:
+        """Copy the newest weights, as `Link.read_weights`."""
         return self.board.read(out, newer_than, policy_id)
 
     def learner_gone(self) -> bool:
@@ -81,6 +87,7 @@ class ShmLink:
         return self._entry.owner_gone
 
     def close(self) -> None:
+        """Leave: the learner takes the lane back."""
         self._stack.close()
 
 
@@ -95,6 +102,7 @@ class ShmTransport:
     def connect(
         self, ctx: RoleContext, address: str, config: Config, spec: SlotSpec, actor: int
     ) -> Link:
+        """Join the learner at ``address``, as `Transport.connect`."""
         try:
             return ShmLink(Path(address), spec, config.transport.slots)
         except LearnerGoneError as error:  # it ended meanwhile: a successor may listen soon

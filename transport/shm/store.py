@@ -36,22 +36,24 @@ from penstock.transport.shm.arena import Arena, fence
 from penstock.transport.shm.attach import close_all
 
 WORD_NBYTES = 8
+# Words of a cache line.
 WORDS_PER_LINE = 8
+# Words of the two counters of a ring, each on a line of its own.
 COUNTER_WORDS = 2 * WORDS_PER_LINE
 EVENT_FLAGS = os.EFD_NONBLOCK | os.EFD_CLOEXEC if hasattr(os, "EFD_NONBLOCK") else 0
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A slot in place: ``header`` is one HEADER record, ``columns`` are arrays over ``payload``.
-
-    ``payload`` holds the bytes of its blocks.
-    """
+    """A slot in place: views of an arena's memory."""
 
     index: int
     header: npt.NDArray[Any]
+    """One HEADER record."""
     payload: tuple[Bytes, ...]
+    """The bytes of each block."""
     columns: dict[str, npt.NDArray[Any]]
+    """The columns by name, over the same bytes."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,13 @@ class Geometry:
 
     @property
     def lane_nbytes(self) -> int:
+        """Bytes of one lane: the line of `LaneWords.want`, and two rings."""
         words = WORDS_PER_LINE + 2 * Ring.size_words(self.slots)
         return _pages(words * WORD_NBYTES)
 
     @cached_property
     def nbytes(self) -> int:
+        """Bytes of the whole arena."""
         return self._block_starts[-1]
 
     @property
@@ -94,6 +98,7 @@ class Geometry:
         return LaneWords(arena.words, first, lent, Ring(arena.words, filled_at, self.slots))
 
     def slot(self, arena: Arena, index: int) -> Slot:
+        """Return the views of a slot."""
         header = self.headers(arena)[index : index + 1].reshape(())
         payload = tuple(
             arena.bytes[start + index * block.nbytes :][: block.nbytes]
@@ -106,13 +111,13 @@ class Geometry:
         return ((start + index * b.nbytes, b.nbytes) for b, start in self._placed_blocks)
 
     def headers(self, arena: Arena) -> npt.NDArray[np.void]:
-        """HEADER records ``[slots]``."""
+        """Return the HEADER records of all slots, ``[slots]``."""
         raw = arena.bytes[self._headers :][: self.slots * HEADER_NBYTES]
         lines = raw.reshape(self.slots, HEADER_NBYTES)[:, : HEADER.itemsize]
         return lines.view(HEADER).reshape(self.slots)
 
     def blocks(self, arena: Arena) -> dict[str, npt.NDArray[Any]]:
-        """Each block of all slots by name: contiguous ``[slots, *block.shape]``."""
+        """Return each block of all slots by name: contiguous ``[slots, *block.shape]``."""
         return {
             block.name: arena.bytes[start:][: self.slots * block.nbytes]
             .view(block.dtype)
@@ -122,10 +127,12 @@ class Geometry:
 
     @property
     def _placed_blocks(self) -> Iterator[tuple[Block, int]]:
+        """The blocks, each with its start in the arena."""
         return zip(self.spec.blocks, self._block_starts[:-1], strict=True)
 
 
 def _pages(nbytes: int) -> int:
+    """Round a size up to whole pages."""
     return -(-nbytes // PAGE) * PAGE
 
 
@@ -140,7 +147,13 @@ class Ring:
     """
 
     def __init__(self, words: memoryview, offset: int, capacity: int) -> None:
-        """``words``: int64 view of the arena; ``offset``: in words, a multiple of a line."""
+        """Make one side's view of the ring.
+
+        Args:
+            words: int64 view of the arena.
+            offset: of the ring, in words; a multiple of a line.
+            capacity: the most ids in the ring.
+        """
         self._words = words
         self._tail = offset
         self._head = offset + WORDS_PER_LINE
@@ -149,12 +162,14 @@ class Ring:
 
     @staticmethod
     def size_words(capacity: int) -> int:
+        """Return the size of a ring in words, in whole lines."""
         return COUNTER_WORDS + -(-capacity // WORDS_PER_LINE) * WORDS_PER_LINE
 
     def __len__(self) -> int:
         return int(self._words[self._tail] - self._words[self._head])
 
     def push(self, value: int) -> None:
+        """Add an id. Only the writer of the ring calls this."""
         words = self._words
         tail = words[self._tail]
         words[self._cells + tail % self._capacity] = value
@@ -162,6 +177,7 @@ class Ring:
         words[self._tail] = tail + 1
 
     def pop(self) -> int | None:
+        """Remove the oldest id and return it; None if there is none. Only the reader calls this."""
         words = self._words
         head = words[self._head]
         if words[self._tail] == head:
@@ -188,9 +204,12 @@ class LaneWords:
     """The shared words of one lane."""
 
     words: memoryview
+    """Int64 view of the arena."""
     first: int
     lent: Ring
+    """Slots on their way from the store to the writer."""
     filled: Ring
+    """Slots on their way back: an index if it is filled, its complement (~) if it is not."""
 
     @property
     def want(self) -> int:
@@ -206,8 +225,11 @@ class LaneWords:
 class _Lane:
     words: LaneWords
     event: int
-    lent: set[int] = field(default_factory=set)  # lent and not yet seen filled
-    held: int = 0  # lent, filled or in use: what counts against `want`
+    """The eventfd that wakes the writer when slots were lent."""
+    lent: set[int] = field(default_factory=set)
+    """Slots that were lent and have not come back."""
+    held: int = 0
+    """Slots that are lent, filled or in use: what counts against `want`."""
 
 
 class SlotStore:
@@ -265,7 +287,11 @@ class SlotStore:
     def open_lane(self, want: int) -> int:
         """Open a lane for a new writer, which may hold up to ``want`` slots at first.
 
-        Returns its index.
+        Returns:
+            Its index.
+
+        Raises:
+            UserError: all lanes are in use.
         """
         unused = (i for i in range(self.geometry.lanes) if i not in self._lanes)
         index = next(unused, None)
@@ -273,6 +299,7 @@ class SlotStore:
             raise UserError(
                 f"all {self.geometry.lanes} lanes of the learner are taken; start fewer actors"
             )
+
         words = self.geometry.lane(self.arena, index)
         words.lent.reset()
         words.filled.reset()
@@ -287,11 +314,11 @@ class SlotStore:
         return set(self._lanes)
 
     def lane_event(self, index: int) -> int:
-        """The descriptor that wakes the lane's writer."""
+        """Return the descriptor that wakes the lane's writer."""
         return self._lanes[index].event
 
     def local_writer(self, index: int) -> SlotWriter:
-        """The writer of a lane, for this process."""
+        """Return the writer of a lane, for this process."""
         event = self.lane_event(index)
         return SlotWriter(self.arena, self.geometry, index, event, self.filled_event)
 
@@ -306,7 +333,7 @@ class SlotStore:
         return lane, [self.arena.fd, self.lane_event(lane), self.filled_event], where
 
     def close_lane(self, index: int) -> int:
-        """Take back the slots of a writer with a confirmed death; returns their number."""
+        """Take back the slots of a writer with a confirmed death; return their number."""
         self.collect()
         lane = self._lanes.pop(index)
         self.held_back.discard(index)
@@ -358,9 +385,9 @@ class SlotStore:
         self._free = deque(free)
 
     def loans(self) -> dict[str, Any]:
-        """JSON values for `restore_loans`: which lane will fill which slot next.
+        """Return JSON values for `restore_loans`: which lane will fill which slot next.
 
-        All writers are in this process, and none is filling a slot.
+        All writers must be in this process, and none may be filling a slot.
         """
         lent = [lane.words.lent.values for lane in self._lanes.values()]
         return {"lent": lent, "free": list(self._free), "turn": self._turn}
@@ -415,6 +442,7 @@ class SlotStore:
 
     @property
     def _below_quota(self) -> bool:
+        """Whether `quota` allows one more slot that is lent or filled."""
         return self.quota is None or len(self.slots) - len(self._free) < self.quota
 
     def _grow(self, lanes: list[_Lane]) -> bool:
@@ -433,6 +461,7 @@ class SlotStore:
         return True
 
     def _open_lanes(self) -> list[_Lane]:
+        """The lanes that may get slots."""
         return [lane for index, lane in self._lanes.items() if index not in self.held_back]
 
     def unstick(self) -> None:
@@ -445,6 +474,7 @@ class SlotStore:
             self._give(min(lanes, key=lambda lane: lane.held))
 
     def _give(self, lane: _Lane) -> None:
+        """Lend the first free slot to a lane, and wake its writer."""
         slot = self._free.popleft()
         lane.lent.add(slot)
         lane.held += 1
@@ -464,11 +494,15 @@ class SlotStore:
         return any(not lane.lent and lane.held >= lane.words.want > 0 for lane in lanes)
 
     def fill_fraction(self) -> float:
-        """The fraction of the store's slots that are filled and not yet freed."""
-        lent = sum(len(lane.lent) for lane in list(self._lanes.values()))  # called from any thread
+        """Return the fraction of the store's slots that are filled and not yet freed.
+
+        This may be called from any thread.
+        """
+        lent = sum(len(lane.lent) for lane in list(self._lanes.values()))
         return 1.0 - (len(self._free) + lent) / len(self.slots)
 
     def close(self) -> None:
+        """Close all descriptors; the memory is freed with the last array over it."""
         for lane in self._lanes.values():
             os.close(lane.event)
         self._lanes.clear()
@@ -479,7 +513,7 @@ class SlotStore:
 
 
 class SlotWriter:
-    """A writer's side of one lane. One thread at a time."""
+    """A writer's side of one lane; used by one thread at a time."""
 
     def __init__(
         self, arena: Arena, geometry: Geometry, lane: int, lent_event: int, filled_event: int
@@ -520,9 +554,10 @@ class SlotWriter:
         os.eventfd_write(self._filled_event, 1)  # wakes the store to follow
 
     def acquire(self, timeout_s: float) -> Slot | None:
-        """A lent slot to fill, or None when none was lent within ``timeout_s`` seconds."""
+        """Return a lent slot to fill, or None when none was lent within ``timeout_s`` seconds."""
         if self._kept:
             return self._slot(self._kept.pop())
+
         deadline_s = time.monotonic() + timeout_s
         while (index := self._words.lent.pop()) is None:
             left_s = deadline_s - time.monotonic()
@@ -532,6 +567,7 @@ class SlotWriter:
         return self._slot(index)
 
     def publish(self, slot: Slot) -> None:
+        """Hand a filled slot to the consumer."""
         self._words.filled.push(slot.index)
         os.eventfd_write(self._filled_event, 1)
 
@@ -546,11 +582,15 @@ class SlotWriter:
 
     @contextmanager
     def slot(self, timeout_s: float) -> Iterator[Slot | None]:
-        """Lend a slot, published on leaving the block; an exception publishes nothing."""
+        """Lend a slot that is published when the block is left; an exception publishes nothing.
+
+        Yields None when no slot was lent within ``timeout_s`` seconds.
+        """
         slot = self.acquire(timeout_s)
         if slot is None:
             yield None
             return
+
         try:
             yield slot
         except BaseException:

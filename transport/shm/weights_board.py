@@ -30,6 +30,7 @@ class WeightsBoard:
     """``size`` values as float32 or bfloat16; created by the writer, attached by readers."""
 
     def __init__(self, arena: Arena, size: int) -> None:
+        """Use the memory of ``arena`` for ``size`` values; see `create` and `attach`."""
         self.arena = arena
         self.size = size
         self._words = arena.words
@@ -43,6 +44,16 @@ class WeightsBoard:
 
     @classmethod
     def create(cls, size: int, *, shared: bool = True, policy_id: int = POLICY_ID) -> WeightsBoard:
+        """Make a board as its writer.
+
+        Args:
+            size: the number of values.
+            shared: use memory that other processes can map.
+            policy_id: whose weights they are.
+
+        Raises:
+            UserError: the host lacks the memory.
+        """
         nbytes = _nbytes(size)
         arena = Arena.shared(nbytes, "weights") if shared else Arena.private(nbytes)
         arena.words[_POLICY] = policy_id
@@ -96,7 +107,7 @@ class WeightsBoard:
 
     @property
     def stamp(self) -> Stamp | None:
-        """Version of the newest weights, or None before the first."""
+        """The version of the newest weights; None before the first."""
         words = self._words
         while True:
             ready = words[_READY]
@@ -110,13 +121,19 @@ class WeightsBoard:
     def read(
         self, out: Float32, newer_than: Stamp | None = None, policy_id: int = POLICY_ID
     ) -> Stamp | None:
-        """Copy the newest weights into ``out``, float32 ``[size]``; None when none are newer.
+        """Copy the newest weights into ``out``, float32 ``[size]``.
 
-        Raises UnknownPolicyError for another policy.
+        Returns:
+            Their version; None, without copying, when there are none other than ``newer_than``.
+
+        Raises:
+            UnknownPolicyError: the board has the weights of another policy.
         """
         words = self._words
         if policy_id != words[_POLICY]:
             raise UnknownPolicyError(policy_id)
+
+        # The copy is repeated if the writer has begun to overwrite the buffer meanwhile.
         while True:
             ready = words[_READY]
             fence()
@@ -124,12 +141,14 @@ class WeightsBoard:
             stamp = Stamp(words[meta], words[meta + 1])
             if ready == 0 or stamp == newer_than:
                 return None
+
             self._copy(ready & 1, _DTYPES[words[meta + 2] & 1], out)
             fence()
             if words[_WRITING] <= ready + 1:
                 return stamp
 
     def _copy(self, k: int, dtype: WireDtype, out: Float32) -> None:
+        """Copy a buffer into ``out``, as float32."""
         raw = self._buffers[k][: self.size * _ITEM_NBYTES[dtype]]
         if dtype == "fp32":
             np.copyto(out, raw.view(np.float32))
@@ -137,12 +156,15 @@ class WeightsBoard:
             np.copyto(out, from_bf16(raw.view(np.uint16)))
 
     def close(self) -> None:
+        """Close the descriptor; the memory is freed with the last array over it."""
         self.arena.close()
 
 
 def _nbytes(size: int) -> int:
+    """The size of a board: a page of words, and two buffers."""
     return PAGE + 2 * _buffer_nbytes(size)
 
 
 def _buffer_nbytes(size: int) -> int:
+    """The size of a buffer for ``size`` float32 values, in whole pages."""
     return -(-size * 4 // PAGE) * PAGE
