@@ -35,7 +35,7 @@ LEAST_NBYTES = 64 << 20
 PIECE_NBYTES = 4 << 20
 # An advice of linux/mman.h for which Python has no name.
 MADV_POPULATE_WRITE = 23
-LOWEST = 19  # niceness
+LOWEST_NICENESS = 19
 _ORDERED_STORES = platform.machine() in ("x86_64", "AMD64")
 _fence_lock = threading.Lock()
 
@@ -45,8 +45,11 @@ class Arena:
 
     def __init__(self, mapping: mmap.mmap, fd: int | None) -> None:
         self.fd = fd
+        """The descriptor by which other processes may map the memory; None if it is private."""
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
-        self.words = memoryview(mapping).cast("q")  # int64 loads and stores, 40 ns each
+        """All bytes."""
+        self.words = memoryview(mapping).cast("q")
+        """The same as int64 words; a load or store takes 40 ns."""
 
     @classmethod
     def private(cls, nbytes: int) -> Arena:
@@ -107,9 +110,11 @@ class Arena:
 
 
 def available_nbytes() -> int:
-    """Memory of this host that is available without swapping, in bytes."""
+    """Return the memory of this host that is available without swapping, in bytes."""
     lines = MEMINFO.read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    line = next(line for line in lines if line.startswith("MemAvailable:"))
+    kibibytes = int(line.split()[1])
+    return kibibytes << 10
 
 
 def _check_available(nbytes: int) -> None:
@@ -156,7 +161,7 @@ class Prefault:
     def __init__(self, arena: Arena) -> None:
         self._memory = arena.bytes
         # Shared memory is allocated already, and is only mapped here.
-        self._taken = arena.fd is not None
+        self._allocated = arena.fd is not None
         self._stopped = False
         self._thread: threading.Thread | None = None
         if arena.bytes.nbytes >= LEAST_NBYTES:
@@ -170,21 +175,25 @@ class Prefault:
             self._thread.join()
 
     def _run(self) -> None:
+        """Touch piece after piece, in a thread of the lowest priority."""
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_NICENESS)
         madvise = ctypes.CDLL(None).madvise
         madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        address, nbytes = self._memory.ctypes.data, self._memory.nbytes
+
+        address = self._memory.ctypes.data
+        nbytes = self._memory.nbytes
         for start in range(0, nbytes, PIECE_NBYTES):
-            left = nbytes - start
-            if self._stopped or not (self._taken or left <= _free_nbytes()):
+            remaining = nbytes - start
+            if self._stopped or not (self._allocated or remaining <= _free_nbytes()):
                 return
-            if madvise(address + start, min(left, PIECE_NBYTES), MADV_POPULATE_WRITE):
+            error = madvise(address + start, min(remaining, PIECE_NBYTES), MADV_POPULATE_WRITE)
+            if error:
                 return
 
 
 def _free_nbytes() -> int:
     """The memory that this process may still take, in bytes, of its host and of its cgroup."""
-    allowed = cgroup.memory_left_nbytes()
-    free = available_nbytes()
-    return free if allowed is None else min(free, allowed)
+    cgroup_nbytes = cgroup.memory_left_nbytes()
+    host_nbytes = available_nbytes()
+    return host_nbytes if cgroup_nbytes is None else min(host_nbytes, cgroup_nbytes)

@@ -19,7 +19,10 @@ from penstock.core.params import POLICY_ID, Float32, Stamp, WireDtype, from_bf16
 from penstock.core.specs import PAGE, Bytes
 from penstock.transport.shm.arena import Arena, fence
 
-_WRITING, _READY, _META = 0, 8, 16  # in words of 8 bytes; each counter has a cache line
+# The layout of the first page, in words of 8 bytes; each counter has a cache line.
+_WRITING = 0  # the counter of buffers that the writer has announced
+_READY = 8  # the counter of buffers that were published
+_META = 16  # generation, version and dtype of each of the two buffers
 _META_WORDS = 8
 _POLICY = _META + 2 * _META_WORDS
 _DTYPES: tuple[WireDtype, ...] = ("fp32", "bf16")
@@ -34,8 +37,8 @@ class WeightsBoard:
         self.arena = arena
         self.size = size
         self._words = arena.words
-        half = _buffer_nbytes(size)
-        self._buffers = [arena.bytes[PAGE + k * half :][:half] for k in (0, 1)]
+        nbytes = _buffer_nbytes(size)
+        self._buffers = [arena.bytes[PAGE + index * nbytes :][:nbytes] for index in (0, 1)]
 
     @classmethod
     def attach(cls, fd: int, size: int) -> WeightsBoard:
@@ -87,11 +90,15 @@ class WeightsBoard:
         self._commit(stamp, "fp32")
 
     def _begin(self, policy_id: int) -> Bytes:
-        """Announce the buffer that is not published, and return it."""
+        """Announce the buffer that is not published, and return it.
+
+        Raises UnknownPolicyError for another policy.
+        """
         words = self._words
         if policy_id != words[_POLICY]:
             raise UnknownPolicyError(policy_id)
-        words[_WRITING] = count = words[_READY] + 1
+        count = words[_READY] + 1
+        words[_WRITING] = count
         fence()
         return self._buffers[count & 1]
 
@@ -100,7 +107,8 @@ class WeightsBoard:
         words = self._words
         count = words[_READY] + 1
         meta = _META + (count & 1) * _META_WORDS
-        words[meta], words[meta + 1] = stamp
+        words[meta] = stamp.generation
+        words[meta + 1] = stamp.version
         words[meta + 2] = _DTYPES.index(dtype)
         fence()
         words[_READY] = count
@@ -147,9 +155,9 @@ class WeightsBoard:
             if words[_WRITING] <= ready + 1:
                 return stamp
 
-    def _copy(self, k: int, dtype: WireDtype, out: Float32) -> None:
+    def _copy(self, index: int, dtype: WireDtype, out: Float32) -> None:
         """Copy a buffer into ``out``, as float32."""
-        raw = self._buffers[k][: self.size * _ITEM_NBYTES[dtype]]
+        raw = self._buffers[index][: self.size * _ITEM_NBYTES[dtype]]
         if dtype == "fp32":
             np.copyto(out, raw.view(np.float32))
         else:
