@@ -205,16 +205,22 @@ class Grants:
         if stream is not None:
             if stream.incarnation > head.incarnation:
                 raise WireError("stale", f"incarnation {head.incarnation} of actor {head.actor}")
-            self._check_owner(stream, peer, key, now_s, joins=True)
+            self._check_owner(stream, peer, key=key, now_s=now_s, joins=True)
             if stream.incarnation < head.incarnation:
                 self._end(stream)
                 stream = None
         if stream is None:
-            stream = self._begin(head, peer, now_s, key)
+            stream = self._begin(head, peer, now_s=now_s, key=key)
 
         self._check_counters(stream, head)
         self._pool.set_want(stream, want)
-        self._advance(stream, head.sequence, head.produced_steps, peer, now_s)
+        self._advance(
+            stream,
+            next_sequence=head.sequence,
+            produced_steps=head.produced_steps,
+            peer=peer,
+            now_s=now_s,
+        )
         return stream
 
     def on_beat(self, head: Header, peer: bytes, now_s: float, key: bytes = b"") -> ActorStream:
@@ -225,9 +231,15 @@ class Grants:
                 "ungranted" and "steps" for counters that no correct actor reaches with its grants;
                 "taken" and "key" (`TakenError`) where another process plays the actor.
         """
-        stream = self._owned_stream(head, peer, now_s, key)
+        stream = self._owned_stream(head, peer, now_s=now_s, key=key)
         self._check_counters(stream, head)
-        self._advance(stream, head.sequence, head.produced_steps, peer, now_s)
+        self._advance(
+            stream,
+            next_sequence=head.sequence,
+            produced_steps=head.produced_steps,
+            peer=peer,
+            now_s=now_s,
+        )
         return stream
 
     def admit(
@@ -248,7 +260,7 @@ class Grants:
         Raises:
             WireError: as `on_beat`, and "replayed" for a sequence that has come before.
         """
-        stream = self._owned_stream(head, peer, now_s, key)
+        stream = self._owned_stream(head, peer, now_s=now_s, key=key)
 
         skipped = head.sequence - stream.next
         if skipped < 0:
@@ -270,7 +282,13 @@ class Grants:
         stream.delivered = True
         stream.last_used_s = now_s
         stream.idle = False
-        self._advance(stream, head.sequence + 1, head.produced_steps, peer, now_s)
+        self._advance(
+            stream,
+            next_sequence=head.sequence + 1,
+            produced_steps=head.produced_steps,
+            peer=peer,
+            now_s=now_s,
+        )
 
     def on_bye(self, head: Header, peer: bytes, now_s: float, key: bytes = b"") -> ActorStream:
         """Handle an actor that leaves, and return its ended stream.
@@ -279,7 +297,7 @@ class Grants:
             WireError: as `on_beat`. A stream whose BYE is refused ends by silence, with its last
                 accepted counters.
         """
-        stream = self.on_beat(head, peer, now_s, key)
+        stream = self.on_beat(head, peer, now_s=now_s, key=key)
         self._end(stream)
         return stream
 
@@ -330,7 +348,7 @@ class Grants:
 
     # -------------------------------------------------------------------------------- the checks
 
-    def _owned_stream(self, head: Header, peer: bytes, now_s: float, key: bytes) -> ActorStream:
+    def _owned_stream(self, head: Header, peer: bytes, *, now_s: float, key: bytes) -> ActorStream:
         """Return the stream that a header names; raise WireError unless ``peer`` may use it."""
         stream = self.streams.get(head.actor)
         if stream is None:
@@ -340,11 +358,11 @@ class Grants:
             raise WireError(reason, f"incarnation {head.incarnation} of actor {head.actor}")
 
         if peer != stream.peer:
-            self._check_owner(stream, peer, key, now_s)
+            self._check_owner(stream, peer, key=key, now_s=now_s)
         return stream
 
     def _check_owner(
-        self, stream: ActorStream, peer: bytes, key: bytes, now_s: float, *, joins: bool = False
+        self, stream: ActorStream, peer: bytes, *, key: bytes, now_s: float, joins: bool = False
     ) -> None:
         """Raise TakenError for a connection that does not own ``stream`` and may not take it over.
 
@@ -382,7 +400,7 @@ class Grants:
 
     # --------------------------------------------------------------------- the life of a stream
 
-    def _begin(self, head: Header, peer: bytes, now_s: float, key: bytes) -> ActorStream:
+    def _begin(self, head: Header, peer: bytes, *, now_s: float, key: bytes) -> ActorStream:
         """Begin a stream at the counters of a HELLO; raise WireError where there is no room."""
         if len(self.streams) >= MAX_STREAMS:
             raise WireError("full", f"{len(self.streams)} actors")
@@ -411,11 +429,22 @@ class Grants:
         return stream
 
     def _advance(
-        self, stream: ActorStream, sequence: int, produced_steps: int, peer: bytes, now_s: float
+        self,
+        stream: ActorStream,
+        *,
+        next_sequence: int,
+        produced_steps: int,
+        peer: bytes,
+        now_s: float,
     ) -> None:
         """Take over the counters of an accepted message, and queue the stream for grants it lacks.
 
-        ``sequence`` is the one that the actor sends next.
+        Args:
+            stream: of the message.
+            next_sequence: the sequence that the actor sends next.
+            produced_steps: the agent steps that it reports.
+            peer: the connection of the message, which owns the stream from now on.
+            now_s: the time.
         """
         stream.last_heard_s = now_s
         if peer != stream.peer:
@@ -426,8 +455,8 @@ class Grants:
 
         if produced_steps > stream.produced_steps:
             stream.produced_steps = produced_steps
-        if sequence > stream.next:
-            self._pool.use(stream, sequence)
+        if next_sequence > stream.next:
+            self._pool.use(stream, next_sequence)
         if now_s - stream.last_used_s > GRANT_SILENCE_S:
             stream.idle = True
             self._pool.return_excess(stream)
