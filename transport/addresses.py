@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 FOLDER, SOCKET = "sockets", "wire"
 MAX_PORT = 65535
-PATH_NBYTES = UNIX_PATH_NBYTES - len("-9999")  # without the rank
+# The longest path of rank 0, to which `bind_of` appends other ranks.
+PATH_NBYTES = UNIX_PATH_NBYTES - len("-9999")
 
 
 def check_bind(address: str, *, keys: bool, insecure: bool) -> None:
@@ -73,9 +74,10 @@ def is_own_ipc(address: str) -> bool:
 
 
 def address_in_run(run_dir: Path) -> str:
-    """The ``ipc://`` address of rank 0 in a run's folder, which need not exist yet.
+    """Return the ``ipc://`` address of rank 0 in a run's folder, which need not exist yet.
 
-    Raises UserError where the path is too long for a Unix socket.
+    The path is absolute where it is short enough for a Unix socket, and relative otherwise. Raises
+    UserError where both are too long.
     """
     path = run_dir.absolute() / FOLDER / SOCKET
     for candidate in (path, Path(os.path.relpath(path))):
@@ -88,9 +90,10 @@ def address_in_run(run_dir: Path) -> str:
 
 
 def address_of(connect: str) -> str:
-    """The address to which an actor connects: ``connect`` itself, or the socket in a run's folder.
+    """Return the address that an actor connects to, of the option ``--connect``.
 
-    Raises UserError if ``connect`` is neither an address nor a folder.
+    That is ``connect`` itself, or the socket in the folder of a run. Raises UserError if
+    ``connect`` is neither an address nor a folder.
     """
     if connect.startswith(("tcp://", "ipc://")):
         return connect
@@ -103,9 +106,13 @@ def address_of(connect: str) -> str:
 
 
 def make_socket_folder(run_dir: Path, rank: int = 0) -> None:
-    """Make the folder of the sockets. In that of a learner's own ``rank``, actors find its socket.
+    """Make the folder of the sockets, in the folder of a run or of a learner.
 
-    Raises UserError if that fails, or if others have access.
+    In the folder of a learner's own, a link with the name of rank 0's socket leads to the socket of
+    its ``rank``, so that actors find it.
+
+    Raises:
+        UserError: the folder cannot be made, or others have access to it.
     """
     path = run_dir / FOLDER
     try:
@@ -121,6 +128,7 @@ def make_socket_folder(run_dir: Path, rank: int = 0) -> None:
             f"{path}, the folder for the sockets of actors, must belong to this user and have mode "
             "0700; remove it, or choose another place with --bind ipc://PATH"
         )
+
     if rank:
         link = path / SOCKET
         link.unlink(missing_ok=True)
@@ -128,15 +136,18 @@ def make_socket_folder(run_dir: Path, rank: int = 0) -> None:
 
 
 def run_bind(transport: TransportConfig, runtime_dir: Path) -> str:
-    """The address of the first connector of rank 0; without `transport.bind`, one that only this
-    run's processes know."""
+    """Return the address of the first connector of rank 0.
+
+    Without `transport.bind` it is one that only this run's processes know.
+    """
     return transport.bind or f"ipc://{runtime_dir}/wire"
 
 
 def bind_of(bind: str, rank: int) -> str:
-    """The address that is ``rank`` after ``bind``, the one of rank 0: the port is so much higher.
+    """Return the address that is ``rank`` after ``bind``, the one of rank 0.
 
-    Raises UserError if that port does not exist.
+    The port is so much higher, or the rank is appended to the path. An address whose port the
+    system chooses stays as it is. Raises UserError if the port does not exist.
     """
     if bind.startswith("ipc://"):
         return f"{bind}-{rank}" if rank else bind

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def make_transport(spec: TransportSpec) -> Transport:
-    """Make the object by which an actor joins over the transport ``spec``."""
+    """Make the object by which an actor joins over the made ``spec``."""
     assert spec.entry_point is not None, f"{spec.name} is one process"
     made: Transport = resolve_name(spec.entry_point)()
     return made

@@ -40,11 +40,16 @@ from penstock.transport.checksum import crc32
 PROTOCOL_VERSION = 1
 MAGIC = b"PNSK"
 MAX_FRAMES = 64
-META_NBYTES = 1 << 20  # largest meta of the kinds in `LONG_METAS`
-SHORT_META_NBYTES = 1 << 10  # largest meta of any other kind
-MAX_COUNT = 1 << 62  # above any sequence, version or number of steps
-MAX_DURATION_S = 86_400.0  # of an unroll
-MAX_DEPTH = 16  # relays between the connector and another relay
+# The largest meta of the kinds in `LONG_METAS`.
+META_NBYTES = 1 << 20
+# The largest meta of any other kind.
+SHORT_META_NBYTES = 1 << 10
+# Above any sequence, version or number of steps.
+MAX_COUNT = 1 << 62
+# Above the duration of any unroll.
+MAX_DURATION_S = 86_400.0
+# The most relays between the connector and another relay.
+MAX_DEPTH = 16
 
 Buffer = bytes | bytearray | memoryview
 Parts = list[Buffer]
@@ -54,7 +59,7 @@ _HEAD = struct.Struct(HEAD_FORMAT)
 _CRC_AT = _HEAD.size - 4
 HEAD_NBYTES = _HEAD.size
 
-# Exceptions of reading a well-formed message with unexpected content; the last is of nested lists.
+# What reading a well-formed message with unexpected content raises; nested lists raise the last.
 STRANGE = (
     *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError),
     RecursionError,
@@ -75,7 +80,7 @@ class MessageKind(IntEnum):
     WEIGHTS_GET = 9
     WEIGHTS = 10
     WEIGHTS_AT = 11
-    # of a replay server, docs/replay-protocol.md
+    # The kinds of a replay server, docs/replay-protocol.md.
     JOIN = 32
     SPEC = 33
     STORED = 34
@@ -145,6 +150,7 @@ class Message(NamedTuple):
 
     @property
     def frames(self) -> Sequence[Buffer]:
+        """The parts after header and meta."""
         return self.parts[2:]
 
 
@@ -158,11 +164,19 @@ def encode(head: Header, meta: Any = None, frames: Sequence[Buffer] = ()) -> Par
 
 
 def decode(parts: Sequence[Buffer]) -> Message:
-    """Check number of parts, header and sizes; `verify` checks the checksum."""
+    """Return the message with these parts, whose header and sizes are checked.
+
+    `verify` checks the checksum, and decodes the meta.
+
+    Raises:
+        WireError: the number of parts, the header or a size is not valid.
+    """
     if not 2 <= len(parts) <= 2 + MAX_FRAMES:
         raise WireError("frames", f"{len(parts)} parts")
     if _nbytes(parts[0]) != HEAD_NBYTES:
         raise WireError("header", f"{_nbytes(parts[0])} bytes")
+
+    # The fields of the header. The version comes before those whose meaning depends on it.
     magic, version, *fields, _ = _HEAD.unpack(parts[0])
     if magic != MAGIC:
         raise WireError("header", "magic")
@@ -173,6 +187,7 @@ def decode(parts: Sequence[Buffer]) -> Message:
     if head.kind not in _KINDS or max(fields[_COUNTS]) >= MAX_COUNT:
         raise WireError("header", f"kind {head.kind}, counters {fields[_COUNTS]}")
 
+    # The frames are as many and as large as the header says.
     if head.frames != len(parts) - 2:
         raise WireError("frames", f"{len(parts) - 2} instead of {head.frames}")
     if head.frames and head.kind not in WITH_FRAMES:
@@ -186,7 +201,7 @@ def decode(parts: Sequence[Buffer]) -> Message:
 
 
 def verify(message: Message) -> Any:
-    """Check the checksum of the whole message and return its meta."""
+    """Check the checksum of the whole message and return its meta. Raises WireError."""
     head, meta, *frames = message.parts
     if _checksum(head, [meta, *frames]) != _U32.unpack_from(head, _CRC_AT)[0]:
         raise WireError("checksum")
@@ -197,8 +212,13 @@ def verify(message: Message) -> Any:
 
 
 def other_version(peer: str, version: str, here: str) -> str:
-    """The sentence for a ``peer`` of another protocol version, as `decode` raised it in its text;
-    ``here`` is this side."""
+    """Return the sentence for a peer of another protocol version.
+
+    Args:
+        peer: the peer's name in the sentence.
+        version: the text of the error that `decode` raised.
+        here: the name of this side.
+    """
     return (
         f"{peer} speaks {version}, and {here} has Penstock {__version__}; use the same "
         "release on both sides"
@@ -206,7 +226,7 @@ def other_version(peer: str, version: str, here: str) -> str:
 
 
 def release_of(meta: Any) -> str:
-    """The peer's release in a meta; empty where it sent none that can be one."""
+    """Return the peer's release in a meta; empty where it sent none that can be one."""
     release = meta.get("release") if isinstance(meta, dict) else None
     if isinstance(release, str) and _RELEASE.fullmatch(release):
         return release
@@ -214,7 +234,7 @@ def release_of(meta: Any) -> str:
 
 
 def welcome_meta(welcome: Welcome) -> dict[str, Any]:
-    """The description of a learner in its answer to an actor; `read_welcome` is the inverse."""
+    """Return a learner's description for its answer to an actor; `read_welcome` is the inverse."""
     return {
         "spec": welcome.spec.to_dict(),
         "layout": welcome.layout.to_list(),
@@ -246,7 +266,7 @@ def is_hello(parts: Sequence[Buffer]) -> bool:
 
 
 def max_frame_nbytes(spec: SlotSpec) -> int:
-    """The largest possible size of a frame of a slot, or of any meta, in bytes."""
+    """Return the largest possible size of a frame of a slot, or of any meta, in bytes."""
     return max(META_NBYTES, *(_max_coded_nbytes(block.nbytes) for block in spec.blocks))
 
 
@@ -303,7 +323,7 @@ class SlotEncoder:
 
 
 class SlotDecoder:
-    """Decodes slots of one spec into given memory."""
+    """Decodes slots of one spec into the caller's memory."""
 
     def __init__(self, spec: SlotSpec) -> None:
         self._frames = len(spec.blocks)
@@ -348,11 +368,16 @@ def fill_header(record: npt.NDArray[np.void], head: Header, now_s: float, rows: 
 
 
 def _decode_frame(entry: Any, frame: Buffer, out: Bytes) -> None:
+    """Write a frame into the memory of its out. Raises WireError.
+
+    ``entry`` is the frame's element of the meta: its codec, and its size when it is decoded.
+    """
     if entry == ["raw", out.nbytes]:
         if _nbytes(frame) != out.nbytes:
             raise WireError("size", f"a raw frame of {_nbytes(frame)} bytes for {out.nbytes}")
         np.copyto(out, np.frombuffer(frame, np.uint8))
         return
+
     if entry != ["snappy", out.nbytes]:
         raise WireError("meta", "codec or size")
     try:
@@ -409,9 +434,14 @@ def encode_payload(
 
 
 def decode_weights(message: Message, layout: ParamLayout) -> tuple[int, npt.NDArray[Any]]:
-    """The policy id, and the weights ``[layout.size]`` as a view of the message's frame.
+    """Decode weights without copying them.
 
-    float32, or bfloat16 bits as uint16. Raises WireError.
+    Returns:
+        The policy id, and the weights ``[layout.size]`` as a view of the message's frame: float32,
+        or bfloat16 bits as uint16.
+
+    Raises:
+        WireError: the message cannot be used.
     """
     meta = verify(message)
     dtype = _WEIGHT_DTYPES.get(str(meta.get("dtype"))) if isinstance(meta, dict) else None
@@ -424,12 +454,15 @@ def decode_weights(message: Message, layout: ParamLayout) -> tuple[int, npt.NDAr
 
 
 def policy_meta(policy_id: int) -> dict[str, int]:
-    """The fields that name the policy in the meta of a message about weights."""
+    """Return the fields that name the policy in the meta of a message about weights."""
     return {} if policy_id == POLICY_ID else {"policy_id": policy_id}
 
 
 def policy_of(meta: Any) -> int:
-    """The policy id in the meta of a message about weights. Raises WireError for an invalid one."""
+    """Return the policy id in the meta of a message about weights.
+
+    Raises WireError for an invalid one.
+    """
     policy_id = meta.get("policy_id", POLICY_ID) if isinstance(meta, dict) else None
     if type(policy_id) is not int or not 0 <= policy_id <= MAX_POLICY_ID:
         raise WireError("meta", "policy_id")
@@ -445,7 +478,7 @@ class RelayOffer(NamedTuple):
     """The public CURVE key of its socket, Z85 text; empty without CURVE."""
     failed: str = ""
     """Why the relay that the last WEIGHTS_AT named was of no use, one of `FAILURES`; then only the
-    connector itself may answer. Empty if it was."""
+    connector itself may answer. Empty if that relay was of use."""
 
 
 FAILURES = ("late", "wrong", "passed")
@@ -476,10 +509,12 @@ class WeightsAt(NamedTuple):
     nbytes: int
     """Size of the weights, as `encode_payload` gets them."""
     address: str
+    """Where the relay serves others: ``tcp://HOST:PORT``."""
     key: str
     """The public CURVE key of its socket, Z85 text; empty without CURVE."""
     sha256: str
-    """Of the weights, in hexadecimal digits: only these may be accepted from the relay."""
+    """The checksum of the weights, in hexadecimal digits: only these may be accepted from the
+    relay."""
     depth: int
     """Number of relays between the connector and the receiver of this message."""
 
@@ -488,6 +523,7 @@ def encode_weights_at(at: WeightsAt | None, run_id: int, policy_id: int = POLICY
     """Encode the answer that sends a relay to another one, or asks it to listen itself (None)."""
     if at is None:
         return encode(Header(MessageKind.WEIGHTS_AT, run_id=run_id), policy_meta(policy_id))
+
     head = Header(
         MessageKind.WEIGHTS_AT,
         run_id=run_id,
@@ -495,7 +531,12 @@ def encode_weights_at(at: WeightsAt | None, run_id: int, policy_id: int = POLICY
         version=at.stamp.version,
         raw_nbytes=at.nbytes,
     )
-    meta = {"address": at.address, "key": at.key, "sha256": at.sha256, "depth": at.depth}
+    meta = {
+        "address": at.address,
+        "key": at.key,
+        "sha256": at.sha256,
+        "depth": at.depth,
+    }
     return encode(head, meta | policy_meta(policy_id))
 
 
@@ -556,6 +597,7 @@ def _unpack(meta: Buffer) -> Any:
 
 
 def _nbytes(buffer: Buffer) -> int:
+    """The size of a buffer; `len` counts the elements of a memoryview."""
     return memoryview(buffer).nbytes
 
 
@@ -568,4 +610,5 @@ def _checksum(head: Buffer, rest: Sequence[Buffer]) -> int:
 
 
 def _max_coded_nbytes(raw_nbytes: int) -> int:
+    """The most bytes that snappy makes of ``raw_nbytes``."""
     return 32 + raw_nbytes + raw_nbytes // 6
