@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from penstock.configs.schema import Config
     from penstock.configs.transports import TransportConfig
 
-FOLDER, SOCKET = "sockets", "wire"
+FOLDER = "sockets"
+SOCKET = "wire"
 MAX_PORT = 65535
 # The longest path of rank 0, to which `bind_of` appends other ranks.
 PATH_NBYTES = UNIX_PATH_NBYTES - len("-9999")
@@ -55,8 +56,8 @@ def check_connect(address: str, *, keys: bool, insecure: bool) -> None:
 
 def check_port(address: str) -> None:
     """Raise UserError for a port that does not exist, of which libzmq would take the remainder."""
-    found = re.fullmatch(r"tcp://.*:(\d+)", address)
-    if found is not None and int(found[1]) > MAX_PORT:
+    match = re.fullmatch(r"tcp://.*:(\d+)", address)
+    if match is not None and int(match[1]) > MAX_PORT:
         raise UserError(
             f"the port of {address} does not exist, as the last one is {MAX_PORT}; give another"
         )
@@ -69,8 +70,9 @@ def is_own_ipc(address: str) -> bool:
     """
     if not address.startswith("ipc://") or address.startswith("ipc://@"):
         return False  # @ begins a name that any user of the host may take
-    found = Path(address.removeprefix("ipc://")).parent.stat()
-    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    folder = Path(address.removeprefix("ipc://")).parent.stat()
+    others_may_write = bool(folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    return folder.st_uid == os.geteuid() and not others_may_write
 
 
 def address_in_run(run_dir: Path) -> str:
@@ -117,13 +119,13 @@ def make_socket_folder(run_dir: Path, rank: int = 0) -> None:
     path = run_dir / FOLDER
     try:
         path.mkdir(mode=0o700, exist_ok=True)
-        found = path.lstat()
+        status = path.lstat()
     except OSError as error:
         raise UserError(
             f"the folder {path} for the sockets of actors cannot be created ({error.strerror}); "
             "choose another place with --bind ipc://PATH"
         ) from error
-    if found.st_mode != stat.S_IFDIR | 0o700 or found.st_uid != os.geteuid():
+    if status.st_mode != stat.S_IFDIR | 0o700 or status.st_uid != os.geteuid():
         raise UserError(
             f"{path}, the folder for the sockets of actors, must belong to this user and have mode "
             "0700; remove it, or choose another place with --bind ipc://PATH"
@@ -163,11 +165,19 @@ def bind_of(bind: str, rank: int) -> str:
 
 
 def connector_addresses(config: Config, bind: str, rank: int) -> tuple[str, ...]:
-    """Where the connectors of the learner of a rank listen, given the address of rank 0.
+    """Return where the connectors of the learner of a rank listen.
 
     The first is the one at which actors join; it sends some of them on to the others, whose ports
-    follow those of all learners' first ones. Raises UserError if one of these ports does not exist,
-    or is chosen by the system, so that the first connector could not name it.
+    follow those of all learners' first ones.
+
+    Args:
+        config: of the run.
+        bind: the address of the first connector of rank 0.
+        rank: of the learner.
+
+    Raises:
+        UserError: one of the ports does not exist, or is chosen by the system, so that the first
+            connector could not name it.
     """
     count = config.transport.first_connectors
     if count > 1 and re.search(r":(\*|0+)$", bind):
@@ -175,16 +185,19 @@ def connector_addresses(config: Config, bind: str, rank: int) -> tuple[str, ...]
             f"transport.connectors is {count}, and {bind} leaves the port to the system; set "
             "transport.bind to an address with a port, such as tcp://127.0.0.1:7700"
         )
-    return tuple(bind_of(bind, rank + i * config.learner.most_count) for i in range(count))
+
+    learners = config.learner.most_count
+    return tuple(bind_of(bind, rank + index * learners) for index in range(count))
 
 
 def server_addresses(config: Config, runtime_dir: Path) -> tuple[str, ...]:
-    """Where the shards of a run's parameter server listen.
+    """Return where the shards of a run's parameter server listen.
 
     On hosts of their own (`learner.server_spread`) their ports follow those of all connectors,
     otherwise they are in the runtime folder. Raises UserError as `connector_addresses`.
     """
-    shards, bind = range(config.learner.server_shards), config.transport.bind
+    shards = range(config.learner.server_shards)
+    bind = config.transport.bind
     if not config.learner.server_spread or bind is None or not bind.startswith("tcp://"):
         return tuple(f"ipc://{runtime_dir}/server-{shard}" for shard in shards)
     if re.search(r":(\*|0+)$", bind):
@@ -193,51 +206,78 @@ def server_addresses(config: Config, runtime_dir: Path) -> tuple[str, ...]:
             "the port to the system; set transport.bind to an address with a port, such as "
             "tcp://*:7700"
         )
-    first = config.learner.most_count * config.transport.first_connectors
-    return tuple(bind_of(bind, first + shard) for shard in shards)
+
+    connectors = config.learner.most_count * config.transport.first_connectors
+    return tuple(bind_of(bind, connectors + shard) for shard in shards)
 
 
 def own_server_addresses(
     config: Config, bind: str, rank: int, host: str, port: int
 ) -> dict[int, str]:
-    """Where the shards listen that a learner of several machines has beside it, by their numbers.
+    """Return where the shards of the parameter server listen that run beside a learner.
 
-    Shard i is with the learner of rank i mod the number of learners. Its port follows those of all
-    connectors, so that a firewall can know it; it is ``port`` + i where ``bind``, the address of
-    rank 0, has none. Raises UserError if a port does not exist.
+    Learners of several machines share the shards: shard i is with the learner of rank i mod the
+    number of learners. Its port follows those of all connectors, so that a firewall can know it.
+
+    Args:
+        config: of the run.
+        bind: the address of the first connector of rank 0.
+        rank: of the learner.
+        host: the address of the learner's host.
+        port: of shard 0, where ``bind`` has no port.
+
+    Returns:
+        The address of each of the learner's shards, by its number.
+
+    Raises:
+        UserError: a port does not exist.
     """
     learners = config.learner.most_count
     shards = range(rank, config.learner.server_shards, learners)
-    found = re.fullmatch(r"tcp://.*:(\d+)", bind)
-    if found is not None and int(found[1]):
-        port = int(found[1]) + learners * config.transport.first_connectors
-    place = f"[{host}]" if ":" in host else host
-    last = port + max(shards, default=0)
-    if last > MAX_PORT:
+    match = re.fullmatch(r"tcp://.*:(\d+)", bind)
+    if match is not None and int(match[1]):
+        port = int(match[1]) + learners * config.transport.first_connectors
+
+    last_port = port + max(shards, default=0)
+    if last_port > MAX_PORT:
         raise UserError(
-            f"the shards of the parameter server would listen up to port {last}, and the last port "
-            f"is {MAX_PORT}; set transport.bind to a lower port"
+            f"the shards of the parameter server would listen up to port {last_port}, and the last "
+            f"port is {MAX_PORT}; set transport.bind to a lower port"
         )
-    return {shard: f"tcp://{place}:{port + shard}" for shard in shards}
+    url_host = _url_host(host)
+    return {shard: f"tcp://{url_host}:{port + shard}" for shard in shards}
 
 
 def beside(address: str, other: str) -> str:
-    """The address on the host, or in the folder, of ``address`` with the port or name of ``other``.
+    """Return the address with the host or folder of ``address``, and the port or name of ``other``.
 
     Raises ValueError if ``other`` is not of the same kind, or has no such port or name.
     """
-    kind, mark = ("tcp://", ":") if address.startswith("tcp://") else ("ipc://", "/")
-    last = other.rpartition(mark)[2]
-    if kind == "tcp://":
-        valid = re.fullmatch("[0-9]{1,5}", last) is not None and 0 < int(last) <= MAX_PORT
+    if address.startswith("tcp://"):
+        scheme = "tcp://"
+        separator = ":"
+        end = other.rpartition(separator)[2]
+        valid = re.fullmatch("[0-9]{1,5}", end) is not None and 0 < int(end) <= MAX_PORT
     else:
-        valid = 0 < len(last) <= PATH_NBYTES
-    if not (valid and other.startswith(kind)):
+        scheme = "ipc://"
+        separator = "/"
+        end = other.rpartition(separator)[2]
+        valid = 0 < len(end) <= PATH_NBYTES
+
+    if not (valid and other.startswith(scheme)):
         raise ValueError(f"{other} cannot be beside {address}")
-    return address.rpartition(mark)[0] + mark + last
+    return address.rpartition(separator)[0] + separator + end
 
 
 def reachable(bind: str, host: str = "127.0.0.1") -> str:
-    """The address at which clients reach ``bind`` of ``host``; by default, from the same host."""
-    place = f"[{host}]" if ":" in host else host
-    return re.sub(r"^tcp://(\*|0\.0\.0\.0|\[::\]):", f"tcp://{place}:", bind)
+    """Return the address at which clients reach ``bind`` of ``host``.
+
+    By default that is the address for clients on the same host.
+    """
+    any_interface = r"^tcp://(\*|0\.0\.0\.0|\[::\]):"
+    return re.sub(any_interface, f"tcp://{_url_host(host)}:", bind)
+
+
+def _url_host(host: str) -> str:
+    """The host as it stands in an address: with brackets if it is an IPv6 address."""
+    return f"[{host}]" if ":" in host else host
