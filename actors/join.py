@@ -32,8 +32,11 @@ from penstock.transport.registry import TRANSPORTS, make_transport
 
 T = TypeVar("T")
 
+# The interval between two tries.
 RETRY_S = 0.02
+# Errors for which another try does not help: the host lacks memory or descriptors.
 EXHAUSTED = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+# After so long a wait, the user is told what is waited for.
 SAY_SO_AFTER_S = 3.0
 
 
@@ -79,7 +82,7 @@ def find(ctx: RoleContext) -> Found:
 
 
 def _own_learner(ctx: RoleContext, config: Config) -> Found:
-    """The learner of the same supervisor."""
+    """Return where to join the learner of the same supervisor."""
     kind = config.transport.kind
     if ctx.address is not None:
         return Found(config, make_transport(TRANSPORTS.elsewhere(kind)), ctx.address)
@@ -120,7 +123,7 @@ def _read_config(info: LearnerInfo, source: str) -> Config:
 
 
 def _own_socket(text: str) -> str:
-    """The path of a Unix socket of this user; empty for anything else."""
+    """Return ``text`` if it is a Unix socket of this user; an empty text otherwise."""
     try:
         found = os.stat(text)
     except (OSError, ValueError):
@@ -142,10 +145,19 @@ def join(ctx: RoleContext, found: Found, spec: SlotSpec, actor: int) -> Link | N
 
 
 def wait_for(connect: Callable[[], T], ctx: RoleContext, peer: str | None) -> T | None:
-    """Call ``connect`` until it no longer raises OSError; None when asked to leave.
+    """Call ``connect`` until it no longer raises OSError, and return its result.
 
-    Logs a sentence if that takes long and the name of the peer is given. Raises OSError where this
-    host has no memory or descriptor left.
+    Args:
+        connect: called every `RETRY_S`.
+        ctx: of this role.
+        peer: the name of what is waited for, in a note to the user if it takes long; None for no
+            note.
+
+    Returns:
+        The result; None when asked to leave before.
+
+    Raises:
+        OSError: this host has no memory or descriptor left.
     """
     since_s = time.monotonic()
     said = False

@@ -31,6 +31,7 @@ from penstock.profiling.status import Phase, StatusPage
 
 logger = note_logger(__name__)
 
+# The longest wait for a slot, before the actor looks whether it is to leave.
 GRANT_TIMEOUT_S = 0.5
 RUN_OVER, GAVE_UP = "learner", "lost"  # reasons for which the command of actors by hand ends
 
@@ -117,11 +118,12 @@ def actor_id(ctx: RoleContext) -> int:
 
 
 def actor_number(actor: int) -> int:
-    """The actor's number on its host, also of one that was started by hand."""
+    """Return the actor's number on its host, also of one that was started by hand."""
     return actor & (1 << ACTOR_INDEX_BITS) - 1
 
 
 def _play(ctx: RoleContext, player: Player) -> None:
+    """Play unroll after unroll for one learner, and count them on the status page."""
     status = ctx.status
     before = status.played_steps
     status.begin_stream(ctx.incarnation, player.sequence)
@@ -213,7 +215,7 @@ class Player:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """The state between two unrolls, as plain data.
+        """Return the state between two unrolls, as plain data.
 
         Raises NotSavableError where the environments cannot be saved.
         """

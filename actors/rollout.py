@@ -34,6 +34,7 @@ from penstock.envs import find_bad_observation, find_bad_reward
 from penstock.profiling.ledger import Part, TimeLedger
 
 Columns = dict[str, npt.NDArray[Any]]
+# The interval between two beats within an unroll.
 BEAT_NS = 1_000_000_000
 Rows = tuple[npt.NDArray[Any], ...]
 PER_STEP = (
@@ -49,7 +50,7 @@ BETWEEN_SLOTS = ("last_obs", "alive", "return", "length", "pad", "begun")
 
 
 class Rollout:
-    """An actor's environments between slots."""
+    """An actor's environments between slots; call `fill` for each slot."""
 
     oldest: Stamp | None
     """Of the last unroll: the oldest weights that chose one of its actions."""
