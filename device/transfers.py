@@ -28,15 +28,24 @@ class Upload:
     def __init__(
         self, device: Device, tensors: Any, copied: DeviceEvent, fresh: Sequence[Tensor] = ()
     ) -> None:
-        """``copied`` is the event of the copies; the memory of ``fresh`` tensors is freed with
-        them, and given to others."""
+        """Describe an upload.
+
+        Args:
+            device: of the tensors.
+            tensors: the result, nested in dicts and tuples.
+            copied: the event of the copies.
+            fresh: tensors whose memory is freed with them, and then given to others.
+        """
         self._device = device
         self._tensors = tensors
         self._copied = copied
         self._fresh = fresh
 
     def arrive(self) -> Any:
-        """The tensors, for the current stream, which waits for them; the host does not."""
+        """Return the tensors, for use on the current stream, which waits for them.
+
+        The host does not wait.
+        """
         current = self._device.current_stream()
         current.wait_event(self._copied)
         for tensor in self._fresh:
@@ -51,14 +60,15 @@ class Upload:
 class DeviceUploader:
     """Copies arrays to a device on a stream of its own, while the device computes.
 
-    Arrays pass through pinned memory that is kept: pinning costs more than a copy. One thread
+    Arrays pass through pinned memory that is used again: pinning costs more than a copy. One thread
     sends; another may let the uploads arrive.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._stream = device.make_stream()
-        self._pinned = [Pinned(device) for _ in range(2)]  # one is filled, one is copied
+        # One is filled while the other is copied.
+        self._pinned = [Pinned(device) for _ in range(2)]
 
     def enter_thread(self) -> None:
         """Make the device that of the calling thread, before that sends."""
@@ -95,7 +105,7 @@ class DeviceUploader:
         return Upload(device, tensors, copied, [tensor for _, tensor in placed.values()])
 
     def fill(self, targets: Mapping[str, Tensor], pinned: Mapping[str, Tensor]) -> Upload:
-        """Start to copy ``pinned`` memory to ``targets``, both of which the caller keeps.
+        """Start to copy ``pinned`` memory to ``targets`` of the same names; both are the caller's.
 
         The memory must not be changed before `Upload.wait`. Work that reads the targets must have
         been queued before the last `follow`.
@@ -112,6 +122,7 @@ class DeviceUploader:
         self._stream.wait_stream(self._device.current_stream())
 
     def _shared(self, name: str, array: Array) -> Tensor:
+        """Return the tensor of an array on a device that does not run behind its host."""
         host = torch.from_numpy(array)
         tensor = self._device.memory_for(host)
         self._device.copy(tensor, host)
@@ -127,7 +138,7 @@ class Pinned:
         self.copied = device.make_event()
 
     def filled(self, name: str, values: Tensor) -> Tensor:
-        """Pinned memory with these values."""
+        """Return pinned memory with these values; it is that of the last values of this name."""
         memory = self._memory.get(name)
         if memory is None or memory.shape != values.shape or memory.dtype != values.dtype:
             memory = self._device.host_memory(values.shape, values.dtype)
@@ -155,7 +166,7 @@ class Download:
         return self._event.query()
 
     def get(self) -> Array:
-        """The values on the host; waits for them."""
+        """Wait for the values, and return them."""
         self._event.synchronize()
         return self._values.numpy()
 
@@ -172,7 +183,10 @@ def _each_array(value: Any, function: Callable[[str, Array], Any], name: str = "
 
 
 def _memory_of(array: Array) -> Array:
-    """The contiguous array of which ``array`` is a contiguous part, where it is most of it."""
+    """Return the contiguous array of which ``array`` is a contiguous part of at least half.
+
+    Returns ``array`` itself where there is none.
+    """
     base = array.base
     if not isinstance(base, np.ndarray) or base.dtype != array.dtype:
         return array
@@ -181,10 +195,11 @@ def _memory_of(array: Array) -> Array:
 
 
 def _part_of(tensor: Tensor, whole: Array, array: Array) -> Tensor:
-    """The part of the tensor of ``whole`` that has the values of ``array``."""
+    """Return the part of the tensor of ``whole`` that has the values of ``array``."""
     first = (_address(array) - _address(whole)) // array.itemsize
     return tensor.view(-1)[first : first + array.size].view(array.shape)
 
 
 def _address(array: Array) -> int:
+    """The address of an array's first element."""
     return int(array.__array_interface__["data"][0])
