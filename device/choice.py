@@ -16,7 +16,7 @@ DEVICES: dict[str, Callable[[torch.device], Device]] = {
     "cpu": lambda device: HostDevice(),
     "cuda": CudaDevice,
 }
-"""By the type of a torch device."""
+"""How to make the device of each type of torch device."""
 
 
 def runs_behind(tensor: Tensor) -> bool:

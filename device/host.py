@@ -36,7 +36,8 @@ class HostStream:
         pass
 
 
-EVENT, STREAM = HostEvent(), HostStream()
+EVENT = HostEvent()
+STREAM = HostStream()
 
 
 class HostDevice:
