@@ -372,7 +372,7 @@ def test_two_processes_of_one_id_do_not_evict_each_other() -> None:
     with pytest.raises(TakenError, match="actor 3 is played by another process") as caught:
         grants.on_hello(rival, b"rival", 2, 2.0)
     assert caught.value.lives
-    for say in (grants.beat, grants.bye):
+    for say in (grants.on_beat, grants.on_bye):
         with pytest.raises(TakenError):
             say(head(3, 0), b"rival", 2.0)
     with pytest.raises(TakenError):
@@ -392,7 +392,7 @@ def test_an_actor_whose_connection_is_closed_is_replaced_at_once() -> None:
 def test_a_stream_belongs_to_the_key_that_began_it() -> None:
     grants = Grants(SILENCE_S, STEPS, connected=lambda stream: False)
     stream = grants.on_hello(head(3, 0), b"peer", 2, 0, b"key")
-    for say in (grants.beat, grants.bye):
+    for say in (grants.on_beat, grants.on_bye):
         with pytest.raises(TakenError, match="key"):
             say(head(3, 0), b"other", 20, b"other key")
     with pytest.raises(TakenError, match="key"):
