@@ -197,7 +197,9 @@ def test_changed_weights_are_not_accepted_and_come_from_the_connector(
     server = world.relays[0].puller._server
     assert server is not None
     sound = server.publish
-    monkeypatch.setattr(server, "publish", lambda weights: sound((weights[0], weights[1] + 1)))
+    monkeypatch.setattr(
+        server, "publish", lambda weights: sound(weights._replace(values=weights.values + 1))
+    )
     sent = world.publish(2)
     took_s = world.turn_until(world.all_have(2))
     assert took_s < relay_peers.PATIENCE_S, "there is nothing to wait for"
