@@ -596,8 +596,9 @@ class GrantPool:
         self._idle_share = max(1, available // connections)
 
         granted: dict[int, ActorStream] = {}
-        passed = 0
+        passed = 0  # streams that hold their share already
         while self.outstanding < available and passed < min(self._queued_streams, MAX_PASSED):
+            # The first connection, and its first stream, have their turn.
             peer, connection = self._queue.popitem(last=False)
             self._queue[peer] = connection
             stream = next(iter(connection.queue.values()))
@@ -605,6 +606,8 @@ class GrantPool:
                 self._dequeue(stream, connection)
                 continue
 
+            # Both shares are compared without a division: that of the connection, and the stream's
+            # share of it.
             connection.queue.move_to_end(stream.actor)
             limit = self._idle_share if stream.idle else share
             if connection.outstanding >= limit or stream.outstanding * connection.present >= limit:

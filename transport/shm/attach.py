@@ -185,6 +185,7 @@ class AttachServer:
         message = b""
         with suppress(OSError):
             message = connection.recv(len(BYE))
+
         if message == BYE:
             self._end(pidfd)
         else:

@@ -393,6 +393,8 @@ class SlotStore:
                 pushed = lane.words.filled.pop()
                 if pushed is None:
                     break
+
+                # A slot that was not filled comes back as its complement.
                 filled = pushed >= 0
                 slot = pushed if filled else ~pushed
                 lane.lent.remove(slot)

@@ -194,6 +194,8 @@ class Client:
                 raise LearnerGoneError("left before a learner was found")
             if not noted and time.monotonic() - started_s > NOTE_AFTER_S:
                 noted = self._ctx.report("note", text=f"waiting for the learner at {self.address}")
+
+            # There is no limit to this wait, so the connector's silence does not count.
             self._unanswered_s = None
             self._report_counters()
             self.pump(0.1)
@@ -207,6 +209,7 @@ class Client:
         """
         deadline_s = time.monotonic() + timeout_s
         self.pump(0)
+
         while not self.stream.granted:
             remaining_s = deadline_s - time.monotonic()
             if remaining_s <= 0:
@@ -420,11 +423,13 @@ class Client:
         """Join; the first welcome describes the learner."""
         if self._run_id and head.run_id != self._run_id:
             raise LearnerGoneError(f"another run listens at {self.address}")
+
         if not self._run_id:
             self.welcome = wire.read_welcome(head.run_id, head.generation, meta)
             self._check_spec(self.welcome.spec)
             self.sighting = Sighting(meta["boot_id"], meta["unix_path"], wire.release_of(meta))
             self.spec = self.spec or self.welcome.spec
+
         self._run_id = head.run_id
         self._joined = True
         self._inbox.forget_requests()
@@ -452,6 +457,7 @@ class Client:
                 f"the learner at {self.address} sent this actor on to {printable(address)}, where "
                 "none of its connectors can be; use the same release of Penstock in both"
             ) from error
+
         self._redirected = True
         self.rejoin()
 
@@ -466,6 +472,7 @@ class Client:
                 f"({printable(spec.difference(self.spec))}); start both with the same config and "
                 "the same version of the environment"
             )
+
         if self.spec is None and spec.payload_nbytes > MAX_SLOT_NBYTES:
             raise UserError(
                 f"the learner at {self.address} asks for slots of {spec.payload_nbytes} bytes; "

@@ -196,6 +196,7 @@ def _report(ctx: RoleContext, receiver: Receiver) -> bool:
         **receiver.figures(),
         streams=streams,
     )
+
     if reported:
         for _ in streams:
             ended.popleft()

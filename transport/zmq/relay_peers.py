@@ -247,6 +247,7 @@ class ParentRelay:
         """Return the requested weights, once they are here; this does not wait."""
         if self._expected is None or self._socket is None:
             return None
+
         parts = receive(self._socket)
         if parts is not None:
             try:
