@@ -307,11 +307,7 @@ class Rollout:
         # An episode is over by its own end. One that failed is not, but ends here too.
         self._ledger.switch(Part.WRITE)
         if self._resets and rewards[~self._alive].any():
-            raise UserError(
-                "the environment gave a reward in the step after an episode's end, which only "
-                "resets (autoreset mode NEXT_STEP); a wrapper of the vector environment that "
-                "resets in the same step does that; run `penstock check-env` for details"
-            )
+            raise _reward_in_reset()
         over = np.logical_or(terminations, truncations)
         ends = over
         dropped = env.dropped
@@ -341,17 +337,7 @@ class Rollout:
         row.episode_return[:] = self._return
         row.episode_length[:] = self._length
 
-        # Prepare the next row. An episode that failed has no result.
-        if dropped is not None:
-            self._return[dropped] = 0.0
-            self._length[dropped] = 0
-        np.logical_not(over, out=self._alive)
-        self._resets = bool(over.any())
-        any_over = self._resets
-        if env.playing is not None:
-            self._mark_playing()
-        if any_over:
-            self._end_episodes(over, row.episode_length)
+        self._prepare_next_row(over, dropped, row.episode_length)
         return reset
 
     def _beat(self, obs: npt.NDArray[Any]) -> None:
@@ -364,12 +350,32 @@ class Rollout:
         np.copyto(self._last_obs, obs)
         self._unroll.beat()
 
-    def _end_episodes(self, over: npt.NDArray[np.bool_], episode_length: npt.NDArray[Any]) -> None:
-        """Begin returns and lengths anew where an episode is over; ``over`` is changed.
+    def _prepare_next_row(
+        self,
+        over: npt.NDArray[np.bool_],
+        dropped: npt.NDArray[np.bool_] | None,
+        episode_length: npt.NDArray[Any],
+    ) -> None:
+        """Find which environments only reset next, and begin returns and lengths anew.
 
-        A length of 0 in the row marks an end without a result.
+        Args:
+            over: the environments whose episode is over, bool ``[E]``; it is changed.
+            dropped: those whose episode failed; None where such episodes are not dropped.
+            episode_length: of the row that was written. A length of 0 marks an end without a
+                result.
         """
         env = self._env
+        if dropped is not None:
+            self._return[dropped] = 0.0
+            self._length[dropped] = 0
+        np.logical_not(over, out=self._alive)
+        any_over = bool(over.any())
+        self._resets = any_over
+        if env.playing is not None:
+            self._mark_playing()
+        if not any_over:
+            return
+
         # Where lives are episodes, returns and lengths are those of games.
         if env.life_lost is not None:
             episode_length[env.life_lost] = 0
@@ -397,6 +403,15 @@ class Rollout:
                 for t in range(len(columns["action"]))
             ]
         return self._rows[slot_index]
+
+
+def _reward_in_reset() -> UserError:
+    """Return the error for a reward in a row that only resets."""
+    return UserError(
+        "the environment gave a reward in the step after an episode's end, which only "
+        "resets (autoreset mode NEXT_STEP); a wrapper of the vector environment that "
+        "resets in the same step does that; run `penstock check-env` for details"
+    )
 
 
 def padding(

@@ -118,10 +118,10 @@ class _WeightsInbox:
 
 
 class Client:
-    """Holds up to ``want`` grants for slots of ``spec``; with ``want=0`` gets only weights and
-    welcome.
+    """The connection of an actor or a relay to a connector.
 
-    Call `join` first, and `beat` about once a second while a slot is filled.
+    It holds up to ``want`` grants for slots of ``spec``; a relay wants none, and gets only the
+    welcome and weights. Call `join` first, and `beat` about once a second while a slot is filled.
     """
 
     welcome: Welcome
