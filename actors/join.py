@@ -130,6 +130,7 @@ def _read_config(info: LearnerInfo, source: str) -> Config:
         reason = f"option {option}: {first['type']}"
         if first["type"] == "extra_forbidden":
             reason = f"this actor has no option {option}"
+
         release = f"Penstock {info.release}" if info.release else "a release before 0.2.0"
         raise UserError(
             f"the config that {source} sent cannot be read ({reason}); the learner has {release}, "
@@ -159,10 +160,12 @@ def join_learner(
     """
     connect = partial(learner.transport.connect, ctx, learner.address, learner.config, spec, actor)
     peer = None if ctx.address is None else f"the learner at {learner.address}"
+
     ctx.begin_wait()
     link = wait_for(connect, ctx, peer)
     if link is None and ctx.gave_up:
         raise LearnerGoneError(f"waited for {peer} for {ctx.wait_s:g} s")
+
     ctx.end_wait()
     return link
 
@@ -184,6 +187,7 @@ def wait_for(connect: Callable[[], T], ctx: RoleContext, peer: str | None) -> T 
     """
     started_s = time.monotonic()
     noted = False
+
     while not ctx.leaving():
         ctx.status.beat()
         try:

@@ -60,6 +60,7 @@ def run(ctx: RoleContext) -> None:
             stagger=True,
             beat=ctx.status.beat,
         )
+
         ctx.status.begin(Phase.STARTING)
         with _closed_at_the_end(env):
             _play_for_learners(ctx, learner, env)
@@ -131,6 +132,7 @@ def _make_player(
     config, note = with_acting_form(config, env.info)
     if note and actor_number(actor) == 0:  # the note of other actors would be alike
         logger.info("%s", note)
+
     return Player(
         config,
         link,

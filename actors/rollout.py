@@ -265,6 +265,7 @@ class Rollout:
                 f"the environment gave an observation with {observation_fault}; training on it "
                 "would destroy the network: correct what the environment returns"
             )
+
         reward_fault = find_bad_reward(rewards)
         if reward_fault:
             raise UserError(
@@ -432,6 +433,7 @@ def padding(
         UserError: a first stack is padded in another way.
     """
     pads = before.copy()
+
     for env in np.flatnonzero(first):
         older = stacks[env, :-1]
         newest = stacks[env, -1]
@@ -464,6 +466,7 @@ def check_shift(
     """
     depth = min(stacks.shape[1], len(frames))
     same_episode = ~begins[len(begins) + 1 - depth :].any(axis=0)
+
     equal = stacks[:, -depth:] == frames[-depth:].swapaxes(0, 1)
     same_frames = equal.reshape(len(stacks), -1).all(axis=1)
     if (same_episode & ~same_frames).any():

@@ -82,6 +82,7 @@ def address_in_run(run_dir: Path) -> str:
     UserError where both are too long.
     """
     path = run_dir.absolute() / FOLDER / SOCKET
+
     for candidate in (path, Path(os.path.relpath(path))):
         if len(os.fsencode(candidate)) <= PATH_NBYTES:
             return f"ipc://{candidate}"
@@ -99,6 +100,7 @@ def address_of(connect: str) -> str:
     """
     if connect.startswith(("tcp://", "ipc://")):
         return connect
+
     if "://" not in connect and (os.sep in connect or Path(connect).is_dir()):
         return address_in_run(Path(connect))
     raise UserError(
@@ -156,6 +158,7 @@ def bind_of(bind: str, rank: int) -> str:
     host, _, port = bind.rpartition(":")
     if rank == 0 or port in ("*", "0"):
         return bind
+
     if int(port) + rank > MAX_PORT:
         raise UserError(
             f"the learners' connectors would listen up to port {port} + {rank}, and the last port "

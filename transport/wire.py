@@ -166,6 +166,7 @@ def encode(head: Header, meta: Any = None, frames: Sequence[Buffer] = ()) -> Par
     packed_meta = msgpack.packb(meta)
     coded_nbytes = sum(_nbytes(frame) for frame in frames)
     head = head._replace(frames=len(frames), coded_nbytes=coded_nbytes)
+
     packed_head = bytearray(_HEAD.pack(MAGIC, PROTOCOL_VERSION, *head, 0))
     _U32.pack_into(packed_head, _CRC_AT, _checksum(packed_head, [packed_meta, *frames]))
     return [bytes(packed_head), packed_meta, *frames]
@@ -434,6 +435,7 @@ def encode_weights(
     """
     if any(name.startswith("normalizer.") for name, _ in layout.entries):
         dtype = "fp32"
+
     payload: npt.NDArray[Any] = values if dtype == "fp32" else to_bf16(values)
     return encode_payload(payload, stamp, layout, run_id=run_id, policy_id=policy_id)
 
@@ -448,6 +450,7 @@ def encode_payload(
     """Encode weights ``[layout.size]``, float32 or bfloat16 bits as uint16, without conversion."""
     dtype = "fp32" if payload.dtype == np.float32 else "bf16"
     raw = payload.view(np.uint8).data
+
     head = Header(
         MessageKind.WEIGHTS,
         spec_hash=layout.hash,
@@ -473,6 +476,7 @@ def decode_weights(message: Message, layout: ParamLayout) -> tuple[int, npt.NDAr
     dtype = _WEIGHT_DTYPES.get(str(meta.get("dtype"))) if isinstance(meta, dict) else None
     if dtype is None or len(message.frames) != 1 or message.head.spec_hash != layout.hash:
         raise WireError("spec", "these weights belong to another network")
+
     if _nbytes(message.frames[0]) != layout.size * dtype.itemsize:
         raise WireError("size", f"{_nbytes(message.frames[0])} bytes of weights")
     weights: npt.NDArray[Any] = np.frombuffer(message.frames[0], dtype)
@@ -637,6 +641,7 @@ def _unpack(meta: Buffer) -> Any:
         reader = msgpack.Unpacker(max_buffer_size=nbytes)
         reader.feed(meta)
         reader.skip()
+
     return msgpack.unpackb(
         meta,
         max_bin_len=0,
