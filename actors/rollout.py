@@ -120,8 +120,9 @@ class Rollout:
         self._last_obs = np.zeros((count, *(space.shape or ())), dtype)
         self._alive = np.ones(count, np.bool_)  # whether the next row is a decision
         self._resets = False  # whether some environment's next step only resets
-        self._return = np.zeros(count)  # of the episode so far
-        self._length = np.zeros(count, np.int32)  # of the episode so far
+        # Return and length of the episode so far.
+        self._return = np.zeros(count)
+        self._length = np.zeros(count, np.int32)
         self._pad = np.zeros(count, np.int16)  # how the frame stack is padded, see `padding`
         # Whether the last observation is the first of an episode, as those of the first slot are.
         self._begun = np.ones(count, np.bool_)
@@ -416,14 +417,14 @@ def _reward_in_reset() -> UserError:
 
 
 def padding(
-    stacks: npt.NDArray[Any], first: npt.NDArray[np.bool_], before: npt.NDArray[np.int16]
+    stacks: npt.NDArray[Any], first: npt.NDArray[np.bool_], previous: npt.NDArray[np.int16]
 ) -> npt.NDArray[np.int16]:
     """Find how the first frame stacks of episodes are padded.
 
     Args:
         stacks: the observations ``[E, K, *frame]``.
         first: the environments whose stack is the first of an episode, bool ``[E]``.
-        before: the result for the previous stacks.
+        previous: the result for the previous stacks.
 
     Returns:
         The ``pad`` of each environment, int16 ``[E]``. 0: the first frame stands K times; 1: it
@@ -432,7 +433,7 @@ def padding(
     Raises:
         UserError: a first stack is padded in another way.
     """
-    pads = before.copy()
+    pads = previous.copy()
 
     for env in np.flatnonzero(first):
         older = stacks[env, :-1]

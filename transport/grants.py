@@ -499,15 +499,17 @@ class GrantPool:
     """
 
     def __init__(self) -> None:
-        self.outstanding = 0  # grants that all streams hold
-        self.want = 0  # grants that all streams that are not away want to hold
+        self.outstanding = 0
+        """The number of grants that all streams hold."""
+        self.want = 0
+        """The number of grants that all streams that are not away want to hold."""
         self._connections: dict[bytes, ConnectionGrants] = {}
         self._present_connections = 0  # connections with a stream that is not away
-        self._queue: OrderedDict[bytes, ConnectionGrants] = (
-            OrderedDict()
-        )  # with a queue of their own
-        self._queued_streams = 0  # streams in the queues of all connections
-        self._idle_share = 1  # grants of a connection with idle streams, at the last lending
+        # The connections of which some stream lacks grants, and the number of these streams.
+        self._queue: OrderedDict[bytes, ConnectionGrants] = OrderedDict()
+        self._queued_streams = 0
+        # The grants that a connection of idle streams may hold, at the last lending.
+        self._idle_share = 1
 
     def stream_count(self, peer: bytes) -> int:
         """The number of streams of a connection."""
