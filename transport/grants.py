@@ -141,7 +141,7 @@ class TakenError(WireError):
 class Grants:
     """The streams of one connector, and the rules for what their actors may report.
 
-    ``streams`` has the streams by actor. ``ended`` are those that are over and not yet reported.
+    The methods ``on_...`` handle the messages of actors, `lend` and `expire` the connector's turn.
 
     Args:
         silence_s: seconds of silence after which a stream is over.
@@ -158,7 +158,9 @@ class Grants:
         keys: int = 1,
     ) -> None:
         self.streams: dict[int, ActorStream] = {}
+        """The streams by actor."""
         self.ended: deque[ActorStream] = deque(maxlen=MAX_ENDED)
+        """The streams that are over, for the caller to report and remove."""
         self._pool = GrantPool()
         self._silence_s = silence_s
         self._slot_steps = slot_steps

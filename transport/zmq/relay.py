@@ -149,9 +149,9 @@ class WeightsResponder:
         requests = self._take_answerable(newest, now_s)
         if not requests:
             return
+        if self._encoded is None or self._encoded.stamp != newest:
+            self._encoded = self._encode()
         encoded = self._encoded
-        if encoded is None or encoded.stamp != newest:
-            encoded = self._encoded = self._encode()
 
         # A peer or a host for which the socket holds enough copies has its turn later.
         copies_of_host = Counter(copy.host for copy in self._held.values())
@@ -159,7 +159,7 @@ class WeightsResponder:
             host = requests[peer].host
             if peer in self._held or copies_of_host[host] >= encoded.max_host_copies:
                 self._requests[peer] = requests[peer]
-            elif self._answer(peer, host, encoded, now_s, send):
+            elif self._answer(peer, host, encoded, now_s=now_s, send=send):
                 copies_of_host[host] += 1
 
     def _on_new_version(self, newest: Stamp, now_s: float) -> None:
@@ -191,7 +191,7 @@ class WeightsResponder:
         return answerable
 
     def _answer(
-        self, peer: bytes, host: str, encoded: EncodedVersion, now_s: float, send: Send
+        self, peer: bytes, host: str, encoded: EncodedVersion, *, now_s: float, send: Send
     ) -> bool:
         """Answer a peer by a copy or by the address of a relay; return whether by a copy."""
         parts = self._answer_to(peer, encoded, now_s)
@@ -203,7 +203,7 @@ class WeightsResponder:
 
         if len(self._sent) >= MAX_WAITING:
             del self._sent[next(iter(self._sent))]
-        copy = SentCopy(encoded.stamp, is_released, now_s, host)
+        copy = SentCopy(encoded.stamp, is_released, sent_s=now_s, host=host)
         self._sent[peer] = copy
         self._held[peer] = copy
         return True
