@@ -175,7 +175,7 @@ def restore(reader: FolderReader, table: Table) -> Restored:
         for name in COUNTS:
             setattr(table, name, int(state[name]))
         free = [int(place[slot]) for slot in state["free"] if place[slot] != NONE]
-        table.store.keep_all_but([*free, *np.flatnonzero(~used).tolist()])
+        table.store.hold_all_but([*free, *np.flatnonzero(~used).tolist()])
 
         # Rows of slots for which there is no room leave, and those whose stacks began in them.
         if lost := int(np.count_nonzero(valid[place == NONE])):

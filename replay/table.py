@@ -205,7 +205,7 @@ class Table:
         if store.collect():
             while store.ready:
                 index = store.ready.popleft()
-                store.keep(index)
+                store.hold_slot(index)
                 if index in self._open:
                     self._close(index)
                 else:

@@ -405,8 +405,8 @@ class SlotStore:
                     self._free.append(slot)
         return len(self.ready)
 
-    def keep(self, slot: int) -> None:
-        """Keep a slot from `ready` until `release`, without counting it against its lane."""
+    def hold_slot(self, slot: int) -> None:
+        """Hold a slot from `ready` until `release`, without counting it against its lane."""
         self._lane_of.pop(slot).held -= 1
 
     def release(self, slot: int) -> None:
@@ -422,10 +422,10 @@ class SlotStore:
         """Slots that are neither lent nor in use, in the order in which they will be lent."""
         return list(self._free)
 
-    def keep_all_but(self, free: list[int]) -> None:
-        """Mark all slots but ``free`` as kept until `release`; before any is lent.
+    def hold_all_but(self, free: list[int]) -> None:
+        """Hold all slots but the ``free`` ones until `release`; call this before any is lent.
 
-        ``free`` slots are lent in this order.
+        The free slots are lent in this order.
         """
         self._free = deque(free)
 
