@@ -305,7 +305,16 @@ class SlotEncoder:
         self._buffers = [np.empty(nbytes, np.uint8).data for nbytes in sizes]
 
     def encode(self, header: npt.NDArray[Any], payload: Sequence[Bytes], run_id: int) -> Parts:
-        """Encode a slot: one HEADER record and the bytes of its blocks."""
+        """Encode a slot.
+
+        Args:
+            header: its HEADER record.
+            payload: the bytes of its blocks.
+            run_id: of the learner's run.
+
+        Returns:
+            The message. Its frames are valid until the next call, or until ``payload`` is changed.
+        """
         coded_frames = [self._encode_frame(i, raw.data) for i, raw in enumerate(payload)]
         meta = [[codec, raw.nbytes] for (codec, _), raw in zip(coded_frames, payload, strict=True)]
         head = Header(
@@ -428,11 +437,17 @@ def encode_weights(
     run_id: int,
     policy_id: int = POLICY_ID,
 ) -> Parts:
-    """Encode weights, float32 ``[layout.size]``, as ``dtype``.
+    """Encode one version of the weights.
 
-    Statistics of observations are sent as fp32: bf16 would round means of far-off observations by
-    many of their deviations.
+    Args:
+        values: the weights, float32 ``[layout.size]``.
+        stamp: their version.
+        dtype: the type in which they are sent; fp32 for a network that normalizes observations.
+        layout: of the weights.
+        run_id: of the learner's run.
+        policy_id: whose weights they are.
     """
+    # bf16 would round means of far-off observations by many of their deviations.
     if any(name.startswith("normalizer.") for name, _ in layout.entries):
         dtype = "fp32"
 
@@ -447,7 +462,15 @@ def encode_payload(
     run_id: int,
     policy_id: int = POLICY_ID,
 ) -> Parts:
-    """Encode weights ``[layout.size]``, float32 or bfloat16 bits as uint16, without conversion."""
+    """Encode one version of the weights without converting or copying them.
+
+    Args:
+        payload: the weights ``[layout.size]``: float32, or bfloat16 bits as uint16.
+        stamp: their version.
+        layout: of the weights.
+        run_id: of the learner's run.
+        policy_id: whose weights they are.
+    """
     dtype = "fp32" if payload.dtype == np.float32 else "bf16"
     raw = payload.view(np.uint8).data
 
@@ -633,9 +656,11 @@ _WEIGHT_DTYPES: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "bf16": np.
 def _unpack(meta: Buffer) -> Any:
     """Decode a meta, in time and memory bounded by its length.
 
-    msgpack allocates an array when it is announced, even if its elements are missing: a thousand
-    nested arrays take a thousand times the length. Skipping over them first allocates nothing.
+    Raises what msgpack raises for bytes that are no message.
     """
+    # msgpack allocates an array when it is announced, even if its elements are missing: a thousand
+    # nested arrays take a thousand times the length. Skipping over a long meta first allocates
+    # nothing, and raises where elements are missing.
     nbytes = _nbytes(meta)
     if nbytes > SHORT_META_NBYTES:
         reader = msgpack.Unpacker(max_buffer_size=nbytes)

@@ -77,7 +77,8 @@ class Arena:
         ranges = [(0, nbytes)] if first is None else first
         needed = sum(size for _, size in ranges)
         with _shortage(needed, name):
-            _check_available(needed)  # a learner of another host may ask for any size
+            # This size may be that of a learner of another host, which may ask for any.
+            _check_available(needed)
             fd = os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
                 os.ftruncate(fd, nbytes)
@@ -129,7 +130,7 @@ def _check_available(nbytes: int) -> None:
 
 @contextmanager
 def _shortage(nbytes: int, name: str) -> Iterator[None]:
-    """Turn an OSError in the block into a UserError."""
+    """Turn an OSError in the block into a UserError about ``nbytes`` of memory for ``name``."""
     try:
         yield
     except OSError as error:

@@ -462,9 +462,11 @@ class Client:
         self.rejoin()
 
     def _check_spec(self, spec: SlotSpec) -> None:
-        """Check the spec of a welcome, for which memory is allocated.
+        """Check the spec of a welcome, before memory is allocated for its slots.
 
-        Raises UserError for a spec other than this actor's, or one that is too large.
+        Raises:
+            UserError: the spec is not that of this actor. Where this actor takes any spec, its
+                slots are too large.
         """
         if self.spec is not None and spec != self.spec:
             raise UserError(

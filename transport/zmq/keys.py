@@ -94,7 +94,10 @@ def read_keys(folder: Path) -> dict[str, str]:
 def write_keys(folder: Path, keys: Mapping[str, str]) -> None:
     """Write the result of `read_keys` into files that only this user can read.
 
-    Raises OSError where the folder has a file of that name with another text.
+    Files that are there already with the same text stay.
+
+    Raises:
+        OSError: the folder has a file of that name with another text, or cannot be written.
     """
     for name, text in keys.items():
         path = folder / name

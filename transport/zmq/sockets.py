@@ -352,9 +352,13 @@ def _new_socket(context: zmq.Context[Socket], kind: int) -> Iterator[Socket]:
 
 
 def _check_ipc(address: str) -> None:
-    """Raise where the path is too long (UserError), or a live listener has it (ZMQError).
+    """Check that a socket may be bound at the path of an ``ipc://`` address.
 
-    libzmq would silently take over its path.
+    libzmq would silently take over the path of a live listener.
+
+    Raises:
+        UserError: the path is too long.
+        ZMQError: another process listens there.
     """
     if not address.startswith("ipc://"):
         return
