@@ -663,9 +663,9 @@ def _unpack(meta: Buffer) -> Any:
     # nothing, and raises where elements are missing.
     nbytes = _nbytes(meta)
     if nbytes > SHORT_META_NBYTES:
-        reader = msgpack.Unpacker(max_buffer_size=nbytes)
-        reader.feed(meta)
-        reader.skip()
+        skipper = msgpack.Unpacker(max_buffer_size=nbytes)
+        skipper.feed(meta)
+        skipper.skip()
 
     return msgpack.unpackb(
         meta,

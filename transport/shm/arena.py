@@ -75,10 +75,10 @@ class Arena:
             UserError: the host lacks the memory of ``first``.
         """
         ranges = [(0, nbytes)] if first is None else first
-        needed = sum(size for _, size in ranges)
-        with _shortage(needed, name):
+        needed_nbytes = sum(size for _, size in ranges)
+        with _shortage(needed_nbytes, name):
             # This size may be that of a learner of another host, which may ask for any.
-            _check_available(needed)
+            _check_available(needed_nbytes)
             fd = os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
                 os.ftruncate(fd, nbytes)

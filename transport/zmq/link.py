@@ -64,8 +64,8 @@ class ZmqLink:
             LearnerGoneError: this role is asked to leave meanwhile.
         """
         self._ctx = ctx
-        self._relay: ShmLink | None = None
         self._relay_path = relay_path
+        self._relay: ShmLink | None = None  # attached while it serves this run
         self._last_read: Stamp | None = None  # the version of the weights read last
         self._client = Client(
             ctx, address, actor=actor, spec=spec, want=want, patience_s=patience_s
@@ -73,6 +73,8 @@ class ZmqLink:
         try:
             self._client.join()
             self.welcome = self._client.welcome
+
+            # There is one slot, which is encoded before it is filled again.
             self._encoder = SlotEncoder(self.welcome.spec, codec)
             geometry = Geometry(self.welcome.spec, slots=1, lanes=0)
             self._slot = geometry.slot(Arena.private(geometry.nbytes), 0)

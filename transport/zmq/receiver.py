@@ -291,27 +291,15 @@ class Receiver:
             key: the peer's public key, Z85 text; empty without CURVE.
             host: the peer's IP address; empty or another text over ``ipc://``.
         """
+        message = None
         try:
             message = wire.decode(parts)
-            head = message.head
-            handler = self._handlers.get(head.kind)
-            if handler is None:
-                raise WireError("kind")
-            newcomer = head.kind == MessageKind.HELLO and not head.run_id
-            if not newcomer and head.run_id != self._link.welcome.run_id:
-                raise WireError("run")
+            handler = self._handler_of(message.head)
             handler(message, Sender(peer, key, host))
         except WireError as error:
             self._reject(error)
-            # Some errors can be mended by the peer, or by its user.
-            if error.reason in ("run", "unknown"):
-                self._send_message(peer, MessageKind.WHO)
-            elif error.reason == "ungranted":
-                self._send_grant(peer, self.grants.stream_of(message.head, peer))
-            elif error.reason == "version" and wire.is_hello(parts):
-                self._refuse(peer, wire.other_version("this actor", error.text, "the learner"))
-            elif isinstance(error, TakenError) and error.lives and wire.is_hello(parts):
-                self._refuse(peer, error.text)
+            head = None if message is None else message.head
+            self._answer_fault(error, peer, parts=parts, head=head)
 
     def learner_gone(self) -> bool:
         """Whether the learner has ended or was replaced."""
@@ -390,6 +378,40 @@ class Receiver:
             self._intake.return_unwanted(max(grants.want, grants.outstanding))
 
     # ------------------------------------------------------------------------------ messages
+
+    def _handler_of(self, head: Header) -> Callable[[wire.Message, Sender], None]:
+        """Return what handles messages with this header.
+
+        Raises WireError for a kind that no actor or relay sends, and for another run; a newcomer
+        does not know the run yet.
+        """
+        handler = self._handlers.get(head.kind)
+        if handler is None:
+            raise WireError("kind")
+        is_newcomer = head.kind == MessageKind.HELLO and not head.run_id
+        if not is_newcomer and head.run_id != self._link.welcome.run_id:
+            raise WireError("run")
+        return handler
+
+    def _answer_fault(
+        self, error: WireError, peer: bytes, *, parts: Sequence[Buffer], head: Header | None
+    ) -> None:
+        """Answer a message that cannot be used, if its sender, or the user, can mend that.
+
+        Args:
+            error: what is wrong.
+            peer: the sender.
+            parts: the message.
+            head: its header; None where that is not valid.
+        """
+        if error.reason in ("run", "unknown"):
+            self._send_message(peer, MessageKind.WHO)
+        elif error.reason == "ungranted" and head is not None:
+            self._send_grant(peer, self.grants.stream_of(head, peer))
+        elif error.reason == "version" and wire.is_hello(parts):
+            self._refuse(peer, wire.other_version("this actor", error.text, "the learner"))
+        elif isinstance(error, TakenError) and error.lives and wire.is_hello(parts):
+            self._refuse(peer, error.text)
 
     def _on_hello(self, message: wire.Message, sender: Sender) -> None:
         """Welcome an actor or a relay, refuse it, or send it to another connector."""
