@@ -80,8 +80,10 @@ def run(ctx: RoleContext) -> None:
 
 @contextmanager
 def _closed_at_the_end(env: BatchedEnv) -> Iterator[None]:
-    """Close the environments, unless one has failed: its `close` may hang, and hold up the error
-    that is to be reported."""
+    """Close the environments when the block is left, unless one of them has failed.
+
+    The `close` of a failed environment may hang, and hold up the error that is to be reported.
+    """
     try:
         yield
     except LearnerGoneError:

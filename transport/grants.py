@@ -372,14 +372,18 @@ class Grants:
         """
         if peer == stream.peer:
             return
+
+        # A peer with the same key may take the stream over once its owner is silent or has left.
         present = now_s - stream.last_heard_s <= GRANT_SILENCE_S and self._connected(stream)
         if key == stream.key and not present:
             self._check_room(peer)
             return
 
+        # The owner lives if it sends a message after the rival's first request.
         if joins and (stream.rival_s is None or now_s - stream.rival_s > RIVAL_S):
             stream.rival_s = now_s
         lives = stream.rival_s is not None and stream.last_heard_s > stream.rival_s
+
         if key != stream.key:
             text = f"actor {stream.actor} was begun with another key; start actors with other ids"
             raise TakenError("key", text, lives=lives)
