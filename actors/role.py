@@ -65,17 +65,21 @@ def run(ctx: RoleContext) -> None:
         with _closed_at_the_end(env):
             _play_for_learners(ctx, learner, env)
     except LearnerGoneError as error:
-        if ctx.stopping():
-            return
-        if isinstance(error, RunOverError):
-            logger.info("the run of the learner at %s is over, and its actors end", ctx.address)
-            ctx.report("stop", reason=RUN_OVER)
-        elif ctx.gave_up:
-            text = f"no learner answered at {ctx.address} for {ctx.wait_s:g} s; start it, or raise"
-            ctx.report("stop", reason=GAVE_UP, error=f"{text} --wait")
-        else:
-            logger.info("%s joins again: %s", ctx.name, error)
-            raise SystemExit(EXIT_REJOIN) from error
+        if not ctx.stopping():
+            _on_learner_gone(ctx, error)
+
+
+def _on_learner_gone(ctx: RoleContext, error: LearnerGoneError) -> None:
+    """End the command of an actor by hand, or exit with EXIT_REJOIN, so that it joins again."""
+    if isinstance(error, RunOverError):
+        logger.info("the run of the learner at %s is over, and its actors end", ctx.address)
+        ctx.report("stop", reason=RUN_OVER)
+    elif ctx.gave_up:
+        text = f"no learner answered at {ctx.address} for {ctx.wait_s:g} s; start it, or raise"
+        ctx.report("stop", reason=GAVE_UP, error=f"{text} --wait")
+    else:
+        logger.info("%s joins again: %s", ctx.name, error)
+        raise SystemExit(EXIT_REJOIN) from error
 
 
 @contextmanager

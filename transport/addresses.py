@@ -153,10 +153,13 @@ def bind_of(bind: str, rank: int) -> str:
     The port is so much higher, or the rank is appended to the path. An address whose port the
     system chooses stays as it is. Raises UserError if the port does not exist.
     """
+    if rank == 0:
+        return bind
     if bind.startswith("ipc://"):
-        return f"{bind}-{rank}" if rank else bind
+        return f"{bind}-{rank}"
+
     host, _, port = bind.rpartition(":")
-    if rank == 0 or port in ("*", "0"):
+    if port in ("*", "0"):
         return bind
 
     if int(port) + rank > MAX_PORT:

@@ -238,7 +238,7 @@ class AttachClient:
     def _ask(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
         """Send a request; return the owner's reply and its descriptors. Raises as `__init__`."""
         self._socket.send(msgpack.packb({"attach": ATTACH_VERSION, **request}))
-        data, fds, flags, _ = socket.recv_fds(
+        data, fds, flags, _address = socket.recv_fds(
             self._socket, MESSAGE_NBYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC
         )
 
@@ -246,7 +246,8 @@ class AttachClient:
         try:
             if not data:
                 raise EOFError("the owner ended during the handshake")
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            truncated = flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
+            if truncated:
                 raise ValueError("more than an answer can be")
             reply = _unpack(data)
             if not isinstance(reply, dict):

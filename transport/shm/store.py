@@ -330,7 +330,7 @@ class SlotStore:
         Raises:
             UserError: all lanes are in use.
         """
-        unused = (i for i in range(self.geometry.lanes) if i not in self._lanes)
+        unused = (lane for lane in range(self.geometry.lanes) if lane not in self._lanes)
         index = next(unused, None)
         if index is None:
             raise UserError(

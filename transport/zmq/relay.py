@@ -42,6 +42,8 @@ from penstock.transport.zmq.sockets import GONE, SENT, Send
 
 # The longest wait of the relay for an event.
 TICK_S = 0.05
+# The longest silence of the connector, for a relay without a config.
+DEFAULT_PATIENCE_S = 60.0
 # The most peers that wait for another version; most of them may have left.
 MAX_WAITING = 1 << 14
 # After so long a copy that was sent is no longer expected to arrive.
@@ -248,8 +250,9 @@ def run(ctx: RoleContext) -> None:
     Exits with EXIT_REJOIN when the learner is gone or was replaced.
     """
     assert ctx.address is not None
-    patience_s = ctx.config.run.hang_timeout_s if ctx.config else 60.0
+    patience_s = ctx.config.run.hang_timeout_s if ctx.config else DEFAULT_PATIENCE_S
     client = Client(ctx, ctx.address, patience_s=patience_s)
+
     try:
         client.join()
         _serve(ctx, client)
