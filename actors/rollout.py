@@ -54,10 +54,6 @@ class StepRow(NamedTuple):
     """The columns of the inference, then those of the recorders."""
 
 
-# The columns of a `StepRow` that every slot has.
-PER_STEP = StepRow._fields[:-1]
-
-
 @dataclass
 class _Unroll:
     """What an unroll knows of the steps that it has played."""
@@ -399,7 +395,13 @@ class Rollout:
             recorded_columns = [columns[name] for name in self._recorded]
             self._rows[slot_index] = [
                 StepRow(
-                    *(columns[name][t] for name in PER_STEP),
+                    action=columns["action"][t],
+                    reward=columns["reward"][t],
+                    terminated=columns["terminated"][t],
+                    truncated=columns["truncated"][t],
+                    alive=columns["alive"][t],
+                    episode_return=columns["episode_return"][t],
+                    episode_length=columns["episode_length"][t],
                     recorded=tuple(column[t] for column in recorded_columns),
                 )
                 for t in range(len(columns["action"]))
