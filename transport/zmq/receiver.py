@@ -71,7 +71,7 @@ class ActorShare(NamedTuple):
 
     addresses: tuple[str, ...]
     """The addresses of the learner's connectors."""
-    index: int
+    own_index: int
     """The index of this connector among them."""
     learners: int = 1
     """The number of learners of the run."""
@@ -435,7 +435,7 @@ class Receiver:
         stream = None
         if want:
             connector = self._share.connector(message.head.actor)
-            if connector != self._share.index:
+            if connector != self._share.own_index:
                 self._redirect(sender.peer, self._share.addresses[connector])
                 return
             stream = self.grants.on_hello(
