@@ -20,7 +20,8 @@ column ``pad``, that column describes the padding, and older frames are those of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,82 +35,130 @@ from penstock.envs import find_bad_observation, find_bad_reward
 from penstock.profiling.ledger import Part, TimeLedger
 
 Columns = dict[str, npt.NDArray[Any]]
-BEAT_NS = 1_000_000_000
 Rows = tuple[npt.NDArray[Any], ...]
-PER_STEP = (
-    "action",
-    "reward",
-    "terminated",
-    "truncated",
-    "alive",
-    "episode_return",
-    "episode_length",
-)
-BETWEEN_SLOTS = ("last_obs", "alive", "return", "length", "pad", "begun")
+# The interval between two beats within an unroll.
+BEAT_NS = 1_000_000_000
+
+
+class StepRow(NamedTuple):
+    """Views of row t of a slot's columns, each ``[E]`` or ``[E, *shape]`` for E environments."""
+
+    action: npt.NDArray[Any]
+    reward: npt.NDArray[Any]
+    terminated: npt.NDArray[Any]
+    truncated: npt.NDArray[Any]
+    alive: npt.NDArray[Any]
+    episode_return: npt.NDArray[Any]
+    episode_length: npt.NDArray[Any]
+    recorded: Rows
+    """The columns of the inference, then those of the recorders."""
+
+
+@dataclass
+class _Unroll:
+    """What an unroll knows of the steps that it has played."""
+
+    versions: npt.NDArray[Any]
+    """The slot's column of policy versions, uint32 ``[T, E]``."""
+    beat: Callable[[], None]
+    stamp: Stamp | None = None
+    """The weights that chose the actions of the last row."""
+    oldest: Stamp | None = None
+    """The oldest weights that chose an action."""
+    dropped_steps: int = 0
+    """Agent steps that failed, and are not `alive` for that reason."""
+
+    def note_version(self, t: int, stamp: Stamp) -> None:
+        """Record the weights that chose row ``t``, for this row and those that follow."""
+        self.versions[t:] = stamp.version
+        self.oldest = stamp if self.oldest is None else min(stamp, self.oldest)
+        self.stamp = stamp
+
+
+def _no_beat() -> None:
+    """Nobody waits for this actor."""
 
 
 class Rollout:
-    """An actor's environments between slots."""
-
-    oldest: Stamp | None
-    """Of the last unroll: the oldest weights that chose one of its actions."""
-    dropped_steps = 0
-    """Of the last unroll: agent steps that failed, and are not `alive` for that reason."""
+    """An actor's environments between slots; call `fill` for each slot."""
 
     def __init__(
         self,
-        game: Environments,
+        env: Environments,
         inference: Inference,
         seed: int,
         ledger: TimeLedger,
         recorders: Sequence[ActiveRecorder] = (),
-        beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make the rollout.
+        """Reset the environments.
 
         Args:
-            game: the environments.
+            env: the environments.
             inference: computes their actions.
             seed: of the first reset.
             ledger: the time ledger of the calling thread.
             recorders: fill further columns (`algos.recorded.make_recorders`).
-            beat: called about every `BEAT_NS` while an unroll is played, between steps; after an
-                exception that it raises, the next unroll continues from that step.
         """
-        space = game.info.observation_space
-        self._game = game
+        self._env = env
         self._inference = inference
         self._ledger = ledger
-        dtype = np.float32 if space.dtype.kind == "f" else space.dtype  # as in slots
-        self.beat = beat
-        self._beat_at = 0
-        self._last_obs = np.zeros((game.count, *(space.shape or ())), dtype)
-        self._alive = np.ones(game.count, np.bool_)
-        self._resets = False  # whether some environment's next step only resets
-        self._return = np.zeros(game.count)
-        self._length = np.zeros(game.count, np.int32)
         self._recorders = recorders
-        further = (name for entry in recorders for name in entry.columns)
-        self._recorded = (*inference.recorded, *further)
-        self.oldest = None
-        self._stamp: Stamp | None = None  # of the last row of this unroll
-        self._versions = np.zeros((0, 0), np.uint32)  # the column of this unroll
-        self._rows: dict[int, list[tuple[Rows, Rows]]] = {}
-        self._pad = np.zeros(game.count, np.int16)
-        self._begun = np.ones(game.count, np.bool_)  # the first slot begins with first observations
-        game.reset_into(seed, self._last_obs)
+        recorder_columns = (name for entry in recorders for name in entry.columns)
+        self._recorded = (*inference.recorded, *recorder_columns)
+        self._rows: dict[int, list[StepRow]] = {}  # by slot index
+        self._unroll = _Unroll(np.zeros((0, 0), np.uint32), _no_beat)
+        self._next_beat_ns = 0
+
+        # The state between two slots, of each environment.
+        count = env.count
+        space = env.info.observation_space
+        dtype = np.float32 if space.dtype.kind == "f" else space.dtype  # the dtype of slots
+        self._last_obs = np.zeros((count, *(space.shape or ())), dtype)
+        self._alive = np.ones(count, np.bool_)  # whether the next row is a decision
+        self._resets = False  # whether some environment's next step only resets
+        # Return and length of the episode so far.
+        self._return = np.zeros(count)
+        self._length = np.zeros(count, np.int32)
+        self._pad = np.zeros(count, np.int16)  # how the frame stack is padded, see `padding`
+        # Whether the last observation is the first of an episode, as those of the first slot are.
+        self._begun = np.ones(count, np.bool_)
+
+        env.reset_into(seed, self._last_obs)
         self._mark_playing()
 
-    def fill(self, columns: Columns, slot_index: int) -> int:
-        """Play one unroll into a slot's ``columns``; returns its agent steps."""
+    @property
+    def oldest(self) -> Stamp | None:
+        """The oldest weights that chose an action of the last unroll."""
+        return self._unroll.oldest
+
+    @property
+    def dropped_steps(self) -> int:
+        """Agent steps of the last unroll that failed, and are not `alive` for that reason."""
+        return self._unroll.dropped_steps
+
+    def fill(self, columns: Columns, slot_index: int, beat: Callable[[], None] = _no_beat) -> int:
+        """Play one unroll into a slot.
+
+        Args:
+            columns: of the slot.
+            slot_index: of the slot; its columns lie in the same memory whenever it is filled.
+            beat: called about every `BEAT_NS`, between steps. After an exception that it raises,
+                the next unroll continues from that step.
+
+        Returns:
+            The agent steps of the unroll.
+
+        Raises:
+            UserError: the environment gave values that training must not get.
+        """
         obs = columns["obs"]
         rows = self._rows_of(columns, slot_index)
-        self._stamp, self.oldest, self._versions = None, None, columns["policy_version"]
-        self.dropped_steps = 0
+        self._unroll = _Unroll(columns["policy_version"], beat)
         if "core_state" in columns:
             np.copyto(columns["core_state"], self._inference.state())
+
         writes_frames = OLDER in columns or "pad" in columns
-        if writes_frames and self._game.playing is not None:
+        if writes_frames and self._env.playing is not None:
             raise UserError(
                 "the environment says which rows play, and transport.frame_stack takes a row that "
                 "waits for the begin of an episode; set transport.frame_stack=null to write stacks "
@@ -120,36 +169,23 @@ class Rollout:
         elif "pad" in columns:
             self._play_newest(obs, columns["pad"], rows)
         else:
-            np.copyto(obs[0], self._last_obs)
-            for t, (row, recorded) in enumerate(rows):
-                self._step(t, obs[t], obs[t + 1], recorded, *row)
-            np.copyto(self._last_obs, obs[-1])
+            self._play_whole(obs, rows)
         columns["seat"][...] = 0
         columns["policy_id"][...] = 0
-        info = self._game.info
-        bad = find_bad_observation(obs, info.parts, columns["alive"], info.counts)
-        if bad:
-            raise UserError(
-                f"the environment gave an observation with {bad}; training on it would destroy "
-                "the network: correct what the environment returns"
-            )
-        if bad := find_bad_reward(columns["reward"]):
-            raise UserError(
-                f"the environment gave {bad}: correct what the environment returns, or set "
-                "env.wrappers to a wrapper that scales its rewards"
-            )
+
+        self._check_values(obs, columns["alive"], columns["reward"])
         return int(np.count_nonzero(columns["alive"]))
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of the state between two slots, besides that of environments and inference."""
-        state = {name: getattr(self, f"_{name}").copy() for name in BETWEEN_SLOTS}
+        state = {name: array.copy() for name, array in self._state_arrays().items()}
         recorders = {entry.name: entry.recorder.state_dict() for entry in self._recorders}
         return state | {"resets": self._resets, "recorders": recorders}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`. Raises ValueError where it has another shape."""
-        for name in BETWEEN_SLOTS:
-            getattr(self, f"_{name}")[...] = state[name]
+        for name, array in self._state_arrays().items():
+            array[...] = state[name]
         self._resets = bool(state["resets"])
         recorders = state.get("recorders", state)  # 0.1 had them beside the others
         for entry in self._recorders:
@@ -159,156 +195,251 @@ class Rollout:
         """Forget cached views: the slots lie in other memory from now on."""
         self._rows.clear()
 
+    def _state_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The arrays of the state between two slots, by their names in a checkpoint."""
+        return {
+            "last_obs": self._last_obs,
+            "alive": self._alive,
+            "return": self._return,
+            "length": self._length,
+            "pad": self._pad,
+            "begun": self._begun,
+        }
+
+    # ---------------------------------------------------------------------------- one unroll
+
+    def _play_whole(self, obs: npt.NDArray[Any], rows: list[StepRow]) -> None:
+        """Play in the slot's memory: environments write their observations there."""
+        np.copyto(obs[0], self._last_obs)
+        for t, row in enumerate(rows):
+            self._step(t, obs[t], obs[t + 1], row)
+        np.copyto(self._last_obs, obs[-1])
+
     def _play_frames(
         self,
         frames: npt.NDArray[Any],
         older: npt.NDArray[Any],
         begins: npt.NDArray[np.uint8],
-        rows: list[tuple[Rows, Rows]],
+        rows: list[StepRow],
     ) -> None:
         """Write the first stack to the slot, then the newest frame of each step."""
         stacks = self._last_obs
         np.copyto(older, stacks[:, :-1])
         np.copyto(frames[0], stacks[:, -1])
         begins[...] = 0
-        for t, (row, recorded) in enumerate(rows):
-            reset = self._step(t, stacks, stacks, recorded, *row)
+
+        for t, row in enumerate(rows):
+            reset = self._step(t, stacks, stacks, row)
             np.copyto(frames[t + 1], stacks[:, -1])
             if reset is not None:
                 begins[t, reset] = REPEATS + padding(stacks, reset, self._pad)[reset]
         check_shift(stacks, frames, begins)
 
     def _play_newest(
-        self, frames: npt.NDArray[Any], pad: npt.NDArray[Any], rows: list[tuple[Rows, Rows]]
+        self, frames: npt.NDArray[Any], pad: npt.NDArray[Any], rows: list[StepRow]
     ) -> None:
         """Play in separate memory, and write the newest frame of each stack to the slot."""
         stacks = self._last_obs
         np.copyto(frames[0], stacks[:, -1])
         self._pad[:] = padding(stacks, self._begun, self._pad)
         self._begun = np.zeros_like(self._begun)
-        for t, (row, recorded) in enumerate(rows):
+
+        for t, row in enumerate(rows):
             pad[t] = self._pad
-            reset = self._step(t, stacks, stacks, recorded, *row)
+            reset = self._step(t, stacks, stacks, row)
             np.copyto(frames[t + 1], stacks[:, -1])
             if reset is not None:
                 self._pad[:] = padding(stacks, reset, self._pad)
 
+    def _check_values(
+        self, obs: npt.NDArray[Any], alive: npt.NDArray[Any], rewards: npt.NDArray[Any]
+    ) -> None:
+        """Raise UserError for an observation or a reward that would spoil the training."""
+        info = self._env.info
+        observation_fault = find_bad_observation(obs, info.parts, alive, info.counts)
+        if observation_fault:
+            raise UserError(
+                f"the environment gave an observation with {observation_fault}; training on it "
+                "would destroy the network: correct what the environment returns"
+            )
+
+        reward_fault = find_bad_reward(rewards)
+        if reward_fault:
+            raise UserError(
+                f"the environment gave {reward_fault}: correct what the environment returns, or "
+                "set env.wrappers to a wrapper that scales its rewards"
+            )
+
+    # ------------------------------------------------------------------------------ one step
+
     def _step(
-        self,
-        t: int,
-        obs: npt.NDArray[Any],
-        next_obs: npt.NDArray[Any],
-        recorded: Rows,
-        action: npt.NDArray[Any],
-        reward: npt.NDArray[Any],
-        terminated: npt.NDArray[Any],
-        truncated: npt.NDArray[Any],
-        alive: npt.NDArray[Any],
-        episode_return: npt.NDArray[Any],
-        episode_length: npt.NDArray[Any],
+        self, t: int, obs: npt.NDArray[Any], next_obs: npt.NDArray[Any], row: StepRow
     ) -> npt.NDArray[np.bool_] | None:
-        """Play row ``t``; ``next_obs`` may be the memory of ``obs``. Returns the environments that
-        it has only reset, or that do not play; None: there is none."""
-        if self._ledger.since > self._beat_at:
-            self._beat_at = self._ledger.since + BEAT_NS
-            # Between two steps: where the learner is lost it raises, and the next unroll, for
-            # another one, continues from here.
-            np.copyto(self._last_obs, obs)
-            self.beat()
+        """Play row ``t``.
+
+        Args:
+            t: the number of the row.
+            obs: the observations ``[E, *shape]`` on which is decided.
+            next_obs: gets the observations that follow; it may be the memory of ``obs``.
+            row: gets the decision and its outcome.
+
+        Returns:
+            The environments that this row has only reset, or that do not play, bool ``[E]``; None:
+            there is none.
+        """
+        if self._ledger.since > self._next_beat_ns:
+            self._beat(obs)
+        unroll = self._unroll
+        env = self._env
+
+        # Decide and step.
         self._ledger.switch(Part.INFER)
-        actions, known = self._inference.decide(obs)
-        if self._inference.stamp is not self._stamp:
-            self._note_version(t)
+        actions, recorded = self._inference.decide(obs)
+        stamp = self._inference.stamp
+        if stamp is not unroll.stamp:
+            assert stamp is not None
+            unroll.note_version(t, stamp)
         self._ledger.switch(Part.STEP)
-        rewards, terminations, truncations = self._game.step_into(actions, next_obs)
+        rewards, terminations, truncations = env.step_into(actions, next_obs)
+
+        # An episode is over by its own end. One that failed is not, but ends here too.
         self._ledger.switch(Part.WRITE)
         if self._resets and rewards[~self._alive].any():
-            raise UserError(
-                "the environment gave a reward in the step after an episode's end, which only "
-                "resets (autoreset mode NEXT_STEP); a wrapper of the vector environment that "
-                "resets in the same step does that; run `penstock check-env` for details"
-            )
+            raise _reward_in_reset()
         over = np.logical_or(terminations, truncations)
-        ended, dropped = over, self._game.dropped
+        ends = over
+        dropped = env.dropped
         if dropped is not None:
-            self.dropped_steps += int(np.count_nonzero(dropped & self._alive))
+            unroll.dropped_steps += int(np.count_nonzero(dropped & self._alive))
             self._alive &= ~dropped
             self._resets = True
-            ended = over | dropped
+            ends = over | dropped
+
+        # Write the row.
         if self._recorders:
-            step = Step(actions, next_obs, rewards, ended, self._alive)
+            step = Step(actions, next_obs, rewards, ends, self._alive)
             for entry in self._recorders:
-                known = (*known, *entry.recorder.record(step))
-        action[:] = actions
-        for target, values in zip(recorded, known, strict=True):
+                recorded = (*recorded, *entry.recorder.record(step))
+        row.action[:] = actions
+        for target, values in zip(row.recorded, recorded, strict=True):
             target[:] = values
-        alive[:] = self._alive
-        resets = ~self._alive if self._resets else None
-        if resets is not None:
-            self._inference.reset(resets)
-        reward[:] = rewards
-        terminated[:] = terminations
-        truncated[:] = truncations
+        row.alive[:] = self._alive
+        reset = ~self._alive if self._resets else None
+        if reset is not None:
+            self._inference.reset(reset)
+        row.reward[:] = rewards
+        row.terminated[:] = terminations
+        row.truncated[:] = truncations
         self._return += rewards
         self._length += self._alive
-        episode_return[:] = self._return
-        episode_length[:] = self._length
-        if dropped is not None:  # no result
+        row.episode_return[:] = self._return
+        row.episode_length[:] = self._length
+
+        self._prepare_next_row(over, dropped, row.episode_length)
+        return reset
+
+    def _beat(self, obs: npt.NDArray[Any]) -> None:
+        """Show that this actor lives, before the decision on ``obs``.
+
+        Where the learner is lost this raises, and the next unroll, for another learner, continues
+        from here.
+        """
+        self._next_beat_ns = self._ledger.since + BEAT_NS
+        np.copyto(self._last_obs, obs)
+        self._unroll.beat()
+
+    def _prepare_next_row(
+        self,
+        over: npt.NDArray[np.bool_],
+        dropped: npt.NDArray[np.bool_] | None,
+        episode_length: npt.NDArray[Any],
+    ) -> None:
+        """Find which environments only reset next, and begin returns and lengths anew.
+
+        Args:
+            over: the environments whose episode is over, bool ``[E]``; it is changed.
+            dropped: those whose episode failed; None where such episodes are not dropped.
+            episode_length: of the row that was written. A length of 0 marks an end without a
+                result.
+        """
+        env = self._env
+        if dropped is not None:
             self._return[dropped] = 0.0
             self._length[dropped] = 0
         np.logical_not(over, out=self._alive)
-        self._resets = ends = bool(over.any())
-        if self._game.playing is not None:
+        any_over = bool(over.any())
+        self._resets = any_over
+        if env.playing is not None:
             self._mark_playing()
-        if ends:
-            if self._game.life_lost is not None:  # returns and lengths are those of games
-                episode_length[self._game.life_lost] = 0
-                over &= ~self._game.life_lost
-            if self._game.shortened is not None:  # no result
-                episode_length[self._game.shortened] = 0
-            self._return[over] = 0.0
-            self._length[over] = 0
-        return resets
+        if not any_over:
+            return
+
+        # Where lives are episodes, returns and lengths are those of games.
+        if env.life_lost is not None:
+            episode_length[env.life_lost] = 0
+            over &= ~env.life_lost
+        if env.shortened is not None:
+            episode_length[env.shortened] = 0
+        self._return[over] = 0.0
+        self._length[over] = 0
 
     def _mark_playing(self) -> None:
         """Take over which rows play, where the environments say it."""
-        if self._game.playing is not None:
-            self._alive[:] = self._game.playing
+        if self._env.playing is not None:
+            self._alive[:] = self._env.playing
             self._resets = not self._alive.all()
 
-    def _note_version(self, t: int) -> None:
-        """Record the weights that chose row ``t``, for this row and those that follow."""
-        stamp = self._inference.stamp
-        assert stamp is not None
-        self._versions[t:] = stamp.version
-        self.oldest = stamp if self.oldest is None else min(stamp, self.oldest)
-        self._stamp = stamp
-
-    def _rows_of(self, columns: Columns, slot_index: int) -> list[tuple[Rows, Rows]]:
-        """Views of each step's row, for `PER_STEP` and the inference's columns.
-
-        Made once per slot, since slots are fixed memory.
-        """
+    def _rows_of(self, columns: Columns, slot_index: int) -> list[StepRow]:
+        """Return views of each step's row, made once per slot, since slots are fixed memory."""
         if slot_index not in self._rows:
-            own = zip(*(columns[name] for name in PER_STEP), strict=True)
-            known = [columns[name] for name in self._recorded]
-            recorded = (tuple(column[t] for column in known) for t in range(len(columns["action"])))
-            self._rows[slot_index] = list(zip(own, recorded, strict=True))
+            recorded_columns = [columns[name] for name in self._recorded]
+            self._rows[slot_index] = [
+                StepRow(
+                    action=columns["action"][t],
+                    reward=columns["reward"][t],
+                    terminated=columns["terminated"][t],
+                    truncated=columns["truncated"][t],
+                    alive=columns["alive"][t],
+                    episode_return=columns["episode_return"][t],
+                    episode_length=columns["episode_length"][t],
+                    recorded=tuple(column[t] for column in recorded_columns),
+                )
+                for t in range(len(columns["action"]))
+            ]
         return self._rows[slot_index]
 
 
-def padding(
-    stacks: npt.NDArray[Any], first: npt.NDArray[np.bool_], before: npt.NDArray[np.int16]
-) -> npt.NDArray[np.int16]:
-    """The ``pad`` of each environment, int16 ``[E]``.
+def _reward_in_reset() -> UserError:
+    """Return the error for a reward in a row that only resets."""
+    return UserError(
+        "the environment gave a reward in the step after an episode's end, which only "
+        "resets (autoreset mode NEXT_STEP); a wrapper of the vector environment that "
+        "resets in the same step does that; run `penstock check-env` for details"
+    )
 
-    It stays ``before`` except for environments whose ``stacks`` ``[E, K, *frame]`` are the
-    ``first`` of an episode. 0: the first frame stands K times; 1: after zeros. Raises UserError for
-    any other stack.
+
+def padding(
+    stacks: npt.NDArray[Any], first: npt.NDArray[np.bool_], previous: npt.NDArray[np.int16]
+) -> npt.NDArray[np.int16]:
+    """Find how the first frame stacks of episodes are padded.
+
+    Args:
+        stacks: the observations ``[E, K, *frame]``.
+        first: the environments whose stack is the first of an episode, bool ``[E]``.
+        previous: the result for the previous stacks.
+
+    Returns:
+        The ``pad`` of each environment, int16 ``[E]``. 0: the first frame stands K times; 1: it
+        stands after zeros. Where no episode begins, it stays as it was.
+
+    Raises:
+        UserError: a first stack is padded in another way.
     """
-    pads = before.copy()
+    pads = previous.copy()
+
     for env in np.flatnonzero(first):
-        older, newest = stacks[env, :-1], stacks[env, -1]
+        older = stacks[env, :-1]
+        newest = stacks[env, -1]
         if not older.any():
             pads[env] = 1
         elif (older == newest).all():
@@ -327,13 +458,21 @@ def check_shift(
 ) -> None:
     """Check that the environments' stacks advance by one frame per step.
 
-    Raises UserError where the last ``stacks`` ``[E, K, *frame]`` of an unroll are not the last of
-    its newest ``frames`` ``[T + 1, E, *frame]``, unless an episode began there.
+    Args:
+        stacks: the last ones of an unroll, ``[E, K, *frame]``.
+        frames: the newest frame of each step, ``[T + 1, E, *frame]``.
+        begins: not 0 where an episode has begun, uint8 ``[T, E]``.
+
+    Raises:
+        UserError: the last stack of an environment is not that of its last frames, and no episode
+            has begun there.
     """
     depth = min(stacks.shape[1], len(frames))
-    going_on = ~begins[len(begins) + 1 - depth :].any(axis=0)
-    same = (stacks[:, -depth:] == frames[-depth:].swapaxes(0, 1)).reshape(len(stacks), -1)
-    if (going_on & ~same.all(axis=1)).any():
+    same_episode = ~begins[len(begins) + 1 - depth :].any(axis=0)
+
+    equal = stacks[:, -depth:] == frames[-depth:].swapaxes(0, 1)
+    same_frames = equal.reshape(len(stacks), -1).all(axis=1)
+    if (same_episode & ~same_frames).any():
         raise UserError(
             "observations are stacks that do not move on by one frame a step, and "
             "transport.frame_stack writes each frame once; set transport.frame_stack=null to write "

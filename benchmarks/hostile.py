@@ -523,7 +523,7 @@ def _check_columns(columns: dict[str, npt.NDArray[Any]]) -> None:
 
 def ended_streams(receiver: Receiver) -> list[dict[str, int]]:
     ended = receiver.grants.ended
-    streams = [stream.end() for stream in ended]
+    streams = [stream.final_counters() for stream in ended]
     ended.clear()
     json.dumps(streams)
     return streams

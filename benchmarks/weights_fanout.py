@@ -201,8 +201,8 @@ def tree_link_s(count: int) -> float:
     tree = RelayTree(NBYTES)
     names = [b"%04d" % number for number in range(count)]
     for name in names:
-        tree.asked(name, name.decode(), "", "", 0.0)
-    tree.begin(0.0)
+        tree.on_request(name, name.decode(), "", "", 0.0)
+    tree.on_new_version(0.0)
     above: dict[str, str] = {}
     for name in names:
         parent = tree.place(name, 0.0)

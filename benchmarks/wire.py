@@ -224,8 +224,8 @@ def send(folder: Path, spec: SlotSpec, actor: int = 1) -> None:
     client.join()
     while True:
         if client.wait_turn(1.0):
-            parts = messages[client.next % UNROLLS]
-            head = wire.decode(parts).head._replace(actor=actor, sequence=client.next)
+            parts = messages[client.stream.next % UNROLLS]
+            head = wire.decode(parts).head._replace(actor=actor, sequence=client.stream.next)
             client.send_slot(wire.encode(head, wire.verify(wire.decode(parts)), parts[2:]), 0)
 
 

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from penstock.actors.join import find, join
+from penstock.actors.join import find_learner, join_learner
 from penstock.algos.samples import slot_spec
 from penstock.bench.ceiling import Array, made_up
 from penstock.core.interfaces import Link
@@ -25,10 +25,10 @@ GRANT_S = 0.5
 
 def run(ctx: RoleContext) -> None:
     """The main function of the role."""
-    found = find(ctx)
+    found = find_learner(ctx)
     info = probe(found.config.env)
     spec = slot_spec(found.config, info)
-    link = join(ctx, found, spec, ctx.index)
+    link = join_learner(ctx, found, spec, ctx.index)
     if link is None:
         return
     ctx.report("ready")

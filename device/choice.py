@@ -16,32 +16,34 @@ DEVICES: dict[str, Callable[[torch.device], Device]] = {
     "cpu": lambda device: HostDevice(),
     "cuda": CudaDevice,
 }
-"""By the type of a torch device."""
+"""How to make the device of each type of torch device."""
 
 
 def runs_behind(tensor: Tensor) -> bool:
-    """Whether a tensor's device runs behind its host, so that reading a value waits for it."""
+    """Return whether a tensor's device runs behind its host, so that reading a value waits."""
     return device_of(tensor.device).runs_behind
 
 
 def device_of(device: torch.device) -> Device:
-    """The seam of a torch device, as tensors have it."""
+    """Return the `Device` of a torch device, as tensors have it."""
     return DEVICES[device.type](device)
 
 
 def any_device(device: torch.device) -> Device:
-    """The seam of a torch device; also of one that no learner trains on."""
+    """Return the `Device` of a torch device; also of one that no learner trains on."""
     return device_of(device) if device.type in DEVICES else OtherDevice(device)
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of `learner.device`; a GPU always with its index.
+    """Return the torch device of the option `learner.device`.
 
-    `torch.cuda.set_device` takes no other. Raises UserError where there is no such device.
+    A GPU always has its index, since `torch.cuda.set_device` takes no other. Raises UserError where
+    there is no such device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
+
     if device.type == "cuda":
         device = torch.device("cuda", device.index or 0)
         if device.index >= torch.cuda.device_count():

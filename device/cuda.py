@@ -11,11 +11,12 @@ from torch import Tensor
 
 
 class CudaDevice:
-    """Implements `penstock.device.interface.Device`. ``device`` has an index."""
+    """A GPU with CUDA. Implements `penstock.device.interface.Device`."""
 
     runs_behind = True
 
     def __init__(self, device: torch.device) -> None:
+        """``device`` must have an index."""
         self.torch_device = device
 
     def enter_thread(self) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class HostEvent:
-    """Has always passed."""
+    """An event that has always passed. Implements `penstock.device.interface.DeviceEvent`."""
 
     def record(self, stream: Any = None) -> None:
         pass
@@ -27,7 +27,7 @@ class HostEvent:
 
 
 class HostStream:
-    """Is always empty."""
+    """A stream that is always empty. Implements `penstock.device.interface.DeviceStream`."""
 
     def wait_event(self, event: Any) -> None:
         pass
@@ -36,11 +36,12 @@ class HostStream:
         pass
 
 
-EVENT, STREAM = HostEvent(), HostStream()
+EVENT = HostEvent()
+STREAM = HostStream()
 
 
 class HostDevice:
-    """Implements `penstock.device.interface.Device`."""
+    """A CPU. Implements `penstock.device.interface.Device`; what has no meaning does nothing."""
 
     torch_device = torch.device("cpu")
     runs_behind = False

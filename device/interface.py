@@ -27,13 +27,16 @@ class DeviceEvent(Protocol):
         """Mark the end of the work queued so far, by default on the current stream."""
 
     def query(self) -> bool:
-        """Whether the stream has passed the mark."""
+        """Return whether the stream has passed the mark."""
 
     def synchronize(self) -> None:
-        """Wait on the host until it has."""
+        """Wait on the host until the stream has passed the mark."""
 
     def elapsed_time(self, end_event: Any, /) -> float:
-        """Milliseconds from this mark to a later one; both must be timed, and have passed."""
+        """Return the milliseconds from this mark to a later one.
+
+        Both events must be timed, and must have passed.
+        """
 
 
 class DeviceStream(Protocol):
@@ -51,51 +54,63 @@ class Device(Protocol):
 
     torch_device: torch.device
     runs_behind: bool
-    """Whether calls return before their work has run. Else streams and events do nothing, and host
-    memory is the device's."""
+    """Whether calls return before their work has run. If not, streams and events do nothing, and
+    the memory of the host is that of the device."""
 
     def enter_thread(self) -> None:
-        """Make this the device of the calling thread. Every thread that uses it calls this first:
-        a new one begins on the first GPU of the machine, whatever its process uses."""
+        """Make this the device of the calling thread.
+
+        Every thread that uses the device calls this first: a new thread begins on the first GPU of
+        the machine, whatever its process uses.
+        """
 
     def make_stream(self) -> DeviceStream:
-        """A new stream, with no order against others."""
+        """Make a stream, with no order against others."""
 
     def current_stream(self) -> DeviceStream:
-        """The stream on which the calling thread queues its work."""
+        """Return the stream on which the calling thread queues its work."""
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Make a stream the current one of this thread."""
+        """Make a stream the current one of this thread, within a block."""
 
     def make_event(self, *, timed: bool = False) -> DeviceEvent:
-        """A new event; ``timed`` ones tell times, and cost a little more."""
+        """Make an event. A ``timed`` one has `elapsed_time`, and costs a little more."""
 
     def host_memory(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Uninitialised memory of the host that the device can copy while the host continues."""
+        """Return memory of the host that the device can copy while the host continues.
+
+        Its values are not initialised.
+        """
 
     def memory_for(self, host: Tensor) -> Tensor:
-        """Memory of the device for what ``host`` has; on a CPU it is ``host``."""
+        """Return memory of the device with the shape and dtype of ``host``; on a CPU, ``host``."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy on the current stream, without waiting. One of the two may be `host_memory`, which
-        nothing may touch before the copy has run. Does nothing where both are one."""
+        """Copy on the current stream, without waiting; do nothing if both tensors are one.
+
+        One of the two may be `host_memory`, which nothing may touch before the copy has run.
+        """
 
     def used_on(self, tensor: Tensor, stream: Any) -> None:
-        """Note that another stream than the one it was made on uses a tensor: its memory is not
-        given to others before that stream has come here."""
+        """Note that a tensor is used on another stream than the one on which it was made.
+
+        Its memory is not given to others before that stream has passed this point.
+        """
 
     def free_nbytes(self) -> int:
-        """Free memory of the device, in bytes. Not available on a CPU."""
+        """Return the free memory of the device, in bytes. Not available on a CPU."""
 
     def identity(self) -> str:
-        """An identifier that no other device has, on any host. Not available on a CPU."""
+        """Return an identifier that no other device has, on any host. Not available on a CPU."""
 
     def synchronize(self) -> None:
         """Wait until all streams are empty."""
 
     def random_state(self) -> Tensor | None:
-        """State of the device's random generator, uint8 on the host. None where the host's is
-        used."""
+        """Return the state of the device's random generator, uint8 on the host.
+
+        None where the device uses the generator of the host.
+        """
 
     def set_random_state(self, state: Tensor) -> None:
         """Continue from a `random_state`."""

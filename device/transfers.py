@@ -28,15 +28,24 @@ class Upload:
     def __init__(
         self, device: Device, tensors: Any, copied: DeviceEvent, fresh: Sequence[Tensor] = ()
     ) -> None:
-        """``copied`` is the event of the copies; the memory of ``fresh`` tensors is freed with
-        them, and given to others."""
+        """Describe an upload.
+
+        Args:
+            device: of the tensors.
+            tensors: the result, nested in dicts and tuples.
+            copied: the event of the copies.
+            fresh: tensors whose memory is freed with them, and then given to others.
+        """
         self._device = device
         self._tensors = tensors
         self._copied = copied
         self._fresh = fresh
 
     def arrive(self) -> Any:
-        """The tensors, for the current stream, which waits for them; the host does not."""
+        """Return the tensors, for use on the current stream, which waits for them.
+
+        The host does not wait.
+        """
         current = self._device.current_stream()
         current.wait_event(self._copied)
         for tensor in self._fresh:
@@ -51,51 +60,51 @@ class Upload:
 class DeviceUploader:
     """Copies arrays to a device on a stream of its own, while the device computes.
 
-    Arrays pass through pinned memory that is kept: pinning costs more than a copy. One thread
+    Arrays pass through pinned memory that is used again: pinning costs more than a copy. One thread
     sends; another may let the uploads arrive.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._stream = device.make_stream()
-        self._pinned = [Pinned(device) for _ in range(2)]  # one is filled, one is copied
+        # One is filled while the other is copied.
+        self._pinned = [Pinned(device) for _ in range(2)]
 
     def enter_thread(self) -> None:
         """Make the device that of the calling thread, before that sends."""
         self._device.enter_thread()
 
     def send(self, arrays: Any) -> Upload:
-        """Start to copy the arrays nested in dicts and tuples; they may be overwritten then.
+        """Start to copy arrays, which may be overwritten when this returns.
 
-        On a CPU their tensors share their memory. What is a tensor lies on the device, and stays as
-        it is, like numbers and strings.
+        On a CPU nothing is copied: the tensors share the memory of the arrays.
+
+        Args:
+            arrays: nested in dicts and tuples. A tensor among them lies on the device already, and
+                stays as it is, like numbers and strings.
+
+        Returns:
+            The upload of tensors, nested in the same way.
         """
         device = self._device
         if not device.runs_behind:
             return Upload(device, _each_array(arrays, self._shared), device.make_event())
+
+        # Take the pinned memory of the upload before the last, once its copies have run.
         self._pinned.reverse()
         pinned = self._pinned[0]
-        pinned.copied.synchronize()  # the last copy still reads it
-        copied = pinned.copied = device.make_event()
-        placed: dict[int, tuple[Array, Tensor]] = {}
+        pinned.copied.synchronize()
+        copied = device.make_event()
+        pinned.copied = copied
 
-        def place(name: str, array: Array) -> Tensor:
-            """Arrays that overlap, as obs and next_obs of sequences do, are copied once."""
-            whole = _memory_of(array)
-            if id(whole) not in placed:  # the array is kept, so that its id is not reused
-                host = pinned.filled(name, torch.from_numpy(whole))
-                placed[id(whole)] = whole, device.memory_for(host)
-                device.copy(placed[id(whole)][1], host)
-            tensor = placed[id(whole)][1]
-            return tensor if whole is array else _part_of(tensor, whole, array)
-
+        copies = _DeviceCopies(device, pinned)
         with device.on(self._stream):
-            tensors = _each_array(arrays, place)
+            tensors = _each_array(arrays, copies.tensor_of)
             copied.record(self._stream)
-        return Upload(device, tensors, copied, [tensor for _, tensor in placed.values()])
+        return Upload(device, tensors, copied, fresh=copies.tensors)
 
     def fill(self, targets: Mapping[str, Tensor], pinned: Mapping[str, Tensor]) -> Upload:
-        """Start to copy ``pinned`` memory to ``targets``, both of which the caller keeps.
+        """Start to copy ``pinned`` memory to ``targets`` of the same names; both are the caller's.
 
         The memory must not be changed before `Upload.wait`. Work that reads the targets must have
         been queued before the last `follow`.
@@ -112,6 +121,7 @@ class DeviceUploader:
         self._stream.wait_stream(self._device.current_stream())
 
     def _shared(self, name: str, array: Array) -> Tensor:
+        """Return the tensor of an array on a device that does not run behind its host."""
         host = torch.from_numpy(array)
         tensor = self._device.memory_for(host)
         self._device.copy(tensor, host)
@@ -122,17 +132,49 @@ class Pinned:
     """Pinned memory for the arrays of one upload, by name, and the event of its last copy."""
 
     def __init__(self, device: Device) -> None:
+        self.copied = device.make_event()
+        """Passed when the device has read the memory."""
         self._device = device
         self._memory: dict[str, Tensor] = {}
-        self.copied = device.make_event()
 
     def filled(self, name: str, values: Tensor) -> Tensor:
-        """Pinned memory with these values."""
+        """Return pinned memory with these values; it is that of the last values of this name."""
         memory = self._memory.get(name)
         if memory is None or memory.shape != values.shape or memory.dtype != values.dtype:
             memory = self._device.host_memory(values.shape, values.dtype)
             self._memory[name] = memory
         return memory.copy_(values)
+
+
+class _DeviceCopies:
+    """The copies of one upload."""
+
+    def __init__(self, device: Device, pinned: Pinned) -> None:
+        self._device = device
+        self._pinned = pinned
+        # By the id of an array in memory of its own. The array is kept too, so that its id is not
+        # used again.
+        self._copies: dict[int, tuple[Array, Tensor]] = {}
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors of all memory that was copied."""
+        return [tensor for _, tensor in self._copies.values()]
+
+    def tensor_of(self, name: str, array: Array) -> Tensor:
+        """Start to copy an array, and return its tensor.
+
+        Arrays that overlap, as obs and next_obs of sequences do, are copied once.
+        """
+        memory = _memory_of(array)
+        if id(memory) in self._copies:
+            _, tensor = self._copies[id(memory)]
+        else:
+            host = self._pinned.filled(name, torch.from_numpy(memory))
+            tensor = self._device.memory_for(host)
+            self._copies[id(memory)] = memory, tensor
+            self._device.copy(tensor, host)
+        return tensor if memory is array else _part_of(tensor, memory, array)
 
 
 class Download:
@@ -142,37 +184,45 @@ class Download:
     """
 
     def __init__(self, values: Tensor) -> None:
+        """Start to copy ``values`` on the current stream."""
         device = device_of(values.device)
-        self._values, self._event = values, device.make_event()
+        self._host_values = values
+        self._copied = device.make_event()
         if device.runs_behind:
-            self._values = device.host_memory(values.shape, values.dtype)
-            device.copy(self._values, values)
-            self._event.record()
+            self._host_values = device.host_memory(values.shape, values.dtype)
+            device.copy(self._host_values, values)
+            self._copied.record()
 
     @property
     def arrived(self) -> bool:
         """Whether `get` would not wait."""
-        return self._event.query()
+        return self._copied.query()
 
     def get(self) -> Array:
-        """The values on the host; waits for them."""
-        self._event.synchronize()
-        return self._values.numpy()
+        """Wait for the values, and return them."""
+        self._copied.synchronize()
+        return self._host_values.numpy()
 
 
 def _each_array(value: Any, function: Callable[[str, Array], Any], name: str = "") -> Any:
-    """Apply a function to the name and values of each array in nested dicts and tuples."""
+    """Replace each array in nested dicts and tuples by the result of a function.
+
+    The function is called with the array's name, its keys and indices after dots, and the array.
+    """
     if isinstance(value, np.ndarray):
         return function(name, value)
     if isinstance(value, dict):
-        return {k: _each_array(child, function, f"{name}.{k}") for k, child in value.items()}
+        return {key: _each_array(child, function, f"{name}.{key}") for key, child in value.items()}
     if isinstance(value, tuple):
-        return tuple(_each_array(v, function, f"{name}.{i}") for i, v in enumerate(value))
+        return tuple(_each_array(child, function, f"{name}.{i}") for i, child in enumerate(value))
     return value
 
 
 def _memory_of(array: Array) -> Array:
-    """The contiguous array of which ``array`` is a contiguous part, where it is most of it."""
+    """Return the contiguous array of which ``array`` is a contiguous part of at least half.
+
+    Returns ``array`` itself where there is none.
+    """
     base = array.base
     if not isinstance(base, np.ndarray) or base.dtype != array.dtype:
         return array
@@ -180,11 +230,12 @@ def _memory_of(array: Array) -> Array:
     return base if contiguous and base.nbytes <= 2 * array.nbytes else array
 
 
-def _part_of(tensor: Tensor, whole: Array, array: Array) -> Tensor:
-    """The part of the tensor of ``whole`` that has the values of ``array``."""
-    first = (_address(array) - _address(whole)) // array.itemsize
+def _part_of(tensor: Tensor, memory: Array, array: Array) -> Tensor:
+    """Return the part of the tensor of ``memory`` that has the values of ``array``."""
+    first = (_address(array) - _address(memory)) // array.itemsize
     return tensor.view(-1)[first : first + array.size].view(array.shape)
 
 
 def _address(array: Array) -> int:
+    """The address of an array's first element."""
     return int(array.__array_interface__["data"][0])

@@ -106,7 +106,7 @@ class SlotQueue:
         while ready:
             slot = self._store.slots[ready.popleft()]
             if self._deep:
-                self._store.keep(slot.index)
+                self._store.hold_slot(slot.index)
             self._accounting.arrived(slot.header)
             self._waiting.append(slot)
 

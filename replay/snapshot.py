@@ -259,7 +259,7 @@ def _restore_bookkeeping(
 
     # Free slots are lent in the order of the snapshot, then those that it did not have.
     free = [int(moves.place[slot]) for slot in state["free"] if moves.place[slot] != NONE]
-    table.store.keep_all_but([*free, *np.flatnonzero(~used).tolist()])
+    table.store.hold_all_but([*free, *np.flatnonzero(~used).tolist()])
 
 
 def _evict_unplaced(

@@ -274,7 +274,7 @@ class Table:
         if store.collect():
             while store.ready:
                 slot = store.ready.popleft()
-                store.keep(slot)
+                store.hold_slot(slot)
                 if slot in self._open:
                     self._close(slot)
                 else:

@@ -209,7 +209,7 @@ class World:
     def report(self) -> None:
         """What the connector tells the learner through the supervisor, as JSON."""
         ended = self.receiver.grants.ended
-        streams = [stream.end() for stream in ended]
+        streams = [stream.final_counters() for stream in ended]
         ended.clear()
         report = {"kind": "connector", "index": 0, "incarnation": 0, **self.receiver.figures()}
         said = json.loads(json.dumps(report | {"streams": streams}))

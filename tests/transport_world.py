@@ -240,7 +240,7 @@ def connector(
 
 def waiting(receiver: Receiver) -> int:
     """The number of relays and actors that wait for newer weights than the newest."""
-    return sum(len(responder._content) for responder in receiver._responders.values())
+    return sum(len(responder._up_to_date) for responder in receiver._responders.values())
 
 
 @contextmanager

@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from penstock.configs.schema import Config
     from penstock.configs.transports import TransportConfig
 
-FOLDER, SOCKET = "sockets", "wire"
+FOLDER = "sockets"
+SOCKET = "wire"
 MAX_PORT = 65535
-PATH_NBYTES = UNIX_PATH_NBYTES - len("-9999")  # without the rank
+# The longest path of rank 0, to which `bind_of` appends other ranks.
+PATH_NBYTES = UNIX_PATH_NBYTES - len("-9999")
 
 
 def check_bind(address: str, *, keys: bool, insecure: bool) -> None:
@@ -54,8 +56,8 @@ def check_connect(address: str, *, keys: bool, insecure: bool) -> None:
 
 def check_port(address: str) -> None:
     """Raise UserError for a port that does not exist, of which libzmq would take the remainder."""
-    found = re.fullmatch(r"tcp://.*:(\d+)", address)
-    if found is not None and int(found[1]) > MAX_PORT:
+    match = re.fullmatch(r"tcp://.*:(\d+)", address)
+    if match is not None and int(match[1]) > MAX_PORT:
         raise UserError(
             f"the port of {address} does not exist, as the last one is {MAX_PORT}; give another"
         )
@@ -68,16 +70,19 @@ def is_own_ipc(address: str) -> bool:
     """
     if not address.startswith("ipc://") or address.startswith("ipc://@"):
         return False  # @ begins a name that any user of the host may take
-    found = Path(address.removeprefix("ipc://")).parent.stat()
-    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    folder = Path(address.removeprefix("ipc://")).parent.stat()
+    others_may_write = bool(folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    return folder.st_uid == os.geteuid() and not others_may_write
 
 
 def address_in_run(run_dir: Path) -> str:
-    """The ``ipc://`` address of rank 0 in a run's folder, which need not exist yet.
+    """Return the ``ipc://`` address of rank 0 in a run's folder, which need not exist yet.
 
-    Raises UserError where the path is too long for a Unix socket.
+    The path is absolute where it is short enough for a Unix socket, and relative otherwise. Raises
+    UserError where both are too long.
     """
     path = run_dir.absolute() / FOLDER / SOCKET
+
     for candidate in (path, Path(os.path.relpath(path))):
         if len(os.fsencode(candidate)) <= PATH_NBYTES:
             return f"ipc://{candidate}"
@@ -88,12 +93,14 @@ def address_in_run(run_dir: Path) -> str:
 
 
 def address_of(connect: str) -> str:
-    """The address to which an actor connects: ``connect`` itself, or the socket in a run's folder.
+    """Return the address that an actor connects to, of the option ``--connect``.
 
-    Raises UserError if ``connect`` is neither an address nor a folder.
+    That is ``connect`` itself, or the socket in the folder of a run. Raises UserError if
+    ``connect`` is neither an address nor a folder.
     """
     if connect.startswith(("tcp://", "ipc://")):
         return connect
+
     if "://" not in connect and (os.sep in connect or Path(connect).is_dir()):
         return address_in_run(Path(connect))
     raise UserError(
@@ -103,24 +110,29 @@ def address_of(connect: str) -> str:
 
 
 def make_socket_folder(run_dir: Path, rank: int = 0) -> None:
-    """Make the folder of the sockets. In that of a learner's own ``rank``, actors find its socket.
+    """Make the folder of the sockets, in the folder of a run or of a learner.
 
-    Raises UserError if that fails, or if others have access.
+    In the folder of a learner's own, a link with the name of rank 0's socket leads to the socket of
+    its ``rank``, so that actors find it.
+
+    Raises:
+        UserError: the folder cannot be made, or others have access to it.
     """
     path = run_dir / FOLDER
     try:
         path.mkdir(mode=0o700, exist_ok=True)
-        found = path.lstat()
+        status = path.lstat()
     except OSError as error:
         raise UserError(
             f"the folder {path} for the sockets of actors cannot be created ({error.strerror}); "
             "choose another place with --bind ipc://PATH"
         ) from error
-    if found.st_mode != stat.S_IFDIR | 0o700 or found.st_uid != os.geteuid():
+    if status.st_mode != stat.S_IFDIR | 0o700 or status.st_uid != os.geteuid():
         raise UserError(
             f"{path}, the folder for the sockets of actors, must belong to this user and have mode "
             "0700; remove it, or choose another place with --bind ipc://PATH"
         )
+
     if rank:
         link = path / SOCKET
         link.unlink(missing_ok=True)
@@ -128,21 +140,28 @@ def make_socket_folder(run_dir: Path, rank: int = 0) -> None:
 
 
 def run_bind(transport: TransportConfig, runtime_dir: Path) -> str:
-    """The address of the first connector of rank 0; without `transport.bind`, one that only this
-    run's processes know."""
+    """Return the address of the first connector of rank 0.
+
+    Without `transport.bind` it is one that only this run's processes know.
+    """
     return transport.bind or f"ipc://{runtime_dir}/wire"
 
 
 def bind_of(bind: str, rank: int) -> str:
-    """The address that is ``rank`` after ``bind``, the one of rank 0: the port is so much higher.
+    """Return the address that is ``rank`` after ``bind``, the one of rank 0.
 
-    Raises UserError if that port does not exist.
+    The port is so much higher, or the rank is appended to the path. An address whose port the
+    system chooses stays as it is. Raises UserError if the port does not exist.
     """
-    if bind.startswith("ipc://"):
-        return f"{bind}-{rank}" if rank else bind
-    host, _, port = bind.rpartition(":")
-    if rank == 0 or port in ("*", "0"):
+    if rank == 0:
         return bind
+    if bind.startswith("ipc://"):
+        return f"{bind}-{rank}"
+
+    host, _, port = bind.rpartition(":")
+    if port in ("*", "0"):
+        return bind
+
     if int(port) + rank > MAX_PORT:
         raise UserError(
             f"the learners' connectors would listen up to port {port} + {rank}, and the last port "
@@ -152,11 +171,19 @@ def bind_of(bind: str, rank: int) -> str:
 
 
 def connector_addresses(config: Config, bind: str, rank: int) -> tuple[str, ...]:
-    """Where the connectors of the learner of a rank listen, given the address of rank 0.
+    """Return where the connectors of the learner of a rank listen.
 
     The first is the one at which actors join; it sends some of them on to the others, whose ports
-    follow those of all learners' first ones. Raises UserError if one of these ports does not exist,
-    or is chosen by the system, so that the first connector could not name it.
+    follow those of all learners' first ones.
+
+    Args:
+        config: of the run.
+        bind: the address of the first connector of rank 0.
+        rank: of the learner.
+
+    Raises:
+        UserError: one of the ports does not exist, or is chosen by the system, so that the first
+            connector could not name it.
     """
     count = config.transport.first_connectors
     if count > 1 and re.search(r":(\*|0+)$", bind):
@@ -164,16 +191,19 @@ def connector_addresses(config: Config, bind: str, rank: int) -> tuple[str, ...]
             f"transport.connectors is {count}, and {bind} leaves the port to the system; set "
             "transport.bind to an address with a port, such as tcp://127.0.0.1:7700"
         )
-    return tuple(bind_of(bind, rank + i * config.learner.most_count) for i in range(count))
+
+    learners = config.learner.most_count
+    return tuple(bind_of(bind, rank + index * learners) for index in range(count))
 
 
 def server_addresses(config: Config, runtime_dir: Path) -> tuple[str, ...]:
-    """Where the shards of a run's parameter server listen.
+    """Return where the shards of a run's parameter server listen.
 
     On hosts of their own (`learner.server_spread`) their ports follow those of all connectors,
     otherwise they are in the runtime folder. Raises UserError as `connector_addresses`.
     """
-    shards, bind = range(config.learner.server_shards), config.transport.bind
+    shards = range(config.learner.server_shards)
+    bind = config.transport.bind
     if not config.learner.server_spread or bind is None or not bind.startswith("tcp://"):
         return tuple(f"ipc://{runtime_dir}/server-{shard}" for shard in shards)
     if re.search(r":(\*|0+)$", bind):
@@ -182,51 +212,78 @@ def server_addresses(config: Config, runtime_dir: Path) -> tuple[str, ...]:
             "the port to the system; set transport.bind to an address with a port, such as "
             "tcp://*:7700"
         )
-    first = config.learner.most_count * config.transport.first_connectors
-    return tuple(bind_of(bind, first + shard) for shard in shards)
+
+    connectors = config.learner.most_count * config.transport.first_connectors
+    return tuple(bind_of(bind, connectors + shard) for shard in shards)
 
 
 def own_server_addresses(
     config: Config, bind: str, rank: int, host: str, port: int
 ) -> dict[int, str]:
-    """Where the shards listen that a learner of several machines has beside it, by their numbers.
+    """Return where the shards of the parameter server listen that run beside a learner.
 
-    Shard i is with the learner of rank i mod the number of learners. Its port follows those of all
-    connectors, so that a firewall can know it; it is ``port`` + i where ``bind``, the address of
-    rank 0, has none. Raises UserError if a port does not exist.
+    Learners of several machines share the shards: shard i is with the learner of rank i mod the
+    number of learners. Its port follows those of all connectors, so that a firewall can know it.
+
+    Args:
+        config: of the run.
+        bind: the address of the first connector of rank 0.
+        rank: of the learner.
+        host: the address of the learner's host.
+        port: of shard 0, where ``bind`` has no port.
+
+    Returns:
+        The address of each of the learner's shards, by its number.
+
+    Raises:
+        UserError: a port does not exist.
     """
     learners = config.learner.most_count
     shards = range(rank, config.learner.server_shards, learners)
-    found = re.fullmatch(r"tcp://.*:(\d+)", bind)
-    if found is not None and int(found[1]):
-        port = int(found[1]) + learners * config.transport.first_connectors
-    place = f"[{host}]" if ":" in host else host
-    last = port + max(shards, default=0)
-    if last > MAX_PORT:
+    match = re.fullmatch(r"tcp://.*:(\d+)", bind)
+    if match is not None and int(match[1]):
+        port = int(match[1]) + learners * config.transport.first_connectors
+
+    last_port = port + max(shards, default=0)
+    if last_port > MAX_PORT:
         raise UserError(
-            f"the shards of the parameter server would listen up to port {last}, and the last port "
-            f"is {MAX_PORT}; set transport.bind to a lower port"
+            f"the shards of the parameter server would listen up to port {last_port}, and the last "
+            f"port is {MAX_PORT}; set transport.bind to a lower port"
         )
-    return {shard: f"tcp://{place}:{port + shard}" for shard in shards}
+    url_host = _url_host(host)
+    return {shard: f"tcp://{url_host}:{port + shard}" for shard in shards}
 
 
 def beside(address: str, other: str) -> str:
-    """The address on the host, or in the folder, of ``address`` with the port or name of ``other``.
+    """Return the address with the host or folder of ``address``, and the port or name of ``other``.
 
     Raises ValueError if ``other`` is not of the same kind, or has no such port or name.
     """
-    kind, mark = ("tcp://", ":") if address.startswith("tcp://") else ("ipc://", "/")
-    last = other.rpartition(mark)[2]
-    if kind == "tcp://":
-        valid = re.fullmatch("[0-9]{1,5}", last) is not None and 0 < int(last) <= MAX_PORT
+    if address.startswith("tcp://"):
+        scheme = "tcp://"
+        separator = ":"
+        end = other.rpartition(separator)[2]
+        valid = re.fullmatch("[0-9]{1,5}", end) is not None and 0 < int(end) <= MAX_PORT
     else:
-        valid = 0 < len(last) <= PATH_NBYTES
-    if not (valid and other.startswith(kind)):
+        scheme = "ipc://"
+        separator = "/"
+        end = other.rpartition(separator)[2]
+        valid = 0 < len(end) <= PATH_NBYTES
+
+    if not (valid and other.startswith(scheme)):
         raise ValueError(f"{other} cannot be beside {address}")
-    return address.rpartition(mark)[0] + mark + last
+    return address.rpartition(separator)[0] + separator + end
 
 
 def reachable(bind: str, host: str = "127.0.0.1") -> str:
-    """The address at which clients reach ``bind`` of ``host``; by default, from the same host."""
-    place = f"[{host}]" if ":" in host else host
-    return re.sub(r"^tcp://(\*|0\.0\.0\.0|\[::\]):", f"tcp://{place}:", bind)
+    """Return the address at which clients reach ``bind`` of ``host``.
+
+    By default that is the address for clients on the same host.
+    """
+    any_interface = r"^tcp://(\*|0\.0\.0\.0|\[::\]):"
+    return re.sub(any_interface, f"tcp://{_url_host(host)}:", bind)
+
+
+def _url_host(host: str) -> str:
+    """The host as it stands in an address: with brackets if it is an IPv6 address."""
+    return f"[{host}]" if ":" in host else host

@@ -1,6 +1,6 @@
-"""CRC-32 from a library that uses the processor's vector instructions, where there is one.
+"""CRC-32 by the processor's vector instructions, where the library for them is installed.
 
-python-isal takes 2 us for 125 KB where zlib takes 29; the sums are the same.
+python-isal takes 2 us for 125 KB, and zlib 29 us; their sums are the same.
 """
 
 from __future__ import annotations

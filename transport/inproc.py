@@ -11,7 +11,7 @@ from penstock.transport.shm.weights_board import WeightsBoard
 
 
 class InprocLink:
-    """Joins a store and a board that live in this process; the caller keeps both."""
+    """Joins a store and a board that live in this process, and belong to the caller."""
 
     fills_store = True
 
@@ -21,6 +21,7 @@ class InprocLink:
         self._writer = store.local_writer(store.open_lane(want))
 
     def slot(self, timeout_s: float) -> AbstractContextManager[Slot | None]:
+        """Lend a slot, as `Link.slot`."""
         return self._writer.slot(timeout_s)
 
     def beat(self) -> None:
@@ -29,6 +30,7 @@ class InprocLink:
     def read_weights(
         self, out: Float32, newer_than: Stamp | None, policy_id: int = POLICY_ID
     ) -> Stamp | None:
+        """Copy the newest weights, as `Link.read_weights`."""
         return self._board.read(out, newer_than, policy_id)
 
     def close(self) -> None:

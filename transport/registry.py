@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 def make_transport(spec: TransportSpec) -> Transport:
     """Make the object by which an actor joins over the transport ``spec``."""
     assert spec.entry_point is not None, f"{spec.name} is one process"
-    made: Transport = resolve_name(spec.entry_point)()
-    return made
+    transport: Transport = resolve_name(spec.entry_point)()
+    return transport
 
 
 def connector_of(spec: TransportSpec) -> Connector:
-    """The main function of the connector of the transport ``spec``."""
+    """Return the main function of the connector of the transport ``spec``."""
     assert spec.connector is not None, f"{spec.name} needs no connector"
-    found: Connector = resolve_name(spec.connector)
-    return found
+    connector: Connector = resolve_name(spec.connector)
+    return connector
 
 
 for _spec in (

@@ -40,21 +40,27 @@ from penstock.transport.checksum import crc32
 PROTOCOL_VERSION = 1
 MAGIC = b"PNSK"
 MAX_FRAMES = 64
-META_NBYTES = 1 << 20  # largest meta of the kinds in `LONG_METAS`
-SHORT_META_NBYTES = 1 << 10  # largest meta of any other kind
-MAX_COUNT = 1 << 62  # above any sequence, version or number of steps
-MAX_DURATION_S = 86_400.0  # of an unroll
-MAX_DEPTH = 16  # relays between the connector and another relay
+# The largest meta of the kinds in `LONG_METAS`.
+META_NBYTES = 1 << 20
+# The largest meta of any other kind.
+SHORT_META_NBYTES = 1 << 10
+# Above any sequence, version or number of steps.
+MAX_COUNT = 1 << 62
+# Above the duration of any unroll.
+MAX_DURATION_S = 86_400.0
+# The most relays between the connector and another relay.
+MAX_DEPTH = 16
 
 Buffer = bytes | bytearray | memoryview
 Parts = list[Buffer]
+"""The parts of a message: header, meta, frames."""
 
 HEAD_FORMAT = "<4sBBHQQQIIQQQQQQdI"
 _HEAD = struct.Struct(HEAD_FORMAT)
 _CRC_AT = _HEAD.size - 4
 HEAD_NBYTES = _HEAD.size
 
-# Exceptions of reading a well-formed message with unexpected content; the last is of nested lists.
+# What reading a well-formed message with unexpected content raises; nested lists raise the last.
 STRANGE = (
     *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError),
     RecursionError,
@@ -75,7 +81,7 @@ class MessageKind(IntEnum):
     WEIGHTS_GET = 9
     WEIGHTS = 10
     WEIGHTS_AT = 11
-    # of a replay server, docs/replay-protocol.md
+    # The kinds of a replay server, docs/replay-protocol.md.
     JOIN = 32
     SPEC = 33
     STORED = 34
@@ -145,24 +151,41 @@ class Message(NamedTuple):
 
     @property
     def frames(self) -> Sequence[Buffer]:
+        """The parts after header and meta."""
         return self.parts[2:]
 
 
 def encode(head: Header, meta: Any = None, frames: Sequence[Buffer] = ()) -> Parts:
-    """Encode one message; counts, sizes and checksum of ``head`` are filled in."""
-    packed = msgpack.packb(meta)
-    head = head._replace(frames=len(frames), coded_nbytes=sum(_nbytes(f) for f in frames))
-    blank = bytearray(_HEAD.pack(MAGIC, PROTOCOL_VERSION, *head, 0))
-    _U32.pack_into(blank, _CRC_AT, _checksum(blank, [packed, *frames]))
-    return [bytes(blank), packed, *frames]
+    """Encode one message.
+
+    Args:
+        head: the header; the number and the size of frames, and the checksum are filled in.
+        meta: what msgpack can encode.
+        frames: the bytes of arrays, which are not copied.
+    """
+    packed_meta = msgpack.packb(meta)
+    coded_nbytes = sum(_nbytes(frame) for frame in frames)
+    head = head._replace(frames=len(frames), coded_nbytes=coded_nbytes)
+
+    packed_head = bytearray(_HEAD.pack(MAGIC, PROTOCOL_VERSION, *head, 0))
+    _U32.pack_into(packed_head, _CRC_AT, _checksum(packed_head, [packed_meta, *frames]))
+    return [bytes(packed_head), packed_meta, *frames]
 
 
 def decode(parts: Sequence[Buffer]) -> Message:
-    """Check number of parts, header and sizes; `verify` checks the checksum."""
+    """Return the message with these parts, whose header and sizes are checked.
+
+    `verify` checks the checksum, and decodes the meta.
+
+    Raises:
+        WireError: the number of parts, the header or a size is not valid.
+    """
     if not 2 <= len(parts) <= 2 + MAX_FRAMES:
         raise WireError("frames", f"{len(parts)} parts")
     if _nbytes(parts[0]) != HEAD_NBYTES:
         raise WireError("header", f"{_nbytes(parts[0])} bytes")
+
+    # The fields of the header. The version comes before those whose meaning depends on it.
     magic, version, *fields, _ = _HEAD.unpack(parts[0])
     if magic != MAGIC:
         raise WireError("header", "magic")
@@ -173,6 +196,7 @@ def decode(parts: Sequence[Buffer]) -> Message:
     if head.kind not in _KINDS or max(fields[_COUNTS]) >= MAX_COUNT:
         raise WireError("header", f"kind {head.kind}, counters {fields[_COUNTS]}")
 
+    # The frames are as many and as large as the header says.
     if head.frames != len(parts) - 2:
         raise WireError("frames", f"{len(parts) - 2} instead of {head.frames}")
     if head.frames and head.kind not in WITH_FRAMES:
@@ -186,7 +210,7 @@ def decode(parts: Sequence[Buffer]) -> Message:
 
 
 def verify(message: Message) -> Any:
-    """Check the checksum of the whole message and return its meta."""
+    """Check the checksum of the whole message and return its meta. Raises WireError."""
     head, meta, *frames = message.parts
     if _checksum(head, [meta, *frames]) != _U32.unpack_from(head, _CRC_AT)[0]:
         raise WireError("checksum")
@@ -197,8 +221,13 @@ def verify(message: Message) -> Any:
 
 
 def other_version(peer: str, version: str, here: str) -> str:
-    """The sentence for a ``peer`` of another protocol version, as `decode` raised it in its text;
-    ``here`` is this side."""
+    """Return the sentence for a peer of another protocol version.
+
+    Args:
+        peer: the peer's name in the sentence.
+        version: the text of the error that `decode` raised.
+        here: the name of this side.
+    """
     return (
         f"{peer} speaks {version}, and {here} has Penstock {__version__}; use the same "
         "release on both sides"
@@ -206,7 +235,7 @@ def other_version(peer: str, version: str, here: str) -> str:
 
 
 def release_of(meta: Any) -> str:
-    """The peer's release in a meta; empty where it sent none that can be one."""
+    """Return the peer's release in a meta; empty where it sent none that can be one."""
     release = meta.get("release") if isinstance(meta, dict) else None
     if isinstance(release, str) and _RELEASE.fullmatch(release):
         return release
@@ -214,7 +243,7 @@ def release_of(meta: Any) -> str:
 
 
 def welcome_meta(welcome: Welcome) -> dict[str, Any]:
-    """The description of a learner in its answer to an actor; `read_welcome` is the inverse."""
+    """Return a learner's description for its answer to an actor; `read_welcome` is the inverse."""
     return {
         "spec": welcome.spec.to_dict(),
         "layout": welcome.layout.to_list(),
@@ -225,14 +254,17 @@ def welcome_meta(welcome: Welcome) -> dict[str, Any]:
 
 
 def read_welcome(run_id: int, generation: int, meta: dict[str, Any]) -> Welcome:
-    """The learner that a meta describes, with its run and generation."""
+    """Return the learner that a meta describes, with its run and generation.
+
+    Raises one of `STRANGE` for a meta that describes none.
+    """
     return Welcome(
-        run_id,
-        generation,
-        SlotSpec.from_dict(meta["spec"]),
-        ParamLayout.from_list(meta["layout"]),
-        meta["config"],
-        meta.get("spaces"),
+        run_id=run_id,
+        generation=generation,
+        spec=SlotSpec.from_dict(meta["spec"]),
+        layout=ParamLayout.from_list(meta["layout"]),
+        config=meta["config"],
+        spaces=meta.get("spaces"),
     )
 
 
@@ -246,7 +278,7 @@ def is_hello(parts: Sequence[Buffer]) -> bool:
 
 
 def max_frame_nbytes(spec: SlotSpec) -> int:
-    """The largest possible size of a frame of a slot, or of any meta, in bytes."""
+    """Return the largest possible size of a frame of a slot, or of any meta, in bytes."""
     return max(META_NBYTES, *(_max_coded_nbytes(block.nbytes) for block in spec.blocks))
 
 
@@ -261,17 +293,30 @@ class SlotEncoder:
     RETRY_SLOTS: Final = 64
 
     def __init__(self, spec: SlotSpec, codec: str) -> None:
+        """``codec``: "auto", "snappy" or "none"."""
         self._codec = codec
         self._spec_hash = spec.hash
         self._raw_nbytes = spec.payload_nbytes
-        self._raw_for = [0] * len(spec.blocks)
-        sizes = [_max_coded_nbytes(block.nbytes) for block in spec.blocks]
-        self._buffers = [np.empty(n if codec != "none" else 0, np.uint8).data for n in sizes]
+        # By block: the number of slots for which its frame is still sent raw, and a buffer for its
+        # compressed bytes.
+        self._raw_slots = [0] * len(spec.blocks)
+        compresses = codec != "none"
+        sizes = [_max_coded_nbytes(block.nbytes) if compresses else 0 for block in spec.blocks]
+        self._buffers = [np.empty(nbytes, np.uint8).data for nbytes in sizes]
 
     def encode(self, header: npt.NDArray[Any], payload: Sequence[Bytes], run_id: int) -> Parts:
-        """Encode a slot: one HEADER record and the bytes of its blocks."""
-        coded = [self._frame(i, raw.data) for i, raw in enumerate(payload)]
-        meta = [[codec, raw.nbytes] for (codec, _), raw in zip(coded, payload, strict=True)]
+        """Encode a slot.
+
+        Args:
+            header: its HEADER record.
+            payload: the bytes of its blocks.
+            run_id: of the learner's run.
+
+        Returns:
+            The message. Its frames are valid until the next call, or until ``payload`` is changed.
+        """
+        coded_frames = [self._encode_frame(i, raw.data) for i, raw in enumerate(payload)]
+        meta = [[codec, raw.nbytes] for (codec, _), raw in zip(coded_frames, payload, strict=True)]
         head = Header(
             MessageKind.SLOT,
             spec_hash=self._spec_hash,
@@ -286,35 +331,43 @@ class SlotEncoder:
             raw_nbytes=self._raw_nbytes,
             duration_s=float(header["published_s"] - header["started_s"]),
         )
-        return encode(head, meta, [frame for _, frame in coded])
+        return encode(head, meta, [frame for _, frame in coded_frames])
 
-    def _frame(self, index: int, raw: memoryview) -> tuple[str, Buffer]:
+    def _encode_frame(self, index: int, raw: memoryview) -> tuple[str, Buffer]:
+        """Return the codec of a block's frame, "raw" or "snappy", and its bytes."""
         if self._codec == "none":
             return "raw", raw
-        if self._raw_for[index]:
-            self._raw_for[index] -= 1
+        if self._raw_slots[index]:
+            self._raw_slots[index] -= 1
             return "raw", raw
+
         buffer = self._buffers[index]
         nbytes = cramjam.snappy.compress_raw_into(raw, buffer)
         if self._codec == "auto" and nbytes * self.MIN_RATIO > raw.nbytes:
-            self._raw_for[index] = self.RETRY_SLOTS
+            self._raw_slots[index] = self.RETRY_SLOTS
             return "raw", raw
         return "snappy", buffer[:nbytes]
 
 
 class SlotDecoder:
-    """Decodes slots of one spec into given memory."""
+    """Decodes slots of one spec into the caller's memory."""
 
     def __init__(self, spec: SlotSpec) -> None:
-        self._frames = len(spec.blocks)
+        self._frame_count = len(spec.blocks)
         self._raw_nbytes = spec.payload_nbytes
         self._max_steps = spec.unroll * spec.envs
 
     def decode(self, message: Message, payload: Sequence[Bytes]) -> None:
-        """Write the frames into ``payload``, a slot's blocks; an error leaves it partly written."""
-        head, frames = message.head, message.frames
-        if len(frames) != self._frames:
-            raise WireError("frames", f"{len(frames)} instead of {self._frames}")
+        """Write the frames of a message into ``payload``, the bytes of a slot's blocks.
+
+        Raises:
+            WireError: the message is no slot of this spec. ``payload`` may be partly written.
+        """
+        # Header and meta are checked first, so that no frame is decompressed in vain.
+        head = message.head
+        frames = message.frames
+        if len(frames) != self._frame_count:
+            raise WireError("frames", f"{len(frames)} instead of {self._frame_count}")
         if head.raw_nbytes != self._raw_nbytes:
             raise WireError("size", f"{head.raw_nbytes} bytes instead of {self._raw_nbytes}")
         if not head.steps <= min(head.produced_steps, self._max_steps):
@@ -324,15 +377,18 @@ class SlotDecoder:
         meta = verify(message)
         if not isinstance(meta, list) or len(meta) != len(frames):
             raise WireError("meta")
-        for entry, frame, out in zip(meta, frames, payload, strict=True):
-            _decode_frame(entry, frame, out)
+
+        for entry, frame, block in zip(meta, frames, payload, strict=True):
+            _decode_frame(entry, frame, block)
 
 
 def fill_header(record: npt.NDArray[np.void], head: Header, now_s: float, rows: int = 0) -> None:
     """Fill a slot's HEADER record from the header of its message.
 
-    Times are by this host's clock, as if published on arrival.
+    Times are by this host's clock, as if the slot had been published on arrival at ``now_s``.
     """
+    started_s = now_s - head.duration_s
+    # The order is that of `core.specs.HEADER`.
     record[...] = (
         head.actor,
         head.incarnation,
@@ -341,28 +397,33 @@ def fill_header(record: npt.NDArray[np.void], head: Header, now_s: float, rows: 
         head.version,
         head.steps,
         head.produced_steps,
-        now_s - head.duration_s,
+        started_s,
         now_s,
         rows,
     )
 
 
-def _decode_frame(entry: Any, frame: Buffer, out: Bytes) -> None:
-    if entry == ["raw", out.nbytes]:
-        if _nbytes(frame) != out.nbytes:
-            raise WireError("size", f"a raw frame of {_nbytes(frame)} bytes for {out.nbytes}")
-        np.copyto(out, np.frombuffer(frame, np.uint8))
+def _decode_frame(entry: Any, frame: Buffer, block: Bytes) -> None:
+    """Write a frame into the memory of its block. Raises WireError.
+
+    ``entry`` is the frame's element of the meta: its codec, and its size when it is decoded.
+    """
+    if entry == ["raw", block.nbytes]:
+        if _nbytes(frame) != block.nbytes:
+            raise WireError("size", f"a raw frame of {_nbytes(frame)} bytes for {block.nbytes}")
+        np.copyto(block, np.frombuffer(frame, np.uint8))
         return
-    if entry != ["snappy", out.nbytes]:
+
+    if entry != ["snappy", block.nbytes]:
         raise WireError("meta", "codec or size")
     try:
-        if cramjam.snappy.decompress_raw_len(frame) != out.nbytes:
+        if cramjam.snappy.decompress_raw_len(frame) != block.nbytes:
             raise WireError("size", "decompressed")
-        nbytes = cramjam.snappy.decompress_raw_into(frame, out.data)
+        nbytes = cramjam.snappy.decompress_raw_into(frame, block.data)
     except cramjam.DecompressionError as error:
         raise WireError("codec", str(error)) from error
-    if nbytes != out.nbytes:
-        raise WireError("codec", f"{nbytes} bytes instead of {out.nbytes}")
+    if nbytes != block.nbytes:
+        raise WireError("codec", f"{nbytes} bytes instead of {block.nbytes}")
 
 
 # -------------------------------------------------------------------------------------- weights
@@ -376,15 +437,22 @@ def encode_weights(
     run_id: int,
     policy_id: int = POLICY_ID,
 ) -> Parts:
-    """Encode weights, float32 ``[layout.size]``, as ``dtype``.
+    """Encode one version of the weights.
 
-    Statistics of observations are sent as fp32: bf16 would round means of far-off observations by
-    many of their deviations.
+    Args:
+        values: the weights, float32 ``[layout.size]``.
+        stamp: their version.
+        dtype: the type in which they are sent; fp32 for a network that normalizes observations.
+        layout: of the weights.
+        run_id: of the learner's run.
+        policy_id: whose weights they are.
     """
+    # bf16 would round means of far-off observations by many of their deviations.
     if any(name.startswith("normalizer.") for name, _ in layout.entries):
         dtype = "fp32"
+
     payload: npt.NDArray[Any] = values if dtype == "fp32" else to_bf16(values)
-    return encode_payload(payload, stamp, layout, run_id, policy_id)
+    return encode_payload(payload, stamp, layout, run_id=run_id, policy_id=policy_id)
 
 
 def encode_payload(
@@ -394,9 +462,18 @@ def encode_payload(
     run_id: int,
     policy_id: int = POLICY_ID,
 ) -> Parts:
-    """Encode weights ``[layout.size]``, float32 or bfloat16 bits as uint16, without conversion."""
+    """Encode one version of the weights without converting or copying them.
+
+    Args:
+        payload: the weights ``[layout.size]``: float32, or bfloat16 bits as uint16.
+        stamp: their version.
+        layout: of the weights.
+        run_id: of the learner's run.
+        policy_id: whose weights they are.
+    """
     dtype = "fp32" if payload.dtype == np.float32 else "bf16"
     raw = payload.view(np.uint8).data
+
     head = Header(
         MessageKind.WEIGHTS,
         spec_hash=layout.hash,
@@ -409,14 +486,20 @@ def encode_payload(
 
 
 def decode_weights(message: Message, layout: ParamLayout) -> tuple[int, npt.NDArray[Any]]:
-    """The policy id, and the weights ``[layout.size]`` as a view of the message's frame.
+    """Decode weights without copying them.
 
-    float32, or bfloat16 bits as uint16. Raises WireError.
+    Returns:
+        The policy id, and the weights ``[layout.size]`` as a view of the message's frame: float32,
+        or bfloat16 bits as uint16.
+
+    Raises:
+        WireError: the message cannot be used.
     """
     meta = verify(message)
     dtype = _WEIGHT_DTYPES.get(str(meta.get("dtype"))) if isinstance(meta, dict) else None
     if dtype is None or len(message.frames) != 1 or message.head.spec_hash != layout.hash:
         raise WireError("spec", "these weights belong to another network")
+
     if _nbytes(message.frames[0]) != layout.size * dtype.itemsize:
         raise WireError("size", f"{_nbytes(message.frames[0])} bytes of weights")
     weights: npt.NDArray[Any] = np.frombuffer(message.frames[0], dtype)
@@ -424,12 +507,15 @@ def decode_weights(message: Message, layout: ParamLayout) -> tuple[int, npt.NDAr
 
 
 def policy_meta(policy_id: int) -> dict[str, int]:
-    """The fields that name the policy in the meta of a message about weights."""
+    """Return the fields that name the policy in the meta of a message about weights."""
     return {} if policy_id == POLICY_ID else {"policy_id": policy_id}
 
 
 def policy_of(meta: Any) -> int:
-    """The policy id in the meta of a message about weights. Raises WireError for an invalid one."""
+    """Return the policy id in the meta of a message about weights.
+
+    Raises WireError for an invalid one.
+    """
     policy_id = meta.get("policy_id", POLICY_ID) if isinstance(meta, dict) else None
     if type(policy_id) is not int or not 0 <= policy_id <= MAX_POLICY_ID:
         raise WireError("meta", "policy_id")
@@ -445,7 +531,7 @@ class RelayOffer(NamedTuple):
     """The public CURVE key of its socket, Z85 text; empty without CURVE."""
     failed: str = ""
     """Why the relay that the last WEIGHTS_AT named was of no use, one of `FAILURES`; then only the
-    connector itself may answer. Empty if it was."""
+    connector itself may answer. Empty if that relay was of use."""
 
 
 FAILURES = ("late", "wrong", "passed")
@@ -453,18 +539,24 @@ FAILURES = ("late", "wrong", "passed")
 
 
 def relay_offer(meta: Any) -> RelayOffer | None:
-    """The offer in the meta of a WEIGHTS_GET; None where the peer takes weights only from the
-    connector. Raises WireError for an invalid one."""
+    """Return the offer in the meta of a WEIGHTS_GET.
+
+    Returns None where the peer takes weights only from the connector. Raises WireError for an
+    invalid offer.
+    """
     if "relay" not in meta:
         return None
     offer = meta["relay"]
     if not isinstance(offer, dict):
         raise WireError("meta", "relay")
-    port, key, failed = offer.get("port"), offer.get("key", ""), offer.get("failed", "")
-    valid = (port is None or (type(port) is int and 0 <= port < 1 << 16)) and (
-        failed == "" or failed in FAILURES
-    )
-    if not valid or not isinstance(key, str) or not _KEY.fullmatch(key):
+
+    port = offer.get("port")
+    key = offer.get("key", "")
+    failed = offer.get("failed", "")
+    valid_port = port is None or (type(port) is int and 0 <= port < 1 << 16)
+    valid_failed = failed == "" or failed in FAILURES
+    valid_key = isinstance(key, str) and _KEY.fullmatch(key)
+    if not (valid_port and valid_failed and valid_key):
         raise WireError("meta", "relay")
     return RelayOffer(port, key, failed)
 
@@ -476,48 +568,75 @@ class WeightsAt(NamedTuple):
     nbytes: int
     """Size of the weights, as `encode_payload` gets them."""
     address: str
+    """Where the relay serves others: ``tcp://HOST:PORT``."""
     key: str
     """The public CURVE key of its socket, Z85 text; empty without CURVE."""
     sha256: str
-    """Of the weights, in hexadecimal digits: only these may be accepted from the relay."""
+    """The checksum of the weights, in hexadecimal digits: only these may be accepted from the
+    relay."""
     depth: int
     """Number of relays between the connector and the receiver of this message."""
 
 
-def encode_weights_at(at: WeightsAt | None, run_id: int, policy_id: int = POLICY_ID) -> Parts:
+def encode_weights_at(
+    weights_at: WeightsAt | None, run_id: int, policy_id: int = POLICY_ID
+) -> Parts:
     """Encode the answer that sends a relay to another one, or asks it to listen itself (None)."""
-    if at is None:
+    if weights_at is None:
         return encode(Header(MessageKind.WEIGHTS_AT, run_id=run_id), policy_meta(policy_id))
+
     head = Header(
         MessageKind.WEIGHTS_AT,
         run_id=run_id,
-        generation=at.stamp.generation,
-        version=at.stamp.version,
-        raw_nbytes=at.nbytes,
+        generation=weights_at.stamp.generation,
+        version=weights_at.stamp.version,
+        raw_nbytes=weights_at.nbytes,
     )
-    meta = {"address": at.address, "key": at.key, "sha256": at.sha256, "depth": at.depth}
+    meta = {
+        "address": weights_at.address,
+        "key": weights_at.key,
+        "sha256": weights_at.sha256,
+        "depth": weights_at.depth,
+    }
     return encode(head, meta | policy_meta(policy_id))
 
 
 def decode_weights_at(message: Message, layout: ParamLayout) -> tuple[int, WeightsAt | None]:
-    """The policy id, and the relay to ask; None where the receiver is to listen itself.
+    """Decode the answer that sends a relay to another one.
 
-    Raises WireError.
+    Returns:
+        The policy id, and the relay to ask; None where the receiver is to listen itself.
+
+    Raises:
+        WireError: the message cannot be used, or names more bytes than weights of ``layout`` have.
     """
-    head, meta = message.head, verify(message)
+    head = message.head
+    meta = verify(message)
     policy_id = policy_of(meta)
     if "address" not in meta:
         return policy_id, None
-    address, key, sha256, depth = (meta.get(n) for n in ("address", "key", "sha256", "depth"))
-    texts = isinstance(address, str) and isinstance(key, str) and isinstance(sha256, str)
-    if not texts or not (_RELAY.fullmatch(address) and _KEY.fullmatch(key)):
+
+    address = meta.get("address")
+    key = meta.get("key")
+    sha256 = meta.get("sha256")
+    depth = meta.get("depth")
+    are_texts = isinstance(address, str) and isinstance(key, str) and isinstance(sha256, str)
+    if not are_texts or not (_RELAY.fullmatch(address) and _KEY.fullmatch(key)):
         raise WireError("meta", "the relay's address or key")
     if not _SHA256.fullmatch(sha256) or type(depth) is not int or not 1 <= depth <= MAX_DEPTH:
         raise WireError("meta", "sha256 or depth")
     if head.raw_nbytes > layout.size * _WEIGHT_DTYPES["fp32"].itemsize:
         raise WireError("size", f"{head.raw_nbytes} bytes of weights")
     stamp = Stamp(head.generation, head.version)
-    return policy_id, WeightsAt(stamp, head.raw_nbytes, address, key, sha256, depth)
+    weights_at = WeightsAt(
+        stamp=stamp,
+        nbytes=head.raw_nbytes,
+        address=address,
+        key=key,
+        sha256=sha256,
+        depth=depth,
+    )
+    return policy_id, weights_at
 
 
 def to_float32(weights: npt.NDArray[Any]) -> Float32:
@@ -537,14 +656,17 @@ _WEIGHT_DTYPES: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "bf16": np.
 def _unpack(meta: Buffer) -> Any:
     """Decode a meta, in time and memory bounded by its length.
 
-    msgpack allocates an array when it is announced, even if its elements are missing: a thousand
-    nested arrays take a thousand times the length. Skipping over them first allocates nothing.
+    Raises what msgpack raises for bytes that are no message.
     """
+    # msgpack allocates an array when it is announced, even if its elements are missing: a thousand
+    # nested arrays take a thousand times the length. Skipping over a long meta first allocates
+    # nothing, and raises where elements are missing.
     nbytes = _nbytes(meta)
     if nbytes > SHORT_META_NBYTES:
-        reader = msgpack.Unpacker(max_buffer_size=nbytes)
-        reader.feed(meta)
-        reader.skip()
+        skipper = msgpack.Unpacker(max_buffer_size=nbytes)
+        skipper.feed(meta)
+        skipper.skip()
+
     return msgpack.unpackb(
         meta,
         max_bin_len=0,
@@ -556,16 +678,18 @@ def _unpack(meta: Buffer) -> Any:
 
 
 def _nbytes(buffer: Buffer) -> int:
+    """The size of a buffer; `len` counts the elements of a memoryview."""
     return memoryview(buffer).nbytes
 
 
-def _checksum(head: Buffer, rest: Sequence[Buffer]) -> int:
+def _checksum(head: Buffer, other_parts: Sequence[Buffer]) -> int:
     """CRC-32 of the header up to its checksum, then meta and frames."""
     crc = crc32(memoryview(head)[:_CRC_AT])
-    for part in rest:
+    for part in other_parts:
         crc = crc32(part, crc)
     return crc
 
 
 def _max_coded_nbytes(raw_nbytes: int) -> int:
+    """The most bytes that snappy makes of ``raw_nbytes``."""
     return 32 + raw_nbytes + raw_nbytes // 6

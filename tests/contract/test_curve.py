@@ -121,7 +121,7 @@ def test_a_stream_belongs_to_the_key_that_began_it(tmp_path: Path, folder: Path)
         other._run_id, other._joined = own.welcome.run_id, True
         other._ctx.incarnation = 0
         for kind in (MessageKind.BEAT, MessageKind.BYE):
-            other._say(kind)
+            other._send(kind)
         wait_until(lambda: receiver.rejected == {"key": 2})
         with pytest.raises(UserError, match="actor 7 was begun with another key"):
             keep_asking(other, link)
@@ -137,10 +137,10 @@ def keep_asking(client: Client, other: ZmqLink) -> None:
     """Say HELLO until it is refused, while ``other`` lives."""
     client.rejoin()
     for _ in range(100):
-        client._repeat_at = 0.0
-        client._repeat()
+        client._next_report_s = 0.0
+        client._report_counters()
         client.pump(0.05)
-        other._client._repeat_at = 0.0
+        other._client._next_report_s = 0.0
         other.beat()
 
 

@@ -206,7 +206,7 @@ def test_a_stranger_trains_along(far_side: tuple[Learner, Receiver, str]) -> Non
             np.testing.assert_array_equal(taken.columns[name], values, err_msg=name)
     stranger.leave()
     wait_until(lambda: not receiver.grants.streams)
-    assert [stream.end() for stream in receiver.grants.ended] == [
+    assert [stream.final_counters() for stream in receiver.grants.ended] == [
         {"actor": 4711, "incarnation": 0, "produced_steps": 144, "sequence": 12}
     ]
     assert receiver.rejected == {}

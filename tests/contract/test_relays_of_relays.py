@@ -21,12 +21,11 @@ from penstock.core.params import ParamLayout, Stamp
 from penstock.transport import wire
 from penstock.transport.wire import Header, MessageKind, WeightsAt
 from penstock.transport.zmq import keys, relay_peers
-from penstock.transport.zmq.client import Client
+from penstock.transport.zmq.client import Client, Weights
 from penstock.transport.zmq.relay_peers import (
     MAX_CHILDREN,
     ParentRelay,
     RelayServer,
-    Weights,
     WeightsPuller,
 )
 from penstock.transport.zmq.relay_tree import RelayTree
@@ -198,7 +197,9 @@ def test_changed_weights_are_not_accepted_and_come_from_the_connector(
     server = world.relays[0].puller._server
     assert server is not None
     sound = server.publish
-    monkeypatch.setattr(server, "publish", lambda weights: sound((weights[0], weights[1] + 1)))
+    monkeypatch.setattr(
+        server, "publish", lambda weights: sound(weights._replace(values=weights.values + 1))
+    )
     sent = world.publish(2)
     took_s = world.turn_until(world.all_have(2))
     assert took_s < relay_peers.PATIENCE_S, "there is nothing to wait for"
@@ -281,13 +282,13 @@ class HostileParent:
 
     def ask(self, answer: wire.Parts | None, at: WeightsAt | None = None) -> Weights | None:
         """What the relay makes of an answer; None is none at all."""
-        self.parent.failed = ""
-        self.parent.ask(at or self.at(), time.monotonic())
-        if not self.parent.failed and answer is not None:
+        self.parent.failure = ""
+        self.parent.request(at or self.at(), time.monotonic())
+        if not self.parent.failure and answer is not None:
             peer, *_ = self.socket.recv_multipart()
             self.socket.send_multipart([peer, *answer])
         ends_s = time.monotonic() + 10
-        while time.monotonic() < ends_s and not self.parent.failed:
+        while time.monotonic() < ends_s and not self.parent.failure:
             fresh = self.parent.poll(time.monotonic())
             if fresh is not None:
                 return fresh
@@ -327,7 +328,7 @@ def test_anything_else_is_a_failure_with_its_reason(hostile: HostileParent, case
     }
     began_s = time.monotonic()
     assert hostile.ask(answers[case]) is None
-    assert hostile.parent.failed == (case if case in ("late", "passed") else "wrong")
+    assert hostile.parent.failure == (case if case in ("late", "passed") else "wrong")
     assert time.monotonic() - began_s < relay_peers.PATIENCE_S + 1
     if case != "late":  # nothing of the failure is left
         assert hostile.ask(hostile.weights()) is not None
@@ -341,7 +342,7 @@ def test_an_address_or_key_that_cannot_be_used_is_a_failure(hostile: HostilePare
         {"key": "" if hostile.key else "0" * 40},
     ):
         assert hostile.ask(None, hostile.at(**changes)) is None
-        assert hostile.parent.failed in ("wrong", "late")
+        assert hostile.parent.failure in ("wrong", "late")
 
 
 def test_weights_of_a_parent_with_another_key_are_not_taken(hostile: HostileParent) -> None:
@@ -349,14 +350,14 @@ def test_weights_of_a_parent_with_another_key_are_not_taken(hostile: HostilePare
         pytest.skip("without keys")
     other = zmq.curve_keypair()[0].decode()
     assert hostile.ask(None, hostile.at(key=other)) is None
-    assert hostile.parent.failed == "late"
+    assert hostile.parent.failure == "late"
 
 
 def test_a_larger_message_than_weights_is_not_received(hostile: HostileParent) -> None:
     huge = hostile.weights()
     huge[2] = bytes(1 << 20)
     assert hostile.ask(huge) is None
-    assert hostile.parent.failed == "late", "ZeroMQ closes the connection"
+    assert hostile.parent.failure == "late", "ZeroMQ closes the connection"
 
 
 # --------------------------------------------------------------------------- hostile children
@@ -403,7 +404,7 @@ def answers(server: RelayServer, socket: zmq.Socket[bytes], seconds: float = 0.3
 
 
 def published(version: int) -> Weights:
-    return Stamp(2, version), np.full(LAYOUT.size, version, np.float32)
+    return Weights(Stamp(2, version), np.full(LAYOUT.size, version, np.float32))
 
 
 def test_a_child_waits_for_its_version_and_gets_it_once(world: World, server: RelayServer) -> None:
@@ -453,7 +454,7 @@ def test_a_child_that_reads_nothing_is_sent_no_further_version(
     monkeypatch.setattr(server, "_layout", ParamLayout((("w", values.shape),)))
     with child(world, server, received=1) as socket:
         for version in range(1, 7):
-            server.publish((Stamp(2, version), values))
+            server.publish(Weights(Stamp(2, version), values))
             request(socket, {"want": [2, version]})
             wait_until(lambda: server.turn() > 0)
         received: list[int] = []

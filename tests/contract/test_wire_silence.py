@@ -67,7 +67,7 @@ def test_who_beats_while_it_plays_keeps_its_grants(
     side, receiver, address = far_side
     link = join(tmp_path, address, 1)
     held: list[int] = []
-    receiver.grants._withdraw = held.append  # type: ignore[method-assign, assignment]
+    receiver.grants._pool.withdraw = held.append  # type: ignore[method-assign, assignment]
     play(link, 1, 0, 3 * SILENCE_S, beats=True)
     assert side.take().header["sequence"] == 0
     assert (held, receiver.rejected) == ([], {})
@@ -126,7 +126,7 @@ def test_two_processes_with_one_id(tmp_path: Path, far_side: tuple[Learner, Rece
 
     def ask() -> None:
         for _ in range(200):
-            rival._repeat()
+            rival._report_counters()
             rival.pump(0.02)
             first.beat()
 

@@ -23,7 +23,7 @@ from mutations import (
     strange_msgpack,
     unsigned,
 )
-from penstock.actors.join import find
+from penstock.actors.join import find_learner
 from penstock.configs.errors import UserError
 from penstock.core.interfaces import LearnerGoneError
 from penstock.core.params import Stamp
@@ -107,7 +107,7 @@ def test_an_actor_survives_any_learner(
                     if fresh is not None:
                         board.publish(fresh[1], fresh[0])
                         board.read(out)
-                assert client.next <= client.limit
+                assert client.stream.next <= client.stream.limit
         except REFUSED:
             pass  # a typed refusal
         finally:
@@ -176,7 +176,7 @@ def test_a_welcome_builds_an_actor_or_is_refused(
                     build(local.client)
                     patch.setattr(link_module, "Client", lambda *_: local.client)
                     ctx = context(folder, address="ipc:///nowhere/socket", insecure=True)
-                    find(ctx)
+                    find_learner(ctx)
         except REFUSED:
             pass  # a typed refusal
         finally:

@@ -19,8 +19,8 @@ from penstock.core.params import Stamp
 from penstock.transport import wire
 from penstock.transport.wire import FAILURES, Header, MessageKind, WeightsAt
 from penstock.transport.zmq import relay_peers
-from penstock.transport.zmq.client import Client
-from penstock.transport.zmq.relay_peers import MAX_CHILDREN, ParentRelay, RelayServer, Weights
+from penstock.transport.zmq.client import Client, Weights
+from penstock.transport.zmq.relay_peers import MAX_CHILDREN, ParentRelay, RelayServer
 from penstock.transport.zmq.sockets import SENT, IsReleased
 from transport_world import LAYOUT, RUN_ID, SPEC, context
 
@@ -58,7 +58,7 @@ def test_a_relay_serves_on_whatever_children_send(server: RelayServer, data: st.
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(relay_peers, "send_to", lambda _, peer, parts: send(peer, parts))
-        server.publish((Stamp(2, version), VALUES))
+        server.publish(Weights(Stamp(2, version), VALUES))
         for _ in range(data.draw(st.integers(1, 8))):
             peer = data.draw(st.sampled_from([b"evil", b"worse"]))
             want: Any = data.draw(
@@ -107,7 +107,7 @@ def test_a_parent_gets_only_the_announced_weights_accepted(
         assert fresh[0] == NEWEST
         np.testing.assert_array_equal(fresh[1], VALUES)
     else:
-        assert parent.failed in FAILURES
+        assert parent.failure in FAILURES
         assert not parent.busy
     parent.close()
 
@@ -117,7 +117,7 @@ def attempt(parent: ParentRelay, at: WeightsAt, parts: list[bytes]) -> Weights |
     coming = [parts]
     with pytest.MonkeyPatch.context() as patch, bounded():
         patch.setattr(relay_peers, "receive", lambda _: coming.pop() if coming else None)
-        parent.ask(at, time.monotonic())
+        parent.request(at, time.monotonic())
         return parent.poll(time.monotonic())
 
 

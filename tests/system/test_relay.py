@@ -160,7 +160,7 @@ def test_relays_fetch_weights_from_each_other(chain: Chain) -> None:
         for link in links:
             np.testing.assert_array_equal(newest(link, version), sent)
         wait_until(lambda: waiting(receiver) == 4)
-        parents = list(receiver._responders[POLICY_ID].tree._placed.values())
+        parents = list(receiver._responders[POLICY_ID].tree._version.parents.values())
         assert len(parents) == 4
         assert parents.count(None) == 1, "the connector sent one copy"
 

@@ -29,24 +29,31 @@ from penstock.core import cgroup
 
 HUGE_PAGE_NBYTES = 2 << 20
 MEMINFO = Path("/proc/meminfo")
-LEAST_NBYTES = 64 << 20  # smaller arenas are touched soon enough
-PIECE_NBYTES = 4 << 20  # while one is touched, no other mapping can be changed
+# Smaller arenas are touched soon enough without `Prefault`.
+LEAST_NBYTES = 64 << 20
+# `Prefault` touches so many bytes a call; meanwhile no other mapping can be changed.
+PIECE_NBYTES = 4 << 20
+# An advice of linux/mman.h for which Python has no name.
 MADV_POPULATE_WRITE = 23
-LOWEST = 19  # niceness
+LOWEST_NICENESS = 19
 _ORDERED_STORES = platform.machine() in ("x86_64", "AMD64")
 _fence_lock = threading.Lock()
 
 
 class Arena:
-    """``nbytes`` of zeroed memory; ``fd`` is its descriptor when other processes may map it."""
+    """A piece of memory, zeroed when it is made by `private` or `shared`."""
 
     def __init__(self, mapping: mmap.mmap, fd: int | None) -> None:
         self.fd = fd
+        """The descriptor by which other processes may map the memory; None if it is private."""
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
-        self.words = memoryview(mapping).cast("q")  # int64 loads and stores, 40 ns each
+        """All bytes."""
+        self.words = memoryview(mapping).cast("q")
+        """The same as int64 words; a load or store takes 40 ns."""
 
     @classmethod
     def private(cls, nbytes: int) -> Arena:
+        """Make memory of this process, in huge pages where it is large enough for one."""
         mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if nbytes >= HUGE_PAGE_NBYTES and hasattr(mmap, "MADV_HUGEPAGE"):
             mapping.madvise(mmap.MADV_HUGEPAGE)
@@ -64,12 +71,14 @@ class Arena:
             first: starts and sizes, in bytes, of the ranges that are allocated now; `commit`
                 allocates others. None: all.
 
-        Raises UserError when the host lacks the memory of ``first``.
+        Raises:
+            UserError: the host lacks the memory of ``first``.
         """
         ranges = [(0, nbytes)] if first is None else first
-        needed = sum(size for _, size in ranges)
-        with _shortage(needed, name):
-            _check_available(needed)  # a learner of another host may ask for any size
+        needed_nbytes = sum(size for _, size in ranges)
+        with _shortage(needed_nbytes, name):
+            # This size may be that of a learner of another host, which may ask for any.
+            _check_available(needed_nbytes)
             fd = os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
                 os.ftruncate(fd, nbytes)
@@ -102,14 +111,18 @@ class Arena:
 
 
 def available_nbytes() -> int:
-    """Memory of this host that is available without swapping, in bytes."""
+    """Return the memory of this host that is available without swapping, in bytes."""
     lines = MEMINFO.read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    line = next(line for line in lines if line.startswith("MemAvailable:"))
+    kibibytes = int(line.split()[1])
+    return kibibytes << 10
 
 
 def _check_available(nbytes: int) -> None:
-    # Requesting more than is available does not fail: it triggers the kernel's out-of-memory
-    # killer.
+    """Raise OSError where the host has less memory than ``nbytes``.
+
+    Requesting more than is available does not fail: it triggers the kernel's out-of-memory killer.
+    """
     available = available_nbytes()
     if nbytes > available:
         raise OSError(errno.ENOMEM, f"{available / 1e9:.2f} GB are free")
@@ -117,7 +130,7 @@ def _check_available(nbytes: int) -> None:
 
 @contextmanager
 def _shortage(nbytes: int, name: str) -> Iterator[None]:
-    """Turn an OSError in the block into a UserError."""
+    """Turn an OSError in the block into a UserError about ``nbytes`` of memory for ``name``."""
     try:
         yield
     except OSError as error:
@@ -148,8 +161,8 @@ class Prefault:
 
     def __init__(self, arena: Arena) -> None:
         self._memory = arena.bytes
-        # shared memory is allocated already, and is only mapped here
-        self._taken = arena.fd is not None
+        # Shared memory is allocated already, and is only mapped here.
+        self._allocated = arena.fd is not None
         self._stopped = False
         self._thread: threading.Thread | None = None
         if arena.bytes.nbytes >= LEAST_NBYTES:
@@ -163,20 +176,25 @@ class Prefault:
             self._thread.join()
 
     def _run(self) -> None:
+        """Touch piece after piece, in a thread of the lowest priority."""
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_NICENESS)
         madvise = ctypes.CDLL(None).madvise
         madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        address, nbytes = self._memory.ctypes.data, self._memory.nbytes
+
+        address = self._memory.ctypes.data
+        nbytes = self._memory.nbytes
         for start in range(0, nbytes, PIECE_NBYTES):
-            left = nbytes - start
-            if self._stopped or not (self._taken or left <= _free_nbytes()):
+            remaining = nbytes - start
+            if self._stopped or not (self._allocated or remaining <= _free_nbytes()):
                 return
-            if madvise(address + start, min(left, PIECE_NBYTES), MADV_POPULATE_WRITE):
+            error = madvise(address + start, min(remaining, PIECE_NBYTES), MADV_POPULATE_WRITE)
+            if error:
                 return
 
 
 def _free_nbytes() -> int:
-    allowed = cgroup.memory_left_nbytes()
-    free = available_nbytes()
-    return free if allowed is None else min(free, allowed)
+    """The memory that this process may still take, in bytes, of its host and of its cgroup."""
+    cgroup_nbytes = cgroup.memory_left_nbytes()
+    host_nbytes = available_nbytes()
+    return host_nbytes if cgroup_nbytes is None else min(host_nbytes, cgroup_nbytes)

@@ -34,27 +34,36 @@ from penstock.configs.errors import UserError
 from penstock.core.runtime_folder import UNIX_PATH_NBYTES
 
 ATTACH_VERSION = 1
-ATTACH_TIMEOUT_S = 10.0  # for the answer to a request
-SHORT_OF_DESCRIPTORS_S = 0.01  # rest after a connection that could not be accepted
+# The longest wait for the answer to a request.
+ATTACH_TIMEOUT_S = 10.0
+# The rest after a connection that could not be accepted.
+SHORT_OF_DESCRIPTORS_S = 0.01
 MESSAGE_NBYTES = 1 << 17
 MAX_FDS = 4
-BYE = b"bye"  # of a client: it does not write any more; of an owner: it has ended for good
+# A client that sends this does not write any more; an owner that sends it has ended for good.
+BYE = b"bye"
 
 
 class Attached(NamedTuple):
-    """The reply to a client: a lane or None, descriptors, and the answer to its request."""
+    """The answer to a client's request."""
 
     lane: int | None
+    """The lane that the client holds from now on, if any."""
     fds: list[int]
+    """The descriptors that are sent."""
     reply: dict[str, Any]
+    """The message that is sent."""
+
+
+class _Peer(NamedTuple):
+    """A client that is attached."""
+
+    connection: socket.socket
+    lane: int | None
 
 
 class AttachServer:
-    """Accepts clients at a Unix socket.
-
-    ``attach`` answers a request, or raises UserError to refuse it; ``left`` is called with each
-    lane whose holder has ended.
-    """
+    """Accepts clients at a Unix socket; call `poll` repeatedly."""
 
     def __init__(
         self,
@@ -62,14 +71,23 @@ class AttachServer:
         attach: Callable[[dict[str, Any]], Attached],
         left: Callable[[int], None],
     ) -> None:
-        """Open the socket. Raises UserError where another process listens at ``path``."""
+        """Open the socket.
+
+        Args:
+            path: where to listen.
+            attach: answers a request, or raises UserError to refuse it.
+            left: called with each lane whose holder has ended.
+
+        Raises:
+            UserError: another process listens at ``path``.
+        """
         self._path = path
         self._attach = attach
-        self._left = left
+        self._on_leave = left
         self._selector = selectors.DefaultSelector()
-        self._peers: dict[int, tuple[socket.socket, int | None]] = {}  # pidfd -> peer, lane
+        self._peers: dict[int, _Peer] = {}  # by pidfd
         self._listener = _listen(path)
-        self._made = os.lstat(path)
+        self._socket_file = os.lstat(path)
         self.watch(self._listener, self._accept)
 
     def watch(self, fileobj: Any, callback: Callable[[], None] | None = None) -> None:
@@ -88,55 +106,63 @@ class AttachServer:
                 key.data()
 
     def close(self, *, over: bool = False) -> None:
-        """Close all connections. ``over``: none will take the owner's place, which the clients are
-        told."""
+        """Close all connections, and remove the socket's file.
+
+        ``over``: no other owner will take this one's place, which the clients are told.
+        """
         sockets = [key.fileobj for key in self._selector.get_map().values()]
-        for pidfd, (peer, _) in self._peers.items():
+        for pidfd, peer in self._peers.items():
             if over:
                 with suppress(OSError):
-                    peer.send(BYE)
-            sockets.append(peer)
+                    peer.connection.send(BYE)
+            sockets.append(peer.connection)
             os.close(pidfd)
         self._peers.clear()
         self._selector.close()
-        for each in sockets:
-            if isinstance(each, socket.socket):
-                each.close()
+        for fileobj in sockets:
+            if isinstance(fileobj, socket.socket):
+                fileobj.close()
+
+        # Another owner may have replaced the file by its own.
         with suppress(FileNotFoundError):
-            # not a socket that has replaced it
-            if os.path.samestat(os.lstat(self._path), self._made):
+            if os.path.samestat(os.lstat(self._path), self._socket_file):
                 self._path.unlink()
 
     def _accept(self) -> None:
+        """Accept a connection, and wait for its request."""
         try:
-            peer, _ = self._listener.accept()
-        except OSError:  # the client left, or descriptors are short: clients retry
-            time.sleep(SHORT_OF_DESCRIPTORS_S)  # the listener stays readable meanwhile
+            connection, _ = self._listener.accept()
+        except OSError:
+            # The client left, or descriptors are short: clients retry. The listener stays readable
+            # meanwhile, so this rests.
+            time.sleep(SHORT_OF_DESCRIPTORS_S)
             return
-        peer.setblocking(False)
-        self.watch(peer, lambda: self._serve(peer))
+        connection.setblocking(False)
+        self.watch(connection, lambda: self._serve(connection))
 
-    def _serve(self, peer: socket.socket) -> None:
-        """Answer a peer's request; from then on its pidfd reports its end."""
-        self.unwatch(peer)
+    def _serve(self, connection: socket.socket) -> None:
+        """Answer the request of a client; from then on its pidfd reports its end."""
+        self.unwatch(connection)
         try:
-            request = _unpack(peer.recv(MESSAGE_NBYTES))
-            if hung_up(peer):
+            request = _unpack(connection.recv(MESSAGE_NBYTES))
+            if hung_up(connection):
                 raise ValueError("it did not wait for an answer")
-            pidfd = os.pidfd_open(pid_of(peer))
+            pidfd = os.pidfd_open(pid_of(connection))
         except (OSError, ValueError):  # it left, or it is not a client of ours
-            peer.close()
+            connection.close()
             return
-        lane, fds, reply = self._answer(request)
-        self._peers[pidfd] = (peer, lane)
+
+        answer = self._answer(request)
+        self._peers[pidfd] = _Peer(connection, answer.lane)
         self.watch(pidfd, lambda: self._end(pidfd))
-        self.watch(peer, lambda: self._hear(pidfd))
+        self.watch(connection, lambda: self._on_readable(pidfd))
         try:
-            socket.send_fds(peer, [msgpack.packb(reply)], fds)
+            socket.send_fds(connection, [msgpack.packb(answer.reply)], answer.fds)
         except OSError:  # the descriptors were not delivered
             self._end(pidfd)
 
     def _answer(self, request: Any) -> Attached:
+        """Answer a request; an invalid or refused one is answered by a sentence."""
         try:
             if request.get("attach") != ATTACH_VERSION:
                 raise UserError(
@@ -150,26 +176,31 @@ class AttachServer:
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             return Attached(None, [], {"error": "this is no request to attach"})
 
-    def _hear(self, pidfd: int) -> None:
-        """Handle a client that will not write any more, or has closed its connection."""
-        peer, _ = self._peers[pidfd]
-        said = b""
+    def _on_readable(self, pidfd: int) -> None:
+        """Handle a client that will not write any more, or has closed its connection.
+
+        A closed connection alone proves nothing; its process may still write.
+        """
+        connection = self._peers[pidfd].connection
+        message = b""
         with suppress(OSError):
-            said = peer.recv(len(BYE))
-        if said == BYE:
+            message = connection.recv(len(BYE))
+
+        if message == BYE:
             self._end(pidfd)
         else:
-            self.unwatch(peer)
+            self.unwatch(connection)
 
     def _end(self, pidfd: int) -> None:
-        peer, lane = self._peers.pop(pidfd)
+        """Forget a client that does not write any more, and report its lane as free."""
+        peer = self._peers.pop(pidfd)
         self.unwatch(pidfd)
-        with suppress(KeyError):  # its end was handled before
-            self.unwatch(peer)
+        with suppress(KeyError):  # not watched, if its connection was closed before
+            self.unwatch(peer.connection)
         os.close(pidfd)
-        peer.close()
-        if lane is not None:
-            self._left(lane)
+        peer.connection.close()
+        if peer.lane is not None:
+            self._on_leave(peer.lane)
 
 
 class AttachClient:
@@ -181,10 +212,13 @@ class AttachClient:
     def __init__(
         self, path: Path, request: dict[str, Any], timeout_s: float = ATTACH_TIMEOUT_S
     ) -> None:
-        """Connect and send ``request``.
+        """Connect, send ``request``, and wait for the answer.
 
-        Raises OSError while no process listens, UserError when refused, TimeoutError without an
-        answer within ``timeout_s`` seconds, EOFError where the owner ended meanwhile.
+        Raises:
+            OSError: no process listens.
+            UserError: the owner refuses, or sends what is no answer.
+            TimeoutError: there is no answer within ``timeout_s`` seconds.
+            EOFError: the owner ended meanwhile.
         """
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(timeout_s)
@@ -202,14 +236,18 @@ class AttachClient:
             raise
 
     def _ask(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+        """Send a request; return the owner's reply and its descriptors. Raises as `__init__`."""
         self._socket.send(msgpack.packb({"attach": ATTACH_VERSION, **request}))
-        data, fds, flags, _ = socket.recv_fds(
+        data, fds, flags, _address = socket.recv_fds(
             self._socket, MESSAGE_NBYTES, MAX_FDS, socket.MSG_CMSG_CLOEXEC
         )
+
+        # Whatever is wrong with the reply, its descriptors are closed.
         try:
             if not data:
                 raise EOFError("the owner ended during the handshake")
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            truncated = flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
+            if truncated:
                 raise ValueError("more than an answer can be")
             reply = _unpack(data)
             if not isinstance(reply, dict):
@@ -238,7 +276,10 @@ class AttachClient:
         return self._last_word() == BYE
 
     def _last_word(self) -> bytes | None:
-        """BYE or nothing after the owner's end; None while it lives."""
+        """Return BYE, or empty bytes, after the owner's end; None while it lives.
+
+        The message stays in the socket, so that each call finds it.
+        """
         try:
             return self._socket.recv(len(BYE), socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -254,10 +295,11 @@ class AttachClient:
 
 
 def pid_of(peer: socket.socket) -> int:
-    """The pid of the process at the other end of a Unix socket, as of its connecting."""
-    credentials = struct.Struct("3i")  # pid, uid, gid
-    found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
-    pid: int = credentials.unpack(found)[0]
+    """Return the pid of the process at the other end of a Unix socket, as of its connecting."""
+    layout = struct.Struct("3i")  # pid, uid, gid
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size)
+    pid: int
+    pid, _uid, _gid = layout.unpack(credentials)
     return pid
 
 
@@ -299,6 +341,7 @@ def _abandoned(path: Path) -> bool:
 
 
 def _listen(path: Path) -> socket.socket:
+    """Open a socket that listens at ``path``. Raises UserError where that is not possible."""
     if len(os.fsencode(path)) > UNIX_PATH_NBYTES:
         raise UserError(
             f"the socket path {path} is longer than the {UNIX_PATH_NBYTES} bytes that the system "
@@ -306,6 +349,7 @@ def _listen(path: Path) -> socket.socket:
         )
     if _abandoned(path):
         path.unlink()  # left by a process that was killed
+
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.bind(str(path))
@@ -315,7 +359,8 @@ def _listen(path: Path) -> socket.socket:
             f"cannot listen at {path} ({error.strerror}); another process may be using it: "
             "stop that one first"
         ) from error
-    path.chmod(0o600)  # where a user gave a path, its folder may be open to other users
+    # Where a user gave a path, its folder may be open to other users.
+    path.chmod(0o600)
     listener.listen(128)
     listener.setblocking(False)
     return listener

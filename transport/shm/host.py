@@ -25,25 +25,37 @@ class ShmHost:
     def __init__(
         self, path: Path, welcome: Welcome, board: WeightsBoard, store: SlotStore | None = None
     ) -> None:
+        """Open the socket.
+
+        Args:
+            path: of the Unix socket.
+            welcome: the description of the learner, which each process is sent.
+            board: the weights.
+            store: the slots, if any.
+
+        Raises:
+            UserError: another process listens at ``path``.
+        """
         self._welcome = welcome
         self._board = board
         self._store = store
-        self._actor_lanes: set[int] = set()  # without a connector's lane, which serves many actors
-        self._door = AttachServer(path, self._attach, self._left)
+        # The lanes of actors; that of a connector, which serves many actors, is not among them.
+        self._actor_lanes: set[int] = set()
+        self._server = AttachServer(path, attach=self._attach, left=self._on_leave)
         if store is not None:
             self.watch(store.filled_event, lambda: drain_event(store.filled_event))
 
     def watch(self, fd: int, callback: Callable[[], None] | None = None) -> None:
         """Make `poll` return when ``fd`` is readable, and call ``callback`` if given."""
-        self._door.watch(fd, callback)
+        self._server.watch(fd, callback)
 
     def unwatch(self, fd: int) -> None:
         """Undo `watch`."""
-        self._door.unwatch(fd)
+        self._server.unwatch(fd)
 
     def poll(self, timeout_s: float) -> None:
         """Handle filled slots and writers that attach or end, for up to ``timeout_s`` seconds."""
-        self._door.poll(timeout_s)
+        self._server.poll(timeout_s)
         if self._store is not None:
             self._store.lend()  # a writer may want more slots than before
 
@@ -59,38 +71,54 @@ class ShmHost:
 
     def close(self, *, over: bool = False) -> None:
         """Close all connections. ``over``: the run is over, which the actors are told."""
-        self._door.close(over=over)
+        self._server.close(over=over)
 
     def _attach(self, request: dict[str, Any]) -> Attached:
+        """Answer a process that asks for the weights, and perhaps for a lane.
+
+        Raises UserError for a lane where there is none, or for slots of another spec.
+        """
         welcome = self._welcome
         reply = welcome_meta(welcome) | {
             "run_id": welcome.run_id,
             "generation": welcome.generation,
         }
         assert self._board.arena.fd is not None
-        fds = [self._board.arena.fd]
+        board_fds = [self._board.arena.fd]
         if not request["lane"]:
-            return Attached(None, fds, reply)
+            return Attached(None, board_fds, reply)
+
         check_spec(welcome.spec, request["spec"])
         if self._store is None:
             raise UserError("this address serves weights only; connect to the learner's")
-        lane, store_fds, where = self._store.offer_lane(request["want"])
+        offer = self._store.offer_lane(request["want"])
+        # A connector takes the learner's spec; an actor sends its own.
         if request["spec"] is not None:
-            self._actor_lanes.add(lane)
-        return Attached(lane, fds + store_fds, reply | where)
+            self._actor_lanes.add(offer.lane)
+        return Attached(offer.lane, board_fds + offer.fds, reply | offer.geometry)
 
-    def _left(self, lane: int) -> None:
+    def _on_leave(self, lane: int) -> None:
+        """Take back the lane of a process that has ended."""
         assert self._store is not None
         self._store.close_lane(lane)
         self._actor_lanes.discard(lane)
 
 
-def check_spec(mine: SlotSpec, theirs: dict[str, Any] | None) -> None:
-    """Refuse an actor with another spec, naming the difference. None takes the learner's spec."""
-    if theirs is None:
+def check_spec(learner: SlotSpec, actor: dict[str, Any] | None) -> None:
+    """Check that an actor fills slots as the learner reads them.
+
+    Args:
+        learner: the learner's spec.
+        actor: the actor's, as `SlotSpec.to_dict`; None takes the learner's.
+
+    Raises:
+        UserError: the specs differ, or the actor's cannot be read.
+    """
+    if actor is None:
         return
+
     try:
-        difference = mine.difference(SlotSpec.from_dict(theirs))
+        difference = learner.difference(SlotSpec.from_dict(actor))
     except STRANGE as error:
         raise UserError(
             f"the actor's description of its slots cannot be read ({error}); use the same release "

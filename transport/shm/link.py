@@ -36,19 +36,27 @@ class ShmLink:
         Raises:
             OSError: no learner listens or answers.
             UserError: the learner refuses.
+            LearnerGoneError: the learner ended meanwhile.
         """
-        lane = want > 0 if lane is None else lane
+        if lane is None:
+            lane = want > 0
         request = {"spec": spec.to_dict() if spec else None, "want": want, "lane": lane}
         try:
-            self._entry = AttachClient(path, request)
+            self._attachment = AttachClient(path, request)
         except EOFError as error:
             raise LearnerGoneError(str(error)) from error
-        self.writer: SlotWriter | None = None
-        reply, fds = self._entry.reply, self._entry.fds
+
+        reply = self._attachment.reply
+        fds = self._attachment.fds
         self.welcome = read_welcome(reply["run_id"], reply["generation"], reply)
         self.release = release_of(reply)
+        """The learner's release of Penstock; empty from 0.1.0, which does not send it."""
+        self.writer: SlotWriter | None = None
+        """The writer of the lane, if there is one."""
+
+        # What was opened is closed where a later step fails, and otherwise by `close`.
         with ExitStack() as opening:
-            opening.callback(self._entry.leave)
+            opening.callback(self._attachment.leave)
             opening.callback(close_all, fds[:1])
             self.board = WeightsBoard.attach(fds[0], self.welcome.layout.size)
             if lane:
@@ -58,12 +66,17 @@ class ShmLink:
 
     @property
     def spec(self) -> SlotSpec:
+        """The layout of a slot."""
         return self.welcome.spec
 
     def slot(self, timeout_s: float) -> AbstractContextManager[Slot | None]:
+        """Lend a slot, as `Link.slot`. Raises LearnerGoneError, and RunOverError where it said so.
+
+        Slots that were lent before the learner's end are still filled.
+        """
         assert self.writer is not None, "attached to the weights alone"
         if not self.writer.available and self.learner_gone():
-            if self._entry.owner_over:
+            if self._attachment.owner_over:
                 raise RunOverError("the run is over")
             raise LearnerGoneError("the learner ended")
         return self.writer.slot(timeout_s)
@@ -74,13 +87,15 @@ class ShmLink:
     def read_weights(
         self, out: Float32, newer_than: Stamp | None, policy_id: int = POLICY_ID
     ) -> Stamp | None:
+        """Copy the newest weights, as `Link.read_weights`."""
         return self.board.read(out, newer_than, policy_id)
 
     def learner_gone(self) -> bool:
         """Whether the learner closed the connection, which it does only by ending."""
-        return self._entry.owner_gone
+        return self._attachment.owner_gone
 
     def close(self) -> None:
+        """Leave: the learner takes the lane back."""
         self._stack.close()
 
 
@@ -88,13 +103,15 @@ class ShmTransport:
     """Joins by the learner's shared memory; an address is the path of its Unix socket."""
 
     def ask(self, ctx: RoleContext, address: str) -> LearnerInfo:
+        """Fetch the description of the learner at ``address``, as `Transport.ask`."""
         link = ShmLink(Path(address), None, want=0)
         link.close()
-        return LearnerInfo(link.welcome.config, address, link.release)
+        return LearnerInfo(link.welcome.config, unix_path=address, release=link.release)
 
     def connect(
         self, ctx: RoleContext, address: str, config: Config, spec: SlotSpec, actor: int
     ) -> Link:
+        """Join the learner at ``address``, as `Transport.connect`."""
         try:
             return ShmLink(Path(address), spec, config.transport.slots)
         except LearnerGoneError as error:  # it ended meanwhile: a successor may listen soon

@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,22 +36,35 @@ from penstock.transport.shm.arena import Arena, fence
 from penstock.transport.shm.attach import close_all
 
 WORD_NBYTES = 8
+# Words of a cache line.
 WORDS_PER_LINE = 8
+# Words of the two counters of a ring, each on a line of its own.
 COUNTER_WORDS = 2 * WORDS_PER_LINE
 EVENT_FLAGS = os.EFD_NONBLOCK | os.EFD_CLOEXEC if hasattr(os, "EFD_NONBLOCK") else 0
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A slot in place: ``header`` is one HEADER record, ``columns`` are arrays over ``payload``.
-
-    ``payload`` holds the bytes of its blocks.
-    """
+    """A slot in place: views of an arena's memory."""
 
     index: int
     header: npt.NDArray[Any]
+    """One HEADER record."""
     payload: tuple[Bytes, ...]
+    """The bytes of each block."""
     columns: dict[str, npt.NDArray[Any]]
+    """The columns by name, over the same bytes."""
+
+
+class LaneOffer(NamedTuple):
+    """A lane for a writer in another process."""
+
+    lane: int
+    """Its index."""
+    fds: list[int]
+    """The descriptors to send: of the arena, of the lane's event and of the store's."""
+    geometry: dict[str, Any]
+    """JSON values by which the writer finds the lane in the arena."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +77,13 @@ class Geometry:
 
     @property
     def lane_nbytes(self) -> int:
+        """Bytes of one lane: the line of `LaneWords.want`, and two rings."""
         words = WORDS_PER_LINE + 2 * Ring.size_words(self.slots)
         return _pages(words * WORD_NBYTES)
 
     @cached_property
     def nbytes(self) -> int:
+        """Bytes of the whole arena."""
         return self._block_starts[-1]
 
     @property
@@ -80,20 +95,28 @@ class Geometry:
     def _block_starts(self) -> tuple[int, ...]:
         """The start of each block, and the end of the last; lanes and headers come before."""
         sizes = (HEADER_NBYTES, *(block.nbytes for block in self.spec.blocks))
-        starts = accumulate((_pages(self.slots * n) for n in sizes), initial=self._headers)
+        areas = (_pages(self.slots * nbytes) for nbytes in sizes)
+        starts = accumulate(areas, initial=self._headers_start)
         return tuple(starts)[1:]
 
     @property
-    def _headers(self) -> int:
+    def _headers_start(self) -> int:
         return self.lanes * self.lane_nbytes
 
     def lane(self, arena: Arena, index: int) -> LaneWords:
-        first = index * self.lane_nbytes // WORD_NBYTES
-        lent = Ring(arena.words, first + WORDS_PER_LINE, self.slots)
-        filled_at = first + WORDS_PER_LINE + Ring.size_words(self.slots)
-        return LaneWords(arena.words, first, lent, Ring(arena.words, filled_at, self.slots))
+        """Return the shared words of a lane."""
+        want_word = index * self.lane_nbytes // WORD_NBYTES
+        lent_start = want_word + WORDS_PER_LINE
+        filled_start = lent_start + Ring.size_words(self.slots)
+        return LaneWords(
+            arena.words,
+            want_word,
+            lent=Ring(arena.words, lent_start, self.slots),
+            filled=Ring(arena.words, filled_start, self.slots),
+        )
 
     def slot(self, arena: Arena, index: int) -> Slot:
+        """Return the views of a slot."""
         header = self.headers(arena)[index : index + 1].reshape(())
         payload = tuple(
             arena.bytes[start + index * block.nbytes :][: block.nbytes]
@@ -102,17 +125,18 @@ class Geometry:
         return Slot(index, header, payload, self.spec.views(payload))
 
     def places(self, index: int) -> Iterator[tuple[int, int]]:
-        """The position of a slot's bytes: start and size of each of its blocks."""
-        return ((start + index * b.nbytes, b.nbytes) for b, start in self._placed_blocks)
+        """Yield the position of a slot's bytes: start and size of each of its blocks."""
+        for block, start in self._placed_blocks:
+            yield start + index * block.nbytes, block.nbytes
 
     def headers(self, arena: Arena) -> npt.NDArray[np.void]:
-        """HEADER records ``[slots]``."""
-        raw = arena.bytes[self._headers :][: self.slots * HEADER_NBYTES]
+        """Return the HEADER records of all slots, ``[slots]``."""
+        raw = arena.bytes[self._headers_start :][: self.slots * HEADER_NBYTES]
         lines = raw.reshape(self.slots, HEADER_NBYTES)[:, : HEADER.itemsize]
         return lines.view(HEADER).reshape(self.slots)
 
     def blocks(self, arena: Arena) -> dict[str, npt.NDArray[Any]]:
-        """Each block of all slots by name: contiguous ``[slots, *block.shape]``."""
+        """Return each block of all slots by name: contiguous ``[slots, *block.shape]``."""
         return {
             block.name: arena.bytes[start:][: self.slots * block.nbytes]
             .view(block.dtype)
@@ -122,10 +146,12 @@ class Geometry:
 
     @property
     def _placed_blocks(self) -> Iterator[tuple[Block, int]]:
+        """The blocks, each with its start in the arena."""
         return zip(self.spec.blocks, self._block_starts[:-1], strict=True)
 
 
 def _pages(nbytes: int) -> int:
+    """Round a size up to whole pages."""
     return -(-nbytes // PAGE) * PAGE
 
 
@@ -140,7 +166,13 @@ class Ring:
     """
 
     def __init__(self, words: memoryview, offset: int, capacity: int) -> None:
-        """``words``: int64 view of the arena; ``offset``: in words, a multiple of a line."""
+        """Make one side's view of the ring.
+
+        Args:
+            words: int64 view of the arena.
+            offset: of the ring, in words; a multiple of a line.
+            capacity: the most ids in the ring.
+        """
         self._words = words
         self._tail = offset
         self._head = offset + WORDS_PER_LINE
@@ -149,12 +181,14 @@ class Ring:
 
     @staticmethod
     def size_words(capacity: int) -> int:
+        """Return the size of a ring in words, in whole lines."""
         return COUNTER_WORDS + -(-capacity // WORDS_PER_LINE) * WORDS_PER_LINE
 
     def __len__(self) -> int:
         return int(self._words[self._tail] - self._words[self._head])
 
     def push(self, value: int) -> None:
+        """Add an id. Only the writer of the ring calls this."""
         words = self._words
         tail = words[self._tail]
         words[self._cells + tail % self._capacity] = value
@@ -162,6 +196,7 @@ class Ring:
         words[self._tail] = tail + 1
 
     def pop(self) -> int | None:
+        """Remove the oldest id and return it; None if there is none. Only the reader calls this."""
         words = self._words
         head = words[self._head]
         if words[self._tail] == head:
@@ -174,9 +209,9 @@ class Ring:
     @property
     def values(self) -> list[int]:
         """The ids that `pop` would return, in their order."""
-        words, head = self._words, self._words[self._head]
-        places = range(head, words[self._tail])
-        return [int(words[self._cells + place % self._capacity]) for place in places]
+        words = self._words
+        counts = range(words[self._head], words[self._tail])
+        return [int(words[self._cells + count % self._capacity]) for count in counts]
 
     def reset(self) -> None:
         """Empty the ring; only while the other side is known to be gone."""
@@ -188,26 +223,40 @@ class LaneWords:
     """The shared words of one lane."""
 
     words: memoryview
-    first: int
+    """Int64 view of the arena."""
+    want_word: int
+    """The index of the word that holds `want`."""
     lent: Ring
+    """Slots on their way from the store to the writer."""
     filled: Ring
+    """Slots on their way back: an index if it is filled, its complement (~) if it is not."""
 
     @property
     def want(self) -> int:
         """The number of slots that the writer wants to hold; the writer sets it."""
-        return int(self.words[self.first])
+        return int(self.words[self.want_word])
 
     @want.setter
     def want(self, slots: int) -> None:
-        self.words[self.first] = slots
+        self.words[self.want_word] = slots
 
 
 @dataclass
 class _Lane:
+    """The store's side of one lane."""
+
     words: LaneWords
     event: int
-    lent: set[int] = field(default_factory=set)  # lent and not yet seen filled
-    held: int = 0  # lent, filled or in use: what counts against `want`
+    """The eventfd that wakes the writer when slots were lent."""
+    lent: set[int] = field(default_factory=set)
+    """Slots that were lent and have not come back."""
+    held: int = 0
+    """Slots that are lent, filled or in use: what counts against `want`."""
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether the writer wants more slots than count against it."""
+        return self.held < self.words.want
 
 
 class SlotStore:
@@ -229,11 +278,13 @@ class SlotStore:
             slots: number of slots at first.
             lanes: most writers at a time.
             shared: use memory that other processes can map.
-            most: a shared store grows up to this number of slots where writers want more.
+            most: a shared store grows up to this number of slots where writers want more; None for
+                a store that does not grow.
 
         Raises:
             UserError: the host lacks the memory for the first slots.
         """
+        # The arena has addresses for all slots; memory only for those that exist.
         self.geometry = Geometry(spec, most or slots, lanes)
         nbytes = self.geometry.nbytes
         if not shared:
@@ -241,21 +292,29 @@ class SlotStore:
         elif most is None or most == slots:
             self.arena = Arena.shared(nbytes, "slots")
         else:
-            first = [place for i in range(slots) for place in self.geometry.places(i)]
-            self.arena = Arena.shared(nbytes, "slots", [(0, self.geometry.fixed_nbytes), *first])
-        self._most = most or slots
+            ranges = [(0, self.geometry.fixed_nbytes)]
+            for i in range(slots):
+                ranges += self.geometry.places(i)
+            self.arena = Arena.shared(nbytes, "slots", ranges)
+
         self.slots = [self.geometry.slot(self.arena, i) for i in range(slots)]
+        """The slots that exist, by index."""
         self.blocks = self.geometry.blocks(self.arena)
+        """The memory of all slots, by block."""
         self.filled_event = os.eventfd(0, EVENT_FLAGS)
+        """The eventfd that wakes the consumer when slots were filled."""
         self.ready: deque[int] = deque()
-        self.held_back: set[int] = set()  # lanes that get no slots for now
+        """Filled slots, in the order in which they were collected."""
+        self.held_back: set[int] = set()
+        """Lanes that get no slots for now."""
         self.quota: int | None = None
         """Most slots that are lent or filled at a time. Lanes then get slots in proportion to what
         they want. None: no limit."""
-        self._free: deque[int] = deque(range(slots))
+        self._max_slots = most or slots
+        self._free: deque[int] = deque(range(slots))  # in the order in which they will be lent
         self._lanes: dict[int, _Lane] = {}
-        self._owner: dict[int, _Lane] = {}  # slot -> lane that it was lent to
-        self._turn = 0
+        self._lane_of: dict[int, _Lane] = {}  # by slot that counts against a lane
+        self._turn = 0  # counts the lanes that had their turn
 
     def lend_up_to(self, slots: int) -> None:
         """Set `quota`, and lend what it allows."""
@@ -265,14 +324,19 @@ class SlotStore:
     def open_lane(self, want: int) -> int:
         """Open a lane for a new writer, which may hold up to ``want`` slots at first.
 
-        Returns its index.
+        Returns:
+            Its index.
+
+        Raises:
+            UserError: all lanes are in use.
         """
-        unused = (i for i in range(self.geometry.lanes) if i not in self._lanes)
+        unused = (lane for lane in range(self.geometry.lanes) if lane not in self._lanes)
         index = next(unused, None)
         if index is None:
             raise UserError(
                 f"all {self.geometry.lanes} lanes of the learner are taken; start fewer actors"
             )
+
         words = self.geometry.lane(self.arena, index)
         words.lent.reset()
         words.filled.reset()
@@ -287,60 +351,68 @@ class SlotStore:
         return set(self._lanes)
 
     def lane_event(self, index: int) -> int:
-        """The descriptor that wakes the lane's writer."""
+        """Return the descriptor that wakes the lane's writer."""
         return self._lanes[index].event
 
     def local_writer(self, index: int) -> SlotWriter:
-        """The writer of a lane, for this process."""
+        """Return the writer of a lane, for this process."""
         event = self.lane_event(index)
         return SlotWriter(self.arena, self.geometry, index, event, self.filled_event)
 
-    def offer_lane(self, want: int) -> tuple[int, list[int], dict[str, Any]]:
+    def offer_lane(self, want: int) -> LaneOffer:
         """Open a lane of a shared store for another process, which calls `SlotWriter.attached`.
 
-        Returns the lane's index, the descriptors to send, and the lane's geometry as JSON values.
+        Raises UserError where all lanes are in use.
         """
         assert self.arena.fd is not None, "a private store cannot be shared"
         lane = self.open_lane(want)
-        where = {"lane": lane, "slots": self.geometry.slots, "lanes": self.geometry.lanes}
-        return lane, [self.arena.fd, self.lane_event(lane), self.filled_event], where
+        fds = [self.arena.fd, self.lane_event(lane), self.filled_event]
+        geometry = {"lane": lane, "slots": self.geometry.slots, "lanes": self.geometry.lanes}
+        return LaneOffer(lane, fds, geometry)
 
     def close_lane(self, index: int) -> int:
-        """Take back the slots of a writer with a confirmed death; returns their number."""
+        """Take back the slots of a writer with a confirmed death; return their number."""
         self.collect()
         lane = self._lanes.pop(index)
         self.held_back.discard(index)
         os.close(lane.event)
         for slot in lane.lent:
-            del self._owner[slot]
+            del self._lane_of[slot]
             self._free.append(slot)
         self.lend()
         return len(lane.lent)
 
     def collect(self) -> int:
-        """Move filled slots to `ready`; returns the number of ready slots."""
+        """Move filled slots to `ready`; return the number of ready slots.
+
+        Of each lane at most as many are taken as there are slots, so a writer that pushes on and on
+        cannot hold up the consumer.
+        """
         for lane in self._lanes.values():
             for _ in range(self.geometry.slots):
-                slot = lane.words.filled.pop()
-                if slot is None:
+                pushed = lane.words.filled.pop()
+                if pushed is None:
                     break
-                unfilled = slot < 0
-                slot = ~slot if unfilled else slot
+
+                # A slot that was not filled comes back as its complement.
+                filled = pushed >= 0
+                slot = pushed if filled else ~pushed
                 lane.lent.remove(slot)
-                if unfilled:
-                    self._owner.pop(slot).held -= 1
-                    self._free.append(slot)
-                else:
+                if filled:
                     self.ready.append(slot)
+                else:
+                    self._lane_of.pop(slot).held -= 1
+                    self._free.append(slot)
         return len(self.ready)
 
-    def keep(self, slot: int) -> None:
-        """Keep a slot from `ready` until `release`, without counting it against its lane."""
-        self._owner.pop(slot).held -= 1
+    def hold_slot(self, slot: int) -> None:
+        """Hold a slot from `ready` until `release`, without counting it against its lane."""
+        self._lane_of.pop(slot).held -= 1
 
     def release(self, slot: int) -> None:
-        """Free a slot that came from `ready`."""
-        if lane := self._owner.pop(slot, None):
+        """Free a slot that came from `ready`, and lend what is free."""
+        lane = self._lane_of.pop(slot, None)
+        if lane is not None:
             lane.held -= 1
         self._free.append(slot)
         self.lend()
@@ -350,89 +422,107 @@ class SlotStore:
         """Slots that are neither lent nor in use, in the order in which they will be lent."""
         return list(self._free)
 
-    def keep_all_but(self, free: list[int]) -> None:
-        """Mark all slots but ``free`` as kept until `release`; before any is lent.
+    def hold_all_but(self, free: list[int]) -> None:
+        """Hold all slots but the ``free`` ones until `release`; call this before any is lent.
 
-        ``free`` slots are lent in this order.
+        The free slots are lent in this order.
         """
         self._free = deque(free)
 
     def loans(self) -> dict[str, Any]:
-        """JSON values for `restore_loans`: which lane will fill which slot next.
+        """Return JSON values for `restore_loans`: which lane will fill which slot next.
 
-        All writers are in this process, and none is filling a slot.
+        All writers must be in this process, and none may be filling a slot.
         """
-        lent = [lane.words.lent.values for lane in self._lanes.values()]
-        return {"lent": lent, "free": list(self._free), "turn": self._turn}
+        slots_by_lane = [lane.words.lent.values for lane in self._lanes.values()]
+        return {"lent": slots_by_lane, "free": list(self._free), "turn": self._turn}
 
     def restore_loans(self, loans: dict[str, Any]) -> None:
-        """Lend the slots as at `loans`, to as many new lanes in their order; their writers, in this
-        process, have taken none.
+        """Lend the slots as at `loans`, to as many new lanes in their order.
 
-        Raises ValueError where the loans were those of other slots or lanes.
+        The writers of the lanes must be in this process, and must have taken no slot.
+
+        Raises:
+            ValueError: the loans were those of other slots or lanes. Nothing was changed.
         """
         lanes = list(self._lanes.values())
-        before = [*self._free, *(slot for lane in lanes for slot in lane.lent)]
-        lent, free = loans["lent"], loans["free"]
-        after = [*free, *(slot for slots in lent for slot in slots)]
-        if len(lent) != len(lanes) or sorted(before) != sorted(after):
-            raise ValueError(f"loans of {len(after)} slots in {len(lent)} lanes do not fit")
-        for lane, slots in zip(lanes, lent, strict=True):
+        slots_by_lane = loans["lent"]
+        free = loans["free"]
+        present_slots = [*self._free, *(slot for lane in lanes for slot in lane.lent)]
+        saved_slots = [*free, *(slot for slots in slots_by_lane for slot in slots)]
+        if len(slots_by_lane) != len(lanes) or sorted(present_slots) != sorted(saved_slots):
+            raise ValueError(
+                f"loans of {len(saved_slots)} slots in {len(slots_by_lane)} lanes do not fit"
+            )
+
+        # `_give` lends the first free slot, so each lane's own slots are the free ones in turn.
+        for lane, slots in zip(lanes, slots_by_lane, strict=True):
             lane.held -= len(lane.lent)
             lane.lent.clear()
             lane.words.lent.reset()
             self._free = deque(slots)
             for _ in slots:
                 self._give(lane)
-        self._free, self._turn = deque(free), int(loans["turn"])
+        self._free = deque(free)
+        self._turn = int(loans["turn"])
 
     def lend(self) -> None:
-        """Give free slots to lanes that want them, in turn."""
+        """Give free slots to lanes that want them, in turn; within `quota` if there is one."""
         lanes = self._open_lanes()
         if self.quota is not None:
             self._lend_quota(lanes)
             return
-        idle = 0
-        while lanes and idle < len(lanes) and (self._free or self._grow(lanes)):
+
+        satisfied = 0  # lanes in a row that want no more
+        while lanes and satisfied < len(lanes) and (self._free or self._grow(lanes)):
             self._turn += 1
             lane = lanes[self._turn % len(lanes)]
-            if lane.held >= lane.words.want:
-                idle += 1
-                continue
-            idle = 0
-            self._give(lane)
+            if lane.held < lane.words.want:
+                satisfied = 0
+                self._give(lane)
+            else:
+                satisfied += 1
 
     def _lend_quota(self, lanes: list[_Lane]) -> None:
         """Lend up to `quota`, each slot to the lane that holds the least of what it wants."""
         while self._below_quota and (self._free or self._grow(lanes)):
-            self._turn += 1  # of lanes that hold equal parts each comes first in turn
+            # Of lanes that hold equal parts each comes first in turn.
+            self._turn += 1
             first = self._turn % max(1, len(lanes))
-            wants = [(lane, lane.words.want) for lane in lanes[first:] + lanes[:first]]
+            in_turn = lanes[first:] + lanes[:first]
+
+            # A writer may change what it wants at any time, so that is read once.
+            wants = [(lane, lane.words.want) for lane in in_turn]
             parts = [(lane.held / want, lane) for lane, want in wants if lane.held < want]
             if not parts:
                 return
-            self._give(min(parts, key=lambda part: part[0])[1])
+            _, neediest = min(parts, key=lambda part: part[0])
+            self._give(neediest)
 
     @property
     def _below_quota(self) -> bool:
+        """Whether `quota` allows one more slot that is lent or filled."""
         return self.quota is None or len(self.slots) - len(self._free) < self.quota
 
     def _grow(self, lanes: list[_Lane]) -> bool:
-        """Add one slot, if the store may grow and some lane wants it."""
+        """Add one free slot if the store may grow and some lane wants it; return whether it did."""
         index = len(self.slots)
-        if index >= self._most or not any(lane.held < lane.words.want for lane in lanes):
+        if index >= self._max_slots or not any(lane.wants_more for lane in lanes):
             return False
+
         try:
             for start, nbytes in self.geometry.places(index):
                 self.arena.commit(start, nbytes)
         except OSError:
-            self._most = index  # the host has no more memory: writers share the existing slots
+            # The host has no more memory: writers share the existing slots.
+            self._max_slots = index
             return False
         self.slots.append(self.geometry.slot(self.arena, index))
         self._free.append(index)
         return True
 
     def _open_lanes(self) -> list[_Lane]:
+        """The lanes that may get slots."""
         return [lane for index, lane in self._lanes.items() if index not in self.held_back]
 
     def unstick(self) -> None:
@@ -445,17 +535,18 @@ class SlotStore:
             self._give(min(lanes, key=lambda lane: lane.held))
 
     def _give(self, lane: _Lane) -> None:
+        """Lend the first free slot to a lane, and wake its writer."""
         slot = self._free.popleft()
         lane.lent.add(slot)
         lane.held += 1
-        self._owner[slot] = lane
+        self._lane_of[slot] = lane
         lane.words.lent.push(slot)
         os.eventfd_write(lane.event, 1)
 
     @property
     def wanting(self) -> bool:
         """Whether some writer wants more slots than it holds and none is free."""
-        return not self._free and any(lane.held < lane.words.want for lane in self._open_lanes())
+        return not self._free and any(lane.wants_more for lane in self._open_lanes())
 
     @property
     def starved(self) -> bool:
@@ -464,11 +555,15 @@ class SlotStore:
         return any(not lane.lent and lane.held >= lane.words.want > 0 for lane in lanes)
 
     def fill_fraction(self) -> float:
-        """The fraction of the store's slots that are filled and not yet freed."""
-        lent = sum(len(lane.lent) for lane in list(self._lanes.values()))  # called from any thread
-        return 1.0 - (len(self._free) + lent) / len(self.slots)
+        """Return the fraction of the store's slots that are filled and not yet freed.
+
+        This may be called from any thread.
+        """
+        lent_count = sum(len(lane.lent) for lane in list(self._lanes.values()))
+        return 1.0 - (len(self._free) + lent_count) / len(self.slots)
 
     def close(self) -> None:
+        """Close all descriptors; the memory is freed with the last array over it."""
         for lane in self._lanes.values():
             os.close(lane.event)
         self._lanes.clear()
@@ -479,17 +574,28 @@ class SlotStore:
 
 
 class SlotWriter:
-    """A writer's side of one lane. One thread at a time."""
+    """A writer's side of one lane; used by one thread at a time."""
 
     def __init__(
         self, arena: Arena, geometry: Geometry, lane: int, lent_event: int, filled_event: int
     ) -> None:
+        """Make the writer.
+
+        Args:
+            arena: the store's memory.
+            geometry: of the store.
+            lane: the index of the lane.
+            lent_event: the eventfd that wakes the writer.
+            filled_event: the eventfd that wakes the consumer.
+        """
         self.spec = geometry.spec
         self.blocks = geometry.blocks(arena)
+        """The memory of all slots, by block."""
+        self.event = lent_event
+        """Readable when slots were lent."""
         self._words = geometry.lane(arena, lane)
-        self.event = lent_event  # readable when slots were lent
         self._filled_event = filled_event
-        self._kept: list[int] = []
+        self._given_back: list[int] = []  # unpublished slots, for the next `acquire`
         self._slot = lru_cache(maxsize=None)(lambda index: geometry.slot(arena, index))
 
     @classmethod
@@ -497,17 +603,23 @@ class SlotWriter:
     def attached(
         cls, spec: SlotSpec, reply: dict[str, Any], fds: list[int]
     ) -> Iterator[SlotWriter]:
-        """The writer of a lane that another process has offered (`SlotStore.offer_lane`), until the
-        block is left; takes over the descriptors."""
+        """Yield the writer of a lane that another process has offered by `SlotStore.offer_lane`.
+
+        Args:
+            spec: of the slots.
+            reply: `LaneOffer.geometry`, among other values.
+            fds: `LaneOffer.fds`, as received; they are closed when the block is left.
+        """
         with ExitStack() as stack:
             stack.callback(close_all, fds)
             geometry = Geometry(spec, reply["slots"], reply["lanes"])
-            yield cls(Arena.attach(fds[0]), geometry, reply["lane"], *fds[1:])
+            events = fds[1:]  # the lane's, and the store's
+            yield cls(Arena.attach(fds[0]), geometry, reply["lane"], *events)
 
     @property
     def available(self) -> int:
         """The number of slots that `acquire` would return without waiting."""
-        return len(self._kept) + len(self._words.lent)
+        return len(self._given_back) + len(self._words.lent)
 
     @property
     def want(self) -> int:
@@ -520,24 +632,26 @@ class SlotWriter:
         os.eventfd_write(self._filled_event, 1)  # wakes the store to follow
 
     def acquire(self, timeout_s: float) -> Slot | None:
-        """A lent slot to fill, or None when none was lent within ``timeout_s`` seconds."""
-        if self._kept:
-            return self._slot(self._kept.pop())
+        """Return a lent slot to fill, or None when none was lent within ``timeout_s`` seconds."""
+        if self._given_back:
+            return self._slot(self._given_back.pop())
+
         deadline_s = time.monotonic() + timeout_s
         while (index := self._words.lent.pop()) is None:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or not wait_readable(self.event, left_s):
+            remaining_s = deadline_s - time.monotonic()
+            if remaining_s <= 0 or not wait_readable(self.event, remaining_s):
                 return None
             drain_event(self.event)
         return self._slot(index)
 
     def publish(self, slot: Slot) -> None:
+        """Hand a filled slot to the consumer."""
         self._words.filled.push(slot.index)
         os.eventfd_write(self._filled_event, 1)
 
     def give_back(self, slot: Slot) -> None:
         """Keep an unpublished slot for the next `acquire`."""
-        self._kept.append(slot.index)
+        self._given_back.append(slot.index)
 
     def return_unfilled(self, slot: Slot) -> None:
         """Return an unpublished slot to the store, which lends it to another writer."""
@@ -546,11 +660,15 @@ class SlotWriter:
 
     @contextmanager
     def slot(self, timeout_s: float) -> Iterator[Slot | None]:
-        """Lend a slot, published on leaving the block; an exception publishes nothing."""
+        """Lend a slot that is published when the block is left; an exception publishes nothing.
+
+        Yields None when no slot was lent within ``timeout_s`` seconds.
+        """
         slot = self.acquire(timeout_s)
         if slot is None:
             yield None
             return
+
         try:
             yield slot
         except BaseException:

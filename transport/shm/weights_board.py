@@ -19,7 +19,10 @@ from penstock.core.params import POLICY_ID, Float32, Stamp, WireDtype, from_bf16
 from penstock.core.specs import PAGE, Bytes
 from penstock.transport.shm.arena import Arena, fence
 
-_WRITING, _READY, _META = 0, 8, 16  # in words of 8 bytes; each counter has a cache line
+# The layout of the first page, in words of 8 bytes; each counter has a cache line.
+_WRITING = 0  # the counter of buffers that the writer has announced
+_READY = 8  # the counter of buffers that were published
+_META = 16  # generation, version and dtype of each of the two buffers
 _META_WORDS = 8
 _POLICY = _META + 2 * _META_WORDS
 _DTYPES: tuple[WireDtype, ...] = ("fp32", "bf16")
@@ -30,11 +33,12 @@ class WeightsBoard:
     """``size`` values as float32 or bfloat16; created by the writer, attached by readers."""
 
     def __init__(self, arena: Arena, size: int) -> None:
+        """Use the memory of ``arena`` for ``size`` values; see `create` and `attach`."""
         self.arena = arena
         self.size = size
         self._words = arena.words
-        half = _buffer_nbytes(size)
-        self._buffers = [arena.bytes[PAGE + k * half :][:half] for k in (0, 1)]
+        nbytes = _buffer_nbytes(size)
+        self._buffers = [arena.bytes[PAGE + index * nbytes :][:nbytes] for index in (0, 1)]
 
     @classmethod
     def attach(cls, fd: int, size: int) -> WeightsBoard:
@@ -43,6 +47,16 @@ class WeightsBoard:
 
     @classmethod
     def create(cls, size: int, *, shared: bool = True, policy_id: int = POLICY_ID) -> WeightsBoard:
+        """Make a board as its writer.
+
+        Args:
+            size: the number of values.
+            shared: use memory that other processes can map.
+            policy_id: whose weights they are.
+
+        Raises:
+            UserError: the host lacks the memory.
+        """
         nbytes = _nbytes(size)
         arena = Arena.shared(nbytes, "weights") if shared else Arena.private(nbytes)
         arena.words[_POLICY] = policy_id
@@ -76,11 +90,15 @@ class WeightsBoard:
         self._commit(stamp, "fp32")
 
     def _begin(self, policy_id: int) -> Bytes:
-        """Announce the buffer that is not published, and return it."""
+        """Announce the buffer that is not published, and return it.
+
+        Raises UnknownPolicyError for another policy.
+        """
         words = self._words
         if policy_id != words[_POLICY]:
             raise UnknownPolicyError(policy_id)
-        words[_WRITING] = count = words[_READY] + 1
+        count = words[_READY] + 1
+        words[_WRITING] = count
         fence()
         return self._buffers[count & 1]
 
@@ -89,14 +107,15 @@ class WeightsBoard:
         words = self._words
         count = words[_READY] + 1
         meta = _META + (count & 1) * _META_WORDS
-        words[meta], words[meta + 1] = stamp
+        words[meta] = stamp.generation
+        words[meta + 1] = stamp.version
         words[meta + 2] = _DTYPES.index(dtype)
         fence()
         words[_READY] = count
 
     @property
     def stamp(self) -> Stamp | None:
-        """Version of the newest weights, or None before the first."""
+        """The version of the newest weights; None before the first."""
         words = self._words
         while True:
             ready = words[_READY]
@@ -110,13 +129,19 @@ class WeightsBoard:
     def read(
         self, out: Float32, newer_than: Stamp | None = None, policy_id: int = POLICY_ID
     ) -> Stamp | None:
-        """Copy the newest weights into ``out``, float32 ``[size]``; None when none are newer.
+        """Copy the newest weights into ``out``, float32 ``[size]``.
 
-        Raises UnknownPolicyError for another policy.
+        Returns:
+            Their version; None, without copying, when there are none other than ``newer_than``.
+
+        Raises:
+            UnknownPolicyError: the board has the weights of another policy.
         """
         words = self._words
         if policy_id != words[_POLICY]:
             raise UnknownPolicyError(policy_id)
+
+        # The copy is repeated if the writer has begun to overwrite the buffer meanwhile.
         while True:
             ready = words[_READY]
             fence()
@@ -124,25 +149,30 @@ class WeightsBoard:
             stamp = Stamp(words[meta], words[meta + 1])
             if ready == 0 or stamp == newer_than:
                 return None
+
             self._copy(ready & 1, _DTYPES[words[meta + 2] & 1], out)
             fence()
             if words[_WRITING] <= ready + 1:
                 return stamp
 
-    def _copy(self, k: int, dtype: WireDtype, out: Float32) -> None:
-        raw = self._buffers[k][: self.size * _ITEM_NBYTES[dtype]]
+    def _copy(self, index: int, dtype: WireDtype, out: Float32) -> None:
+        """Copy a buffer into ``out``, as float32."""
+        raw = self._buffers[index][: self.size * _ITEM_NBYTES[dtype]]
         if dtype == "fp32":
             np.copyto(out, raw.view(np.float32))
         else:
             np.copyto(out, from_bf16(raw.view(np.uint16)))
 
     def close(self) -> None:
+        """Close the descriptor; the memory is freed with the last array over it."""
         self.arena.close()
 
 
 def _nbytes(size: int) -> int:
+    """The size of a board: a page of words, and two buffers."""
     return PAGE + 2 * _buffer_nbytes(size)
 
 
 def _buffer_nbytes(size: int) -> int:
+    """The size of a buffer for ``size`` float32 values, in whole pages."""
     return -(-size * 4 // PAGE) * PAGE

@@ -26,31 +26,39 @@ from penstock.transport.wire import other_version
 from penstock.transport.zmq.listener import turned_away_note
 from penstock.transport.zmq.receiver import TICK_S, ActorShare, Receiver
 
-STREAMS_PER_REPORT = 1000  # fit one message to the supervisor
-LAST_CHARACTERS = 200  # of the latest message of a reason, in an event
+# The most ended streams in a report: so many fit one message to the supervisor.
+STREAMS_PER_REPORT = 1000
+# The length to which the latest message of a reason is cut in an event.
+LAST_CHARACTERS = 200
 
 
 def run(ctx: RoleContext, prepare: Callable[[Welcome], SlotProcessor] | None = None) -> None:
-    """Receive until asked to stop; exits with EXIT_REJOIN when the learner is gone.
+    """Receive until asked to stop: the main function of a connector.
 
-    ``prepare`` makes, from the learner's description, the function that checks and changes a
-    received slot's columns in place before the learner sees them.
+    Exits with EXIT_REJOIN when the learner is gone.
+
+    Args:
+        ctx: of this role.
+        prepare: makes, from the learner's description, the function that checks and changes a
+            received slot's columns in place before the learner sees them.
     """
     assert ctx.config is not None
     assert ctx.address is not None
     keep_freed_memory()
     descriptors.raise_limit()  # each actor takes a descriptor
+
     transport = ctx.config.transport
     curve = ctx.curve or (Path(transport.curve) if transport.curve else None)
     check_bind(ctx.address, keys=curve is not None, insecure=transport.insecure)
-    path = learner_socket(ctx.runtime_dir, ctx.learner)
-    link = _attach(ctx, path)
+    unix_path = learner_socket(ctx.runtime_dir, ctx.learner)
+    link = _attach(ctx, unix_path)
     if link is None:
         return
+
     receiver = Receiver(
         link,
         ctx.address,
-        path,
+        unix_path,
         share=_share(ctx, ctx.config),
         curve=curve,
         dtype=ctx.config.weights.dtype,
@@ -69,16 +77,17 @@ def run(ctx: RoleContext, prepare: Callable[[Welcome], SlotProcessor] | None = N
 
 
 def _share(ctx: RoleContext, config: Config) -> ActorShare:
-    """Which actors this connector receives from."""
+    """Return which actors this connector receives from."""
     addresses = connector_addresses(
         config, run_bind(config.transport, ctx.runtime_dir), ctx.learner
     )
-    own = ctx.index - ctx.learner * len(addresses)
-    return ActorShare(addresses, own, config.learner.most_count)
+    # Connectors are counted over all learners.
+    index = ctx.index - ctx.learner * len(addresses)
+    return ActorShare(addresses, index, learners=config.learner.most_count)
 
 
 def _attach(ctx: RoleContext, path: Path) -> ShmLink | None:
-    """Attach a lane to the learner, as soon as it listens; None when asked to stop before."""
+    """Attach a lane to the learner as soon as it listens; return None if asked to stop before."""
     while not ctx.stopping():
         ctx.status.beat()
         try:
@@ -89,25 +98,31 @@ def _attach(ctx: RoleContext, path: Path) -> ShmLink | None:
 
 
 def _serve(ctx: RoleContext, receiver: Receiver, interval_s: float, grace_s: float) -> None:
-    """Work until asked to stop or the learner is gone, then receive the messages on their way."""
+    """Receive until asked to stop or the learner is gone, then end within ``grace_s`` seconds.
+
+    Counters and refusals are reported every ``interval_s`` seconds.
+    """
     ctx.report("ready")
     ctx.status.phase = Phase.RECEIVING
     refusals = Refusals(ctx, receiver)
-    report_at = time.monotonic() + interval_s
-    trim_at = time.monotonic() + TRIM_S
+    next_report_s = time.monotonic() + interval_s
+    next_trim_s = time.monotonic() + TRIM_S
+
     while not ctx.stopping() and not receiver.learner_gone():
         ctx.status.beat()
         receiver.turn(TICK_S)
-        if time.monotonic() >= report_at:
-            report_at += interval_s
+        if time.monotonic() >= next_report_s:
+            next_report_s += interval_s
             _report(ctx, receiver)
             refusals.report()
-        if time.monotonic() >= trim_at:
-            trim_at += TRIM_S
+        if time.monotonic() >= next_trim_s:
+            next_trim_s += TRIM_S
             give_back_memory()
+
+    # Receive the messages on their way, and report all streams as ended.
     ctx.status.phase = Phase.STOPPING
-    over = any(message["kind"] == "over" for message in ctx.messages())
-    receiver.drain(grace_s / 2, ctx.status.beat, over=over)
+    run_is_over = any(message["kind"] == "over" for message in ctx.messages())
+    receiver.drain(grace_s / 2, ctx.status.beat, over=run_is_over)
     receiver.grants.end_all()
     refusals.report()
     deadline_s = time.monotonic() + grace_s / 4
@@ -116,55 +131,73 @@ def _serve(ctx: RoleContext, receiver: Receiver, interval_s: float, grace_s: flo
 
 
 class Refusals:
-    """Reports refused messages as events since the last report, one event for each reason.
+    """Reports what a receiver has refused since the last report, as events.
 
-    Another release of Penstock that an actor has is reported once.
+    What cannot be sent to the supervisor now is part of the next report.
     """
 
     def __init__(self, ctx: RoleContext, receiver: Receiver) -> None:
-        self._ctx, self._receiver = ctx, receiver
-        self._rejected: Counter[str] = Counter()
+        self._ctx = ctx
+        self._receiver = receiver
+        # What was reported already.
+        self._rejected: Counter[str] = Counter()  # messages by reason
         self._releases: set[str] = set()
-        self._shed = 0
+        self._turned_away = 0  # connections
 
     def report(self) -> None:
+        """Report messages, releases and connections, until the supervisor takes no more events."""
+        if self._report_messages() and self._report_releases():
+            self._report_connections()
+
+    def _report_messages(self) -> bool:
+        """Send an event for each reason of refused messages; return whether all were sent."""
         receiver = self._receiver
-        fresh = receiver.rejected - self._rejected
-        for reason, count in fresh.items():
+        unreported = receiver.rejected - self._rejected
+        for reason, count in unreported.items():
             last = receiver.last_rejected.get(reason, "")[:LAST_CHARACTERS]
             text = f"{self._ctx.name} refused messages: {reason}"
             if reason == "version" and last:
                 text = other_version("a peer", last, "the learner")
             if not self._ctx.event("rejected", text, reason=reason, count=count, last=last):
-                return  # part of the next report
+                return False
             self._rejected[reason] += count
-        for release in sorted(receiver.other_releases - self._releases):
+        return True
+
+    def _report_releases(self) -> bool:
+        """Send an event, once, for each other release of an actor; return whether all were sent."""
+        for release in sorted(self._receiver.other_releases - self._releases):
             text = (
                 f"an actor has Penstock {release}, and the learner {__version__}; if it cannot "
                 "play, use the same release on both sides"
             )
             if not self._ctx.event("note", text, release=release):
-                return
+                return False
             self._releases.add(release)
-        shed = receiver.turned_away
-        if shed > self._shed:
+        return True
+
+    def _report_connections(self) -> None:
+        """Send an event with the number of connections that were turned away."""
+        turned_away = self._receiver.turned_away
+        count = turned_away - self._turned_away
+        if count > 0:
             text = turned_away_note(self._ctx.name)
-            if self._ctx.event("refused", text, reason="descriptors", count=shed - self._shed):
-                self._shed = shed
+            if self._ctx.event("refused", text, reason="descriptors", count=count):
+                self._turned_away = turned_away
 
 
 def _report(ctx: RoleContext, receiver: Receiver) -> bool:
-    """Report the counters and the ended streams; returns whether all of them are reported."""
+    """Report the counters and the ended streams; return whether all streams were reported."""
     ended = receiver.grants.ended
-    streams = [stream.end() for stream in islice(ended, STREAMS_PER_REPORT)]
-    told = ctx.report(
+    streams = [stream.final_counters() for stream in islice(ended, STREAMS_PER_REPORT)]
+    reported = ctx.report(
         "connector",
         index=ctx.index,
         incarnation=ctx.incarnation,
         **receiver.figures(),
         streams=streams,
     )
-    if told:
+
+    if reported:
         for _ in streams:
             ended.popleft()
-    return told and not ended
+    return reported and not ended

@@ -20,6 +20,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import zmq
 import zmq.auth
@@ -57,15 +58,23 @@ class ActorKeys:
     learner: bytes
 
 
-def new(folder: Path) -> list[Path]:
-    """Make the keys of a run in ``folder``; returns the new files.
+class _KeyFile(NamedTuple):
+    """The keys in a file; ``secret`` is None in a file of a public key."""
 
-    Raises UserError if it has keys already, or cannot be written.
+    public: bytes
+    secret: bytes | None
+
+
+def new(folder: Path) -> list[Path]:
+    """Make the keys of a run in ``folder``, and return the new files.
+
+    Raises UserError if the folder has keys already, or cannot be written.
     """
     require_curve()
     allowed = folder / "allowed"
     if any(folder.glob("*.key*")) or any(allowed.glob("*.key*")):
         raise UserError(f"{folder} holds keys already; name a new folder, or delete them first")
+
     try:
         allowed.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
@@ -77,7 +86,7 @@ def new(folder: Path) -> list[Path]:
 
 
 def read_keys(folder: Path) -> dict[str, str]:
-    """The texts of the key files in a folder, by their names in it."""
+    """Return the texts of the key files in a folder, by their names in it."""
     paths = [*folder.glob("*.key"), *folder.glob("*.key_secret"), *folder.glob("allowed/*.key")]
     return {str(path.relative_to(folder)): path.read_text() for path in paths}
 
@@ -85,7 +94,10 @@ def read_keys(folder: Path) -> dict[str, str]:
 def write_keys(folder: Path, keys: Mapping[str, str]) -> None:
     """Write the result of `read_keys` into files that only this user can read.
 
-    Raises OSError where the folder has a file of that name with another text.
+    Files that are there already with the same text stay.
+
+    Raises:
+        OSError: the folder has a file of that name with another text, or cannot be written.
     """
     for name, text in keys.items():
         path = folder / name
@@ -96,7 +108,8 @@ def write_keys(folder: Path, keys: Mapping[str, str]) -> None:
                     f"{path} on {socket.gethostname()} is of another run; choose another run.dir"
                 )
             continue
-        # Replaced as a whole: several processes may write the same keys into one folder.
+
+        # The file appears as a whole: several processes may write the same keys into one folder.
         temporary = path.with_name(f".{secrets.token_hex(8)}")
         try:
             with open(temporary, "w", opener=open_private) as file:
@@ -107,19 +120,26 @@ def write_keys(folder: Path, keys: Mapping[str, str]) -> None:
 
 
 def _make(folder: Path, allowed: Path) -> list[Path]:
-    made: list[Path] = []
-    for name in ("learner", "actor"):
-        pair = [Path(path) for path in zmq.auth.create_certificates(str(folder), name)]
-        pair[1].chmod(0o600)
-        made += pair
-    made[2] = made[2].rename(allowed / "actor.key")
-    return made
+    """Make the pairs of the learner and of its actors; return their files."""
+    learner_public, learner_secret = _make_pair(folder, "learner")
+    actor_public, actor_secret = _make_pair(folder, "actor")
+    actor_public = actor_public.rename(allowed / "actor.key")
+    return [learner_public, learner_secret, actor_public, actor_secret]
+
+
+def _make_pair(folder: Path, name: str) -> tuple[Path, Path]:
+    """Make the files ``name``.key and ``name``.key_secret, of which only this user reads the
+    second."""
+    public, secret = map(Path, zmq.auth.create_certificates(str(folder), name))
+    secret.chmod(0o600)
+    return public, secret
 
 
 def load_learner(folder: Path) -> LearnerKeys:
     """Read the learner's keys. Raises UserError naming a missing file."""
     require_curve()
-    allowed = frozenset(_load(path)[0] for path in sorted((folder / "allowed").glob("*.key")))
+    allowed_files = sorted((folder / "allowed").glob("*.key"))
+    allowed = frozenset(_load(path).public for path in allowed_files)
     if not allowed:
         raise UserError(
             f"{folder / 'allowed'} holds no public key, so no actor could connect; make keys with "
@@ -131,18 +151,21 @@ def load_learner(folder: Path) -> LearnerKeys:
 def load_actor(folder: Path) -> ActorKeys:
     """Read an actor's keys. Raises UserError naming a missing file."""
     require_curve()
-    return ActorKeys(_load_pair(folder / "actor.key_secret"), _load(folder / "learner.key")[0])
+    pair = _load_pair(folder / "actor.key_secret")
+    return ActorKeys(pair, learner=_load(folder / "learner.key").public)
 
 
 def load_learners(folder: Path) -> tuple[LearnerKeys, ActorKeys]:
-    """Read the keys of listeners and clients of which both are learners' roles.
+    """Return the keys for a server and its clients, where all of them are learners' roles.
 
     Both sides need the learner's secret key, so an actor's host is not let in. Raises UserError
     naming a missing file.
     """
     require_curve()
-    own = _load_pair(folder / "learner.key_secret")
-    return LearnerKeys(own, frozenset((own.public,))), ActorKeys(own, own.public)
+    pair = _load_pair(folder / "learner.key_secret")
+    server_keys = LearnerKeys(pair, allowed=frozenset((pair.public,)))
+    client_keys = ActorKeys(pair, learner=pair.public)
+    return server_keys, client_keys
 
 
 def require_curve() -> None:
@@ -156,23 +179,28 @@ def require_curve() -> None:
 def answer_zap(socket: zmq.Socket[bytes], allowed: frozenset[bytes]) -> None:
     """Accept or reject the peer that waits at ``socket`` (a REP socket bound to ZAP_ADDRESS).
 
-    Its key, as Z85 text, becomes the property "User-Id" of all its messages.
+    Its key, as Z85 text, becomes the property "User-Id" of all its messages. The fields of request
+    and answer are those of ZAP (ZeroMQ RFC 27).
     """
     version, request_id, _domain, _address, _identity, mechanism, *keys = socket.recv_multipart()
     key = z85.encode(keys[0]) if mechanism == b"CURVE" and len(keys) == 1 else b""
-    verdict = (
-        [b"200", b"OK", key] if key in allowed else [b"400", b"key not in the allow list", b""]
-    )
-    socket.send_multipart([version, request_id, *verdict, b""])
+
+    if key in allowed:
+        status, text, user_id = b"200", b"OK", key
+    else:
+        status, text, user_id = b"400", b"key not in the allow list", b""
+    metadata = b""
+    socket.send_multipart([version, request_id, status, text, user_id, metadata])
 
 
-def _load(path: Path) -> tuple[bytes, bytes | None]:
+def _load(path: Path) -> _KeyFile:
+    """Read a key file of pyzmq. Raises UserError where it cannot be read."""
     try:
         public, secret = zmq.auth.load_certificate(path)
         for key in (public, secret):
             if key is not None and len(z85.decode(key)) != KEY_NBYTES:
                 raise ValueError(f"a key has {KEY_NBYTES} bytes, in Z85")
-        return public, secret
+        return _KeyFile(public, secret)
     except (OSError, ValueError, LookupError, struct.error) as error:
         raise UserError(
             f"the key file {path} cannot be read ({error}); make keys with `penstock keys new` "
@@ -181,6 +209,7 @@ def _load(path: Path) -> tuple[bytes, bytes | None]:
 
 
 def _load_pair(path: Path) -> KeyPair:
+    """Read a file of a secret key, which holds the public one too. Raises UserError."""
     public, secret = _load(path)
     if secret is None:
         raise UserError(f"{path} holds no secret key; copy the .key_secret file, not the .key file")

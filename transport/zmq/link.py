@@ -25,11 +25,12 @@ from penstock.transport.wire import SlotEncoder, to_float32
 from penstock.transport.zmq.client import Client
 from penstock.transport.zmq.sockets import boot_id
 
-LOOK_S = 0.001  # between two looks at the weights that a grant asks for
+# The interval between two looks for the weights that a grant asks for.
+LOOK_S = 0.001
 
 
 class ZmqLink:
-    """A joined actor."""
+    """A joined actor: implements `penstock.core.interfaces.Link`."""
 
     fills_store = False
 
@@ -63,15 +64,17 @@ class ZmqLink:
             LearnerGoneError: this role is asked to leave meanwhile.
         """
         self._ctx = ctx
-        self._relay: ShmLink | None = None
         self._relay_path = relay_path
-        self._read: Stamp | None = None  # the version of the weights read last
+        self._relay: ShmLink | None = None  # attached while it serves this run
+        self._last_read: Stamp | None = None  # the version of the weights read last
         self._client = Client(
             ctx, address, actor=actor, spec=spec, want=want, patience_s=patience_s
         )
         try:
             self._client.join()
             self.welcome = self._client.welcome
+
+            # There is one slot, which is encoded before it is filled again.
             self._encoder = SlotEncoder(self.welcome.spec, codec)
             geometry = Geometry(self.welcome.spec, slots=1, lanes=0)
             self._slot = geometry.slot(Arena.private(geometry.nbytes), 0)
@@ -92,40 +95,9 @@ class ZmqLink:
         yield self._slot
         self._send(self._slot)
 
-    def _wait_for_weights(self, deadline_s: float) -> bool:
-        """Whether `read_weights` returns weights that may fill the granted slot; waits for them."""
-        client = self._client
-        while client.oldest is not None and not self._has(client.oldest):
-            if time.monotonic() >= deadline_s:
-                return False
-            client.beat()
-            client.pump(LOOK_S)
-        return client.next < client.limit  # else the grant was withdrawn meanwhile
-
-    def _has(self, oldest: Stamp) -> bool:
-        """Whether weights of at least this version were read, or can be read now."""
-        if self._relay_path is not None:
-            found = self._relay.board.stamp if self._relay is not None else None
-        else:
-            found = self._client.arrived() or self._read
-            self._client.ask_weights(found)
-        return found is not None and found >= oldest
-
     def beat(self) -> None:
+        """Send a heartbeat, at most once a second. Raises LearnerGoneError."""
         self._client.beat()
-
-    def _send(self, slot: Slot) -> None:
-        """Deliver a filled slot, also if the connector is replaced meanwhile."""
-        ledger = self._ctx.ledger
-        ledger.switch(Part.COMPRESS)
-        parts = self._encoder.encode(slot.header, slot.payload, self.welcome.run_id)
-        ledger.switch(Part.SEND)
-        self._client.next = int(slot.header["sequence"])
-        self._client.renew()
-        produced_steps = int(slot.header["produced_steps"])
-        while not (self._client.wait_turn(1.0) and self._client.send_slot(parts, produced_steps)):
-            if self._ctx.leaving():
-                raise LearnerGoneError("left before the last slot could be sent")
 
     def read_weights(
         self, out: Float32, newer_than: Stamp | None, policy_id: int = POLICY_ID
@@ -133,19 +105,73 @@ class ZmqLink:
         """Read weights as `Link.read_weights`; each call requests the next ones."""
         if self._relay_path is not None:
             return self._read_relay(self._relay_path, out, newer_than, policy_id)
-        self._client.pump(0)
-        fresh = self._client.take_weights(policy_id)
-        if fresh is None or fresh[0] == newer_than:
-            self._client.ask_weights(newer_than, policy_id)
+
+        client = self._client
+        client.pump(0)
+        weights = client.take_weights(policy_id)
+        if weights is None or weights.stamp == newer_than:
+            client.ask_weights(newer_than, policy_id)
             return None
-        self._read = stamp = fresh[0]
-        np.copyto(out, to_float32(fresh[1]))
-        self._client.ask_weights(stamp, policy_id)
-        return stamp
+        self._last_read = weights.stamp
+        np.copyto(out, to_float32(weights.values))
+        client.ask_weights(weights.stamp, policy_id)
+        return weights.stamp
+
+    def close(self) -> None:
+        """Leave; sent slots are still delivered."""
+        self._client.close()
+        if self._relay is not None:
+            self._relay.close()
+
+    def _wait_for_weights(self, deadline_s: float) -> bool:
+        """Wait for weights that may fill the granted slot.
+
+        Returns:
+            Whether `read_weights` returns them, and the slot is still granted.
+        """
+        client = self._client
+        stream = client.stream
+        while stream.oldest is not None and not self._has_weights(stream.oldest):
+            if time.monotonic() >= deadline_s:
+                return False
+            client.beat()
+            client.pump(LOOK_S)
+        return stream.granted
+
+    def _has_weights(self, oldest: Stamp) -> bool:
+        """Whether weights of at least the version ``oldest`` were read, or can be read now."""
+        if self._relay_path is not None:
+            stamp = self._relay.board.stamp if self._relay is not None else None
+        else:
+            stamp = self._client.received_stamp() or self._last_read
+            self._client.ask_weights(stamp)
+        return stamp is not None and stamp >= oldest
+
+    def _send(self, slot: Slot) -> None:
+        """Deliver a filled slot, also if the connector is replaced meanwhile.
+
+        Raises LearnerGoneError where this role is asked to leave before.
+        """
+        ledger = self._ctx.ledger
+        ledger.switch(Part.COMPRESS)
+        parts = self._encoder.encode(slot.header, slot.payload, self.welcome.run_id)
+
+        ledger.switch(Part.SEND)
+        client = self._client
+        client.stream.next = int(slot.header["sequence"])
+        client.renew()
+        produced_steps = int(slot.header["produced_steps"])
+        while not (client.wait_turn(1.0) and client.send_slot(parts, produced_steps)):
+            if self._ctx.leaving():
+                raise LearnerGoneError("left before the last slot could be sent")
 
     def _read_relay(
         self, path: Path, out: Float32, newer_than: Stamp | None, policy_id: int
     ) -> Stamp | None:
+        """Read weights from the relay at ``path``, attaching to it again after its restart.
+
+        Returns None without a relay of this run.
+        """
         if self._relay is not None and self._relay.learner_gone():
             self._relay.close()
             self._relay = None
@@ -154,38 +180,39 @@ class ZmqLink:
                 self._relay = ShmLink(path, None, want=0)
             except (OSError, LearnerGoneError):
                 return None  # it is being started or restarted
+
         if self._relay.welcome.run_id != self.welcome.run_id:
             return None  # it is about to follow the learner
         return self._relay.read_weights(out, newer_than, policy_id)
-
-    def close(self) -> None:
-        """Leave; sent slots are still delivered."""
-        self._client.close()
-        if self._relay is not None:
-            self._relay.close()
 
 
 class ZmqTransport:
     """Joins by a connector, at an address ``tcp://`` or ``ipc://``."""
 
     def ask(self, ctx: RoleContext, address: str) -> LearnerInfo:
+        """Fetch the description of the learner at ``address``, as `Transport.ask`."""
         client = Client(ctx, address)
         try:
             client.join()
-            here = client.boot_id == boot_id()
-            path = str(client.unix_path) if here else ""
-            return LearnerInfo(client.welcome.config, path, client.release)
+            learner = client.sighting
+            same_host = learner.boot_id == boot_id()
+            return LearnerInfo(
+                client.welcome.config,
+                unix_path=str(learner.unix_path) if same_host else "",
+                release=learner.release,
+            )
         finally:
             client.close()
 
     def connect(
         self, ctx: RoleContext, address: str, config: Config, spec: SlotSpec, actor: int
     ) -> Link:
+        """Join the learner at ``address`` as ``actor``, as `Transport.connect`."""
         return ZmqLink(
             ctx,
             address,
             spec,
-            config.transport.slots,
+            want=config.transport.slots,
             actor=actor,
             relay_path=relay_socket(ctx.runtime_dir, ctx.learner),
             codec=config.transport.codec,

@@ -21,11 +21,17 @@ import zmq
 from penstock.core.descriptors import limit, nearly_used_up
 from penstock.transport.zmq.sockets import BACKLOG, Socket
 
-RESERVE = 16  # descriptors that new connections must leave free
-MARGIN = 4  # as many more must be free before new ones are let in again
+# The number of descriptors that new connections must leave free.
+RESERVE = 16
+# As many more must be free before new connections are let in again.
+MARGIN = 4
+# The interval between two checks.
 LOOK_EVERY_S = 0.05
-SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27  # linux/socket.h; Python has no names for them
-DROP = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of BPF: return 0 bytes of the packet
+# Options of linux/socket.h for which Python has no names.
+SO_ATTACH_FILTER = 26
+SO_DETACH_FILTER = 27
+# One instruction of BPF: return 0 bytes of the packet.
+DROP = struct.pack("HBBI", 0x06, 0, 0, 0)
 
 
 class Listener:
@@ -36,26 +42,27 @@ class Listener:
         self.turned_away = 0
         """How often the gate was shut, and how many connections were closed then."""
         self.shut = False
-        self._look_at_s = 0.0
-        self._spares: list[int] = []
+        """Whether new connections are turned away now."""
+        self._next_look_s = 0.0
+        self._spares: list[int] = []  # descriptors that are freed to accept and close connections
         self._socket = _listening(source.getsockopt_string(zmq.LAST_ENDPOINT))
         if self._socket is not None:
-            self._keep_spares()
+            self._fill_spares()
 
     def look(self, now_s: float) -> None:
         """Shut or open the gate. Call it in every turn; it checks every `LOOK_EVERY_S` seconds."""
-        if self._socket is None or now_s < self._look_at_s:
+        if self._socket is None or now_s < self._next_look_s:
             return
-        self._look_at_s = now_s + LOOK_EVERY_S
-        if nearly_used_up(RESERVE + MARGIN * self.shut):
+        self._next_look_s = now_s + LOOK_EVERY_S
+
+        needed = RESERVE + MARGIN if self.shut else RESERVE
+        if nearly_used_up(needed):
             if not self.shut:
-                self._shut(self._socket)
-            self._clear(self._socket)
+                self._shut_gate(self._socket)
+            self._close_waiting(self._socket)
         elif self.shut:
-            self.shut = False
-            with suppress(OSError):
-                self._socket.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
-        self._keep_spares()
+            self._open_gate(self._socket)
+        self._fill_spares()
 
     def close(self) -> None:
         """Release the socket, and with it the address."""
@@ -63,16 +70,24 @@ class Listener:
         if self._socket is not None:
             self._socket.close()
 
-    def _shut(self, listening: socket.socket) -> None:
+    def _shut_gate(self, listening: socket.socket) -> None:
+        """Let the kernel ignore packets that would open a connection."""
         self.shut = True
         self.turned_away += 1
         code = ctypes.create_string_buffer(DROP, len(DROP))
         program = struct.pack("HP", 1, ctypes.addressof(code))
-        with suppress(OSError):  # a sandbox may forbid it: then only `_clear` helps
+        # A sandbox may forbid it: then only `_close_waiting` helps.
+        with suppress(OSError):
             listening.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
-    def _clear(self, listening: socket.socket) -> None:
-        """Accept and close waiting connections.
+    def _open_gate(self, listening: socket.socket) -> None:
+        """Let new connections in again."""
+        self.shut = False
+        with suppress(OSError):
+            listening.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
+
+    def _close_waiting(self, listening: socket.socket) -> None:
+        """Accept and close the connections that wait, with the help of spare descriptors.
 
         libzmq may take a descriptor that was freed here; then its connection does not wait any more
         either.
@@ -88,18 +103,20 @@ class Listener:
                     return
                 self._drop_spares(1)
 
-    def _keep_spares(self) -> None:
-        with suppress(OSError):  # none is left: at the next check
+    def _fill_spares(self) -> None:
+        """Reserve descriptors; where none is free, the next check tries again."""
+        with suppress(OSError):
             while len(self._spares) < BACKLOG:
                 self._spares.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def _drop_spares(self, count: int) -> None:
+        """Free ``count`` of the reserved descriptors."""
         for _ in range(count):
             os.close(self._spares.pop())
 
 
 def turned_away_note(role: str) -> str:
-    """The sentence about connections that a role's listeners have turned away."""
+    """Return the sentence about connections that a role's listeners have turned away."""
     return (
         f"{role} turned new connections away, since nearly all of its {limit()} file descriptors "
         "are in use: raise the hard limit (ulimit -Hn), or find out what connects"
@@ -107,22 +124,28 @@ def turned_away_note(role: str) -> str:
 
 
 def _listening(endpoint: str) -> socket.socket | None:
-    """The socket with which libzmq listens at a TCP endpoint of this process."""
+    """Return a duplicate of the socket with which libzmq listens at a TCP endpoint.
+
+    libzmq does not tell its descriptor, so all sockets of this process are examined. Returns None
+    for another kind of endpoint, or if there is no such socket.
+    """
     if not endpoint.startswith("tcp://"):
         return None
     port = int(endpoint.rpartition(":")[2])
+
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
-            found = socket.socket(fileno=os.dup(int(name)))
+            candidate = socket.socket(fileno=os.dup(int(name)))
         except OSError:  # it was closed meanwhile
             continue
+
         with suppress(OSError):
-            inet = found.family in (socket.AF_INET, socket.AF_INET6)
-            listens = inet and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            if listens and found.getsockname()[1] == port:
-                found.setblocking(False)
-                return found
-        found.close()
+            is_inet = candidate.family in (socket.AF_INET, socket.AF_INET6)
+            listens = is_inet and candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if listens and candidate.getsockname()[1] == port:
+                candidate.setblocking(False)
+                return candidate
+        candidate.close()
     return None

@@ -40,17 +40,48 @@ from penstock.transport.zmq.relay_peers import SentCopy, WeightsPuller
 from penstock.transport.zmq.relay_tree import RelayTree
 from penstock.transport.zmq.sockets import GONE, SENT, Send
 
+# The longest wait of the relay for an event.
 TICK_S = 0.05
-MAX_WAITING = 1 << 14  # peers that wait for another version; most of them may have left
-ARRIVAL_S = 30.0  # after which a copy that was sent is no longer expected to arrive
-HOST_NBYTES = 32 << 20  # most that the socket holds of copies to a host, beyond the first
+# The longest silence of the connector, for a relay without a config.
+DEFAULT_PATIENCE_S = 60.0
+# The most peers that wait for another version; most of them may have left.
+MAX_WAITING = 1 << 14
+# After so long a copy that was sent is no longer expected to arrive.
+ARRIVAL_S = 30.0
+# The most that the socket holds of copies to a host, beyond the first.
+HOST_NBYTES = 32 << 20
 
 
-class _Ask(NamedTuple):
-    """A request of a peer: the version that it has, and its host."""
+class WeightsRequest(NamedTuple):
+    """A request of a peer."""
 
     have: Stamp | None
+    """The version that the peer has."""
     host: str
+    """The peer's host; empty where it is not known."""
+
+
+class EncodedVersion:
+    """One version of the weights as a message."""
+
+    def __init__(self, stamp: Stamp, parts: wire.Parts) -> None:
+        self.stamp = stamp
+        self.parts = parts
+        self.nbytes = memoryview(parts[2]).nbytes
+        """The size of the weights."""
+        self._sha256 = ""
+
+    @property
+    def sha256(self) -> str:
+        """The checksum of the weights, in hexadecimal digits; computed once a relay needs it."""
+        if not self._sha256:
+            self._sha256 = hashlib.sha256(memoryview(self.parts[2])).hexdigest()
+        return self._sha256
+
+    @property
+    def max_host_copies(self) -> int:
+        """The most copies to one host that the socket may hold."""
+        return 1 + HOST_NBYTES // self.nbytes
 
 
 class WeightsResponder:
@@ -67,32 +98,43 @@ class WeightsResponder:
         dtype: WireDtype,
         tree: RelayTree | None = None,
     ) -> None:
+        """Make the responder.
+
+        Args:
+            board: the weights of one policy.
+            welcome: the description of the learner.
+            dtype: the type in which weights are sent.
+            tree: the tree of relays; None for one with the usual limits.
+        """
         nbytes = welcome.layout.size * (2 if dtype == "bf16" else 4)
         self.tree = tree or RelayTree(nbytes)
-        """The relays; `RelayTree.asked` before `ask`."""
+        """The relays; call `RelayTree.on_request` before `on_request`."""
         self._board = board
         self._welcome = welcome
         self._dtype = dtype
-        self._asks: dict[bytes, _Ask] = {}  # by peer, not examined or not answered yet
-        self._content: dict[bytes, str] = {}  # host by peer that had the newest version
-        self._sent: dict[bytes, SentCopy] = {}  # last copy by peer, until it has arrived
-        self._held: dict[bytes, SentCopy] = {}  # copies by peer that the socket had not released
-        self._newest: Stamp | None = None  # at the last check
-        self._stamp: Stamp | None = None
-        self._parts: wire.Parts = []
-        self._sha256 = ""  # of the encoded weights, once a relay needs it
-        self._host_copies = 1  # most copies to a host that the socket may hold
 
-    def ask(self, peer: bytes, have: Stamp | None, host: str = "") -> bool:
+        self._newest: Stamp | None = None  # the newest version at the last check
+        self._encoded: EncodedVersion | None = None  # the last version that was sent
+        # By peer: requests that are not examined or not answered yet, and the hosts of those peers
+        # that had the newest version.
+        self._requests: dict[bytes, WeightsRequest] = {}
+        self._up_to_date: dict[bytes, str] = {}
+        # By peer: the last copy until it has arrived, and the last copy until the socket has
+        # released it.
+        self._sent: dict[bytes, SentCopy] = {}
+        self._held: dict[bytes, SentCopy] = {}
+
+    def on_request(self, peer: bytes, have: Stamp | None, host: str = "") -> bool:
         """Note a request of a peer that has the version ``have``.
 
-        Returns whether one was waiting already.
+        Returns:
+            Whether a request of the peer was waiting already.
         """
-        waiting = peer in self._asks or peer in self._content
-        if len(self._content) >= MAX_WAITING:
-            self._content.popitem()  # the peer asks again
-        self._content.pop(peer, None)
-        self._asks[peer] = _Ask(have, host)
+        waiting = peer in self._requests or peer in self._up_to_date
+        if len(self._up_to_date) >= MAX_WAITING:
+            self._up_to_date.popitem()  # the peer asks again
+        self._up_to_date.pop(peer, None)
+        self._requests[peer] = WeightsRequest(have, host)
         return waiting
 
     def serve(self, now_s: float, send: Send) -> None:
@@ -101,89 +143,116 @@ class WeightsResponder:
         if newest is None:
             return
         if newest != self._newest:
-            self._asks |= {peer: _Ask(self._newest, host) for peer, host in self._content.items()}
-            self._content.clear()
-            self._newest = newest
-            self.tree.begin(now_s)
-        if not self._asks:
+            self._on_new_version(newest, now_s)
+        if not self._requests:
             return
 
         self._held = {peer: copy for peer, copy in self._held.items() if not copy.is_released()}
-        asks, self._asks = self._asks, {}
-        wanting: dict[bytes, _Ask] = {}
-        for peer, ask in asks.items():
-            sent = self._sent.get(peer)
-            if sent is not None and sent.stamp == ask.have and peer not in self._held:
+        requests = self._take_answerable(newest, now_s)
+        if not requests:
+            return
+        if self._encoded is None or self._encoded.stamp != newest:
+            self._encoded = self._encode()
+        encoded = self._encoded
+
+        # A peer or a host for which the socket holds enough copies has its turn later.
+        copies_of_host = Counter(copy.host for copy in self._held.values())
+        for peer in self.tree.ordered(requests):
+            host = requests[peer].host
+            if peer in self._held or copies_of_host[host] >= encoded.max_host_copies:
+                self._requests[peer] = requests[peer]
+            elif self._answer(peer, host, encoded, now_s=now_s, send=send):
+                copies_of_host[host] += 1
+
+    def _on_new_version(self, newest: Stamp, now_s: float) -> None:
+        """Examine all waiting requests again, since there is another version."""
+        for peer, host in self._up_to_date.items():
+            self._requests[peer] = WeightsRequest(self._newest, host)
+        self._up_to_date.clear()
+        self._newest = newest
+        self.tree.on_new_version(now_s)
+
+    def _take_answerable(self, newest: Stamp, now_s: float) -> dict[bytes, WeightsRequest]:
+        """Take the requests of peers that do not have the version ``newest``.
+
+        A peer that has it waits for the next one. A request is dropped while a copy is on its way
+        to the peer, which repeats it.
+        """
+        requests, self._requests = self._requests, {}
+        answerable: dict[bytes, WeightsRequest] = {}
+        for peer, request in requests.items():
+            copy = self._sent.get(peer)
+            if copy is not None and copy.stamp == request.have and peer not in self._held:
                 del self._sent[peer]  # it has arrived
-                sent = None
-            if ask.have == newest:
-                self._content[peer] = ask.host
-            elif peer in self._held or sent is None or now_s >= sent.sent_s + ARRIVAL_S:
-                wanting[peer] = ask
+                copy = None
 
-        if wanting and newest != self._stamp:
-            self._encode()
-        hosts = Counter(copy.host for copy in self._held.values())
-        for peer in self.tree.ordered(wanting):
-            host = wanting[peer].host
-            if peer in self._held or hosts[host] >= self._host_copies:
-                self._asks[peer] = wanting[peer]  # again in the next turn
-            elif self._answer(peer, host, now_s, send):
-                hosts[host] += 1
+            if request.have == newest:
+                self._up_to_date[peer] = request.host
+            elif peer in self._held or copy is None or now_s >= copy.sent_s + ARRIVAL_S:
+                answerable[peer] = request
+        return answerable
 
-    def _answer(self, peer: bytes, host: str, now_s: float, send: Send) -> bool:
-        """Answer a peer; returns whether by a copy."""
-        parts = self._answer_to(peer, now_s)
+    def _answer(
+        self, peer: bytes, host: str, encoded: EncodedVersion, *, now_s: float, send: Send
+    ) -> bool:
+        """Answer a peer by a copy or by the address of a relay; return whether by a copy."""
+        parts = self._answer_to(peer, encoded, now_s)
         outcome, is_released = send(peer, parts)
         if outcome == GONE:
-            self.tree.gone(peer)  # before it is named to others
-        if outcome != SENT or parts is not self._parts:
+            self.tree.on_disconnect(peer)  # before it is named to others
+        if outcome != SENT or parts is not encoded.parts:
             return False
-        assert self._stamp is not None
+
         if len(self._sent) >= MAX_WAITING:
             del self._sent[next(iter(self._sent))]
-        self._sent[peer] = self._held[peer] = SentCopy(self._stamp, is_released, now_s, host)
+        copy = SentCopy(encoded.stamp, is_released, sent_s=now_s, host=host)
+        self._sent[peer] = copy
+        self._held[peer] = copy
         return True
 
-    def _answer_to(self, peer: bytes, now_s: float) -> wire.Parts:
-        """The newest copy for a peer, or the relay that it is to ask."""
-        run_id, policy_id = self._welcome.run_id, self._board.policy_id
+    def _answer_to(self, peer: bytes, encoded: EncodedVersion, now_s: float) -> wire.Parts:
+        """Return the newest copy for a peer, or the message that names the relay to ask."""
+        run_id = self._welcome.run_id
+        policy_id = self._board.policy_id
         if self.tree.must_listen(peer):
             return wire.encode_weights_at(None, run_id, policy_id)
         parent = self.tree.place(peer, now_s)
         if parent is None:
-            return self._parts
+            return encoded.parts
 
-        weights = memoryview(self._parts[2])
-        self._sha256 = self._sha256 or hashlib.sha256(weights).hexdigest()
-        depth = min(parent.depth, wire.MAX_DEPTH)
-        assert self._stamp is not None
-        at = wire.WeightsAt(
-            self._stamp, weights.nbytes, parent.address, parent.key, self._sha256, depth
+        weights_at = wire.WeightsAt(
+            stamp=encoded.stamp,
+            nbytes=encoded.nbytes,
+            address=parent.address,
+            key=parent.key,
+            sha256=encoded.sha256,
+            depth=min(parent.depth, wire.MAX_DEPTH),
         )
-        return wire.encode_weights_at(at, run_id, policy_id)
+        return wire.encode_weights_at(weights_at, run_id, policy_id)
 
-    def _encode(self) -> None:
+    def _encode(self) -> EncodedVersion:
+        """Encode the newest version of the board."""
         # New memory each time: messages of the previous version may still be on their way.
         layout = self._welcome.layout
-        values = np.empty(layout.size, np.float32)
-        stamp = self._board.read(values, policy_id=self._board.policy_id)
-        assert stamp is not None
-        run_id = self._welcome.run_id
         policy_id = self._board.policy_id
-        self._parts = wire.encode_weights(values, stamp, self._dtype, layout, run_id, policy_id)
-        self._stamp, self._sha256 = stamp, ""
-        self._host_copies = 1 + HOST_NBYTES // memoryview(self._parts[2]).nbytes
+        values = np.empty(layout.size, np.float32)
+        stamp = self._board.read(values, policy_id=policy_id)
+        assert stamp is not None
+        parts = wire.encode_weights(
+            values, stamp, self._dtype, layout, run_id=self._welcome.run_id, policy_id=policy_id
+        )
+        return EncodedVersion(stamp, parts)
 
 
 def run(ctx: RoleContext) -> None:
-    """Serve weights at `relay_socket` until asked to stop.
+    """Serve weights at `relay_socket` until asked to stop: the main function of a relay.
 
     Exits with EXIT_REJOIN when the learner is gone or was replaced.
     """
     assert ctx.address is not None
-    patience_s = ctx.config.run.hang_timeout_s if ctx.config else 60.0
+    patience_s = ctx.config.run.hang_timeout_s if ctx.config else DEFAULT_PATIENCE_S
     client = Client(ctx, ctx.address, patience_s=patience_s)
+
     try:
         client.join()
         _serve(ctx, client)
@@ -195,23 +264,30 @@ def run(ctx: RoleContext) -> None:
 
 
 def _serve(ctx: RoleContext, client: Client) -> None:
+    """Publish version after version on this host's board, until asked to stop."""
     board = WeightsBoard.create(client.welcome.layout.size)
     host = ShmHost(relay_socket(ctx.runtime_dir, ctx.learner), client.welcome, board)
     host.watch(client.socket.FD)
-    puller = WeightsPuller(client, host.watch, host.unwatch, lambda text: ctx.event("relay", text))
+    puller = WeightsPuller(
+        client,
+        watch=host.watch,
+        unwatch=host.unwatch,
+        report=lambda text: ctx.event("relay", text),
+    )
     ctx.report("ready")
     ctx.status.phase = Phase.RECEIVING
+
     ledger = ctx.ledger
     try:
         while not ctx.stopping():
             ledger.switch(Part.RECEIVE)
-            fresh, busy = puller.turn()
-            if fresh is not None:
+            turn = puller.turn()
+            if turn.weights is not None:
                 ledger.switch(Part.PUBLISH)
-                board.publish(fresh[1], fresh[0])
+                board.publish(turn.weights.values, turn.weights.stamp)
                 ledger.switch(Part.RECEIVE)
             ledger.switch(Part.WAIT)
-            host.poll(0 if busy else puller.wait_s(TICK_S))
+            host.poll(0 if turn.busy else puller.wait_s(TICK_S))
     finally:
         ctx.status.phase = Phase.STOPPING
         puller.close()

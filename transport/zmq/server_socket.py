@@ -27,14 +27,16 @@ from penstock.transport.zmq.sockets import (
     zap,
 )
 
-REBIND_S = 0.005  # between two tries to bind an address that libzmq has not freed yet
+# The interval between two tries to bind an address that libzmq has not freed yet.
+REBIND_S = 0.005
 
 
 class ServerSocket:
-    """A ROUTER at an address, in a context of its own. One thread."""
+    """A ROUTER at an address, in a context of its own; used by one thread."""
 
     router: Socket
     listener: Listener
+    """The gate of the socket; call `Listener.look` in every turn."""
 
     def __init__(
         self,
@@ -54,15 +56,18 @@ class ServerSocket:
             received: messages from a peer that may wait.
             linger_ms: time for messages on their way when the socket is closed.
 
-        Raises UserError where the address is taken or not ours.
+        Raises:
+            UserError: the address is taken or not ours.
         """
         self._keys = keys
         self._max_frame_nbytes = max_frame_nbytes
         self._received = received
         self._poller = zmq.Poller()
+
+        # What was opened is closed where a later step fails, and otherwise by `close`.
         with ExitStack() as opening:
             self._context: zmq.Context[Socket] = zmq.Context()
-            opening.callback(self._context.destroy, linger_ms)  # sockets too
+            opening.callback(self._context.destroy, linger_ms)  # closes its sockets too
             self._zap = zap(self._context) if keys else None
             if self._zap is not None:
                 self.watch(self._zap)
@@ -71,8 +76,13 @@ class ServerSocket:
             self._stack = opening.pop_all()
 
     def _bind(self, address: str) -> None:
+        """Bind a new ROUTER, with its gate. Raises UserError where the address is taken."""
         self.router = router(
-            self._context, address, self._keys, self._max_frame_nbytes, received=self._received
+            self._context,
+            address,
+            self._keys,
+            max_frame_nbytes=self._max_frame_nbytes,
+            received=self._received,
         )
         self.listener = Listener(self.router)
         self.watch(self.router)
@@ -89,7 +99,8 @@ class ServerSocket:
     def wait(self, timeout_s: float) -> dict[Any, int]:
         """Wait for a message, a peer to authenticate, or what is watched besides.
 
-        Returns the sockets and descriptors that are readable.
+        Returns:
+            The sockets and descriptors that are readable, with the event that they are readable by.
         """
         ready = dict(self._poller.poll(round(timeout_s * 1000)))
         if self._zap is not None and self._keys is not None and self._zap in ready:
@@ -97,7 +108,7 @@ class ServerSocket:
         return ready
 
     def receive(self) -> tuple[Sender, list[Buffer]] | None:
-        """The next message and its sender; None when there is none now."""
+        """Return the sender and the parts of the next message; None when there is none now."""
         return receive_from(self.router, keys=self.has_keys)
 
     def send(self, peer: bytes, parts: Parts, *, tracked: bool = False) -> tuple[int, IsReleased]:
@@ -105,17 +116,22 @@ class ServerSocket:
         return send_to(self.router, peer, parts, tracked=tracked)
 
     def reopen(self, address: str, patience_s: float) -> None:
-        """Close every connection, and bind again at ``address``, within ``patience_s`` seconds."""
+        """Close every connection, and bind again at ``address``, within ``patience_s`` seconds.
+
+        Raises UserError where the address is not free by then.
+        """
         self._poller.unregister(self.router)
         self.listener.close()  # it holds the address too
         self.router.close(0)
-        ends_s = time.monotonic() + patience_s
-        while True:  # libzmq frees the address a little later
+
+        # libzmq frees the address a little later.
+        deadline_s = time.monotonic() + patience_s
+        while True:
             try:
                 self._bind(address)
                 return
             except UserError:
-                if time.monotonic() > ends_s:
+                if time.monotonic() > deadline_s:
                     raise
                 time.sleep(REBIND_S)
 

@@ -34,11 +34,15 @@ from penstock.transport.wire import (
 )
 from penstock.transport.zmq.keys import ZAP_ADDRESS, ZAP_DOMAIN, ActorKeys, LearnerKeys
 
+# The first parts of a message, up to the meta, are small, and cheaper copied.
 COPIED_PARTS = 3
-BACKLOG = 16  # connections that wait to be accepted; `transport.zmq.listener` clears so many
-HIGH_WATER = 64  # messages per peer, and a peer has fewer grants
+# The most connections that wait to be accepted; `transport.zmq.listener` clears so many.
+BACKLOG = 16
+# The most messages per peer that wait; a peer has fewer grants.
+HIGH_WATER = 64
 MAX_WEIGHTS_NBYTES = 1 << 31
-HANDSHAKE_MS = 5000  # a connection that has not spoken ZeroMQ's protocol by then is closed
+# A connection that has not spoken ZeroMQ's protocol by then is closed.
+HANDSHAKE_MS = 5000
 COMMON_OPTIONS = (
     (zmq.SNDHWM, HIGH_WATER),
     (zmq.RCVHWM, HIGH_WATER),
@@ -52,9 +56,16 @@ COMMON_OPTIONS = (
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 Socket = zmq.Socket[bytes]
-SENT, FULL, GONE = range(3)  # result of sending: on its way, no room now, no such peer
-IsReleased = Callable[[], bool]  # whether the socket has released a message that was sent
+
+# The outcome of sending a message.
+SENT = 0  # on its way
+FULL = 1  # no room for it now
+GONE = 2  # no such peer
+
+IsReleased = Callable[[], bool]
+"""Returns whether the socket has released a message that was sent."""
 Send = Callable[[bytes, Parts], tuple[int, IsReleased]]
+"""Sends a message to a peer, as `send_to`."""
 
 
 class Sender(NamedTuple):
@@ -77,30 +88,41 @@ def dealer(
     received: int = HIGH_WATER,
     queued: bool = False,
 ) -> Socket:
-    """A DEALER that keeps connecting to a connector, or to a relay, until there is one.
+    """Make a DEALER that keeps connecting to a connector, or to a relay, until there is one.
 
-    ``received``: messages that may wait to be read. ``queued``: messages sent before there is a
-    connection wait for it, instead of raising `zmq.Again`.
+    Args:
+        context: of the socket.
+        address: of the peer.
+        keys: this side's, and the peer's public one; None without CURVE.
+        max_frame_nbytes: largest frame that is received.
+        received: messages that may wait to be read.
+        queued: whether messages sent before there is a connection wait for it, instead of raising
+            `zmq.Again`.
+
+    Raises:
+        UserError: the address is no address.
     """
     check_port(address)
-    with _opened(context, zmq.DEALER) as made:
-        made.setsockopt(zmq.IMMEDIATE, not queued)
-        made.setsockopt(zmq.RCVHWM, received)
-        made.setsockopt(zmq.MAXMSGSIZE, max_frame_nbytes)
-        made.setsockopt(zmq.CONNECT_TIMEOUT, 3000)  # the system's own retries become rarer
-        made.setsockopt(zmq.RECONNECT_IVL, 50)
-        made.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    with _new_socket(context, zmq.DEALER) as client:
+        client.setsockopt(zmq.IMMEDIATE, not queued)
+        client.setsockopt(zmq.RCVHWM, received)
+        client.setsockopt(zmq.MAXMSGSIZE, max_frame_nbytes)
+        client.setsockopt(zmq.CONNECT_TIMEOUT, 3000)  # the system's own retries become rarer
+        client.setsockopt(zmq.RECONNECT_IVL, 50)
+        client.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         if keys is not None:
-            made.curve_publickey, made.curve_secretkey = keys.own.public, keys.own.secret
-            made.curve_serverkey = keys.learner
+            client.curve_publickey = keys.own.public
+            client.curve_secretkey = keys.own.secret
+            client.curve_serverkey = keys.learner
+
         try:
-            made.connect(address)
+            client.connect(address)
         except zmq.ZMQError as error:
             raise UserError(
                 f"cannot connect to {address} ({error.strerror}); an address looks like "
                 "tcp://learner-host:7700"
             ) from error
-        return made
+        return client
 
 
 def router(
@@ -112,61 +134,71 @@ def router(
     received: int = HIGH_WATER,
     sent: int = HIGH_WATER,
 ) -> Socket:
-    """A bound ROUTER.
+    """Make a ROUTER that listens at an address.
 
-    ``received`` and ``sent``: messages from and to a peer that may wait. Raises UserError where the
-    address is taken or not ours.
+    Args:
+        context: of the socket.
+        address: where it listens.
+        keys: the server's own, and those of the peers that are let in; None without CURVE.
+        max_frame_nbytes: largest frame that is received.
+        received: messages from a peer that may wait to be read.
+        sent: messages to a peer that may wait.
+
+    Raises:
+        UserError: the address is taken or not ours.
     """
     check_port(address)
-    with _opened(context, zmq.ROUTER) as made:
-        made.setsockopt(zmq.MAXMSGSIZE, max_frame_nbytes)
-        made.setsockopt(zmq.RCVHWM, received)
-        made.setsockopt(zmq.SNDHWM, sent)
-        made.setsockopt(zmq.BACKLOG, BACKLOG)
+    with _new_socket(context, zmq.ROUTER) as server:
+        server.setsockopt(zmq.MAXMSGSIZE, max_frame_nbytes)
+        server.setsockopt(zmq.RCVHWM, received)
+        server.setsockopt(zmq.SNDHWM, sent)
+        server.setsockopt(zmq.BACKLOG, BACKLOG)
         # A message that does not fit, or whose peer has left, is reported and not dropped.
-        made.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        server.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if keys is not None:
-            made.curve_publickey, made.curve_secretkey = keys.own.public, keys.own.secret
-            made.curve_server = True
-            made.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+            server.curve_publickey = keys.own.public
+            server.curve_secretkey = keys.own.secret
+            server.curve_server = True
+            server.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+
         try:
             _check_ipc(address)
-            made.bind(address)
+            server.bind(address)
         except zmq.ZMQError as error:
             raise UserError(
                 f"cannot listen at {address} ({error.strerror}); another process may be using it: "
                 "stop that one, or choose another address"
             ) from error
-        return made
+        return server
 
 
 def zap(context: zmq.Context[Socket]) -> Socket:
-    """The socket at which libzmq authenticates peers; make it before the router is bound."""
-    made = context.socket(zmq.REP)
-    made.bind(ZAP_ADDRESS)
-    return made
+    """Make the socket at which libzmq authenticates peers; do so before the router is bound."""
+    authenticator = context.socket(zmq.REP)
+    authenticator.bind(ZAP_ADDRESS)
+    return authenticator
 
 
 def port_of(bound: Socket) -> int:
-    """The TCP port at which a socket listens."""
+    """Return the TCP port at which a socket listens."""
     return int(bound.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
 
 def boot_id() -> str:
-    """The id of this boot, equal for two processes only if they run under the same kernel."""
+    """Return the id of this boot: two processes have the same one only under the same kernel."""
     return BOOT_ID.read_text().strip()
 
 
 def receive(source: Socket) -> list[Buffer] | None:
-    """The parts of the next message without copying big ones; None when there is none now.
+    """Return the parts of the next message without copying big ones; None when there is none now.
 
-    The rest of a message with too many parts is read and dropped.
+    Of a message with too many parts the first are returned, and the rest is dropped.
     """
     try:
         parts: list[Buffer] = [source.recv(zmq.NOBLOCK)]
     except zmq.Again:
         return None
-    return _rest(source, parts)
+    return _with_remaining(source, parts)
 
 
 def handle_messages(
@@ -184,7 +216,10 @@ def handle_messages(
         handle: called with each message.
         server: the peer, for an error.
         client: this side, for an error.
-        error: raised where the server speaks another version of the protocol.
+        error: the type of the error for a server that speaks another version of the protocol.
+
+    Raises:
+        UserError: of the type ``error``, and any that ``handle`` raises.
     """
     while (parts := receive(source)) is not None:
         try:
@@ -192,32 +227,34 @@ def handle_messages(
         except WireError as fault:
             if fault.reason == "version":
                 raise error(other_version(server, fault.text, client)) from fault
-        except UserError:  # by `handle`; some are a ValueError too
+        except UserError:  # raised by `handle`; some are a ValueError too
             raise
         except STRANGE:  # unexpected content is of no more use than a torn message
             continue
 
 
 def receive_from(source: Socket, *, keys: bool) -> tuple[Sender, list[Buffer]] | None:
-    """Like `receive`, at a ROUTER: the sender, and the parts after the routing id.
+    """Return the sender of the next message at a ROUTER, and the parts after its routing id.
 
-    ``keys``: whether peers have CURVE keys.
+    Returns None when there is no message now. ``keys``: whether peers have CURVE keys.
     """
     try:
-        frame = source.recv(zmq.NOBLOCK, copy=False)
+        routing_frame = source.recv(zmq.NOBLOCK, copy=False)
     except zmq.Again:
         return None
-    key = str(frame.get("User-Id")).encode() if keys else b""
-    peer, *parts = _rest(source, [frame.bytes])
+    key = str(routing_frame.get("User-Id")).encode() if keys else b""
+    peer, *parts = _with_remaining(source, [routing_frame.bytes])
     try:
-        host = str(frame.get("Peer-Address"))
+        host = str(routing_frame.get("Peer-Address"))
     except zmq.ZMQError:
         host = ""
-    return Sender(bytes(peer), key, host.removeprefix("::ffff:")), parts
+    # An IPv4 peer of a socket that takes IPv6 too is shown with a prefix.
+    host = host.removeprefix("::ffff:")
+    return Sender(bytes(peer), key, host), parts
 
 
 def send_now(target: Socket, parts: Parts) -> bool:
-    """Send a message by a DEALER, without waiting; False where no peer takes it now."""
+    """Send a message by a DEALER, without waiting; return False where no peer takes it now."""
     try:
         target.send_multipart(parts, zmq.NOBLOCK)
     except zmq.Again:
@@ -237,13 +274,15 @@ def send_to(
     """
     copy = len(parts) < COPIED_PARTS and not tracked
     is_released: IsReleased = _was_copied
-    sent: list[Any] = [peer, *parts]
-    if not copy:  # libzmq sends and releases the last part last
-        sent[-1] = last = zmq.Frame(parts[-1], track=True, copy=False, copy_threshold=0)
+    message: list[Any] = [peer, *parts]
+    # The last part is tracked, because libzmq sends and releases it last.
+    if not copy:
+        last = zmq.Frame(parts[-1], track=True, copy=False, copy_threshold=0)
+        message[-1] = last
         is_released = partial(getattr, last.tracker, "done")
 
     try:
-        target.send_multipart(sent, zmq.NOBLOCK, copy=copy)
+        target.send_multipart(message, zmq.NOBLOCK, copy=copy)
     except zmq.Again:
         return FULL, is_released
     except zmq.ZMQError as error:
@@ -254,16 +293,21 @@ def send_to(
 
 
 class WasWritten:
-    """Whether a message was written to its connection with CURVE, where it is released before.
+    """Returns whether a message was written to its connection with CURVE.
 
-    libzmq releases it when it is encrypted, and turns to the next message when all of the encrypted
-    one is written. So a small message is sent after it, whose release shows that.
+    libzmq releases a message when it is encrypted, and turns to the next one when all of the
+    encrypted one is written. So a small message is sent after it, whose release shows that.
     """
 
     def __init__(
         self, is_released: IsReleased, send_next: Callable[[], tuple[int, IsReleased]]
     ) -> None:
-        """``send_next`` sends a tracked message to the same peer."""
+        """Make the test of a message.
+
+        Args:
+            is_released: returns whether the socket has released the message.
+            send_next: sends a small tracked message to the same peer.
+        """
         self._is_released = is_released
         self._send_next: Callable[[], tuple[int, IsReleased]] | None = send_next
 
@@ -272,7 +316,8 @@ class WasWritten:
             return self._is_released()
         outcome, is_released = self._send_next()
         if outcome == SENT:
-            self._is_released, self._send_next = is_released, None
+            self._is_released = is_released
+            self._send_next = None
         return outcome == GONE
 
 
@@ -281,7 +326,8 @@ def _was_copied() -> bool:
     return True
 
 
-def _rest(source: Socket, parts: list[Buffer]) -> list[Buffer]:
+def _with_remaining(source: Socket, parts: list[Buffer]) -> list[Buffer]:
+    """Read the rest of a message whose first parts are given, and return all of its parts."""
     while source.getsockopt(zmq.RCVMORE):
         if len(parts) < COPIED_PARTS:  # routing id, header, meta: small, and cheaper copied
             parts.append(source.recv())
@@ -293,31 +339,37 @@ def _rest(source: Socket, parts: list[Buffer]) -> list[Buffer]:
 
 
 @contextmanager
-def _opened(context: zmq.Context[Socket], kind: int) -> Iterator[Socket]:
-    """A socket with the common options, closed if setting it up fails."""
-    made = context.socket(kind)
+def _new_socket(context: zmq.Context[Socket], kind: int) -> Iterator[Socket]:
+    """Make a socket with the common options; it is closed if an error leaves the block."""
+    new_socket = context.socket(kind)
     try:
         for option, value in COMMON_OPTIONS:
-            made.setsockopt(option, value)
-        yield made
+            new_socket.setsockopt(option, value)
+        yield new_socket
     except BaseException:
-        made.close(0)
+        new_socket.close(0)
         raise
 
 
 def _check_ipc(address: str) -> None:
-    """Raise where the path is too long (UserError), or a live listener has it (ZMQError).
+    """Check that a socket may be bound at the path of an ``ipc://`` address.
 
-    libzmq would silently take over its path.
+    libzmq would silently take over the path of a live listener.
+
+    Raises:
+        UserError: the path is too long.
+        ZMQError: another process listens there.
     """
     if not address.startswith("ipc://"):
         return
+
     path = Path(address.removeprefix("ipc://"))
     if len(os.fsencode(path)) > UNIX_PATH_NBYTES:
         raise UserError(
             f"the socket path {path} is longer than the {UNIX_PATH_NBYTES} bytes that the system "
             "allows; choose a shorter one"
         )
+
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if probe.connect_ex(str(path)) == 0:
             raise zmq.ZMQError(zmq.EADDRINUSE)

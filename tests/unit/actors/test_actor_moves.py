@@ -252,7 +252,9 @@ def test_environments_are_closed_when_an_actor_ends(
             wait_until(lambda: len(side.taken) > 1, 30)
             if loses_learner:
                 lost = LearnerGoneError("lost")
-                monkeypatch.setattr(actor_main, "find", lambda ctx: (_ for _ in ()).throw(lost))
+                monkeypatch.setattr(
+                    actor_main, "find_learner", lambda ctx: (_ for _ in ()).throw(lost)
+                )
                 one.give_to(0, incarnation=1)
                 one.thread.join(20)
                 assert one.exit_code == EXIT_REJOIN

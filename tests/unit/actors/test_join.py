@@ -38,8 +38,8 @@ def test_an_actor_by_hand_says_that_it_waits_and_one_of_a_run_does_not(
     leave = threading.Timer(0.5, lambda: ours.send(ELSEWHERE))
     leave.start()
     path = str(tmp_path / "nobody.sock")
-    found = join.Found(config, ShmTransport(), path)
-    assert join.join(ctx, found, slot_spec(config, probe(config.env)), 0) is None
+    found = join.LearnerEndpoint(config, ShmTransport(), path)
+    assert join.join_learner(ctx, found, slot_spec(config, probe(config.env)), 0) is None
     leave.join()
     waits = {"kind": "note", "text": f"actor-0 waits for the learner at {path}"}
     assert ours.receive() == [waits] * notes

@@ -262,12 +262,15 @@ def test_it_says_that_it_lives_between_the_steps(monkeypatch: pytest.MonkeyPatch
     beats: list[int] = []
     ledger = TimeLedger()
     rollout = Rollout(game, script(), SEED, ledger)
-    rollout.beat = lambda: beats.append(ledger.since)
-    rollout.fill(spec.views(spec.zeros()), 0)
+
+    def beat() -> None:
+        beats.append(ledger.since)
+
+    rollout.fill(spec.views(spec.zeros()), 0, beat)
     assert len(beats) == 1
     monkeypatch.setattr("penstock.actors.rollout.BEAT_NS", 0)
-    rollout._beat_at = 0
-    rollout.fill(spec.views(spec.zeros()), 1)
+    rollout._next_beat_ns = 0
+    rollout.fill(spec.views(spec.zeros()), 1, beat)
     assert len(beats) == 1 + UNROLL
     game.close()
 
@@ -289,11 +292,11 @@ def test_an_unroll_that_was_given_up_is_continued_by_the_next(
         if len(calls) == row + 1:
             raise LearnerGoneError("the learner ended")
 
-    rollout = Rollout(game, script(), SEED, TimeLedger(), beat=beat)
+    rollout = Rollout(game, script(), SEED, TimeLedger())
     with pytest.raises(LearnerGoneError):
-        rollout.fill(spec.views(spec.zeros()), 0)
+        rollout.fill(spec.views(spec.zeros()), 0, beat)
     columns = spec.views(spec.zeros())
-    rollout.fill(columns, 1)
+    rollout.fill(columns, 1, beat)
     for name in ("obs", "reward", "terminated", "truncated", "alive", "episode_return"):
         np.testing.assert_array_equal(columns[name][: UNROLL - row], whole[name][row:UNROLL], name)
     game.close()

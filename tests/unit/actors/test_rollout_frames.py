@@ -113,11 +113,11 @@ def test_a_first_unroll_that_was_given_up_is_continued_by_the_next(
         if len(calls) == 4:
             raise LearnerGoneError("the learner ended")
 
-    rollout = Rollout(game, chance(), 5, TimeLedger(), beat=beat)
+    rollout = Rollout(game, chance(), 5, TimeLedger())
     with pytest.raises(LearnerGoneError):
-        rollout.fill(spec.views(spec.zeros()), 0)
+        rollout.fill(spec.views(spec.zeros()), 0, beat)
     columns = spec.views(spec.zeros())
-    rollout.fill(columns, 1)  # its first stacks are of different frames
+    rollout.fill(columns, 1, beat)  # its first stacks are of different frames
     game.close()
     for name in ("obs", "alive", "pad"):
         np.testing.assert_array_equal(columns[name][: UNROLL - 3], whole[name][3:UNROLL], name)

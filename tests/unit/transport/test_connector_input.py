@@ -265,7 +265,7 @@ def test_an_address_of_loopback_is_named_only_where_all_peers_are_on_this_host(
 ) -> None:
     side.publish(4)
     for local, kind in ((True, MessageKind.WEIGHTS_AT), (False, MessageKind.WEIGHTS)):
-        monkeypatch.setattr(receiver, "_local", local)
+        monkeypatch.setattr(receiver, "_address_is_local", local)
         found = answers(receiver, monkeypatch, [(OFFER, "127.0.0.1"), (OFFER, "10.0.0.4")])
         assert found[1].head.kind == kind
 

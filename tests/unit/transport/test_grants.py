@@ -57,7 +57,7 @@ def join(
     now_s: float = 0,
     peer: bytes = b"peer",
 ) -> ActorStream:
-    return grants.hello(head(actor, sequence, produced=sequence), peer, want, now_s)
+    return grants.on_hello(head(actor, sequence, produced=sequence), peer, want, now_s)
 
 
 def deliver(
@@ -65,7 +65,7 @@ def deliver(
 ) -> None:
     message = head(actor, sequence, produced=sequence + 1, steps=1)
     stream = grants.admit(message, peer, now_s, MANY)
-    grants.received(stream, message, peer, now_s)
+    grants.count_slot(stream, message, peer, now_s)
 
 
 def own(actor: int) -> bytes:
@@ -137,7 +137,7 @@ def test_produced_steps_cannot_run_backwards() -> None:
     join(grants, 1, want=2)
     grants.lend(2)
     first = head(1, 0, produced=10, steps=10)
-    grants.received(grants.admit(first, b"peer", 0, MANY), first, b"peer", 0)
+    grants.count_slot(grants.admit(first, b"peer", 0, MANY), first, b"peer", 0)
     assert refusal(grants, head(1, 1, produced=19, steps=10)) == "steps"
     assert grants.admit(head(1, 1, produced=20, steps=10), b"peer", 0, MANY).next == 1
 
@@ -164,7 +164,7 @@ def test_a_beat_heals_the_loss_of_the_last_slots() -> None:
     grants = made()
     stream = join(grants, 1, want=2)
     grants.lend(2)
-    grants.beat(head(1, 2), b"peer", 1)  # both were lost on the way
+    grants.on_beat(head(1, 2), b"peer", 1)  # both were lost on the way
     assert grants.outstanding == 0
     grants.lend(2)
     assert (stream.next, stream.limit) == (2, 4)
@@ -174,7 +174,7 @@ def test_hello_again_keeps_grants_and_follows_the_new_connection() -> None:
     grants = Grants(SILENCE_S, STEPS, connected=lambda stream: False)
     join(grants, 1, want=2)
     grants.lend(2)
-    again = grants.hello(head(1, 1), b"other peer", 2, 1)
+    again = grants.on_hello(head(1, 1), b"other peer", 2, 1)
     assert (again.next, again.limit, again.peer, grants.outstanding) == (1, 2, b"other peer", 1)
 
 
@@ -190,11 +190,11 @@ def test_a_newer_incarnation_replaces_the_older_one() -> None:
     grants = made()
     old = join(grants, 1, want=2)
     grants.lend(2)
-    new = grants.hello(head(1, 0, incarnation=1), b"peer", 2, 0)
+    new = grants.on_hello(head(1, 0, incarnation=1), b"peer", 2, 0)
     assert (new.limit, grants.outstanding, list(grants.ended)) == (0, 0, [old])
     assert refusal(grants, head(1, 0, incarnation=0)) == "stale"
     with pytest.raises(WireError, match="stale"):
-        grants.hello(head(1, 0, incarnation=0), b"peer", 2, 0)
+        grants.on_hello(head(1, 0, incarnation=0), b"peer", 2, 0)
 
 
 def test_grants_of_the_silent_go_to_others_long_before_their_stream_ends() -> None:
@@ -206,14 +206,14 @@ def test_grants_of_the_silent_go_to_others_long_before_their_stream_ends() -> No
     other = join(grants, 2)
     assert (silent.outstanding, grants.want) == (2, 4)
     assert grants.lend(2) == []
-    grants.beat(head(2, 0), b"peer", 4)
+    grants.on_beat(head(2, 0), b"peer", 4)
     assert grants.expire(GRANT_SILENCE_S) == []
     assert silent.outstanding == 2
     assert grants.expire(GRANT_SILENCE_S + 1) == []  # the stream stays
     assert (silent.outstanding, grants.outstanding, grants.want) == (0, 0, 2)
     assert grants.lend(2) == [other]
     assert other.outstanding == 2
-    grants.beat(head(2, 0), b"peer", 59)
+    grants.on_beat(head(2, 0), b"peer", 59)
     assert grants.expire(SILENCE_S + 1) == [silent]
     assert refusal(grants, head(1, 1)) == "unknown"
 
@@ -225,7 +225,7 @@ def test_who_comes_back_goes_on_with_its_stream() -> None:
     deliver(grants, 1, 0)
     grants.expire(10)
     assert (stream.away, stream.limit, grants.outstanding, grants.want) == (True, 1, 0, 0)
-    assert grants.beat(head(1, 1, produced=1), b"peer", 11) is stream
+    assert grants.on_beat(head(1, 1, produced=1), b"peer", 11) is stream
     assert (stream.away, grants.want) == (False, 2)
     assert grants.lend(2) == [stream]
     deliver(grants, 1, 1)
@@ -236,14 +236,14 @@ def test_a_late_slot_is_stored_where_there_is_room_and_else_lost_once() -> None:
     stream, other = join(grants, 1), join(grants, 2)
     grants.lend(4)
     deliver(grants, 1, 0)
-    grants.beat(head(2, 0), b"peer", 9)
+    grants.on_beat(head(2, 0), b"peer", 9)
     grants.expire(10)  # takes back sequence 1
     assert refusal(grants, head(1, 1, produced=2, steps=1), available=2) == "ungranted"
     late = head(1, 1, produced=2, steps=1)
-    grants.received(grants.admit(late, b"peer", 10, 3), late, b"peer", 10)
+    grants.count_slot(grants.admit(late, b"peer", 10, 3), late, b"peer", 10)
     assert (stream.next, grants.outstanding, other.outstanding) == (2, 2, 2)
     assert refusal(grants, head(1, 2, produced=3, steps=1)) == "ungranted"  # never granted
-    grants.beat(head(1, 2, produced=2), b"peer", 11)
+    grants.on_beat(head(1, 2, produced=2), b"peer", 11)
 
 
 def test_a_closed_connection_gives_grants_back_at_once() -> None:
@@ -281,7 +281,7 @@ def test_there_is_an_end_to_the_actors_of_one_connection() -> None:
         join(grants, MAX_STREAMS_PER_PEER)
     join(grants, 0)
     join(grants, MAX_STREAMS_PER_PEER, peer=b"other")
-    grants.bye(head(1, 0), b"peer", 0)
+    grants.on_bye(head(1, 0), b"peer", 0)
     join(grants, 1000)
 
 
@@ -290,7 +290,7 @@ def test_one_of_several_keys_leaves_room_for_actors_with_others() -> None:
 
     def enter(actor: int, key: bytes, incarnation: int = 0) -> None:
         message = head(actor, 0, incarnation=incarnation)
-        grants.hello(message, own(actor), 1, 0.0, key)
+        grants.on_hello(message, own(actor), 1, 0.0, key)
 
     for actor in range(MAX_STREAMS // 2):
         enter(actor, b"many")
@@ -298,7 +298,7 @@ def test_one_of_several_keys_leaves_room_for_actors_with_others() -> None:
         enter(MAX_STREAMS, b"many")
     enter(0, b"many", incarnation=1)  # in place of its older one
     enter(MAX_STREAMS, b"other")
-    grants.bye(head(1, 0), own(1), 0.0, b"many")
+    grants.on_bye(head(1, 0), own(1), 0.0, b"many")
     enter(1, b"many", incarnation=1)
 
 
@@ -307,10 +307,10 @@ def test_hellos_do_not_push_out_the_final_counters_of_others() -> None:
     join(grants, 0)
     grants.lend(MANY)
     deliver(grants, 0, 0)
-    grants.bye(head(0, 1, produced=1), b"peer", 0)
+    grants.on_bye(head(0, 1, produced=1), b"peer", 0)
     for incarnation in range(2 * MAX_ENDED):
         message = head(1, 7, incarnation=incarnation, produced=7)
-        grants.hello(message, b"hostile", 1, 0.0)
+        grants.on_hello(message, b"hostile", 1, 0.0)
     assert grants.ended[0].actor == 0
     assert len(grants.ended) == MAX_ENDED_UNUSED
 
@@ -334,13 +334,13 @@ def test_a_counter_grows_by_no_more_than_was_granted(
     stream = join(grants, 1)
     grants.lend(2)
     first = head(1, 0, produced=30, steps=30)
-    grants.received(grants.admit(first, b"peer", 0, MANY), first, b"peer", 0)
+    grants.count_slot(grants.admit(first, b"peer", 0, MANY), first, b"peer", 0)
     grants.lend(2)
     said = head(1, sequence, produced=produced)
     says = {
-        "hello": lambda: grants.hello(said, b"peer", 2, 0),
-        "beat": lambda: grants.beat(said, b"peer", 0),
-        "bye": lambda: grants.bye(said, b"peer", 0),
+        "hello": lambda: grants.on_hello(said, b"peer", 2, 0),
+        "beat": lambda: grants.on_beat(said, b"peer", 0),
+        "bye": lambda: grants.on_bye(said, b"peer", 0),
         "slot": lambda: grants.admit(said._replace(sequence=sequence - 1), b"peer", 0, MANY),
     }
     with pytest.raises(WireError) as caught:
@@ -348,17 +348,17 @@ def test_a_counter_grows_by_no_more_than_was_granted(
     assert caught.value.reason == ("replayed" if kind == "slot" and sequence <= 1 else reason)
     assert (stream.next, stream.limit, stream.produced_steps) == (1, 3, 30)
     assert (grants.streams, list(grants.ended)) == ({1: stream}, [])
-    grants.bye(head(1, 3, produced=30 + 2 * STEPS), b"peer", 0)  # the most that is believed
+    grants.on_bye(head(1, 3, produced=30 + 2 * STEPS), b"peer", 0)  # the most that is believed
 
 
 def test_where_an_unknown_stream_stands_is_no_production() -> None:
     grants = made()
     message = head(1, 1000, produced=MAX_BEGIN - 1)
-    stream = grants.hello(message, b"peer", 2, 0)
+    stream = grants.on_hello(message, b"peer", 2, 0)
     assert (stream.next, stream.produced_steps) == (1000, MAX_BEGIN - 1)
     grants.lend(2)
     with pytest.raises(WireError, match="steps"):
-        grants.bye(head(1, 1001, produced=MAX_BEGIN + STEPS), b"peer", 0)
+        grants.on_bye(head(1, 1001, produced=MAX_BEGIN + STEPS), b"peer", 0)
 
 
 def test_two_processes_of_one_id_do_not_evict_each_other() -> None:
@@ -366,38 +366,38 @@ def test_two_processes_of_one_id_do_not_evict_each_other() -> None:
     first = join(grants, 3)
     rival = head(3, 0, incarnation=5)
     with pytest.raises(TakenError) as caught:
-        grants.hello(rival, b"rival", 2, 1.0)
+        grants.on_hello(rival, b"rival", 2, 1.0)
     assert not caught.value.lives  # it may be the same actor, started again: it asks once more
-    grants.beat(head(3, 0), b"peer", 1.5)
+    grants.on_beat(head(3, 0), b"peer", 1.5)
     with pytest.raises(TakenError, match="actor 3 is played by another process") as caught:
-        grants.hello(rival, b"rival", 2, 2.0)
+        grants.on_hello(rival, b"rival", 2, 2.0)
     assert caught.value.lives
-    for say in (grants.beat, grants.bye):
+    for say in (grants.on_beat, grants.on_bye):
         with pytest.raises(TakenError):
             say(head(3, 0), b"rival", 2.0)
     with pytest.raises(TakenError):
         grants.admit(head(3, 0, produced=1, steps=1), b"rival", 2.0, MANY)
     assert grants.streams == {3: first}
-    second = grants.hello(rival, b"rival", 2, 1.5 + GRANT_SILENCE_S + 0.1)
+    second = grants.on_hello(rival, b"rival", 2, 1.5 + GRANT_SILENCE_S + 0.1)
     assert (second.incarnation, list(grants.ended)) == (5, [first])
 
 
 def test_an_actor_whose_connection_is_closed_is_replaced_at_once() -> None:
     grants = Grants(SILENCE_S, STEPS, connected=lambda stream: stream.peer != b"peer")
     first = join(grants, 3)
-    second = grants.hello(head(3, 0, incarnation=1), b"new", 2, 0.1)
+    second = grants.on_hello(head(3, 0, incarnation=1), b"new", 2, 0.1)
     assert (grants.streams, list(grants.ended)) == ({3: second}, [first])
 
 
 def test_a_stream_belongs_to_the_key_that_began_it() -> None:
     grants = Grants(SILENCE_S, STEPS, connected=lambda stream: False)
-    stream = grants.hello(head(3, 0), b"peer", 2, 0, b"key")
-    for say in (grants.beat, grants.bye):
+    stream = grants.on_hello(head(3, 0), b"peer", 2, 0, b"key")
+    for say in (grants.on_beat, grants.on_bye):
         with pytest.raises(TakenError, match="key"):
             say(head(3, 0), b"other", 20, b"other key")
     with pytest.raises(TakenError, match="key"):
-        grants.hello(head(3, 0, incarnation=1), b"other", 2, 20, b"other key")
-    assert grants.beat(head(3, 0), b"other", 20, b"key") is stream
+        grants.on_hello(head(3, 0, incarnation=1), b"other", 2, 20, b"other key")
+    assert grants.on_beat(head(3, 0), b"other", 20, b"key") is stream
 
 
 def test_no_actor_holds_more_than_its_share() -> None:
@@ -441,8 +441,8 @@ def test_a_connection_with_many_actors_gets_the_share_of_one(first: bool, slots:
         now_s += 1.0
         for actor, peer in begun:
             if actor in grants.streams:
-                grants.beat(head(actor, 0), peer, now_s)
-        grants.beat(head(1, sent, produced=sent), b"honest", now_s)
+                grants.on_beat(head(actor, 0), peer, now_s)
+        grants.on_beat(head(1, sent, produced=sent), b"honest", now_s)
         grants.expire(now_s)
         for _ in range(20):
             grants.lend(slots)
@@ -462,9 +462,9 @@ def test_a_busy_actor_gives_nothing_back() -> None:
     deliver(grants, 1, 0, 4.0, own(1))
     late = join(grants, 2, want=8, now_s=5.0, peer=own(2))
     grants.lend(7)
-    grants.beat(head(1, 1, produced=1), own(1), 5.0)
+    grants.on_beat(head(1, 1, produced=1), own(1), 5.0)
     assert (early.outstanding, late.outstanding) == (7, 0)
-    grants.beat(head(1, 1, produced=1), own(1), 4.0 + GRANT_SILENCE_S + 0.1)  # idle since
+    grants.on_beat(head(1, 1, produced=1), own(1), 4.0 + GRANT_SILENCE_S + 0.1)  # idle since
     assert early.outstanding == 3
     for _ in range(3):
         grants.lend(7)
@@ -475,7 +475,7 @@ def test_bye_ends_a_stream_where_it_stands() -> None:
     grants = made()
     join(grants, 1)
     grants.lend(2)
-    stream = grants.bye(head(1, 1, produced=40), b"peer", 1)
+    stream = grants.on_bye(head(1, 1, produced=40), b"peer", 1)
     assert (stream.next, stream.produced_steps) == (1, 40)
     assert (grants.outstanding, list(grants.ended), grants.streams) == (0, [stream], {})
 
@@ -489,7 +489,7 @@ def test_want_is_bounded() -> None:
 def test_who_comes_again_and_again_stands_in_line_once() -> None:
     grants = made()
     for incarnation in range(3):
-        grants.hello(head(1, 0, incarnation=incarnation), b"peer", 2, 0)
+        grants.on_hello(head(1, 0, incarnation=incarnation), b"peer", 2, 0)
     other = join(grants, 2)
     last = grants.streams[1]
     assert grants.lend(2) == [last, other]
@@ -537,7 +537,7 @@ class Connected(RuleBasedStateMachine):
     @rule(actor=st.integers(0, 3), want=st.integers(1, 5))
     def hello(self, actor: int, want: int) -> None:
         self.sent.setdefault(actor, 0)
-        self.grants.hello(self.standing(actor), b"p", want, self.now_s)
+        self.grants.on_hello(self.standing(actor), b"p", want, self.now_s)
 
     @rule()
     def lend(self) -> None:
@@ -560,27 +560,27 @@ class Connected(RuleBasedStateMachine):
         if not lost:
             message = head(stream.actor, sequence, produced=sequence + 1, steps=1)
             self.grants.admit(message, b"p", self.now_s, self.available)
-            self.grants.received(stream, message, b"p", self.now_s)
+            self.grants.count_slot(stream, message, b"p", self.now_s)
             self.available -= 1
 
     @precondition(lambda self: self.grants.streams)
     @rule(data=st.data())
     def beat(self, data: st.DataObject) -> None:
         actor = data.draw(st.sampled_from(sorted(self.grants.streams)))
-        self.grants.beat(self.standing(actor), b"p", self.now_s)
+        self.grants.on_beat(self.standing(actor), b"p", self.now_s)
 
     @precondition(lambda self: self.grants.streams)
     @rule(data=st.data())
     def bye(self, data: st.DataObject) -> None:
         actor = data.draw(st.sampled_from(sorted(self.grants.streams)))
-        self.grants.bye(self.standing(actor), b"p", self.now_s)
+        self.grants.on_bye(self.standing(actor), b"p", self.now_s)
 
     @rule(later_s=st.floats(0.1, 3), actor=st.integers(0, 3))
     def time_goes_by(self, later_s: float, actor: int) -> None:
         """One actor says where it stands, the others are silent."""
         self.now_s += later_s
         if actor in self.grants.streams:
-            self.grants.beat(self.standing(actor), b"p", self.now_s)
+            self.grants.on_beat(self.standing(actor), b"p", self.now_s)
         self.grants.expire(self.now_s)
 
     @invariant()
@@ -590,7 +590,7 @@ class Connected(RuleBasedStateMachine):
         assert 0 <= self.grants.outstanding <= self.available
         assert all(s.limit >= s.next for s in streams)
         assert self.grants.want == sum(s.want for s in streams if not s.away)
-        for name, peer in self.grants._peers.items():
+        for name, peer in self.grants._pool._connections.items():
             own = [s for s in streams if s.peer == name]
             assert peer.streams == len(own) > 0
             assert peer.outstanding == sum(s.outstanding for s in own)
@@ -599,7 +599,7 @@ class Connected(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Once everyone has said where they stand, nobody waits for more: nothing leaked."""
         for actor, stream in self.grants.streams.items():
-            self.grants.beat(self.standing(actor), b"p", self.now_s)
+            self.grants.on_beat(self.standing(actor), b"p", self.now_s)
             assert stream.next == self.sent[actor]
         self.grants.lend(100)
         assert all(s.outstanding > s.want // 2 for s in self.grants.streams.values())
@@ -614,6 +614,6 @@ def test_a_stream_that_leaves_no_room_for_grants_is_refused(sequence: int, produ
     """A grant beyond it would be a message that the protocol does not allow."""
     grants = made()
     with pytest.raises(WireError) as raised:
-        grants.hello(head(1, sequence, produced=produced), b"peer", 1, 0)
+        grants.on_hello(head(1, sequence, produced=produced), b"peer", 1, 0)
     assert raised.value.reason == "header"
     assert not grants.streams

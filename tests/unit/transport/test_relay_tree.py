@@ -32,8 +32,8 @@ def joined(count: int, now_s: float = 0.0, **limits: int) -> tuple[RelayTree, li
     tree = RelayTree(NBYTES, **limits)
     relays = [name(number) for number in range(count)]
     for relay in relays:
-        tree.asked(relay, address(relay), "", "", now_s)
-    tree.begin(now_s)
+        tree.on_request(relay, address(relay), "", "", now_s)
+    tree.on_new_version(now_s)
     return tree, relays
 
 
@@ -56,7 +56,7 @@ def test_small_weights_are_sent_to_all() -> None:
     tree = RelayTree(20_000)
     relays = [name(number) for number in range(100)]
     for relay in relays:
-        tree.asked(relay, address(relay), "", "", 0.0)
+        tree.on_request(relay, address(relay), "", "", 0.0)
     assert set(parents(tree, relays).values()) == {CONNECTOR}
 
 
@@ -96,7 +96,7 @@ def test_a_parent_was_placed_before_its_child_so_there_is_no_loop() -> None:
 def test_parents_stay_the_same_from_version_to_version() -> None:
     tree, relays = joined(50)
     first = parents(tree, relays)
-    tree.begin(1.0)
+    tree.on_new_version(1.0)
     assert parents(tree, list(reversed(relays)), 1.0) == first
 
 
@@ -109,7 +109,7 @@ def test_one_that_asks_again_gets_the_same_parent_and_no_second_place() -> None:
 def test_a_late_one_is_sent_to_a_relay_that_has_the_version() -> None:
     tree, relays = joined(20)
     parents(tree, relays)
-    tree.asked(b"late", "tcp://late:1", "", "", 0.5)
+    tree.on_request(b"late", "tcp://late:1", "", "", 0.5)
     parent = tree.place(b"late", 0.5)
     assert parent is not None
     assert parent.address in {address(relay) for relay in relays}
@@ -126,12 +126,12 @@ def test_relays_that_cannot_listen_are_leaves() -> None:
     tree, relays = joined(20)
     deaf = relays[:3]
     for relay in deaf:
-        tree.asked(relay, "", "", "", 0.0)
+        tree.on_request(relay, "", "", "", 0.0)
     found = parents(tree, relays)
     assert not {address(relay) for relay in deaf} & set(found.values())
     for relay in relays:
-        tree.asked(relay, "", "", "", 0.0)
-    tree.begin(0.0)
+        tree.on_request(relay, "", "", "", 0.0)
+    tree.on_new_version(0.0)
     assert set(parents(tree, relays).values()) == {CONNECTOR}, "none can serve"
 
 
@@ -139,17 +139,17 @@ def test_relays_listen_only_where_there_is_a_tree() -> None:
     tree = RelayTree(NBYTES)
     for number in range(MIN_RELAYS):
         assert not tree.must_listen(name(number))
-        tree.asked(name(number), None, "", "", 0.0)
+        tree.on_request(name(number), None, "", "", 0.0)
     assert tree.must_listen(name(0))
-    tree.asked(name(0), "", "", "", 0.0)
+    tree.on_request(name(0), "", "", "", 0.0)
     assert not tree.must_listen(name(0)), "it cannot"
 
 
 def next_version(tree: RelayTree, relays: list[bytes], now_s: float) -> dict[bytes, str]:
     """The parents of a version for which all relays ask."""
     for relay in relays:
-        tree.asked(relay, address(relay), "", "", now_s)
-    tree.begin(now_s)
+        tree.on_request(relay, address(relay), "", "", now_s)
+    tree.on_new_version(now_s)
     return parents(tree, relays, now_s)
 
 
@@ -157,7 +157,7 @@ def test_a_child_of_a_failed_parent_is_sent_a_copy() -> None:
     tree, relays = joined(20)
     parents(tree, relays)
     child = relays[-1]
-    tree.asked(child, address(child), "", "late", 1.0)
+    tree.on_request(child, address(child), "", "late", 1.0)
     assert tree.place(child, 1.0) is None
 
 
@@ -166,12 +166,12 @@ def is_named(tree: RelayTree, relays: list[bytes], bad: bytes, where: str, now_s
     others have joined after it."""
     for relay in relays:
         if relay != bad:
-            tree.gone(relay)
-    tree.asked(bad, where, "", "", now_s)
+            tree.on_disconnect(relay)
+    tree.on_request(bad, where, "", "", now_s)
     newcomers = [name(100 + number) for number in range(MIN_RELAYS)]
     for relay in newcomers:
-        tree.asked(relay, address(relay), "", "", now_s)
-    tree.begin(now_s)
+        tree.on_request(relay, address(relay), "", "", now_s)
+    tree.on_new_version(now_s)
     return where in parents(tree, [bad, *newcomers], now_s).values()
 
 
@@ -179,7 +179,7 @@ def test_a_parent_that_failed_rests_and_comes_back_at_the_end_of_the_tree() -> N
     tree, relays = joined(20)
     child = relays[-1]
     parent = parents(tree, relays)[child]
-    tree.asked(child, address(child), "", "wrong", 0.0)
+    tree.on_request(child, address(child), "", "wrong", 0.0)
     assert parent not in next_version(tree, relays, REST_S - 1).values()
     last = list(next_version(tree, relays, REST_S + 1))[-1]
     assert address(last) == parent
@@ -192,10 +192,10 @@ def test_a_parent_that_failed_is_not_named_at_another_connection_and_port(leaves
     parent = parents(tree, relays)[child]
     bad = next(relay for relay in relays if address(relay) == parent)
     if leaves == "its port first":
-        tree.asked(bad, "", "", "", 1.0)
+        tree.on_request(bad, "", "", "", 1.0)
     if leaves == "before the report":
-        tree.gone(bad)
-    tree.asked(child, address(child), "", "late", 1.0)
+        tree.on_disconnect(bad)
+    tree.on_request(child, address(child), "", "late", 1.0)
     other_port = parent.replace(":1", ":2")
     assert not is_named(tree, relays, b"again", other_port, REST_S)
     assert is_named(tree, relays, b"again", other_port, REST_S + 1)
@@ -206,10 +206,10 @@ def test_a_parent_is_blamed_once_and_by_its_children_alone() -> None:
     child = relays[-1]
     parent = parents(tree, relays)[child]
     bad = next(relay for relay in relays if address(relay) == parent)
-    tree.asked(relays[0], address(relays[0]), "", "late", 0.0)  # it has no parent
+    tree.on_request(relays[0], address(relays[0]), "", "late", 0.0)  # it has no parent
     assert parent in next_version(tree, relays, 1.0).values()
     for now_s in (1.0, 50.0):
-        tree.asked(child, address(child), "", "late", now_s)
+        tree.on_request(child, address(child), "", "late", now_s)
     assert is_named(tree, relays, bad, parent, REST_S + 1)
 
 
@@ -217,16 +217,16 @@ def test_a_parent_with_a_newer_version_does_not_rest() -> None:
     tree, relays = joined(20)
     first = parents(tree, relays)
     child = relays[-1]
-    tree.asked(child, address(child), "", "passed", 1.0)
+    tree.on_request(child, address(child), "", "passed", 1.0)
     assert tree.place(child, 1.0) is None
     assert next_version(tree, relays, 1.0) == first
 
 
 def test_a_relay_that_left_or_is_silent_is_no_parent() -> None:
     tree, relays = joined(20)
-    tree.gone(relays[0])
+    tree.on_disconnect(relays[0])
     for relay in relays[2:]:
-        tree.asked(relay, address(relay), "", "", ALIVE_S + 1)
+        tree.on_request(relay, address(relay), "", "", ALIVE_S + 1)
     found = parents(tree, relays[1:], ALIVE_S + 1)
     assert not {address(relays[0]), address(relays[1])} & set(found.values())
     assert found[relays[-1]]
@@ -235,7 +235,7 @@ def test_a_relay_that_left_or_is_silent_is_no_parent() -> None:
 def test_a_parent_that_leaves_within_a_version_is_not_named_again() -> None:
     tree, relays = joined(20)
     first = parents(tree, relays)
-    tree.gone(relays[0])
+    tree.on_disconnect(relays[0])
     again = parents(tree, relays[1:])
     assert address(relays[0]) in first.values()
     assert address(relays[0]) not in again.values()
@@ -244,9 +244,9 @@ def test_a_parent_that_leaves_within_a_version_is_not_named_again() -> None:
 def test_silent_relays_are_forgotten_and_their_number_is_bounded() -> None:
     tree, _ = joined(MIN_RELAYS)
     assert tree.in_use
-    tree.begin(FORGET_S + 1)
+    tree.on_new_version(FORGET_S + 1)
     assert not tree.in_use
     for number in range(MAX_RELAYS + 5):
-        tree.asked(name(number), "", "", "", FORGET_S + 1)
+        tree.on_request(name(number), "", "", "", FORGET_S + 1)
     assert len(tree._relays) == MAX_RELAYS
     assert tree.place(name(MAX_RELAYS + 1), FORGET_S + 1) is None

@@ -322,7 +322,7 @@ def fill_order(store: SlotStore, writers: list[SlotWriter], rng: np.random.Gener
         if writer.available:
             write(writer, 0)
             out.append(take(store))
-            store.keep(out[-1].index)
+            store.hold_slot(out[-1].index)
             filled.append(out[-1].index)
     for slot in out:
         store.release(slot.index)

@@ -54,13 +54,13 @@ def given(
 
 def test_each_asker_gets_every_newer_version_once(board: WeightsBoard) -> None:
     desk = WeightsResponder(board, WELCOME, "fp32")
-    assert not desk.ask(b"early", None)
+    assert not desk.on_request(b"early", None)
     assert given(desk) == {}
     first = publish(board, 1)
     assert given(desk) == {b"early": 1}
     assert given(desk) == {}
-    assert not desk.ask(b"early", first)
-    assert not desk.ask(b"late", None)
+    assert not desk.on_request(b"early", first)
+    assert not desk.on_request(b"late", None)
     assert given(desk) == {b"late": 1}
     assert given(desk) == {}
     publish(board, 2)
@@ -72,26 +72,26 @@ def test_each_asker_gets_every_newer_version_once(board: WeightsBoard) -> None:
 def test_one_that_waits_and_asks_again_is_answered_once(board: WeightsBoard) -> None:
     desk = WeightsResponder(board, WELCOME, "bf16")
     first = publish(board, 1)
-    assert [desk.ask(b"peer", first) for _ in range(2)] == [False, True]
+    assert [desk.on_request(b"peer", first) for _ in range(2)] == [False, True]
     assert given(desk) == {}
-    assert desk.ask(b"peer", first)  # still waits, after it was looked at
+    assert desk.on_request(b"peer", first)  # still waits, after it was looked at
     publish(board, 2)
     assert given(desk) == {b"peer": 2}
-    assert not desk.ask(b"peer", first)  # it never came
+    assert not desk.on_request(b"peer", first)  # it never came
     assert given(desk, ARRIVAL_S) == {b"peer": 2}
 
 
 def test_a_slow_link_gets_one_copy_at_a_time(board: WeightsBoard) -> None:
     desk = WeightsResponder(board, WELCOME, "fp32")
     first = publish(board, 1)
-    desk.ask(b"slow", None)
+    desk.on_request(b"slow", None)
     assert given(desk, 0.0) == {b"slow": 1}
     for second in range(1, 9):  # it takes that long to arrive
         publish(board, 1 + second)
-        desk.ask(b"slow", None)
-        desk.ask(b"fast", Stamp(0, second))
+        desk.on_request(b"slow", None)
+        desk.on_request(b"fast", Stamp(0, second))
         assert given(desk, float(second)) == {b"fast": 1 + second}
-    desk.ask(b"slow", first)
+    desk.on_request(b"slow", first)
     assert given(desk, 9.0) == {b"slow": 9}
 
 
@@ -100,10 +100,10 @@ def test_a_peer_that_claims_a_copy_that_the_socket_holds_is_sent_no_other(
 ) -> None:
     desk = WeightsResponder(board, WELCOME, "fp32")
     stuck = {b"liar"}
-    desk.ask(b"liar", publish(board, 1)._replace(version=0))
+    desk.on_request(b"liar", publish(board, 1)._replace(version=0))
     assert given(desk, stuck=stuck) == {b"liar": 1}
     for version in range(2, 9):
-        desk.ask(b"liar", Stamp(0, version - 1))
+        desk.on_request(b"liar", Stamp(0, version - 1))
         publish(board, version)
         assert given(desk, version * ARRIVAL_S, stuck) == {}
     stuck.clear()
@@ -118,8 +118,8 @@ def test_connections_of_a_host_that_read_nothing_are_sent_few_copies_and_others_
     silent = [b"%d" % number for number in range(10)]
     for version, peer in enumerate(silent, 1):
         publish(board, version)
-        desk.ask(peer, None, "10.0.0.66")
-        desk.ask(b"honest", Stamp(0, version - 1), "10.0.0.7")
+        desk.on_request(peer, None, "10.0.0.66")
+        desk.on_request(b"honest", Stamp(0, version - 1), "10.0.0.7")
         sent = given(desk, float(version), silent)
         assert sent == {b"honest": version} | ({peer: version} if version <= 4 else {})
 
@@ -131,7 +131,7 @@ def test_statistics_of_observations_arrive_exactly(board: WeightsBoard) -> None:
     values = np.array([1 / 3, 10_000, -0.123], np.float32)
     board.publish(values, Stamp(0, 1))
     desk = WeightsResponder(board, Welcome(1, 0, WELCOME.spec, layout, {}), "bf16")
-    desk.ask(b"peer", None)
+    desk.on_request(b"peer", None)
     answers: list[Sequence[wire.Buffer]] = []
 
     def send(_: bytes, parts: Sequence[wire.Buffer]) -> tuple[int, IsReleased]:
@@ -146,5 +146,5 @@ def test_statistics_of_observations_arrive_exactly(board: WeightsBoard) -> None:
 def test_what_another_learner_published_before_is_not_the_newest(board: WeightsBoard) -> None:
     desk = WeightsResponder(board, WELCOME, "fp32")
     publish(board, 1)
-    desk.ask(b"peer", Stamp(0, 9))
+    desk.on_request(b"peer", Stamp(0, 9))
     assert given(desk) == {b"peer": 1}
