@@ -31,7 +31,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
-from penstock.launch.engines.ray_engine import connect
+from penstock.launch.engines.ray_connection import connect
 from penstock.launch.signals import SignalHandler, handled
 from penstock.launch.tuning.space import (
     ChoiceList,

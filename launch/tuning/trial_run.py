@@ -22,7 +22,7 @@ from typing import Any
 from penstock.configs.errors import UserError
 from penstock.core.files import open_private
 from penstock.core.run_dir import Resume, has_checkpoint, in_use
-from penstock.launch.engines.ray_engine import LEFT_OUT
+from penstock.launch.engines.ray_agent import NOT_INHERITED
 from penstock.launch.run_group import command
 from penstock.launch.tuning.space import Options, overrides_of, with_fixed_cores
 from penstock.launch.tuning.trials import (
@@ -152,7 +152,7 @@ class TrialRun:
         target = self._settings.target
         given = [*self._settings.overrides, *overrides_of(self._options)]
         self._reader = ProgressReader(self._path, self._settings.metric)
-        dropped = (*LEFT_OUT, GPUS)
+        dropped = (*NOT_INHERITED, GPUS)
         env = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
         if self._settings.gpus is not None:
             env[GPUS] = self._settings.gpus
