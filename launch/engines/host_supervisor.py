@@ -51,15 +51,22 @@ from penstock.transport.zmq.keys import write_keys
 TURN_S = 0.1
 KEYS = "keys"  # folder in the run's folder
 SNAPSHOT_S = 0.5
-STACKS_S = 0.5  # for a role to write its stacks, which its signal handler does
+STACKS_S = 0.5  # time for a role's signal handler to write its stacks
 STACKS_NBYTES = 1 << 15
-FAILED, REFUSED = 1, 2  # exit codes of a role that could not be started; 2: by the user's mistake
+# Exit codes of a role that could not be started: by an error of the host, by the user's mistake.
+FAILED, REFUSED = 1, 2
 
 
 class HostSupervisor:
     """Obeys the orders of one channel until that ends."""
 
     def __init__(self, channel: Channel, folder: Path) -> None:
+        """Start nothing yet.
+
+        Args:
+            channel: brings the orders, and takes the reports.
+            folder: the runtime folder of this host.
+        """
         self._channel, self._folder = channel, folder
         self._engine = LocalEngine(EngineContext(folder))
         self._handles: dict[str, Handle] = {}
@@ -73,13 +80,14 @@ class HostSupervisor:
         self._orphaned = False
 
     def run(self) -> None:
-        """Return once everything has ended."""
+        """Obey orders until the engine closes or is lost, then end all roles."""
         try:
             while self._goes_on and (not self._channel.closed or self._found_again()):
                 self._wait()
                 for order in self._channel.receive():
                     self._obey(**order)
                 self._look()
+
             if not self._closing:
                 self._end_orphans()
         finally:
@@ -87,22 +95,29 @@ class HostSupervisor:
 
     @property
     def _goes_on(self) -> bool:
+        """Whether no order to end has arrived."""
         return not self._closing and not self._orphaned
 
     def _found_again(self) -> bool:
-        """Whether there is another socket to the engine after one was closed: never here."""
+        """Return whether another socket to the engine replaces one that was closed.
+
+        There is none here; a subclass whose engine may come back overrides this.
+        """
         return False
 
     def _wait(self) -> None:
+        """Wait up to `TURN_S` for an order, for room for a report, or for an event of a role."""
         poller = select.poll()
         for fd in self._engine.filenos():
             poller.register(fd, select.POLLIN)
         if not self._channel.closed:
             writes = select.POLLOUT if self._reports else 0
             poller.register(self._channel.fileno(), select.POLLIN | writes)
+
         poller.poll(TURN_S * 1000)
 
     def _obey(self, kind: str, key: str = "", **fields: Any) -> None:
+        """Obey one order; one about a role that has ended is ignored."""
         handle = self._handles.get(key)
         if kind == "start":
             self._start(key, **fields)
@@ -120,6 +135,11 @@ class HostSupervisor:
             self._report_spans(key, handle, **fields)
 
     def _report_spans(self, key: str, handle: Handle, since_ns: int, asked: int) -> None:
+        """Report what the threads of a role did since ``since_ns`` of this host's clock.
+
+        The spans are in as many reports as they need, each with ``asked``, by which the engine
+        knows the question; the last report has no spans.
+        """
         from penstock.profiling.report.readings import packed  # only a profile needs numpy
 
         for thread in handle.spans(since_ns) or ():
@@ -137,6 +157,16 @@ class HostSupervisor:
         log: str,
         keys: Mapping[str, str],
     ) -> None:
+        """Start a role on this host; a failure is reported as its end.
+
+        Args:
+            key: of this start, in orders and reports.
+            spec: the fields of its `RoleSpec`.
+            incarnation: number of the start.
+            arguments: fields of its `RoleContext`, with the engine's runtime folder.
+            log: path of the file for its output.
+            keys: the run's key files by name, for a host that does not have them yet.
+        """
         elsewhere = arguments["runtime_dir"]
         arguments["runtime_dir"] = str(self._folder)
         self._grace_s = arguments["grace_s"]
@@ -144,11 +174,14 @@ class HostSupervisor:
         folder = Path(arguments["run_dir"]) / KEYS
         if keys:
             arguments["config"]["transport"]["curve"] = str(folder)
-        if spec["address"]:  # a socket in the other host's runtime folder is in this one's here
+
+        # A socket in the runtime folder of the engine's host is in this host's folder here.
+        if spec["address"]:
             spec["address"] = spec["address"].replace(elsewhere, str(self._folder))
         spec["servers"] = tuple(s.replace(elsewhere, str(self._folder)) for s in spec["servers"])
         store = Store(**spec["store"]) if spec["store"] else None
         made = RoleSpec(**spec | {"stage": Stage(spec["stage"]), "store": store})
+
         try:
             Path(log).parent.mkdir(parents=True, exist_ok=True)
             write_keys(folder, keys)
@@ -161,13 +194,15 @@ class HostSupervisor:
             self._report("end", key, code=REFUSED, tail=str(error))
 
     def _look(self) -> None:
-        """Pass on what roles say, snapshots of them, and their ends."""
+        """Report the messages, snapshots, ends and stacks of all roles."""
         now_s = time.monotonic()
         due = now_s >= self._snapshot_s
         if due:
             self._snapshot_s = now_s + SNAPSHOT_S
             self._report("alive", "")
+
         for key, handle in list(self._handles.items()):
+            # The liveness comes before the messages, so that those of a dead role are complete.
             dead = handle.liveness() is Liveness.DEAD
             for message in handle.receive():
                 self._report("say", key, message=message)
@@ -177,10 +212,12 @@ class HostSupervisor:
                 del self._handles[key]
                 tail = handle.log_tail()
                 self._report("end", key, code=handle.reap(), tail=tail)
+
         for key, (path, start, ready_s) in list(self._stacks.items()):
             if now_s >= ready_s:
                 del self._stacks[key]
                 self._report("stacks", key, text=_read(path, start))
+
         self._send_reports()
 
     def _send_reports(self) -> None:
@@ -189,20 +226,23 @@ class HostSupervisor:
             self._reports.popleft()
 
     def _expect_stacks(self, key: str, handle: Handle) -> None:
+        """Note that a role is about to write its stacks, after what its file has now."""
         path = stacks_path(self._run_dir, handle.spec.name)
         start = path.stat().st_size if path.exists() else 0
         self._stacks[key] = path, start, time.monotonic() + STACKS_S
 
     def _report(self, kind: str, key: str, **fields: Any) -> None:
+        """Queue a report about the role with this key; "" for one about no role."""
         self._reports.append({"kind": kind, "key": key, **fields})
 
     def _end_orphans(self) -> None:
-        """End the roles of an engine that is lost."""
+        """End the roles of an engine that is lost; learners may have time to save."""
         handles = self._handles.values()
         saves = self._orphaned or all(handle.spec.meets_at is None for handle in handles)
         for handle in handles:
             keeps = saves and handle.spec.essential
             handle.signal(signal.SIGTERM if keeps else signal.SIGKILL)
+
         ends_s = time.monotonic() + self._grace_s
         while self._handles and time.monotonic() < ends_s:
             self._wait()
@@ -211,7 +251,7 @@ class HostSupervisor:
 
 
 def _read(path: Path, start: int) -> str:
-    """What was written after ``start``; empty where it cannot be read."""
+    """Returns what was written to a file after ``start``; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(start)
@@ -221,7 +261,7 @@ def _read(path: Path, start: int) -> str:
 
 
 def _snapshot(handle: Handle) -> Message:
-    """Status and usage of a role; its times are seconds that have passed."""
+    """Returns the status and usage of a role, with times as seconds that have passed."""
     now_s = time.monotonic()
     status = handle.status()
     status = status._replace(
@@ -232,7 +272,7 @@ def _snapshot(handle: Handle) -> Message:
 
 
 def main() -> None:
-    """Run until the engine says so or is gone."""
+    """Obey the orders that come over the descriptor in the program's argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
