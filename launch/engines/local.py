@@ -42,8 +42,10 @@ from penstock.profiling.status import Phase
 if TYPE_CHECKING:
     from penstock.profiling.report.readings import Thread
 
-LINGER_S = 10.0  # from the role's end until a guard that still runs is killed
+# A guard that still runs so long after its role's end is killed.
+LINGER_S = 10.0
 GRACE_S = 10.0
+# Interval at which `LocalHandle.wait` looks at guard and role.
 WAIT_S = 0.1
 LOOPBACK = "127.0.0.1"
 
@@ -94,7 +96,7 @@ class LocalEngine:
 
 
 class LocalHandle:
-    """A role on this host and its shim."""
+    """A role on this host and its shim: one start of it."""
 
     def __init__(
         self,
@@ -109,15 +111,15 @@ class LocalHandle:
 
         Args:
             spec: the role.
-            incarnation: counts its starts.
-            arguments: of all roles.
-            log: the file of its output.
+            incarnation: the number of this start.
+            arguments: fields of `RoleContext` beyond those of the spec, as JSON values.
+            log: the file for the role's output.
             keep_fds: descriptors of which the role only keeps duplicates open.
-            shim: of a process that waits for this role already.
+            shim: the shim of a process that waits for this role already; None starts one.
 
         Raises:
             OSError: no process, descriptor or memory is left, or the process ended at once. Nothing
-                runs.
+                of the role runs.
             UserError: the arguments, with the config, are too long for a message.
         """
         self.spec = spec
@@ -129,11 +131,13 @@ class LocalHandle:
         self._role_gone = False
         self._guard_ended = False
         self._kill_at_s: float | None = None
+
         # A learner can still save what it has learned; the others have nothing to lose. One with
         # learners on other hosts does not: they have its state, and would all stop with it.
         saves = spec.essential and spec.meets_at is None
         self._shim_died = SHIM_DIED if saves else signal.SIGKILL
         self._grace_s = arguments.get("grace_s", GRACE_S) if saves else 0.0
+
         with ExitStack() as undo:
             if shim is None:
                 shim = ShimProcess(spec.name, spec.threads, saves)
@@ -147,6 +151,8 @@ class LocalHandle:
             undo.callback(os.close, self.pidfd)
             spare = os.dup(shim.status_fd)
             undo.callback(os.close, spare)
+
+            # The role's process waits for this message, the first.
             identity = asdict(spec) | {"incarnation": incarnation, "yields": spec.yields}
             message = {**arguments, **identity}
             if not self.channel.send(message, fds=keep_fds):
@@ -154,6 +160,7 @@ class LocalHandle:
                 if nbytes > most_nbytes:
                     raise too_long(spec.name, nbytes, most_nbytes)
                 raise BrokenPipeError(errno.EPIPE, "its process ended before it had its role")
+
             undo.pop_all()
         self._spare = [shim.status_fd, spare]  # descriptors reserved for the role's pidfd
 
@@ -163,6 +170,7 @@ class LocalHandle:
         self._flush()
 
     def _flush(self) -> None:
+        """Send the messages for which the channel has room."""
         while self._backlog and self.channel.send(self._backlog[0]):
             self._backlog.popleft()
 
@@ -176,11 +184,15 @@ class LocalHandle:
         return watched if self.channel.closed else [*watched, self.channel.fileno()]
 
     def signal(self, signum: int) -> None:
-        """Signal the role. Before its process exists, SIGTERM and SIGKILL end its shim; SIGUSR1 is
-        not sent until the role has a handler, without which it would end."""
+        """Send the role a signal.
+
+        Before its process exists, SIGTERM and SIGKILL end its shim instead. SIGUSR1 is not sent
+        until the role has a handler, without which it would end.
+        """
         self._find_role()
         if signum == signal.SIGUSR1 and not catches(self.pid, signum):
             return
+
         with suppress(ProcessLookupError):
             if self._role_fd is not None:
                 signal.pidfd_send_signal(self._role_fd, signum)
@@ -190,7 +202,7 @@ class LocalHandle:
 
     @property
     def pid(self) -> int:
-        """Of the role; of its guard, before the role begins."""
+        """Pid of the role, or of its guard before the role begins."""
         return self.page.role_pid or self._process.pid
 
     @property
@@ -202,17 +214,25 @@ class LocalHandle:
         return Liveness.DEAD if self._look(time.monotonic()) else Liveness.ALIVE
 
     def _look(self, now_s: float) -> bool:
-        """Whether the role and its guard have ended. Where one of them has and the other has not in
-        time, it kills the other."""
+        """Check whether the role and its guard have ended.
+
+        If only one of them has, the other is ended: a role gets the signal for a dead shim and its
+        grace, a guard gets `LINGER_S`, and what still runs after that is killed.
+
+        Returns: whether both have ended.
+        """
         self._find_role()
         guard_ended, role_ended = _ended(self.pidfd), self._role_gone
         self._guard_ended = guard_ended
         if self._role_fd is not None:
             role_ended = _ended(self._role_fd)
+
         if guard_ended and (role_ended or not self.began or self.page.role_cleared):
             return True
         if not guard_ended and not role_ended:
             return False
+
+        # One of them has outlived the other.
         if self._kill_at_s is None:
             self._kill_at_s = now_s + (self._grace_s if guard_ended else LINGER_S)
             if guard_ended:
@@ -228,6 +248,7 @@ class LocalHandle:
         """Open a pidfd of the process that the status page names, unless its pid was reused."""
         if self._role_fd is not None or self._role_gone or not self.began:
             return
+
         self._release()
         pid = self.page.role_pid
         try:
@@ -245,6 +266,7 @@ class LocalHandle:
             os.close(role_fd)
 
     def _release(self) -> None:
+        """Close the descriptors that were reserved for the role's pidfd."""
         while self._spare:
             os.close(self._spare.pop())
 
@@ -265,6 +287,7 @@ class LocalHandle:
         )
 
     def _phase(self) -> str:
+        """Returns the role's phase; one that steps environments may be in inference as well."""
         phase = self.page.phase
         if phase == Phase.ENVIRONMENT:
             lane = self.page.lanes.get("main")
@@ -290,22 +313,32 @@ class LocalHandle:
         return threads(self.spec, self.pid, self.page, since_ns)
 
     def wait(self, timeout_s: float = math.inf) -> bool:
-        """Wait for the end of the role and its guard; False after ``timeout_s``."""
+        """Wait for the end of the role and its guard.
+
+        Returns: whether both have ended; False after ``timeout_s``.
+        """
         ends_s = time.monotonic() + timeout_s
         while not self._look(now_s := time.monotonic()):
             if now_s >= ends_s:
                 return False
+
+            # The first call waits for the guard, the second for a role that outlives it.
             _ended(self.pidfd, min(ends_s - now_s, WAIT_S))
             if _ended(self.pidfd) and self._role_fd is not None:
                 _ended(self._role_fd, min(ends_s - now_s, WAIT_S))
         return True
 
     def reap(self) -> int:
-        """Wait for its end and free everything; returns its exit code, negative for a signal."""
+        """Wait for the role's end, and free everything of it.
+
+        Returns: its exit code, negative for the signal that ended it.
+        """
         self.wait()
         code = self._process.wait()
+        # Guard and keeper were killed before they could end what the role has started.
         if self.began and not self.page.role_cleared:
             _kill_marked(self._mark.encode())
+
         self._release()
         for fd in (self.pidfd, self._role_fd):
             if fd is not None:
@@ -316,15 +349,19 @@ class LocalHandle:
         return code
 
     def log_tail(self) -> str:
-        """The last output of this incarnation. Call it before `reap`."""
+        """Returns the last output of this start of the role. Call it before `reap`."""
         return self.page.tail.decode(errors="replace").strip()
 
 
 def _kill_marked(mark: bytes) -> None:
-    """Kill every process that has ``mark`` in its environment. psutil would look at a pid, and not
-    at a process that is held by its pidfd meanwhile."""
+    """Kill every process that has ``mark`` in its environment.
+
+    A pidfd holds each process while its environment is read, so that its pid cannot be reused
+    meanwhile; psutil would look at the pid only.
+    """
     for path in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError), ExitStack() as held:  # it has ended, or is another user's
+        # A process that has ended, or is another user's, raises OSError.
+        with suppress(OSError), ExitStack() as held:
             pidfd = os.pidfd_open(int(path.parent.name))
             held.callback(os.close, pidfd)
             if mark in path.read_bytes().split(b"\0"):
@@ -332,11 +369,12 @@ def _kill_marked(mark: bytes) -> None:
 
 
 def _ended(pidfd: int, timeout_s: float = 0.0) -> bool:
-    """Whether a process has ended, or does within the time."""
+    """Wait up to ``timeout_s`` for the end of a process; returns whether it has ended."""
     return wait_readable(pidfd, timeout_s)
 
 
 def _thread(name: str, lane: memoryview) -> ThreadUsage:
+    """Returns the usage of a thread from its lane of the status page."""
     present = now_in(lane)
     part, for_s = None, None
     if present is not None:
@@ -346,7 +384,7 @@ def _thread(name: str, lane: memoryview) -> ThreadUsage:
 
 
 def too_long(name: str, nbytes: int, most_nbytes: int) -> UserError:
-    """The error where the first message to a role is longer than its process accepts."""
+    """Returns the error for a first message to a role that is longer than its process accepts."""
     return UserError(
         f"the config and arguments of {name} are {nbytes:,} bytes of JSON, and its process accepts "
         f"at most {most_nbytes:,}; move the longest values, such as those in env.kwargs, to a file "
