@@ -37,16 +37,17 @@ from penstock.core.role_spec import RoleSpec
 from penstock.launch.engines import early_roles
 from penstock.launch.engines.shim_process import ShimProcess
 from penstock.profiling.ledger import Part, now_in, seconds_of
-from penstock.profiling.status import Phase
+from penstock.profiling.status import Phase, StatusPage
 
 if TYPE_CHECKING:
     from penstock.profiling.report.readings import Thread
 
-# A guard that still runs so long after its role's end is killed.
 LINGER_S = 10.0
+"""A guard that still runs so long after its role's end is killed."""
 GRACE_S = 10.0
-# Interval at which `LocalHandle.wait` looks at guard and role.
+"""Time for a role to save after its shim's death, if its arguments have none."""
 WAIT_S = 0.1
+"""Interval at which `LocalHandle.wait` looks at guard and role."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -77,7 +78,7 @@ class LocalEngine:
         self._handles = [handle for handle in self._handles if not handle.reaped]
         keep_fds = self._keep_fds if spec.essential else ()
         shim = early_roles.take(spec)
-        handle = LocalHandle(spec, incarnation, arguments, log, keep_fds, shim)
+        handle = LocalHandle(spec, incarnation, arguments, log, keep_fds=keep_fds, shim=shim)
         self._handles.append(handle)
         return handle
 
@@ -93,6 +94,63 @@ class LocalEngine:
                 handle.signal(signal.SIGKILL)
                 handle.reap()
         self._handles = []
+
+
+class RoleProcess:
+    """The process of a role, held by a pidfd as soon as the status page names it.
+
+    Descriptors are reserved for that, so that it succeeds also if this process has none left.
+    """
+
+    def __init__(self, page: StatusPage, reserved_fds: list[int]) -> None:
+        self.fd: int | None = None
+        """The pidfd; None before the process is found, or if it had ended by then."""
+        self._page = page
+        self._reserved_fds = reserved_fds
+        self._gone = False
+        """Whether the process had ended before a pidfd was opened."""
+
+    @property
+    def began(self) -> bool:
+        """Whether there is or was a process of the role."""
+        return self._page.role_pid != 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended; False also while there is none yet."""
+        return self._gone if self.fd is None else _ended(self.fd)
+
+    def find(self) -> None:
+        """Open a pidfd of the process that the status page names, unless its pid was reused."""
+        if self.fd is not None or self._gone or not self.began:
+            return
+
+        self._close_reserved()
+        pid = self._page.role_pid
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._gone = True
+            return
+        except OSError:  # no descriptor is left: another time
+            return
+
+        began_at = began_ticks(pid)
+        if began_at == self._page.role_began:
+            self.fd = fd
+            return
+        # Another process has the pid, or the role's ended a moment ago.
+        self._gone = began_at is not None or _ended(fd)
+        os.close(fd)
+
+    def close(self) -> None:
+        self._close_reserved()
+        if self.fd is not None:
+            os.close(self.fd)
+
+    def _close_reserved(self) -> None:
+        while self._reserved_fds:
+            os.close(self._reserved_fds.pop())
 
 
 class LocalHandle:
@@ -126,11 +184,12 @@ class LocalHandle:
         self.incarnation = incarnation
         self.host = socket.gethostname()
         self.reaped = False
+        """Whether `reap` has released everything."""
         self._backlog: deque[Message] = deque()
-        self._role_fd: int | None = None
-        self._role_gone = False
+        """Messages for which the channel had no room yet."""
         self._guard_ended = False
         self._kill_at_s: float | None = None
+        """When the one of guard and role that has outlived the other is killed; None: both run."""
 
         # A learner can still save what it has learned; the others have nothing to lose. One with
         # learners on other hosts does not: they have its state, and would all stop with it.
@@ -142,27 +201,43 @@ class LocalHandle:
             if shim is None:
                 shim = ShimProcess(spec.name, spec.threads, saves)
             undo.callback(shim.discard)
-            self.channel, self.page, self._mark = shim.channel, shim.page, shim.mark
+            self.channel = shim.channel
+            self.page = shim.page
+            self._mark = shim.mark
             self._process = shim.process
+
             self.page.incarnation = incarnation
             self.page.role_grace_ms = int(self._grace_s * 1000)
             self.page.name_log(log)
-            self.pidfd = os.pidfd_open(self._process.pid)
+            self.pidfd = os.pidfd_open(self._process.pid)  # the guard's
             undo.callback(os.close, self.pidfd)
-            spare = os.dup(shim.status_fd)
-            undo.callback(os.close, spare)
+            reserved_fd = os.dup(shim.status_fd)
+            undo.callback(os.close, reserved_fd)
 
-            # The role's process waits for this message, the first.
-            identity = asdict(spec) | {"incarnation": incarnation, "yields": spec.yields}
-            message = {**arguments, **identity}
-            if not self.channel.send(message, fds=keep_fds):
-                nbytes, most_nbytes = len(encoded(message)), self.channel.most_nbytes
-                if nbytes > most_nbytes:
-                    raise too_long(spec.name, nbytes, most_nbytes)
-                raise BrokenPipeError(errno.EPIPE, "its process ended before it had its role")
-
+            self._send_role(arguments, keep_fds)
             undo.pop_all()
-        self._spare = [shim.status_fd, spare]  # descriptors reserved for the role's pidfd
+        self._role = RoleProcess(self.page, [shim.status_fd, reserved_fd])
+
+    def _send_role(self, arguments: Mapping[str, Any], keep_fds: tuple[int, ...]) -> None:
+        """Send the first message, for which the role's process waits.
+
+        Raises:
+            UserError: the message is longer than the process accepts.
+            BrokenPipeError: the process has ended.
+        """
+        identity = asdict(self.spec) | {
+            "incarnation": self.incarnation,
+            "yields": self.spec.yields,
+        }
+        message = {**arguments, **identity}
+        if self.channel.send(message, fds=keep_fds):
+            return
+
+        nbytes = len(encoded(message))
+        most_nbytes = self.channel.most_nbytes
+        if nbytes > most_nbytes:
+            raise too_long(self.spec.name, nbytes, most_nbytes)
+        raise BrokenPipeError(errno.EPIPE, "its process ended before it had its role")
 
     def send(self, message: Message) -> None:
         """Send a message as soon as the channel has room for it."""
@@ -180,8 +255,12 @@ class LocalHandle:
 
     def filenos(self) -> list[int]:
         """Descriptors that become readable when a message has come or the guard has ended."""
-        watched = [] if self._guard_ended or self.reaped else [self.pidfd]
-        return watched if self.channel.closed else [*watched, self.channel.fileno()]
+        descriptors = []
+        if not self._guard_ended and not self.reaped:
+            descriptors.append(self.pidfd)
+        if not self.channel.closed:
+            descriptors.append(self.channel.fileno())
+        return descriptors
 
     def signal(self, signum: int) -> None:
         """Send the role a signal.
@@ -189,16 +268,16 @@ class LocalHandle:
         Before its process exists, SIGTERM and SIGKILL end its shim instead. SIGUSR1 is not sent
         until the role has a handler, without which it would end.
         """
-        self._find_role()
+        self._role.find()
         if signum == signal.SIGUSR1 and not catches(self.pid, signum):
             return
 
         with suppress(ProcessLookupError):
-            if self._role_fd is not None:
-                signal.pidfd_send_signal(self._role_fd, signum)
+            if self._role.fd is not None:
+                signal.pidfd_send_signal(self._role.fd, signum)
             elif not self.began:
-                ends = signum in (signal.SIGTERM, signal.SIGKILL)
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL if ends else signum)
+                prevents_start = signum in (signal.SIGTERM, signal.SIGKILL)
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL if prevents_start else signum)
 
     @property
     def pid(self) -> int:
@@ -208,12 +287,12 @@ class LocalHandle:
     @property
     def began(self) -> bool:
         """Whether there is or was a process of the role."""
-        return self.page.role_pid != 0
+        return self._role.began
 
     def liveness(self) -> Liveness:
-        return Liveness.DEAD if self._look(time.monotonic()) else Liveness.ALIVE
+        return Liveness.DEAD if self._check_end(time.monotonic()) else Liveness.ALIVE
 
-    def _look(self, now_s: float) -> bool:
+    def _check_end(self, now_s: float) -> bool:
         """Check whether the role and its guard have ended.
 
         If only one of them has, the other is ended: a role gets the signal for a dead shim and its
@@ -221,11 +300,10 @@ class LocalHandle:
 
         Returns: whether both have ended.
         """
-        self._find_role()
-        guard_ended, role_ended = _ended(self.pidfd), self._role_gone
+        self._role.find()
+        guard_ended = _ended(self.pidfd)
+        role_ended = self._role.has_ended
         self._guard_ended = guard_ended
-        if self._role_fd is not None:
-            role_ended = _ended(self._role_fd)
 
         if guard_ended and (role_ended or not self.began or self.page.role_cleared):
             return True
@@ -243,32 +321,6 @@ class LocalHandle:
             else:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         return False
-
-    def _find_role(self) -> None:
-        """Open a pidfd of the process that the status page names, unless its pid was reused."""
-        if self._role_fd is not None or self._role_gone or not self.began:
-            return
-
-        self._release()
-        pid = self.page.role_pid
-        try:
-            role_fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._role_gone = True
-        except OSError:  # no descriptor is left: another time
-            return
-        else:
-            began = began_ticks(pid)
-            if began == self.page.role_began:
-                self._role_fd = role_fd
-                return
-            self._role_gone = began is not None or _ended(role_fd)
-            os.close(role_fd)
-
-    def _release(self) -> None:
-        """Close the descriptors that were reserved for the role's pidfd."""
-        while self._spare:
-            os.close(self._spare.pop())
 
     def status(self) -> RoleStatus:
         page = self.page
@@ -291,8 +343,8 @@ class LocalHandle:
         phase = self.page.phase
         if phase == Phase.ENVIRONMENT:
             lane = self.page.lanes.get("main")
-            now = now_in(lane) if lane is not None else None
-            if now is not None and now[0] is Part.INFER:
+            present = now_in(lane) if lane is not None else None
+            if present is not None and present[0] is Part.INFER:
                 phase = Phase.INFERENCE
         return Phase(phase).name.lower()
 
@@ -301,7 +353,15 @@ class LocalHandle:
         threads = tuple(_thread(name, lane) for name, lane in self.page.lanes.items())
         at_ns = time.perf_counter_ns()
         state, cpu_s, age_s = process_facts(pid)
-        return RoleUsage(pid, state, cpu_s, age_s, threads, coreless_s(pid), at_ns)
+        return RoleUsage(
+            pid=pid,
+            state=state,
+            cpu_s=cpu_s,
+            age_s=age_s,
+            threads=threads,
+            coreless_s=coreless_s(pid),
+            at_ns=at_ns,
+        )
 
     @property
     def shares_memory(self) -> bool:
@@ -317,15 +377,16 @@ class LocalHandle:
 
         Returns: whether both have ended; False after ``timeout_s``.
         """
-        ends_s = time.monotonic() + timeout_s
-        while not self._look(now_s := time.monotonic()):
-            if now_s >= ends_s:
+        deadline_s = time.monotonic() + timeout_s
+        while not self._check_end(now_s := time.monotonic()):
+            if now_s >= deadline_s:
                 return False
 
-            # The first call waits for the guard, the second for a role that outlives it.
-            _ended(self.pidfd, min(ends_s - now_s, WAIT_S))
-            if _ended(self.pidfd) and self._role_fd is not None:
-                _ended(self._role_fd, min(ends_s - now_s, WAIT_S))
+            # The first call waits for the guard, the last for a role that outlives it.
+            interval_s = min(deadline_s - now_s, WAIT_S)
+            _ended(self.pidfd, interval_s)
+            if _ended(self.pidfd) and self._role.fd is not None:
+                _ended(self._role.fd, interval_s)
         return True
 
     def reap(self) -> int:
@@ -339,10 +400,8 @@ class LocalHandle:
         if self.began and not self.page.role_cleared:
             _kill_marked(self._mark.encode())
 
-        self._release()
-        for fd in (self.pidfd, self._role_fd):
-            if fd is not None:
-                os.close(fd)
+        os.close(self.pidfd)
+        self._role.close()
         self.channel.close()
         self.page.close()
         self.reaped = True
@@ -361,9 +420,9 @@ def _kill_marked(mark: bytes) -> None:
     """
     for path in Path("/proc").glob("[0-9]*/environ"):
         # A process that has ended, or is another user's, raises OSError.
-        with suppress(OSError), ExitStack() as held:
+        with suppress(OSError), ExitStack() as cleanup:
             pidfd = os.pidfd_open(int(path.parent.name))
-            held.callback(os.close, pidfd)
+            cleanup.callback(os.close, pidfd)
             if mark in path.read_bytes().split(b"\0"):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
@@ -376,11 +435,12 @@ def _ended(pidfd: int, timeout_s: float = 0.0) -> bool:
 def _thread(name: str, lane: memoryview) -> ThreadUsage:
     """Returns the usage of a thread from its lane of the status page."""
     present = now_in(lane)
-    part, for_s = None, None
-    if present is not None:
-        part = present[0].name.lower()
-        for_s = max(0.0, (time.monotonic_ns() - present[1]) * 1e-9)
-    return ThreadUsage(name, part, for_s, seconds_of(lane))
+    if present is None:
+        return ThreadUsage(name, part=None, for_s=None, seconds=seconds_of(lane))
+
+    part, since_ns = present
+    for_s = max(0.0, (time.monotonic_ns() - since_ns) * 1e-9)
+    return ThreadUsage(name, part.name.lower(), for_s, seconds_of(lane))
 
 
 def too_long(name: str, nbytes: int, most_nbytes: int) -> UserError:
