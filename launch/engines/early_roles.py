@@ -44,6 +44,7 @@ def start(arguments: Sequence[str]) -> None:
     global _inherited_at_start
     if not _is_likely(arguments):
         return
+
     from penstock.launch.engines.shim_process import ShimProcess
 
     try:
@@ -55,14 +56,20 @@ def start(arguments: Sequence[str]) -> None:
 
 
 def take(spec: RoleSpec) -> ShimProcess | None:
-    """The process that waits for the role ``spec``; None where it must be started now."""
+    """Take the process that waits for a role.
+
+    Returns: the process, which the role ``spec`` fits, or None if one must be started now.
+    """
     if spec.name not in _waiting:
         return None
+
+    # The process was started for a role with these settings, and inherited what it cannot change.
     shim = _waiting.pop(spec.name)
     _, nice, _ = EARLY_ROLES[spec.name]
     fits = spec.threads == THREADS and spec.nice >= nice and spec.meets_at is None
     if fits and _inherited_state() == _inherited_at_start and shim.process.poll() is None:
         return shim
+
     shim.discard()
     return None
 
@@ -75,11 +82,12 @@ def discard(needed: Collection[str] = ()) -> None:
 
 
 def _inherited_state() -> tuple[str, dict[str, str]]:
-    """What a process inherits from this one."""
+    """Returns what a process inherits from this one: current folder and environment."""
     return os.getcwd(), dict(os.environ)
 
 
 def _is_likely(arguments: Sequence[str]) -> bool:
+    """Returns whether the command with these arguments is likely to start roles on this host."""
     if sys.platform != "linux" or len(arguments) < 2 or arguments[0] != COMMAND:
         return False
     return not any(argument.startswith(OPTIONS_WITHOUT_EARLY_ROLES) for argument in arguments)

@@ -21,15 +21,18 @@ from penstock.profiling.status import LOG_AT, ROLE_AT, TAIL_AT, TAIL_NBYTES, Sta
 OPENMP_WAIT = {"OMP_WAIT_POLICY": "passive"}
 """Threads of torch that wait for each other sleep instead of spinning, which would keep the thread
 that they wait for from its core."""
-MARK = "PENSTOCK_ROLE"  # in the environment of a role and of what it starts
-END_S = 5.0  # that a role may take to end after its guard
+# Variable that marks the environment of a role, and of what it starts.
+MARK = "PENSTOCK_ROLE"
+# A role may take this long to end after its guard.
+END_S = 5.0
+# Program of the shim; its argument is the folder of `shim.py`.
 BOOT = "import sys; sys.path.append(sys.argv.pop(1)); import shim; shim.main()"
 
 
 class ShimProcess:
     """The shim of one role, whose program waits for the first message on ``channel``.
 
-    ``page`` is its status page, ``status_fd`` the descriptor of that.
+    ``page`` is the role's status page, and ``status_fd`` the descriptor of that.
     """
 
     def __init__(
@@ -38,13 +41,13 @@ class ShimProcess:
         """Start the program of the role ``name``.
 
         Args:
-            name: such as "learner-0".
-            threads: of numerical libraries, which read it when they are imported.
+            name: name of the role, such as "learner-0".
+            threads: number of threads of numerical libraries, which read it when they are imported.
             saves: whether the role has time to save its state when its supervisor or its shim dies;
                 otherwise it is killed.
             ahead: ``module`` to import, or ``module:function`` to import and call, before the first
-                message, if any.
-            nice: added to the niceness until then.
+                message; empty for neither.
+            nice: added to the niceness until the first message, if there is something ``ahead``.
 
         Raises:
             OSError: no process, descriptor or memory is left. Nothing was started.
@@ -53,10 +56,13 @@ class ShimProcess:
         with ExitStack() as undo:
             self.channel, theirs = Channel.pair()
             undo.callback(self.channel.close)
+
             with theirs:
                 self.page, self.status_fd = StatusPage.create()
                 undo.callback(self.page.close)
                 undo.callback(os.close, self.status_fd)
+
+                # The shim reads its arguments as a `ShimPlan`; the rest is the role's command.
                 control, status = theirs.fileno(), self.status_fd
                 places = ",".join(map(str, (ROLE_AT, TAIL_AT, TAIL_NBYTES, LOG_AT)))
                 shim_died = SHIM_DIED if saves else signal.SIGKILL
@@ -82,13 +88,17 @@ class ShimProcess:
             undo.pop_all()
 
     def discard(self) -> None:
-        """End the role, which has no work yet, with its guard; wait until it has left its
-        channel."""
+        """End the role, which has no work yet, with its guard.
+
+        Returns once the role has closed its end of the channel.
+        """
         self.process.kill()
         self.process.wait()
+
         poller = select.poll()
         poller.register(self.channel, 0)  # a closed channel is reported in any case
         poller.poll(END_S * 1000)
+
         self.channel.close()
         self.page.close()
         os.close(self.status_fd)
