@@ -84,21 +84,22 @@ class ShimPlan:
     """
 
     def __init__(self, arguments: list[str]) -> None:
-        self.supervisor = int(arguments[0])
+        """Take the arguments that `ShimProcess` gives the program."""
+        self.supervisor = int(arguments[0])  # pid
         self.status = int(arguments[1])  # descriptor of the status page
-        places = map(int, arguments[2].split(","))
-        self._role_at, self._tail_at, self.tail_nbytes, self._log_at = places
+        layout = map(int, arguments[2].split(","))
+        self._role_offset, self._tail_offset, self.tail_nbytes, self._log_offset = layout
         self.role_fds = [int(fd) for fd in arguments[3].split(",") if fd]
         self.shim_died = int(arguments[4])  # the signal that the role gets when its shim dies
         self._saves = self.shim_died != signal.SIGKILL
-        self.mark = arguments[5]  # NAME=VALUE, put into the role's environment
+        self.mark = arguments[5]  # NAME=VALUE for the role's environment
         self.command = arguments[6:]
-        self.output = (-1, -1)  # the pipe
+        self.output = (-1, -1)  # the pipe of the role's output: the ends to read and to write
 
     @property
     def grace_s(self) -> float:
         """Seconds from the signal of a death until the role is killed."""
-        return self._read(self._role_at + 32) / 1000 if self._saves else 0.0
+        return self._read(self._role_offset + 32) / 1000 if self._saves else 0.0
 
     @property
     def supervisor_died(self) -> int:
@@ -108,7 +109,7 @@ class ShimPlan:
     @property
     def log(self) -> bytes:
         """The path of the log; empty until the supervisor has named it."""
-        return os.pread(self.status, self._read(self._log_at), self._log_at + 8)
+        return os.pread(self.status, self._read(self._log_offset), self._log_offset + 8)
 
     def note_role(self, pid: int) -> None:
         """Note that the role is executed, by its pid and start time.
@@ -116,29 +117,29 @@ class ShimPlan:
         Both together name one process for ever.
         """
         with open(f"/proc/{pid}/stat") as file:
-            began = int(file.read().rpartition(")")[2].split()[19])
-        os.pwrite(self.status, _word(pid) + _word(began), self._role_at)
+            start_ticks = int(file.read().rpartition(")")[2].split()[19])
+        os.pwrite(self.status, _word(pid) + _word(start_ticks), self._role_offset)
 
     @property
     def role(self) -> int:
         """The role's pid; 0 before it is executed."""
-        return self._read(self._role_at)
+        return self._read(self._role_offset)
 
-    def _read(self, at: int) -> int:
+    def _read(self, offset: int) -> int:
         """Returns the integer of 8 bytes at an offset of the status page."""
-        return int.from_bytes(os.pread(self.status, 8, at), sys.byteorder)
+        return int.from_bytes(os.pread(self.status, 8, offset), sys.byteorder)
 
     def note_cleared(self) -> None:
         """Note that nothing of the role is left."""
-        os.pwrite(self.status, _word(1), self._role_at + 16)
+        os.pwrite(self.status, _word(1), self._role_offset + 16)
 
     def note_dropped(self, nbytes: int) -> None:
         """Note how many bytes of output are missing in the log."""
-        os.pwrite(self.status, _word(nbytes), self._role_at + 24)
+        os.pwrite(self.status, _word(nbytes), self._role_offset + 24)
 
     def note_tail(self, tail: bytes) -> None:
         """Note the last output, of at most ``tail_nbytes``."""
-        os.pwrite(self.status, _word(len(tail)) + tail, self._tail_at)
+        os.pwrite(self.status, _word(len(tail)) + tail, self._tail_offset)
 
     def leave_to_role(self) -> None:
         """Close the descriptors that only the role may hold."""
@@ -175,11 +176,11 @@ def guard(plan: ShimPlan) -> Never:
 
     plan.output = os.pipe()
     os.set_blocking(plan.output[0], False)
-    own = os.pidfd_open(os.getpid())
+    this_guard = os.pidfd_open(os.getpid())
     keeper = os.fork()
     if keeper == 0:
-        keep(plan, {supervisor: plan.supervisor_died, own: plan.shim_died})
-    os.close(own)
+        keep(plan, {supervisor: plan.supervisor_died, this_guard: plan.shim_died})
+    os.close(this_guard)
     plan.leave_to_role()
 
     wake = _wake_pipe()
@@ -207,8 +208,8 @@ def _watch_keeper(plan: ShimPlan, keeper: int, supervisor: int, wake: int) -> in
     poller = select.poll()
     for fd in (supervisor, wake):
         poller.register(fd, select.POLLIN)
-    role: int | None = None
-    ends_s = float("inf")
+    role: int | None = None  # pidfd; -1 if the role cannot be watched by one
+    kill_at_s = float("inf")
 
     while True:
         pid, status = os.waitpid(keeper, os.WNOHANG)
@@ -222,24 +223,30 @@ def _watch_keeper(plan: ShimPlan, keeper: int, supervisor: int, wake: int) -> in
                 poller.register(role, select.POLLIN)
             except ProcessLookupError:  # it has ended
                 role = -1
-                ends_s = min(ends_s, time.monotonic() + LINGER_S)
+                kill_at_s = min(kill_at_s, time.monotonic() + LINGER_S)
             except OSError:  # no descriptor is left to watch it with
                 role = -1
 
-        left_s = ends_s - time.monotonic()
-        if left_s <= 0:
+        if time.monotonic() >= kill_at_s:
             os.kill(keeper, signal.SIGKILL)
-            left_s = ends_s = float("inf")
+            kill_at_s = float("inf")
 
         # The keeper should end soon after the role or the supervisor has.
-        timeout_ms = left_s * 1000 + 1 if ends_s < float("inf") else None
-        for fd, _ in poller.poll(FIND_MS if role is None else timeout_ms):
+        timeout_ms = FIND_MS if role is None else _timeout_ms(kill_at_s)
+        for fd, _ in poller.poll(timeout_ms):
             if fd == wake:
                 os.read(wake, 4096)
                 continue
             poller.unregister(fd)
-            more_s = LINGER_S if fd == role else plan.grace_s + LINGER_S
-            ends_s = min(ends_s, time.monotonic() + more_s)
+            patience_s = LINGER_S if fd == role else plan.grace_s + LINGER_S
+            kill_at_s = min(kill_at_s, time.monotonic() + patience_s)
+
+
+def _timeout_ms(deadline_s: float) -> float | None:
+    """Returns how long `poll` may wait for a deadline; None for one that is infinite."""
+    if deadline_s == float("inf"):
+        return None
+    return max(0.0, deadline_s - time.monotonic()) * 1000 + 1
 
 
 def keep(plan: ShimPlan, owners: dict[int, int]) -> Never:
@@ -251,7 +258,8 @@ def keep(plan: ShimPlan, owners: dict[int, int]) -> Never:
     """
     _become_subreaper()
     wake = _wake_pipe()
-    keeper, role = os.getpid(), os.fork()
+    keeper = os.getpid()
+    role = os.fork()
     if role == 0:
         _execute(plan, keeper)
     plan.leave_to_role()
@@ -274,7 +282,8 @@ def _execute(plan: ShimPlan, keeper: int) -> Never:
         os.setpgid(0, 0)
         os.dup2(plan.output[1], 1)
         os.dup2(plan.output[1], 2)
-        for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+        # Python ignores these, and what is ignored is inherited.
+        for signum in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(signum, signal.SIG_DFL)
         name, _, value = plan.mark.partition("=")
         os.environ[name] = value
@@ -303,26 +312,26 @@ def tend(plan: ShimPlan, role: int, wake: int, owners: dict[int, int]) -> int:
     poller = select.poll()
     for fd in (wake, pump.fd, *owners):
         poller.register(fd, select.POLLIN)
-    ends_s = float("inf")
+    kill_at_s = float("inf")
     death_signal = None if owners else plan.shim_died
 
     while (status := _reap(role)[0]) is None:
         if death_signal is not None:
             os.kill(role, death_signal)
-            ends_s = time.monotonic() + plan.grace_s
+            kill_at_s = time.monotonic() + plan.grace_s
             death_signal = None
-        left_s = ends_s - time.monotonic()
-        if left_s <= 0:
+        if time.monotonic() >= kill_at_s:
             os.kill(role, signal.SIGKILL)
-            left_s = ends_s = float("inf")
+            kill_at_s = float("inf")
 
-        for fd, _ in poller.poll(left_s * 1000 + 1 if ends_s < float("inf") else None):
+        for fd, _ in poller.poll(_timeout_ms(kill_at_s)):
             if fd == wake:
                 os.read(wake, 4096)
             elif fd == pump.fd:
                 if not pump.take():
                     poller.unregister(fd)
             elif fd in owners:
+                # The role follows the first of its owners; the others' ends change nothing more.
                 death_signal = owners[fd]
                 for owner in owners:
                     poller.unregister(owner)
@@ -338,10 +347,10 @@ def _end_descendants(wake: int) -> None:
 
     The children of a child that was killed become children of this process.
     """
-    ends_s = time.monotonic() + KILL_S
+    deadline_s = time.monotonic() + KILL_S
     poller = select.poll()
     poller.register(wake, select.POLLIN)
-    while _reap()[1] and time.monotonic() < ends_s:
+    while _reap()[1] and time.monotonic() < deadline_s:
         for pid in _children():
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -362,12 +371,14 @@ class Pump:
         self.fd = plan.output[0]
         self._plan = plan
         self._tail = b""
+        # How many bytes may go to the log, by a rate of `LOG_NBYTES_PER_S`, at a time.
         self._allowance = float(LOG_NBYTES)
-        self._allowed_s = time.monotonic()
+        self._allowance_s = time.monotonic()
         self._queue: int | None = None  # the pipe to the thread that writes the log
-        self._written = _thread.allocate_lock()
-        self._dropped, self._why = 0, ""
-        self._log = Log(lambda: plan.log, lambda: (self._dropped, self._why))
+        self._written = _thread.allocate_lock()  # held until that thread has written all output
+        self._dropped_nbytes = 0
+        self._drop_reason = ""
+        self._log = Log(lambda: plan.log, lambda: (self._dropped_nbytes, self._drop_reason))
 
     def take(self) -> bool:
         """Read the output that is in the pipe, but not without end if the role writes as fast.
@@ -400,8 +411,9 @@ class Pump:
     def _pass_on(self, data: bytes) -> None:
         """Hand output to the thread that writes the log, or drop it where there is no room."""
         now_s = time.monotonic()
-        grown = self._allowance + (now_s - self._allowed_s) * LOG_NBYTES_PER_S
-        self._allowance, self._allowed_s = min(LOG_NBYTES, grown), now_s
+        allowance = self._allowance + (now_s - self._allowance_s) * LOG_NBYTES_PER_S
+        self._allowance = min(LOG_NBYTES, allowance)
+        self._allowance_s = now_s
         if self._allowance < len(data):
             return self._drop(len(data), f"more than {LOG_NBYTES_PER_S:,} bytes/s")
         self._allowance -= len(data)
@@ -409,19 +421,20 @@ class Pump:
         try:
             if self._queue is None:
                 self._queue = self._start_thread()
-            n = os.write(self._queue, data)
+            written_nbytes = os.write(self._queue, data)
         except BlockingIOError:
             return self._drop(len(data), "the disk is too slow")
         except (OSError, RuntimeError) as error:  # no descriptor, no thread
             return self._drop(len(data), str(error))
 
-        if n < len(data):
-            self._drop(len(data) - n, "the disk is too slow")
+        if written_nbytes < len(data):
+            self._drop(len(data) - written_nbytes, "the disk is too slow")
 
-    def _drop(self, nbytes: int, why: str) -> None:
+    def _drop(self, nbytes: int, reason: str) -> None:
         """Count bytes that do not reach the log, for a reason in words."""
-        self._dropped, self._why = self._dropped + nbytes, why
-        self._plan.note_dropped(self._dropped + self._log.lost)
+        self._dropped_nbytes += nbytes
+        self._drop_reason = reason
+        self._plan.note_dropped(self._dropped_nbytes + self._log.lost)
 
     def _start_thread(self) -> int:
         """Start the thread that writes the log.
@@ -450,7 +463,7 @@ class Pump:
         while data := os.read(source, CHUNK_NBYTES):
             self._log.write(data)
             if self._log.lost:
-                self._plan.note_dropped(self._dropped + self._log.lost)
+                self._plan.note_dropped(self._dropped_nbytes + self._log.lost)
 
         # An empty write still appends the line that counts what was dropped last.
         self._log.write(b"")
@@ -472,33 +485,38 @@ class Log:
                 reason.
         """
         self._path = path
-        self._kept = b""  # output before the path is known
-        self._dropped_before = dropped
+        self._dropped = dropped
+        self._early_output = b""  # output that came before the path is known
         self._fd: int | None = None
-        self._nbytes = 0  # of the file
-        self.lost, self._why = 0, ""  # bytes that the disk did not take
-        self._noted = 0  # dropped bytes that a line in the log counts
+        self._nbytes = 0  # size of the file
+        self.lost = 0  # number of bytes that the disk did not take
+        self._loss_reason = ""
+        self._reported = 0  # number of missing bytes that lines in the log count
 
     def write(self, data: bytes) -> None:
         """Append ``data``, after a line that counts the bytes that were dropped before it."""
         path = self._path()
         if not path:
-            self._kept += data[: LOG_NBYTES - len(self._kept)]
+            self._early_output += data[: LOG_NBYTES - len(self._early_output)]
             return
 
-        data, self._kept = self._kept + data, b""
+        data = self._early_output + data
+        self._early_output = b""
         try:
-            before, why = self._dropped_before()
-            if before + self.lost > self._noted:
-                nbytes = f"{before + self.lost - self._noted:,}"
-                line = f"[penstock: {nbytes} bytes of output were dropped: {self._why or why}]\n"
+            dropped, drop_reason = self._dropped()
+            missing = dropped + self.lost
+            if missing > self._reported:
+                nbytes = f"{missing - self._reported:,}"
+                reason = self._loss_reason or drop_reason
+                line = f"[penstock: {nbytes} bytes of output were dropped: {reason}]\n"
                 self._append(path, line.encode())
-                self._noted, self._why = before + self.lost, ""
+                self._reported = missing
+                self._loss_reason = ""
 
             self._append(path, data)
         except OSError as error:
             self.lost += len(data)
-            self._why = error.strerror or str(error)
+            self._loss_reason = error.strerror or str(error)
 
     def _append(self, path: bytes, data: bytes) -> None:
         """Append ``data`` to the file, which is renamed before if it would become too large.
@@ -521,9 +539,9 @@ class Log:
             return self._append(path, data)
 
         while data:
-            n = os.write(self._fd, data)
-            self._nbytes += n
-            data = data[n:]
+            written_nbytes = os.write(self._fd, data)
+            self._nbytes += written_nbytes
+            data = data[written_nbytes:]
 
 
 def _leave_terminal() -> None:
@@ -560,31 +578,32 @@ def _reap(role: int = -1) -> tuple[int | None, bool]:
 
     Returns: the role's wait status, or None if it has not ended; whether other children are left.
     """
-    found = None
+    role_status = None
     try:
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
-                return found, True
+                return role_status, True
             if pid == role:
-                found = status
+                role_status = status
     except ChildProcessError:
-        return found, False
+        return role_status, False
 
 
 def _children() -> list[int]:
     """Returns the pids of this process's children."""
     try:
-        found: list[int] = []
+        children: list[int] = []
         for thread in os.listdir("/proc/self/task"):
             with open(f"/proc/self/task/{thread}/children") as file:
-                found += map(int, file.read().split())
-        return found
+                children += map(int, file.read().split())
+        return children
     except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
-        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _is_ours(pid)]
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        return [pid for pid in pids if _is_child(pid)]
 
 
-def _is_ours(pid: int) -> bool:
+def _is_child(pid: int) -> bool:
     """Returns whether a process is a child of this one."""
     try:
         with open(f"/proc/{pid}/stat") as file:

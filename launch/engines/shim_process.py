@@ -21,12 +21,12 @@ from penstock.profiling.status import LOG_AT, ROLE_AT, TAIL_AT, TAIL_NBYTES, Sta
 OPENMP_WAIT = {"OMP_WAIT_POLICY": "passive"}
 """Threads of torch that wait for each other sleep instead of spinning, which would keep the thread
 that they wait for from its core."""
-# Variable that marks the environment of a role, and of what it starts.
 MARK = "PENSTOCK_ROLE"
-# A role may take this long to end after its guard.
+"""Variable that marks the environment of a role, and of what it starts."""
 END_S = 5.0
-# Program of the shim; its argument is the folder of `shim.py`.
+"""A role may take this long to end after its guard."""
 BOOT = "import sys; sys.path.append(sys.argv.pop(1)); import shim; shim.main()"
+"""Program of the shim; its first argument is the folder of `shim.py`."""
 
 
 class ShimProcess:
@@ -54,21 +54,22 @@ class ShimProcess:
         """
         self.mark = f"{MARK}={os.urandom(16).hex()}"
         with ExitStack() as undo:
-            self.channel, theirs = Channel.pair()
+            self.channel, role_end = Channel.pair()
             undo.callback(self.channel.close)
 
-            with theirs:
+            with role_end:
                 self.page, self.status_fd = StatusPage.create()
                 undo.callback(self.page.close)
                 undo.callback(os.close, self.status_fd)
 
                 # The shim reads its arguments as a `ShimPlan`; the rest is the role's command.
-                control, status = theirs.fileno(), self.status_fd
-                places = ",".join(map(str, (ROLE_AT, TAIL_AT, TAIL_NBYTES, LOG_AT)))
+                control = role_end.fileno()
+                status = self.status_fd
+                layout = ",".join(map(str, (ROLE_AT, TAIL_AT, TAIL_NBYTES, LOG_AT)))
                 shim_died = SHIM_DIED if saves else signal.SIGKILL
-                plan = os.getpid(), status, places, control, int(shim_died), self.mark
-                early = [ahead, nice] if ahead else []
-                role = python("penstock.launch.role", name, control, status, *early)
+                plan = os.getpid(), status, layout, control, int(shim_died), self.mark
+                early_arguments = [ahead, nice] if ahead else []
+                role = python("penstock.launch.role", name, control, status, *early_arguments)
                 shim = [sys.executable, "-I", "-S", "-c", BOOT, str(Path(__file__).parent)]
                 self.process = subprocess.Popen(
                     [*shim, *map(str, plan), *role],
