@@ -28,17 +28,21 @@ def command(
     learners: int | None = None,
     one_learner: str = "",
 ) -> Command:
-    """The arguments for a run on a cluster.
+    """Make the arguments for a run on a cluster, and check them as the run would.
 
     Args:
-        target: as of `penstock train`.
-        overrides: ``key=value``.
-        defaults: options by name, unless ``overrides`` give them. ``actors.count`` may be `AUTO`,
-            as the cores of the cluster are known to the run only.
-        learners: their number where they are started one by one, as an option of the command says.
-        one_learner: that option with which there is one.
+        target: target as of `penstock train`.
+        overrides: options of the user, each ``key=value``.
+        defaults: values by the names of options that the user may leave out. ``actors.count`` may
+            be `AUTO`, as the cores of the cluster are known to the run only.
+        learners: number of learners if each is started by a command of its own; None if the run
+            starts them.
+        one_learner: the option of the rendering command that asks for one learner, for messages.
 
-    Raises UserError where the target or an override is wrong.
+    Returns: the resolved target, and the arguments for the command.
+
+    Raises:
+        UserError: the target or an override is wrong, or does not go with several learners.
     """
     given = {text.partition("=")[0].strip() for text in overrides}
     added = {name: value for name, value in defaults.items() if name not in given}
@@ -46,6 +50,8 @@ def command(
     if learners is not None:
         checked["learner.count"] = str(learners)
     resolved = resolve_target(target, [*overrides, *_pairs(checked)])
+
+    # Learners that start one by one cannot agree on what a run would measure or start for them.
     if learners is not None and learners > 1:
         config = resolved.config
         envs.check_not_auto(config, f"learners on {learners} hosts")
@@ -57,9 +63,11 @@ def command(
                 f"start; set --engine ray, {one_learner} or learner.pace=bsp, or start the "
                 "learners by hand (docs/many-machines.md)"
             )
+
     shown = [text for text in overrides if not text.startswith("run.dir=")]
     return Command(resolved, " ".join(map(shlex.quote, [target, *shown, *_pairs(added)])))
 
 
 def _pairs(options: Mapping[str, str]) -> list[str]:
+    """Returns options as overrides, each ``key=value``."""
     return [f"{name}={value}" for name, value in options.items()]

@@ -24,12 +24,17 @@ from penstock.launch.render.command import command
 Object = dict[str, Any]
 
 USER = 1000
-MARGIN_S = 30  # between the end of run.grace_s and that of the pod
+# Time between the end of run.grace_s and that of the pod.
+MARGIN_S = 30
+# Ports of a learner, for actors and for the other learners.
 PORT, STORE_PORT = 7700, 29500
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 QUANTITY = re.compile(r"\d+(\.\d+)?([EPTGMk]i?)?")
-RAY = "2.60.0"  # in the image; with it KubeRay decides on authentication and probes
-RETRIES = 100  # of a learner whose node is lost; it resumes each time
+# Version of Ray in the image, by which KubeRay decides on authentication and probes.
+RAY = "2.60.0"
+# A learner whose node is lost is started again this often, and resumes each time.
+RETRIES = 100
+# Where a pod has the volume of the runs, and the keys.
 RUNS, KEYS = "/runs", "/keys"
 OF_LEARNERS = {
     "learner.key": "learner.key",
@@ -67,35 +72,43 @@ def render(
     name: str | None,
     grace_s: int,
 ) -> str:
-    """The manifests as YAML.
+    """Write the manifests of a run as YAML.
 
     Args:
-        target: as of `penstock train`.
-        overrides: ``key=value``; ``run.dir`` is below the volume of the runs.
-        pods: their resources.
-        engine: "ray" or "none".
-        name: of the run and its objects; None for the target's.
+        target: target as of `penstock train`.
+        overrides: options of the run, each ``key=value``; ``run.dir`` is below the volume of the
+            runs.
+        pods: number and resources of the pods.
+        engine: "ray" for a RayJob, "none" for plain objects.
+        name: name of the run and its objects; None for the target's.
         grace_s: seconds that the run has to save when its pod is to end.
 
-    Raises UserError where the target or an option does not allow it.
+    Returns: the text of the file, which begins with comments on its use.
+
+    Raises:
+        UserError: the target or an option is wrong, or does not go with these pods.
     """
     learners = pods.nodes * max(1, pods.gpus) if engine == "ray" and pods.gpus else pods.learners
     cores = pods.nodes * pods.cpus - (learners if engine == "ray" else pods.nodes)
     actors = max(1, cores // learners) * learners
+
     defaults = {"run.grace_s": str(grace_s), "actors.count": str(actors)}
     if pods.gpus:
         defaults["learner.device"] = "cuda"
     if engine == "ray" and pods.gpus:
         defaults["learner.count"] = str(learners)
+
     started = pods.learners if engine == "none" else None
     resolved, text = command(target, overrides, defaults, started, "--learners 1")
     name = _checked(name or re.sub(r"[^a-z0-9]+", "-", resolved.name.lower()).strip("-"), pods)
+
     if engine == "ray":
         objects, keys = [_ray_job(name, text, pods, grace_s)], ""
     else:
         objects = _plain(name, text, pods, grace_s, max(1, pods.cpus - 1))
         keys = KEYS_FIRST.format(name=name)
-    # What occurs twice is written twice: a copy shares nothing.
+
+    # A value that occurs twice would be written as a reference; copies share nothing.
     manifests = "---\n".join(write(json.loads(json.dumps(each))) for each in objects)
     return HEADER.format(name=name, claim=pods.claim, keys=keys) + manifests
 
@@ -112,6 +125,7 @@ KEYS_FIRST = """\
 
 
 def _checked(name: str, pods: Pods) -> str:
+    """Returns the name of the run; raises UserError if it or a text of ``pods`` is not valid."""
     if not NAME.fullmatch(name):
         raise UserError(
             f"--name is {name!r}; it must be at most 40 lower-case letters, digits and dashes, "
@@ -126,13 +140,23 @@ def _checked(name: str, pods: Pods) -> str:
 
 
 def _ray_job(name: str, arguments: str, pods: Pods, grace_s: int) -> Object:
-    """Ray's nodes are pods of the same size; the run's command is executed on the first."""
+    """Returns a RayJob, whose nodes are pods of the same size.
+
+    KubeRay executes the run's command when the cluster is up.
+
+    Args:
+        name: name of the run.
+        arguments: target and options of `penstock train`, quoted for a shell.
+        pods: number and resources of the pods.
+        grace_s: seconds that the run has to save when its pod is to end.
+    """
     container = _container("ray", pods, pods.gpus, [], f"{RUNS}")
     del container["command"]
     del container["livenessProbe"]  # KubeRay has its own
     del container["startupProbe"]
 
     def group(container_name: str) -> Object:
+        """Returns Ray's description of pods with one container of that name."""
         spec = _pod(pods, [container | {"name": container_name}], grace_s)
         return {"rayStartParams": {"num-cpus": str(pods.cpus)}, "template": {"spec": spec}}
 
@@ -146,6 +170,7 @@ def _ray_job(name: str, arguments: str, pods: Pods, grace_s: int) -> Object:
     }
     if pods.nodes > 1:
         cluster["workerGroupSpecs"] = [workers | bounds | group("ray-worker")]
+
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
@@ -160,7 +185,15 @@ def _ray_job(name: str, arguments: str, pods: Pods, grace_s: int) -> Object:
 
 
 def _plain(name: str, arguments: str, pods: Pods, grace_s: int, actors: int) -> list[Object]:
-    """Service, learners, actors and disruption budget."""
+    """Returns the objects of a run without Ray: service, learners, actors and disruption budget.
+
+    Args:
+        name: name of the run.
+        arguments: target and options of `penstock learner`, quoted for a shell.
+        pods: number and resources of the pods.
+        grace_s: seconds that a learner has to save when its pod is to end.
+        actors: number of actors in each of their pods.
+    """
     learner = f"{name}-learner"
     trains = _learner_container(name, arguments, pods)
     plays = _actors_container(name, pods, actors)
@@ -209,7 +242,7 @@ def _plain(name: str, arguments: str, pods: Pods, grace_s: int, actors: int) -> 
             "kind": "PodDisruptionBudget",
             "metadata": {"name": learner, "labels": _labels(name)},
             "spec": {
-                "minAvailable": pods.learners,  # none is evicted to empty a node; actors may be
+                "minAvailable": pods.learners,  # no learner is evicted to empty a node
                 "selector": {"matchLabels": _labels(name) | {"role": "learner"}},
             },
         },
@@ -217,14 +250,19 @@ def _plain(name: str, arguments: str, pods: Pods, grace_s: int, actors: int) -> 
 
 
 def _learner_container(name: str, arguments: str, pods: Pods) -> Object:
+    """Returns the container of one learner, whose rank is the index of its pod in the Job."""
+    # Several learners meet at the first.
     place = ""
     if pods.learners > 1:
         host = f"{name}-learner-0.{name}-learner"
         store = f"--world {pods.learners} --store {host}:{STORE_PORT} --trusted-network"
         place = f' --rank "$JOB_COMPLETION_INDEX" {store}'
+
+    # The first learner writes to the run's folder, the others to a folder below it.
     own = (
         f'run={RUNS}/{name}; [ "$JOB_COMPLETION_INDEX" = 0 ] || run=$run/rank-$JOB_COMPLETION_INDEX'
     )
+
     learn = (
         f"exec penstock learner {arguments} run.dir={RUNS}/{name} transport.curve={KEYS}"
         f" --bind tcp://0.0.0.0:{PORT} --resume auto{place}"
@@ -234,6 +272,7 @@ def _learner_container(name: str, arguments: str, pods: Pods) -> Object:
 
 
 def _actors_container(name: str, pods: Pods, actors: int) -> Object:
+    """Returns the container of some actors, which join the learner of their pod's number."""
     learner = f"{name}-learner"
     play = (
         f"rank=$((${{HOSTNAME##*-}} % {pods.learners})); exec penstock actor --curve {KEYS}"
@@ -245,18 +284,29 @@ def _actors_container(name: str, pods: Pods, actors: int) -> Object:
 
 
 def _labels(name: str) -> Object:
+    """Returns the labels of all objects of a run."""
     return {"app.kubernetes.io/name": "penstock", "app.kubernetes.io/instance": name}
 
 
 def _template(name: str, role: str, spec: Object) -> Object:
+    """Returns the template of pods whose role, "learner" or "actors", is one of their labels."""
     return {"metadata": {"labels": _labels(name) | {"role": role}}, "spec": spec}
 
 
 def _container(name: str, pods: Pods, gpus: int, command: list[str], probe: str) -> Object:
-    """A container whose process may write to its volumes only."""
+    """Returns a container whose process may write to its volumes only.
+
+    Args:
+        name: name of the container.
+        pods: its image, cores and memory.
+        gpus: number of its GPUs.
+        command: what it executes.
+        probe: a command for a shell, which fails if the container has to be started again.
+    """
     resources: Object = {"cpu": str(pods.cpus), "memory": pods.memory}
     if gpus:
         resources["nvidia.com/gpu"] = str(gpus)
+
     check = {"exec": {"command": ["sh", "-c", probe]}, "periodSeconds": 30, "timeoutSeconds": 15}
     mounts = [{"name": "runs", "mountPath": RUNS}, {"name": "tmp", "mountPath": "/tmp"}]
     return {
@@ -284,7 +334,17 @@ def _pod(
     keys: Mapping[str, str] | None = None,
     subdomain: str | None = None,
 ) -> Object:
-    """A pod; with ``keys``, it has those of the secret of the run ``name``, under `KEYS`."""
+    """Returns the specification of a pod.
+
+    Args:
+        pods: names the volume of the runs.
+        containers: the pod's containers.
+        grace_s: seconds that its processes have to save when it is to end.
+        name: name of the run, whose secret has the keys.
+        keys: the keys that the pod gets under `KEYS`, by their names in the secret, each with its
+            path there; None for a pod of Ray, which has none.
+        subdomain: name of the service by which others find a learner's pod; None for other pods.
+    """
     volumes: list[Object] = [
         {"name": "runs", "persistentVolumeClaim": {"claimName": pods.claim}},
         {"name": "tmp", "emptyDir": {}},
@@ -295,6 +355,7 @@ def _pod(
         volumes.append({"name": "keys", "secret": secret})
         mount = {"name": "keys", "mountPath": KEYS, "readOnly": True}
         containers = [c | {"volumeMounts": [*c["volumeMounts"], mount]} for c in containers]
+
     pod: Object = {
         "containers": containers,
         "volumes": volumes,
@@ -308,6 +369,7 @@ def _pod(
         },
         "automountServiceAccountToken": False,
     }
+
     if keys:
         pod["restartPolicy"] = "OnFailure" if subdomain else "Always"
     if subdomain:

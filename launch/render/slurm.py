@@ -19,8 +19,10 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import Resolved
 from penstock.launch.render.command import AUTO, command
 
-MARGIN_S = 30  # between the end of run.grace_s and that of the job
-TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}")  # as sbatch --time takes it
+# Time between the end of run.grace_s and that of the job.
+MARGIN_S = 30
+# A time as sbatch --time takes it.
+TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
 
 
 @dataclass(frozen=True)
@@ -46,20 +48,23 @@ def render(
     environment: str | None,
     working_dir: str | None = None,
 ) -> str:
-    """The script.
+    """Write the batch script of a run.
 
     Args:
-        target: as of `penstock train`.
-        overrides: ``key=value``.
-        job: its resources.
-        engine: "ray", or "none": learners that meet at the first node.
+        target: target as of `penstock train`.
+        overrides: options of the run, each ``key=value``.
+        job: resources of the job.
+        engine: "ray" for a Ray cluster in the job, "none" for learners that meet at the first node.
         grace_s: seconds that the run has to save when the job is about to end.
         environment: folder with the programs of Penstock's Python environment on every node; None
-            where they are found without it.
+            if they are found without it.
         working_dir: folder that becomes the current one of all processes, for code of the user's
             own; with engine "none" every node must have it.
 
-    Raises UserError where the target or an option does not allow it.
+    Returns: the text of the script.
+
+    Raises:
+        UserError: the target or an option is wrong, or does not go with this job.
     """
     if job.time is not None and not TIME.fullmatch(job.time):
         raise UserError(
@@ -68,12 +73,14 @@ def render(
         )
     if working_dir is not None and not Path(working_dir).is_dir():
         raise UserError(f"--working-dir {working_dir} is not a folder; name one that exists")
+
     learners = job.nodes if engine == "none" else job.nodes * job.gpus
     defaults = {"run.grace_s": str(grace_s), "actors.count": AUTO}
     if job.gpus:
         defaults["learner.device"] = "cuda"
         if engine == "ray":
             defaults["learner.count"] = str(learners)
+
     resolved, text = command(
         target, overrides, defaults, learners if engine == "none" else None, "--nodes 1"
     )
@@ -82,6 +89,7 @@ def render(
             f"--gpus is {job.gpus}, and --engine none starts one learner on each node; set "
             "--gpus 1, or --engine ray"
         )
+
     code = None if working_dir is None else shlex.quote(str(Path(working_dir).absolute()))
     name, given_dir = _name(resolved), resolved.config.run.dir
     return TEMPLATE.format(
@@ -101,10 +109,12 @@ def render(
 
 
 def _name(resolved: Resolved) -> str:
+    """Returns the target's name in characters that SLURM and files allow."""
     return re.sub(r"[^\w.-]+", "-", resolved.name).strip("-.") or "run"
 
 
 def _resources(job: Job, name: str, grace_s: int) -> str:
+    """Returns the script's lines of options for `sbatch`."""
     cores = "--exclusive" if job.cpus is None else f"--cpus-per-task={job.cpus}"
     options = [
         f"--job-name=penstock-{name}",
@@ -124,6 +134,7 @@ def _resources(job: Job, name: str, grace_s: int) -> str:
 
 
 def _environment(folder: str | None) -> str:
+    """Returns the line that puts a folder of programs on the PATH, if there is one."""
     if folder is None:
         return ""
     return f"export PATH={shlex.quote(folder)}:$PATH  # Penstock, at the same path on every node\n"
