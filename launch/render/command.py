@@ -11,6 +11,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import Resolved, resolve_target
 
 AUTO = "auto"
+"""The value of an option that the run chooses."""
 
 
 class Command(NamedTuple):
@@ -21,10 +22,11 @@ class Command(NamedTuple):
     """Target and overrides, quoted for a shell; without ``run.dir``, which the script adds."""
 
 
-def command(
+def make_command(
     target: str,
     overrides: Sequence[str],
     defaults: Mapping[str, str],
+    *,
     learners: int | None = None,
     one_learner: str = "",
 ) -> Command:
@@ -44,12 +46,14 @@ def command(
     Raises:
         UserError: the target or an override is wrong, or does not go with several learners.
     """
-    given = {text.partition("=")[0].strip() for text in overrides}
-    added = {name: value for name, value in defaults.items() if name not in given}
-    checked = dict(added)
+    overridden = {override.partition("=")[0].strip() for override in overrides}
+    added = {name: value for name, value in defaults.items() if name not in overridden}
+
+    # The commands of single learners say their number by an option of their own.
+    implied = dict(added)
     if learners is not None:
-        checked["learner.count"] = str(learners)
-    resolved = resolve_target(target, [*overrides, *_pairs(checked)])
+        implied["learner.count"] = str(learners)
+    resolved = resolve_target(target, [*overrides, *_as_overrides(implied)])
 
     # Learners that start one by one cannot agree on what a run would measure or start for them.
     if learners is not None and learners > 1:
@@ -64,10 +68,12 @@ def command(
                 "learners by hand (docs/many-machines.md)"
             )
 
-    shown = [text for text in overrides if not text.startswith("run.dir=")]
-    return Command(resolved, " ".join(map(shlex.quote, [target, *shown, *_pairs(added)])))
+    # The script adds the run's folder.
+    kept_overrides = [text for text in overrides if not text.startswith("run.dir=")]
+    arguments = [target, *kept_overrides, *_as_overrides(added)]
+    return Command(resolved, shlex.join(arguments))
 
 
-def _pairs(options: Mapping[str, str]) -> list[str]:
+def _as_overrides(options: Mapping[str, str]) -> list[str]:
     """Returns options as overrides, each ``key=value``."""
     return [f"{name}={value}" for name, value in options.items()]

@@ -17,12 +17,12 @@ from typing import Literal
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import Resolved
-from penstock.launch.render.command import AUTO, command
+from penstock.launch.render.command import AUTO, make_command
 
-# Time between the end of run.grace_s and that of the job.
 MARGIN_S = 30
-# A time as sbatch --time takes it.
+"""Time between the end of run.grace_s and that of the job."""
 TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
+"""A time as sbatch --time takes it."""
 
 
 @dataclass(frozen=True)
@@ -74,37 +74,49 @@ def render(
     if working_dir is not None and not Path(working_dir).is_dir():
         raise UserError(f"--working-dir {working_dir} is not a folder; name one that exists")
 
-    learners = job.nodes if engine == "none" else job.nodes * job.gpus
+    on_ray = engine == "ray"
     defaults = {"run.grace_s": str(grace_s), "actors.count": AUTO}
     if job.gpus:
         defaults["learner.device"] = "cuda"
-        if engine == "ray":
-            defaults["learner.count"] = str(learners)
+        if on_ray:
+            defaults["learner.count"] = str(job.nodes * job.gpus)
 
-    resolved, text = command(
-        target, overrides, defaults, learners if engine == "none" else None, "--nodes 1"
+    resolved, arguments = make_command(
+        target,
+        overrides,
+        defaults,
+        learners=None if on_ray else job.nodes,
+        one_learner="--nodes 1",
     )
-    if engine == "none" and job.gpus > 1:
+    if not on_ray and job.gpus > 1:
         raise UserError(
             f"--gpus is {job.gpus}, and --engine none starts one learner on each node; set "
             "--gpus 1, or --engine ray"
         )
 
-    code = None if working_dir is None else shlex.quote(str(Path(working_dir).absolute()))
-    name, given_dir = _name(resolved), resolved.config.run.dir
+    # The part of the script that starts the run, in the user's folder if there is one.
+    ship_folder = enter_folder = ""
+    if working_dir is not None:
+        folder = shlex.quote(str(Path(working_dir).absolute()))
+        ship_folder = f" --working-dir {folder}"
+        enter_folder = f"cd {folder}\n"
+    start = (RAY if on_ray else LEARNERS).format(
+        command=arguments,
+        threads=resolved.config.learner.first_threads,
+        ship=ship_folder,
+        enter=enter_folder,
+    )
+
+    name = _name(resolved)
+    run_dir = resolved.config.run.dir
     return TEMPLATE.format(
         name=name,
         nodes="1 node" if job.nodes == 1 else f"{job.nodes} nodes",
-        how=ON_RAY if engine == "ray" else BY_SRUN,
+        how=ON_RAY if on_ray else BY_SRUN,
         resources=_resources(job, name, grace_s),
-        run_dir=shlex.quote(given_dir) if given_dir else f"runs/{name}-$SLURM_JOB_ID",
+        run_dir=shlex.quote(run_dir) if run_dir else f"runs/{name}-$SLURM_JOB_ID",
         environment=_environment(environment),
-        start=(RAY if engine == "ray" else LEARNERS).format(
-            command=text,
-            threads=resolved.config.learner.first_threads,
-            ship="" if code is None else f" --working-dir {code}",
-            enter="" if code is None else f"cd {code}\n",
-        ),
+        start=start,
     )
 
 
