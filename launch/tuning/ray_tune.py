@@ -44,9 +44,13 @@ from penstock.launch.tuning.sweep import Sweep
 from penstock.launch.tuning.trial_run import GPUS, TrialRun, TrialSettings, last_output
 from penstock.launch.tuning.trials import TrialProgress, folder_of
 
+# Names of the score and of the time, in agent steps, in a report for Tune.
 SCORE, TIME = "score", "scored_steps"
-DRAWS = 100  # of options that agree with each other
-KEPT = 4  # checkpoints of Tune per trial; PBT may still need earlier ones
+# Most draws until options agree with each other.
+DRAWS = 100
+# Number of Tune's checkpoints that a trial keeps, of which PBT may still need earlier ones.
+KEPT = 4
+# Names of the loggers whose warnings are not shown.
 LIBRARIES = ("ray", "ray.tune", "ray.train")
 
 
@@ -59,7 +63,7 @@ class RunTrainable(tune.Trainable):
         self._trial_run = TrialRun(settings, number_of(self.trial_id), config)
 
     def step(self) -> dict[str, Any]:
-        """The next report. Raises RuntimeError where the run has failed."""
+        """Returns the next report; raises RuntimeError if the run has failed."""
         progress, ended = self._trial_run.step()
         return {**figures(progress), "done": ended}
 
@@ -80,14 +84,19 @@ class Narrator(tune.Callback):
     """Shows the starts, scores and ends of the trials, and ends them all after a signal."""
 
     def __init__(self, say: Callable[[str], None], signals: Sequence[int]) -> None:
-        """``signals`` are those that have arrived so far."""
+        """Begin with no trial.
+
+        Args:
+            say: shows a line to the user.
+            signals: the signals that have arrived so far; more may be appended.
+        """
         self._say, self._signals = say, signals
         self._scored: dict[str, int] = {}
         self.failed: list[int] = []
         """The numbers of the trials that have failed."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tune pickles its callbacks into a file, and a stream cannot be pickled."""
+        """Returns what Tune pickles of its callbacks: a stream cannot be pickled."""
         return {"failed": self.failed}
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
@@ -120,34 +129,44 @@ class Narrator(tune.Callback):
 def run(
     sweep: Sweep, say: Callable[[str], None], after: SignalHandler | None = None
 ) -> tuple[int, dict[int, str]]:
-    """Run the trials of a sweep on a Ray cluster of this host; ``after`` is as of `handled`.
+    """Run the trials of a sweep on a Ray cluster of this host.
 
-    Returns the exit code, and the errors of the trials that have failed, by their numbers. Raises
-    UserError where Ray cannot be started.
+    Args:
+        sweep: the sweep, whose folder exists.
+        say: shows a line to the user.
+        after: handles signals once the trials have ended, as for `handled`.
+
+    Returns: the exit code, and the errors of the trials that have failed, by their numbers.
+
+    Raises:
+        UserError: Ray cannot be started.
     """
     random.seed(sweep.seed)  # PBT draws from it
     signals: list[int] = []
     narrator = Narrator(say, signals)
     for name in LIBRARIES:
         logging.getLogger(name).setLevel(logging.ERROR)
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             connect(None, cores=sweep.cores * sweep.at_once)
-            # Only now, as Ray has set a handler of SIGTERM that exits at once.
+            # Signals are handled only now, as Ray has set a handler of SIGTERM that exits at once.
             with handled(lambda signum, _: signals.append(signum), after):
                 with _quiet_tune():
                     _tuner(sweep, narrator).fit()
                 ray.shutdown()
-        except SystemExit:  # by that handler
+        except SystemExit:  # Ray's handler of SIGTERM
             signals.append(signal.SIGTERM)
         finally:
             ray.shutdown()  # also where it was not started completely
+
     errors = {n: last_output(folder_of(sweep.folder, n)) for n in narrator.failed}
     return (128 + signals[0] if signals else 1 if errors else 0), errors
 
 
 def _tuner(sweep: Sweep, narrator: Narrator) -> tune.Tuner:
+    """Returns the tuner of a sweep, which reports to ``narrator``."""
     folder = sweep.folder.resolve()
     grace_s = 2 * max(config.run.grace_s for config in sweep.space.configs)
     settings = TrialSettings(
@@ -160,8 +179,10 @@ def _tuner(sweep: Sweep, narrator: Narrator) -> tune.Tuner:
         grace_s,
         os.environ.get(GPUS),
     )
+
     trainable = tune.with_parameters(RunTrainable, settings=settings)
     is_grid = sweep.trials is None
+
     return tune.Tuner(
         tune.with_resources(trainable, {"CPU": sweep.cores}),
         param_space={
@@ -187,9 +208,10 @@ def _tuner(sweep: Sweep, narrator: Narrator) -> tune.Tuner:
 
 
 def make_scheduler(sweep: Sweep) -> TrialScheduler | None:
-    """The scheduler of a sweep; None for one that runs all trials to their end."""
+    """Returns the scheduler of a sweep; None for one that runs all trials to their end."""
     if sweep.scheduler == "none":
         return None
+
     assert sweep.interval is not None
     assert sweep.most_steps is not None
     if sweep.scheduler == "asha":
@@ -199,6 +221,7 @@ def make_scheduler(sweep: Sweep) -> TrialScheduler | None:
             grace_period=sweep.interval,
             stop_last_trials=False,  # `stop.env_steps` ends them
         )
+
     return PopulationBasedTraining(
         time_attr=TIME,
         perturbation_interval=sweep.interval,
@@ -211,15 +234,25 @@ def make_scheduler(sweep: Sweep) -> TrialScheduler | None:
 
 
 def within(sweep: Sweep, rng: random.Random, options: Options) -> Options:
-    """Perturbed options, with numbers moved into their ranges: PBT multiplies them by 0.8 or 1.2
-    whatever the range is. Options that contradict each other, or others of the run, are drawn
-    anew; after `DRAWS` times they are returned as they are, and the trial's process refuses them.
+    """Correct options that PBT has perturbed.
+
+    PBT multiplies numbers by 0.8 or 1.2 whatever their range is; they are moved into it. Options
+    that contradict each other, or others of the run, are drawn anew. If `DRAWS` draws do not agree,
+    the last is returned, and the trial's process refuses it.
+
+    Args:
+        sweep: has the parameters and the other options of the run.
+        rng: the source of new draws.
+        options: values by the names of the parameters.
+
+    Returns: the corrected options.
     """
     parameters = sweep.space.parameters
     found = {
         name: each.clipped(options[name]) if isinstance(each, NumberRange) else options[name]
         for name, each in parameters.items()
     }
+
     for _ in range(DRAWS):
         if _agree(sweep, found):
             break
@@ -228,7 +261,7 @@ def within(sweep: Sweep, rng: random.Random, options: Options) -> Options:
 
 
 def _agree(sweep: Sweep, options: Options) -> bool:
-    """Whether a trial with these options starts."""
+    """Returns whether a trial with these options starts."""
     try:
         resolve(sweep.target, [*sweep.overrides, *overrides_of(options)])
     except UserError:
@@ -237,9 +270,11 @@ def _agree(sweep: Sweep, options: Options) -> bool:
 
 
 def _domain(found: Parameter) -> Any:
-    """The parameter as a domain of Tune."""
+    """Returns a parameter as a domain of Tune."""
     if isinstance(found, ChoiceList):
         return tune.choice([*found.values])
+
+    # Tune's upper end of whole numbers is excluded.
     if found.whole:
         draw = tune.lograndint if found.log else tune.randint
         return draw(int(found.low), int(found.high) + 1)
@@ -248,13 +283,16 @@ def _domain(found: Parameter) -> Any:
 
 
 def number_of(trial_id: str) -> int:
-    """The number of a trial, with which Tune's id ends: ``3f2a1_00007`` is trial 7."""
+    """Returns the number of a trial, with which Tune's id ends: ``3f2a1_00007`` is trial 7."""
     return int(trial_id.rpartition("_")[2])
 
 
 def figures(progress: TrialProgress) -> dict[str, Any]:
-    """The report for Tune. A score that is not known yet is NaN at 0 steps: Tune requires a number,
-    and no scheduler decides at 0 steps."""
+    """Returns the report for Tune on the progress of a trial.
+
+    A score that is not known yet is NaN at 0 steps: Tune requires a number, and no scheduler
+    decides at 0 steps. Other figures are left out while they are not known.
+    """
     score = math.nan if progress.score is None else progress.score
     report = {SCORE: score, TIME: progress.scored_steps}
     report |= {
@@ -272,8 +310,11 @@ def figures(progress: TrialProgress) -> dict[str, Any]:
 
 @contextmanager
 def _quiet_tune() -> Iterator[None]:
-    """Keep Tune's own texts from standard output, and its handler of SIGINT away: with that, a
-    second Ctrl-C would end this process before its trials. `Narrator` informs Tune of signals."""
+    """Keep Tune's texts from standard output, and its handler of SIGINT away.
+
+    With that handler, a second Ctrl-C would end this process before its trials. `Narrator` informs
+    Tune of signals instead.
+    """
     variable, on_stop = "TUNE_DISABLE_SIGINT_HANDLER", signal.getsignal(signal.SIGUSR1)
     os.environ[variable] = "1"
     try:

@@ -29,7 +29,8 @@ Figures = Mapping[str, Any]
 
 PREFIX = "trial-"
 STARTS = "starts.jsonl"
-STOPPED = "scheduler"  # the reason of a trial that its scheduler stopped
+# Reason of the end of a trial that its scheduler has stopped.
+STOPPED = "scheduler"
 NOT_STARTED = "not started"
 EXPLAINED: Mapping[Metric, str] = {
     "eval": "best evaluated return",
@@ -59,18 +60,21 @@ class ProgressReader:
     """Reads the progress of a run from what its files have gained since this was made."""
 
     def __init__(self, path: Path, metric: Metric) -> None:
+        """Begin at the present ends of the files in the run's folder ``path``."""
         self._path, self._metric = path, metric
         self._begin = {name: nbytes_of(path / name) for name in (METRICS, EVALUATIONS)}
 
     def read(self) -> TrialProgress:
-        """The present progress."""
+        """Returns the present progress."""
         m, e = self._last(METRICS), self._last(EVALUATIONS)
         return_mean = finite(m.get("episode_return_mean"))
         trained_steps = int(finite(m.get("trained_steps")) or 0)
         evaluated = mean_return(e)
+
         score, scored_steps = return_mean, trained_steps
         if self._metric == "eval":
             score, scored_steps = evaluated, int(finite(e.get("trained_steps")) or 0)
+
         return TrialProgress(
             score,
             scored_steps if score is not None else 0,
@@ -83,18 +87,24 @@ class ProgressReader:
         )
 
     def _last(self, name: str) -> Figures:
-        """The last new line of a file; empty if there is none."""
+        """Returns the last new line of a file; empty if there is none."""
         return last_line(self._path, name, since=self._begin[name], follow_links=True)
 
 
 def folder_of(folder: Path, number: int) -> Path:
-    """The folder of a trial."""
+    """Returns the folder of a trial, below that of the sweep."""
     return folder / f"{PREFIX}{number}"
 
 
 def add_start(path: Path, options: Options, trained_steps: int, from_trial: int | None) -> None:
-    """Record a start of the trial in ``path``; ``from_trial`` is the number of the trial whose
-    checkpoint, of ``trained_steps``, it begins from, None for no checkpoint or its own."""
+    """Record a start of a trial in its file `STARTS`.
+
+    Args:
+        path: folder of the trial, which is made if there is none.
+        options: its values of the space's parameters.
+        trained_steps: agent steps of the checkpoint that it begins from; 0 without one.
+        from_trial: number of the trial that this checkpoint is of; None for its own or none.
+    """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     line = {
         "time": time.time(),
@@ -109,13 +119,15 @@ def add_start(path: Path, options: Options, trained_steps: int, from_trial: int 
 def results(
     folder: Path, metric: Metric, interrupted: bool, errors: Mapping[int, str]
 ) -> list[dict[str, Any]]:
-    """The results of all trials that have a folder, the best first.
+    """Returns the results of all trials that have a folder, the best first.
 
     Args:
-        folder: of the sweep.
-        metric: the figure by which they are compared.
+        folder: folder of the sweep.
+        metric: the figure by which trials are compared.
         interrupted: whether a signal has ended the sweep.
-        errors: of the trials that have failed, by their numbers.
+        errors: errors of the trials that have failed, by their numbers.
+
+    Returns: a row of `results.json` for each trial. Trials without a score come last.
     """
     numbers = [path.name.removeprefix(PREFIX) for path in folder.glob(f"{PREFIX}*")]
     found = [
@@ -129,14 +141,18 @@ def results(
 def _result(
     folder: Path, number: int, metric: Metric, interrupted: bool, failure: str | None
 ) -> dict[str, Any]:
+    """Returns the result of one trial, whose error is ``failure`` if its run has none."""
     path = folder_of(folder, number)
     starts = [line for line in lines(path / STARTS) if isinstance(line.get("options"), dict)]
+
+    # A run that its scheduler has stopped says that it was interrupted.
     summary = read_json(path, SUMMARY, follow_links=True)
     reason, error = summary.get("exit_reason", NOT_STARTED), summary.get("error") or failure
     if failure is not None and reason == NOT_STARTED:
         reason = "user_error"
     if reason in INTERRUPTED and not interrupted:
         reason = STOPPED
+
     best = best_evaluation(lines(path / EVALUATIONS))
     score = None if best is None else mean_return(best)
     return {
@@ -153,7 +169,14 @@ def _result(
 
 
 def show(found: Sequence[Figures], metric: Metric, folder: Path, stream: TextIO) -> None:
-    """Print the table of the trials."""
+    """Print the table of the trials, and below it the errors.
+
+    Args:
+        found: the results of the trials, in the order of the table.
+        metric: the figure by which trials were compared.
+        folder: folder of the sweep.
+        stream: where to print.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -165,6 +188,7 @@ def show(found: Sequence[Figures], metric: Metric, folder: Path, stream: TextIO)
     if copies:
         table.add_column("weights from", justify="right")
     table.add_column("folder", overflow="fold")
+
     for row in found:
         table.add_row(
             str(row["trial"]),
@@ -176,8 +200,10 @@ def show(found: Sequence[Figures], metric: Metric, folder: Path, stream: TextIO)
             *([", ".join(map(str, row["taken_over_from"])) or "-"] if copies else []),
             row["run_dir"],
         )
+
     width = None if stream.isatty() else 250
     Console(file=stream, width=width, markup=False, highlight=False).print(table)
+
     for row in found:
         if row["error"] is not None:
             say_line(f"trial {row['trial']} failed: {row['error']}", stream)
@@ -185,13 +211,14 @@ def show(found: Sequence[Figures], metric: Metric, folder: Path, stream: TextIO)
 
 
 def _text(value: Any) -> str:
+    """Returns the value of an option as the table shows it."""
     if isinstance(value, float):
         return number(value)
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def nbytes_of(path: Path) -> int:
-    """The size of a file; 0 where there is none."""
+    """Returns the size of a file; 0 if there is none."""
     try:
         return path.stat().st_size
     except OSError:

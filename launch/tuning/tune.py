@@ -25,12 +25,21 @@ from penstock.launch.tuning.sweep import Scheduler, Sweep, make_folder
 from penstock.launch.tuning.trials import add_start, folder_of
 
 RESULTS = "results.json"
-NEEDED = ("ray", "pandas", "pyarrow", "requests", "tensorboardX")  # of Ray Tune
+# The packages that Ray Tune needs.
+NEEDED = ("ray", "pandas", "pyarrow", "requests", "tensorboardX")
 INSTALL = "Ray Tune, which is not installed; run: pip install 'penstock[tune]'"
 
 
 def uses_tune(scheduler: Scheduler, with_ray: bool) -> bool:
-    """Whether Ray Tune runs the trials. Raises UserError where it must and cannot."""
+    """Returns whether Ray Tune runs the trials.
+
+    Args:
+        scheduler: "none", or one of Tune's, which needs Tune.
+        with_ray: whether the user allows Tune.
+
+    Raises:
+        UserError: the scheduler needs Tune, and the user does not allow it or it is not installed.
+    """
     missing = any(find_spec(name) is None for name in NEEDED)
     if scheduler != "none" and (missing or not with_ray):
         why = INSTALL if missing else "Ray Tune; leave out --no-ray"
@@ -39,8 +48,20 @@ def uses_tune(scheduler: Scheduler, with_ray: bool) -> bool:
 
 
 def tune(sweep: Sweep, with_ray: bool, as_json: bool) -> int:
-    """Run a sweep; returns the exit code: 130 or 143 after a signal, otherwise 1 if a trial failed,
-    otherwise 0. Raises UserError."""
+    """Run a sweep, and show and write its results.
+
+    Args:
+        sweep: the sweep.
+        with_ray: whether Ray Tune may run the trials.
+        as_json: whether the results go to standard output as JSON, and all other text to standard
+            error.
+
+    Returns: the exit code: 130 or 143 after a signal, otherwise 1 if a trial has failed, otherwise
+    0.
+
+    Raises:
+        UserError: the folder cannot be made, Ray cannot be started, or the grid is too large.
+    """
     stream = sys.stderr if as_json else sys.stdout
     by_tune = uses_tune(sweep.scheduler, with_ray)
     name = f"{sweep.trials or len(sweep.space.grid())} trials"
@@ -51,6 +72,7 @@ def tune(sweep: Sweep, with_ray: bool, as_json: bool) -> int:
     )
     if with_ray and not by_tune:
         say_line("without Ray Tune, which pip install 'penstock[tune]' installs", stream)
+
     make_folder(sweep)
     say, after = partial(say_line, stream=stream), SignalsAfterRun()
     if by_tune:
@@ -59,9 +81,11 @@ def tune(sweep: Sweep, with_ray: bool, as_json: bool) -> int:
         code, errors = ray_tune.run(sweep, say, after)
     else:
         code, errors = _run_plain(sweep, say, after)
+
     found = trials.results(sweep.folder, sweep.metric, code in SIGNALLED, errors)
     if code == 0 and any(row["error"] is not None for row in found):
         code = 1
+
     answer = {
         "dir": str(sweep.folder),
         "exit_code": code,
@@ -69,6 +93,7 @@ def tune(sweep: Sweep, with_ray: bool, as_json: bool) -> int:
         "scheduler": sweep.scheduler,
         "trials": found,
     }
+    # A full disk or a closed pipe does not hide the results from `as_json`.
     with suppress(OSError):
         write_atomic(sweep.folder / RESULTS, json.dumps(answer, indent=2) + "\n")
         trials.show(found, sweep.metric, sweep.folder, stream)
@@ -80,10 +105,18 @@ def tune(sweep: Sweep, with_ray: bool, as_json: bool) -> int:
 def _run_plain(
     sweep: Sweep, say: Callable[[str], None], after: SignalsAfterRun
 ) -> tuple[int, dict[int, str]]:
-    """All trials in processes of their own; returns the exit code, and the errors of the trials
-    that have failed, by their numbers."""
+    """Run all trials without Ray, in processes of their own.
+
+    Args:
+        sweep: the sweep, whose folder exists.
+        say: shows a line to the user.
+        after: handles signals once the trials have ended.
+
+    Returns: the exit code, and the errors of the trials that have failed, by their numbers.
+    """
     space, number = sweep.space, sweep.trials
     drawn = space.grid() if number is None else space.samples(number, sweep.seed)
+
     commands = {}
     for n, options in enumerate(drawn):
         path = folder_of(sweep.folder, n)
@@ -91,6 +124,7 @@ def _run_plain(
         commands[n] = command(sweep.target, given, path, "no")
     for n, options in enumerate(drawn):
         add_start(folder_of(sweep.folder, n), options, 0, None)
+
     ended = run_commands(commands, sweep.at_once, say, name="trial", independent=True, after=after)
     errors = {n: found.summary["error"] for n, found in ended.items() if found.summary["error"]}
     code = exit_code(ended, len(commands))
