@@ -31,10 +31,11 @@ Options = dict[str, Any]
 
 MOST_TRIALS = 1000
 FORM = "a list of choices, or {low: A, high: B} with two numbers, and log: true for a log scale"
-# Sections of options that must be equal in all trials, and the exceptions.
-FIXED = ("run", "stop", "eval", "checkpoint")
-VARIED = ("run.seed",)
-OF_WEIGHTS = ("model", "env", "algo.name", "learner.optimizer")
+FIXED_SECTIONS = ("run", "stop", "eval", "checkpoint")
+"""Sections of options that must be equal in all trials."""
+VARIABLE_OPTIONS = ("run.seed",)
+"""The exceptions among the options of these sections."""
+WEIGHTS_OPTIONS = ("model", "env", "algo.name", "learner.optimizer")
 """Options on which the shapes or the meaning of a checkpoint depend."""
 
 
@@ -49,8 +50,8 @@ class ChoiceList:
         return rng.choice(self.values)
 
     @property
-    def checked(self) -> tuple[Any, ...]:
-        """The values with which the config is checked."""
+    def checked_values(self) -> tuple[Any, ...]:
+        """The values with which the config is checked: all of them."""
         return self.values
 
 
@@ -84,8 +85,8 @@ class NumberRange:
         return round(value) if self.whole else value
 
     @property
-    def checked(self) -> tuple[float, ...]:
-        """The values with which the config is checked."""
+    def checked_values(self) -> tuple[float, ...]:
+        """The values with which the config is checked: both ends."""
         return (self.low, self.high)
 
 
@@ -103,7 +104,7 @@ class Space:
     @property
     def is_grid(self) -> bool:
         """Whether the number of combinations is finite."""
-        return all(isinstance(found, ChoiceList) for found in self.parameters.values())
+        return all(isinstance(parameter, ChoiceList) for parameter in self.parameters.values())
 
     def grid(self) -> list[Options]:
         """Returns all combinations of the choices; requires `is_grid`.
@@ -111,22 +112,23 @@ class Space:
         Raises:
             UserError: there are more than `MOST_TRIALS`.
         """
-        lists = [found.checked for found in self.parameters.values()]
-        number = math.prod(map(len, lists))
+        choices = [parameter.checked_values for parameter in self.parameters.values()]
+        number = math.prod(map(len, choices))
         if number > MOST_TRIALS:
             raise UserError(
                 f"the grid of the space has {number} combinations, and a sweep has at most "
                 f"{MOST_TRIALS} trials; draw some of them with --trials N"
             )
         return [
-            dict(zip(self.parameters, values, strict=True)) for values in itertools.product(*lists)
+            dict(zip(self.parameters, values, strict=True))
+            for values in itertools.product(*choices)
         ]
 
     def samples(self, number: int, seed: int) -> list[Options]:
         """Returns random combinations; the same ``seed`` gives the same ones."""
         rng = random.Random(seed)
         return [
-            {name: found.sample(rng) for name, found in self.parameters.items()}
+            {name: parameter.sample(rng) for name, parameter in self.parameters.items()}
             for _ in range(number)
         ]
 
@@ -158,7 +160,7 @@ def read_space(path: Path, target: str, overrides: Sequence[str]) -> Space:
         )
 
     base = resolve(target, overrides)
-    given = {override.partition("=")[0].strip() for override in overrides}
+    overridden = {override.partition("=")[0].strip() for override in overrides}
     mistakes: list[str] = []
     parameters: dict[str, Parameter] = {}
     configs: list[Config] = []
@@ -166,12 +168,12 @@ def read_space(path: Path, target: str, overrides: Sequence[str]) -> Space:
     for name, value in values.items():
         place = f"{path}:{lines[(name,)]}"
         try:
-            _check_name(name, given)
+            _check_name(name, overridden)
             parameters[name] = _parameter(name, value, base)
-            configs += _configs(name, parameters[name], target, overrides, place)
+            configs += _configs(name, parameters[name], target, overrides, place=place)
         except UserError as error:
-            text = str(error)
-            mistakes.append(text if text.startswith(place) else f"{place}: {text}")
+            mistake = str(error)
+            mistakes.append(mistake if mistake.startswith(place) else f"{place}: {mistake}")
 
     if mistakes:
         raise UserError("\n".join(mistakes))
@@ -181,17 +183,19 @@ def read_space(path: Path, target: str, overrides: Sequence[str]) -> Space:
 def check_keeps_weights(space: Space) -> None:
     """Raise UserError if trials of the space cannot take over each other's weights."""
     for name in space.parameters:
-        own, fixed = f"{name}.", [f"{option}." for option in OF_WEIGHTS]
-        if any(own.startswith(each) or each.startswith(own) for each in fixed):
+        # An option contains those whose names continue its own after a dot.
+        prefix = f"{name}."
+        fixed_prefixes = [f"{option}." for option in WEIGHTS_OPTIONS]
+        if any(prefix.startswith(fixed) or fixed.startswith(prefix) for fixed in fixed_prefixes):
             raise UserError(
                 f"--pbt copies weights between trials, and {name} changes what they fit; take it "
                 "out of the space, or leave out --pbt"
             )
 
 
-def overrides_of(found: Mapping[str, Any]) -> list[str]:
+def overrides_of(options: Mapping[str, Any]) -> list[str]:
     """Returns the options of a trial as overrides, each ``key=value``; JSON is YAML."""
-    return [f"{name}={json.dumps(value)}" for name, value in found.items()]
+    return [f"{name}={json.dumps(value)}" for name, value in options.items()]
 
 
 def with_fixed_cores(target: str, overrides: Sequence[str]) -> list[str]:
@@ -206,23 +210,23 @@ def with_fixed_cores(target: str, overrides: Sequence[str]) -> list[str]:
     except UserError:
         return [*overrides]
 
-    fixed = []
+    fixed_options = []
     if config.actors.count == "auto":
-        fixed.append(f"actors.count={config.first_actors}")
+        fixed_options.append(f"actors.count={config.first_actors}")
     if config.learner.threads == "auto":
-        fixed.append(f"learner.threads={config.learner.first_threads}")
-    return [*overrides, *fixed]
+        fixed_options.append(f"learner.threads={config.learner.first_threads}")
+    return [*overrides, *fixed_options]
 
 
-def _check_name(name: str, given: set[str]) -> None:
-    """Raise UserError if an option cannot be a parameter: all trials share it, or it is given."""
+def _check_name(name: str, overridden: set[str]) -> None:
+    """Raise UserError if an option cannot be a parameter: trials share it, or it is overridden."""
     section = name.partition(".")[0]
-    if section in FIXED and name not in VARIED:
+    if section in FIXED_SECTIONS and name not in VARIABLE_OPTIONS:
         raise UserError(
             f"{name} must be equal in all trials, so that they can be compared; set it on the "
             f"command line, {name}=VALUE"
         )
-    if name in given:
+    if name in overridden:
         raise UserError(f"{name} is set on the command line as well; leave out one of the two")
 
 
@@ -243,14 +247,16 @@ def _parameter(name: str, value: Any, base: Config) -> Parameter:
     if not isinstance(value, dict) or not {"low", "high"} <= value.keys() <= {"low", "high", "log"}:
         raise UserError(f"{name} is {show(value)}; it must be {FORM}")
 
-    low, high, log = value["low"], value["high"], value.get("log", False)
+    low = value["low"]
+    high = value["high"]
+    log = value.get("log", False)
     if finite(low) is None or finite(high) is None or not isinstance(log, bool):
         raise UserError(f"{name} is {show(value)}; it must be {FORM}")
     if low >= high:
         raise UserError(f"{name} has low {low} and high {high}; low must be below high")
     if log and low <= 0:
         raise UserError(f"{name} has low {low} on a log scale; it must be above 0")
-    return NumberRange(low, high, log, _is_whole(name, low, high, base))
+    return NumberRange(low, high, log=log, whole=_is_whole(name, low, high, base))
 
 
 def _is_whole(name: str, low: float, high: float, base: Config) -> bool:
@@ -270,14 +276,14 @@ def _is_whole(name: str, low: float, high: float, base: Config) -> bool:
 
 
 def _configs(
-    name: str, parameter: Parameter, target: str, overrides: Sequence[str], place: str
+    name: str, parameter: Parameter, target: str, overrides: Sequence[str], *, place: str
 ) -> Iterator[Config]:
     """Yields the config with each value of a parameter that is checked.
 
     Raises:
         UserError: the option does not take a value; the message begins with ``place``.
     """
-    for value in parameter.checked:
+    for value in parameter.checked_values:
         [override] = overrides_of({name: value})
         try:
             yield resolve(target, [*overrides, override])

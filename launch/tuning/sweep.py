@@ -23,8 +23,8 @@ from penstock.launch.tuning.trials import Metric
 
 Scheduler = Literal["none", "asha", "pbt"]
 
-# A trial has as many decisions of its scheduler, and evaluations, unless the user sets others.
 DECISIONS = 10
+"""A trial has as many decisions of its scheduler, and evaluations, unless the user sets others."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Sweep:
     overrides: tuple[str, ...]
     space: Space
     trials: int | None
-    """None: the grid of the space."""
+    """Number of trials, drawn at random; None: the grid of the space."""
     scheduler: Scheduler
     metric: Metric
     interval: int | None
@@ -89,43 +89,49 @@ def make_sweep(
             "made; lower it"
         )
 
-    given = [*_evaluations(config, metric, interval, scheduler), *overrides]
-    found = read_space(Path(space), target, given)
+    all_overrides = [*_evaluations(config, metric, interval, scheduler), *overrides]
+    parameter_space = read_space(Path(space), target, all_overrides)
     if scheduler == "pbt":
-        check_keeps_weights(found)
-    _check_number(found, number, scheduler)
+        check_keeps_weights(parameter_space)
+    _check_number(parameter_space, number, scheduler)
 
-    cores = max(map(cores_of, found.configs))
+    cores = max(map(cores_of, parameter_space.configs))
     at_once = parallel or max(1, int(usable_cores() // cores))
-    for each in found.configs:
-        check_shared(each, at_once)
+    for trial_config in parameter_space.configs:
+        check_shared(trial_config, at_once)
 
-    path = Path(folder) if folder else default_run_dir(f"tune-{resolved.name}")
+    sweep_folder = Path(folder) if folder else default_run_dir(f"tune-{resolved.name}")
     if config.run.dir is not None:
         raise UserError("run.dir is of one run; name the folder of all trials with --dir")
-    try:
-        is_taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
-    except OSError as error:
-        raise _unusable(path, error) from error
-    if is_taken:
-        raise UserError(f"--dir {path} is not empty; name a folder that does not exist yet")
+    _check_unused(sweep_folder)
 
     # Trials may have another current folder, so the path of a file becomes absolute.
-    is_file = target not in presets() and Path(target).is_file()
+    if target not in presets() and Path(target).is_file():
+        target = str(Path(target).resolve())
     return Sweep(
-        str(Path(target).resolve()) if is_file else target,
-        tuple(given),
-        found,
-        number,
-        scheduler,
-        metric,
-        interval,
-        steps,
-        cores,
-        at_once,
-        config.run.seed,
-        path,
+        target=target,
+        overrides=tuple(all_overrides),
+        space=parameter_space,
+        trials=number,
+        scheduler=scheduler,
+        metric=metric,
+        interval=interval,
+        most_steps=steps,
+        cores=cores,
+        at_once=at_once,
+        seed=config.run.seed,
+        folder=sweep_folder,
     )
+
+
+def _check_unused(folder: Path) -> None:
+    """Raise UserError if a folder for a sweep has something in it, or cannot be read."""
+    try:
+        is_used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    if is_used:
+        raise UserError(f"--dir {folder} is not empty; name a folder that does not exist yet")
 
 
 def make_folder(sweep: Sweep) -> None:
@@ -168,11 +174,12 @@ def _evaluations(
     if metric != "eval":
         return []
 
-    found = []
+    overrides = []
+    # A limit on the share of evaluations would postpone them, and so decisions.
     if scheduler != "none" and config.eval.share is not None:
-        found.append("eval.share=null")  # it would postpone evaluations, and so decisions
+        overrides.append("eval.share=null")
     if config.eval.every_s is not None:
-        return found
+        return overrides
 
     if not config.evaluates_by_steps:
         raise UserError(
@@ -181,10 +188,10 @@ def _evaluations(
             "--metric return"
         )
 
-    every = config.eval.every_steps
-    if interval is not None and every is not None and every > interval:
-        found.append(f"eval.every_steps={interval}")
-    return found
+    every_steps = config.eval.every_steps
+    if interval is not None and every_steps is not None and every_steps > interval:
+        overrides.append(f"eval.every_steps={interval}")
+    return overrides
 
 
 def _check_number(space: Space, number: int | None, scheduler: Scheduler) -> None:

@@ -38,18 +38,21 @@ from penstock.learner.checkpoints.checkpoint_format import FILE
 from penstock.monitor.run_folder.record import EVALUATIONS
 from penstock.monitor.supervisor_client import save
 
-# Longest time between two reports, which is the delay of an order to stop.
 REPORT_S = 2.0
+"""Longest time between two reports, which is the delay of an order to stop."""
 POLL_S = 0.1
 SAVE_S = 60.0
-# Folder in that of a run's checkpoints, for a copy of a checkpoint of another trial.
+"""How long a run may take to save."""
 RECEIVED = "received"
-# File beside a checkpoint that is handed over: the number of its trial, and its steps.
+"""Folder in that of a run's checkpoints, for a copy of a checkpoint of another trial."""
 ORIGIN = "trial.json"
-# File for the output of the trial's processes.
+"""File beside a checkpoint that is handed over: the number of its trial, and its steps."""
 OUTPUT = "output.log"
+"""File for the output of the trial's processes."""
 OUTPUT_NBYTES = 1 << 16
+"""How much of the end of that file is read."""
 GPUS = "CUDA_VISIBLE_DEVICES"
+"""Variable with the numbers of the GPUs that a process may use."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +87,16 @@ class TrialRun:
             number: number of the trial.
             options: its values of the space's parameters.
         """
-        self._settings, self._number, self._options = settings, number, options
+        self._settings = settings
+        self._number = number
+        self._options = options
         self._path = folder_of(settings.folder, number)
         self._most_steps = math.inf if settings.most_steps is None else settings.most_steps
         self._process: subprocess.Popen[bytes] | None = None
-        self._source: Path | None = None  # a checkpoint of another trial, to begin from
+        self._received: Path | None = None
+        """Folder of the checkpoint of another trial, to begin from; None: there is none."""
         self._origin: Mapping[str, Any] = {}
+        """Number and agent steps of the trial whose checkpoint was loaded; empty without one."""
 
     def step(self) -> tuple[TrialProgress, bool]:
         """Wait for the next evaluation, for the end of the run, or for `REPORT_S`.
@@ -104,32 +111,35 @@ class TrialRun:
         if self._process is None:
             self._process = self._start()
 
-        evaluations, ends_s = self._path / EVALUATIONS, time.monotonic() + REPORT_S
-        before_nbytes = nbytes_of(evaluations)
-        while (code := self._process.poll()) is None and time.monotonic() < ends_s:
-            if nbytes_of(evaluations) != before_nbytes:
+        evaluations = self._path / EVALUATIONS
+        previous_nbytes = nbytes_of(evaluations)
+        deadline_s = time.monotonic() + REPORT_S
+        while (code := self._process.poll()) is None and time.monotonic() < deadline_s:
+            if nbytes_of(evaluations) != previous_nbytes:
                 break
             time.sleep(POLL_S)
         if code:
             raise RuntimeError(last_output(self._path))
 
         progress = self._reader.read()
-        if code is None and max(progress.trained_steps, progress.scored_steps) >= self._most_steps:
+        has_ended = code is not None
+        steps = max(progress.trained_steps, progress.scored_steps)
+        if not has_ended and steps >= self._most_steps:
             # The run is about to end. A decision would start it again, for nothing.
             progress = replace(progress, score=None, scored_steps=0)
-        return progress, code is not None
+        return progress, has_ended
 
     def save(self, folder: Path) -> None:
         """Have the run save, and copy its newest checkpoint to ``folder``.
 
         A file `ORIGIN` beside it says which trial has saved it, and after how many agent steps.
         """
-        saved: dict[str, Any] = {}
+        reply: dict[str, Any] = {}
         if self._process is not None and self._process.poll() is None:
             with suppress(UserError):  # it has just ended, and has saved
-                saved = save(str(self._path), SAVE_S)
+                reply = save(str(self._path), SAVE_S)
 
-        steps = saved.get("trained_steps") or self._reader.read().trained_steps
+        steps = reply.get("trained_steps") or self._reader.read().trained_steps
         shutil.copyfile(self._path / "checkpoints" / "last" / FILE, folder / FILE)
         origin = {"trial": self._number, "trained_steps": steps}
         (folder / ORIGIN).write_text(json.dumps(origin))
@@ -143,9 +153,9 @@ class TrialRun:
         if self._origin["trial"] == self._number and has_checkpoint(self._path):
             return  # what the run saved when it ended is newer
 
-        self._source = self._path / "checkpoints" / RECEIVED
-        self._source.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.copyfile(folder / FILE, self._source / FILE)
+        self._received = self._path / "checkpoints" / RECEIVED
+        self._received.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copyfile(folder / FILE, self._received / FILE)
 
     def end(self) -> None:
         """End the run, which saves."""
@@ -171,38 +181,46 @@ class TrialRun:
         Begins from the received checkpoint if there is one, otherwise from the run's own.
         """
         # An earlier run of the trial may be about to end.
-        ends_s = time.monotonic() + self._settings.grace_s
-        while in_use(self._path) and time.monotonic() < ends_s:
+        settings = self._settings
+        deadline_s = time.monotonic() + settings.grace_s
+        while in_use(self._path) and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
 
         resume: Resume = "must" if has_checkpoint(self._path) else "no"
-        source, from_trial = "", None
-        if self._source is not None:
-            source, resume, from_trial = str(self._source), "no", self._origin["trial"]
+        source = ""
+        from_trial = None
+        if self._received is not None:
+            resume = "no"
+            source = str(self._received)
+            from_trial = self._origin["trial"]
             self._drop_own_checkpoints()
         steps = self._origin.get("trained_steps", 0)
         add_start(self._path, self._options, steps, from_trial)
+        self._reader = ProgressReader(self._path, settings.metric)
 
-        target = self._settings.target
-        given = [*self._settings.overrides, *overrides_of(self._options)]
-        self._reader = ProgressReader(self._path, self._settings.metric)
-
-        # The run gets the command's environment, without what Ray has set for its own worker.
-        dropped = (*NOT_INHERITED, GPUS)
-        env = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
-        if self._settings.gpus is not None:
-            env[GPUS] = self._settings.gpus
-
+        overrides = with_fixed_cores(
+            settings.target, [*settings.overrides, *overrides_of(self._options)]
+        )
         with open(self._path / OUTPUT, "ab", opener=open_private) as output:
             return subprocess.Popen(
-                command(target, with_fixed_cores(target, given), self._path, resume, source),
-                cwd=self._settings.cwd,
-                env=env,
+                command(settings.target, overrides, self._path, resume, source),
+                cwd=settings.cwd,
+                env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # Ctrl-C in a terminal reaches only the command
             )
+
+    def _environment(self) -> dict[str, str]:
+        """Returns the command's environment, without what Ray has set for its own worker."""
+        removed = (*NOT_INHERITED, GPUS)
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(removed)
+        }
+        if self._settings.gpus is not None:
+            environment[GPUS] = self._settings.gpus
+        return environment
 
     def _drop_own_checkpoints(self) -> None:
         """Remove the checkpoints whose training is given up.
@@ -219,12 +237,14 @@ def last_output(path: Path) -> str:
 
     It is in the last line that its process has printed: a summary as JSON, or a sentence.
     """
-    text = b""
+    output = b""
     with suppress(OSError):
-        text = (path / OUTPUT).read_bytes()[-OUTPUT_NBYTES:]
-    lines = text.decode(errors="replace").splitlines()
+        output = (path / OUTPUT).read_bytes()[-OUTPUT_NBYTES:]
+    lines = output.decode(errors="replace").splitlines()
+    if not lines:
+        return "its process has printed nothing"
 
-    last = lines[-1] if lines else "its process has printed nothing"
-    with suppress(ValueError, LookupError, TypeError):
-        last = str(json.loads(last)["error"])
-    return last
+    try:
+        return str(json.loads(lines[-1])["error"])
+    except (ValueError, LookupError, TypeError):
+        return lines[-1]
