@@ -28,7 +28,10 @@ EXAMPLE = "--rank 0 --world 2 --store 10.0.0.1:29500"
 
 @dataclass(frozen=True)
 class LearnerPlace:
-    """This learner among ``world`` of them."""
+    """The place of this learner among several that were started one by one.
+
+    ``store`` is where all of them meet, and ``torchrun`` whether torchrun has started them.
+    """
 
     rank: int
     world: int
@@ -39,10 +42,18 @@ class LearnerPlace:
 def find_place(
     rank: int | None, world: int | None, store: str | None, environ: Mapping[str, str]
 ) -> LearnerPlace | None:
-    """The place of this learner by its options or torchrun; None if this command starts all
-    learners.
+    """Find the place of this learner, from its options or torchrun's variables.
 
-    Raises UserError for missing options, and for an impossible rank or port.
+    Args:
+        rank: value of --rank; None if it is not given.
+        world: value of --world.
+        store: value of --store.
+        environ: variables of the environment.
+
+    Returns: the place; None if this command starts all learners.
+
+    Raises:
+        UserError: options are missing, or a rank or port is impossible.
     """
     options = {"--rank": rank, "--world": world, "--store": store}
     given = [name for name, value in options.items() if value is not None]
@@ -50,8 +61,10 @@ def find_place(
         if given:
             raise UserError(f"torchrun sets the rank; leave out {', '.join(given)}")
         return _from_torchrun(environ)
+
     if not given:
         return None
+
     if rank is None or world is None or store is None:
         missing = ", ".join(name for name, value in options.items() if value is None)
         raise UserError(
@@ -69,7 +82,13 @@ def find_place(
 
 
 def check_place(place: LearnerPlace, config: Config, environ: Mapping[str, str]) -> None:
-    """Raise UserError for options that do not work over several machines."""
+    """Raise UserError for options and networks that do not work over several machines.
+
+    Args:
+        place: the place of this learner.
+        config: its config.
+        environ: variables of the environment.
+    """
     if place.world > 1:
         from penstock.autotune import connectors, envs  # which most runs do not need
 
@@ -80,6 +99,8 @@ def check_place(place: LearnerPlace, config: Config, environ: Mapping[str, str])
             "torchrun restarts a learner with the same command, which must find its checkpoint; "
             "set run.dir"
         )
+
+    # Other learners reach this one at the interface that it has chosen, or by its name.
     interface = config.learner.reduce.interface
     known = [name for _, name in socket.if_nameindex()]
     _check_interfaces(interface, known, environ)
@@ -90,12 +111,17 @@ def check_place(place: LearnerPlace, config: Config, environ: Mapping[str, str])
 
 
 def check_store(place: LearnerPlace, *, trusted: bool) -> None:
-    """Raise UserError for a store of this learner's own that other hosts reach, unless the network
-    is ``trusted``: the store has no keys. The store of torchrun is torchrun's."""
+    """Raise UserError for a store of the learners that untrusted hosts may reach: it has no keys.
+
+    Args:
+        place: the place of this learner. A store that torchrun serves is not checked.
+        trusted: whether the user trusts all hosts of the network.
+    """
     host = place.store.host
     address = _resolve(host)
     if place.store.served or trusted or address is None:
         return
+
     if not is_loopback(address):
         raise UserError(
             f"--store {host}:{place.store.port} can be reached from other hosts, and connections "
@@ -105,7 +131,16 @@ def check_store(place: LearnerPlace, *, trusted: bool) -> None:
 
 
 def where_to_write(place: LearnerPlace, path: Path, resume: Resume) -> tuple[Path, Resume]:
-    """Each rank has a run folder of its own; the checkpoint is in that of rank 0."""
+    """Choose the run's folder of this learner, and how it resumes.
+
+    Each rank has a folder of its own; only that of rank 0 has the checkpoint. torchrun restarts a
+    learner with the same command, so that it resumes if there is a checkpoint.
+
+    Args:
+        place: the place of this learner.
+        path: folder of the run.
+        resume: what the user has asked for.
+    """
     if place.torchrun and resume == "no":
         resume = "auto"
     if not place.rank:
@@ -114,8 +149,11 @@ def where_to_write(place: LearnerPlace, path: Path, resume: Resume) -> tuple[Pat
 
 
 def _check_interfaces(interface: str | None, known: list[str], environ: Mapping[str, str]) -> None:
-    """Raise UserError for an interface that this machine does not have. The variable of gloo may
-    name several; that of NCCL has patterns, which are not checked."""
+    """Raise UserError for an interface that this machine does not have.
+
+    It is that of the option or, without that, of gloo's variable, which may name several. The
+    variable of NCCL has patterns, which are not checked.
+    """
     gloo = INTERFACE_VARIABLES[0]
     option, given = "learner.reduce.interface", [] if interface is None else [interface]
     if interface is None and environ.get(gloo):
@@ -126,11 +164,14 @@ def _check_interfaces(interface: str | None, known: list[str], environ: Mapping[
 
 
 def _check_named(place: LearnerPlace) -> None:
-    """Raise UserError where rank 0 would serve the store at a loopback address by mistake: as on
-    many a Debian, where the machine's own name is 127.0.1.1."""
+    """Raise UserError if rank 0 would serve the store at a loopback address by mistake.
+
+    On many a Debian the machine's own name is 127.0.1.1.
+    """
     store = place.store
     if place.rank or store.served or _is_address(store.host) or store.host == "localhost":
         return
+
     address = _resolve(store.host)
     if address is not None and is_loopback(address):
         raise UserError(
@@ -140,6 +181,7 @@ def _check_named(place: LearnerPlace) -> None:
 
 
 def _is_address(host: str) -> bool:
+    """Returns whether a host is given by its address instead of its name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -148,16 +190,23 @@ def _is_address(host: str) -> bool:
 
 
 def _check_reachable(store: str, known: list[str]) -> None:
-    """Whether the others could reach this machine, where the ``store`` is another's."""
+    """Raise UserError if other learners cannot reach this machine by its name.
+
+    Args:
+        store: host of the store, which all learners reach. If that is this machine, it is enough.
+        known: names of this machine's interfaces.
+    """
     address = _resolve(store)
     if address is None:
         raise UserError(
             f"the host {store} of --store cannot be resolved; give its address, such as 10.0.0.1"
         )
+
     name = socket.gethostname()
     own = _resolve(name)
     if is_loopback(address) or not (own is None or is_loopback(own)):
         return
+
     what = "cannot be resolved" if own is None else f"resolves to {own}"
     raise UserError(
         f"this machine's name {name} {what}, so learners on other machines cannot reach it; set "
@@ -167,14 +216,17 @@ def _check_reachable(store: str, known: list[str]) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this host reaches an address."""
+    """Returns whether only this host reaches an address."""
     return ipaddress.ip_address(address).is_loopback
 
 
 def own_address(other: str) -> str:
-    """The address of this machine that it has towards the host ``other``, which is not contacted.
+    """Returns the address that this machine has towards the host ``other``.
 
-    Raises UserError where there is no way to that host.
+    The host is not contacted: connecting a socket for datagrams only looks up the route.
+
+    Raises:
+        UserError: there is no way to that host.
     """
     try:
         found = socket.getaddrinfo(other, 1, type=socket.SOCK_DGRAM)
@@ -190,6 +242,7 @@ def own_address(other: str) -> str:
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> LearnerPlace:
+    """Returns the place that torchrun's variables describe; raises UserError if one is wrong."""
     try:
         rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
@@ -210,6 +263,7 @@ def _from_torchrun(environ: Mapping[str, str]) -> LearnerPlace:
 
 
 def _parse(text: str) -> Store:
+    """Returns the store at ``HOST:PORT`` or ``[HOST]:PORT``; raises UserError for other texts."""
     match = re.fullmatch(r"\[?([^\s/\]]+)\]?:(\d{1,5})", text)
     if match is None or not 0 < int(match[2]) < 1 << 16:
         raise UserError(
@@ -220,7 +274,7 @@ def _parse(text: str) -> Store:
 
 
 def _resolve(host: str) -> str | None:
-    """The first address of a name or address, IPv4 or IPv6."""
+    """Returns the first address of a host, IPv4 or IPv6; None if its name is not known."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:

@@ -49,8 +49,19 @@ def train(
     as_json: bool,
     parallel: int | None = None,
 ) -> int:
-    """Train ``seeds`` times, with run.seed, run.seed + 1, ...; ``parallel`` runs at a time, None:
-    as many as the cores allow. Returns the exit code."""
+    """Train a target with several seeds: run.seed, run.seed + 1, and so on.
+
+    Args:
+        target: target as of `penstock train`.
+        overrides: options of the run, each ``key=value``.
+        seeds: number of runs.
+        resume: how each run resumes from its own folder.
+        as_json: whether the results go to standard output as JSON, and all other text to standard
+            error.
+        parallel: number of runs at a time; None: as many as the cores allow.
+
+    Returns: the exit code.
+    """
     resolved = resolve_target(target, overrides)
     config = resolved.config
     check_folder_named(config, resume)
@@ -60,6 +71,7 @@ def train(
     paths = {seed: folder / f"seed-{seed}" for seed in range(first, first + seeds)}
     for path in paths.values():
         check(path, resume)
+
     at_once = min(seeds, parallel or runs_at_once(config, usable_cores()))
     check_shared(config, at_once)
     after = SignalsAfterRun()
@@ -76,10 +88,13 @@ def train(
         }
         say = partial(say_line, stream=stream)
         ended = run_commands(commands, at_once, say, after=after)
+
     summaries = {seed: found.summary for seed, found in ended.items()}
     code = exit_code(ended, seeds)
     result = together(summaries, config.stop.return_)
     plot = _plot(folder)
+
+    # A full disk or a closed pipe does not hide the results from `as_json`.
     with suppress(OSError):
         _show(summaries, result, folder, plot, stream)
     if as_json:
@@ -97,12 +112,24 @@ def _one_by_one(
     stream: TextIO,
     after: SignalsAfterRun,
 ) -> dict[int, Ended]:
-    """The runs in this process, with its live view."""
+    """Train in this process, with its live view, one seed after the other.
+
+    Args:
+        resolved: the target.
+        paths: folder of each run, by its seed.
+        resume: how each run resumes.
+        as_json: whether a run shows itself as JSON.
+        stream: where lines between the runs are printed.
+        after: handles signals between the runs; one that has arrived ends the group.
+
+    Returns: how each run has ended, by its seed, as far as they were started.
+    """
     ended: dict[int, Ended] = {}
     for seed, path in paths.items():
         after.restore()
         if after.signalled:
             break
+
         say_line(f"seed {seed}, {len(ended) + 1} of {len(paths)}", stream)
         own = _with_seed(resolved, seed)
         ended[seed] = train_one(own, path, resume, as_json, after=after)
@@ -112,8 +139,15 @@ def _one_by_one(
 
 
 def together(summaries: Mapping[int, Summary], goal: float | None) -> dict[str, Any]:
-    """Means over the runs that were not interrupted: return and seconds to ``goal``, with half of
-    the 95 % confidence interval."""
+    """Returns means over the runs that were not interrupted and did not fail.
+
+    Args:
+        summaries: summary of each run, by its seed.
+        goal: the return that a run had to reach; None without one.
+
+    Returns: fields for JSON: means of the return and of the seconds to ``goal``, with half of the
+    95 % confidence interval, and how many runs were solved and finished.
+    """
     ended = [s for s in summaries.values() if s["error"] is None]
     whole = [s for s in ended if s["exit_reason"] not in INTERRUPTED]
     solved = [s["solved_at_s"] for s in whole if s["solved_at_s"] is not None]
@@ -128,17 +162,22 @@ def together(summaries: Mapping[int, Summary], goal: float | None) -> dict[str, 
 
 
 def _interval(values: Sequence[float]) -> dict[str, float | None] | None:
+    """Returns mean and interval of some values for JSON; None if there are none."""
     return interval(values)._asdict() if values else None
 
 
 def _with_seed(resolved: Resolved, seed: int) -> Resolved:
+    """Returns the target with another seed."""
     config = resolved.config
     section = config.run.model_copy(update={"seed": seed})
     return replace(resolved, config=config.model_copy(update={"run": section}))
 
 
 def _plot(folder: Path) -> str | None:
-    """Plot the group, if matplotlib is installed and there are metrics; returns the file."""
+    """Plot the group, if matplotlib is installed and there are metrics.
+
+    Returns: the path of the file, or None.
+    """
     from penstock.monitor import plot
 
     if find_spec("matplotlib") is None:
@@ -156,6 +195,15 @@ def _show(
     plot: str | None,
     stream: TextIO,
 ) -> None:
+    """Print a table of the runs with their means, then errors and where the files are.
+
+    Args:
+        summaries: summary of each run, by its seed.
+        result: means over the runs, from `together`.
+        folder: folder of the group.
+        plot: path of the plot, if there is one.
+        stream: where to print.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -167,21 +215,25 @@ def _show(
         steps, time = count(s.get("env_steps")), clock(s.get("time_s"))
         shown = number(s.get("episode_return_mean"))
         table.add_row(str(seed), s["exit_reason"], shown, steps, time, solved)
+
     table.add_section()
     solved = f"{_text(result['solved_at_s'])} s, {result['solved']} of {len(summaries)}"
     table.add_row("mean", "", _text(result["return"]), "", "", solved if result["solved"] else "-")
+
     width = None if stream.isatty() else 120
     Console(file=stream, width=width, markup=False, highlight=False).print(table)
+
     for seed, summary in summaries.items():
         if summary["error"] is not None:
             say_line(f"seed {seed} failed: {summary['error']}", stream)
+
     drawn = f", their learning curves in {plot}" if plot else ""
     if folder.is_dir():  # it does not exist if the first run was refused
         say_line(f"the runs are in {folder}{drawn}", stream)
 
 
 def _text(found: Mapping[str, float | None] | None) -> str:
-    """470.2 ± 12.3."""
+    """Returns a mean with half of its interval as text, such as "470.2 ± 12.3"."""
     if found is None:
         return "-"
     mean, half = ConfidenceInterval(**found)  # type: ignore[arg-type]
