@@ -21,7 +21,9 @@ from penstock.configs.errors import UserError
 from penstock.core.processes import THREAD_VARIABLES, die_with, ending_programs, python
 
 USERS_MISTAKE = 2
+"""Exit code after a UserError."""
 START_S = 300.0
+"""How long a process may take, beside what it is known to measure."""
 
 
 def alone(
@@ -50,27 +52,29 @@ def alone(
         RuntimeError: the function has failed; the message has the last line of its errors.
         subprocess.TimeoutExpired: the function hangs.
     """
-    own = {**dict.fromkeys(THREAD_VARIABLES, str(threads)), **(variables or {})}
+    changed_variables = dict.fromkeys(THREAD_VARIABLES, str(threads)) | dict(variables or {})
     # The process has its temporary files in a folder of this one, which removes them also if it is
     # interrupted and kills the process.
     with tempfile.TemporaryDirectory(prefix="penstock-alone-") as folder:
-        done = subprocess.run(
+        process = subprocess.run(
             python("penstock.launch.alone", target),
             input=json.dumps({"parent_pid": os.getpid(), "request": dict(request)}),
             capture_output=True,
             text=True,
             errors="replace",
             timeout=start_s + 4 * seconds,
-            env={**os.environ, **own, "TMPDIR": folder},
+            env={**os.environ, **changed_variables, "TMPDIR": folder},
             check=False,
         )
 
-    said = done.stderr.strip().splitlines()
-    if done.returncode == USERS_MISTAKE:
-        raise UserError(said[-1] if said else f"{target} gave no reason")
-    if done.returncode != 0:
-        raise RuntimeError(f"{target} failed with {done.returncode}: {(said or ['silently'])[-1]}")
-    return json.loads(done.stdout)
+    error_lines = process.stderr.strip().splitlines()
+    code = process.returncode
+    if code == USERS_MISTAKE:
+        raise UserError(error_lines[-1] if error_lines else f"{target} gave no reason")
+    if code != 0:
+        reason = error_lines[-1] if error_lines else "silently"
+        raise RuntimeError(f"{target} failed with {code}: {reason}")
+    return json.loads(process.stdout)
 
 
 def main() -> None:
@@ -78,11 +82,11 @@ def main() -> None:
 
     Writes what it returns to standard output.
     """
-    asked = json.load(sys.stdin)
-    die_with(asked["parent_pid"], signal.SIGKILL)
+    message = json.load(sys.stdin)
+    die_with(message["parent_pid"], signal.SIGKILL)
 
     # The result has a descriptor of its own, as C code of libraries may write to descriptor 1.
-    answer = os.dup(1)
+    result_fd = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
     module, _, function = sys.argv[1].partition(":")
@@ -90,12 +94,12 @@ def main() -> None:
         # Programs of an environment would hold standard error, which the parent reads to its end.
         # What libraries print goes there too.
         with ending_programs(), contextlib.redirect_stdout(sys.stderr):
-            result = getattr(importlib.import_module(module), function)(**asked["request"])
+            result = getattr(importlib.import_module(module), function)(**message["request"])
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(USERS_MISTAKE)
 
-    with open(answer, "w") as file:
+    with open(result_fd, "w") as file:
         json.dump(result, file)
 
 

@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from penstock.core.params import Float32, Stamp
     from penstock.envs import BatchedEnv
 
-# An unroll that is timed takes about so long.
 PASS_S = 0.01
-# The same for unrolls with threads. A step may wait rarely and long, which the mean of a longer
-# unroll shows.
+"""An unroll that is timed takes about so long."""
 THREADS_PASS_S = 0.5
-# Most steps of an unroll that is timed.
+"""The same for unrolls with threads. A step may wait rarely and long, which the mean of a longer
+unroll shows."""
 MOST_STEPS = 32
-# Unrolls are timed at least this often, however long they take.
+"""Most steps of an unroll that is timed."""
 LEAST_ROUNDS = 3
-# More environments are not tried if making them is expected to take longer than this.
+"""Unrolls are timed at least this often, however long they take."""
 MAKING_S = 10.0
-# Time for measuring each number of environments and the one before it, beside making them.
+"""More environments are not tried if making them is expected to take longer than this."""
 BUDGET_S = 0.5
-# Time of a connector for each slot, beside what is timed here (docs/scaling.md).
+"""Time for measuring each number of environments and the one before it, beside making them."""
 MESSAGE_S = 60e-6
-# Time for measuring a connector and a learner.
+"""Time of a connector for each slot, beside what is timed here (docs/scaling.md)."""
 CONNECTOR_S = 10.0
+"""Time for measuring a connector and a learner."""
 
 
 class TimedUnroll(NamedTuple):
@@ -82,9 +82,11 @@ def thread_choices(config: Config) -> list[int]:
     They begin with that of ``config`` and end with a thread for each environment; each number
     halves the environments of a thread.
     """
-    envs, now = config.actor_envs, config.actors.env_threads
-    halved = {-(-envs // 2**k) for k in range(envs.bit_length())}
-    return [now, *sorted(number for number in halved if now < number <= MOST_SMALL)]
+    envs = config.actor_envs
+    configured = config.actors.env_threads
+    # Rounded up, the environments divided by each power of two.
+    numbers = {-(-envs // 2**k) for k in range(envs.bit_length())}
+    return [configured, *sorted(n for n in numbers if configured < n <= MOST_SMALL)]
 
 
 def _alone(name: str, config: Config, seconds: float, threads: int) -> list[list[Any]]:
@@ -98,14 +100,14 @@ def _alone(name: str, config: Config, seconds: float, threads: int) -> list[list
 
     Returns: what the function returns.
     """
-    found: list[list[Any]] = alone(
+    result: list[list[Any]] = alone(
         f"{__name__}:{name}",
         {"config": config.model_dump(mode="json")},
         seconds=seconds,
         start_s=config.run.start_timeout_s,
         threads=threads,
     )
-    return found
+    return result
 
 
 def time_steps(config: Mapping[str, Any]) -> list[list[Any]]:
@@ -119,12 +121,13 @@ def time_steps(config: Mapping[str, Any]) -> list[list[Any]]:
     from penstock.envs import probe
 
     settings = Config.model_validate(config)
-    choices, info = settings.envs_choices, probe(settings.env)
-    settings = _prepared(with_number(settings, choices[0]), info)
+    choices = settings.envs_choices
+    spaces = probe(settings.env)
+    settings = _prepared(with_number(settings, choices[0]), spaces)
 
     seconds: Seconds = {}
-    with ExitStack() as kept:  # the environments of the number before
-        before: Callable[[], float] | None = None
+    previous_play: Callable[[], float] | None = None
+    with ExitStack() as previous_envs:
         for envs in choices:
             with ExitStack() as stack:
                 began_s = time.perf_counter()
@@ -133,18 +136,18 @@ def time_steps(config: Mapping[str, Any]) -> list[list[Any]]:
 
                 # The machine may be busier than it was, so only the ratio of two numbers that are
                 # timed in turns counts.
-                if before is None:
+                if previous_play is None:
                     [seconds[envs]] = race([play])
                 else:
-                    fewer_s, own_s = race([before, play])
-                    seconds[envs] = seconds[envs // 2] * own_s / fewer_s
+                    previous_s, step_s = race([previous_play, play])
+                    seconds[envs] = seconds[envs // 2] * step_s / previous_s
                 if enough(seconds) != envs or 2 * making_s > MAKING_S:
                     break
 
                 # The environments stay open for the comparison with the next number.
-                kept.close()
-                before = play
-                kept.enter_context(stack.pop_all())
+                previous_envs.close()
+                previous_play = play
+                previous_envs.enter_context(stack.pop_all())
     return [[*entry] for entry in seconds.items()]
 
 
@@ -167,18 +170,20 @@ def time_threads(config: Mapping[str, Any]) -> list[list[Any]]:
         return []
 
     settings = _prepared(settings, probe(settings.env))
-    found: list[list[Any]] = []
+    trials: list[list[Any]] = []
+    steps_per_s: list[float] = []
     for threads in thread_choices(settings):
         began_s = time.perf_counter()
         with _unrolls(with_threads(settings, threads), THREADS_PASS_S) as unroll:
             making_s = time.perf_counter() - began_s
             step_s, cpu_s = mean_step(unroll)
 
-        found.append([threads, 1 / step_s, cpu_s / step_s])
-        gains = len(found) == 1 or found[-1][1] > LEAST_GAIN * found[-2][1]
+        steps_per_s.append(1 / step_s)
+        trials.append([threads, steps_per_s[-1], cpu_s / step_s])
+        gains = len(trials) == 1 or steps_per_s[-1] > LEAST_GAIN * steps_per_s[-2]
         if not gains or making_s > MAKING_S:
             break
-    return found
+    return trials
 
 
 def with_threads(config: Config, threads: int) -> Config:
@@ -194,12 +199,13 @@ def mean_step(unroll: TimedUnroll) -> tuple[float, float]:
     includes that of the programs that this process has started.
     """
     steps_s: list[float] = []
-    spent_before_s, ends_s = spent_s(), time.perf_counter() + BUDGET_S
-    while not steps_s or time.perf_counter() < ends_s:
+    begin_cpu_s = spent_s()
+    deadline_s = time.perf_counter() + BUDGET_S
+    while not steps_s or time.perf_counter() < deadline_s:
         steps_s.append(unroll.play())
 
-    spent = spent_s() - spent_before_s
-    return fmean(steps_s), spent / (len(steps_s) * unroll.steps)
+    cpu_s = spent_s() - begin_cpu_s
+    return fmean(steps_s), cpu_s / (len(steps_s) * unroll.steps)
 
 
 def spent_s() -> float:
@@ -209,12 +215,12 @@ def spent_s() -> float:
     """
     import psutil
 
-    spent = time.process_time()
+    total_s = time.process_time()
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
             times = child.cpu_times()
-            spent += times.user + times.system
-    return spent
+            total_s += times.user + times.system
+    return total_s
 
 
 def _prepared(config: Config, spaces: Spaces) -> Config:
@@ -254,31 +260,38 @@ def time_connector(config: Mapping[str, Any]) -> list[list[Any]]:
 
     # Compiling would take minutes.
     settings = Config.model_validate(config)
-    plain = settings.learner.model_copy(update={"compile": False})
-    settings = settings.model_copy(update={"learner": plain})
+    uncompiled = settings.learner.model_copy(update={"compile": False})
+    settings = settings.model_copy(update={"learner": uncompiled})
 
     # An actor plays one slot, which is then received again and again.
-    with playing(settings) as (game, rollout):
-        info, spec = game.info, slot_spec(settings, game.info)
-        payload, header = spec.zeros(), np.zeros((), HEADER)
-        steps = header["steps"] = header["produced_steps"] = rollout.fill(spec.views(payload), 0)
-    encoder, decoder = SlotEncoder(spec, settings.transport.codec), SlotDecoder(spec)
-    parts = [bytes(part) for part in encoder.encode(header, payload, 1)]
-    receive = make_receive(settings.algo, info)
+    with playing(settings) as (env, rollout):
+        spaces = env.info
+        spec = slot_spec(settings, spaces)
+        payload = spec.zeros()
+        steps = rollout.fill(spec.views(payload), 0)
+    header = np.zeros((), HEADER)
+    header["steps"] = steps
+    header["produced_steps"] = steps
+
+    encoder = SlotEncoder(spec, settings.transport.codec)
+    decoder = SlotDecoder(spec)
+    message_parts = [bytes(part) for part in encoder.encode(header, payload, 1)]
+    receive = make_receive(settings.algo, spaces)
     columns = spec.views(payload)
 
-    def take() -> None:
-        decoder.decode(decode(parts), payload)
+    def receive_slot() -> None:
+        decoder.decode(decode(message_parts), payload)
         receive(columns)
 
-    [slot_s] = race([lambda: own_seconds(take)])
+    [slot_s] = race([lambda: own_seconds(receive_slot)])
 
     # The learner trains on a batch of copies of it.
-    trainer = make_trainer(with_training_form(settings, info)[0], info)
+    training_config, _ = with_training_form(settings, spaces)
+    trainer = make_trainer(training_config, spaces)
     assert isinstance(trainer, Trainer)
-    slots = settings.learner.batch_slots
-    batch = StagingBatch(spec, slots, trainer.device)
-    batch.gather([Slot(0, header, tuple(payload), columns)] * slots)
+    slot_count = settings.learner.batch_slots
+    batch = StagingBatch(spec, slot_count, trainer.device)
+    batch.gather([Slot(0, header, tuple(payload), columns)] * slot_count)
 
     def train() -> None:
         trainer.step(batch)
@@ -295,11 +308,15 @@ def own_seconds(call: Callable[[], object]) -> float:
     Returns: seconds by the clock, as the call may wait outside this thread; always above 0.
     """
     began_s = time.perf_counter()
-    before_s = coreless_s(os.getpid())
+    begin_coreless_s = coreless_s(os.getpid())
     call()
-    lost_s = coreless_s(os.getpid()) - before_s
-    taken_s = time.perf_counter() - began_s - (0.0 if math.isnan(lost_s) else lost_s)
-    return max(taken_s, 1e-9)  # the two clocks are not read at the same instant
+    lost_s = coreless_s(os.getpid()) - begin_coreless_s
+    elapsed_s = time.perf_counter() - began_s
+
+    # Not every kernel counts the time without a core.
+    own_s = elapsed_s if math.isnan(lost_s) else elapsed_s - lost_s
+    # The two clocks are not read at the same instant, so their difference may be negative.
+    return max(own_s, 1e-9)
 
 
 def race(plays: Sequence[Callable[[], float]], rounds: int = LEAST_ROUNDS) -> list[float]:
@@ -311,11 +328,11 @@ def race(plays: Sequence[Callable[[], float]], rounds: int = LEAST_ROUNDS) -> li
 
     Returns: the median of the seconds that each function has returned.
     """
-    found = [[play() for play in plays]]
-    ends_s = time.perf_counter() + BUDGET_S
-    while len(found) < rounds or time.perf_counter() < ends_s:
-        found.append([play() for play in plays])
-    return list(map(median, zip(*found, strict=True)))
+    seconds_of_rounds = [[play() for play in plays]]
+    deadline_s = time.perf_counter() + BUDGET_S
+    while len(seconds_of_rounds) < rounds or time.perf_counter() < deadline_s:
+        seconds_of_rounds.append([play() for play in plays])
+    return [median(seconds) for seconds in zip(*seconds_of_rounds, strict=True)]
 
 
 @contextmanager
@@ -332,19 +349,20 @@ def playing(config: Config) -> Iterator[tuple[BatchedEnv, Rollout]]:
     from penstock.profiling.ledger import TimeLedger
 
     # The indices of these environments begin after those of half as many, which may be open too.
-    threads, envs = config.actors.env_threads, config.actor_envs
+    threads = config.actors.env_threads
+    envs = config.actor_envs
     first = FirstIndex.MEASURED + envs
-    with closing(make(config.env, envs, threads, first=first, stagger=True)) as game:
-        inference = make_inference(config, game.info, 0)
-        inference.refresh(_made_up)
-        yield game, Rollout(game, inference, 0, TimeLedger(), make_recorders(config, game))
+    with closing(make(config.env, envs, threads, first=first, stagger=True)) as env:
+        inference = make_inference(config, env.info, 0)
+        inference.refresh(_read_made_up_weights)
+        yield env, Rollout(env, inference, 0, TimeLedger(), make_recorders(config, env))
 
 
-def _made_up(out: Float32, newer_than: Stamp | None) -> Stamp:
+def _read_made_up_weights(out: Float32, newer_than: Stamp | None) -> Stamp:
     """Write made-up weights to ``out``, in place of `Link.read_weights`."""
     from penstock.core.params import Stamp
 
-    out.fill(0.01)  # also of a variance
+    out.fill(0.01)  # above 0, as some of them are variances
     return Stamp(0, 1)
 
 
@@ -356,17 +374,20 @@ def _unrolls(config: Config, pass_s: float = PASS_S) -> Iterator[TimedUnroll]:
     """
     from penstock.algos.samples import slot_spec
 
-    with playing(config) as (game, rollout):
+    with playing(config) as (env, rollout):
 
         def unroll(steps: int) -> TimedUnroll:
             """Returns an unroll of so many steps of each environment."""
             actors = config.actors.model_copy(update={"unroll": steps})
-            spec = slot_spec(config.model_copy(update={"actors": actors}), game.info)
+            spec = slot_spec(config.model_copy(update={"actors": actors}), env.info)
             columns = spec.views(spec.zeros())
             rollout.forget_slots()
+            agent_steps = steps * spec.envs
 
-            count = steps * spec.envs
-            return TimedUnroll(count, lambda: own_seconds(lambda: rollout.fill(columns, 0)) / count)
+            def play() -> float:
+                return own_seconds(lambda: rollout.fill(columns, 0)) / agent_steps
+
+            return TimedUnroll(agent_steps, play)
 
         single = unroll(1)
         single.play()  # the first step also prepares
