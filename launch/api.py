@@ -51,15 +51,17 @@ class Evaluation:
 
 
 def resolve(target: str | Path | Config, overrides: Mapping[str, Any] | None = None) -> Config:
-    """The complete, checked config of a target with overrides: `penstock config show` as a
-    function. No process is started, and the environment is not imported.
+    """Returns the complete, checked config of a target: `penstock config show` as a function.
+
+    No process is started, and the environment is not imported.
 
     Args:
         target: a preset, a YAML file, a gymnasium id, `module:EnvId-v0` or `module:function`; or a
             config, which the overrides then change.
-        overrides: as of `train`.
+        overrides: options of the config by name, as for `train`.
 
-    Raises UserError.
+    Raises:
+        UserError: the target or an override is wrong.
     """
     named = _named("resolve", target)
     return load.resolve(named, [_override(*item) for item in (overrides or {}).items()])
@@ -75,7 +77,7 @@ def train(
     progress: bool = True,
     callbacks: Sequence[object] = (),
 ) -> Summary:
-    """Train on this host and return when the run has ended: `penstock train` as a function.
+    """Train on this host until the run has ended: `penstock train` as a function.
 
     Args:
         target: a preset, a YAML file, a gymnasium id, `module:EnvId-v0` or `module:function`; a
@@ -88,22 +90,28 @@ def train(
         progress: show the progress in one line that is overwritten.
         callbacks: objects with methods of `penstock.Callbacks`, called in this thread.
 
+    Returns: the summary of the run.
+
     Ctrl-C, or a notebook's stop button, ends the run cleanly with a checkpoint, and its summary is
     returned with the reason `interrupted`. A second one kills all processes and raises
     KeyboardInterrupt. SIGTERM ends the run cleanly too, and is then delivered to the program. In a
     thread other than the main one signals are not handled: give such a run a limit
     (`stop.minutes`).
 
-    Raises UserError for mistakes that the caller can correct, and RuntimeError, with the traceback
-    of the process as its note, if a process of the run failed.
+    Raises:
+        UserError: an argument or the environment is wrong in a way that the caller can correct.
+        RuntimeError: a process of the run has failed; the traceback of the process is its note.
+        KeyboardInterrupt: a second Ctrl-C has ended the run.
     """
     if resume not in get_args(Resume):
         raise UserError(f'resume={resume!r} is unknown; give "no", "auto" or "must"')
+
     named = _named("train", target)
     _check_callbacks(callbacks)
     options = dict(overrides or {})
     if run_dir is not None:
         options["run.dir"] = os.fspath(run_dir)
+
     given = [_override(*item) for item in options.items()]
     source = None if resume_from is None else os.fspath(resume_from)
     resolved = resolve_resumed(named, given, resume, source)
@@ -145,9 +153,12 @@ def evaluate(
         seed: seed of the environments; the same seed gives the same episodes.
         max_episode_steps: cut episodes after so many agent steps; None: the run's
             `eval.max_episode_steps`.
-        allow: names that the run may import, as of `load_policy`.
+        allow: names that the run may import, as for `load_policy`.
 
-    Raises UserError.
+    Returns: returns and lengths of the episodes.
+
+    Raises:
+        UserError: there is no such run or checkpoint, or an argument is wrong.
     """
     from penstock.evaluation.evaluate import evaluate as play
 
@@ -155,13 +166,17 @@ def evaluate(
     most = max_episode_steps
     if most is not None:
         most = whole_number("max_episode_steps", most, 1)
+
     found = play(os.fspath(run_dir), count, checkpoint, sample, first, most, allow)
     returns, lengths = tuple(found["returns"]), tuple(found["lengths"])
     return Evaluation(found["checkpoint"], returns, lengths, found["cut"], found["sample"])
 
 
 def _named(function: str, target: str | Path | Config) -> str | Config:
-    """The target as text or as a config. Raises UserError for anything else."""
+    """Returns the target as text or as a config; raises UserError for anything else.
+
+    ``function`` is the name of the caller, for the message.
+    """
     if isinstance(target, Config):
         return target
     if not isinstance(target, str | os.PathLike):
@@ -174,6 +189,7 @@ def _named(function: str, target: str | Path | Config) -> str | Config:
 
 
 def _check_callbacks(callbacks: object) -> None:
+    """Raise UserError for callbacks that are not a list."""
     if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
         raise UserError(
             f"callbacks={callbacks!r} is not a list; give a list of objects, callbacks=[...]"
@@ -181,7 +197,11 @@ def _check_callbacks(callbacks: object) -> None:
 
 
 def _override(name: str, value: Any) -> str:
-    """``key=value`` as on the command line: JSON is YAML."""
+    """Returns an option as ``key=value``, as on the command line: JSON is YAML.
+
+    Raises:
+        UserError: the value is not one of a config.
+    """
     try:
         return f"{name}={json.dumps(value, default=_plain, allow_nan=False)}"
     except (AttributeError, TypeError, ValueError):
@@ -192,26 +212,28 @@ def _override(name: str, value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
+    """Returns a path or a scalar of numpy as a value of JSON."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return value.item()  # numpy's scalars; what has none raises AttributeError
 
 
 def _raise_failure(outcome: Outcome, run_dir: Path) -> None:
-    """Raise the error that ended the run, if any."""
+    """Raise the error that has ended the run, if any, or deliver the signal that has."""
     failure = outcome.failure
     if failure is not None and failure.user:
         mistake = UserError(failure.message)
         if failure.traceback:  # of the environment's own code
             mistake.add_note(failure.traceback)
         raise mistake
+
     if failure is not None and not failure.asked:
         error = RuntimeError(f"{outcome.error}; the logs are in {run_dir / 'logs'}")
         error.add_note(failure.traceback)
         raise error
+
+    # The run has ended by a signal, which the program still has to get.
     if outcome.reason == "terminated":
-        os.kill(
-            os.getpid(), outcome.exit_code - 128
-        )  # the run has ended: deliver the signal to the program
+        os.kill(os.getpid(), outcome.exit_code - 128)
     if failure is not None:
         raise KeyboardInterrupt

@@ -127,10 +127,20 @@ class Hooks(MetricSink):
     """Calls the callbacks of a run."""
 
     def __init__(self, paths: Sequence[str], run: Run, made: Sequence[object] = ()) -> None:
-        """``paths`` are ``module:Class``, ``made`` are objects. Raises UserError if an object
-        cannot be made, has none of the methods, or an `every_steps` that is no number of steps."""
+        """Make the objects of the user, and check them.
+
+        Args:
+            paths: classes of which an object is made, each ``module:Class``.
+            run: the run, which the callbacks get.
+            made: further objects.
+
+        Raises:
+            UserError: an object cannot be made, has none of the methods, or an `every_steps` that
+                is no number of steps.
+        """
         self.run = run
         self._summary: Json | None = None
+
         named = [(path, _make(path)) for path in paths]
         named += [(type(hook).__name__, hook) for hook in made]
         self._hooks = [_checked(path, hook) for path, hook in named]
@@ -166,13 +176,19 @@ class Hooks(MetricSink):
             self._call_all("on_end", summarized(self.run.folder, summary))
 
     def _call_all(self, name: str, about: object) -> list[Any]:
+        """Call the method ``name`` of each object; returns their answers."""
         return [self._call(hook, name, about) for hook in self._hooks]
 
     def _call(self, hook: Hook, name: str, about: object) -> Any:
-        """The answer of a callback; None where the object has no such method, or it fails."""
+        """Call a method of a user's object, if it has it.
+
+        Returns: the answer; None if the object has no such method, or the method has failed.
+        """
         method = getattr(hook.made, name, None)
         if method is None:
             return None
+
+        # A callback may raise anything, and the run continues.
         try:
             return method(self.run, about)
         except (Exception, SystemExit) as error:
@@ -180,6 +196,7 @@ class Hooks(MetricSink):
             return None
 
     def _failed(self, name: str, error: BaseException) -> None:
+        """Show the error of a callback, and write its traceback to the log."""
         text = " ".join(str(error).split())
         logger.warning(f"{name} failed with {type(error).__name__}: {text}; the run continues")
         path = self.run.folder / "logs" / LOG
@@ -188,33 +205,37 @@ class Hooks(MetricSink):
 
 
 def _any_true(answers: Sequence[Any]) -> bool:
-    """Whether one of the answers is True, also numpy's."""
+    """Returns whether one of the answers is True, also numpy's."""
     return any(type(answer).__name__ == "bool" and bool(answer) for answer in answers)
 
 
 def _checked(path: str, made: object) -> Hook:
-    """The hook of a user's object. Raises UserError for one that cannot be called."""
+    """Returns the hook of a user's object; raises UserError for one that cannot be called."""
     _check_hears(path, made)
     every_steps = getattr(made, "every_steps", Callbacks.every_steps)
     return Hook(path, made, whole_number(f"every_steps of callback {path}", every_steps, 1))
 
 
 def _check_hears(path: str, hook: object) -> None:
-    """Refuse an object without any callback method, such as one with a misspelt name."""
+    """Raise UserError for an object without any callback method, such as with a misspelt name."""
     if isinstance(hook, type):
         name = hook.__name__
         raise UserError(f"callback {name} is a class; give an object of it: {name}()")
+
+    # A method that the object has only from the base class does nothing.
     names = [name for name in vars(Callbacks) if name.startswith("on_")]
     for name in names:
         method = getattr(hook, name, None)
         if callable(method) and getattr(method, "__func__", None) is not getattr(Callbacks, name):
             return
+
     raise UserError(
         f"callback {path} has none of the methods {', '.join(names)}; define at least one of them"
     )
 
 
 def _make(path: str) -> Any:
+    """Import a user's class and make an object of it; raises UserError if that fails."""
     from penstock.core.loading import explained, load
 
     purpose = f"callback {path}"
@@ -223,6 +244,7 @@ def _make(path: str) -> Any:
 
 
 def _evaluated(message: Json) -> Evaluated:
+    """Returns the result of an evaluation from its event."""
     returns = {f"return_{key}": message["return"][key] for key in ("mean", "std", "min", "max")}
     same = ("episodes", "trained_steps", "learner_steps", "time_s", "best")
     return Evaluated(

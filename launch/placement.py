@@ -28,27 +28,43 @@ from penstock.transport.addresses import reachable
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
-KEYS = "keys"  # folder in the run's folder
-PORTS = range(20_000, 32_000)  # below those that Linux gives to outgoing connections
+# Name of the folder with the run's keys, in the run's folder.
+KEYS = "keys"
+# Ports of a run, which are below those that Linux gives to outgoing connections.
+PORTS = range(20_000, 32_000)
+# Most attempts to find free ports.
 TRIES = 100
+# The transport by which actors on other hosts reach their learner.
 BY_NETWORK = "zmq"
 BUSY = (Stage.LEARNER, Stage.SERVER, Stage.ACTORS)
 """What a host must have cores for; the other roles need little, or run at a lower priority."""
 
 
 def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
-    """The config of a run on an engine's hosts, given the cores of each.
+    """Adapt the config of a run to the hosts of an engine.
 
-    ``actors.count=auto`` becomes MIN..MAX: from groups that fill a batch of each learner to groups
-    that fill the hosts, with a MIN..MAX of learners at least as many hosts as learners. So the run
-    begins also where other programs use a part of them. With MIN..MAX, hosts may come later: the
-    run is on one host only if that has the cores for all, and never with a MIN..MAX of learners.
-    Several learners with a GPU each are not, as the GPUs of a
-    host are not known here. Where actors are on other hosts than their learner, an address is
-    chosen, and keys are made in the run's folder.
+    ``actors.count=auto`` becomes a number, or MIN..MAX: MIN fills a batch of each learner, and MAX
+    fills the hosts, so that the run begins also where other programs use a part of them.
+
+    Hosts may come later if the number of actors or of learners is MIN..MAX. All roles are on one
+    host only if that has the cores for all of them, and never with a MIN..MAX of learners. Several
+    learners with a GPU each are not on one host, as the GPUs of a host are not known here.
+
+    If actors are on other hosts than their learner, an address is chosen for the connection, and
+    keys are made in the run's folder.
+
+    Args:
+        config: the config of the run.
+        hosts: number of cores of each host; at least one.
+        run_dir: the run's folder.
+
+    Raises:
+        UserError: the transport, pace or address of the config needs another placement.
     """
     if len(hosts) == 1:
         config = _without_spread(config)
+
+    # The cores that learners and actors need, and whether one host has them.
     learners = config.learner.most_count * config.learner.first_threads
     most = max(hosts)
     joins = config.learner.most_count > config.learner.first_count
@@ -59,6 +75,8 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
     kind = config.transport.kind
     together = TRANSPORTS.one_process(kind) or kind not in (AUTO, BY_NETWORK)
     fits = not joins and ((len(hosts) == 1 and not grows) or learners + actors <= most)
+
+    # Refuse what contradicts the placement.
     if together and joins:
         raise UserError(
             f"transport.kind {kind} keeps all actors on their learner's host, and learner.count "
@@ -71,6 +89,7 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
             f"{learners + actors} cores of {most_now} actors and "
             f"{config.learner.most_count} learners; set transport.kind=auto, or actors.count lower"
         )
+
     served = config.learner.served
     if learners > most and len(hosts) > 1 and served and not config.learner.server_spread:
         raise UserError(
@@ -78,12 +97,14 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
             f"{learners} cores for {config.learner.count} learners; set learner.server_spread=true "
             "or learner.pace=bsp, or fewer"
         )
+
     if together and config.learner.server_spread:
         raise UserError(
             f"transport.kind {kind} keeps the run on one host, and learner.server_spread true "
             "places the parameter server on others; set transport.kind=auto or "
             "learner.server_spread=false"
         )
+
     bind, spreads = config.transport.bind, config.learner.server_spread
     if (spreads or joins) and bind and reachable(bind) == bind:
         option = "server_spread true" if spreads else f"count {config.learner.count}"
@@ -91,6 +112,8 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
             f"transport.bind {bind} is an address of one host, and learner.{option} needs ports of "
             "several; set transport.bind=tcp://*:PORT"
         )
+
+    # Roles on other hosts need the network, an address and keys.
     apart = spreads or _has_gpus_apart(config, hosts)
     if together or (fits and bind is None and not apart):
         return _changed(config, "actors", count=most_now)
@@ -103,9 +126,10 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
 
 
 def on_this_host(config: Config) -> Config:
-    """The config of a run on an engine without hosts.
+    """Adapt the config of a run to an engine that has only this host.
 
-    Raises UserError where learners come and go with hosts.
+    Raises:
+        UserError: learners come and go with hosts.
     """
     if config.learner.first_count < (most := config.learner.most_count):
         raise UserError(
@@ -116,38 +140,62 @@ def on_this_host(config: Config) -> Config:
 
 
 def _without_spread(config: Config) -> Config:
-    """On one host the parameter server listens in the runtime folder, and at no port."""
+    """Returns the config with the parameter server in the runtime folder, and at no port."""
     return _changed(config, "learner", server_spread=False)
 
 
 def _by_hosts(config: Config, hosts: Sequence[int]) -> int | str:
-    """What ``actors.count=auto`` is on the hosts of an engine."""
+    """Returns what ``actors.count=auto`` is on the hosts of an engine.
+
+    Args:
+        config: the config of the run.
+        hosts: number of cores of each host.
+
+    Returns: a number of actors, or "MIN..MAX".
+    """
     learner, threads, least = config.learner, config.actors.threads, config.least_actors
     count, first_count = learner.most_count, learner.first_count
     joins = count > first_count
+
+    # One host has as many actors per learner as its cores allow.
     if len(hosts) == 1 and not joins:
         left = hosts[0] - count * learner.first_threads
         return max(least, left // threads // count * count)
+
+    # The cores that are left beside the learners with which the run begins.
     apart = joins or count * learner.first_threads > max(hosts) or _has_gpus_apart(config, hosts)
     shards = [1] * (learner.server_shards * learner.server_spread)
     of_each = [learner.first_threads]
     free = _free(
         hosts, (of_each * first_count if apart else [count * learner.first_threads]) + shards
     )
+
+    # Actors are placed in groups of one size.
     size = _group_threads(free, threads)
     each = size // threads
-    if joins:  # each further learner is expected on a host of its own, with room for actors
+
+    # Each further learner is expected on a host of its own, with room for actors.
+    if joins:
         later = [max(hosts)] * max(0, count - len(hosts))
         free = _free([*hosts, *later], of_each * count)
-        if least == count:  # a single actor fills a batch, and those of the first learners suffice
+        # If a single actor fills a batch, those of the first learners suffice.
+        if least == count:
             least = first_count
+
     most = max(least, sum(cores // size for cores in free) * each // count * count)
     first = min(most, -(-least // each) * each)
     return most if first == most or lent_by_batch(config) else f"{first}..{most}"
 
 
 def _free(hosts: Sequence[int], learners: Sequence[int]) -> list[int]:
-    """Cores that bundles of learners, with so many threads, leave; the emptiest host is next."""
+    """Returns the free cores of each host beside bundles of learners.
+
+    Each bundle goes to the host with the most free cores.
+
+    Args:
+        hosts: number of cores of each host.
+        learners: number of threads of each bundle.
+    """
     free = list(hosts)
     for threads in learners:
         host = max(range(len(free)), key=free.__getitem__)
@@ -156,13 +204,20 @@ def _free(hosts: Sequence[int], learners: Sequence[int]) -> list[int]:
 
 
 def _group_threads(free: Sequence[int], threads: int) -> int:
-    """Threads of each group of actors, of ``threads`` each, that use the ``free`` cores best.
+    """Choose the size of the groups of actors that use the free cores of hosts best.
 
     Groups of one size fit wherever the engine places them. As each also has relays, a core is
-    counted for them: large groups are better where they fill hosts as well.
+    counted for them: large groups are better if they fill hosts as well.
+
+    Args:
+        free: number of free cores of each host.
+        threads: number of threads of an actor.
+
+    Returns: number of threads of a group, a multiple of ``threads``.
     """
 
     def value(size: int) -> tuple[int, int]:
+        """Returns the cores of actors with groups of a size, less and with those of relays."""
         groups = sum(cores // size for cores in free)
         return groups * (size - 1), groups * size
 
@@ -170,19 +225,20 @@ def _group_threads(free: Sequence[int], threads: int) -> int:
 
 
 def _has_gpus_apart(config: Config, hosts: Sequence[int]) -> bool:
-    """Whether learners are on hosts of their own, as each needs a GPU."""
+    """Returns whether learners are on hosts of their own, as each needs a GPU."""
     learner = config.learner
     on_gpus = learner.most_count > 1 and learner.device.startswith("cuda")
     return len(hosts) > 1 and on_gpus and (not learner.served or learner.server_spread)
 
 
 def _changed(config: Config, section: str, **changes: Any) -> Config:
+    """Returns the config with other values in one section."""
     made = getattr(config, section).model_copy(update=changes)
     return config.model_copy(update={section: made})
 
 
 def _keys(run_dir: Path) -> Path:
-    """The run's own keys, made if there are none."""
+    """Returns the folder of the run's own keys, which are made if there are none."""
     from penstock.transport.zmq.keys import new
 
     folder = run_dir / KEYS
@@ -194,15 +250,18 @@ def _keys(run_dir: Path) -> Path:
 def bundles(
     specs: Sequence[RoleSpec], hosts: Sequence[int] = ()
 ) -> tuple[tuple[RoleSpec, ...], tuple[Bundle, ...]]:
-    """The roles, with relays for each host of actors, and groups of them that must be on one host.
+    """Group the roles of a run into bundles, each of which is placed on one host.
 
-    Learners are with the roles that share their memory or Unix sockets, and the parameter server;
-    actors that reach their learner over a network are in others, with their relays, and so is each
-    shard of a parameter server that listens there. Bundles of spare learners and actors are not
-    required.
+    Learners are in a bundle with the roles that share their memory or Unix sockets, and with the
+    parameter server. Actors that reach their learner over a network are in bundles of their own,
+    with relays, and so is each shard of a parameter server that listens there. Bundles of spare
+    learners and actors are not required.
 
     Args:
-        hosts: cores of each host, which limit a bundle; empty: no limit.
+        specs: the roles, with one relay for each learner.
+        hosts: number of cores of each host, which limit a bundle; empty: no limit.
+
+    Returns: the roles, with relays for each bundle of actors; and the bundles.
     """
     shards = [s for s in specs if hosts and s.stage is Stage.SERVER and _on_network(s)]
     specs = [spec for spec in specs if spec not in shards]
@@ -210,14 +269,20 @@ def bundles(
     actors = [spec for spec in apart if not spec.relays]
     relays = [spec for spec in apart if spec.relays]
     together = [spec for spec in specs if not _is_apart(spec)]
+
+    # Learners and shards come first.
     cores = max(hosts, default=None)
     found = _with_learners(together, cores, by_network=bool(actors))
     found |= {shard.name: [shard] for shard in shards}
+
+    # Actors use the cores that these leave, in groups that fit on several hosts.
     with_learners = [_bundle(name, group) for name, group in found.items()]
     if actors and (len(hosts) > 1 or (hosts and not all(b.required for b in with_learners))):
         free = _free(hosts, [bundle.cpus for bundle in with_learners if bundle.required])
         cores = _group_threads(free, actors[0].threads)
     groups = [g for spare in (False, True) for g in _groups(actors, cores, spare)]
+
+    # Each group has relays of its own, with further indices.
     for number, group in enumerate(groups):
         shift, spare = number * len(relays), group[0].spare
         own = [
@@ -225,6 +290,7 @@ def bundles(
             for relay in relays
         ]
         found["actors" if len(groups) == 1 else f"actors-{number}"] = group + own
+
     everything = tuple(spec for group in found.values() for spec in group)
     return everything, tuple(_bundle(name, group) for name, group in found.items() if group)
 
@@ -232,11 +298,18 @@ def bundles(
 def _with_learners(
     specs: Sequence[RoleSpec], cores: int | None, *, by_network: bool
 ) -> dict[str, list[RoleSpec]]:
-    """Bundles of all roles that are with learners: one, or one for each learner.
+    """Group the roles that are with learners: into one bundle, or one for each learner.
 
-    Learners that need a GPU each are apart where actors reach them ``by_network``: the engine finds
-    the hosts that have GPUs, be it one with several. So are those whose number changes. A parameter
-    server needs its learners with it.
+    Learners that need a GPU each have bundles of their own if actors reach them over a network: the
+    engine finds the hosts that have GPUs, be it one with several. So have learners whose number
+    changes. A parameter server needs its learners with it.
+
+    Args:
+        specs: the roles.
+        cores: number of cores of the largest host; None: no limit.
+        by_network: whether actors reach learners over a network.
+
+    Returns: the roles of each bundle by its name.
     """
     learners = [spec for spec in specs if spec.stage is Stage.LEARNER]
     served = any(spec.stage is Stage.SERVER for spec in specs)
@@ -245,6 +318,7 @@ def _with_learners(
         return {"learners": list(specs)}
     if not spread and sum(spec.threads for spec in learners) <= cores:
         return {"learners": list(specs)}
+
     return {
         learner.name: [spec for spec in specs if spec.learner == learner.learner]
         for learner in learners
@@ -252,15 +326,24 @@ def _with_learners(
 
 
 def any_port() -> int:
-    """A port for the meetings of learners, and the first of as many as there are learners."""
+    """Returns a random port for the meetings of learners.
+
+    It is the first of as many as there are learners.
+    """
     return random.SystemRandom().choice(PORTS)
 
 
 def free_port(host: str, offsets: Collection[int]) -> int:
-    """A port at random; it and those at ``offsets`` from it are free at ``host`` of this machine.
+    """Find free ports of this machine.
 
     If no free ones are found in `TRIES` attempts, or another program takes one meanwhile, the
     process that cannot listen there reports it.
+
+    Args:
+        host: the address at which processes will listen.
+        offsets: the distances of the ports from the one that is returned.
+
+    Returns: a random port from which all offsets lead to free ports.
     """
     firsts = range(PORTS.start, PORTS.stop - max(offsets, default=0))
     port = firsts.start
@@ -271,6 +354,7 @@ def free_port(host: str, offsets: Collection[int]) -> int:
 
 
 def _is_free(host: str, port: int) -> bool:
+    """Returns whether a process can listen at a port."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ZeroMQ does
         try:
@@ -283,12 +367,16 @@ def _is_free(host: str, port: int) -> bool:
 def placed(
     specs: Sequence[RoleSpec], hosts: Mapping[str, str], bundles: Sequence[Bundle], port: int
 ) -> tuple[RoleSpec, ...]:
-    """The specs with addresses of connectors on other hosts, and those at which learners meet.
+    """Fill in the addresses that depend on hosts: those of connectors, and where learners meet.
 
     Args:
-        hosts: `Engine.endpoints`; empty for a role that has no host yet, whose address stays.
-        bundles: in which the specs are.
-        port: of `any_port`.
+        specs: the roles.
+        hosts: address of each role's host by the role's name, as of `Engine.endpoints`; empty for a
+            role that has no host yet, whose address stays.
+        bundles: the bundles of the roles.
+        port: first port for the meetings of learners, from `any_port`.
+
+    Returns: the roles, in the same order.
     """
     learners = {spec.name for spec in specs if spec.stage is Stage.LEARNER}
     if sum(not learners.isdisjoint(bundle.roles) for bundle in bundles) > 1:
@@ -296,8 +384,12 @@ def placed(
             replace(s, meets_at=f"{hosts[s.name]}:{port + s.learner}") if s.name in learners else s
             for s in specs
         ]
+
+    # On one host, addresses are as they were.
     if len({hosts[spec.name] for spec in specs}) <= 1 and all(b.required for b in bundles):
         return tuple(specs)
+
+    # Roles reach an address at which another listens by the address of its host.
     binds = [(s.address, hosts[s.name]) for s in specs if s.listens and s.address]
     ways = {reachable(bind): reachable(bind, host) for bind, host in binds if host}
     return tuple(
@@ -311,17 +403,23 @@ def placed(
 
 
 def _on_network(spec: RoleSpec) -> bool:
+    """Returns whether a role listens at, or connects to, an address of a network."""
     return (spec.address or "").startswith("tcp://")
 
 
 def _is_apart(spec: RoleSpec) -> bool:
-    """Whether a role reaches its learner over a network."""
+    """Returns whether a role reaches its learner over a network."""
     return spec.joins and _on_network(spec)
 
 
 def _groups(actors: Sequence[RoleSpec], cores: int | None, spare: bool) -> Iterator[list[RoleSpec]]:
-    """The actors that are ``spare``, or those that are not, in groups of at most ``cores``
-    threads."""
+    """Yields actors in groups that fit on a host.
+
+    Args:
+        actors: all actors.
+        cores: most threads of a group; None: no limit.
+        spare: whether to group those that are spare, or those that are not.
+    """
     group: list[RoleSpec] = []
     for spec in (actor for actor in actors if actor.spare == spare):
         if group and cores and sum(s.threads for s in group) + spec.threads > cores:
@@ -333,6 +431,10 @@ def _groups(actors: Sequence[RoleSpec], cores: int | None, spare: bool) -> Itera
 
 
 def _bundle(name: str, specs: Sequence[RoleSpec]) -> Bundle:
+    """Returns a bundle of roles, with the resources that they need.
+
+    Spare roles count only if all are spare.
+    """
     required = not all(spec.spare for spec in specs)
     busy = [spec for spec in specs if spec.stage in BUSY and not (required and spec.spare)]
     gpus = sum(spec.gpus for spec in specs)

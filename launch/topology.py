@@ -26,25 +26,36 @@ from penstock.transport.addresses import (
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
-REMOTE_NICE = 5  # actors on another host start before they receive the learner's config
-EVALUATOR_NICER = 1  # than actors; at 5 more, 15 actors on two cores left it 2 % of them
+# Niceness of actors that join, which start before they receive the learner's config.
+REMOTE_NICE = 5
+# How much nicer the evaluator is than actors; at 5, 15 actors on two cores left it 2 % of them.
+EVALUATOR_NICER = 1
 
 
 def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
-    """All roles of a run on this host. Learners precede actors, as they take longest to start."""
+    """Returns all roles of a run on this host.
+
+    Learners precede actors, as they take longest to start.
+    """
     transport, count = config.transport, config.learner.most_count
     joined_by = TRANSPORTS.here(transport.kind)
+
+    # In lockstep mode one process is actors and learner.
     if joined_by.one_process:
         main = "penstock.launch.lockstep:run"
         threads = config.learner.first_threads
         nice, gpus = config.learner.nice, _gpus(config)
         lockstep = RoleSpec("lockstep", 0, main, Stage.LEARNER, nice, threads, gpus=gpus)
         return (lockstep, *_beside(config))
+
+    # Actors on other hosts reach each learner at an address of its connectors, and get its weights
+    # from relays.
     bind = transport.bind
     wire = run_bind(config.transport, runtime_dir)
     sends = joined_by.reaches_other_hosts
     addresses = [reachable(bind_of(wire, rank)) if sends else None for rank in range(count)]
     learners = (_learner(config, rank, address) for rank, address in enumerate(addresses))
+
     return (
         *_server(config, runtime_dir),
         *_served(config, runtime_dir, _with_spare(config, learners)),
@@ -56,7 +67,13 @@ def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
 
 
 def learner(config: Config, bind: str, runtime_dir: Path) -> tuple[RoleSpec, ...]:
-    """The roles of learners without actors of their own; actors join them."""
+    """Returns the roles of learners without actors of their own; actors join them.
+
+    Args:
+        config: the config of the run.
+        bind: address at which the first connector of the first learner listens.
+        runtime_dir: folder for Unix sockets.
+    """
     ranks = range(config.learner.most_count)
     return (
         *_server(config, runtime_dir),
@@ -67,8 +84,15 @@ def learner(config: Config, bind: str, runtime_dir: Path) -> tuple[RoleSpec, ...
 
 
 def one_of_several(config: Config, bind: str, rank: int, store: Store) -> tuple[RoleSpec, ...]:
-    """The learner of one rank, with its shards of the parameter server if the pace has one;
-    ``store`` is the rendezvous of all ranks."""
+    """Returns the roles of one learner among several that are started one by one.
+
+    Args:
+        config: the config of the run.
+        bind: address at which the first connector of the first learner listens.
+        rank: rank of the learner. If the pace has a parameter server, the learner has the shards
+            whose number, modulo the number of learners, is its rank.
+        store: where all learners meet.
+    """
     beside = _beside(config) if rank == 0 else ()
     shards: dict[int, str] = {}
     if config.learner.served:
@@ -76,6 +100,7 @@ def one_of_several(config: Config, bind: str, rank: int, store: Store) -> tuple[
         offsets = range(rank, config.learner.server_shards, config.learner.most_count)
         port = free_port(host, offsets)
         shards = own_server_addresses(config, bind, rank, host, port)
+
     learner = replace(_learner(config, rank, None, store), servers=tuple(shards.values()))
     return (
         *(
@@ -89,8 +114,13 @@ def one_of_several(config: Config, bind: str, rank: int, store: Store) -> tuple[
 
 
 def actors(count: int, address: str, transport: str) -> tuple[RoleSpec, ...]:
-    """Actors that join a learner and receive its config in the handshake. ``transport`` is the
-    value of --transport."""
+    """Returns actors that join a learner and receive its config in the handshake.
+
+    Args:
+        count: number of actors.
+        address: address of the learner.
+        transport: value of --transport.
+    """
     joined_by = TRANSPORTS.elsewhere(transport)
     sends = transport == AUTO or TRANSPORTS.here(transport).reaches_other_hosts
     relays = _relays(joined_by, [address]) if sends else ()
@@ -98,7 +128,7 @@ def actors(count: int, address: str, transport: str) -> tuple[RoleSpec, ...]:
 
 
 def names(specs: Iterable[RoleSpec]) -> str:
-    """The roles as text: "learner, 2 actors, relay"."""
+    """Returns the roles as text, without spare ones: "learner, 2 actors, relay"."""
     counts: dict[str, int] = {}
     for spec in specs:
         counts[spec.role] = counts.get(spec.role, 0) + (not spec.spare)
@@ -106,7 +136,7 @@ def names(specs: Iterable[RoleSpec]) -> str:
 
 
 def _server(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
-    """The parameter server of the paces that have one: a process for each shard."""
+    """Returns the parameter server of the paces that have one: a role for each shard."""
     if not config.learner.served:
         return ()
     addresses = server_addresses(config, runtime_dir)
@@ -114,12 +144,13 @@ def _server(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
 
 
 def _shard(config: Config, shard: int, address: str) -> RoleSpec:
+    """Returns one shard of the parameter server, which listens at ``address``."""
     main = PACES.specs[config.learner.pace].server
     return RoleSpec("server", shard, main, Stage.SERVER, address=address)
 
 
 def _served(config: Config, runtime_dir: Path, learners: Iterable[RoleSpec]) -> Iterator[RoleSpec]:
-    """The learners, with the addresses of their parameter server if they have one."""
+    """Yields the learners, with the addresses of their parameter server if they have one."""
     served = config.learner.served
     servers = tuple(map(reachable, server_addresses(config, runtime_dir))) if served else ()
     for spec in learners:
@@ -129,6 +160,14 @@ def _served(config: Config, runtime_dir: Path, learners: Iterable[RoleSpec]) -> 
 def _learner(
     config: Config, rank: int, address: str | None, store: Store | None = None
 ) -> RoleSpec:
+    """Returns one learner.
+
+    Args:
+        config: the config of the run.
+        rank: rank of the learner.
+        address: where actors of this run reach it; None: in shared memory only.
+        store: where several learners that are started one by one meet.
+    """
     return RoleSpec(
         "learner",
         rank,
@@ -145,14 +184,21 @@ def _learner(
 
 
 def _gpus(config: Config) -> int:
-    """Number of GPUs that a learner needs."""
+    """Returns the number of GPUs that a learner needs."""
     return int(config.learner.device.startswith("cuda"))
 
 
 def _actors(
     count: int, nice: int, threads: int, addresses: list[str | None] | list[str]
 ) -> tuple[RoleSpec, ...]:
-    """Actors, assigned to the learners in turn."""
+    """Returns actors, assigned to the learners in turn.
+
+    Args:
+        count: number of actors.
+        nice: niceness of their processes.
+        threads: number of threads of each.
+        addresses: address of each learner, by rank; None: they share its memory.
+    """
     main = "penstock.actors.role:run"
     ranks = [i % len(addresses) for i in range(count)]
     return tuple(
@@ -162,25 +208,25 @@ def _actors(
 
 
 def _own_actors(config: Config, addresses: list[str | None]) -> Iterator[RoleSpec]:
-    """The actors of a run on this host, with those that it may need later."""
+    """Yields the actors of a run; those that it may need later are spare."""
     actors, first = config.actors, config.first_actors
     for spec in _actors(most_actors(config), actors.nice, actors.threads, addresses):
         yield replace(spec, spare=spec.index >= first)
 
 
 def _with_spare(config: Config, specs: Iterable[RoleSpec]) -> Iterator[RoleSpec]:
-    """Roles of learners; those of learners with which the run does not begin are spare."""
+    """Yields roles of learners; those of learners with which the run does not begin are spare."""
     for spec in specs:
         yield replace(spec, spare=spec.learner >= config.learner.first_count)
 
 
 def _beside(config: Config) -> tuple[RoleSpec, ...]:
-    """What a run has once, whatever its learners are."""
+    """Returns the roles that a run has once, whatever its learners are."""
     return tuple(spec for make in BESIDE for spec in make(config))
 
 
 def _evaluator(config: Config) -> tuple[RoleSpec, ...]:
-    """The evaluator, at a low priority; it stops last."""
+    """Returns the evaluator, if the run has one. It has a low priority, and stops last."""
     if not config.has_evaluator:
         return ()
     main, nice = "penstock.evaluation.evaluator:run", min(19, config.actors.nice + EVALUATOR_NICER)
@@ -192,7 +238,11 @@ BESIDE: list[Callable[[Config], tuple[RoleSpec, ...]]] = [_evaluator]
 
 
 def _connectors(config: Config, bind: str, ranks: Iterable[int]) -> tuple[RoleSpec, ...]:
-    """The connectors of the learners of ``ranks``; those of a learner have successive indices."""
+    """Returns the connectors of the learners of ``ranks``.
+
+    Those of a learner have successive indices. ``bind`` is where the first connector of the first
+    learner listens.
+    """
     main = "penstock.launch.connector:run"
     return tuple(
         RoleSpec("connector", index, main, Stage.CARRIERS, address=address, learner=rank)
@@ -204,7 +254,7 @@ def _connectors(config: Config, bind: str, ranks: Iterable[int]) -> tuple[RoleSp
 
 
 def _relays(transport: TransportSpec, addresses: Sequence[str | None]) -> tuple[RoleSpec, ...]:
-    """The relays that bring the weights of each learner to this host."""
+    """Returns the relays that bring the weights of each learner to this host."""
     main = transport.relay
     if main is None:
         return ()
@@ -215,7 +265,7 @@ def _relays(transport: TransportSpec, addresses: Sequence[str | None]) -> tuple[
 
 
 def role_arguments(run_dir: Path, runtime_dir: Path) -> dict[str, Any]:
-    """Arguments that every role gets, with defaults for those that only some commands set."""
+    """Returns the arguments of every role, with defaults for those that only some commands set."""
     return {
         "run_dir": str(run_dir.absolute()),
         "runtime_dir": str(runtime_dir),
