@@ -63,8 +63,7 @@ def resolve(target: str | Path | Config, overrides: Mapping[str, Any] | None = N
     Raises:
         UserError: the target or an override is wrong.
     """
-    named = _named("resolve", target)
-    return load.resolve(named, [_override(*item) for item in (overrides or {}).items()])
+    return load.resolve(_checked_target("resolve", target), _as_overrides(overrides or {}))
 
 
 def train(
@@ -106,26 +105,25 @@ def train(
     if resume not in get_args(Resume):
         raise UserError(f'resume={resume!r} is unknown; give "no", "auto" or "must"')
 
-    named = _named("train", target)
+    checked_target = _checked_target("train", target)
     _check_callbacks(callbacks)
     options = dict(overrides or {})
     if run_dir is not None:
         options["run.dir"] = os.fspath(run_dir)
 
-    given = [_override(*item) for item in options.items()]
     source = None if resume_from is None else os.fspath(resume_from)
-    resolved = resolve_resumed(named, given, resume, source)
+    resolved = resolve_resumed(checked_target, _as_overrides(options), resume, source)
     config = resolved.config
     path = Path(config.run.dir) if config.run.dir else default_run_dir(resolved.name)
 
-    def view(title: str) -> MetricSink:
+    def make_view(title: str) -> MetricSink:
         if not progress:
             return Silent()
-        kind = JsonView if config.run.log == "json" else ProgressLine
-        return kind(sys.stdout, title, config.stop)
+        view = JsonView if config.run.log == "json" else ProgressLine
+        return view(sys.stdout, title, config.stop)
 
     outcome, summary = conduct(
-        resolved, path, resume, topology.train, view, callbacks=callbacks, source=source
+        resolved, path, resume, topology.train, make_view, callbacks=callbacks, source=source
     )
     _raise_failure(outcome, path)
     return summarized(path, summary)
@@ -162,17 +160,22 @@ def evaluate(
     """
     from penstock.evaluation.evaluate import evaluate as play
 
-    count, first = whole_number("episodes", episodes, 1), whole_number("seed", seed, 0)
-    most = max_episode_steps
-    if most is not None:
-        most = whole_number("max_episode_steps", most, 1)
+    episodes = whole_number("episodes", episodes, 1)
+    seed = whole_number("seed", seed, 0)
+    if max_episode_steps is not None:
+        max_episode_steps = whole_number("max_episode_steps", max_episode_steps, 1)
 
-    found = play(os.fspath(run_dir), count, checkpoint, sample, first, most, allow)
-    returns, lengths = tuple(found["returns"]), tuple(found["lengths"])
-    return Evaluation(found["checkpoint"], returns, lengths, found["cut"], found["sample"])
+    result = play(os.fspath(run_dir), episodes, checkpoint, sample, seed, max_episode_steps, allow)
+    return Evaluation(
+        checkpoint=result["checkpoint"],
+        returns=tuple(result["returns"]),
+        lengths=tuple(result["lengths"]),
+        cut=result["cut"],
+        sampled=result["sample"],
+    )
 
 
-def _named(function: str, target: str | Path | Config) -> str | Config:
+def _checked_target(function: str, target: str | Path | Config) -> str | Config:
     """Returns the target as text or as a config; raises UserError for anything else.
 
     ``function`` is the name of the caller, for the message.
@@ -194,6 +197,11 @@ def _check_callbacks(callbacks: object) -> None:
         raise UserError(
             f"callbacks={callbacks!r} is not a list; give a list of objects, callbacks=[...]"
         )
+
+
+def _as_overrides(options: Mapping[str, Any]) -> list[str]:
+    """Returns options by name as overrides, each ``key=value``."""
+    return [_override(name, value) for name, value in options.items()]
 
 
 def _override(name: str, value: Any) -> str:
@@ -223,7 +231,8 @@ def _raise_failure(outcome: Outcome, run_dir: Path) -> None:
     failure = outcome.failure
     if failure is not None and failure.user:
         mistake = UserError(failure.message)
-        if failure.traceback:  # of the environment's own code
+        # Errors of the environment's own code have a traceback.
+        if failure.traceback:
             mistake.add_note(failure.traceback)
         raise mistake
 

@@ -125,7 +125,7 @@ class ActorAssignment:
     def __init__(self, actors: Sequence[RoleSpec], learners: Sequence[RoleSpec]) -> None:
         self._home_of = {spec.name: spec.learner for spec in actors}
         """The home learner of each actor, by the actor's name."""
-        self._learner_of = dict(self._home_of)
+        self._assigned_to = dict(self._home_of)
         """The learner for which each actor plays now."""
         self.respec(learners)
         self._present = set(self._addresses)
@@ -151,11 +151,11 @@ class ActorAssignment:
         if not self._present:
             return []
 
-        moved = [name for name, learner in self._learner_of.items() if learner == rank]
+        moved = [name for name, learner in self._assigned_to.items() if learner == rank]
         for name in moved:
             # The learner with the fewest actors is next; of several, that of the lowest rank.
-            load = Counter(self._learner_of.values())
-            self._learner_of[name] = min(self._present, key=lambda rank: (load[rank], rank))
+            load = Counter(self._assigned_to.values())
+            self._assigned_to[name] = min(self._present, key=lambda rank: (load[rank], rank))
         return moved
 
     def enter(self, rank: int) -> list[str]:
@@ -168,11 +168,11 @@ class ActorAssignment:
 
         moved = [
             name
-            for name, learner in self._learner_of.items()
+            for name, learner in self._assigned_to.items()
             if self._home_of[name] == rank or learner not in self._present
         ]
         self._present.add(rank)
-        self._learner_of |= dict.fromkeys(moved, rank)
+        self._assigned_to |= dict.fromkeys(moved, rank)
         return moved
 
     def begin(self, name: str, incarnation: int) -> Send | None:
@@ -181,7 +181,7 @@ class ActorAssignment:
         Returns: the message that tells the actor its learner; None if that is what it takes by
         itself, the first life of its home learner.
         """
-        rank = self._learner_of[name]
+        rank = self._assigned_to[name]
         life = self._ended_lives[rank]
         self._streams.setdefault(name, {})[incarnation] = Stream(rank, life)
         if rank == self._home_of[name] and life == 0:

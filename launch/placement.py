@@ -15,7 +15,7 @@ import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.configs.errors import UserError
 from penstock.configs.policy_lag import lent_by_batch
@@ -28,23 +28,31 @@ from penstock.transport.addresses import reachable
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
-# Name of the folder with the run's keys, in the run's folder.
 KEYS = "keys"
-# Ports of a run, which are below those that Linux gives to outgoing connections.
+"""Name of the folder with the run's keys, in the run's folder."""
 PORTS = range(20_000, 32_000)
-# Most attempts to find free ports.
+"""Ports of a run, which are below those that Linux gives to outgoing connections."""
 TRIES = 100
-# The transport by which actors on other hosts reach their learner.
+"""Most attempts to find free ports."""
 BY_NETWORK = "zmq"
-BUSY = (Stage.LEARNER, Stage.SERVER, Stage.ACTORS)
+"""The transport by which actors on other hosts reach their learner."""
+BUSY_STAGES = (Stage.LEARNER, Stage.SERVER, Stage.ACTORS)
 """What a host must have cores for; the other roles need little, or run at a lower priority."""
+
+
+class RoleBundles(NamedTuple):
+    """The roles of a run, and the bundles that they are in."""
+
+    specs: tuple[RoleSpec, ...]
+    bundles: tuple[Bundle, ...]
 
 
 def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
     """Adapt the config of a run to the hosts of an engine.
 
     ``actors.count=auto`` becomes a number, or MIN..MAX: MIN fills a batch of each learner, and MAX
-    fills the hosts, so that the run begins also where other programs use a part of them.
+    fills the hosts, so that the run begins also where other programs use a part of them. With a
+    MIN..MAX of learners, at least as many hosts as learners are expected.
 
     Hosts may come later if the number of actors or of learners is MIN..MAX. All roles are on one
     host only if that has the cores for all of them, and never with a MIN..MAX of learners. Several
@@ -63,66 +71,99 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
     """
     if len(hosts) == 1:
         config = _without_spread(config)
-
-    # The cores that learners and actors need, and whether one host has them.
-    learners = config.learner.most_count * config.learner.first_threads
-    most = max(hosts)
-    joins = config.learner.most_count > config.learner.first_count
     if config.actors.count == "auto":
-        config = _changed(config, "actors", count=_by_hosts(config, hosts))
-    most_now, grows = most_actors(config), most_actors(config) > config.first_actors
-    actors = most_now * config.actors.threads
-    kind = config.transport.kind
-    together = TRANSPORTS.one_process(kind) or kind not in (AUTO, BY_NETWORK)
-    fits = not joins and ((len(hosts) == 1 and not grows) or learners + actors <= most)
+        config = _changed(config, "actors", count=_auto_actors(config, hosts))
 
-    # Refuse what contradicts the placement.
-    if together and joins:
+    # Whether one host has the cores for all actors and learners, also for those that come later.
+    learners_join = _learners_join(config)
+    actors = most_actors(config)
+    actors_grow = actors > config.first_actors
+    learner_cores = config.learner.most_count * config.learner.first_threads
+    cores = learner_cores + actors * config.actors.threads
+    only_host = len(hosts) == 1 and not actors_grow
+    fits_one_host = not learners_join and (only_host or cores <= max(hosts))
+
+    kind = config.transport.kind
+    needs_one_host = TRANSPORTS.one_process(kind) or kind not in (AUTO, BY_NETWORK)
+    if needs_one_host:
+        _check_one_host(config, fits_one_host=fits_one_host, cores=cores)
+    _check_served_learners(config, hosts, learner_cores)
+    _check_bind(config)
+
+    # Roles on other hosts need the network, an address and keys.
+    bind = config.transport.bind
+    apart = config.learner.server_spread or _has_gpus_apart(config, hosts)
+    if needs_one_host or (fits_one_host and bind is None and not apart):
+        return _changed(config, "actors", count=actors)
+    changes: dict[str, Any] = {"kind": BY_NETWORK}
+    if bind is None:
+        changes["bind"] = f"tcp://*:{any_port()}"
+    if config.transport.curve is None and not config.transport.insecure:
+        changes["curve"] = str(_make_keys(run_dir))
+    return _changed(config, "transport", **changes)
+
+
+def _check_one_host(config: Config, *, fits_one_host: bool, cores: int) -> None:
+    """Raise UserError if a run whose transport needs one host also needs others.
+
+    Args:
+        config: the config of the run.
+        fits_one_host: whether one host has the cores for all roles.
+        cores: number of cores that all roles need.
+    """
+    kind = config.transport.kind
+    count = config.learner.most_count
+    if _learners_join(config):
         raise UserError(
             f"transport.kind {kind} keeps all actors on their learner's host, and learner.count "
             f"{config.learner.count} has learners on hosts of their own; set transport.kind=auto, "
-            f"or learner.count={config.learner.most_count}"
+            f"or learner.count={count}"
         )
-    if together and not fits:
+    if not fits_one_host:
         raise UserError(
             f"transport.kind {kind} keeps all actors on their learner's host, and no host has the "
-            f"{learners + actors} cores of {most_now} actors and "
-            f"{config.learner.most_count} learners; set transport.kind=auto, or actors.count lower"
+            f"{cores} cores of {most_actors(config)} actors and "
+            f"{count} learners; set transport.kind=auto, or actors.count lower"
         )
-
-    served = config.learner.served
-    if learners > most and len(hosts) > 1 and served and not config.learner.server_spread:
-        raise UserError(
-            f"learner.pace {config.learner.pace} is for learners of one host, and no host has "
-            f"{learners} cores for {config.learner.count} learners; set learner.server_spread=true "
-            "or learner.pace=bsp, or fewer"
-        )
-
-    if together and config.learner.server_spread:
+    if config.learner.server_spread:
         raise UserError(
             f"transport.kind {kind} keeps the run on one host, and learner.server_spread true "
             "places the parameter server on others; set transport.kind=auto or "
             "learner.server_spread=false"
         )
 
-    bind, spreads = config.transport.bind, config.learner.server_spread
-    if (spreads or joins) and bind and reachable(bind) == bind:
+
+def _check_served_learners(config: Config, hosts: Sequence[int], learner_cores: int) -> None:
+    """Raise UserError if learners need one host for their parameter server, and none is enough.
+
+    Args:
+        config: the config of the run.
+        hosts: number of cores of each host.
+        learner_cores: number of cores that all learners need.
+    """
+    learner = config.learner
+    if learner_cores <= max(hosts) or len(hosts) == 1:
+        return
+    if learner.served and not learner.server_spread:
+        raise UserError(
+            f"learner.pace {learner.pace} is for learners of one host, and no host has "
+            f"{learner_cores} cores for {learner.count} learners; set learner.server_spread=true "
+            "or learner.pace=bsp, or fewer"
+        )
+
+
+def _check_bind(config: Config) -> None:
+    """Raise UserError if roles on several hosts listen, and the address is one of one host."""
+    bind = config.transport.bind
+    spreads = config.learner.server_spread
+    if not bind or not (spreads or _learners_join(config)):
+        return
+    if reachable(bind) == bind:
         option = "server_spread true" if spreads else f"count {config.learner.count}"
         raise UserError(
             f"transport.bind {bind} is an address of one host, and learner.{option} needs ports of "
             "several; set transport.bind=tcp://*:PORT"
         )
-
-    # Roles on other hosts need the network, an address and keys.
-    apart = spreads or _has_gpus_apart(config, hosts)
-    if together or (fits and bind is None and not apart):
-        return _changed(config, "actors", count=most_now)
-    changes: dict[str, Any] = {"kind": BY_NETWORK}
-    if bind is None:
-        changes["bind"] = f"tcp://*:{any_port()}"
-    if config.transport.curve is None and not config.transport.insecure:
-        changes["curve"] = str(_keys(run_dir))
-    return _changed(config, "transport", **changes)
 
 
 def on_this_host(config: Config) -> Config:
@@ -131,10 +172,11 @@ def on_this_host(config: Config) -> Config:
     Raises:
         UserError: learners come and go with hosts.
     """
-    if config.learner.first_count < (most := config.learner.most_count):
+    if _learners_join(config):
         raise UserError(
             f"learner.count {config.learner.count} starts learners as hosts come and go, which "
-            f"only a Ray cluster has; add --engine ray, or set learner.count={most}"
+            "only a Ray cluster has; add --engine ray, or set "
+            f"learner.count={config.learner.most_count}"
         )
     return _without_spread(config)
 
@@ -144,7 +186,12 @@ def _without_spread(config: Config) -> Config:
     return _changed(config, "learner", server_spread=False)
 
 
-def _by_hosts(config: Config, hosts: Sequence[int]) -> int | str:
+def _learners_join(config: Config) -> bool:
+    """Returns whether learners come and go with hosts."""
+    return config.learner.most_count > config.learner.first_count
+
+
+def _auto_actors(config: Config, hosts: Sequence[int]) -> int | str:
     """Returns what ``actors.count=auto`` is on the hosts of an engine.
 
     Args:
@@ -153,53 +200,62 @@ def _by_hosts(config: Config, hosts: Sequence[int]) -> int | str:
 
     Returns: a number of actors, or "MIN..MAX".
     """
-    learner, threads, least = config.learner, config.actors.threads, config.least_actors
-    count, first_count = learner.most_count, learner.first_count
-    joins = count > first_count
+    learner = config.learner
+    threads = config.actors.threads
+    least = config.least_actors
+    count = learner.most_count
+    learner_cores = count * learner.first_threads
+    learners_join = _learners_join(config)
 
     # One host has as many actors per learner as its cores allow.
-    if len(hosts) == 1 and not joins:
-        left = hosts[0] - count * learner.first_threads
-        return max(least, left // threads // count * count)
+    if len(hosts) == 1 and not learners_join:
+        actors_per_learner = (hosts[0] - learner_cores) // threads // count
+        return max(least, actors_per_learner * count)
 
     # The cores that are left beside the learners with which the run begins.
-    apart = joins or count * learner.first_threads > max(hosts) or _has_gpus_apart(config, hosts)
-    shards = [1] * (learner.server_shards * learner.server_spread)
-    of_each = [learner.first_threads]
-    free = _free(
-        hosts, (of_each * first_count if apart else [count * learner.first_threads]) + shards
-    )
+    if learners_join or learner_cores > max(hosts) or _has_gpus_apart(config, hosts):
+        bundle_cores = [learner.first_threads] * learner.first_count
+    else:
+        bundle_cores = [learner_cores]
+    if learner.server_spread:
+        bundle_cores += [1] * learner.server_shards
+    free = _free_cores(hosts, bundle_cores)
 
     # Actors are placed in groups of one size.
-    size = _group_threads(free, threads)
-    each = size // threads
+    group_threads = _group_threads(free, threads)
+    group_actors = group_threads // threads
 
     # Each further learner is expected on a host of its own, with room for actors.
-    if joins:
-        later = [max(hosts)] * max(0, count - len(hosts))
-        free = _free([*hosts, *later], of_each * count)
+    if learners_join:
+        later_hosts = [max(hosts)] * max(0, count - len(hosts))
+        free = _free_cores([*hosts, *later_hosts], [learner.first_threads] * count)
         # If a single actor fills a batch, those of the first learners suffice.
         if least == count:
-            least = first_count
+            least = learner.first_count
 
-    most = max(least, sum(cores // size for cores in free) * each // count * count)
-    first = min(most, -(-least // each) * each)
-    return most if first == most or lent_by_batch(config) else f"{first}..{most}"
+    groups = sum(cores // group_threads for cores in free)
+    actors_per_learner = groups * group_actors // count
+    most = max(least, actors_per_learner * count)
+    least_groups = -(-least // group_actors)
+    first = min(most, least_groups * group_actors)
+    if first == most or lent_by_batch(config):
+        return most
+    return f"{first}..{most}"
 
 
-def _free(hosts: Sequence[int], learners: Sequence[int]) -> list[int]:
-    """Returns the free cores of each host beside bundles of learners.
+def _free_cores(hosts: Sequence[int], bundle_cores: Sequence[int]) -> list[int]:
+    """Returns the free cores of each host beside bundles.
 
     Each bundle goes to the host with the most free cores.
 
     Args:
         hosts: number of cores of each host.
-        learners: number of threads of each bundle.
+        bundle_cores: number of cores of each bundle.
     """
     free = list(hosts)
-    for threads in learners:
+    for cores in bundle_cores:
         host = max(range(len(free)), key=free.__getitem__)
-        free[host] = max(0, free[host] - threads)
+        free[host] = max(0, free[host] - cores)
     return free
 
 
@@ -227,17 +283,18 @@ def _group_threads(free: Sequence[int], threads: int) -> int:
 def _has_gpus_apart(config: Config, hosts: Sequence[int]) -> bool:
     """Returns whether learners are on hosts of their own, as each needs a GPU."""
     learner = config.learner
-    on_gpus = learner.most_count > 1 and learner.device.startswith("cuda")
-    return len(hosts) > 1 and on_gpus and (not learner.served or learner.server_spread)
+    several_gpus = learner.most_count > 1 and learner.device.startswith("cuda")
+    may_be_apart = not learner.served or learner.server_spread
+    return len(hosts) > 1 and several_gpus and may_be_apart
 
 
 def _changed(config: Config, section: str, **changes: Any) -> Config:
     """Returns the config with other values in one section."""
-    made = getattr(config, section).model_copy(update=changes)
-    return config.model_copy(update={section: made})
+    changed_section = getattr(config, section).model_copy(update=changes)
+    return config.model_copy(update={section: changed_section})
 
 
-def _keys(run_dir: Path) -> Path:
+def _make_keys(run_dir: Path) -> Path:
     """Returns the folder of the run's own keys, which are made if there are none."""
     from penstock.transport.zmq.keys import new
 
@@ -247,9 +304,7 @@ def _keys(run_dir: Path) -> Path:
     return folder
 
 
-def bundles(
-    specs: Sequence[RoleSpec], hosts: Sequence[int] = ()
-) -> tuple[tuple[RoleSpec, ...], tuple[Bundle, ...]]:
+def bundles(specs: Sequence[RoleSpec], hosts: Sequence[int] = ()) -> RoleBundles:
     """Group the roles of a run into bundles, each of which is placed on one host.
 
     Learners are in a bundle with the roles that share their memory or Unix sockets, and with the
@@ -263,39 +318,46 @@ def bundles(
 
     Returns: the roles, with relays for each bundle of actors; and the bundles.
     """
-    shards = [s for s in specs if hosts and s.stage is Stage.SERVER and _on_network(s)]
-    specs = [spec for spec in specs if spec not in shards]
-    apart = [spec for spec in specs if _is_apart(spec)]
-    actors = [spec for spec in apart if not spec.relays]
-    relays = [spec for spec in apart if spec.relays]
-    together = [spec for spec in specs if not _is_apart(spec)]
+    shards = [spec for spec in specs if hosts and spec.stage is Stage.SERVER and _on_network(spec)]
+    others = [spec for spec in specs if spec not in shards]
+    with_learners = [spec for spec in others if not _is_apart(spec)]
+    actors = [spec for spec in others if _is_apart(spec) and not spec.relays]
+    relays = [spec for spec in others if _is_apart(spec) and spec.relays]
 
     # Learners and shards come first.
-    cores = max(hosts, default=None)
-    found = _with_learners(together, cores, by_network=bool(actors))
-    found |= {shard.name: [shard] for shard in shards}
+    most_cores = max(hosts, default=None)
+    roles_of = _group_with_learners(with_learners, most_cores, by_network=bool(actors))
+    roles_of |= {shard.name: [shard] for shard in shards}
 
     # Actors use the cores that these leave, in groups that fit on several hosts.
-    with_learners = [_bundle(name, group) for name, group in found.items()]
-    if actors and (len(hosts) > 1 or (hosts and not all(b.required for b in with_learners))):
-        free = _free(hosts, [bundle.cpus for bundle in with_learners if bundle.required])
-        cores = _group_threads(free, actors[0].threads)
-    groups = [g for spare in (False, True) for g in _groups(actors, cores, spare)]
+    first_bundles = [_bundle(name, group) for name, group in roles_of.items()]
+    hosts_may_join = not all(bundle.required for bundle in first_bundles)
+    if actors and (len(hosts) > 1 or (hosts and hosts_may_join)):
+        free = _free_cores(hosts, [bundle.cpus for bundle in first_bundles if bundle.required])
+        most_cores = _group_threads(free, actors[0].threads)
+    groups = [
+        *_group_actors(actors, most_cores, spare=False),
+        *_group_actors(actors, most_cores, spare=True),
+    ]
 
     # Each group has relays of its own, with further indices.
     for number, group in enumerate(groups):
-        shift, spare = number * len(relays), group[0].spare
-        own = [
-            replace(relay, index=relay.index + shift, spare=spare or relay.spare)
+        name = "actors" if len(groups) == 1 else f"actors-{number}"
+        first_index = number * len(relays)
+        group_is_spare = group[0].spare
+        group_relays = [
+            replace(relay, index=first_index + relay.index, spare=group_is_spare or relay.spare)
             for relay in relays
         ]
-        found["actors" if len(groups) == 1 else f"actors-{number}"] = group + own
+        roles_of[name] = group + group_relays
 
-    everything = tuple(spec for group in found.values() for spec in group)
-    return everything, tuple(_bundle(name, group) for name, group in found.items() if group)
+    return RoleBundles(
+        specs=tuple(spec for group in roles_of.values() for spec in group),
+        bundles=tuple(_bundle(name, group) for name, group in roles_of.items() if group),
+    )
 
 
-def _with_learners(
+def _group_with_learners(
     specs: Sequence[RoleSpec], cores: int | None, *, by_network: bool
 ) -> dict[str, list[RoleSpec]]:
     """Group the roles that are with learners: into one bundle, or one for each learner.
@@ -313,10 +375,10 @@ def _with_learners(
     """
     learners = [spec for spec in specs if spec.stage is Stage.LEARNER]
     served = any(spec.stage is Stage.SERVER for spec in specs)
-    spread = by_network and not served and any(spec.gpus or spec.spare for spec in learners)
+    apart = by_network and not served and any(spec.gpus or spec.spare for spec in learners)
     if cores is None or len(learners) == 1:
         return {"learners": list(specs)}
-    if not spread and sum(spec.threads for spec in learners) <= cores:
+    if not apart and sum(spec.threads for spec in learners) <= cores:
         return {"learners": list(specs)}
 
     return {
@@ -345,9 +407,9 @@ def free_port(host: str, offsets: Collection[int]) -> int:
 
     Returns: a random port from which all offsets lead to free ports.
     """
-    firsts = range(PORTS.start, PORTS.stop - max(offsets, default=0))
-    port = firsts.start
-    for port in random.SystemRandom().sample(firsts, min(TRIES, len(firsts))):
+    candidates = range(PORTS.start, PORTS.stop - max(offsets, default=0))
+    port = candidates.start
+    for port in random.SystemRandom().sample(candidates, min(TRIES, len(candidates))):
         if all(_is_free(host, port + offset) for offset in offsets):
             break
     return port
@@ -355,8 +417,10 @@ def free_port(host: str, offsets: Collection[int]) -> int:
 
 def _is_free(host: str, port: int) -> bool:
     """Returns whether a process can listen at a port."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ZeroMQ does
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        # ZeroMQ listens with this option too.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError:
@@ -378,28 +442,38 @@ def placed(
 
     Returns: the roles, in the same order.
     """
+    # Learners of several bundles meet over the network.
     learners = {spec.name for spec in specs if spec.stage is Stage.LEARNER}
-    if sum(not learners.isdisjoint(bundle.roles) for bundle in bundles) > 1:
-        specs = [
-            replace(s, meets_at=f"{hosts[s.name]}:{port + s.learner}") if s.name in learners else s
-            for s in specs
-        ]
+    learner_bundles = [bundle for bundle in bundles if not learners.isdisjoint(bundle.roles)]
+    if len(learner_bundles) > 1:
+        specs = [_with_meeting_point(spec, hosts[spec.name], port) for spec in specs]
 
     # On one host, addresses are as they were.
-    if len({hosts[spec.name] for spec in specs}) <= 1 and all(b.required for b in bundles):
+    used_hosts = {hosts[spec.name] for spec in specs}
+    if len(used_hosts) <= 1 and all(bundle.required for bundle in bundles):
         return tuple(specs)
 
-    # Roles reach an address at which another listens by the address of its host.
-    binds = [(s.address, hosts[s.name]) for s in specs if s.listens and s.address]
-    ways = {reachable(bind): reachable(bind, host) for bind, host in binds if host}
+    # An address at which a role listens becomes one of its host, for all that connect to it.
+    address_on_host: dict[str, str] = {}
+    for spec in specs:
+        host = hosts[spec.name]
+        if spec.listens and spec.address and host:
+            address_on_host[reachable(spec.address)] = reachable(spec.address, host)
     return tuple(
         replace(
             spec,
-            address=ways.get(spec.address or "", spec.address),
-            servers=tuple(ways.get(address, address) for address in spec.servers),
+            address=address_on_host.get(spec.address or "", spec.address),
+            servers=tuple(address_on_host.get(address, address) for address in spec.servers),
         )
         for spec in specs
     )
+
+
+def _with_meeting_point(spec: RoleSpec, host: str, port: int) -> RoleSpec:
+    """Returns a learner with the address at which it serves meetings; other roles as they are."""
+    if spec.stage is not Stage.LEARNER:
+        return spec
+    return replace(spec, meets_at=f"{host}:{port + spec.learner}")
 
 
 def _on_network(spec: RoleSpec) -> bool:
@@ -412,7 +486,9 @@ def _is_apart(spec: RoleSpec) -> bool:
     return spec.joins and _on_network(spec)
 
 
-def _groups(actors: Sequence[RoleSpec], cores: int | None, spare: bool) -> Iterator[list[RoleSpec]]:
+def _group_actors(
+    actors: Sequence[RoleSpec], cores: int | None, *, spare: bool
+) -> Iterator[list[RoleSpec]]:
     """Yields actors in groups that fit on a host.
 
     Args:
@@ -421,11 +497,16 @@ def _groups(actors: Sequence[RoleSpec], cores: int | None, spare: bool) -> Itera
         spare: whether to group those that are spare, or those that are not.
     """
     group: list[RoleSpec] = []
-    for spec in (actor for actor in actors if actor.spare == spare):
-        if group and cores and sum(s.threads for s in group) + spec.threads > cores:
+    group_threads = 0
+    for actor in actors:
+        if actor.spare != spare:
+            continue
+        if group and cores and group_threads + actor.threads > cores:
             yield group
             group = []
-        group.append(spec)
+            group_threads = 0
+        group.append(actor)
+        group_threads += actor.threads
     if group:
         yield group
 
@@ -433,11 +514,15 @@ def _groups(actors: Sequence[RoleSpec], cores: int | None, spare: bool) -> Itera
 def _bundle(name: str, specs: Sequence[RoleSpec]) -> Bundle:
     """Returns a bundle of roles, with the resources that they need.
 
-    Spare roles count only if all are spare.
+    The cores of spare roles count only if all roles are spare.
     """
     required = not all(spec.spare for spec in specs)
-    busy = [spec for spec in specs if spec.stage in BUSY and not (required and spec.spare)]
-    gpus = sum(spec.gpus for spec in specs)
-    roles = tuple(spec.name for spec in specs)
-    spread = all(spec.stage is Stage.SERVER for spec in specs)
-    return Bundle(name, roles, sum(spec.threads for spec in busy), gpus, required, spread)
+    busy = [spec for spec in specs if spec.stage in BUSY_STAGES and not (required and spec.spare)]
+    return Bundle(
+        name=name,
+        roles=tuple(spec.name for spec in specs),
+        cpus=sum(spec.threads for spec in busy),
+        gpus=sum(spec.gpus for spec in specs),
+        required=required,
+        spread=all(spec.stage is Stage.SERVER for spec in specs),
+    )
