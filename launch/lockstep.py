@@ -55,18 +55,26 @@ from penstock.transport.shm.weights_board import WeightsBoard
 
 logger = note_logger(__name__)
 
-STATE = "lockstep"  # in a checkpoint, among what each learner keeps for itself
+# Name of this state in a checkpoint, among what each learner keeps for itself.
+STATE = "lockstep"
 FORMAT = 1
-TESTED_ENVS = 2  # that are played to find out whether they can be saved
+# Number of environments that are played to find out whether they can be saved.
+TESTED_ENVS = 2
+# Errors of a saved state that does not fit the resumed run.
 MISFITS = (NotSavableError, ReplayError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def run(ctx: RoleContext) -> None:
-    """Main function of the only role of a lockstep run."""
+    """Train in lockstep mode until the run ends: the main function of its only role.
+
+    The role then waits until the supervisor stops it.
+    """
     config = ctx.config
     assert config is not None
     info = probe(config.env, config.actors.env_threads)
     logger.info("%s", info.how)
+
+    # The learner's state is resumed first, and then what the next turn needs beside it.
     trainer = make_trainer(config, info, ctx.ledger)
     logger.info("%s", network_of(config, info, trainer))
     checkpoints = CheckpointManager(ctx.run_dir, trainer, ctx.report, ctx.event)
@@ -74,6 +82,7 @@ def run(ctx: RoleContext) -> None:
     lockstep = Lockstep(config, trainer, ctx, checkpoints)
     if lockstep.note:
         logger.info("%s", lockstep.note)
+
     ctx.report("ready")
     trainer.progress.start(time.monotonic())
     next_report_s = time.monotonic() + config.run.interval_s
@@ -81,34 +90,49 @@ def run(ctx: RoleContext) -> None:
         if time.monotonic() >= next_report_s:
             next_report_s = time.monotonic() + config.run.interval_s
             lockstep.report()
+
     lockstep.report()
     ctx.report("final", accounting=lockstep.accounting.to_dict(lockstep.in_flight_steps()))
     lockstep.save()
     checkpoints.close(config.run.grace_s / 2)
+
     while not ctx.stopping():
         ctx.status.beat()
         time.sleep(0.01)
 
 
 class LockstepSource:
-    """Data source that plays one unroll of each actor when a batch is requested; or that reads a
-    data set."""
+    """Data source that plays one unroll of each actor when a batch is requested, or reads a data set.
+
+    It is made anew for each run, also for a resumed one, and then continues where the checkpoint
+    was written, as far as possible.
+    """
 
     def __init__(
         self, config: Config, trainer: AnyTrainer, ctx: RoleContext, checkpoints: CheckpointManager
     ) -> None:
+        """Make the source, and restore its state if the run is resumed.
+
+        Args:
+            config: the config of the run.
+            trainer: the trainer, whose state is restored already.
+            ctx: the context of the role.
+            checkpoints: has the checkpoint that is resumed, if any.
+        """
         self._config, self._trainer, self._ctx = config, trainer, ctx
         self._checkpoints = checkpoints
         self._resumes = bool(trainer.progress.generation) and checkpoints.goes_on_in_its_game()
         self.note = ""  # for the user, in a resumed run
         self.published = False  # whether `board` has the weights that the saved run's actors had
-        # Generation 0 whatever was resumed: games are seeded by the step count alone.
+
+        # The generation is 0 whatever was resumed: environments are seeded by the step count alone.
         self._welcome = Welcome(ctx.run_id, 0, trainer.spec, trainer.layout, {})
         self.board = WeightsBoard.create(trainer.layout.size, shared=False)
         self._links: list[InprocLink] = []
         self.players: list[Player] = []
         self._inner: UnrollSource | ReplayDataSource | DatasetSource | None = None
         self._data = algorithm(config.algo).data(config.algo)
+
         self._make_env = partial(make, config.env, threads=config.actors.env_threads)
         plays = not isinstance(self._data, Dataset)
         self._not_savable = why_not_savable(lambda: self._make_env(TESTED_ENVS)) if plays else ""
@@ -118,31 +142,41 @@ class LockstepSource:
 
     @property
     def inner(self) -> ActorSource[Any] | DatasetSource:
-        """The source of the played data."""
+        """The source that holds the played data, or reads the data set."""
         assert self._inner is not None
         return self._inner
 
     @property
     def may_pause(self) -> bool:
-        """Whether the run may be saved or end now: between turns. With a replay also within one,
-        which can take minutes."""
+        """Whether the run may be saved or end now.
+
+        It may between turns. With a replay it also may within a turn, which can take minutes.
+        """
         return self.drained or not isinstance(self._data, Unrolls)
 
     def next(self, timeout_s: float) -> Any:
-        """The next batch; None once after each turn of the actors."""
+        """Returns the next batch; None once after each turn of the actors.
+
+        The first call after that plays one unroll of each actor.
+        """
         if self.drained:
             for player in self.players:
                 self._ctx.status.beat()
                 assert player.play(timeout_s=0.0), "the learner freed every slot"
+
         batch = self.inner.next(0.0)
         self.drained = batch is None
         return batch
 
     def release(self, batch: Any, result: StepResult) -> None:
+        """Free a batch that was trained on."""
         self.inner.release(batch, result)
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs beside the learner's state and a replay, as plain data."""
+        """Returns what a resumed run needs beside the learner's state and a replay, as plain data.
+
+        If an environment cannot be saved, that is its reason under "not_savable", and little else.
+        """
         state: dict[str, Any] = {"format": FORMAT, "fits": self._fits(), "drained": self.drained}
         try:
             if self._not_savable:
@@ -150,7 +184,10 @@ class LockstepSource:
             state["players"] = [player.state_dict() for player in self.players]
         except NotSavableError as error:
             return state | {"not_savable": str(error)}
+
         state["unfinished"] = self._trainer.unfinished()
+
+        # The weights that actors have are saved only where the learner's state does not say them.
         weights = np.empty(self.board.size, np.float32)
         if (stamp := self.board.read(weights)) is not None and (
             stamp.version != self._trainer.progress.version
@@ -158,15 +195,20 @@ class LockstepSource:
             or not np.array_equal(weights, weights_of(self._trainer))
         ):
             state["published"] = [stamp.version, weights]
+
         if isinstance(self.inner, UnrollSource | DatasetSource):
             state["data"] = self.inner.state_dict()
         return state
 
     def _begin(self) -> None:
-        """Begin the run, or continue it where its checkpoint was written, as far as possible."""
+        """Begin the run, or continue it where its checkpoint was written, as far as possible.
+
+        If the saved state does not fit, environments begin anew, and `note` says why.
+        """
         self._open()
         if not self._resumes:
             return
+
         differs = "the resumed run is not bit for bit one without a stop"
         try:
             if not self._continue(self._saved_state()):
@@ -180,12 +222,15 @@ class LockstepSource:
                 self.note += f"; {why}" if self.note else why
 
     def _saved_state(self) -> dict[str, Any]:
-        """The state in the resumed checkpoint. Raises ValueError, with the reason for the user,
-        where there is none that this run can continue from.
+        """Returns the state in the resumed checkpoint.
+
+        Raises:
+            ValueError: this run cannot continue from it; the message is the reason for the user.
         """
         stored = self._checkpoints.stored.get(STATE)
         if stored is None:
             raise ValueError("the checkpoint was not written in lockstep mode by this version")
+
         state: dict[str, Any] = from_bytes(stored)
         if state["format"] != FORMAT:
             raise ValueError(f"its environments are saved in format {state['format']}")
@@ -196,13 +241,19 @@ class LockstepSource:
         return state
 
     def _fits(self) -> str:
-        """What a resumed run must have in common with the saved one, as JSON."""
+        """Returns what a resumed run must have in common with the saved one, as JSON."""
         return json.dumps([self._config.first_actors, self._trainer.spec.to_dict()])
 
     def _continue(self, state: dict[str, Any]) -> bool:
-        """Restore `state`; returns False where the replay is another than it was.
+        """Restore a saved state.
 
-        Raises one of `MISFITS` where it does not fit.
+        Args:
+            state: the state, from `state` of the saved run.
+
+        Returns: whether the run continues bit for bit; False if the replay is not as it was.
+
+        Raises:
+            Exception: the state does not fit; one of `MISFITS`.
         """
         exact = True
         for player, saved in zip(self.players, state["players"], strict=True):
@@ -210,6 +261,7 @@ class LockstepSource:
         if "published" in state:
             version, weights = state["published"]
             self.board.publish(weights, Stamp(self._trainer.progress.generation, int(version)))
+
         match self.inner:
             case UnrollSource() as unrolls:
                 unrolls.load_state_dict(state["data"], self._links)
@@ -217,6 +269,7 @@ class LockstepSource:
                 dataset.load_state_dict(state["data"])
             case ReplayDataSource() as replay:
                 exact = replay.continue_streams()
+
         self._trainer.load_unfinished(state["unfinished"])
         self.drained, self.published = bool(state["drained"]), "published" in state
         return exact
@@ -225,6 +278,8 @@ class LockstepSource:
         """Make the inner source, and environments seeded by the learner's step count."""
         config, trainer, actors = self._config, self._trainer, self._config.first_actors
         self.accounting = Accounting()
+
+        # Where the unrolls of actors go depends on the algorithm; a data set needs no actors.
         if isinstance(self._data, Unrolls):
             unrolls = UnrollSource(
                 config, trainer, self.accounting, actors, actors, self._ctx.ledger, shared=False
@@ -243,6 +298,7 @@ class LockstepSource:
                 self.note = replay.restore(self._checkpoints.shard())
             self._inner, store = replay, replay.store
             want = config.transport.slots
+
         self._links = [InprocLink(self._welcome, store, self.board, want) for _ in range(actors)]
         step, envs = trainer.progress.learner_steps, config.actor_envs
         self.players = [
@@ -259,16 +315,18 @@ class LockstepSource:
         ]
 
     def _close(self) -> None:
+        """Close players and inner source, before they are made again."""
         for player in self.players:
             player.close()
         self.inner.close()
         self.players = []
 
     def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:
+        """Save a replay to ``folder``, and call ``beat`` again and again meanwhile."""
         self.inner.save(folder, beat)
 
     def restore(self, folder: Path) -> str:
-        """Nothing to do: it is restored when it is made."""
+        """Do nothing, as a source is restored when it is made."""
         return ""
 
     def close(self) -> None:
@@ -276,11 +334,19 @@ class LockstepSource:
 
 
 class Lockstep(TrainingLoop[Any]):
-    """Players, source and trainer in one thread."""
+    """The training loop of lockstep mode: players, source and trainer in one thread."""
 
     def __init__(
         self, config: Config, trainer: AnyTrainer, ctx: RoleContext, checkpoints: CheckpointManager
     ) -> None:
+        """Make the source, and publish the first weights to its actors.
+
+        Args:
+            config: the config of the run.
+            trainer: the trainer, whose state is restored already.
+            ctx: the context of the role.
+            checkpoints: writes the checkpoints of the run.
+        """
         self._ctx = ctx
         self._checkpoints = checkpoints
         self._lockstep = source = LockstepSource(config, trainer, ctx, checkpoints)
@@ -292,10 +358,12 @@ class Lockstep(TrainingLoop[Any]):
 
     @property
     def accounting(self) -> Accounting:
+        """What has become of the steps that were played."""
         return self._lockstep.accounting
 
     @property
     def note(self) -> str:
+        """What the user should know about a resumed run; may be empty."""
         return self._lockstep.note
 
     @property
@@ -307,20 +375,28 @@ class Lockstep(TrainingLoop[Any]):
         return True
 
     def must_stop(self) -> bool:
+        """Whether the run has reached its end, has diverged or was stopped."""
         ends = self._progress.stop_reason() is not None and self._lockstep.may_pause
         return ends or bool(self.diverged) or self._ctx.stopping()
 
     def next_batch(self) -> Any:
-        """The next batch; None also if a save or a rollback is due first."""
+        """Returns the next batch; None also if a save or a rollback is due first."""
         self._ledger.switch(Part.WAIT)
         self._ctx.status.beat()
         return None if self._nonfinite.due or self._save_due else self._source.next(0.0)
 
     @property
     def _save_due(self) -> bool:
+        """Whether a checkpoint is due, and may be written now."""
         return self._lockstep.may_pause and self._checkpoints.due(by_time=False)
 
     def control(self, counts: Floats, stop: bool) -> ControlMessage:
+        """Returns what this turn of the loop is to do, after the messages that have arrived.
+
+        Args:
+            counts: counts of the batch; all 0 without one.
+            stop: whether the loop ends.
+        """
         self._progress.arrived(self.accounting)
         self._ctx.status.trained_steps = self.accounting.trained
         growth = self._progress.growth()
@@ -332,6 +408,7 @@ class Lockstep(TrainingLoop[Any]):
         """Write a checkpoint if it is due."""
         if not self._save_due:
             return
+
         try:
             self.save()
         except UserError as error:  # a disk that is full now may have room later
@@ -340,6 +417,7 @@ class Lockstep(TrainingLoop[Any]):
         self._nonfinite.keep()
 
     def stopped(self) -> None:
+        """The loop has ended: report why, unless the supervisor has stopped it."""
         reason = DIVERGED if self.diverged else self._progress.stop_reason()
         if reason is not None:
             self._ctx.report("stop", reason=reason, error=self.diverged)
@@ -358,12 +436,15 @@ class Lockstep(TrainingLoop[Any]):
         """Report the metrics of the interval."""
         interval = self._progress.interval(self._ledger)
         self._nonfinite.tell_skipped()
+
         figures = {"actors_alive": len(self._lockstep.players), **self._lockstep.inner.figures()}
         figures |= self._nonfinite.figures()
+
         statistics = self._trainer.statistics(wait=True)
         dropped = dict(self.accounting.dropped)
         self._ctx.report("metrics", **interval, **figures, dropped=dropped, lost={}, **statistics)
 
     def _publish(self) -> None:
+        """Publish the weights, and wait until actors have them."""
         super()._publish()
         self._publisher.flush(wait=True)
