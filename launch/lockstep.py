@@ -55,13 +55,14 @@ from penstock.transport.shm.weights_board import WeightsBoard
 
 logger = note_logger(__name__)
 
-# Name of this state in a checkpoint, among what each learner keeps for itself.
 STATE = "lockstep"
+"""Name of this state in a checkpoint, among what each learner keeps for itself."""
 FORMAT = 1
-# Number of environments that are played to find out whether they can be saved.
+"""Version of the form of this state."""
 TESTED_ENVS = 2
-# Errors of a saved state that does not fit the resumed run.
+"""Number of environments that are played to find out whether they can be saved."""
 MISFITS = (NotSavableError, ReplayError, ArithmeticError, LookupError, TypeError, ValueError)
+"""Errors of a saved state that does not fit the resumed run."""
 
 
 def run(ctx: RoleContext) -> None:
@@ -71,12 +72,12 @@ def run(ctx: RoleContext) -> None:
     """
     config = ctx.config
     assert config is not None
-    info = probe(config.env, config.actors.env_threads)
-    logger.info("%s", info.how)
+    spaces = probe(config.env, config.actors.env_threads)
+    logger.info("%s", spaces.how)
 
     # The learner's state is resumed first, and then what the next turn needs beside it.
-    trainer = make_trainer(config, info, ctx.ledger)
-    logger.info("%s", network_of(config, info, trainer))
+    trainer = make_trainer(config, spaces, ctx.ledger)
+    logger.info("%s", network_of(config, spaces, trainer))
     checkpoints = CheckpointManager(ctx.run_dir, trainer, ctx.report, ctx.event)
     checkpoints.resume(ctx.resume)
     lockstep = Lockstep(config, trainer, ctx, checkpoints)
@@ -102,7 +103,7 @@ def run(ctx: RoleContext) -> None:
 
 
 class LockstepSource:
-    """Data source that plays one unroll of each actor when a batch is requested, or reads a data set.
+    """Data source that plays one unroll of each actor for a batch, or reads a data set.
 
     It is made anew for each run, also for a resumed one, and then continues where the checkpoint
     was written, as far as possible.
@@ -119,11 +120,15 @@ class LockstepSource:
             ctx: the context of the role.
             checkpoints: has the checkpoint that is resumed, if any.
         """
-        self._config, self._trainer, self._ctx = config, trainer, ctx
+        self._config = config
+        self._trainer = trainer
+        self._ctx = ctx
         self._checkpoints = checkpoints
         self._resumes = bool(trainer.progress.generation) and checkpoints.goes_on_in_its_game()
-        self.note = ""  # for the user, in a resumed run
-        self.published = False  # whether `board` has the weights that the saved run's actors had
+        self.note = ""
+        """What the user should know about a resumed run."""
+        self.published = False
+        """Whether `board` has the weights that the saved run's actors had."""
 
         # The generation is 0 whatever was resumed: environments are seeded by the step count alone.
         self._welcome = Welcome(ctx.run_id, 0, trainer.spec, trainer.layout, {})
@@ -134,8 +139,10 @@ class LockstepSource:
         self._data = algorithm(config.algo).data(config.algo)
 
         self._make_env = partial(make, config.env, threads=config.actors.env_threads)
-        plays = not isinstance(self._data, Dataset)
-        self._not_savable = why_not_savable(lambda: self._make_env(TESTED_ENVS)) if plays else ""
+        self._not_savable = ""
+        """Why environments cannot be saved; empty if they can, or if there are none."""
+        if not isinstance(self._data, Dataset):
+            self._not_savable = why_not_savable(lambda: self._make_env(TESTED_ENVS))
         self.drained = True
         """Whether `next` has returned all batches that can be trained on now."""
         self._begin()
@@ -187,14 +194,15 @@ class LockstepSource:
 
         state["unfinished"] = self._trainer.unfinished()
 
-        # The weights that actors have are saved only where the learner's state does not say them.
+        # The weights that actors have are saved if they are not the learner's. Also those of the
+        # same version may differ: a batch of an unfinished update (`learner.accumulate`) has moved
+        # the normaliser.
         weights = np.empty(self.board.size, np.float32)
-        if (stamp := self.board.read(weights)) is not None and (
-            stamp.version != self._trainer.progress.version
-            # A batch of an unfinished update (`learner.accumulate`) has moved the normaliser.
-            or not np.array_equal(weights, weights_of(self._trainer))
-        ):
-            state["published"] = [stamp.version, weights]
+        stamp = self.board.read(weights)
+        if stamp is not None:
+            is_older = stamp.version != self._trainer.progress.version
+            if is_older or not np.array_equal(weights, weights_of(self._trainer)):
+                state["published"] = [stamp.version, weights]
 
         if isinstance(self.inner, UnrollSource | DatasetSource):
             state["data"] = self.inner.state_dict()
@@ -209,17 +217,20 @@ class LockstepSource:
         if not self._resumes:
             return
 
-        differs = "the resumed run is not bit for bit one without a stop"
+        difference = "the resumed run is not bit for bit one without a stop"
         try:
             if not self._continue(self._saved_state()):
-                self.note += f"; {differs}"
+                self.note += f"; {difference}"
         except MISFITS as error:
             self._close()
             self._open()
             if self.players:
                 step = self._trainer.progress.learner_steps
-                why = f"episodes begin anew at optimizer step {step}, so {differs}: {error}"
-                self.note += f"; {why}" if self.note else why
+                if self.note:
+                    self.note += "; "
+                self.note += (
+                    f"episodes begin anew at optimizer step {step}, so {difference}: {error}"
+                )
 
     def _saved_state(self) -> dict[str, Any]:
         """Returns the state in the resumed checkpoint.
@@ -255,9 +266,9 @@ class LockstepSource:
         Raises:
             Exception: the state does not fit; one of `MISFITS`.
         """
-        exact = True
-        for player, saved in zip(self.players, state["players"], strict=True):
-            player.load_state_dict(saved)
+        is_exact = True
+        for player, player_state in zip(self.players, state["players"], strict=True):
+            player.load_state_dict(player_state)
         if "published" in state:
             version, weights = state["published"]
             self.board.publish(weights, Stamp(self._trainer.progress.generation, int(version)))
@@ -268,51 +279,81 @@ class LockstepSource:
             case DatasetSource() as dataset:
                 dataset.load_state_dict(state["data"])
             case ReplayDataSource() as replay:
-                exact = replay.continue_streams()
+                is_exact = replay.continue_streams()
 
         self._trainer.load_unfinished(state["unfinished"])
-        self.drained, self.published = bool(state["drained"]), "published" in state
-        return exact
+        self.drained = bool(state["drained"])
+        self.published = "published" in state
+        return is_exact
 
     def _open(self) -> None:
-        """Make the inner source, and environments seeded by the learner's step count."""
-        config, trainer, actors = self._config, self._trainer, self._config.first_actors
+        """Make the inner source, and environments seeded by the learner's step count.
+
+        A data set needs no environments.
+        """
         self.accounting = Accounting()
+        if isinstance(self._data, Dataset):
+            assert isinstance(self._trainer, OffPolicyTrainer)
+            self._inner = DatasetSource(self._config, self._trainer, self._ctx.ledger)
+            return
 
-        # Where the unrolls of actors go depends on the algorithm; a data set needs no actors.
+        actors = self._config.first_actors
         if isinstance(self._data, Unrolls):
-            unrolls = UnrollSource(
-                config, trainer, self.accounting, actors, actors, self._ctx.ledger, shared=False
-            )
-            self._inner, store = unrolls, unrolls.store
-            want = len(store.slots) // actors
+            unrolls = self._make_unroll_source(actors)
+            self._inner = unrolls
+            store = unrolls.store
+            slots_per_actor = len(store.slots) // actors
         else:
-            assert isinstance(trainer, OffPolicyTrainer)
-            if isinstance(self._data, Dataset):
-                self._inner = DatasetSource(config, trainer, self._ctx.ledger)
-                return
-            replay = ReplayDataSource(
-                config, trainer, self.accounting, actors, actors, self._ctx.ledger, shared=False
-            )
-            if self._resumes:
-                self.note = replay.restore(self._checkpoints.shard())
-            self._inner, store = replay, replay.store
-            want = config.transport.slots
+            replay = self._make_replay_source(actors)
+            self._inner = replay
+            store = replay.store
+            slots_per_actor = self._config.transport.slots
 
-        self._links = [InprocLink(self._welcome, store, self.board, want) for _ in range(actors)]
-        step, envs = trainer.progress.learner_steps, config.actor_envs
-        self.players = [
-            Player(
-                config,
-                link,
-                self._make_env(envs, first=first_index(actor, envs), stagger=True),
-                actor,
-                step,
-                self._ctx.status,
-                self._ctx.ledger,
-            )
-            for actor, link in enumerate(self._links)
+        self._links = [
+            InprocLink(self._welcome, store, self.board, slots_per_actor) for _ in range(actors)
         ]
+        self.players = [self._make_player(actor, link) for actor, link in enumerate(self._links)]
+
+    def _make_unroll_source(self, actors: int) -> UnrollSource:
+        """Returns the source of an algorithm that trains on unrolls, for so many actors."""
+        return UnrollSource(
+            self._config,
+            self._trainer,
+            self.accounting,
+            actors=actors,
+            lanes=actors,
+            ledger=self._ctx.ledger,
+            shared=False,
+        )
+
+    def _make_replay_source(self, actors: int) -> ReplayDataSource:
+        """Returns the source of an algorithm with a replay, which is restored in a resumed run."""
+        assert isinstance(self._trainer, OffPolicyTrainer)
+        replay = ReplayDataSource(
+            self._config,
+            self._trainer,
+            self.accounting,
+            actors=actors,
+            lanes=actors,
+            ledger=self._ctx.ledger,
+            shared=False,
+        )
+        if self._resumes:
+            self.note = replay.restore(self._checkpoints.shard())
+        return replay
+
+    def _make_player(self, actor: int, link: InprocLink) -> Player:
+        """Returns an actor with its environments."""
+        envs = self._config.actor_envs
+        return Player(
+            self._config,
+            link,
+            self._make_env(envs, first=first_index(actor, envs), stagger=True),
+            actor=actor,
+            incarnation=self._trainer.progress.learner_steps,
+            status=self._ctx.status,
+            ledger=self._ctx.ledger,
+        )
 
     def _close(self) -> None:
         """Close players and inner source, before they are made again."""
@@ -349,22 +390,27 @@ class Lockstep(TrainingLoop[Any]):
         """
         self._ctx = ctx
         self._checkpoints = checkpoints
-        self._lockstep = source = LockstepSource(config, trainer, ctx, checkpoints)
-        publisher = Publisher(trainer.published(), source.board)
-        guard = NonFiniteGuard(trainer, ctx.event)
-        super().__init__(trainer, source, publisher, guard, ctx.ledger, ctx.status)
-        if not source.published:
+        self._lockstep_source = LockstepSource(config, trainer, ctx, checkpoints)
+        super().__init__(
+            trainer,
+            self._lockstep_source,
+            Publisher(trainer.published(), self._lockstep_source.board),
+            NonFiniteGuard(trainer, ctx.event),
+            ctx.ledger,
+            ctx.status,
+        )
+        if not self._lockstep_source.published:
             self._publish()
 
     @property
     def accounting(self) -> Accounting:
         """What has become of the steps that were played."""
-        return self._lockstep.accounting
+        return self._lockstep_source.accounting
 
     @property
     def note(self) -> str:
         """What the user should know about a resumed run; may be empty."""
-        return self._lockstep.note
+        return self._lockstep_source.note
 
     @property
     def sync(self) -> GradientSync:
@@ -376,19 +422,23 @@ class Lockstep(TrainingLoop[Any]):
 
     def must_stop(self) -> bool:
         """Whether the run has reached its end, has diverged or was stopped."""
-        ends = self._progress.stop_reason() is not None and self._lockstep.may_pause
-        return ends or bool(self.diverged) or self._ctx.stopping()
+        has_reached_end = self._progress.stop_reason() is not None
+        if has_reached_end and self._lockstep_source.may_pause:
+            return True
+        return bool(self.diverged) or self._ctx.stopping()
 
     def next_batch(self) -> Any:
         """Returns the next batch; None also if a save or a rollback is due first."""
         self._ledger.switch(Part.WAIT)
         self._ctx.status.beat()
-        return None if self._nonfinite.due or self._save_due else self._source.next(0.0)
+        if self._nonfinite.due or self._save_due:
+            return None
+        return self._source.next(0.0)
 
     @property
     def _save_due(self) -> bool:
         """Whether a checkpoint is due, and may be written now."""
-        return self._lockstep.may_pause and self._checkpoints.due(by_time=False)
+        return self._lockstep_source.may_pause and self._checkpoints.due(by_time=False)
 
     def control(self, counts: Floats, stop: bool) -> ControlMessage:
         """Returns what this turn of the loop is to do, after the messages that have arrived.
@@ -401,8 +451,13 @@ class Lockstep(TrainingLoop[Any]):
         self._ctx.status.trained_steps = self.accounting.trained
         growth = self._progress.growth()
         self._checkpoints.hear(self._ctx.messages())
-        nan, save = self._nonfinite.due, self._save_due and not counts.any()
-        return ControlMessage(counts, growth, stop=stop, nan=nan, checkpoint=save)
+        return ControlMessage(
+            counts,
+            growth,
+            stop=stop,
+            nan=self._nonfinite.due,
+            checkpoint=self._save_due and not counts.any(),
+        )
 
     def keep(self, *, save: bool) -> None:
         """Write a checkpoint if it is due."""
@@ -424,20 +479,21 @@ class Lockstep(TrainingLoop[Any]):
 
     def save(self) -> None:
         """Write a checkpoint, complete before this returns."""
-        self._checkpoints.save({STATE: to_bytes(self._lockstep.state())})
+        self._checkpoints.save({STATE: to_bytes(self._lockstep_source.state())})
         self._checkpoints.answer()
         self._source.save(self._checkpoints.shard(), self._ctx.status.beat)
 
     def in_flight_steps(self) -> int:
         """Agent steps that were played and not yet trained on."""
-        return self._lockstep.inner.in_flight_steps()
+        return self._lockstep_source.inner.in_flight_steps()
 
     def report(self) -> None:
         """Report the metrics of the interval."""
         interval = self._progress.interval(self._ledger)
         self._nonfinite.tell_skipped()
 
-        figures = {"actors_alive": len(self._lockstep.players), **self._lockstep.inner.figures()}
+        figures: dict[str, Any] = {"actors_alive": len(self._lockstep_source.players)}
+        figures |= self._lockstep_source.inner.figures()
         figures |= self._nonfinite.figures()
 
         statistics = self._trainer.statistics(wait=True)
