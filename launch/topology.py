@@ -249,7 +249,7 @@ def _with_spare(config: Config, specs: Iterable[RoleSpec]) -> Iterator[RoleSpec]
 
 def _single_roles(config: Config) -> tuple[RoleSpec, ...]:
     """Returns the roles that a run has once, whatever its learners are."""
-    return tuple(spec for make in SINGLE_ROLES for spec in make(config))
+    return tuple(spec for make in BESIDE for spec in make(config))
 
 
 def _evaluator(config: Config) -> tuple[RoleSpec, ...]:
@@ -268,7 +268,7 @@ def _evaluator(config: Config) -> tuple[RoleSpec, ...]:
     return (evaluator,)
 
 
-SINGLE_ROLES: list[Callable[[Config], tuple[RoleSpec, ...]]] = [_evaluator]
+BESIDE: list[Callable[[Config], tuple[RoleSpec, ...]]] = [_evaluator]
 """Each makes the specs of one role that a run has once; none where the config does not want it."""
 
 
