@@ -323,6 +323,7 @@ class LocalHandle:
         return False
 
     def status(self) -> RoleStatus:
+        # The role writes its figures to its page in shared memory.
         page = self.page
         return RoleStatus(
             began=self.began,

@@ -58,6 +58,8 @@ LINGER_S = 5.0
 FIND_MS = 100
 
 CHUNK_NBYTES = 1 << 16
+# Most chunks of output that are read at once, as a role may write without a pause.
+MOST_CHUNKS = 16
 QUEUE_NBYTES = 1 << 20  # output that waits for the disk
 # A log that has reached this size becomes NAME.log.1.
 LOG_NBYTES = 10_000_000
@@ -315,7 +317,12 @@ def tend(plan: ShimPlan, role: int, wake: int, owners: dict[int, int]) -> int:
     kill_at_s = float("inf")
     death_signal = None if owners else plan.shim_died
 
-    while (status := _reap(role)[0]) is None:
+    while True:
+        status, _ = _reap(role)
+        if status is not None:
+            break
+
+        # The role gets the signal of a death once, and SIGKILL after its grace.
         if death_signal is not None:
             os.kill(role, death_signal)
             kill_at_s = time.monotonic() + plan.grace_s
@@ -347,10 +354,15 @@ def _end_descendants(wake: int) -> None:
 
     The children of a child that was killed become children of this process.
     """
-    deadline_s = time.monotonic() + KILL_S
     poller = select.poll()
     poller.register(wake, select.POLLIN)
-    while _reap()[1] and time.monotonic() < deadline_s:
+    deadline_s = time.monotonic() + KILL_S
+
+    while time.monotonic() < deadline_s:
+        _, has_children = _reap()
+        if not has_children:
+            break
+
         for pid in _children():
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -381,11 +393,11 @@ class Pump:
         self._log = Log(lambda: plan.log, lambda: (self._dropped_nbytes, self._drop_reason))
 
     def take(self) -> bool:
-        """Read the output that is in the pipe, but not without end if the role writes as fast.
+        """Read the output that is in the pipe, in a limited number of chunks.
 
         Returns: False once all writers have closed their end of the pipe.
         """
-        for _ in range(16):
+        for _ in range(MOST_CHUNKS):
             try:
                 data = os.read(self.fd, CHUNK_NBYTES)
             except BlockingIOError:
@@ -400,7 +412,7 @@ class Pump:
 
     def close(self) -> None:
         """Read the last output, and wait up to `LOG_CLOSE_S` until it is in the log."""
-        for _ in range(16):
+        for _ in range(MOST_CHUNKS):
             if not self.take() or not select.select([self.fd], [], [], 0)[0]:
                 break
 

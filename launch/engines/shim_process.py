@@ -62,23 +62,21 @@ class ShimProcess:
                 undo.callback(self.page.close)
                 undo.callback(os.close, self.status_fd)
 
-                # The shim reads its arguments as a `ShimPlan`; the rest is the role's command.
+                # The shim's command is followed by the command that it executes as the role.
                 control = role_end.fileno()
-                status = self.status_fd
-                layout = ",".join(map(str, (ROLE_AT, TAIL_AT, TAIL_NBYTES, LOG_AT)))
-                shim_died = SHIM_DIED if saves else signal.SIGKILL
-                plan = os.getpid(), status, layout, control, int(shim_died), self.mark
                 early_arguments = [ahead, nice] if ahead else []
-                role = python("penstock.launch.role", name, control, status, *early_arguments)
-                shim = [sys.executable, "-I", "-S", "-c", BOOT, str(Path(__file__).parent)]
+                role_command = python(
+                    "penstock.launch.role", name, control, self.status_fd, *early_arguments
+                )
                 self.process = subprocess.Popen(
-                    [*shim, *map(str, plan), *role],
+                    [*self._shim_command(control, saves), *role_command],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    pass_fds=(control, status),
-                    # Ctrl-C does not reach it. A session of its own would make niceness void:
-                    # Linux divides the cores equally among sessions (autogroup, sched(7)).
+                    pass_fds=(control, self.status_fd),
+                    # Ctrl-C does not reach a process group of its own. A session of its own would
+                    # make niceness void: Linux divides the cores equally among sessions (autogroup,
+                    # sched(7)).
                     process_group=0,
                     env={
                         **OPENMP_WAIT,
@@ -87,6 +85,21 @@ class ShimProcess:
                     },
                 )
             undo.pop_all()
+
+    def _shim_command(self, control: int, saves: bool) -> list[str]:
+        """Returns the command of the shim without that of the role, which follows it.
+
+        The arguments after the folder are those of a `shim.ShimPlan`.
+
+        Args:
+            control: descriptor of the role's end of the channel.
+            saves: whether the role has time to save when its shim dies.
+        """
+        status_layout = ",".join(map(str, (ROLE_AT, TAIL_AT, TAIL_NBYTES, LOG_AT)))
+        shim_died = SHIM_DIED if saves else signal.SIGKILL
+        plan = [os.getpid(), self.status_fd, status_layout, control, int(shim_died), self.mark]
+        program = [sys.executable, "-I", "-S", "-c", BOOT, str(Path(__file__).parent)]
+        return [*program, *map(str, plan)]
 
     def discard(self) -> None:
         """End the role, which has no work yet, with its guard.

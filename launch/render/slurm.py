@@ -126,7 +126,13 @@ def _name(resolved: Resolved) -> str:
 
 
 def _resources(job: Job, name: str, grace_s: int) -> str:
-    """Returns the script's lines of options for `sbatch`."""
+    """Returns the script's lines of options for `sbatch`.
+
+    Args:
+        job: resources of the job.
+        name: name of the run.
+        grace_s: seconds that the run has to save; the job gets its signal so long before its end.
+    """
     cores = "--exclusive" if job.cpus is None else f"--cpus-per-task={job.cpus}"
     options = [
         f"--job-name=penstock-{name}",
