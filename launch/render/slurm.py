@@ -133,22 +133,26 @@ def _resources(job: Job, name: str, grace_s: int) -> str:
         name: name of the run.
         grace_s: seconds that the run has to save; the job gets its signal so long before its end.
     """
-    cores = "--exclusive" if job.cpus is None else f"--cpus-per-task={job.cpus}"
     options = [
         f"--job-name=penstock-{name}",
         f"--output=penstock-{name}-%j.log",
         "--open-mode=append",
         f"--nodes={job.nodes}",
         "--ntasks-per-node=1",
-        cores,
-        f"--gpus-per-node={job.gpus}" if job.gpus else "",
-        f"--time={job.time}" if job.time else "",
-        f"--partition={shlex.quote(job.partition)}" if job.partition else "",
-        f"--account={shlex.quote(job.account)}" if job.account else "",
-        "--requeue",
-        f"--signal=B:USR1@{grace_s + MARGIN_S}",
+        "--exclusive" if job.cpus is None else f"--cpus-per-task={job.cpus}",
     ]
-    return "\n".join(f"#SBATCH {option}" for option in options if option)
+    if job.gpus:
+        options.append(f"--gpus-per-node={job.gpus}")
+    if job.time:
+        options.append(f"--time={job.time}")
+    if job.partition:
+        options.append(f"--partition={shlex.quote(job.partition)}")
+    if job.account:
+        options.append(f"--account={shlex.quote(job.account)}")
+
+    # SLURM queues the job again after the signal, by which the run saves.
+    options += ["--requeue", f"--signal=B:USR1@{grace_s + MARGIN_S}"]
+    return "\n".join(f"#SBATCH {option}" for option in options)
 
 
 def _environment(folder: str | None) -> str:
