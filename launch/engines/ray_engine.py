@@ -170,6 +170,64 @@ class HeadNode:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+class AgentFleet:
+    """The agents of a run: the present one of each bundle, and earlier ones until they have ended.
+
+    The supervisor's thread changes it, and the listening thread reads `agents`.
+    """
+
+    def __init__(self) -> None:
+        self.agents: list[RayAgent] = []
+        """The present agents, and earlier ones that have not ended."""
+        self._agent_of_role: dict[str, RayAgent] = {}
+        """The present agent of each role's bundle, by the name of the role."""
+        self._leaving: list[RayAgent] = []
+        """Agents on nodes that drain, which end once their actors have."""
+
+    def add(self, bundle: Bundle, agent: RayAgent) -> None:
+        """Add an agent, which is the present one of the bundle from now on."""
+        self.agents.append(agent)
+        self._agent_of_role |= dict.fromkeys(bundle.roles, agent)
+
+    def agent_of(self, role: str) -> RayAgent:
+        """Returns the present agent of a role's bundle."""
+        return self._agent_of_role[role]
+
+    def node_of(self, bundle: Bundle) -> str:
+        """Returns the id of the node that a bundle is on; empty if it has none yet."""
+        agent = self._agent_of_role.get(bundle.roles[0])
+        return agent.node if agent is not None else ""
+
+    def addresses(self) -> dict[str, str]:
+        """Returns the address of each role's host, by the name of the role."""
+        return {role: agent.address for role, agent in self._agent_of_role.items()}
+
+    def has_lost_agent(self) -> bool:
+        """Returns whether a present agent has ended after it had started."""
+        return any(agent.node and agent.gone for agent in self._agent_of_role.values())
+
+    def leave(self, agent: RayAgent) -> None:
+        """Keep an agent whose node drains until its actors have ended their unrolls."""
+        self._leaving.append(agent)
+
+    def end_leaving_agents(self) -> None:
+        """End the agents on nodes that drain whose actors have ended."""
+        for agent in list(self._leaving):
+            if agent.gone:
+                # It could not remove its placement group itself. Ray may wait for the head node.
+                self._leaving.remove(agent)
+                threading.Thread(target=agent.placement.free, name="free", daemon=True).start()
+            elif not agent.has_actors:
+                self._leaving.remove(agent)
+                agent.close()
+
+    def forget_ended_agents(self) -> None:
+        """Forget agents that have ended and that no bundle has any more."""
+        used = {*self._agent_of_role.values(), *self._leaving}
+        for agent in [agent for agent in self.agents if agent.gone and agent not in used]:
+            self.agents.remove(agent)
+
+
 class RayEngine:
     """Places bundles by Ray, in the cluster that ``ray.init`` finds or starts."""
 
@@ -183,12 +241,7 @@ class RayEngine:
         self._bundles: Sequence[Bundle] = ()
         self._most_cores = 1
         """Cores of the largest host."""
-        self._agent_of_role: dict[str, RayAgent] = {}
-        """The present agent of each role's bundle, by the name of the role."""
-        self._agents: list[RayAgent] = []
-        """All agents, also those that a bundle had before and that have not ended."""
-        self._leaving: list[RayAgent] = []
-        """Agents on nodes that drain, which end once their actors have."""
+        self._fleet = AgentFleet()
         self._agent_numbers = itertools.count()
 
         self._refused = RefusedNodes()
@@ -333,8 +386,7 @@ class RayEngine:
             address=address,
             failures=failures,
         )
-        self._agents.append(agent)
-        self._agent_of_role |= dict.fromkeys(bundle.roles, agent)
+        self._fleet.add(bundle, agent)
         return agent
 
     def _node_apart(self, bundle: Bundle) -> str | None:
@@ -349,15 +401,11 @@ class RayEngine:
             for node in self._ray.nodes()
             if node["Alive"] and node["Resources"].get("CPU", 0) >= 1
         ]
-        other_bundles = [
-            other
-            for other in self._bundles
-            if other is not bundle and other.roles[0] in self._agent_of_role
-        ]
+        other_bundles = [other for other in self._bundles if other is not bundle]
 
         def load(node: Mapping[str, Any]) -> tuple[int, int, float]:
             neighbours = [
-                other for other in other_bundles if self._agent_of(other).node == node["NodeID"]
+                other for other in other_bundles if self._fleet.node_of(other) == node["NodeID"]
             ]
             apart = [other for other in neighbours if other.spread]
             learners = [
@@ -368,22 +416,19 @@ class RayEngine:
 
         return str(min(nodes, key=load)["NodeID"]) if nodes else None
 
-    def _agent_of(self, bundle: Bundle) -> RayAgent:
-        """Returns the present agent of a bundle."""
-        return self._agent_of_role[bundle.roles[0]]
-
     def endpoints(self) -> Mapping[str, str]:
-        return {role: agent.address for role, agent in self._agent_of_role.items()}
+        return self._fleet.addresses()
 
     def start(
         self, spec: RoleSpec, incarnation: int, arguments: Mapping[str, Any], log: Path
     ) -> RemoteHandle:
-        present = self._agent_of_role[spec.name]
-        if not present.reached:
+        agent = self._fleet.agent_of(spec.name)
+        if not agent.reached:
+            lost = agent
             bundle = next(bundle for bundle in self._bundles if spec.name in bundle.roles)
-            agent = self._make_agent(bundle, address=present.address)
-            self._request_host(agent, lost=present)
-        return RemoteHandle(self._agent_of_role[spec.name], spec, incarnation, arguments, log)
+            agent = self._make_agent(bundle, address=lost.address)
+            self._request_host(agent, lost)
+        return RemoteHandle(agent, spec, incarnation, arguments, log)
 
     def filenos(self) -> Collection[int]:
         now_s = time.monotonic()
@@ -395,17 +440,14 @@ class RayEngine:
             logger.info("%s", self._notes.popleft())
         self._head.stop_run_if_lost(now_s)
 
-        for agent in self._agents:
+        for agent in self._fleet.agents:
             agent.flush()
         return [self._wake]
 
     def _note_stop(self, now_s: float) -> None:
         """Tell the user if hosts have ended their roles since this process had stopped."""
         stop = self._pauses.recent_stop(now_s)
-        if stop is None:
-            return
-
-        if any(agent.node and agent.gone for agent in self._agent_of_role.values()):
+        if stop is not None and self._fleet.has_lost_agent():
             self._pauses.forget_stop()
             self._notes.append(
                 f"this command was stopped for {stop.seconds:.0f} s: its hosts wait for it for "
@@ -415,7 +457,7 @@ class RayEngine:
     def unplaced(self) -> Mapping[str, str]:
         reasons: dict[str, str] = {}
         for bundle in self._bundles:
-            agent = self._agent_of(bundle)
+            agent = self._fleet.agent_of(bundle.roles[0])
             if agent.node in self._head.draining:
                 reasons |= self._leave_draining_node(bundle, agent)
             elif reason := agent.why_missing:
@@ -423,8 +465,8 @@ class RayEngine:
                 if not agent.is_awaited and not agent.waits_for_retry:
                     self._request_host(self._make_successor(bundle, agent), lost=agent)
 
-        self._end_leaving_agents()
-        self._forget_agents()
+        self._fleet.end_leaving_agents()
+        self._fleet.forget_ended_agents()
         return reasons
 
     def _leave_draining_node(self, bundle: Bundle, agent: RayAgent) -> dict[str, str]:
@@ -441,7 +483,7 @@ class RayEngine:
             return dict.fromkeys(stateful, reason)
 
         # The old agent keeps its host until its actors have ended their unrolls.
-        self._leaving.append(agent)
+        self._fleet.leave(agent)
         self._request_host(self._make_successor(bundle, agent))
         return dict.fromkeys(bundle.roles, reason)
 
@@ -449,22 +491,6 @@ class RayEngine:
         """Make the agent that takes the place of a bundle's present ``agent``."""
         failures = agent.failures + 1 if agent.start_error else 0
         return self._make_agent(bundle, address=agent.address, failures=failures)
-
-    def _end_leaving_agents(self) -> None:
-        """End the agents on nodes that drain whose actors have left."""
-        for agent in list(self._leaving):
-            if agent.gone:
-                # It could not remove its placement group itself.
-                self._leaving.remove(agent)
-                threading.Thread(target=agent.placement.free, name="free", daemon=True).start()
-            elif not agent.has_actors:
-                self._leaving.remove(agent)
-                agent.close()
-
-    def _forget_agents(self) -> None:
-        """Forget agents that have ended and that no bundle has any more."""
-        used = {*self._agent_of_role.values(), *self._leaving}
-        self._agents[:] = [agent for agent in self._agents if not agent.gone or agent in used]
 
     def _request_host(self, agent: RayAgent, lost: RayAgent | None = None) -> None:
         """Ask Ray for a host, in a thread since the call may wait for the head node.
@@ -506,7 +532,7 @@ class RayEngine:
         while not self._closing.is_set():
             # Each agent has one call at a time.
             called = set(calls.values())
-            for agent in list(self._agents):
+            for agent in list(self._fleet.agents):
                 if agent.placement.is_requested and agent not in called and not agent.gone:
                     calls[agent.call()] = agent
             if not calls:
@@ -517,7 +543,7 @@ class RayEngine:
                 os.eventfd_write(self._wake, 1)
             self._pauses.on_listener_turn(time.monotonic())
 
-            longest_s = min(LONGEST_REST_S, REST_S * len(self._agents))
+            longest_s = min(LONGEST_REST_S, REST_S * len(self._fleet.agents))
             self._closing.wait(pace.rest_s(longest_s))
 
     def _take_answers(self, calls: dict[Any, RayAgent]) -> int:
@@ -579,7 +605,7 @@ class RayEngine:
             self._listener.join()
 
         deadline_s = time.monotonic() + CLOSE_S
-        requested = [agent for agent in self._agents if agent.placement.is_requested]
+        requested = [agent for agent in self._fleet.agents if agent.placement.is_requested]
         for agent in requested:
             agent.close()
         for agent in requested:

@@ -86,7 +86,7 @@ def test_agents_that_have_ended_are_forgotten(tmp_path: Path) -> None:
             wait_until(engine, lambda away: not away)
             made.remove_node(node, allow_graceful=False)
             wait_until(engine, lambda away: away == {"actor-1": "no host has been found yet"})
-        assert len(engine._agents) == len(bundles)
+        assert len(engine._fleet.agents) == len(bundles)
 
 
 def host_supervisors() -> list[psutil.Process]:
