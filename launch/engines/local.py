@@ -75,6 +75,7 @@ class LocalEngine:
     def start(
         self, spec: RoleSpec, incarnation: int, arguments: Mapping[str, Any], log: Path
     ) -> LocalHandle:
+        """Start a role, in the process that waits for it already if there is one."""
         self._handles = [handle for handle in self._handles if not handle.reaped]
         keep_fds = self._keep_fds if spec.essential else ()
         shim = early_roles.take(spec)
@@ -103,6 +104,7 @@ class RoleProcess:
     """
 
     def __init__(self, page: StatusPage, reserved_fds: list[int]) -> None:
+        """Wait for the process that ``page`` will name; ``reserved_fds`` are closed before."""
         self.fd: int | None = None
         """The pidfd; None before the process is found, or if it had ended by then."""
         self._page = page
@@ -144,6 +146,7 @@ class RoleProcess:
         os.close(fd)
 
     def close(self) -> None:
+        """Close all descriptors."""
         self._close_reserved()
         if self.fd is not None:
             os.close(self.fd)
@@ -323,6 +326,7 @@ class LocalHandle:
         return False
 
     def status(self) -> RoleStatus:
+        """Returns the latest status of the role, without a system call."""
         # The role writes its figures to its page in shared memory.
         page = self.page
         return RoleStatus(
@@ -350,6 +354,7 @@ class LocalHandle:
         return Phase(phase).name.lower()
 
     def usage(self) -> RoleUsage:
+        """Returns the resource usage of the role's process and its threads, from ``/proc``."""
         pid = self.pid
         threads = tuple(_thread(name, lane) for name, lane in self.page.lanes.items())
         at_ns = time.perf_counter_ns()

@@ -246,6 +246,7 @@ class OrderQueue:
         self._orders: list[Message] = []
 
     def append(self, order: Message) -> None:
+        """Add an order at the end."""
         with self._lock:
             self._orders.append(order)
 
@@ -450,6 +451,7 @@ class RayAgent(HostLine):
 
     @property
     def reached(self) -> bool:
+        """Whether the agent answers. One without a first answer has `FIRST_S` for it."""
         if self.gone:
             return False
         if self._answered_s is None:

@@ -232,6 +232,7 @@ class RayEngine:
     """Places bundles by Ray, in the cluster that ``ray.init`` finds or starts."""
 
     def __init__(self, context: EngineContext) -> None:
+        """Join the cluster, or start one; raises UserError if that fails."""
         ray = import_ray()
         connect(context.cluster, context.working_dir)
         self._ray = ray
@@ -257,8 +258,10 @@ class RayEngine:
         self._listener = threading.Thread(target=self._listen, name="ray", daemon=True)
 
     def _make_actor_class(self) -> Any:
-        """Returns `HostAgent` as a class of Ray actors, which waits for reports in one thread and
-        takes orders in another."""
+        """Returns `HostAgent` as a class of Ray actors.
+
+        An actor waits for reports in one thread, and takes orders in another.
+        """
         ray = self._ray
         actor_class = ray.remote(concurrency_groups={"orders": 1, "reports": 1})
         ray.method(concurrency_group="orders")(HostAgent.obey)
@@ -271,6 +274,11 @@ class RayEngine:
         return [int(host["CPU"]) for host in resources if host.get("CPU", 0) >= 1]
 
     def reserve(self, bundles: Sequence[Bundle]) -> None:
+        """Wait until each required bundle has a host, and ask Ray for hosts for the others.
+
+        Raises:
+            UserError: the cluster has no room, or an agent could not start.
+        """
         exceptions = self._ray.exceptions
         self._bundles = bundles
         self._most_cores = max(self.hosts(), default=1)
@@ -417,11 +425,16 @@ class RayEngine:
         return str(min(nodes, key=load)["NodeID"]) if nodes else None
 
     def endpoints(self) -> Mapping[str, str]:
+        """Returns the address of each role's host, by the name of the role."""
         return self._fleet.addresses()
 
     def start(
         self, spec: RoleSpec, incarnation: int, arguments: Mapping[str, Any], log: Path
     ) -> RemoteHandle:
+        """Order the start of a role on the host of its bundle, or on another if that is lost.
+
+        As for `Engine.start`. The order waits while the bundle has no host.
+        """
         agent = self._fleet.agent_of(spec.name)
         if not agent.reached:
             lost = agent
@@ -431,6 +444,10 @@ class RayEngine:
         return RemoteHandle(agent, spec, incarnation, arguments, log)
 
     def filenos(self) -> Collection[int]:
+        """Begin a turn of the supervisor: report what has happened, and send orders.
+
+        Returns: the descriptor that becomes readable when agents have reported.
+        """
         now_s = time.monotonic()
         if self._pauses.on_supervisor_turn(now_s):
             self._head.on_pause(now_s)
@@ -455,6 +472,10 @@ class RayEngine:
             )
 
     def unplaced(self) -> Mapping[str, str]:
+        """Look for other hosts for bundles that have none, or whose host is lost or drains.
+
+        Returns: the roles that are not to run where they are, by name, with the reason.
+        """
         reasons: dict[str, str] = {}
         for bundle in self._bundles:
             agent = self._fleet.agent_of(bundle.roles[0])
@@ -597,6 +618,7 @@ class RayEngine:
             self._notes.append(f"a host agent could not be started: {cause}{advice}")
 
     def close(self) -> None:
+        """End all agents and what they have started, and leave the cluster."""
         if self._closing.is_set():
             return
 

@@ -218,6 +218,7 @@ class RemoteHandle:
         return messages
 
     def signal(self, signum: int) -> None:
+        """Order a signal to the role, or withdraw its start if that was not sent yet."""
         # A role whose start was not even sent is ended here.
         if signum in (signal.SIGTERM, signal.SIGKILL) and self._line.withdraw(self.key):
             self._code = -signum
@@ -238,6 +239,10 @@ class RemoteHandle:
         return self._usage._replace(at_ns=self._line.to_local_ns(self._usage.at_ns))
 
     def spans(self, since_ns: int) -> list[Thread] | None:
+        """Ask the host for what the role's threads did since ``since_ns``, by this host's clock.
+
+        Returns: None until all of it has arrived, and then that, once.
+        """
         from penstock.profiling.report.readings import Thread, unpacked  # they need numpy
 
         if self._spans is None or self._spans.since_ns != since_ns:
