@@ -24,7 +24,7 @@ from penstock.core.role_spec import RoleSpec
 from penstock.launch.supervisor_messages import Effect, Send
 
 
-class Stream(NamedTuple):
+class AssignedStream(NamedTuple):
     """An actor's samples for one life of one learner."""
 
     learner: int
@@ -33,9 +33,9 @@ class Stream(NamedTuple):
     """Number of the learner's lives that had ended when the stream began."""
 
 
-Streams = dict[int, Stream]
+Streams = dict[int, AssignedStream]
 """The streams of one process of an actor, by incarnation."""
-NO_STREAM = Stream(learner=-1, life=0)
+NO_STREAM = AssignedStream(learner=-1, life=0)
 """Stands for a stream that is not known; no learner has this rank."""
 
 
@@ -183,7 +183,7 @@ class ActorAssignment:
         """
         rank = self._assigned_to[name]
         life = self._ended_lives[rank]
-        self._streams.setdefault(name, {})[incarnation] = Stream(rank, life)
+        self._streams.setdefault(name, {})[incarnation] = AssignedStream(rank, life)
         if rank == self._home_of[name] and life == 0:
             return None
 

@@ -163,7 +163,7 @@ class HostAgent:
         os._exit(0)
 
 
-class Stop(NamedTuple):
+class ProcessStop(NamedTuple):
     """A time in which the whole process of the engine stood still, such as after SIGSTOP."""
 
     seconds: float
@@ -186,7 +186,7 @@ class PauseWatch:
         self._listener_turn_s = math.inf
         self._resumed_s = -math.inf
         """When the listener continued after a pause."""
-        self._stop: Stop | None = None
+        self._stop: ProcessStop | None = None
         """The last stop that was long enough to end the leases of agents."""
 
     def begin(self, now_s: float) -> None:
@@ -221,10 +221,10 @@ class PauseWatch:
             now_s > self._listener_turn_s + SILENT_S or self._resumed_s > previous_turn_s
         )
         if process_stopped and now_s > previous_turn_s + LEASE_S - 2 * REPORT_S:
-            self._stop = Stop(now_s - previous_turn_s, ended_s=now_s)
+            self._stop = ProcessStop(now_s - previous_turn_s, ended_s=now_s)
         return True
 
-    def recent_stop(self, now_s: float) -> Stop | None:
+    def recent_stop(self, now_s: float) -> ProcessStop | None:
         """Returns the stop that may have ended leases a moment ago, or None."""
         if self._stop is not None and now_s > self._stop.ended_s + 2 * SILENT_S:
             self._stop = None

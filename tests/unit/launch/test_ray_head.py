@@ -69,16 +69,17 @@ def test_no_host_is_silent_because_others_took_long_to_be_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("listener_turn_s", "stopped_s"),
-    [(100.0, 20.0), (119.0, None)],
+    ("listener_turns_s", "stopped_s"),
+    [([], 20.0), ([104.0, 108.0, 112.0, 116.0], None)],
     ids=["the process", "only the supervisor"],
 )
-def test_a_stop_of_the_process_is_noticed(listener_turn_s: float, stopped_s: float | None) -> None:
+def test_a_stop_of_the_process_is_noticed(
+    listener_turns_s: list[float], stopped_s: float | None
+) -> None:
     pauses = PauseWatch()
-    pauses.begin(now_s=50.0)
-    pauses.on_supervisor_turn(now_s=100.0)
-    pauses._stop = None
-    pauses._listener_turn_s = listener_turn_s
+    pauses.begin(now_s=100.0)
+    for turn_s in listener_turns_s:
+        pauses.on_listener_turn(turn_s)
     assert pauses.on_supervisor_turn(now_s=120.0)
     stop = pauses.recent_stop(now_s=120.0)
     assert (stop and stop.seconds) == stopped_s
