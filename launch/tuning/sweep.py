@@ -80,6 +80,8 @@ def make_sweep(
     resolved = resolve_target(target, overrides)
     config = resolved.config
     _check_ends(config, scheduler, interval)
+
+    # The interval between decisions divides the steps of a trial.
     steps = config.stop.env_steps
     if interval is None and steps is not None:
         interval = max(1, steps // DECISIONS)
@@ -89,12 +91,14 @@ def make_sweep(
             "made; lower it"
         )
 
+    # The configs at all values of the parameters are checked here, before a trial starts.
     all_overrides = [*_evaluations(config, metric, interval, scheduler), *overrides]
     parameter_space = read_space(Path(space), target, all_overrides)
     if scheduler == "pbt":
         check_keeps_weights(parameter_space)
     _check_number(parameter_space, number, scheduler)
 
+    # Trials that run at the same time share the cores, and nothing else.
     cores = max(map(cores_of, parameter_space.configs))
     at_once = parallel or max(1, int(usable_cores() // cores))
     for trial_config in parameter_space.configs:
