@@ -268,6 +268,7 @@ def _from_torchrun(environ: Mapping[str, str]) -> LearnerPlace:
         host = environ["MASTER_ADDR"]
         port = int(environ["MASTER_PORT"])
         attempt = int(environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+
         if not 0 <= rank < world:
             raise ValueError(f"RANK={rank} with WORLD_SIZE={world}")
         if not 0 < port < 1 << 16:
@@ -279,6 +280,7 @@ def _from_torchrun(environ: Mapping[str, str]) -> LearnerPlace:
             f"{TORCHRUN} is set as by torchrun, but {error} is not valid in the environment of "
             f"torchrun; unset {TORCHRUN}, or start the learner with torchrun"
         ) from error
+
     served = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return LearnerPlace(rank, world, Store(host, port, served, attempt), torchrun=True)
 

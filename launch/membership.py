@@ -43,6 +43,7 @@ class GroupMembership:
     """The group of learners that train together, each by its rank."""
 
     def __init__(self, learners: Sequence[RoleSpec]) -> None:
+        """Begin without a group; ``learners`` are all of the run, also spare ones."""
         self._names = {spec.learner: spec.name for spec in learners}
         self._initial_ranks = {spec.learner for spec in learners if not spec.spare}
         """The learners that form the first group."""
@@ -123,10 +124,17 @@ class ActorAssignment:
     """
 
     def __init__(self, actors: Sequence[RoleSpec], learners: Sequence[RoleSpec]) -> None:
+        """Assign each actor to its home learner, or to another one if that is spare.
+
+        Args:
+            actors: the actors, each with the rank of its home learner.
+            learners: all learners, also spare ones.
+        """
         self._home_of = {spec.name: spec.learner for spec in actors}
         """The home learner of each actor, by the actor's name."""
         self._assigned_to = dict(self._home_of)
         """The learner for which each actor plays now."""
+
         self.respec(learners)
         self._present = set(self._addresses)
         """The learners that run, or are about to."""

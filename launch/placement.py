@@ -505,6 +505,7 @@ def _group_actors(
             yield group
             group = []
             group_threads = 0
+
         group.append(actor)
         group_threads += actor.threads
     if group:

@@ -156,6 +156,8 @@ def together(summaries: Mapping[int, Summary], goal: float | None) -> dict[str, 
         for summary in summaries.values()
         if summary["error"] is None and summary["exit_reason"] not in INTERRUPTED
     ]
+
+    # A run that has not reached the goal, or has no finished episode, has no such figure.
     solved_at_s = [summary["solved_at_s"] for summary in finished]
     solved_at_s = [seconds for seconds in solved_at_s if seconds is not None]
     returns = [summary.get("episode_return_mean") for summary in finished]

@@ -355,9 +355,11 @@ class LocalHandle:
 
     def usage(self) -> RoleUsage:
         """Returns the resource usage of the role's process and its threads, from ``/proc``."""
+        # ``at_ns`` is when the threads were read.
         pid = self.pid
         threads = tuple(_thread(name, lane) for name, lane in self.page.lanes.items())
         at_ns = time.perf_counter_ns()
+
         state, cpu_s, age_s = process_facts(pid)
         return RoleUsage(
             pid=pid,

@@ -48,8 +48,10 @@ def connect(address: str | None, working_dir: str | None = None, cores: int | No
     """
     ray = import_ray()
     try:
+        # Ray would wait for minutes for a head node that is not there.
         if address is not None:
             _check_head_node(_resolve_address(address))
+
         ray.init(
             "local" if address is None else address,  # Ray itself takes None for "auto"
             num_cpus=cores,
