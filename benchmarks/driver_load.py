@@ -27,8 +27,9 @@ from penstock.core.control import Message
 from penstock.core.interfaces import Bundle, EngineContext
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch import topology
-from penstock.launch.engines import ray_engine
 from penstock.launch.engines.host_supervisor import SNAPSHOT_S
+from penstock.launch.engines.ray_agent import AgentPlacement, HostLocation, RayAgent
+from penstock.launch.engines.ray_engine import RayEngine
 from penstock.launch.supervisor import Supervisor
 from penstock.launch.supervisor_messages import RestartLimits
 from penstock.monitor.sinks import FanOut
@@ -38,13 +39,21 @@ LIMITS = RestartLimits(hang_timeout_s=600.0, start_timeout_s=600.0)
 THREADS = [["main", "environment", 0.001, {"environment": 1.0, "compute": 0.5, "send": 0.1}]]
 
 
+def location(agent: int) -> HostLocation:
+    """Where an agent of that number says that it is."""
+    return HostLocation(f"host-{agent}", "127.0.0.1", f"node-{agent}")
+
+
 class Generator:
-    """Answers for all host agents of a run, as `ray_engine.HostAgent` does for one."""
+    """Answers for all host agents of a run, as `ray_agent.HostAgent` does for one."""
 
     def __init__(self, agents: int) -> None:
         self._roles: list[list[str]] = [[] for _ in range(agents)]  # their keys
         self._said: list[list[Message]] = [[] for _ in range(agents)]
         self._next_s = [0.0] * agents
+
+    async def location(self, agent: int) -> HostLocation:
+        return location(agent)
 
     async def obey(self, agent: int, orders: list[Message]) -> None:
         for order in orders:
@@ -85,44 +94,51 @@ class Method:
         return self._method.remote(self._agent, *arguments)
 
 
-class GeneratedAgent(ray_engine.RayAgent):
-    """The engine's line to an agent of the generator."""
+class GeneratedActor:
+    """The Ray actor of one agent, which the generator plays."""
 
-    generator: Any
-    made = 0
-    bundles: list[Any]
-
-    def place(
-        self,
-        lost: ray_engine.RayAgent | None = None,
-        selector: list[dict[str, str]] | None = None,
-    ) -> None:
-        number, GeneratedAgent.made = GeneratedAgent.made, GeneratedAgent.made + 1
-        number %= len(self.bundles)
-        self.actor = type("Actor", (), {})()
-        self.actor.obey = Method(self.generator.obey, number)
-        self.actor.reports = Method(self.generator.reports, number)
-        self.arrived(f"host-{number}", "127.0.0.1", f"node-{number}")
-        self.placed.set()
+    def __init__(self, generator: Any, agent: int) -> None:
+        self.location = Method(generator.location, agent)
+        self.obey = Method(generator.obey, agent)
+        self.reports = Method(generator.reports, agent)
 
 
-class GeneratedEngine(ray_engine.RayEngine):
+class GeneratedPlacement(AgentPlacement):
+    """An agent of the generator, for which Ray is asked nothing."""
+
+    def __init__(self, actor: GeneratedActor) -> None:
+        self.is_requested = False
+        self.group = None
+        self.actor = actor
+
+    def request(self, selector: list[dict[str, str]] | None = None) -> None:
+        self.is_requested = True
+
+
+class GeneratedEngine(RayEngine):
     """The Ray engine, with agents of the generator."""
 
     def reserve(self, bundles: Any) -> None:
         most = 2 * len(bundles) + 10  # two calls of each agent at a time
         made = self._ray.remote(num_cpus=0, max_concurrency=most)(Generator)
-        GeneratedAgent.generator, GeneratedAgent.made = made.remote(len(bundles)), 0
-        self._bundles, self._largest = bundles, 1
-        GeneratedAgent.bundles = bundles
-        for bundle in bundles:
-            self._make_agent(bundle).place()
-        self._thread.start()
-        threading.Thread(target=self._ask_head, name="ray head", daemon=True).start()
+        self._generator = made.remote(len(bundles))
+        self._bundles = bundles
+        for number, bundle in enumerate(bundles):
+            agent = self._make_agent(bundle)
+            agent.placement.request()
+            agent.on_located(location(number))
+        self._listener.start()
+        self._head.begin(time.monotonic())
+
+    def _make_agent(self, bundle: Bundle, *, address: str = "", failures: int = 0) -> RayAgent:
+        agent = super()._make_agent(bundle, address=address, failures=failures)
+        actor = GeneratedActor(self._generator, self._bundles.index(bundle))
+        agent.placement = GeneratedPlacement(actor)
+        return agent
 
     def close(self) -> None:
         self._closing.set()
-        self._thread.join()
+        self._listener.join()
         self._ray.shutdown()
 
 
@@ -132,7 +148,6 @@ def main() -> None:
     args.add_argument("--roles", type=int, nargs="+", default=[1, 16], help="of each agent")
     args.add_argument("--seconds", type=float, default=10.0)
     options = args.parse_args()
-    ray_engine.RayAgent = GeneratedAgent  # type: ignore[misc]
     found = [
         one(agents, roles, options.seconds) for roles in options.roles for agents in options.agents
     ]

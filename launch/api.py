@@ -51,18 +51,19 @@ class Evaluation:
 
 
 def resolve(target: str | Path | Config, overrides: Mapping[str, Any] | None = None) -> Config:
-    """The complete, checked config of a target with overrides: `penstock config show` as a
-    function. No process is started, and the environment is not imported.
+    """Returns the complete, checked config of a target: `penstock config show` as a function.
+
+    No process is started, and the environment is not imported.
 
     Args:
         target: a preset, a YAML file, a gymnasium id, `module:EnvId-v0` or `module:function`; or a
             config, which the overrides then change.
-        overrides: as of `train`.
+        overrides: options of the config by name, as for `train`.
 
-    Raises UserError.
+    Raises:
+        UserError: the target or an override is wrong.
     """
-    named = _named("resolve", target)
-    return load.resolve(named, [_override(*item) for item in (overrides or {}).items()])
+    return load.resolve(_checked_target("resolve", target), _as_overrides(overrides or {}))
 
 
 def train(
@@ -75,7 +76,7 @@ def train(
     progress: bool = True,
     callbacks: Sequence[object] = (),
 ) -> Summary:
-    """Train on this host and return when the run has ended: `penstock train` as a function.
+    """Train on this host until the run has ended: `penstock train` as a function.
 
     Args:
         target: a preset, a YAML file, a gymnasium id, `module:EnvId-v0` or `module:function`; a
@@ -88,36 +89,41 @@ def train(
         progress: show the progress in one line that is overwritten.
         callbacks: objects with methods of `penstock.Callbacks`, called in this thread.
 
+    Returns: the summary of the run.
+
     Ctrl-C, or a notebook's stop button, ends the run cleanly with a checkpoint, and its summary is
     returned with the reason `interrupted`. A second one kills all processes and raises
     KeyboardInterrupt. SIGTERM ends the run cleanly too, and is then delivered to the program. In a
     thread other than the main one signals are not handled: give such a run a limit
     (`stop.minutes`).
 
-    Raises UserError for mistakes that the caller can correct, and RuntimeError, with the traceback
-    of the process as its note, if a process of the run failed.
+    Raises:
+        UserError: an argument or the environment is wrong in a way that the caller can correct.
+        RuntimeError: a process of the run has failed; the traceback of the process is its note.
+        KeyboardInterrupt: a second Ctrl-C has ended the run.
     """
     if resume not in get_args(Resume):
         raise UserError(f'resume={resume!r} is unknown; give "no", "auto" or "must"')
-    named = _named("train", target)
+
+    checked_target = _checked_target("train", target)
     _check_callbacks(callbacks)
     options = dict(overrides or {})
     if run_dir is not None:
         options["run.dir"] = os.fspath(run_dir)
-    given = [_override(*item) for item in options.items()]
+
     source = None if resume_from is None else os.fspath(resume_from)
-    resolved = resolve_resumed(named, given, resume, source)
+    resolved = resolve_resumed(checked_target, _as_overrides(options), resume, source)
     config = resolved.config
     path = Path(config.run.dir) if config.run.dir else default_run_dir(resolved.name)
 
-    def view(title: str) -> MetricSink:
+    def make_view(title: str) -> MetricSink:
         if not progress:
             return Silent()
-        kind = JsonView if config.run.log == "json" else ProgressLine
-        return kind(sys.stdout, title, config.stop)
+        view = JsonView if config.run.log == "json" else ProgressLine
+        return view(sys.stdout, title, config.stop)
 
     outcome, summary = conduct(
-        resolved, path, resume, topology.train, view, callbacks=callbacks, source=source
+        resolved, path, resume, topology.train, make_view, callbacks=callbacks, source=source
     )
     _raise_failure(outcome, path)
     return summarized(path, summary)
@@ -145,23 +151,35 @@ def evaluate(
         seed: seed of the environments; the same seed gives the same episodes.
         max_episode_steps: cut episodes after so many agent steps; None: the run's
             `eval.max_episode_steps`.
-        allow: names that the run may import, as of `load_policy`.
+        allow: names that the run may import, as for `load_policy`.
 
-    Raises UserError.
+    Returns: returns and lengths of the episodes.
+
+    Raises:
+        UserError: there is no such run or checkpoint, or an argument is wrong.
     """
     from penstock.evaluation.evaluate import evaluate as play
 
-    count, first = whole_number("episodes", episodes, 1), whole_number("seed", seed, 0)
-    most = max_episode_steps
-    if most is not None:
-        most = whole_number("max_episode_steps", most, 1)
-    found = play(os.fspath(run_dir), count, checkpoint, sample, first, most, allow)
-    returns, lengths = tuple(found["returns"]), tuple(found["lengths"])
-    return Evaluation(found["checkpoint"], returns, lengths, found["cut"], found["sample"])
+    episodes = whole_number("episodes", episodes, 1)
+    seed = whole_number("seed", seed, 0)
+    if max_episode_steps is not None:
+        max_episode_steps = whole_number("max_episode_steps", max_episode_steps, 1)
+
+    result = play(os.fspath(run_dir), episodes, checkpoint, sample, seed, max_episode_steps, allow)
+    return Evaluation(
+        checkpoint=result["checkpoint"],
+        returns=tuple(result["returns"]),
+        lengths=tuple(result["lengths"]),
+        cut=result["cut"],
+        sampled=result["sample"],
+    )
 
 
-def _named(function: str, target: str | Path | Config) -> str | Config:
-    """The target as text or as a config. Raises UserError for anything else."""
+def _checked_target(function: str, target: str | Path | Config) -> str | Config:
+    """Returns the target as text or as a config; raises UserError for anything else.
+
+    ``function`` is the name of the caller, for the message.
+    """
     if isinstance(target, Config):
         return target
     if not isinstance(target, str | os.PathLike):
@@ -174,14 +192,24 @@ def _named(function: str, target: str | Path | Config) -> str | Config:
 
 
 def _check_callbacks(callbacks: object) -> None:
+    """Raise UserError for callbacks that are not a list."""
     if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
         raise UserError(
             f"callbacks={callbacks!r} is not a list; give a list of objects, callbacks=[...]"
         )
 
 
+def _as_overrides(options: Mapping[str, Any]) -> list[str]:
+    """Returns options by name as overrides, each ``key=value``."""
+    return [_override(name, value) for name, value in options.items()]
+
+
 def _override(name: str, value: Any) -> str:
-    """``key=value`` as on the command line: JSON is YAML."""
+    """Returns an option as ``key=value``, as on the command line: JSON is YAML.
+
+    Raises:
+        UserError: the value is not one of a config.
+    """
     try:
         return f"{name}={json.dumps(value, default=_plain, allow_nan=False)}"
     except (AttributeError, TypeError, ValueError):
@@ -192,26 +220,29 @@ def _override(name: str, value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
+    """Returns a path or a scalar of numpy as a value of JSON."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return value.item()  # numpy's scalars; what has none raises AttributeError
 
 
 def _raise_failure(outcome: Outcome, run_dir: Path) -> None:
-    """Raise the error that ended the run, if any."""
+    """Raise the error that has ended the run, if any, or deliver the signal that has."""
     failure = outcome.failure
     if failure is not None and failure.user:
         mistake = UserError(failure.message)
-        if failure.traceback:  # of the environment's own code
+        # Errors of the environment's own code have a traceback.
+        if failure.traceback:
             mistake.add_note(failure.traceback)
         raise mistake
+
     if failure is not None and not failure.asked:
         error = RuntimeError(f"{outcome.error}; the logs are in {run_dir / 'logs'}")
         error.add_note(failure.traceback)
         raise error
+
+    # The run has ended by a signal, which the program still has to get.
     if outcome.reason == "terminated":
-        os.kill(
-            os.getpid(), outcome.exit_code - 128
-        )  # the run has ended: deliver the signal to the program
+        os.kill(os.getpid(), outcome.exit_code - 128)
     if failure is not None:
         raise KeyboardInterrupt

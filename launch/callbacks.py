@@ -111,29 +111,60 @@ class Callbacks:
         """Called after the run has ended, however it did, when its files are complete."""
 
 
-@dataclass
 class Hook:
     """An object of the user, and how far `on_steps` was called for it."""
 
-    path: str
-    """What names it in messages."""
-    made: object
-    every_steps: int = Callbacks.every_steps
-    reached: int = 0
-    """The last multiple of `every_steps`."""
+    def __init__(self, name: str, callbacks: object) -> None:
+        """Check the object.
+
+        Args:
+            name: what names it in messages.
+            callbacks: the object.
+
+        Raises:
+            UserError: it has none of the methods, or its `every_steps` is no number of steps.
+        """
+        _check_methods(name, callbacks)
+        self.name = name
+        self.callbacks = callbacks
+        self._every_steps = whole_number(
+            f"every_steps of callback {name}",
+            getattr(callbacks, "every_steps", Callbacks.every_steps),
+            1,
+        )
+        self._multiple = 0
+        """The last multiple of `every_steps` for which `on_steps` was due."""
+
+    def reaches_multiple(self, steps: int) -> bool:
+        """Note the agent steps of a run; returns whether `on_steps` is due."""
+        multiple = steps // self._every_steps
+        is_due = multiple > self._multiple
+        if is_due:
+            self._multiple = multiple
+        return is_due
 
 
 class Hooks(MetricSink):
     """Calls the callbacks of a run."""
 
     def __init__(self, paths: Sequence[str], run: Run, made: Sequence[object] = ()) -> None:
-        """``paths`` are ``module:Class``, ``made`` are objects. Raises UserError if an object
-        cannot be made, has none of the methods, or an `every_steps` that is no number of steps."""
+        """Make the objects of the user, and check them.
+
+        Args:
+            paths: classes of which an object is made, each ``module:Class``.
+            run: the run, which the callbacks get.
+            made: further objects.
+
+        Raises:
+            UserError: an object cannot be made, has none of the methods, or an `every_steps` that
+                is no number of steps.
+        """
         self.run = run
         self._summary: Json | None = None
-        named = [(path, _make(path)) for path in paths]
-        named += [(type(hook).__name__, hook) for hook in made]
-        self._hooks = [_checked(path, hook) for path, hook in named]
+
+        objects = [(path, _make(path)) for path in paths]
+        objects += [(type(callbacks).__name__, callbacks) for callbacks in made]
+        self._hooks = [Hook(name, callbacks) for name, callbacks in objects]
 
     def metrics(self, metrics: Json, *, final: bool = False) -> bool:
         """Call `on_steps` where it is due; returns whether any of the callbacks ends the run."""
@@ -141,16 +172,15 @@ class Hooks(MetricSink):
         if final or steps is None:
             return False
 
-        due = [hook for hook in self._hooks if steps // hook.every_steps > hook.reached]
-        for hook in due:
-            hook.reached = steps // hook.every_steps
+        due = [hook for hook in self._hooks if hook.reaches_multiple(steps)]
         return _any_true([self._call(hook, "on_steps", metrics) for hook in due])
 
     def event(self, event: RunEvent) -> bool:
         """Pass a result to the callbacks; returns whether any of them ends the run."""
         result = event.result
         if result is not None and event.kind == "checkpoint":
-            self._call_all("on_checkpoint", Saved(**{**result, "folder": Path(result["folder"])}))
+            saved = Saved(**{**result, "folder": Path(result["folder"])})
+            self._call_all("on_checkpoint", saved)
         elif result is not None and event.kind == "evaluation":
             return _any_true(self._call_all("on_evaluation", _evaluated(result)))
         elif event.kind == "end":
@@ -165,21 +195,28 @@ class Hooks(MetricSink):
 
             self._call_all("on_end", summarized(self.run.folder, summary))
 
-    def _call_all(self, name: str, about: object) -> list[Any]:
-        return [self._call(hook, name, about) for hook in self._hooks]
+    def _call_all(self, name: str, argument: object) -> list[Any]:
+        """Call the method ``name`` of each object; returns their answers."""
+        return [self._call(hook, name, argument) for hook in self._hooks]
 
-    def _call(self, hook: Hook, name: str, about: object) -> Any:
-        """The answer of a callback; None where the object has no such method, or it fails."""
-        method = getattr(hook.made, name, None)
+    def _call(self, hook: Hook, name: str, argument: object) -> Any:
+        """Call a method of a user's object, if it has it.
+
+        Returns: the answer; None if the object has no such method, or the method has failed.
+        """
+        method = getattr(hook.callbacks, name, None)
         if method is None:
             return None
+
+        # A callback may raise anything, and the run continues.
         try:
-            return method(self.run, about)
+            return method(self.run, argument)
         except (Exception, SystemExit) as error:
-            self._failed(f"callback {hook.path}.{name}", error)
+            self._report_failure(f"callback {hook.name}.{name}", error)
             return None
 
-    def _failed(self, name: str, error: BaseException) -> None:
+    def _report_failure(self, name: str, error: BaseException) -> None:
+        """Show the error of a callback, and write its traceback to the log."""
         text = " ".join(str(error).split())
         logger.warning(f"{name} failed with {type(error).__name__}: {text}; the run continues")
         path = self.run.folder / "logs" / LOG
@@ -188,33 +225,31 @@ class Hooks(MetricSink):
 
 
 def _any_true(answers: Sequence[Any]) -> bool:
-    """Whether one of the answers is True, also numpy's."""
+    """Returns whether one of the answers is True, also numpy's."""
     return any(type(answer).__name__ == "bool" and bool(answer) for answer in answers)
 
 
-def _checked(path: str, made: object) -> Hook:
-    """The hook of a user's object. Raises UserError for one that cannot be called."""
-    _check_hears(path, made)
-    every_steps = getattr(made, "every_steps", Callbacks.every_steps)
-    return Hook(path, made, whole_number(f"every_steps of callback {path}", every_steps, 1))
+def _check_methods(name: str, callbacks: object) -> None:
+    """Raise UserError for an object without any callback method, such as with a misspelt name."""
+    if isinstance(callbacks, type):
+        class_name = callbacks.__name__
+        raise UserError(f"callback {class_name} is a class; give an object of it: {class_name}()")
 
-
-def _check_hears(path: str, hook: object) -> None:
-    """Refuse an object without any callback method, such as one with a misspelt name."""
-    if isinstance(hook, type):
-        name = hook.__name__
-        raise UserError(f"callback {name} is a class; give an object of it: {name}()")
-    names = [name for name in vars(Callbacks) if name.startswith("on_")]
-    for name in names:
-        method = getattr(hook, name, None)
-        if callable(method) and getattr(method, "__func__", None) is not getattr(Callbacks, name):
+    # A method that the object has only from the base class does nothing.
+    methods = [method for method in vars(Callbacks) if method.startswith("on_")]
+    for method in methods:
+        function = getattr(callbacks, method, None)
+        base_function = getattr(Callbacks, method)
+        if callable(function) and getattr(function, "__func__", None) is not base_function:
             return
+
     raise UserError(
-        f"callback {path} has none of the methods {', '.join(names)}; define at least one of them"
+        f"callback {name} has none of the methods {', '.join(methods)}; define at least one of them"
     )
 
 
 def _make(path: str) -> Any:
+    """Import a user's class and make an object of it; raises UserError if that fails."""
     from penstock.core.loading import explained, load
 
     purpose = f"callback {path}"
@@ -223,11 +258,18 @@ def _make(path: str) -> Any:
 
 
 def _evaluated(message: Json) -> Evaluated:
-    returns = {f"return_{key}": message["return"][key] for key in ("mean", "std", "min", "max")}
-    same = ("episodes", "trained_steps", "learner_steps", "time_s", "best")
+    """Returns the result of an evaluation from its event."""
+    returns = message["return"]
     return Evaluated(
-        **returns,
+        return_mean=returns["mean"],
+        return_std=returns["std"],
+        return_min=returns["min"],
+        return_max=returns["max"],
         length_mean=message["length"]["mean"],
-        **{name: message[name] for name in same},
+        episodes=message["episodes"],
+        trained_steps=message["trained_steps"],
+        learner_steps=message["learner_steps"],
+        time_s=message["time_s"],
+        best=message["best"],
         play=message.get("play", "greedy"),
     )

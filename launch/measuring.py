@@ -1,8 +1,9 @@
-"""Times what `penstock.autotune` chooses by before the roles start: an actor's step, a connector's
-slot and a learner's update; and what `penstock profile` advises by, an actor's step with threads.
+"""Measurements before the roles of a run start.
 
-Each is timed in a process of its own (`alone`), as it imports the environment, which is the user's
-code, and torch.
+`penstock.autotune` chooses by an actor's step, a connector's slot and a learner's update;
+`penstock profile` advises by an actor's step with several threads. Each is timed in a process of
+its own (`alone`), as it imports the environment, which is the user's code, and torch. A function
+`..._seconds` or `thread_trials` starts that process, and `time_...` is what it executes.
 """
 
 from __future__ import annotations
@@ -27,15 +28,23 @@ if TYPE_CHECKING:
     from penstock.core.params import Float32, Stamp
     from penstock.envs import BatchedEnv
 
-PASS_S = 0.01  # an unroll that is timed takes about so long
-# A step may wait rarely and long, which the mean of a longer unroll shows.
+PASS_S = 0.01
+"""An unroll that is timed takes about so long."""
 THREADS_PASS_S = 0.5
-MOST_STEPS = 32  # of an unroll that is timed
-LEAST_ROUNDS = 3  # of unrolls, however long they take
-MAKING_S = 10.0  # more environments are not tried where making them is expected to take longer
-BUDGET_S = 0.5  # of each number and the one before it, beside making them
-MESSAGE_S = 60e-6  # of a connector for each slot, beside what is timed (docs/scaling.md)
-CONNECTOR_S = 10.0  # for receiving and training
+"""The same for unrolls with threads. A step may wait rarely and long, which the mean of a longer
+unroll shows."""
+MOST_STEPS = 32
+"""Most steps of an unroll that is timed."""
+LEAST_ROUNDS = 3
+"""Unrolls are timed at least this often, however long they take."""
+MAKING_S = 10.0
+"""More environments are not tried if making them is expected to take longer than this."""
+BUDGET_S = 0.5
+"""Time for measuring each number of environments and the one before it, beside making them."""
+MESSAGE_S = 60e-6
+"""Time of a connector for each slot, beside what is timed here (docs/scaling.md)."""
+CONNECTOR_S = 10.0
+"""Time for measuring a connector and a learner."""
 
 
 class TimedUnroll(NamedTuple):
@@ -48,133 +57,177 @@ class TimedUnroll(NamedTuple):
 
 
 def step_seconds(config: Config) -> list[list[Any]]:
-    """Numbers of environments and the seconds of an agent step with each, as `time_steps`."""
+    """Time an actor's step in a process of its own; returns what `time_steps` does."""
     seconds = BUDGET_S * len(config.envs_choices)
     return _alone(time_steps.__name__, config, seconds, config.actors.threads)
 
 
 def connector_seconds(config: Config) -> list[list[Any]]:
-    """The seconds of an agent step in a connector and in a learner, as `time_connector`."""
+    """Time connector and learner in a process of their own; returns what `time_connector` does."""
     return _alone(time_connector.__name__, config, CONNECTOR_S, config.learner.first_threads)
 
 
 def thread_trials(config: Config) -> list[list[Any]]:
-    """What an actor does with rising numbers of `actors.env_threads`, as `time_threads`."""
+    """Time an actor with several `actors.env_threads`, in a process of its own.
+
+    Returns: what `time_threads` does.
+    """
     seconds = 2 * THREADS_PASS_S * len(thread_choices(config))
     return _alone(time_threads.__name__, config, seconds, config.actors.threads)
 
 
 def thread_choices(config: Config) -> list[int]:
-    """Numbers of `actors.env_threads` from that of ``config`` up to a thread for each environment,
-    of which each halves the environments of a thread."""
-    envs, now = config.actor_envs, config.actors.env_threads
-    halved = {-(-envs // 2**k) for k in range(envs.bit_length())}
-    return [now, *sorted(number for number in halved if now < number <= MOST_SMALL)]
+    """Returns the numbers of `actors.env_threads` that are tried, in rising order.
+
+    They begin with that of ``config`` and end with a thread for each environment; each number
+    halves the environments of a thread.
+    """
+    envs = config.actor_envs
+    configured = config.actors.env_threads
+    # Rounded up, the environments divided by each power of two.
+    numbers = {-(-envs // 2**k) for k in range(envs.bit_length())}
+    return [configured, *sorted(n for n in numbers if configured < n <= MOST_SMALL)]
 
 
 def _alone(name: str, config: Config, seconds: float, threads: int) -> list[list[Any]]:
-    """What the function ``name`` of this file returns in a process of its own, with the errors of
-    `alone`."""
-    found: list[list[Any]] = alone(
+    """Call a function of this file in a process of its own, as `alone` does.
+
+    Args:
+        name: name of the function, which takes a config as JSON.
+        config: the config.
+        seconds: how long it is known to measure.
+        threads: number of threads of numerical libraries in the process.
+
+    Returns: what the function returns.
+    """
+    result: list[list[Any]] = alone(
         f"{__name__}:{name}",
         {"config": config.model_dump(mode="json")},
         seconds=seconds,
         start_s=config.run.start_timeout_s,
         threads=threads,
     )
-    return found
+    return result
 
 
 def time_steps(config: Mapping[str, Any]) -> list[list[Any]]:
-    """Time an actor's step for rising numbers of environments; returns number and seconds of each.
+    """Time an actor's step for rising numbers of environments, until more gain little.
 
-    ``config`` is a config as JSON.
+    Args:
+        config: a config as JSON.
+
+    Returns: for each number that was tried, the number and the seconds of an agent step.
     """
     from penstock.envs import probe
 
     settings = Config.model_validate(config)
-    choices, info = settings.envs_choices, probe(settings.env)
-    settings = _prepared(with_number(settings, choices[0]), info)
+    choices = settings.envs_choices
+    spaces = probe(settings.env)
+    settings = _prepared(with_number(settings, choices[0]), spaces)
+
     seconds: Seconds = {}
-    with ExitStack() as kept:  # the environments of the number before
-        before: Callable[[], float] | None = None
+    previous_play: Callable[[], float] | None = None
+    with ExitStack() as previous_envs:
         for envs in choices:
             with ExitStack() as stack:
                 began_s = time.perf_counter()
                 play = stack.enter_context(_unrolls(with_number(settings, envs))).play
                 making_s = time.perf_counter() - began_s
-                if before is None:
+
+                # The machine may be busier than it was, so only the ratio of two numbers that are
+                # timed in turns counts.
+                if previous_play is None:
                     [seconds[envs]] = race([play])
-                else:  # by the ratio, as the machine may be busier than it was
-                    fewer_s, own_s = race([before, play])
-                    seconds[envs] = seconds[envs // 2] * own_s / fewer_s
+                else:
+                    previous_s, step_s = race([previous_play, play])
+                    seconds[envs] = seconds[envs // 2] * step_s / previous_s
                 if enough(seconds) != envs or 2 * making_s > MAKING_S:
                     break
-                kept.close()
-                before = play
-                kept.enter_context(stack.pop_all())
+
+                # The environments stay open for the comparison with the next number.
+                previous_envs.close()
+                previous_play = play
+                previous_envs.enter_context(stack.pop_all())
     return [[*entry] for entry in seconds.items()]
 
 
 def time_threads(config: Mapping[str, Any]) -> list[list[Any]]:
-    """Time an actor's step for rising numbers of threads that step its environments, until twice as
-    many gain little; returns the number, agent steps per second, and how many cores the actor keeps
-    busy with all programs that it has started. Empty where threads do not step the environment.
+    """Time an actor's step for rising numbers of threads that step its environments.
 
-    ``config`` is a config as JSON, with a number of environments.
+    Ends once twice as many threads gain little.
+
+    Args:
+        config: a config as JSON, with a number of environments.
+
+    Returns: for each number that was tried, the number, agent steps per second, and how many cores
+    the actor keeps busy together with all programs that it has started. Empty if threads do not
+    step this environment.
     """
     from penstock.envs import probe, uses_threads
 
     settings = Config.model_validate(config)
     if not uses_threads(settings.env):
         return []
+
     settings = _prepared(settings, probe(settings.env))
-    found: list[list[Any]] = []
+    trials: list[list[Any]] = []
+    steps_per_s: list[float] = []
     for threads in thread_choices(settings):
         began_s = time.perf_counter()
         with _unrolls(with_threads(settings, threads), THREADS_PASS_S) as unroll:
             making_s = time.perf_counter() - began_s
             step_s, cpu_s = mean_step(unroll)
-        found.append([threads, 1 / step_s, cpu_s / step_s])
-        gains = len(found) == 1 or found[-1][1] > LEAST_GAIN * found[-2][1]
+
+        steps_per_s.append(1 / step_s)
+        trials.append([threads, steps_per_s[-1], cpu_s / step_s])
+        gains = len(trials) == 1 or steps_per_s[-1] > LEAST_GAIN * steps_per_s[-2]
         if not gains or making_s > MAKING_S:
             break
-    return found
+    return trials
 
 
 def with_threads(config: Config, threads: int) -> Config:
-    """``config`` with so many threads that step the environments of each actor."""
+    """Returns ``config`` with so many threads that step the environments of each actor."""
     actors = config.actors.model_copy(update={"env_threads": threads})
     return config.model_copy(update={"actors": actors})
 
 
 def mean_step(unroll: TimedUnroll) -> tuple[float, float]:
-    """The seconds of an agent step, and its processor time with that of the programs that this
-    process has started: means over at least `BUDGET_S`."""
+    """Play an unroll again and again for at least `BUDGET_S`.
+
+    Returns: means of the seconds of an agent step, and of its processor time in seconds, which
+    includes that of the programs that this process has started.
+    """
     steps_s: list[float] = []
-    spent_before_s, ends_s = spent_s(), time.perf_counter() + BUDGET_S
-    while not steps_s or time.perf_counter() < ends_s:
+    begin_cpu_s = spent_s()
+    deadline_s = time.perf_counter() + BUDGET_S
+    while not steps_s or time.perf_counter() < deadline_s:
         steps_s.append(unroll.play())
-    spent = spent_s() - spent_before_s
-    return fmean(steps_s), spent / (len(steps_s) * unroll.steps)
+
+    cpu_s = spent_s() - begin_cpu_s
+    return fmean(steps_s), cpu_s / (len(steps_s) * unroll.steps)
 
 
 def spent_s() -> float:
-    """Processor time of this process so far, and of the programs that it has started and that
-    run."""
+    """Returns the processor time of this process, and of the running programs that it has started.
+
+    In seconds, since they began.
+    """
     import psutil
 
-    spent = time.process_time()
+    total_s = time.process_time()
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
             times = child.cpu_times()
-            spent += times.user + times.system
-    return spent
+            total_s += times.user + times.system
+    return total_s
 
 
 def _prepared(config: Config, spaces: Spaces) -> Config:
-    """``config`` with the form of inference that an actor takes, whose library is then imported and
-    no part of what is timed."""
+    """Returns ``config`` with the form of inference that an actor takes.
+
+    The library of that form is imported here, so that the import is no part of what is timed.
+    """
     from penstock.algos.acting import make_inference
     from penstock.autotune.forms import with_acting_form
 
@@ -184,10 +237,14 @@ def _prepared(config: Config, spaces: Spaces) -> Config:
 
 
 def time_connector(config: Mapping[str, Any]) -> list[list[Any]]:
-    """Time what a connector does with a slot (decompress, check, process), and an update of the
-    learner; returns the seconds of an agent step in both, as the only entry of the list.
+    """Time what a connector does with a slot, and an update of the learner.
 
-    ``config`` is a config as JSON.
+    A connector decompresses a slot, checks it and processes it.
+
+    Args:
+        config: a config as JSON.
+
+    Returns: a list with one entry: the seconds of an agent step in a connector and in a learner.
     """
     import numpy as np
 
@@ -201,28 +258,40 @@ def time_connector(config: Mapping[str, Any]) -> list[list[Any]]:
     from penstock.transport.shm.store import Slot
     from penstock.transport.wire import SlotDecoder, SlotEncoder, decode
 
+    # Compiling would take minutes.
     settings = Config.model_validate(config)
-    plain = settings.learner.model_copy(update={"compile": False})  # that would take minutes
-    settings = settings.model_copy(update={"learner": plain})
-    with playing(settings) as (game, rollout):
-        info, spec = game.info, slot_spec(settings, game.info)
-        payload, header = spec.zeros(), np.zeros((), HEADER)
-        steps = header["steps"] = header["produced_steps"] = rollout.fill(spec.views(payload), 0)
-    encoder, decoder = SlotEncoder(spec, settings.transport.codec), SlotDecoder(spec)
-    parts = [bytes(part) for part in encoder.encode(header, payload, 1)]
-    receive = make_receive(settings.algo, info)
+    uncompiled = settings.learner.model_copy(update={"compile": False})
+    settings = settings.model_copy(update={"learner": uncompiled})
+
+    # An actor plays one slot, which is then received again and again.
+    with playing(settings) as (env, rollout):
+        spaces = env.info
+        spec = slot_spec(settings, spaces)
+        payload = spec.zeros()
+        steps = rollout.fill(spec.views(payload), 0)
+    header = np.zeros((), HEADER)
+    header["steps"] = steps
+    header["produced_steps"] = steps
+
+    encoder = SlotEncoder(spec, settings.transport.codec)
+    decoder = SlotDecoder(spec)
+    message_parts = [bytes(part) for part in encoder.encode(header, payload, 1)]
+    receive = make_receive(settings.algo, spaces)
     columns = spec.views(payload)
 
-    def take() -> None:
-        decoder.decode(decode(parts), payload)
+    def receive_slot() -> None:
+        decoder.decode(decode(message_parts), payload)
         receive(columns)
 
-    [slot_s] = race([lambda: own_seconds(take)])
-    trainer = make_trainer(with_training_form(settings, info)[0], info)
+    [slot_s] = race([lambda: own_seconds(receive_slot)])
+
+    # The learner trains on a batch of copies of it.
+    training_config, _ = with_training_form(settings, spaces)
+    trainer = make_trainer(training_config, spaces)
     assert isinstance(trainer, Trainer)
-    slots = settings.learner.batch_slots
-    batch = StagingBatch(spec, slots, trainer.device)
-    batch.gather([Slot(0, header, tuple(payload), columns)] * slots)
+    slot_count = settings.learner.batch_slots
+    batch = StagingBatch(spec, slot_count, trainer.device)
+    batch.gather([Slot(0, header, tuple(payload), columns)] * slot_count)
 
     def train() -> None:
         trainer.step(batch)
@@ -234,32 +303,44 @@ def time_connector(config: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def own_seconds(call: Callable[[], object]) -> float:
-    """The seconds of a call: by the clock, as it may wait outside this thread, without the time in
-    which other programs had its core."""
+    """Time a call without the time in which other programs had the core of this thread.
+
+    Returns: seconds by the clock, as the call may wait outside this thread; always above 0.
+    """
     began_s = time.perf_counter()
-    before_s = coreless_s(os.getpid())
+    begin_coreless_s = coreless_s(os.getpid())
     call()
-    lost_s = coreless_s(os.getpid()) - before_s
-    taken_s = time.perf_counter() - began_s - (0.0 if math.isnan(lost_s) else lost_s)
-    return max(taken_s, 1e-9)  # the two clocks are not read at the same instant
+    lost_s = coreless_s(os.getpid()) - begin_coreless_s
+    elapsed_s = time.perf_counter() - began_s
+
+    # Not every kernel counts the time without a core.
+    own_s = elapsed_s if math.isnan(lost_s) else elapsed_s - lost_s
+    # The two clocks are not read at the same instant, so their difference may be negative.
+    return max(own_s, 1e-9)
 
 
 def race(plays: Sequence[Callable[[], float]], rounds: int = LEAST_ROUNDS) -> list[float]:
-    """The median of the seconds that each of ``plays`` returns.
+    """Call functions in turns, so that other programs on the machine slow all of them alike.
 
-    They are called in turns, at least ``rounds`` times and for at least `BUDGET_S`, so that other
-    programs on the machine slow all of them alike.
+    Args:
+        plays: functions that return seconds.
+        rounds: the least number of calls of each; more follow until `BUDGET_S` has passed.
+
+    Returns: the median of the seconds that each function has returned.
     """
-    found = [[play() for play in plays]]
-    ends_s = time.perf_counter() + BUDGET_S
-    while len(found) < rounds or time.perf_counter() < ends_s:
-        found.append([play() for play in plays])
-    return list(map(median, zip(*found, strict=True)))
+    seconds_of_rounds = [[play() for play in plays]]
+    deadline_s = time.perf_counter() + BUDGET_S
+    while len(seconds_of_rounds) < rounds or time.perf_counter() < deadline_s:
+        seconds_of_rounds.append([play() for play in plays])
+    return [median(seconds) for seconds in zip(*seconds_of_rounds, strict=True)]
 
 
 @contextmanager
 def playing(config: Config) -> Iterator[tuple[BatchedEnv, Rollout]]:
-    """The environments of one actor, and what plays them, with made-up weights; imports both."""
+    """Yields the environments of one actor, and what plays them, with made-up weights.
+
+    Imports the libraries of both.
+    """
     from penstock.actors.rollout import Rollout
     from penstock.algos.acting import make_inference
     from penstock.algos.recorded import make_recorders
@@ -267,37 +348,46 @@ def playing(config: Config) -> Iterator[tuple[BatchedEnv, Rollout]]:
     from penstock.envs.make import FirstIndex
     from penstock.profiling.ledger import TimeLedger
 
-    threads, envs = config.actors.env_threads, config.actor_envs
-    first = FirstIndex.MEASURED + envs  # half as many may be open too
-    with closing(make(config.env, envs, threads, first=first, stagger=True)) as game:
-        inference = make_inference(config, game.info, 0)
-        inference.refresh(_made_up)
-        yield game, Rollout(game, inference, 0, TimeLedger(), make_recorders(config, game))
+    # The indices of these environments begin after those of half as many, which may be open too.
+    threads = config.actors.env_threads
+    envs = config.actor_envs
+    first = FirstIndex.MEASURED + envs
+    with closing(make(config.env, envs, threads, first=first, stagger=True)) as env:
+        inference = make_inference(config, env.info, 0)
+        inference.refresh(_read_made_up_weights)
+        yield env, Rollout(env, inference, 0, TimeLedger(), make_recorders(config, env))
 
 
-def _made_up(out: Float32, newer_than: Stamp | None) -> Stamp:
-    """Stands in for `Link.read_weights`."""
+def _read_made_up_weights(out: Float32, newer_than: Stamp | None) -> Stamp:
+    """Write made-up weights to ``out``, in place of `Link.read_weights`."""
     from penstock.core.params import Stamp
 
-    out.fill(0.01)  # also of a variance
+    out.fill(0.01)  # above 0, as some of them are variances
     return Stamp(0, 1)
 
 
 @contextmanager
 def _unrolls(config: Config, pass_s: float = PASS_S) -> Iterator[TimedUnroll]:
-    """An unroll of an actor that takes about ``pass_s``, or of a single step that takes longer."""
+    """Yields an unroll of an actor that takes about ``pass_s``, or a single step if that is longer.
+
+    Its length is at most `MOST_STEPS`, and that of the config.
+    """
     from penstock.algos.samples import slot_spec
 
-    with playing(config) as (game, rollout):
+    with playing(config) as (env, rollout):
 
         def unroll(steps: int) -> TimedUnroll:
+            """Returns an unroll of so many steps of each environment."""
             actors = config.actors.model_copy(update={"unroll": steps})
-            spec = slot_spec(config.model_copy(update={"actors": actors}), game.info)
+            spec = slot_spec(config.model_copy(update={"actors": actors}), env.info)
             columns = spec.views(spec.zeros())
             rollout.forget_slots()
+            agent_steps = steps * spec.envs
 
-            count = steps * spec.envs
-            return TimedUnroll(count, lambda: own_seconds(lambda: rollout.fill(columns, 0)) / count)
+            def play() -> float:
+                return own_seconds(lambda: rollout.fill(columns, 0)) / agent_steps
+
+            return TimedUnroll(agent_steps, play)
 
         single = unroll(1)
         single.play()  # the first step also prepares

@@ -1,5 +1,7 @@
-"""Who trains with whom: which learners form the group (`GroupMembership`), and for which learner
-each actor plays (`ActorAssignment`). Pure functions of events, as `decisions`.
+"""Which learners train together, and for which learner each actor plays.
+
+`GroupMembership` decides the first, and `ActorAssignment` the second. Both are pure functions of
+events, as `decisions`.
 
 A learner *joins* when it is ready to enter a group. Until a learner has *entered* a group, which
 means that it has received the group's state, a group contains all learners but the spare ones: the
@@ -15,136 +17,203 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from penstock.core.control import Message
 from penstock.core.role_spec import RoleSpec
 from penstock.launch.supervisor_messages import Effect, Send
 
-Streams = dict[int, tuple[int, int]]
-"""The streams of one process of an actor: learner and life of the learner, by incarnation."""
+
+class AssignedStream(NamedTuple):
+    """An actor's samples for one life of one learner."""
+
+    learner: int
+    """Rank of the learner."""
+    life: int
+    """Number of the learner's lives that had ended when the stream began."""
+
+
+Streams = dict[int, AssignedStream]
+"""The streams of one process of an actor, by incarnation."""
+NO_STREAM = AssignedStream(learner=-1, life=0)
+"""Stands for a stream that is not known; no learner has this rank."""
 
 
 class GroupMembership:
-    """The learners of a run, by rank."""
+    """The group of learners that train together, each by its rank."""
 
     def __init__(self, learners: Sequence[RoleSpec]) -> None:
+        """Begin without a group; ``learners`` are all of the run, also spare ones."""
         self._names = {spec.learner: spec.name for spec in learners}
-        self._first = {spec.learner for spec in learners if not spec.spare}
+        self._initial_ranks = {spec.learner for spec in learners if not spec.spare}
+        """The learners that form the first group."""
         self.respec(learners)
         self.members: set[int] = set()
-        self._knowing: set[int] = set()
+        """The living learners that have joined."""
+        self._ranks_with_state: set[int] = set()
+        """The learners that have entered a group, and so hold the trained state."""
         self.begun = False
         """Whether any learner has entered a group."""
         self.epoch = 0
+        """Number of the last group."""
 
     def respec(self, learners: Sequence[RoleSpec]) -> None:
-        """The same learners, which may be on other hosts from now on."""
+        """Take the specs of the same learners, which may be on other hosts from now on."""
         self._meets_at = {spec.learner: spec.meets_at for spec in learners}
 
     def join(self, rank: int) -> list[Effect]:
-        """A learner is ready to enter a group."""
+        """A learner is ready to enter a group; returns the messages that announce a new one."""
         self.members.add(rank)
-        return self._tell()
+        return self._announce_group()
 
     def entered(self, rank: int) -> None:
         """A learner has entered a group and received its state."""
-        self._knowing.add(rank)
+        self._ranks_with_state.add(rank)
         self.begun = True
 
     def leave(self, rank: int) -> list[Effect]:
-        """A learner has ended."""
-        self._knowing.discard(rank)
+        """A learner has ended; returns the messages that announce a group without it."""
+        self._ranks_with_state.discard(rank)
         if rank not in self.members:
             return []
+
         self.members.remove(rank)
-        return self._tell()
+        return self._announce_group()
 
     def dissolve(self) -> None:
-        """No learner holds the trained state any more: as before the first group."""
-        self.members, self._knowing, self.begun = set(), set(), False
+        """Begin anew, as before the first group: no learner holds the trained state any more."""
+        self.members = set()
+        self._ranks_with_state = set()
+        self.begun = False
 
     def failed(self, epoch: int) -> list[Effect]:
-        """The group of ``epoch`` was not formed, or failed although all members live."""
-        return self._tell() if epoch == self.epoch else []
+        """The group of ``epoch`` was not formed, or failed although all members live.
+
+        Returns: the messages that announce the next group; none if there is a newer one already.
+        """
+        return self._announce_group() if epoch == self.epoch else []
 
     def holds_run(self, rank: int, running: set[int]) -> bool:
-        """Whether other running learners hold the trained state."""
-        return bool((running & self._knowing if self.begun else running) - {rank})
+        """Returns whether learners among ``running``, beside that of ``rank``, hold the state.
 
-    def _tell(self) -> list[Effect]:
-        """Announce a new group to its members, if one can be formed."""
-        if not self.begun and not self._first <= self.members:
+        Before the first group every learner is expected to get it from the checkpoint.
+        """
+        holders = running & self._ranks_with_state if self.begun else running
+        return bool(holders - {rank})
+
+    def _announce_group(self) -> list[Effect]:
+        """Form a new group, if that is possible; returns the messages to its members."""
+        if not self.begun and not self._initial_ranks <= self.members:
             return []
+
         self.epoch += 1
         members = sorted(self.members)
-        leader = self._meets_at[members[0]] if members else None
+
         message: Message = {"kind": "group", "epoch": self.epoch, "members": members}
-        if leader is not None:
-            message["meets_at"] = leader
+        # Learners on several hosts meet at the first member.
+        meeting_address = self._meets_at[members[0]] if members else None
+        if meeting_address is not None:
+            message["meets_at"] = meeting_address
         return [Send(self._names[rank], message) for rank in members]
 
 
 class ActorAssignment:
-    """The learner of each actor.
+    """The learner for which each actor plays.
 
     An actor's samples for one life of one learner are a stream, identified by its incarnation.
     """
 
     def __init__(self, actors: Sequence[RoleSpec], learners: Sequence[RoleSpec]) -> None:
-        self._homes = {spec.name: spec.learner for spec in actors}
+        """Assign each actor to its home learner, or to another one if that is spare.
+
+        Args:
+            actors: the actors, each with the rank of its home learner.
+            learners: all learners, also spare ones.
+        """
+        self._home_of = {spec.name: spec.learner for spec in actors}
+        """The home learner of each actor, by the actor's name."""
+        self._assigned_to = dict(self._home_of)
+        """The learner for which each actor plays now."""
+
         self.respec(learners)
         self._present = set(self._addresses)
-        self._assigned = dict(self._homes)
-        self._lives: Counter[int] = Counter()  # of each learner, that have ended
+        """The learners that run, or are about to."""
+        self._ended_lives: Counter[int] = Counter()
+        """Number of lives of each learner that have ended."""
         self._streams: dict[str, Streams] = {}
+        """The streams of each actor's process."""
+
+        # A spare learner is away at first, as one that has ended.
         for spec in learners:
-            if spec.spare:  # it is away at first, as one that has ended
+            if spec.spare:
                 self.leave(spec.learner)
 
     def respec(self, learners: Sequence[RoleSpec]) -> None:
-        """The same learners, which may be on other hosts from now on."""
+        """Take the specs of the same learners, which may be on other hosts from now on."""
         self._addresses = {spec.learner: spec.address for spec in learners}
 
     def leave(self, rank: int) -> list[str]:
-        """A learner has ended; returns the actors that are moved to another one."""
-        self._lives[rank] += 1
+        """A learner has ended; returns the names of the actors that are moved to another one."""
+        self._ended_lives[rank] += 1
         self._present.discard(rank)
         if not self._present:
             return []
-        moved = [name for name, assigned in self._assigned.items() if assigned == rank]
+
+        moved = [name for name, learner in self._assigned_to.items() if learner == rank]
         for name in moved:
-            load = Counter(self._assigned.values())
-            self._assigned[name] = min(self._present, key=lambda rank: (load[rank], rank))
+            # The learner with the fewest actors is next; of several, that of the lowest rank.
+            load = Counter(self._assigned_to.values())
+            self._assigned_to[name] = min(self._present, key=lambda rank: (load[rank], rank))
         return moved
 
     def enter(self, rank: int) -> list[str]:
-        """A learner is ready; returns the actors that are moved to it."""
+        """A learner is ready; returns the names of the actors that are moved to it.
+
+        Those are its own, and all actors that have no living learner.
+        """
         if rank in self._present:
             return []
+
         moved = [
             name
-            for name, assigned in self._assigned.items()
-            if self._homes[name] == rank or assigned not in self._present
+            for name, learner in self._assigned_to.items()
+            if self._home_of[name] == rank or learner not in self._present
         ]
         self._present.add(rank)
-        self._assigned |= dict.fromkeys(moved, rank)
+        self._assigned_to |= dict.fromkeys(moved, rank)
         return moved
 
     def begin(self, name: str, incarnation: int) -> Send | None:
-        """An actor starts a stream; returns the message to it, unless the stream is to the first
-        life of its home learner."""
-        rank = self._assigned[name]
-        self._streams.setdefault(name, {})[incarnation] = rank, self._lives[rank]
-        if rank == self._homes[name] and not self._lives[rank]:
+        """An actor starts a stream.
+
+        Returns: the message that tells the actor its learner; None if that is what it takes by
+        itself, the first life of its home learner.
+        """
+        rank = self._assigned_to[name]
+        life = self._ended_lives[rank]
+        self._streams.setdefault(name, {})[incarnation] = AssignedStream(rank, life)
+        if rank == self._home_of[name] and life == 0:
             return None
-        place = {"index": rank, "address": self._addresses.get(rank), "incarnation": incarnation}
-        return Send(name, {"kind": "learner", **place})
+
+        message = {
+            "kind": "learner",
+            "index": rank,
+            "address": self._addresses.get(rank),
+            "incarnation": incarnation,
+        }
+        return Send(name, message)
 
     def part(self, name: str) -> Streams:
-        """An actor has ended, or is presumed dead; returns its streams, by incarnation."""
+        """An actor has ended, or is presumed dead; returns its streams by incarnation."""
         return self._streams.pop(name)
 
     def learner_of(self, streams: Streams, incarnation: int) -> int | None:
-        """The learner of a stream that has ended; None if that learner has ended too."""
-        rank, lives = streams.get(incarnation, (-1, 0))
-        return rank if lives == self._lives[rank] else None
+        """Returns the learner of a stream that has ended; None if that life of it has ended too.
+
+        Args:
+            streams: those of the actor, from `part`.
+            incarnation: identifies the stream.
+        """
+        stream = streams.get(incarnation, NO_STREAM)
+        learner_lives = stream.life == self._ended_lives[stream.learner]
+        return stream.learner if learner_lives else None

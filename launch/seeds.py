@@ -49,96 +49,144 @@ def train(
     as_json: bool,
     parallel: int | None = None,
 ) -> int:
-    """Train ``seeds`` times, with run.seed, run.seed + 1, ...; ``parallel`` runs at a time, None:
-    as many as the cores allow. Returns the exit code."""
+    """Train a target with several seeds: run.seed, run.seed + 1, and so on.
+
+    Args:
+        target: target as of `penstock train`.
+        overrides: options of the run, each ``key=value``.
+        seeds: number of runs.
+        resume: how each run resumes from its own folder.
+        as_json: whether the results go to standard output as JSON, and all other text to standard
+            error.
+        parallel: number of runs at a time; None: as many as the cores allow.
+
+    Returns: the exit code.
+    """
     resolved = resolve_target(target, overrides)
     config = resolved.config
     check_folder_named(config, resume)
     folder = Path(config.run.dir or default_run_dir(resolved.name))
     stream = sys.stderr if as_json else sys.stdout
-    first = config.run.seed
-    paths = {seed: folder / f"seed-{seed}" for seed in range(first, first + seeds)}
+    first_seed = config.run.seed
+    paths = {seed: folder / f"seed-{seed}" for seed in range(first_seed, first_seed + seeds)}
     for path in paths.values():
         check(path, resume)
+
     at_once = min(seeds, parallel or runs_at_once(config, usable_cores()))
     check_shared(config, at_once)
     after = SignalsAfterRun()
     if at_once == 1:
-        ended = _one_by_one(resolved, paths, resume, as_json, stream, after)
+        ends = _train_one_by_one(
+            resolved, paths, resume, as_json=as_json, stream=stream, after=after
+        )
     else:
-        needed = cores_of(config)
+        run_cores = cores_of(config)
         say_line(
-            f"{at_once} runs at a time: {usable_cores():g} cores, and a run uses {needed}", stream
+            f"{at_once} runs at a time: {usable_cores():g} cores, and a run uses {run_cores}",
+            stream,
         )
         commands = {
             seed: command(target, [*overrides, f"run.seed={seed}"], path, resume)
             for seed, path in paths.items()
         }
         say = partial(say_line, stream=stream)
-        ended = run_commands(commands, at_once, say, after=after)
-    summaries = {seed: found.summary for seed, found in ended.items()}
-    code = exit_code(ended, seeds)
+        ends = run_commands(commands, at_once, say, after=after)
+
+    summaries = {seed: end.summary for seed, end in ends.items()}
+    code = exit_code(ends, seeds)
     result = together(summaries, config.stop.return_)
     plot = _plot(folder)
+
+    # A full disk or a closed pipe does not hide the results from `as_json`.
     with suppress(OSError):
         _show(summaries, result, folder, plot, stream)
     if as_json:
         runs = [{"seed": seed, **summary} for seed, summary in summaries.items()]
-        about = {"run_dir": str(folder), "exit_code": code, "asked": seeds, "plot": plot}
-        print(json.dumps({**about, **result, "runs": runs}), flush=True)
+        group = {"run_dir": str(folder), "exit_code": code, "asked": seeds, "plot": plot}
+        print(json.dumps({**group, **result, "runs": runs}), flush=True)
     return code
 
 
-def _one_by_one(
+def _train_one_by_one(
     resolved: Resolved,
     paths: Mapping[int, Path],
     resume: Resume,
+    *,
     as_json: bool,
     stream: TextIO,
     after: SignalsAfterRun,
 ) -> dict[int, Ended]:
-    """The runs in this process, with its live view."""
-    ended: dict[int, Ended] = {}
+    """Train in this process, with its live view, one seed after the other.
+
+    Args:
+        resolved: the target.
+        paths: folder of each run, by its seed.
+        resume: how each run resumes.
+        as_json: whether a run shows itself as JSON.
+        stream: where lines between the runs are printed.
+        after: handles signals between the runs; one that has arrived ends the group.
+
+    Returns: how each run has ended, by its seed, as far as they were started.
+    """
+    ends: dict[int, Ended] = {}
     for seed, path in paths.items():
         after.restore()
         if after.signalled:
             break
-        say_line(f"seed {seed}, {len(ended) + 1} of {len(paths)}", stream)
-        own = _with_seed(resolved, seed)
-        ended[seed] = train_one(own, path, resume, as_json, after=after)
-        if ended[seed].ends_group:
+
+        say_line(f"seed {seed}, {len(ends) + 1} of {len(paths)}", stream)
+        ends[seed] = train_one(_with_seed(resolved, seed), path, resume, as_json, after=after)
+        if ends[seed].ends_group:
             break
-    return ended
+    return ends
 
 
 def together(summaries: Mapping[int, Summary], goal: float | None) -> dict[str, Any]:
-    """Means over the runs that were not interrupted: return and seconds to ``goal``, with half of
-    the 95 % confidence interval."""
-    ended = [s for s in summaries.values() if s["error"] is None]
-    whole = [s for s in ended if s["exit_reason"] not in INTERRUPTED]
-    solved = [s["solved_at_s"] for s in whole if s["solved_at_s"] is not None]
-    returns = [s["episode_return_mean"] for s in whole if s.get("episode_return_mean") is not None]
+    """Returns means over the runs that were not interrupted and did not fail.
+
+    Args:
+        summaries: summary of each run, by its seed.
+        goal: the return that a run had to reach; None without one.
+
+    Returns: fields for JSON: means of the return and of the seconds to ``goal``, with half of the
+    95 % confidence interval, and how many runs were solved and finished.
+    """
+    finished = [
+        summary
+        for summary in summaries.values()
+        if summary["error"] is None and summary["exit_reason"] not in INTERRUPTED
+    ]
+
+    # A run that has not reached the goal, or has no finished episode, has no such figure.
+    solved_at_s = [summary["solved_at_s"] for summary in finished]
+    solved_at_s = [seconds for seconds in solved_at_s if seconds is not None]
+    returns = [summary.get("episode_return_mean") for summary in finished]
     return {
-        "return": _interval(returns),
+        "return": _interval([value for value in returns if value is not None]),
         "goal": goal,
-        "solved": len(solved),
-        "solved_at_s": _interval(solved),
-        "finished": len(whole),
+        "solved": len(solved_at_s),
+        "solved_at_s": _interval(solved_at_s),
+        "finished": len(finished),
     }
 
 
 def _interval(values: Sequence[float]) -> dict[str, float | None] | None:
+    """Returns mean and interval of some values for JSON; None if there are none."""
     return interval(values)._asdict() if values else None
 
 
 def _with_seed(resolved: Resolved, seed: int) -> Resolved:
+    """Returns the target with another seed."""
     config = resolved.config
     section = config.run.model_copy(update={"seed": seed})
     return replace(resolved, config=config.model_copy(update={"run": section}))
 
 
 def _plot(folder: Path) -> str | None:
-    """Plot the group, if matplotlib is installed and there are metrics; returns the file."""
+    """Plot the group, if matplotlib is installed and there are metrics.
+
+    Returns: the path of the file, or None.
+    """
     from penstock.monitor import plot
 
     if find_spec("matplotlib") is None:
@@ -156,33 +204,58 @@ def _show(
     plot: str | None,
     stream: TextIO,
 ) -> None:
+    """Print a table of the runs with their means, then errors and where the files are.
+
+    Args:
+        summaries: summary of each run, by its seed.
+        result: means over the runs, from `together`.
+        folder: folder of the group.
+        plot: path of the plot, if there is one.
+        stream: where to print.
+    """
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("seed", "ended by", "training return", "steps", "time", "to stop.return"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for seed, s in summaries.items():
-        solved = "-" if s["solved_at_s"] is None else f"{s['solved_at_s']:.2f} s"
-        steps, time = count(s.get("env_steps")), clock(s.get("time_s"))
-        shown = number(s.get("episode_return_mean"))
-        table.add_row(str(seed), s["exit_reason"], shown, steps, time, solved)
+    for column in ("seed", "ended by", "training return", "steps", "time", "to stop.return"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for seed, summary in summaries.items():
+        solved_at_s = summary["solved_at_s"]
+        table.add_row(
+            str(seed),
+            summary["exit_reason"],
+            number(summary.get("episode_return_mean")),
+            count(summary.get("env_steps")),
+            clock(summary.get("time_s")),
+            "-" if solved_at_s is None else f"{solved_at_s:.2f} s",
+        )
+
+    # The last row has the means.
     table.add_section()
-    solved = f"{_text(result['solved_at_s'])} s, {result['solved']} of {len(summaries)}"
-    table.add_row("mean", "", _text(result["return"]), "", "", solved if result["solved"] else "-")
+    solved = "-"
+    if result["solved"]:
+        solved = f"{_text(result['solved_at_s'])} s, {result['solved']} of {len(summaries)}"
+    table.add_row("mean", "", _text(result["return"]), "", "", solved)
+
     width = None if stream.isatty() else 120
     Console(file=stream, width=width, markup=False, highlight=False).print(table)
+
     for seed, summary in summaries.items():
         if summary["error"] is not None:
             say_line(f"seed {seed} failed: {summary['error']}", stream)
-    drawn = f", their learning curves in {plot}" if plot else ""
-    if folder.is_dir():  # it does not exist if the first run was refused
-        say_line(f"the runs are in {folder}{drawn}", stream)
+
+    # There is no folder if the first run was refused.
+    if folder.is_dir():
+        plot_text = f", their learning curves in {plot}" if plot else ""
+        say_line(f"the runs are in {folder}{plot_text}", stream)
 
 
-def _text(found: Mapping[str, float | None] | None) -> str:
-    """470.2 ± 12.3."""
-    if found is None:
+def _text(mean_and_interval: Mapping[str, float | None] | None) -> str:
+    """Returns a mean with half of its interval as text, such as "470.2 ± 12.3"."""
+    if mean_and_interval is None:
         return "-"
-    mean, half = ConfidenceInterval(**found)  # type: ignore[arg-type]
-    return number(mean) + ("" if half is None else f" ± {number(half)}")
+
+    mean, half = ConfidenceInterval(**mean_and_interval)  # type: ignore[arg-type]
+    if half is None:
+        return number(mean)
+    return f"{number(mean)} ± {number(half)}"

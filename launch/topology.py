@@ -26,102 +26,146 @@ from penstock.transport.addresses import (
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
-REMOTE_NICE = 5  # actors on another host start before they receive the learner's config
-EVALUATOR_NICER = 1  # than actors; at 5 more, 15 actors on two cores left it 2 % of them
+REMOTE_NICE = 5
+"""Niceness of actors that join, which start before they receive the learner's config."""
+EVALUATOR_NICER = 1
+"""How much nicer the evaluator is than actors; at 5, 15 actors on two cores left it 2 % of them."""
 
 
 def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
-    """All roles of a run on this host. Learners precede actors, as they take longest to start."""
-    transport, count = config.transport, config.learner.most_count
-    joined_by = TRANSPORTS.here(transport.kind)
-    if joined_by.one_process:
-        main = "penstock.launch.lockstep:run"
-        threads = config.learner.first_threads
-        nice, gpus = config.learner.nice, _gpus(config)
-        lockstep = RoleSpec("lockstep", 0, main, Stage.LEARNER, nice, threads, gpus=gpus)
-        return (lockstep, *_beside(config))
-    bind = transport.bind
-    wire = run_bind(config.transport, runtime_dir)
-    sends = joined_by.reaches_other_hosts
-    addresses = [reachable(bind_of(wire, rank)) if sends else None for rank in range(count)]
-    learners = (_learner(config, rank, address) for rank, address in enumerate(addresses))
+    """Returns all roles of a run on this host.
+
+    Learners precede actors, as they take longest to start.
+    """
+    count = config.learner.most_count
+    transport = TRANSPORTS.here(config.transport.kind)
+
+    # In lockstep mode one process is actors and learner.
+    if transport.one_process:
+        lockstep = RoleSpec(
+            role="lockstep",
+            index=0,
+            main="penstock.launch.lockstep:run",
+            stage=Stage.LEARNER,
+            nice=config.learner.nice,
+            threads=config.learner.first_threads,
+            gpus=_gpus(config),
+        )
+        return (lockstep, *_single_roles(config))
+
+    # Actors on other hosts reach each learner at an address of its connectors, and get its weights
+    # from relays. With `transport.bind`, further actors may join those of shared memory.
+    bind = run_bind(config.transport, runtime_dir)
+    by_network = transport.reaches_other_hosts
+    addresses: list[str | None] = [None] * count
+    connectors: tuple[RoleSpec, ...] = ()
+    relays: tuple[RoleSpec, ...] = ()
+    if by_network:
+        addresses = [reachable(bind_of(bind, rank)) for rank in range(count)]
+        relays = _relays(transport, addresses)
+    if by_network or config.transport.bind:
+        connectors = _connectors(config, bind, range(count))
+
+    learners = [_learner(config, rank, address) for rank, address in enumerate(addresses)]
     return (
         *_server(config, runtime_dir),
-        *_served(config, runtime_dir, _with_spare(config, learners)),
+        *_with_servers(config, runtime_dir, _with_spare(config, learners)),
         *_own_actors(config, addresses),
-        *(_with_spare(config, _connectors(config, wire, range(count))) if sends or bind else ()),
-        *(_with_spare(config, _relays(joined_by, addresses)) if sends else ()),
-        *_beside(config),
+        *_with_spare(config, connectors),
+        *_with_spare(config, relays),
+        *_single_roles(config),
     )
 
 
 def learner(config: Config, bind: str, runtime_dir: Path) -> tuple[RoleSpec, ...]:
-    """The roles of learners without actors of their own; actors join them."""
+    """Returns the roles of learners without actors of their own; actors join them.
+
+    Args:
+        config: the config of the run.
+        bind: address at which the first connector of the first learner listens.
+        runtime_dir: folder for Unix sockets.
+    """
     ranks = range(config.learner.most_count)
+    learners = [_learner(config, rank, None) for rank in ranks]
     return (
         *_server(config, runtime_dir),
-        *_served(config, runtime_dir, (_learner(config, rank, None) for rank in ranks)),
+        *_with_servers(config, runtime_dir, learners),
         *_connectors(config, bind, ranks),
-        *_beside(config),
+        *_single_roles(config),
     )
 
 
 def one_of_several(config: Config, bind: str, rank: int, store: Store) -> tuple[RoleSpec, ...]:
-    """The learner of one rank, with its shards of the parameter server if the pace has one;
-    ``store`` is the rendezvous of all ranks."""
-    beside = _beside(config) if rank == 0 else ()
-    shards: dict[int, str] = {}
+    """Returns the roles of one learner among several that are started one by one.
+
+    Args:
+        config: the config of the run.
+        bind: address at which the first connector of the first learner listens.
+        rank: rank of the learner. If the pace has a parameter server, the learner has the shards
+            whose number, modulo the number of learners, is its rank.
+        store: where all learners meet.
+    """
+    shard_addresses: dict[int, str] = {}
     if config.learner.served:
         host = own_address(store.host)
         offsets = range(rank, config.learner.server_shards, config.learner.most_count)
         port = free_port(host, offsets)
-        shards = own_server_addresses(config, bind, rank, host, port)
-    learner = replace(_learner(config, rank, None, store), servers=tuple(shards.values()))
+        shard_addresses = own_server_addresses(config, bind, rank, host, port)
+
+    shards = [_shard(config, number, address) for number, address in shard_addresses.items()]
+    learner = _learner(config, rank, None, store)
     return (
-        *(
-            replace(_shard(config, shard, address), store=store)
-            for shard, address in shards.items()
-        ),
-        learner,
+        *(replace(shard, store=store) for shard in shards),
+        replace(learner, servers=tuple(shard_addresses.values())),
         *_connectors(config, bind, [rank]),
-        *beside,
+        *(_single_roles(config) if rank == 0 else ()),
     )
 
 
 def actors(count: int, address: str, transport: str) -> tuple[RoleSpec, ...]:
-    """Actors that join a learner and receive its config in the handshake. ``transport`` is the
-    value of --transport."""
-    joined_by = TRANSPORTS.elsewhere(transport)
-    sends = transport == AUTO or TRANSPORTS.here(transport).reaches_other_hosts
-    relays = _relays(joined_by, [address]) if sends else ()
-    return (*_actors(count, REMOTE_NICE, 1, [address]), *relays)
+    """Returns actors that join a learner and receive its config in the handshake.
+
+    Args:
+        count: number of actors.
+        address: address of the learner.
+        transport: value of --transport.
+    """
+    by_network = transport == AUTO or TRANSPORTS.here(transport).reaches_other_hosts
+    relays = _relays(TRANSPORTS.elsewhere(transport), [address]) if by_network else ()
+    return (*_actors(count, nice=REMOTE_NICE, threads=1, addresses=[address]), *relays)
 
 
 def names(specs: Iterable[RoleSpec]) -> str:
-    """The roles as text: "learner, 2 actors, relay"."""
+    """Returns the roles as text, without spare ones: "learner, 2 actors, relay"."""
     counts: dict[str, int] = {}
     for spec in specs:
-        counts[spec.role] = counts.get(spec.role, 0) + (not spec.spare)
-    return ", ".join(role if n == 1 else f"{n} {role}s" for role, n in counts.items())
+        counts.setdefault(spec.role, 0)
+        if not spec.spare:
+            counts[spec.role] += 1
+    return ", ".join(role if count == 1 else f"{count} {role}s" for role, count in counts.items())
 
 
 def _server(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
-    """The parameter server of the paces that have one: a process for each shard."""
+    """Returns the parameter server of the paces that have one: a role for each shard."""
     if not config.learner.served:
         return ()
     addresses = server_addresses(config, runtime_dir)
-    return tuple(_shard(config, shard, address) for shard, address in enumerate(addresses))
+    return tuple(_shard(config, number, address) for number, address in enumerate(addresses))
 
 
-def _shard(config: Config, shard: int, address: str) -> RoleSpec:
+def _shard(config: Config, number: int, address: str) -> RoleSpec:
+    """Returns one shard of the parameter server, which listens at ``address``."""
     main = PACES.specs[config.learner.pace].server
-    return RoleSpec("server", shard, main, Stage.SERVER, address=address)
+    return RoleSpec("server", number, main, Stage.SERVER, address=address)
 
 
-def _served(config: Config, runtime_dir: Path, learners: Iterable[RoleSpec]) -> Iterator[RoleSpec]:
-    """The learners, with the addresses of their parameter server if they have one."""
-    served = config.learner.served
-    servers = tuple(map(reachable, server_addresses(config, runtime_dir))) if served else ()
+def _with_servers(
+    config: Config, runtime_dir: Path, learners: Iterable[RoleSpec]
+) -> Iterator[RoleSpec]:
+    """Yields the learners, with the addresses of their parameter server if they have one."""
+    servers: tuple[str, ...] = ()
+    if config.learner.served:
+        servers = tuple(map(reachable, server_addresses(config, runtime_dir)))
     for spec in learners:
         yield replace(spec, servers=servers)
 
@@ -129,13 +173,21 @@ def _served(config: Config, runtime_dir: Path, learners: Iterable[RoleSpec]) -> 
 def _learner(
     config: Config, rank: int, address: str | None, store: Store | None = None
 ) -> RoleSpec:
+    """Returns one learner.
+
+    Args:
+        config: the config of the run.
+        rank: rank of the learner.
+        address: where actors of this run reach it; None: in shared memory only.
+        store: where several learners that are started one by one meet.
+    """
     return RoleSpec(
-        "learner",
-        rank,
-        "penstock.learner.role:run",
-        Stage.LEARNER,
-        config.learner.nice,
-        config.learner.first_threads,
+        role="learner",
+        index=rank,
+        main="penstock.learner.role:run",
+        stage=Stage.LEARNER,
+        nice=config.learner.nice,
+        threads=config.learner.first_threads,
         address=address,
         informed=True,
         learner=rank,
@@ -145,46 +197,75 @@ def _learner(
 
 
 def _gpus(config: Config) -> int:
-    """Number of GPUs that a learner needs."""
-    return int(config.learner.device.startswith("cuda"))
+    """Returns the number of GPUs that a learner needs."""
+    return 1 if config.learner.device.startswith("cuda") else 0
 
 
 def _actors(
-    count: int, nice: int, threads: int, addresses: list[str | None] | list[str]
+    count: int, *, nice: int, threads: int, addresses: list[str | None] | list[str]
 ) -> tuple[RoleSpec, ...]:
-    """Actors, assigned to the learners in turn."""
-    main = "penstock.actors.role:run"
-    ranks = [i % len(addresses) for i in range(count)]
-    return tuple(
-        RoleSpec("actor", i, main, Stage.ACTORS, nice, threads, addresses[rank], learner=rank)
-        for i, rank in enumerate(ranks)
-    )
+    """Returns actors, assigned to the learners in turn.
+
+    Args:
+        count: number of actors.
+        nice: niceness of their processes.
+        threads: number of threads of each.
+        addresses: address of each learner, by rank; None: they share its memory.
+    """
+    specs = []
+    for index in range(count):
+        rank = index % len(addresses)
+        spec = RoleSpec(
+            role="actor",
+            index=index,
+            main="penstock.actors.role:run",
+            stage=Stage.ACTORS,
+            nice=nice,
+            threads=threads,
+            address=addresses[rank],
+            learner=rank,
+        )
+        specs.append(spec)
+    return tuple(specs)
 
 
 def _own_actors(config: Config, addresses: list[str | None]) -> Iterator[RoleSpec]:
-    """The actors of a run on this host, with those that it may need later."""
-    actors, first = config.actors, config.first_actors
-    for spec in _actors(most_actors(config), actors.nice, actors.threads, addresses):
-        yield replace(spec, spare=spec.index >= first)
+    """Yields the actors of a run; those that it may need later are spare."""
+    specs = _actors(
+        most_actors(config),
+        nice=config.actors.nice,
+        threads=config.actors.threads,
+        addresses=addresses,
+    )
+    for spec in specs:
+        yield replace(spec, spare=spec.index >= config.first_actors)
 
 
 def _with_spare(config: Config, specs: Iterable[RoleSpec]) -> Iterator[RoleSpec]:
-    """Roles of learners; those of learners with which the run does not begin are spare."""
+    """Yields roles of learners; those of learners with which the run does not begin are spare."""
     for spec in specs:
         yield replace(spec, spare=spec.learner >= config.learner.first_count)
 
 
-def _beside(config: Config) -> tuple[RoleSpec, ...]:
-    """What a run has once, whatever its learners are."""
+def _single_roles(config: Config) -> tuple[RoleSpec, ...]:
+    """Returns the roles that a run has once, whatever its learners are."""
     return tuple(spec for make in BESIDE for spec in make(config))
 
 
 def _evaluator(config: Config) -> tuple[RoleSpec, ...]:
-    """The evaluator, at a low priority; it stops last."""
+    """Returns the evaluator, if the run has one. It has a low priority, and stops last."""
     if not config.has_evaluator:
         return ()
-    main, nice = "penstock.evaluation.evaluator:run", min(19, config.actors.nice + EVALUATOR_NICER)
-    return (RoleSpec("evaluator", 0, main, Stage.EVALUATOR, nice, expendable=True),)
+
+    evaluator = RoleSpec(
+        role="evaluator",
+        index=0,
+        main="penstock.evaluation.evaluator:run",
+        stage=Stage.EVALUATOR,
+        nice=min(19, config.actors.nice + EVALUATOR_NICER),
+        expendable=True,
+    )
+    return (evaluator,)
 
 
 BESIDE: list[Callable[[Config], tuple[RoleSpec, ...]]] = [_evaluator]
@@ -192,19 +273,24 @@ BESIDE: list[Callable[[Config], tuple[RoleSpec, ...]]] = [_evaluator]
 
 
 def _connectors(config: Config, bind: str, ranks: Iterable[int]) -> tuple[RoleSpec, ...]:
-    """The connectors of the learners of ``ranks``; those of a learner have successive indices."""
+    """Returns the connectors of the learners of ``ranks``.
+
+    Those of a learner have successive indices. ``bind`` is where the first connector of the first
+    learner listens.
+    """
     main = "penstock.launch.connector:run"
-    return tuple(
-        RoleSpec("connector", index, main, Stage.CARRIERS, address=address, learner=rank)
-        for rank in ranks
-        for index, address in enumerate(
-            connector_addresses(config, bind, rank), rank * config.transport.first_connectors
-        )
-    )
+    specs = []
+    for rank in ranks:
+        first_index = rank * config.transport.first_connectors
+        for index, address in enumerate(connector_addresses(config, bind, rank), first_index):
+            specs.append(
+                RoleSpec("connector", index, main, Stage.CARRIERS, address=address, learner=rank)
+            )
+    return tuple(specs)
 
 
 def _relays(transport: TransportSpec, addresses: Sequence[str | None]) -> tuple[RoleSpec, ...]:
-    """The relays that bring the weights of each learner to this host."""
+    """Returns the relays that bring the weights of each learner to this host."""
     main = transport.relay
     if main is None:
         return ()
@@ -215,7 +301,7 @@ def _relays(transport: TransportSpec, addresses: Sequence[str | None]) -> tuple[
 
 
 def role_arguments(run_dir: Path, runtime_dir: Path) -> dict[str, Any]:
-    """Arguments that every role gets, with defaults for those that only some commands set."""
+    """Returns the arguments of every role, with defaults for those that only some commands set."""
     return {
         "run_dir": str(run_dir.absolute()),
         "runtime_dir": str(runtime_dir),

@@ -175,12 +175,12 @@ class Agent(HostSupervisor):
         self._listener, self._missed_s = listener, missed_s
         self._ends: dict[str, Message] = {}
 
-    def _found_again(self) -> bool:
+    def _reconnect(self) -> bool:
         ends_s = time.monotonic() + self._missed_s
         poller = select.poll()
         poller.register(self._listener, select.POLLIN)
         while not poller.poll(TURN_S * 1000):
-            self._look()
+            self._report_roles()
             if time.monotonic() > ends_s:
                 return False
         self._channel = Channel(self._listener.accept()[0])

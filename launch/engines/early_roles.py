@@ -20,15 +20,35 @@ if TYPE_CHECKING:  # `typing` itself takes a while to import
     from penstock.core.role_spec import RoleSpec
     from penstock.launch.engines.shim_process import ShimProcess
 
+
+class EarlyRole:
+    """How the process of a role is started before the role is known.
+
+    A NamedTuple would need `typing`.
+    """
+
+    def __init__(self, ahead: str, nice: int, saves: bool) -> None:
+        """Describe the process.
+
+        Args:
+            ahead: ``module`` that it imports while it waits, or ``module:function`` that it calls.
+            nice: its niceness meanwhile, by which the learner has priority.
+            saves: whether it saves before it dies with the command.
+        """
+        self.ahead = ahead
+        self.nice = nice
+        self.saves = saves
+
+
 EARLY_ROLES = {
-    "learner-0": ("penstock.learner.early_imports:import_modules", 0, True),
-    "actor-0": ("penstock.actors.role", 5, False),
+    "learner-0": EarlyRole("penstock.learner.early_imports:import_modules", nice=0, saves=True),
+    "actor-0": EarlyRole("penstock.actors.role", nice=5, saves=False),
 }
-"""By role: the module that it imports while it waits, with a function to call if there is one, its
-niceness meanwhile, by which the learner has priority, and whether it saves before it dies with the
-command."""
+"""The processes that are started early, by the names of their roles."""
 THREADS = 1
+"""Number of threads of numerical libraries in these processes."""
 COMMAND = "train"
+"""The command that starts them."""
 OPTIONS_WITHOUT_EARLY_ROLES = (
     *("--help", "--seeds", "--parallel"),
     *("--engine", "--address", "--working-dir"),
@@ -36,7 +56,9 @@ OPTIONS_WITHOUT_EARLY_ROLES = (
 """Options with which the command starts no roles on this host, or not as its own processes."""
 
 _waiting: dict[str, ShimProcess] = {}
+"""The processes that wait for their roles, by the names of these."""
 _inherited_at_start: tuple[str, dict[str, str]] | None = None
+"""What the processes have inherited from this one."""
 
 
 def start(arguments: Sequence[str]) -> None:
@@ -44,25 +66,34 @@ def start(arguments: Sequence[str]) -> None:
     global _inherited_at_start
     if not _is_likely(arguments):
         return
+
     from penstock.launch.engines.shim_process import ShimProcess
 
     try:
         _inherited_at_start = _inherited_state()
-        for name, (module, nice, saves) in EARLY_ROLES.items():
-            _waiting[name] = ShimProcess(name, THREADS, saves, module, nice)
+        for name, role in EARLY_ROLES.items():
+            _waiting[name] = ShimProcess(
+                name, THREADS, role.saves, ahead=role.ahead, nice=role.nice
+            )
     except OSError:  # it is reported where the run's folder cannot be made, or a role not started
         return
 
 
 def take(spec: RoleSpec) -> ShimProcess | None:
-    """The process that waits for the role ``spec``; None where it must be started now."""
+    """Take the process that waits for a role.
+
+    Returns: the process, which the role ``spec`` fits, or None if one must be started now.
+    """
     if spec.name not in _waiting:
         return None
+
+    # The process was started for a role with these settings, and inherited what it cannot change.
     shim = _waiting.pop(spec.name)
-    _, nice, _ = EARLY_ROLES[spec.name]
+    nice = EARLY_ROLES[spec.name].nice
     fits = spec.threads == THREADS and spec.nice >= nice and spec.meets_at is None
     if fits and _inherited_state() == _inherited_at_start and shim.process.poll() is None:
         return shim
+
     shim.discard()
     return None
 
@@ -75,11 +106,12 @@ def discard(needed: Collection[str] = ()) -> None:
 
 
 def _inherited_state() -> tuple[str, dict[str, str]]:
-    """What a process inherits from this one."""
+    """Returns what a process inherits from this one: current folder and environment."""
     return os.getcwd(), dict(os.environ)
 
 
 def _is_likely(arguments: Sequence[str]) -> bool:
+    """Returns whether the command with these arguments is likely to start roles on this host."""
     if sys.platform != "linux" or len(arguments) < 2 or arguments[0] != COMMAND:
         return False
     return not any(argument.startswith(OPTIONS_WITHOUT_EARLY_ROLES) for argument in arguments)

@@ -37,14 +37,17 @@ from penstock.core.role_spec import RoleSpec
 from penstock.launch.engines import early_roles
 from penstock.launch.engines.shim_process import ShimProcess
 from penstock.profiling.ledger import Part, now_in, seconds_of
-from penstock.profiling.status import Phase
+from penstock.profiling.status import Phase, StatusPage
 
 if TYPE_CHECKING:
     from penstock.profiling.report.readings import Thread
 
-LINGER_S = 10.0  # from the role's end until a guard that still runs is killed
+LINGER_S = 10.0
+"""A guard that still runs so long after its role's end is killed."""
 GRACE_S = 10.0
+"""Time for a role to save after its shim's death, if its arguments have none."""
 WAIT_S = 0.1
+"""Interval at which `LocalHandle.wait` looks at guard and role."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -72,10 +75,11 @@ class LocalEngine:
     def start(
         self, spec: RoleSpec, incarnation: int, arguments: Mapping[str, Any], log: Path
     ) -> LocalHandle:
+        """Start a role, in the process that waits for it already if there is one."""
         self._handles = [handle for handle in self._handles if not handle.reaped]
         keep_fds = self._keep_fds if spec.essential else ()
         shim = early_roles.take(spec)
-        handle = LocalHandle(spec, incarnation, arguments, log, keep_fds, shim)
+        handle = LocalHandle(spec, incarnation, arguments, log, keep_fds=keep_fds, shim=shim)
         self._handles.append(handle)
         return handle
 
@@ -93,8 +97,67 @@ class LocalEngine:
         self._handles = []
 
 
+class RoleProcess:
+    """The process of a role, held by a pidfd as soon as the status page names it.
+
+    Descriptors are reserved for that, so that it succeeds also if this process has none left.
+    """
+
+    def __init__(self, page: StatusPage, reserved_fds: list[int]) -> None:
+        """Wait for the process that ``page`` will name; ``reserved_fds`` are closed before."""
+        self.fd: int | None = None
+        """The pidfd; None before the process is found, or if it had ended by then."""
+        self._page = page
+        self._reserved_fds = reserved_fds
+        self._gone = False
+        """Whether the process had ended before a pidfd was opened."""
+
+    @property
+    def began(self) -> bool:
+        """Whether there is or was a process of the role."""
+        return self._page.role_pid != 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended; False also while there is none yet."""
+        return self._gone if self.fd is None else _ended(self.fd)
+
+    def find(self) -> None:
+        """Open a pidfd of the process that the status page names, unless its pid was reused."""
+        if self.fd is not None or self._gone or not self.began:
+            return
+
+        self._close_reserved()
+        pid = self._page.role_pid
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._gone = True
+            return
+        except OSError:  # no descriptor is left: another time
+            return
+
+        began_at = began_ticks(pid)
+        if began_at == self._page.role_began:
+            self.fd = fd
+            return
+        # Another process has the pid, or the role's ended a moment ago.
+        self._gone = began_at is not None or _ended(fd)
+        os.close(fd)
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        self._close_reserved()
+        if self.fd is not None:
+            os.close(self.fd)
+
+    def _close_reserved(self) -> None:
+        while self._reserved_fds:
+            os.close(self._reserved_fds.pop())
+
+
 class LocalHandle:
-    """A role on this host and its shim."""
+    """A role on this host and its shim: one start of it."""
 
     def __init__(
         self,
@@ -109,53 +172,75 @@ class LocalHandle:
 
         Args:
             spec: the role.
-            incarnation: counts its starts.
-            arguments: of all roles.
-            log: the file of its output.
+            incarnation: the number of this start.
+            arguments: fields of `RoleContext` beyond those of the spec, as JSON values.
+            log: the file for the role's output.
             keep_fds: descriptors of which the role only keeps duplicates open.
-            shim: of a process that waits for this role already.
+            shim: the shim of a process that waits for this role already; None starts one.
 
         Raises:
             OSError: no process, descriptor or memory is left, or the process ended at once. Nothing
-                runs.
+                of the role runs.
             UserError: the arguments, with the config, are too long for a message.
         """
         self.spec = spec
         self.incarnation = incarnation
         self.host = socket.gethostname()
         self.reaped = False
+        """Whether `reap` has released everything."""
         self._backlog: deque[Message] = deque()
-        self._role_fd: int | None = None
-        self._role_gone = False
+        """Messages for which the channel had no room yet."""
         self._guard_ended = False
         self._kill_at_s: float | None = None
+        """When the one of guard and role that has outlived the other is killed; None: both run."""
+
         # A learner can still save what it has learned; the others have nothing to lose. One with
         # learners on other hosts does not: they have its state, and would all stop with it.
         saves = spec.essential and spec.meets_at is None
         self._shim_died = SHIM_DIED if saves else signal.SIGKILL
         self._grace_s = arguments.get("grace_s", GRACE_S) if saves else 0.0
+
         with ExitStack() as undo:
             if shim is None:
                 shim = ShimProcess(spec.name, spec.threads, saves)
             undo.callback(shim.discard)
-            self.channel, self.page, self._mark = shim.channel, shim.page, shim.mark
+            self.channel = shim.channel
+            self.page = shim.page
+            self._mark = shim.mark
             self._process = shim.process
+
             self.page.incarnation = incarnation
             self.page.role_grace_ms = int(self._grace_s * 1000)
             self.page.name_log(log)
-            self.pidfd = os.pidfd_open(self._process.pid)
+            self.pidfd = os.pidfd_open(self._process.pid)  # the guard's
             undo.callback(os.close, self.pidfd)
-            spare = os.dup(shim.status_fd)
-            undo.callback(os.close, spare)
-            identity = asdict(spec) | {"incarnation": incarnation, "yields": spec.yields}
-            message = {**arguments, **identity}
-            if not self.channel.send(message, fds=keep_fds):
-                nbytes, most_nbytes = len(encoded(message)), self.channel.most_nbytes
-                if nbytes > most_nbytes:
-                    raise too_long(spec.name, nbytes, most_nbytes)
-                raise BrokenPipeError(errno.EPIPE, "its process ended before it had its role")
+            reserved_fd = os.dup(shim.status_fd)
+            undo.callback(os.close, reserved_fd)
+
+            self._send_role(arguments, keep_fds)
             undo.pop_all()
-        self._spare = [shim.status_fd, spare]  # descriptors reserved for the role's pidfd
+        self._role = RoleProcess(self.page, [shim.status_fd, reserved_fd])
+
+    def _send_role(self, arguments: Mapping[str, Any], keep_fds: tuple[int, ...]) -> None:
+        """Send the first message, for which the role's process waits.
+
+        Raises:
+            UserError: the message is longer than the process accepts.
+            BrokenPipeError: the process has ended.
+        """
+        identity = asdict(self.spec) | {
+            "incarnation": self.incarnation,
+            "yields": self.spec.yields,
+        }
+        message = {**arguments, **identity}
+        if self.channel.send(message, fds=keep_fds):
+            return
+
+        nbytes = len(encoded(message))
+        most_nbytes = self.channel.most_nbytes
+        if nbytes > most_nbytes:
+            raise too_long(self.spec.name, nbytes, most_nbytes)
+        raise BrokenPipeError(errno.EPIPE, "its process ended before it had its role")
 
     def send(self, message: Message) -> None:
         """Send a message as soon as the channel has room for it."""
@@ -163,6 +248,7 @@ class LocalHandle:
         self._flush()
 
     def _flush(self) -> None:
+        """Send the messages for which the channel has room."""
         while self._backlog and self.channel.send(self._backlog[0]):
             self._backlog.popleft()
 
@@ -172,47 +258,62 @@ class LocalHandle:
 
     def filenos(self) -> list[int]:
         """Descriptors that become readable when a message has come or the guard has ended."""
-        watched = [] if self._guard_ended or self.reaped else [self.pidfd]
-        return watched if self.channel.closed else [*watched, self.channel.fileno()]
+        descriptors = []
+        if not self._guard_ended and not self.reaped:
+            descriptors.append(self.pidfd)
+        if not self.channel.closed:
+            descriptors.append(self.channel.fileno())
+        return descriptors
 
     def signal(self, signum: int) -> None:
-        """Signal the role. Before its process exists, SIGTERM and SIGKILL end its shim; SIGUSR1 is
-        not sent until the role has a handler, without which it would end."""
-        self._find_role()
+        """Send the role a signal.
+
+        Before its process exists, SIGTERM and SIGKILL end its shim instead. SIGUSR1 is not sent
+        until the role has a handler, without which it would end.
+        """
+        self._role.find()
         if signum == signal.SIGUSR1 and not catches(self.pid, signum):
             return
+
         with suppress(ProcessLookupError):
-            if self._role_fd is not None:
-                signal.pidfd_send_signal(self._role_fd, signum)
+            if self._role.fd is not None:
+                signal.pidfd_send_signal(self._role.fd, signum)
             elif not self.began:
-                ends = signum in (signal.SIGTERM, signal.SIGKILL)
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL if ends else signum)
+                prevents_start = signum in (signal.SIGTERM, signal.SIGKILL)
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL if prevents_start else signum)
 
     @property
     def pid(self) -> int:
-        """Of the role; of its guard, before the role begins."""
+        """Pid of the role, or of its guard before the role begins."""
         return self.page.role_pid or self._process.pid
 
     @property
     def began(self) -> bool:
         """Whether there is or was a process of the role."""
-        return self.page.role_pid != 0
+        return self._role.began
 
     def liveness(self) -> Liveness:
-        return Liveness.DEAD if self._look(time.monotonic()) else Liveness.ALIVE
+        return Liveness.DEAD if self._check_end(time.monotonic()) else Liveness.ALIVE
 
-    def _look(self, now_s: float) -> bool:
-        """Whether the role and its guard have ended. Where one of them has and the other has not in
-        time, it kills the other."""
-        self._find_role()
-        guard_ended, role_ended = _ended(self.pidfd), self._role_gone
+    def _check_end(self, now_s: float) -> bool:
+        """Check whether the role and its guard have ended.
+
+        If only one of them has, the other is ended: a role gets the signal for a dead shim and its
+        grace, a guard gets `LINGER_S`, and what still runs after that is killed.
+
+        Returns: whether both have ended.
+        """
+        self._role.find()
+        guard_ended = _ended(self.pidfd)
+        role_ended = self._role.has_ended
         self._guard_ended = guard_ended
-        if self._role_fd is not None:
-            role_ended = _ended(self._role_fd)
+
         if guard_ended and (role_ended or not self.began or self.page.role_cleared):
             return True
         if not guard_ended and not role_ended:
             return False
+
+        # One of them has outlived the other.
         if self._kill_at_s is None:
             self._kill_at_s = now_s + (self._grace_s if guard_ended else LINGER_S)
             if guard_ended:
@@ -224,31 +325,9 @@ class LocalHandle:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         return False
 
-    def _find_role(self) -> None:
-        """Open a pidfd of the process that the status page names, unless its pid was reused."""
-        if self._role_fd is not None or self._role_gone or not self.began:
-            return
-        self._release()
-        pid = self.page.role_pid
-        try:
-            role_fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._role_gone = True
-        except OSError:  # no descriptor is left: another time
-            return
-        else:
-            began = began_ticks(pid)
-            if began == self.page.role_began:
-                self._role_fd = role_fd
-                return
-            self._role_gone = began is not None or _ended(role_fd)
-            os.close(role_fd)
-
-    def _release(self) -> None:
-        while self._spare:
-            os.close(self._spare.pop())
-
     def status(self) -> RoleStatus:
+        """Returns the latest status of the role, without a system call."""
+        # The role writes its figures to its page in shared memory.
         page = self.page
         return RoleStatus(
             began=self.began,
@@ -265,20 +344,32 @@ class LocalHandle:
         )
 
     def _phase(self) -> str:
+        """Returns the role's phase; one that steps environments may be in inference as well."""
         phase = self.page.phase
         if phase == Phase.ENVIRONMENT:
             lane = self.page.lanes.get("main")
-            now = now_in(lane) if lane is not None else None
-            if now is not None and now[0] is Part.INFER:
+            present = now_in(lane) if lane is not None else None
+            if present is not None and present[0] is Part.INFER:
                 phase = Phase.INFERENCE
         return Phase(phase).name.lower()
 
     def usage(self) -> RoleUsage:
+        """Returns the resource usage of the role's process and its threads, from ``/proc``."""
+        # ``at_ns`` is when the threads were read.
         pid = self.pid
         threads = tuple(_thread(name, lane) for name, lane in self.page.lanes.items())
         at_ns = time.perf_counter_ns()
+
         state, cpu_s, age_s = process_facts(pid)
-        return RoleUsage(pid, state, cpu_s, age_s, threads, coreless_s(pid), at_ns)
+        return RoleUsage(
+            pid=pid,
+            state=state,
+            cpu_s=cpu_s,
+            age_s=age_s,
+            threads=threads,
+            coreless_s=coreless_s(pid),
+            at_ns=at_ns,
+        )
 
     @property
     def shares_memory(self) -> bool:
@@ -290,63 +381,78 @@ class LocalHandle:
         return threads(self.spec, self.pid, self.page, since_ns)
 
     def wait(self, timeout_s: float = math.inf) -> bool:
-        """Wait for the end of the role and its guard; False after ``timeout_s``."""
-        ends_s = time.monotonic() + timeout_s
-        while not self._look(now_s := time.monotonic()):
-            if now_s >= ends_s:
+        """Wait for the end of the role and its guard.
+
+        Returns: whether both have ended; False after ``timeout_s``.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while not self._check_end(now_s := time.monotonic()):
+            if now_s >= deadline_s:
                 return False
-            _ended(self.pidfd, min(ends_s - now_s, WAIT_S))
-            if _ended(self.pidfd) and self._role_fd is not None:
-                _ended(self._role_fd, min(ends_s - now_s, WAIT_S))
+
+            # The first call waits for the guard, the last for a role that outlives it.
+            interval_s = min(deadline_s - now_s, WAIT_S)
+            _ended(self.pidfd, interval_s)
+            if _ended(self.pidfd) and self._role.fd is not None:
+                _ended(self._role.fd, interval_s)
         return True
 
     def reap(self) -> int:
-        """Wait for its end and free everything; returns its exit code, negative for a signal."""
+        """Wait for the role's end, and free everything of it.
+
+        Returns: its exit code, negative for the signal that ended it.
+        """
         self.wait()
         code = self._process.wait()
+        # Guard and keeper were killed before they could end what the role has started.
         if self.began and not self.page.role_cleared:
             _kill_marked(self._mark.encode())
-        self._release()
-        for fd in (self.pidfd, self._role_fd):
-            if fd is not None:
-                os.close(fd)
+
+        os.close(self.pidfd)
+        self._role.close()
         self.channel.close()
         self.page.close()
         self.reaped = True
         return code
 
     def log_tail(self) -> str:
-        """The last output of this incarnation. Call it before `reap`."""
+        """Returns the last output of this start of the role. Call it before `reap`."""
         return self.page.tail.decode(errors="replace").strip()
 
 
 def _kill_marked(mark: bytes) -> None:
-    """Kill every process that has ``mark`` in its environment. psutil would look at a pid, and not
-    at a process that is held by its pidfd meanwhile."""
+    """Kill every process that has ``mark`` in its environment.
+
+    A pidfd holds each process while its environment is read, so that its pid cannot be reused
+    meanwhile; psutil would look at the pid only.
+    """
     for path in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError), ExitStack() as held:  # it has ended, or is another user's
+        # A process that has ended, or is another user's, raises OSError.
+        with suppress(OSError), ExitStack() as cleanup:
             pidfd = os.pidfd_open(int(path.parent.name))
-            held.callback(os.close, pidfd)
+            cleanup.callback(os.close, pidfd)
             if mark in path.read_bytes().split(b"\0"):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
 def _ended(pidfd: int, timeout_s: float = 0.0) -> bool:
-    """Whether a process has ended, or does within the time."""
+    """Wait up to ``timeout_s`` for the end of a process; returns whether it has ended."""
     return wait_readable(pidfd, timeout_s)
 
 
 def _thread(name: str, lane: memoryview) -> ThreadUsage:
+    """Returns the usage of a thread from its lane of the status page."""
     present = now_in(lane)
-    part, for_s = None, None
-    if present is not None:
-        part = present[0].name.lower()
-        for_s = max(0.0, (time.monotonic_ns() - present[1]) * 1e-9)
-    return ThreadUsage(name, part, for_s, seconds_of(lane))
+    if present is None:
+        return ThreadUsage(name, part=None, for_s=None, seconds=seconds_of(lane))
+
+    part, since_ns = present
+    for_s = max(0.0, (time.monotonic_ns() - since_ns) * 1e-9)
+    return ThreadUsage(name, part.name.lower(), for_s, seconds_of(lane))
 
 
 def too_long(name: str, nbytes: int, most_nbytes: int) -> UserError:
-    """The error where the first message to a role is longer than its process accepts."""
+    """Returns the error for a first message to a role that is longer than its process accepts."""
     return UserError(
         f"the config and arguments of {name} are {nbytes:,} bytes of JSON, and its process accepts "
         f"at most {most_nbytes:,}; move the longest values, such as those in env.kwargs, to a file "

@@ -7,141 +7,81 @@ and the engine; samples and weights never pass through Ray.
     supervisor ── RayEngine ── thread ══ Ray ══ HostAgent ── host supervisor ── roles
 
 The engine waits for reports with one call per agent at a time, which returns when there are some.
-An agent that does not answer for `SILENT_S` is presumed dead, long before Ray says so. Its bundle
-gets a new agent in a new placement group, maybe on another host. The same for actors on a node that
-Ray drains, as its end was announced. An agent that does not start is replaced at growing intervals,
-and its node is given up after some (`RefusedNodes`). An agent that is not called for `LEASE_S` has
-lost its engine: its learners save, its other roles are killed, and it removes its placement group
-and itself. It kills a host supervisor that does not report for `STUCK_S`, and so their roles.
+An agent that does not answer for `SILENT_S` is presumed dead, long before Ray reports its death.
+Its bundle gets a new agent in a new placement group, maybe on another host. A bundle of actors also
+gets a new agent when Ray drains its node, that is, announces the node's end. An agent that does not
+start is replaced at growing intervals, and after some failures its node is given up
+(`RefusedNodes`).
+
+An agent that is not called for `LEASE_S` has lost its engine: its learners save, its other roles
+are killed, and it removes its placement group and itself. An agent kills a host supervisor that
+does not report for `STUCK_S`, and its roles end with that.
+
+This file decides which bundle has which agent; `ray_agent` holds both ends of the line to one
+agent, and `ray_connection` joins the cluster.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import os
 import secrets
 import signal
-import socket
-import subprocess
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock import __version__
 from penstock.configs.errors import UserError
-from penstock.core.control import Channel, Message
-from penstock.core.descriptors import wait_readable
 from penstock.core.interfaces import Bundle, EngineContext
 from penstock.core.loop_pace import LoopPace
 from penstock.core.notes import note_logger
-from penstock.core.processes import python
-from penstock.core.role_spec import RoleSpec, Stage
-from penstock.launch.engines.remote_handles import HostLine, RemoteHandle
+from penstock.core.role_spec import RoleSpec
+from penstock.launch.engines.ray_agent import (
+    LEASE_S,
+    REPORT_S,
+    RESERVE_S,
+    AgentPlacement,
+    AgentRequest,
+    HostAgent,
+    HostLocation,
+    PauseWatch,
+    RayAgent,
+)
+from penstock.launch.engines.ray_connection import connect, import_ray
+from penstock.launch.engines.remote_handles import RemoteHandle
 
 logger = note_logger(__name__)
 
-INSTALL = "--engine ray needs Ray, which is not installed; run: pip install 'penstock[ray]'"
-RESERVE_S = 60.0  # for the hosts of all bundles; a cluster may start nodes meanwhile
-HEAD_S = 15.0  # without an answer of the head node, until the run is stopped
-REPORT_S = 1.0  # longest wait of an agent for something to report
-SILENT_S = 5.0
-STUCK_S = 30.0  # a host supervisor may wait for a disk; below the default of run.hang_timeout_s
-SHARE = 0.07  # of a core, for all that takes reports
-REST_S, LONGEST_REST_S = 0.0026, 2.6  # between two rounds, for each agent, and at most
-LEASE_S = 15.0
-CLOSE_S = 10.0  # for the ends of all roles, when the engine closes
-MOST_REPORTS = 1000  # of one call
-PATIENCE_S = 5.0  # of an agent whose host supervisor does not read
-CONNECT_S = 5.0
-HTTP2_BEGINS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-HTTP2_SETTINGS = b"\x04"  # the type of the first frame of a server, after its length
-LEARNER, SERVER = "learner-", "server-"  # begin the names of roles with the trained state
-FIRST_S = 60.0  # for the first answer of an agent that replaces a lost one
-LONGEST_RETRY_S = 60.0  # until an agent that did not start is replaced; SILENT_S at first
-MOST_CAUSES = 16  # of agents that did not start, which are reported
-MOST_FAILURES = 3  # of starts on a node, until that is given up
-NODE_LABEL = "ray.io/node-id"  # that Ray gives to every node
+HEAD_S = 15.0
+"""The run is stopped when the head node has not answered for this long."""
+CLOSE_S = 10.0
+"""How long `RayEngine.close` waits for the ends of all roles."""
+LISTENER_SHARE = 0.07
+"""Share of a core that taking the reports of all agents may use."""
+REST_S = 0.0026
+"""The listening thread rests for this time per agent between two rounds."""
+LONGEST_REST_S = 2.6
+"""Longest rest of the listening thread, however many agents there are."""
+MOST_CAUSES = 16
+"""Most causes of failed starts that are reported to the user."""
+MOST_FAILURES = 3
+"""A node on which agents failed to start this often is given up."""
+NODE_LABEL = "ray.io/node-id"
+"""The label that Ray gives to every node."""
+LEARNER = "learner-"
+"""Prefix of the names of learners, which hold the trained state."""
+SERVER = "server-"
+"""Prefix of the names of a parameter server's shards, which hold the trained state too."""
 SAME_RELEASE = (
     "install the same version of Penstock, with its extra [ray], in the Python environment of "
     "every node"
 )
-LEFT_OUT = ("OMP_", "RAY_", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""Prefixes of variables of a Ray worker that roles do not inherit."""
-
-
-class HostAgent:
-    """A Ray actor on the host of one bundle: executes a host supervisor and passes its messages.
-
-    Its methods are called by the engine alone, each group of them in order.
-    """
-
-    def __init__(self, lease_s: float, stuck_s: float, release: str) -> None:
-        """Raises UserError where this host has another ``release`` of Penstock than the engine,
-        whose orders have no version of their own."""
-        if release != __version__:
-            raise UserError(
-                f"{socket.gethostname()} has Penstock {__version__}, and the run {release}"
-            )
-        self._lease_s, self._stuck_s = lease_s, stuck_s
-        self._silent_s = -RESERVE_S  # of the host supervisor, which may take long to start
-        self._called_s = time.monotonic() + RESERVE_S  # while other bundles get their hosts
-        self._channel, theirs = Channel.pair()
-        with theirs:
-            self._process = subprocess.Popen(
-                python("penstock.launch.engines.host_supervisor", theirs.fileno()),
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                env={k: v for k, v in os.environ.items() if not k.startswith(LEFT_OUT)},
-            )
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def where(self) -> tuple[str, str, str]:
-        """Name and address of this host, and the id of the Ray node."""
-        import ray
-
-        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        return socket.gethostname(), address, ray.get_runtime_context().get_node_id()
-
-    def obey(self, orders: Sequence[Message]) -> None:
-        """Pass orders to the host supervisor."""
-        self._called_s = time.monotonic()
-        for order in orders:
-            self._channel.send(order, PATIENCE_S)
-
-    def reports(self, wait_s: float) -> list[Message] | None:
-        """Wait for reports of the host supervisor, and return them; None once it has ended."""
-        self._called_s = begin_s = time.monotonic()
-        wait_readable(self._channel.fileno(), wait_s)
-        found = self._channel.receive(most=MOST_REPORTS)
-        if found or not self._channel.closed:
-            waited_s = min(time.monotonic() - begin_s, 2 * wait_s)  # a host itself may stand still
-            self._silent_s = 0.0 if found else self._silent_s + waited_s
-            if self._silent_s > self._stuck_s:  # no order reaches its roles any more
-                self._process.kill()
-            return found
-        self._process.wait()  # it removes its files
-        return None
-
-    def _watch(self) -> None:
-        """End with the host supervisor, which ends with the engine's lease."""
-        import ray
-
-        while self._process.poll() is None:
-            if time.monotonic() > self._called_s + self._lease_s:
-                self._channel.send({"kind": "orphaned"}, PATIENCE_S)
-                self._process.wait()
-            time.sleep(0.2)
-        time.sleep(REPORT_S)  # for the last answer
-        with suppress(Exception):  # the cluster may be gone
-            ray.util.remove_placement_group(ray.util.get_current_placement_group())
-        os._exit(0)
 
 
 class RefusedNodes:
@@ -156,591 +96,563 @@ class RefusedNodes:
         self._lock = threading.Lock()
         self._failures: Counter[str] = Counter()
 
-    def failed(self, node: str, alive: Collection[str]) -> bool:
-        """A host agent did not start on a node; returns whether that is given up now.
+    def count_failure(self, node: str, alive: Collection[str]) -> bool:
+        """Count a failed start of a host agent.
 
         Args:
-            node: its id.
-            alive: the ids of all nodes of the cluster; others are forgotten.
+            node: id of the node on which the agent did not start.
+            alive: ids of all nodes of the cluster; the counts of others are forgotten.
+
+        Returns: whether the node is given up because of this failure.
         """
         with self._lock:
-            for gone in self._failures.keys() - set(alive):
-                del self._failures[gone]
+            for departed in self._failures.keys() - set(alive):
+                del self._failures[departed]
             if node not in alive:
                 return False
             self._failures[node] += 1
             return self._failures[node] == MOST_FAILURES
 
     def selector(self) -> list[dict[str, str]] | None:
-        """The label selector of a placement group of one bundle; None allows all nodes."""
+        """Returns the label selector for a placement group of one bundle; None allows all nodes."""
         with self._lock:
-            refused = sorted(n for n, count in self._failures.items() if count >= MOST_FAILURES)
+            refused = sorted(
+                node for node, count in self._failures.items() if count >= MOST_FAILURES
+            )
         return [{NODE_LABEL: f"!in({','.join(refused)})"}] if refused else None
+
+
+class HeadNode:
+    """The cluster's head node, which a thread asks again and again for the nodes that drain."""
+
+    def __init__(self, ray: Any, closing: threading.Event) -> None:
+        self.draining: frozenset[str] = frozenset()
+        """Ids of the nodes whose end was announced."""
+        self.is_lost = False
+        """Whether the head node was given up."""
+        self._ray = ray
+        self._closing = closing
+        self._answered_s = math.inf
+        """When it has answered last."""
+        self._error = ""
+        """The last error of Ray since that answer."""
+
+    def begin(self, now_s: float) -> None:
+        """Begin to ask, in a thread of its own since a question may hang."""
+        self._answered_s = now_s
+        threading.Thread(target=self._ask, name="ray head", daemon=True).start()
+
+    def _ask(self) -> None:
+        while not self._closing.wait(REPORT_S):
+            try:
+                self.draining = frozenset(self._ray._private.state.state.get_draining_nodes())
+            except Exception as error:  # the run is stopped after `HEAD_S` without an answer
+                self._error = _last_line(error)
+                continue
+            self._answered_s = time.monotonic()
+            self._error = ""
+
+    def on_pause(self, now_s: float) -> None:
+        """This process stood still until now, so that no answer could arrive."""
+        self._answered_s = max(self._answered_s, now_s)
+
+    def stop_run_if_lost(self, now_s: float) -> None:
+        """Stop the run by SIGTERM if the head node does not answer.
+
+        Ray would end this process within a minute, with nothing saved.
+        """
+        if self.is_lost or now_s <= self._answered_s + HEAD_S:
+            return
+
+        self.is_lost = True
+        detail = f" ({self._error})" if self._error else ""
+        logger.info("the head node of the Ray cluster does not answer%s; the run stops", detail)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+class AgentFleet:
+    """The agents of a run: the present one of each bundle, and earlier ones until they have ended.
+
+    The supervisor's thread changes it, and the listening thread reads `agents`.
+    """
+
+    def __init__(self) -> None:
+        self.agents: list[RayAgent] = []
+        """The present agents, and earlier ones that have not ended."""
+        self._agent_of_role: dict[str, RayAgent] = {}
+        """The present agent of each role's bundle, by the name of the role."""
+        self._leaving: list[RayAgent] = []
+        """Agents on nodes that drain, which end once their actors have."""
+
+    def add(self, bundle: Bundle, agent: RayAgent) -> None:
+        """Add an agent, which is the present one of the bundle from now on."""
+        self.agents.append(agent)
+        self._agent_of_role |= dict.fromkeys(bundle.roles, agent)
+
+    def agent_of(self, role: str) -> RayAgent:
+        """Returns the present agent of a role's bundle."""
+        return self._agent_of_role[role]
+
+    def node_of(self, bundle: Bundle) -> str:
+        """Returns the id of the node that a bundle is on; empty if it has none yet."""
+        agent = self._agent_of_role.get(bundle.roles[0])
+        return agent.node if agent is not None else ""
+
+    def addresses(self) -> dict[str, str]:
+        """Returns the address of each role's host, by the name of the role."""
+        return {role: agent.address for role, agent in self._agent_of_role.items()}
+
+    def has_lost_agent(self) -> bool:
+        """Returns whether a present agent has ended after it had started."""
+        return any(agent.node and agent.gone for agent in self._agent_of_role.values())
+
+    def leave(self, agent: RayAgent) -> None:
+        """Keep an agent whose node drains until its actors have ended their unrolls."""
+        self._leaving.append(agent)
+
+    def end_leaving_agents(self) -> None:
+        """End the agents on nodes that drain whose actors have ended."""
+        for agent in list(self._leaving):
+            if agent.gone:
+                # It could not remove its placement group itself. Ray may wait for the head node.
+                self._leaving.remove(agent)
+                threading.Thread(target=agent.placement.free, name="free", daemon=True).start()
+            elif not agent.has_actors:
+                self._leaving.remove(agent)
+                agent.close()
+
+    def forget_ended_agents(self) -> None:
+        """Forget agents that have ended and that no bundle has any more."""
+        used = {*self._agent_of_role.values(), *self._leaving}
+        for agent in [agent for agent in self.agents if agent.gone and agent not in used]:
+            self.agents.remove(agent)
 
 
 class RayEngine:
     """Places bundles by Ray, in the cluster that ``ray.init`` finds or starts."""
 
     def __init__(self, context: EngineContext) -> None:
-        self._ray = ray = import_ray()
+        """Join the cluster, or start one; raises UserError if that fails."""
+        ray = import_ray()
         connect(context.cluster, context.working_dir)
-        self._name = f"penstock-{secrets.token_hex(4)}"
+        self._ray = ray
+        self._namespace = f"penstock-{secrets.token_hex(4)}"
+        self._actor_class = self._make_actor_class()
+
         self._bundles: Sequence[Bundle] = ()
-        self._agents: list[RayAgent] = []
-        self._places: dict[str, RayAgent] = {}  # of each role
-        self._leaving: list[RayAgent] = []  # whose actors end their unrolls
-        self._draining: frozenset[str] = frozenset()  # nodes whose end was announced
-        self._numbers = itertools.count()  # of agents
+        self._most_cores = 1
+        """Cores of the largest host."""
+        self._fleet = AgentFleet()
+        self._agent_numbers = itertools.count()
+
         self._refused = RefusedNodes()
-        self._unreported: deque[str] = deque(maxlen=MOST_CAUSES)  # sentences for the user
-        self._causes: set[str] = set()  # of agents that did not start, which were reported
+        self._notes: deque[str] = deque(maxlen=MOST_CAUSES)
+        """Sentences for the user that were not reported yet."""
+        self._reported_causes: set[str] = set()
+        """Why agents did not start, as far as it was reported."""
+
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Event()
-        self._listened = [0.0]  # until when an agent without an answer counts as silent
-        self._turned_s = self._listens_s = math.inf  # the last turns of supervisor and thread
-        self._resumed_s = -math.inf  # when the thread continued after a stop of this process
-        self._stop: tuple[float, float] | None = None
-        """The last stop that ended the leases: how long it took, and when it ended, in seconds."""
-        self._head_s = math.inf  # when the head node answered last
-        self._head_error = ""  # the last error of Ray since that answer
-        self._head_lost = False
-        self._thread = threading.Thread(target=self._listen, name="ray", daemon=True)
-        actor = ray.remote(concurrency_groups={"orders": 1, "reports": 1})
+        self._pauses = PauseWatch()
+        self._head = HeadNode(ray, self._closing)
+        self._listener = threading.Thread(target=self._listen, name="ray", daemon=True)
+
+    def _make_actor_class(self) -> Any:
+        """Returns `HostAgent` as a class of Ray actors.
+
+        An actor waits for reports in one thread, and takes orders in another.
+        """
+        ray = self._ray
+        actor_class = ray.remote(concurrency_groups={"orders": 1, "reports": 1})
         ray.method(concurrency_group="orders")(HostAgent.obey)
         ray.method(concurrency_group="reports")(HostAgent.reports)
-        self._actor = actor(HostAgent)
+        return actor_class(HostAgent)
 
     def hosts(self) -> Sequence[int]:
-        """Cores of each host of the cluster."""
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        return [int(found["CPU"]) for found in nodes if found.get("CPU", 0) >= 1]
+        """Returns the cores of each host of the cluster."""
+        resources = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        return [int(host["CPU"]) for host in resources if host.get("CPU", 0) >= 1]
 
     def reserve(self, bundles: Sequence[Bundle]) -> None:
-        ray, self._bundles = self._ray, bundles
-        self._largest = max(self.hosts(), default=1)
+        """Wait until each required bundle has a host, and ask Ray for hosts for the others.
+
+        Raises:
+            UserError: the cluster has no room, or an agent could not start.
+        """
+        exceptions = self._ray.exceptions
+        self._bundles = bundles
+        self._most_cores = max(self.hosts(), default=1)
+
         required = [bundle for bundle in bundles if bundle.required]
-        together = [bundle for bundle in required if not bundle.spread]
-        agents: list[RayAgent] = []
         try:
-            # Those that avoid the hosts of others come last, one after the other.
-            for group in (together, *([bundle] for bundle in required if bundle.spread)):
-                new = [self._make_agent(bundle) for bundle in group]
-                agents += new
-                for agent in new:
-                    agent.place()
-                self._await_hosts(agents)
-                for agent in new:
-                    agent.arrived(*ray.get(agent.actor.where.remote(), timeout=RESERVE_S))
-        except ray.exceptions.GetTimeoutError:
-            needs = ", ".join(f"{b.name} {b.cpus} cores and {b.gpus} GPUs" for b in required)
-            free = ray.available_resources()
-            raise UserError(
-                f"the Ray cluster has {free.get('CPU', 0):g} free cores and {free.get('GPU', 0):g} "
-                f"free GPUs, and the run needs, each on one host, {needs}; add nodes, or wait for "
-                "other jobs to end, or set actors.count lower"
-            ) from None
-        except ray.exceptions.RayError as error:
+            self._place_required(required)
+        except exceptions.GetTimeoutError:
+            raise self._no_room(required) from None
+        except exceptions.RayError as error:
             raise UserError(
                 "a host agent could not be started on the Ray cluster: "
-                f"{_cause(error)}; {SAME_RELEASE}"
+                f"{_last_line(error)}; {SAME_RELEASE}"
             ) from None
+
+        # The other bundles get a host when there is one, after those without which no run begins.
         for bundle in bundles:
-            if not bundle.required:  # after the others have their hosts
-                self._make_agent(bundle).place()
-        self._turned_s = self._listens_s = self._head_s = time.monotonic()
-        self._resumed_s = self._turned_s  # first answers of agents may be old
-        self._thread.start()
-        threading.Thread(target=self._ask_head, name="ray head", daemon=True).start()
+            if not bundle.required:
+                self._make_agent(bundle).placement.request()
+
+        now_s = time.monotonic()
+        self._pauses.begin(now_s)
+        self._listener.start()
+        self._head.begin(now_s)
+
+    def _place_required(self, required: Sequence[Bundle]) -> None:
+        """Find a host for each required bundle, and wait for its agent.
+
+        Raises:
+            GetTimeoutError: of Ray, if hosts or agents are missing after `RESERVE_S` seconds.
+            RayError: if an agent could not start.
+        """
+        # Bundles that avoid the hosts of others come last, one after the other.
+        together = [bundle for bundle in required if not bundle.spread]
+        groups = [together, *([bundle] for bundle in required if bundle.spread)]
+
+        agents: list[RayAgent] = []
+        for group in groups:
+            new_agents = [self._make_agent(bundle) for bundle in group]
+            agents += new_agents
+            for agent in new_agents:
+                agent.placement.request()
+
+            self._await_hosts(agents)
+            for agent in new_agents:
+                location = agent.placement.actor.location.remote()
+                agent.on_located(self._ray.get(location, timeout=RESERVE_S))
 
     def _await_hosts(self, agents: Sequence[RayAgent]) -> None:
-        """Wait until all of them have a host. Those that have one are called, to keep their leases.
+        """Wait until Ray has placed every agent on a host.
 
-        Raises Ray's GetTimeoutError after `RESERVE_S`.
+        An agent that waits for the others gets an empty order every third of its lease, so that it
+        does not take the engine for lost.
+
+        Raises:
+            GetTimeoutError: of Ray, if an agent has no host after `RESERVE_S` seconds.
+            RayError: if a placement failed.
         """
-        ray, ends_s = self._ray, time.monotonic() + RESERVE_S
-        missing = [agent.ready for agent in agents]
-        while missing:
-            left_s = ends_s - time.monotonic()
-            if left_s <= 0:
-                raise ray.exceptions.GetTimeoutError
-            _, missing = ray.wait(
-                missing, num_returns=len(missing), timeout=min(left_s, LEASE_S / 3)
-            )
-            for agent in agents:
-                if agent.ready not in missing:
-                    agent.actor.obey.remote([])
-        ray.get([agent.ready for agent in agents])  # raises what went wrong
+        ray = self._ray
+        deadline_s = time.monotonic() + RESERVE_S
+        pending = [agent.placement.ready for agent in agents]
 
-    def _make_agent(self, bundle: Bundle, address: str = "") -> RayAgent:
-        """An agent for a bundle, which has no host yet; ``address`` is that of the one before."""
-        needs: dict[str, float] = {"CPU": max(1, min(bundle.cpus, self._largest))}
+        while pending:
+            remaining_s = deadline_s - time.monotonic()
+            if remaining_s <= 0:
+                raise ray.exceptions.GetTimeoutError
+
+            timeout_s = min(remaining_s, LEASE_S / 3)
+            _, pending = ray.wait(pending, num_returns=len(pending), timeout=timeout_s)
+            for agent in agents:
+                if agent.placement.ready not in pending:
+                    agent.placement.actor.obey.remote([])
+
+        # All promises are fulfilled now; `get` raises the error of one that failed.
+        ray.get([agent.placement.ready for agent in agents])
+
+    def _no_room(self, required: Sequence[Bundle]) -> UserError:
+        """Returns the error for a cluster on which the required bundles do not fit."""
+        free = self._ray.available_resources()
+        needs = ", ".join(
+            f"{bundle.name} {bundle.cpus} cores and {bundle.gpus} GPUs" for bundle in required
+        )
+        return UserError(
+            f"the Ray cluster has {free.get('CPU', 0):g} free cores and {free.get('GPU', 0):g} "
+            f"free GPUs, and the run needs, each on one host, {needs}; add nodes, or wait for "
+            "other jobs to end, or set actors.count lower"
+        )
+
+    def _make_agent(self, bundle: Bundle, *, address: str = "", failures: int = 0) -> RayAgent:
+        """Make the agent that a bundle has from now on; Ray was not asked for its host yet.
+
+        Args:
+            bundle: gets the agent.
+            address: of the host of the agent before.
+            failures: number of agents before it that did not start, since one did.
+        """
+        resources: dict[str, float] = {"CPU": max(1, min(bundle.cpus, self._most_cores))}
         if bundle.gpus:
-            needs["GPU"] = bundle.gpus
-        name = f"{self._name}-{bundle.name}-{next(self._numbers)}"
-        agent = RayAgent(self._actor, name, self._name, needs, self._wake, self._listened)
-        agent.lifetime = "detached" if bundle.required else None
-        agent.target = partial(self._node_apart, bundle) if bundle.spread else None
-        self._agents.append(agent)
-        agent.address = address
-        self._places |= dict.fromkeys(bundle.roles, agent)
+            resources["GPU"] = bundle.gpus
+        request = AgentRequest(
+            name=f"{self._namespace}-{bundle.name}-{next(self._agent_numbers)}",
+            namespace=self._namespace,
+            resources=resources,
+            lifetime="detached" if bundle.required else None,
+            preferred_node=partial(self._node_apart, bundle) if bundle.spread else None,
+        )
+
+        agent = RayAgent(
+            AgentPlacement(request, self._actor_class),
+            request.name,
+            self._wake,
+            self._pauses,
+            address=address,
+            failures=failures,
+        )
+        self._fleet.add(bundle, agent)
         return agent
 
     def _node_apart(self, bundle: Bundle) -> str | None:
-        """The id of the node with the fewest other parts of the parameter server, then learners,
-        then cores that this run uses."""
-        alive = [n for n in self._ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) >= 1]
-        others = [o for o in self._bundles if o is not bundle and o.roles[0] in self._places]
+        """Choose the node for a bundle that is to be apart from others.
+
+        Returns: the id of the node with the fewest other such bundles; of several, that with the
+        fewest learners; of several, that with the most cores that this run does not use. None if
+        no node has a core.
+        """
+        nodes = [
+            node
+            for node in self._ray.nodes()
+            if node["Alive"] and node["Resources"].get("CPU", 0) >= 1
+        ]
+        other_bundles = [other for other in self._bundles if other is not bundle]
 
         def load(node: Mapping[str, Any]) -> tuple[int, int, float]:
-            there = [o for o in others if self._places[o.roles[0]].node == node["NodeID"]]
-            learners = sum(role.startswith(LEARNER) for o in there for role in o.roles)
-            free = node["Resources"]["CPU"] - sum(o.cpus for o in there)
-            return sum(o.spread for o in there), learners, -free
+            neighbours = [
+                other for other in other_bundles if self._fleet.node_of(other) == node["NodeID"]
+            ]
+            apart = [other for other in neighbours if other.spread]
+            learners = [
+                role for other in neighbours for role in other.roles if role.startswith(LEARNER)
+            ]
+            free_cores = node["Resources"]["CPU"] - sum(other.cpus for other in neighbours)
+            return len(apart), len(learners), -free_cores
 
-        return str(min(alive, key=load)["NodeID"]) if alive else None
+        return str(min(nodes, key=load)["NodeID"]) if nodes else None
 
     def endpoints(self) -> Mapping[str, str]:
-        return {role: agent.address for role, agent in self._places.items()}
+        """Returns the address of each role's host, by the name of the role."""
+        return self._fleet.addresses()
 
     def start(
         self, spec: RoleSpec, incarnation: int, arguments: Mapping[str, Any], log: Path
     ) -> RemoteHandle:
-        lost = self._places[spec.name]
-        if not lost.reached:
+        """Order the start of a role on the host of its bundle, or on another if that is lost.
+
+        As for `Engine.start`. The order waits while the bundle has no host.
+        """
+        agent = self._fleet.agent_of(spec.name)
+        if not agent.reached:
+            lost = agent
             bundle = next(bundle for bundle in self._bundles if spec.name in bundle.roles)
-            self._place(self._make_agent(bundle, lost.address), lost)
-        return RemoteHandle(self._places[spec.name], spec, incarnation, arguments, log)
+            agent = self._make_agent(bundle, address=lost.address)
+            self._request_host(agent, lost)
+        return RemoteHandle(agent, spec, incarnation, arguments, log)
 
     def filenos(self) -> Collection[int]:
-        self._notice_stop()
-        while self._unreported:  # here, as only the main thread's notes are shown
-            logger.info("%s", self._unreported.popleft())
-        if not self._head_lost and time.monotonic() > self._head_s + HEAD_S:
-            # Ray would end this process within a minute, with nothing saved.
-            self._head_lost = True
-            why = f" ({self._head_error})" if self._head_error else ""
-            logger.info("the head node of the Ray cluster does not answer%s; the run stops", why)
-            os.kill(os.getpid(), signal.SIGTERM)
-        for agent in self._agents:
+        """Begin a turn of the supervisor: report what has happened, and send orders.
+
+        Returns: the descriptor that becomes readable when agents have reported.
+        """
+        now_s = time.monotonic()
+        if self._pauses.on_supervisor_turn(now_s):
+            self._head.on_pause(now_s)
+        self._note_stop(now_s)
+        # Notes of other threads are logged here, as only those of the main thread are shown.
+        while self._notes:
+            logger.info("%s", self._notes.popleft())
+        self._head.stop_run_if_lost(now_s)
+
+        for agent in self._fleet.agents:
             agent.flush()
         return [self._wake]
 
-    def _notice_stop(self) -> None:
-        """Report that this process was stopped for so long that its hosts have given it up."""
-        now_s, before_s = time.monotonic(), self._turned_s
-        self._turned_s = now_s
-        if now_s > before_s + SILENT_S:  # in which the head node could not answer
-            self._head_s = max(self._head_s, now_s)
-            # Where only the supervisor stood still, as in a callback, leases were kept.
-            stopped = now_s > self._listens_s + SILENT_S or self._resumed_s > before_s
-            if stopped and now_s > before_s + LEASE_S - 2 * REPORT_S:
-                self._stop = now_s - before_s, now_s
-        if self._stop is None:
-            return
-        seconds, since_s = self._stop
-        if now_s > since_s + 2 * SILENT_S:
-            self._stop = None
-        elif any(agent.node and agent.gone for agent in self._places.values()):
-            self._stop = None
-            self._unreported.append(
-                f"this command was stopped for {seconds:.0f} s: its hosts wait for it for "
+    def _note_stop(self, now_s: float) -> None:
+        """Tell the user if hosts have ended their roles since this process had stopped."""
+        stop = self._pauses.recent_stop(now_s)
+        if stop is not None and self._fleet.has_lost_agent():
+            self._pauses.forget_stop()
+            self._notes.append(
+                f"this command was stopped for {stop.seconds:.0f} s: its hosts wait for it for "
                 f"{LEASE_S:g} s, and have then ended all roles, after learners had saved"
             )
 
     def unplaced(self) -> Mapping[str, str]:
-        found: dict[str, str] = {}
+        """Look for other hosts for bundles that have none, or whose host is lost or drains.
+
+        Returns: the roles that are not to run where they are, by name, with the reason.
+        """
+        reasons: dict[str, str] = {}
         for bundle in self._bundles:
-            agent = self._places[bundle.roles[0]]
-            drains = agent.node in self._draining
-            why = f"its host {agent.host} is about to end" if drains else agent.why_missing
-            keep = [role for role in bundle.roles if role.startswith((LEARNER, SERVER))]
-            if drains and agent.has_any(keep):  # they hold the trained state until the host ends
-                found |= dict.fromkeys(keep, why)
-            elif why:
-                found |= dict.fromkeys(bundle.roles, why)
-                self._move(bundle, agent, drains)
-        self._forget_agents()
-        return found
+            agent = self._fleet.agent_of(bundle.roles[0])
+            if agent.node in self._head.draining:
+                reasons |= self._leave_draining_node(bundle, agent)
+            elif reason := agent.why_missing:
+                reasons |= dict.fromkeys(bundle.roles, reason)
+                if not agent.is_awaited and not agent.waits_for_retry:
+                    self._request_host(self._make_successor(bundle, agent), lost=agent)
 
-    def _forget_agents(self) -> None:
-        """End agents whose actors have left, and forget those that have ended and that no bundle
-        has any more."""
-        for agent in list(self._leaving):
-            if agent.gone:  # else it removes its placement group itself
-                self._leaving.remove(agent)
-                threading.Thread(target=agent.free, name="free", daemon=True).start()
-            elif not agent.plays:
-                self._leaving.remove(agent)
-                agent.close()
-        kept = {*self._places.values(), *self._leaving}
-        for agent in [a for a in self._agents if a.gone and a not in kept]:
-            self._agents.remove(agent)
+        self._fleet.end_leaving_agents()
+        self._fleet.forget_ended_agents()
+        return reasons
 
-    def _move(self, bundle: Bundle, lost: RayAgent, drains: bool) -> None:
-        """Ask for another host for a bundle, unless that is so already."""
-        if not drains and (lost.is_awaited or lost.waits_for_retry):
-            return
-        agent = self._make_agent(bundle, lost.address)
-        agent.failures = lost.failures + 1 if lost.cause else 0
-        if drains:
-            self._leaving.append(lost)
-        self._place(agent, None if drains else lost)
+    def _leave_draining_node(self, bundle: Bundle, agent: RayAgent) -> dict[str, str]:
+        """Move a bundle away from a node that is about to end, if its roles may move.
 
-    def _place(self, agent: RayAgent, lost: RayAgent | None) -> None:
-        """Ask Ray for a host, which may wait for its head node; the supervisor must not."""
+        Learners and shards of a parameter server hold the trained state: a bundle with them stays
+        while one of them runs.
+
+        Returns: the roles that are not to run on that node, with the reason.
+        """
+        reason = f"its host {agent.host} is about to end"
+        stateful = [role for role in bundle.roles if role.startswith((LEARNER, SERVER))]
+        if agent.has_any(stateful):
+            return dict.fromkeys(stateful, reason)
+
+        # The old agent keeps its host until its actors have ended their unrolls.
+        self._fleet.leave(agent)
+        self._request_host(self._make_successor(bundle, agent))
+        return dict.fromkeys(bundle.roles, reason)
+
+    def _make_successor(self, bundle: Bundle, agent: RayAgent) -> RayAgent:
+        """Make the agent that takes the place of a bundle's present ``agent``."""
+        failures = agent.failures + 1 if agent.start_error else 0
+        return self._make_agent(bundle, address=agent.address, failures=failures)
+
+    def _request_host(self, agent: RayAgent, lost: RayAgent | None = None) -> None:
+        """Ask Ray for a host, in a thread since the call may wait for the head node.
+
+        Args:
+            agent: gets the host.
+            lost: the agent that it replaces; its resources are given back first.
+        """
         threading.Thread(
             target=self._find_host, args=[agent, lost], name="place", daemon=True
         ).start()
 
     def _find_host(self, agent: RayAgent, lost: RayAgent | None) -> None:
         """Ask Ray for a host that is not refused; runs in a thread."""
-        if lost is not None and lost.cause:
+        if lost is not None and lost.start_error:
             with suppress(Exception):  # the head node may be lost
                 self._count_failure(lost)
-        agent.place(lost, self._refused.selector())
+        selector = self._refused.selector()
+
+        if lost is not None:
+            lost.placement.free()
+        agent.placement.request(selector)
 
     def _count_failure(self, agent: RayAgent) -> None:
-        """Count the failed start of an agent for its node, and report if that is given up."""
+        """Count the failed start of an agent for its node, and report a node that is given up."""
         nodes = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
-        node = agent.find_node()
-        if self._refused.failed(node, nodes):
-            self._unreported.append(
+        node = agent.placement.find_node()
+        if self._refused.count_failure(node, nodes):
+            self._notes.append(
                 f"the Ray node {nodes[node]['NodeManagerAddress']} is not used any more, as "
-                f"{MOST_FAILURES} host agents could not be started there: {agent.cause}; "
+                f"{MOST_FAILURES} host agents could not be started there: {agent.start_error}; "
                 f"{SAME_RELEASE}, and start Ray there again"
             )
 
     def _listen(self) -> None:
         """Take the reports of all agents, until the engine closes; runs in a thread."""
         calls: dict[Any, RayAgent] = {}
-        pace = LoopPace(SHARE, time.process_time)  # most of it is in threads of Ray
+        pace = LoopPace(LISTENER_SHARE, time.process_time)  # most of it is in threads of Ray
         while not self._closing.is_set():
+            # Each agent has one call at a time.
             called = set(calls.values())
-            for agent in list(self._agents):
-                if agent.placed.is_set() and agent not in called and not agent.gone:
-                    calls[agent.ask()] = agent
+            for agent in list(self._fleet.agents):
+                if agent.placement.is_requested and agent not in called and not agent.gone:
+                    calls[agent.call()] = agent
             if not calls:
                 self._closing.wait(REPORT_S)
                 continue
+
             if self._take_answers(calls):
                 os.eventfd_write(self._wake, 1)
-            now_s = time.monotonic()
-            if now_s > self._listens_s + SILENT_S:  # it was stopped: answers need a moment
-                self._resumed_s = now_s
-            self._listens_s = now_s
-            if now_s > self._resumed_s + SILENT_S:
-                self._listened[0] = now_s
-            self._closing.wait(pace.rest_s(min(LONGEST_REST_S, REST_S * len(self._agents))))
+            self._pauses.on_listener_turn(time.monotonic())
+
+            longest_s = min(LONGEST_REST_S, REST_S * len(self._fleet.agents))
+            self._closing.wait(pace.rest_s(longest_s))
 
     def _take_answers(self, calls: dict[Any, RayAgent]) -> int:
-        """Wait for an answer to one of the calls, and take all that have arrived.
+        """Wait for an answer to one of the ``calls``, and take all that have arrived.
 
-        Returns: their number.
+        Args:
+            calls: the agents by Ray's promises of their answers; those that are answered are
+                removed.
+
+        Returns: the number of answers.
         """
         ray = self._ray
-        first, others = ray.wait(list(calls), timeout=REPORT_S)
-        more = ray.wait(others, num_returns=len(others), timeout=0.0)[0] if first and others else []
-        answered = first + more
+        answered, pending = ray.wait(list(calls), timeout=REPORT_S)
+        if answered and pending:
+            more, _ = ray.wait(pending, num_returns=len(pending), timeout=0.0)
+            answered = answered + more
+
         for call in answered:
-            agent = calls.pop(call)
-            try:
-                answer = ray.get(call)
-                agent.arrived(*answer) if isinstance(answer, tuple) else agent.answered(answer)
-            except ray.exceptions.RayError as error:  # the agent has ended, or its node
-                if isinstance(error, ray.exceptions.ActorDiedError) and not agent.node:
-                    self._not_started(agent, error)
-                agent.answered(None)
+            self._take_answer(calls.pop(call), call)
         return len(answered)
 
-    def _not_started(self, agent: RayAgent, error: Any) -> None:
-        """Report why an agent did not start, each cause once; only an error that the agent raised
-        says something about its node."""
-        cause, advice = _cause(error), ""
-        if error.actor_init_failed:
-            agent.cause, advice = cause, f"; {SAME_RELEASE}"
-        if cause not in self._causes and len(self._causes) < MOST_CAUSES:
-            self._causes.add(cause)
-            self._unreported.append(f"a host agent could not be started: {cause}{advice}")
+    def _take_answer(self, agent: RayAgent, call: Any) -> None:
+        """Pass an agent its answer: where it is, reports, or that it has ended."""
+        exceptions = self._ray.exceptions
+        try:
+            answer = self._ray.get(call)
+        except exceptions.RayError as error:
+            if isinstance(error, exceptions.ActorDiedError) and not agent.node:
+                self._on_start_failure(agent, error)
+            agent.on_end()
+            return
 
-    def _ask_head(self) -> None:
-        """Ask the head node for the nodes, again and again; runs in a thread, which may hang."""
-        while not self._closing.wait(REPORT_S):
-            try:
-                self._draining = frozenset(self._ray._private.state.state.get_draining_nodes())
-            except Exception as error:  # the run is stopped after `HEAD_S` without an answer
-                self._head_error = _cause(error)
-                continue
-            self._head_s, self._head_error = time.monotonic(), ""
+        if answer is None:
+            agent.on_end()
+        elif isinstance(answer, HostLocation):
+            agent.on_located(answer)
+        else:
+            agent.on_reports(answer)
+
+    def _on_start_failure(self, agent: RayAgent, error: Any) -> None:
+        """Report why an agent did not start, each cause once."""
+        cause = _last_line(error)
+        advice = ""
+        # Only an error that the agent itself raised says something about its node.
+        if error.actor_init_failed:
+            agent.on_start_failure(cause)
+            advice = f"; {SAME_RELEASE}"
+
+        if cause not in self._reported_causes and len(self._reported_causes) < MOST_CAUSES:
+            self._reported_causes.add(cause)
+            self._notes.append(f"a host agent could not be started: {cause}{advice}")
 
     def close(self) -> None:
+        """End all agents and what they have started, and leave the cluster."""
         if self._closing.is_set():
             return
-        ray = self._ray
+
         self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join()
-        ends_s = time.monotonic() + CLOSE_S
-        placed = [agent for agent in self._agents if agent.placed.is_set()]
-        for agent in placed:
+        if self._listener.is_alive():
+            self._listener.join()
+
+        deadline_s = time.monotonic() + CLOSE_S
+        requested = [agent for agent in self._fleet.agents if agent.placement.is_requested]
+        for agent in requested:
             agent.close()
-        for agent in placed:
-            with suppress(ray.exceptions.RayError):
-                while agent.has_host and not agent.gone and time.monotonic() < ends_s:
-                    agent.answered(ray.get(agent.actor.reports.remote(0.1), timeout=CLOSE_S))
-            if not self._head_lost:  # else agents remove their groups, if they can
-                with suppress(ray.exceptions.RayError, ValueError):
-                    ray.kill(agent.actor)
-                    ray.util.remove_placement_group(agent.group)
+        for agent in requested:
+            self._await_end(agent, deadline_s)
+            # Without a head node, agents remove their placement groups themselves if they can.
+            if not self._head.is_lost:
+                agent.placement.remove()
+
         os.close(self._wake)
-        if not self._head_lost:
-            ray.shutdown()
+        if not self._head.is_lost:
+            self._ray.shutdown()
+
+    def _await_end(self, agent: RayAgent, deadline_s: float) -> None:
+        """Take the last reports of an agent that was closed, until it has ended."""
+        ray = self._ray
+        with suppress(ray.exceptions.RayError):
+            while agent.has_host and not agent.gone and time.monotonic() < deadline_s:
+                reports = ray.get(agent.placement.actor.reports.remote(0.1), timeout=CLOSE_S)
+                if reports is None:
+                    agent.on_end()
+                else:
+                    agent.on_reports(reports)
 
 
-def _cause(error: Exception) -> str:
-    """The last line of an error of Ray: what the agent itself raised."""
+def _last_line(error: Exception) -> str:
+    """Returns the last line of an error of Ray, which is what the agent itself raised."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1].removeprefix("penstock.configs.errors.UserError: ")
-
-
-class RayAgent(HostLine):
-    """The line to a host agent."""
-
-    def __init__(
-        self,
-        kind: Any,
-        name: str,
-        namespace: str,
-        needs: Mapping[str, float],
-        wake: int,
-        listened: Sequence[float],
-    ) -> None:
-        """``kind`` is the class of Ray actors, ``needs`` the resources of its host; ``wake`` the
-        descriptor that announces reports. ``listened`` has the time until which the engine has
-        listened: silence does not count while it was stopped itself."""
-        super().__init__(name)  # until the agent reports its host
-        self.address = ""
-        self.node = ""
-        self.lifetime: str | None = "detached"
-        """Of the placement group; None: it ends with the engine's process."""
-        self.group: Any = None
-        self.ready: Any = None  # Ray's promise of a host
-        self.actor: Any = None
-        self.target: Callable[[], str | None] | None = None
-        """Returns the id of the node that is preferred; None: Ray chooses."""
-        self.placed = threading.Event()
-        """Whether Ray was asked for a host."""
-        self.gone = False
-        """Whether the agent has ended."""
-        self.cause = ""
-        """Why the agent could not be started on its node; empty if it was, or was not tried."""
-        self.failures = 0
-        """Of the agents before it, since the last that was started."""
-        self._kind, self._name, self._namespace, self._needs = kind, name, namespace, needs
-        self._wake, self._listened = wake, listened
-        self._lock = threading.Lock()
-        self._orders: list[Message] = []  # of this turn, or until its first answer
-        self._answered_s: float | None = None
-        self._made_s = time.monotonic()
-
-    def place(
-        self, lost: RayAgent | None = None, selector: list[dict[str, str]] | None = None
-    ) -> None:
-        """Ask Ray for a host, and for the agent there; in the room of an agent that is ``lost``,
-        and that ends if it still runs. ``selector`` is that of the labels of the host."""
-        ray = import_ray()
-        if lost is not None:
-            lost.free()
-        self.group = ray.util.placement_group(
-            [dict(self._needs)],
-            strategy="STRICT_PACK",  # of one bundle; Ray prefers a node with this one only
-            name=self._name,
-            lifetime=self.lifetime,
-            bundle_label_selector=selector,
-            _soft_target_node_id=self.target and self.target(),
-        )
-        self.ready = self.group.ready()
-        self.actor = self._kind.options(
-            name=self._name,
-            namespace=self._namespace,
-            lifetime="detached",
-            max_restarts=0,
-            num_cpus=0,
-            num_gpus=self._needs.get("GPU", 0),
-            scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-                self.group, placement_group_bundle_index=0
-            ),
-        ).remote(LEASE_S, STUCK_S, __version__)
-        self.placed.set()
-
-    def free(self) -> None:
-        """Give back the resources of an agent that is lost; it ends if it still runs."""
-        if self.group is not None:
-            with suppress(import_ray().exceptions.RayError, ValueError):
-                import_ray().util.remove_placement_group(self.group)
-
-    def find_node(self) -> str:
-        """The id of the node on which Ray has tried to start the agent; empty if there is none."""
-        table = import_ray().util.placement_group_table(self.group)
-        return str(table.get("bundles_to_node_id", {}).get(0, ""))
-
-    def ask(self) -> Any:
-        """Call the agent: where it is, at first, and then for its reports."""
-        return self.actor.reports.remote(REPORT_S) if self.node else self.actor.where.remote()
-
-    def arrived(self, host: str, address: str, node: str) -> None:
-        """Take the answer that says where the agent is."""
-        self.host, self.address, self.node = host, address, node
-        self.answered([])
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether Ray has not found a host yet."""
-        return not self.node and not self.gone
-
-    @property
-    def why_missing(self) -> str:
-        """Why no role can run here; empty if it can."""
-        if self.is_awaited or self.cause:
-            return "no host has been found yet"
-        return "" if self.reached else f"its host {self.host} does not answer"
-
-    @property
-    def plays(self) -> bool:
-        """Whether an actor runs here."""
-        return any(handle.spec.stage is Stage.ACTORS for handle in self._handles.values())
-
-    def has_any(self, roles: Collection[str]) -> bool:
-        """Whether one of the ``roles`` runs here, or was not reaped yet."""
-        return any(handle.spec.name in roles for handle in self._handles.values())
-
-    @property
-    def waits_for_retry(self) -> bool:
-        """Whether it is too early to replace an agent that is lost, or did not start."""
-        retry_s = min(SILENT_S * 2.0**self.failures, LONGEST_RETRY_S)
-        return time.monotonic() < self._made_s + retry_s
-
-    @property
-    def reached(self) -> bool:
-        if self.gone:
-            return False
-        if self._answered_s is None:
-            return time.monotonic() < self._made_s + FIRST_S
-        return self._listened[0] < self._answered_s + SILENT_S
-
-    def order(self, kind: str, **fields: Any) -> None:
-        with self._lock:
-            self._orders.append({"kind": kind, **fields})
-
-    def flush(self) -> None:
-        """Send the orders, in one call, once the agent has answered for the first time."""
-        with self._lock:
-            if self._orders and self._answered_s is not None:
-                self.actor.obey.remote(self._orders)
-                self._orders = []
-
-    def withdraw(self, key: str) -> bool:
-        with self._lock:
-            if ("start", key) not in ((order["kind"], order.get("key")) for order in self._orders):
-                return False
-            self._orders = [order for order in self._orders if order.get("key") != key]
-            return True
-
-    @property
-    def has_host(self) -> bool:
-        """Whether Ray has found a host."""
-        ready = import_ray().wait([self.ready], timeout=0.0)[0]
-        return self._answered_s is not None or bool(ready)
-
-    def close(self) -> None:
-        """Order the agent to end its roles and itself; no order follows."""
-        self.order("close")
-        self.flush()
-
-    def pump(self) -> None:
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._wake)  # before the reports that it announces
-        super().pump()
-
-    def answered(self, reports: list[Message] | None) -> None:
-        """Take an answer of the agent, None where it has ended; called by another thread."""
-        if reports is None:
-            self.gone = True
-            return
-        self._reports.extend(reports)
-        self._answered_s = time.monotonic()
-        self.flush()
-
-
-def import_ray() -> Any:
-    """Ray itself; UserError where it is not installed."""
-    try:
-        import ray
-        import ray.exceptions
-        import ray.util.placement_group
-        import ray.util.scheduling_strategies
-    except ModuleNotFoundError as error:
-        raise UserError(INSTALL) from error
-    return ray
-
-
-def connect(address: str | None, working_dir: str | None = None, cores: int | None = None) -> None:
-    """Join a cluster, or start one on this host, whatever other clusters there are.
-
-    Args:
-        address: of the cluster; "auto": that of the environment variable ``RAY_ADDRESS``, or the
-            one of this host; None: a new one.
-        working_dir: a folder that is copied to the other hosts.
-        cores: of a new cluster, which Ray gives away; None: those of this host.
-
-    Raises UserError.
-    """
-    ray = import_ray()
-    try:
-        if address is not None:
-            _check_port(_found_by_ray(address))
-        ray.init(
-            "local" if address is None else address,  # Ray itself takes None for "auto"
-            num_cpus=cores,
-            configure_logging=False,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            include_dashboard=False if address is None else None,
-            runtime_env={"working_dir": working_dir} if working_dir else None,
-        )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"--address {address} is not a Ray cluster that can be reached ({error}); start one by "
-            "`ray start --head`, or leave out --address to start one on this host"
-        ) from error
-
-
-def _found_by_ray(address: str) -> str:
-    """The ``host:port`` to which ``ray.init(address)`` would connect."""
-    from ray._private.services import canonicalize_bootstrap_address
-
-    host, _, port = address.rpartition(":")
-    if address != "auto" and (not host or not port.isdecimal() or "/" in host):
-        raise ValueError(f"{address} is not auto, or host:port of the head node")
-    try:
-        found: str | None = canonicalize_bootstrap_address(address)
-    except ConnectionError:
-        raise ConnectionError("RAY_ADDRESS is not set, and none runs on this host") from None
-    if found is None:
-        raise ValueError("RAY_ADDRESS is local")
-    return found
-
-
-def _check_port(address: str) -> None:
-    """Raise OSError if no server of HTTP/2, as gRPC has, is at ``host:port``: Ray would try for
-    minutes."""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S) as connection:
-            if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
-                return
-            connection.sendall(HTTP2_BEGINS)
-            answer = connection.makefile("rb").read(4)
-    except (OSError, OverflowError) as error:
-        raise ConnectionError(f"nothing answers at {address}: {error}") from error
-    if answer[3:] != HTTP2_SETTINGS:
-        raise ConnectionError(f"{address} does not answer as a head node does, by gRPC")

@@ -1,5 +1,7 @@
-"""The engines by name. To add one, write its folder or file here and a line to `ENGINES`
-(docs/extending/engine.md)."""
+"""The engines by name.
+
+To add one, write its folder or file here, and a line to `ENGINES` (docs/extending/engine.md).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ LOCAL = "local"
 
 
 def _ray(context: EngineContext) -> Engine:
+    """Make the Ray engine, whose module needs Ray."""
     from penstock.launch.engines.ray_engine import RayEngine
 
     return RayEngine(context)
@@ -19,5 +22,5 @@ ENGINES: dict[str, EngineFactory] = {LOCAL: LocalEngine, "ray": _ray}
 
 
 def make_engine(name: str, context: EngineContext) -> Engine:
-    """The engine of that name for one run."""
+    """Make the engine of that name for one run."""
     return ENGINES[name](context)

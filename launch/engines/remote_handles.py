@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.core.control import Message, encoded
 from penstock.core.interfaces import Liveness, RoleStatus, RoleUsage, ThreadUsage
@@ -27,31 +27,83 @@ from penstock.transport.zmq.keys import read_keys
 if TYPE_CHECKING:
     from penstock.profiling.report.readings import Thread
 
-OF_ACTORS = ("learner.key", "actor.key_secret")
-MOST_NBYTES = 200_000  # of an order; below what the default buffer of a socket on Linux holds
-UNKNOWN = RoleStatus(False, 0, "starting", 0.0, 0.0, 0, 0, 0, 0, 0, 0)
+ACTOR_KEYS = ("learner.key", "actor.key_secret")
+"""The key files that an actor needs."""
+MOST_NBYTES = 200_000
+"""Longest order, which is below what the default buffer of a socket on Linux holds."""
+UNKNOWN = RoleStatus(
+    began=False,
+    incarnation=0,
+    phase="starting",
+    phase_s=0.0,
+    alive_s=0.0,
+    produced_steps=0,
+    sequence=0,
+    played_steps=0,
+    trained_steps=0,
+    reduction=0,
+    dropped_nbytes=0,
+)
+"""The status of a role before its first snapshot."""
+NO_USAGE = RoleUsage(
+    pid=0, state=None, cpu_s=None, age_s=None, threads=(), coreless_s=math.nan, at_ns=0
+)
+"""The usage of a role before its first snapshot."""
+
+
+class ThreadKey(NamedTuple):
+    """Identifies a thread of a role."""
+
+    pid: int
+    name: str
+    lane: int
+
+
+class SpansRequest:
+    """The spans of a role that its host was asked for, as far as they have arrived."""
+
+    def __init__(self, since_ns: int) -> None:
+        """``since_ns`` is the time since which they were asked for, by the clock of this host."""
+        self.since_ns = since_ns
+        self.complete = False
+        """Whether all have arrived."""
+        self.texts: dict[ThreadKey, list[str]] = {}
+        """Packed spans of each thread, oldest first."""
+
+    def add(self, threads: Sequence[tuple[int, str, int, str]], more: bool) -> None:
+        """Add spans, each with pid, name and lane of its thread; ``more`` of them may follow."""
+        for pid, name, lane, text in threads:
+            self.texts.setdefault(ThreadKey(pid, name, lane), []).append(text)
+        self.complete = not more
 
 
 class HostLine(ABC):
-    """The connection to one host supervisor, and the handles of the roles that it has started."""
+    """The connection to one host supervisor, and the handles of the roles that it has started.
+
+    An engine derives a class that sends orders, and appends the reports that arrive to `_reports`.
+    """
 
     def __init__(self, host: str) -> None:
+        """Begin without handles; ``host`` is the name of the host."""
         self.host = host
-        self._reports: deque[Message] = deque()  # that have arrived, for `pump`
+        self._reports: deque[Message] = deque()  # reports that have arrived, for `pump`
         self._handles: dict[str, RemoteHandle] = {}
         self._behind_ns: int | None = None
+        """This host's clock minus that host's, with the shortest way of a report; None: unknown."""
 
-    def here_ns(self, at_ns: int) -> int:
-        """A time of that host's CLOCK_MONOTONIC in that of this host, to within the shortest time
-        that one of its reports was on the way."""
+    def to_local_ns(self, at_ns: int) -> int:
+        """Convert a time of that host's CLOCK_MONOTONIC to this host's.
+
+        The error is at most the shortest time that one of its reports was on the way.
+        """
         return at_ns + (self._behind_ns or 0)
 
-    def there_ns(self, at_ns: int) -> int:
-        """The opposite of `here_ns`."""
+    def to_host_ns(self, at_ns: int) -> int:
+        """Convert a time of this host's CLOCK_MONOTONIC to that host's."""
         return at_ns - (self._behind_ns or 0)
 
-    def heard(self, at_ns: int) -> None:
-        """A report of that host's time ``at_ns`` has arrived."""
+    def on_report_time(self, at_ns: int) -> None:
+        """A report that was made at ``at_ns`` by that host's clock has arrived."""
         behind_ns = time.perf_counter_ns() - at_ns
         if self._behind_ns is None or behind_ns < self._behind_ns:
             self._behind_ns = behind_ns
@@ -67,27 +119,36 @@ class HostLine(ABC):
 
     @abstractmethod
     def withdraw(self, key: str) -> bool:
-        """Withdraw the order to start a role, and those after it, if none of them was sent yet;
-        returns whether that is so."""
+        """Withdraw the order to start a role, and those to it that follow, unless it was sent.
+
+        Args:
+            key: of the start of the role.
+
+        Returns: whether the orders are withdrawn; False means that the role may have started.
+        """
 
     def pump(self) -> None:
-        """Give the reports that have arrived to their handles; one about a role that was reaped is
-        ignored."""
+        """Give the reports that have arrived to their handles.
+
+        A report about a role that was reaped is ignored.
+        """
         while self._reports:
             report = self._reports.popleft()
             handle = self._handles.get(report["key"])
             if handle is not None:
-                handle.take(report)
+                handle.on_report(report)
 
     def add(self, handle: RemoteHandle) -> None:
+        """Give a handle the reports about its role from now on."""
         self._handles[handle.key] = handle
 
     def remove(self, handle: RemoteHandle) -> None:
+        """Ignore reports about this handle's role, which was reaped."""
         del self._handles[handle.key]
 
 
 class RemoteHandle:
-    """One start of a role on another host."""
+    """One start of a role on another host: a `Handle` whose role is known by reports."""
 
     def __init__(
         self,
@@ -97,19 +158,35 @@ class RemoteHandle:
         arguments: Mapping[str, Any],
         log: Path,
     ) -> None:
-        self.spec, self.incarnation, self.host = spec, incarnation, line.host
+        """Order the role's start.
+
+        Args:
+            line: connects to the role's host.
+            spec: the role.
+            incarnation: number of this start.
+            arguments: fields of `RoleContext` beyond those of the spec.
+            log: the file for the role's output, on its host.
+
+        Raises:
+            UserError: the order is longer than `MOST_NBYTES`.
+        """
+        self.spec = spec
+        self.incarnation = incarnation
+        self.host = line.host
         self.key = f"{spec.name}/{incarnation}"
         self._line = line
         self._inbox: list[Message] = []
         self._status = UNKNOWN._replace(incarnation=incarnation)
-        self._usage = RoleUsage(0, None, None, None, (), math.nan, 0)  # by the clock of its host
-        self._spans: dict[tuple[int, str, int], list[str]] = {}
-        """That were asked for, by pid, name and number of each thread, oldest first."""
-        self._spans_asked: int | None = None  # since when; None: nothing is awaited
-        self._spans_here = False
+        self._usage = NO_USAGE
+        """The latest usage, whose ``at_ns`` is a time of that host's clock."""
+        self._spans: SpansRequest | None = None
+        """The spans that are awaited."""
         self._code: int | None = None
+        """Exit code; None while the role's end is not confirmed."""
         self._tail = ""
-        self._stacks = log.with_suffix(".stacks")
+        """The last output, once it has ended."""
+        self._stacks_path = log.with_suffix(".stacks")
+
         config = arguments["config"]
         curve = config and config["transport"]["curve"]
         order = {
@@ -120,8 +197,11 @@ class RemoteHandle:
             "log": str(log),
             "keys": _keys(spec, Path(curve)) if curve else {},
         }
-        if (nbytes := len(encoded(order))) > MOST_NBYTES:
+
+        nbytes = len(encoded(order))
+        if nbytes > MOST_NBYTES:
             raise too_long(spec.name, nbytes, MOST_NBYTES)
+
         line.add(self)
         line.order("start", **order)
 
@@ -138,8 +218,11 @@ class RemoteHandle:
         return messages
 
     def signal(self, signum: int) -> None:
+        """Order a signal to the role, or withdraw its start if that was not sent yet."""
+        # A role whose start was not even sent is ended here.
         if signum in (signal.SIGTERM, signal.SIGKILL) and self._line.withdraw(self.key):
-            self._code, self._tail = -signum, "was not started: no host was found for it"
+            self._code = -signum
+            self._tail = "was not started: no host was found for it"
         else:
             self._line.order("signal", key=self.key, signum=int(signum))
 
@@ -153,23 +236,28 @@ class RemoteHandle:
         return self._status
 
     def usage(self) -> RoleUsage:
-        return self._usage._replace(at_ns=self._line.here_ns(self._usage.at_ns))
+        return self._usage._replace(at_ns=self._line.to_local_ns(self._usage.at_ns))
 
     def spans(self, since_ns: int) -> list[Thread] | None:
+        """Ask the host for what the role's threads did since ``since_ns``, by this host's clock.
+
+        Returns: None until all of it has arrived, and then that, once.
+        """
         from penstock.profiling.report.readings import Thread, unpacked  # they need numpy
 
-        if self._spans_asked != since_ns:
-            self._spans_asked, self._spans, self._spans_here = since_ns, {}, False
-            self._line.order(
-                "spans", key=self.key, since_ns=self._line.there_ns(since_ns), asked=since_ns
-            )
-        if not self._spans_here:
+        if self._spans is None or self._spans.since_ns != since_ns:
+            self._spans = SpansRequest(since_ns)
+            host_ns = self._line.to_host_ns(since_ns)
+            self._line.order("spans", key=self.key, since_ns=host_ns, asked=since_ns)
+        if not self._spans.complete:
             return None
-        found, self._spans, self._spans_asked = self._spans, {}, None
-        behind_ns = self._line.here_ns(0)
+
+        texts_of_thread = self._spans.texts
+        self._spans = None
+        behind_ns = self._line.to_local_ns(0)
         return [
-            Thread(self.spec.name, pid, name, lane, unpacked(texts, behind_ns))
-            for (pid, name, lane), texts in found.items()
+            Thread(self.spec.name, *thread, unpacked(texts, behind_ns))
+            for thread, texts in texts_of_thread.items()
         ]
 
     def log_tail(self) -> str:
@@ -180,49 +268,55 @@ class RemoteHandle:
         self._line.remove(self)
         return self._code
 
-    def take(self, report: Message) -> None:
-        """Take a report about this role."""
+    def on_report(self, report: Message) -> None:
+        """Take a report about this role; `host_supervisor` describes the kinds."""
         match report["kind"]:
             case "say":
                 self._inbox.append(report["message"])
             case "status":
-                self._snapshot(report["status"], report["usage"])
-                self._line.heard(self._usage.at_ns)
+                self._set_snapshot(RoleStatus(*report["status"]), RoleUsage(*report["usage"]))
+                self._line.on_report_time(self._usage.at_ns)
             case "spans":
-                if report["asked"] == self._spans_asked:
-                    self._take_spans(report["threads"], report["more"])
+                if self._spans is not None and report["asked"] == self._spans.since_ns:
+                    self._spans.add(report["threads"], report["more"])
             case "stacks":
-                append_stacks(self._stacks, report["text"])
+                append_stacks(self._stacks_path, report["text"])
             case "end":
-                self._code, self._tail = report["code"], report["tail"]
+                self._code = report["code"]
+                self._tail = report["tail"]
 
-    def _take_spans(self, threads: Sequence[tuple[int, str, int, str]], more: bool) -> None:
-        for pid, name, lane, text in threads:
-            self._spans.setdefault((pid, name, lane), []).append(text)
-        self._spans_here = not more
+    def _set_snapshot(self, status: RoleStatus, usage: RoleUsage) -> None:
+        """Set status and usage from a report, in which times are seconds that have passed.
 
-    def _snapshot(self, status: list[Any], usage: list[Any]) -> None:
+        A time of 0.0 stands for one that was never, and stays 0.0.
+        """
         now_s = time.monotonic()
-        found, used = RoleStatus(*status), RoleUsage(*usage)
-        self._status = found._replace(
-            phase_s=found.phase_s and now_s - found.phase_s,
-            alive_s=found.alive_s and now_s - found.alive_s,
+        self._status = status._replace(
+            phase_s=status.phase_s and now_s - status.phase_s,
+            alive_s=status.alive_s and now_s - status.alive_s,
         )
-        self._usage = used._replace(threads=tuple(ThreadUsage(*t) for t in used.threads))
+        threads = tuple(ThreadUsage(*thread) for thread in usage.threads)
+        self._usage = usage._replace(threads=threads)
 
 
 def append_stacks(path: Path, text: str) -> None:
-    """Add stacks from another host to this host's file, unless it is the same, on a shared disk."""
-    added = text.encode()
+    """Append stacks from another host to this host's file.
+
+    Where both hosts share a disk, the file ends with these stacks already and is left as it is.
+    """
+    stacks = text.encode()
     with suppress(OSError), path.open("ab+") as file:
-        file.seek(-min(len(added), file.tell()), os.SEEK_END)
-        if added and file.read() != added:
-            file.write(added)
+        file.seek(-min(len(stacks), file.tell()), os.SEEK_END)
+        if stacks and file.read() != stacks:
+            file.write(stacks)
 
 
 def _keys(spec: RoleSpec, folder: Path) -> dict[str, str]:
-    """The key files that a role needs. One that joins does not need the learner's secret."""
+    """Returns the key files that a role needs, by name.
+
+    A role that joins from another host does not get the learner's secret.
+    """
     keys = read_keys(folder)
     if not spec.joins:
         return keys
-    return {name: text for name, text in keys.items() if name in OF_ACTORS}
+    return {name: text for name, text in keys.items() if name in ACTOR_KEYS}

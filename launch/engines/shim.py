@@ -50,16 +50,25 @@ if TYPE_CHECKING:  # `typing` itself takes a while to import
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
-KILL_S = 2.0  # a process that outlives SIGKILL for so long is stuck in the kernel
-LINGER_S = 5.0  # from the role's end until a keeper that still runs is killed
-FIND_MS = 100  # interval of looking for the role's process, until it exists
+# A process that outlives SIGKILL for so long is stuck in the kernel.
+KILL_S = 2.0
+# A keeper that still runs so long after its role's end is killed.
+LINGER_S = 5.0
+# Interval at which the guard looks for the role's process, until it exists.
+FIND_MS = 100
 
 CHUNK_NBYTES = 1 << 16
+# Most chunks of output that are read at once, as a role may write without a pause.
+MOST_CHUNKS = 16
 QUEUE_NBYTES = 1 << 20  # output that waits for the disk
-LOG_NBYTES = 10_000_000  # of a log, before it becomes NAME.log.1
-LOG_NBYTES_PER_S = 1_000_000  # on average; a burst may have LOG_NBYTES
-LOG_CLOSE_S = 1.0  # that the last output may take to reach the disk
+# A log that has reached this size becomes NAME.log.1.
+LOG_NBYTES = 10_000_000
+# Average rate of a log; a burst may have `LOG_NBYTES`.
+LOG_NBYTES_PER_S = 1_000_000
+# The last output may take this long to reach the disk.
+LOG_CLOSE_S = 1.0
 
+# Signals that guard and keeper ignore, but that wake them.
 HANDLED = (
     signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
     signal.SIGUSR2, signal.SIGALRM, signal.SIGTSTP,
@@ -69,28 +78,30 @@ libc = ctypes.CDLL(None)
 
 
 class ShimPlan:
-    """What the supervisor asks for, by the arguments of the program.
+    """What the supervisor asks for, and what the shim notes about the role.
 
-    Log and grace are in the status page, as they are not known yet where a process starts before
-    its role (`early_roles`).
+    The supervisor writes the path of the log and the grace into the status page, as they are not
+    known yet when a process starts before its role (`early_roles`). Guard and keeper write there
+    what happens to the role.
     """
 
     def __init__(self, arguments: list[str]) -> None:
-        self.supervisor = int(arguments[0])
+        """Take the arguments that `ShimProcess` gives the program."""
+        self.supervisor = int(arguments[0])  # pid
         self.status = int(arguments[1])  # descriptor of the status page
-        places = map(int, arguments[2].split(","))
-        self._role_at, self._tail_at, self.tail_nbytes, self._log_at = places
+        layout = map(int, arguments[2].split(","))
+        self._role_offset, self._tail_offset, self.tail_nbytes, self._log_offset = layout
         self.role_fds = [int(fd) for fd in arguments[3].split(",") if fd]
         self.shim_died = int(arguments[4])  # the signal that the role gets when its shim dies
         self._saves = self.shim_died != signal.SIGKILL
-        self.mark = arguments[5]  # NAME=VALUE, put into the role's environment
+        self.mark = arguments[5]  # NAME=VALUE for the role's environment
         self.command = arguments[6:]
-        self.output = (-1, -1)  # the pipe
+        self.output = (-1, -1)  # the pipe of the role's output: the ends to read and to write
 
     @property
     def grace_s(self) -> float:
-        """Seconds from a death signal until the role is killed."""
-        return self._read(self._role_at + 32) / 1000 if self._saves else 0.0
+        """Seconds from the signal of a death until the role is killed."""
+        return self._read(self._role_offset + 32) / 1000 if self._saves else 0.0
 
     @property
     def supervisor_died(self) -> int:
@@ -100,30 +111,37 @@ class ShimPlan:
     @property
     def log(self) -> bytes:
         """The path of the log; empty until the supervisor has named it."""
-        return os.pread(self.status, self._read(self._log_at), self._log_at + 8)
+        return os.pread(self.status, self._read(self._log_offset), self._log_offset + 8)
 
     def note_role(self, pid: int) -> None:
-        """Write the role's pid and its start time, which together name one process for ever."""
+        """Note that the role is executed, by its pid and start time.
+
+        Both together name one process for ever.
+        """
         with open(f"/proc/{pid}/stat") as file:
-            began = int(file.read().rpartition(")")[2].split()[19])
-        os.pwrite(self.status, _word(pid) + _word(began), self._role_at)
+            start_ticks = int(file.read().rpartition(")")[2].split()[19])
+        os.pwrite(self.status, _word(pid) + _word(start_ticks), self._role_offset)
 
     @property
     def role(self) -> int:
         """The role's pid; 0 before it is executed."""
-        return self._read(self._role_at)
+        return self._read(self._role_offset)
 
-    def _read(self, at: int) -> int:
-        return int.from_bytes(os.pread(self.status, 8, at), sys.byteorder)
+    def _read(self, offset: int) -> int:
+        """Returns the integer of 8 bytes at an offset of the status page."""
+        return int.from_bytes(os.pread(self.status, 8, offset), sys.byteorder)
 
     def note_cleared(self) -> None:
-        os.pwrite(self.status, _word(1), self._role_at + 16)
+        """Note that nothing of the role is left."""
+        os.pwrite(self.status, _word(1), self._role_offset + 16)
 
     def note_dropped(self, nbytes: int) -> None:
-        os.pwrite(self.status, _word(nbytes), self._role_at + 24)
+        """Note how many bytes of output are missing in the log."""
+        os.pwrite(self.status, _word(nbytes), self._role_offset + 24)
 
     def note_tail(self, tail: bytes) -> None:
-        os.pwrite(self.status, _word(len(tail)) + tail, self._tail_at)
+        """Note the last output, of at most ``tail_nbytes``."""
+        os.pwrite(self.status, _word(len(tail)) + tail, self._tail_offset)
 
     def leave_to_role(self) -> None:
         """Close the descriptors that only the role may hold."""
@@ -132,7 +150,7 @@ class ShimPlan:
 
 
 def main() -> None:
-    """Start the role that the arguments describe; never returns."""
+    """Start the role that the arguments describe. Ends the process; does not return."""
     plan = ShimPlan(sys.argv[1:])
     try:
         guard(plan)
@@ -143,29 +161,37 @@ def main() -> None:
 
 
 def guard(plan: ShimPlan) -> Never:
-    """Start the keeper, and take over its work if it is killed."""
+    """Start the keeper, and take over its work if it is killed.
+
+    Ends the process as the role has ended.
+    """
     supervisor = os.pidfd_open(plan.supervisor)
     if os.getppid() != plan.supervisor:
         os._exit(1)
+
+    # A signal that was not ignored on purpose only wakes this process.
     for signum in HANDLED:
         if signal.getsignal(signum) != signal.SIG_IGN:
             signal.signal(signum, lambda *_: None)
     _leave_terminal()
     _become_subreaper()
+
     plan.output = os.pipe()
     os.set_blocking(plan.output[0], False)
-    own = os.pidfd_open(os.getpid())
+    this_guard = os.pidfd_open(os.getpid())
     keeper = os.fork()
     if keeper == 0:
-        keep(plan, {supervisor: plan.supervisor_died, own: plan.shim_died})
-    os.close(own)
+        keep(plan, {supervisor: plan.supervisor_died, this_guard: plan.shim_died})
+    os.close(this_guard)
     plan.leave_to_role()
+
     wake = _wake_pipe()
     status = _watch_keeper(plan, keeper, supervisor, wake)
     if plan.role in _children():  # the keeper was killed
         status = tend(plan, plan.role, wake, {})
     else:
         _end_descendants(wake)
+
     plan.note_cleared()
     _leave(status)
 
@@ -173,45 +199,69 @@ def guard(plan: ShimPlan) -> Never:
 def _watch_keeper(plan: ShimPlan, keeper: int, supervisor: int, wake: int) -> int:
     """Wait until the keeper has ended, and kill it if it outlives its role or its supervisor.
 
-    Returns its wait status.
+    Args:
+        plan: names the role.
+        keeper: pid of the keeper.
+        supervisor: pidfd of the supervisor.
+        wake: descriptor that is readable after a signal.
+
+    Returns: the keeper's wait status.
     """
     poller = select.poll()
     for fd in (supervisor, wake):
         poller.register(fd, select.POLLIN)
-    role: int | None = None
-    ends_s = float("inf")
+    role: int | None = None  # pidfd; -1 if the role cannot be watched by one
+    kill_at_s = float("inf")
+
     while True:
         pid, status = os.waitpid(keeper, os.WNOHANG)
         if pid:
             return status
+
+        # The role is watched by a pidfd as soon as its process exists.
         if role is None and plan.role:
             try:
                 role = os.pidfd_open(plan.role)
                 poller.register(role, select.POLLIN)
             except ProcessLookupError:  # it has ended
                 role = -1
-                ends_s = min(ends_s, time.monotonic() + LINGER_S)
+                kill_at_s = min(kill_at_s, time.monotonic() + LINGER_S)
             except OSError:  # no descriptor is left to watch it with
                 role = -1
-        left_s = ends_s - time.monotonic()
-        if left_s <= 0:
+
+        if time.monotonic() >= kill_at_s:
             os.kill(keeper, signal.SIGKILL)
-            left_s = ends_s = float("inf")
-        timeout_ms = left_s * 1000 + 1 if ends_s < float("inf") else None
-        for fd, _ in poller.poll(FIND_MS if role is None else timeout_ms):
+            kill_at_s = float("inf")
+
+        # The keeper should end soon after the role or the supervisor has.
+        timeout_ms = FIND_MS if role is None else _timeout_ms(kill_at_s)
+        for fd, _ in poller.poll(timeout_ms):
             if fd == wake:
                 os.read(wake, 4096)
                 continue
             poller.unregister(fd)
-            more_s = LINGER_S if fd == role else plan.grace_s + LINGER_S
-            ends_s = min(ends_s, time.monotonic() + more_s)
+            patience_s = LINGER_S if fd == role else plan.grace_s + LINGER_S
+            kill_at_s = min(kill_at_s, time.monotonic() + patience_s)
+
+
+def _timeout_ms(deadline_s: float) -> float | None:
+    """Returns how long `poll` may wait for a deadline; None for one that is infinite."""
+    if deadline_s == float("inf"):
+        return None
+    return max(0.0, deadline_s - time.monotonic()) * 1000 + 1
 
 
 def keep(plan: ShimPlan, owners: dict[int, int]) -> Never:
-    """Start the role, and end with it; ``owners`` are as for `tend`."""
+    """Be the keeper: start the role, and end as the role has ended.
+
+    Args:
+        plan: describes the role.
+        owners: as for `tend`.
+    """
     _become_subreaper()
     wake = _wake_pipe()
-    keeper, role = os.getpid(), os.fork()
+    keeper = os.getpid()
+    role = os.fork()
     if role == 0:
         _execute(plan, keeper)
     plan.leave_to_role()
@@ -219,18 +269,27 @@ def keep(plan: ShimPlan, owners: dict[int, int]) -> Never:
 
 
 def _execute(plan: ShimPlan, keeper: int) -> Never:
-    """Become the role."""
+    """Become the role, in the child process of the keeper.
+
+    Args:
+        plan: describes the role.
+        keeper: pid of the keeper.
+    """
     try:
+        # The keeper may have died before the kernel was asked to announce its death.
         libc.prctl(PR_SET_PDEATHSIG, plan.shim_died, 0, 0, 0)
         if os.getppid() != keeper:
             os._exit(1)
+
         os.setpgid(0, 0)
         os.dup2(plan.output[1], 1)
         os.dup2(plan.output[1], 2)
-        for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+        # Python ignores these, and what is ignored is inherited.
+        for signum in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(signum, signal.SIG_DFL)
         name, _, value = plan.mark.partition("=")
         os.environ[name] = value
+
         plan.note_role(os.getpid())
         os.execv(plan.command[0], plan.command)
     except BaseException as error:
@@ -243,38 +302,43 @@ def tend(plan: ShimPlan, role: int, wake: int, owners: dict[int, int]) -> int:
     """Capture the output of a child, the role, until it has ended, then kill its descendants.
 
     Args:
-        plan: of the role.
-        role: its pid.
-        wake: readable after a signal.
+        plan: describes the role.
+        role: pid of the role.
+        wake: descriptor that is readable after a signal.
         owners: pidfds of processes that the role must not outlive, each with the signal that the
-            role gets at its end. Without any, the keeper has died.
+            role gets at the end of that process. Without any, the keeper has died.
 
-    Returns the role's wait status.
+    Returns: the role's wait status.
     """
     pump = Pump(plan)
     poller = select.poll()
     for fd in (wake, pump.fd, *owners):
         poller.register(fd, select.POLLIN)
-    ends_s = float("inf")
+    kill_at_s = float("inf")
     death_signal = None if owners else plan.shim_died
 
-    while (status := _reap(role)[0]) is None:
+    while True:
+        status, _ = _reap(role)
+        if status is not None:
+            break
+
+        # The role gets the signal of a death once, and SIGKILL after its grace.
         if death_signal is not None:
             os.kill(role, death_signal)
-            ends_s = time.monotonic() + plan.grace_s
+            kill_at_s = time.monotonic() + plan.grace_s
             death_signal = None
-        left_s = ends_s - time.monotonic()
-        if left_s <= 0:
+        if time.monotonic() >= kill_at_s:
             os.kill(role, signal.SIGKILL)
-            left_s = ends_s = float("inf")
+            kill_at_s = float("inf")
 
-        for fd, _ in poller.poll(left_s * 1000 + 1 if ends_s < float("inf") else None):
+        for fd, _ in poller.poll(_timeout_ms(kill_at_s)):
             if fd == wake:
                 os.read(wake, 4096)
             elif fd == pump.fd:
                 if not pump.take():
                     poller.unregister(fd)
             elif fd in owners:
+                # The role follows the first of its owners; the others' ends change nothing more.
                 death_signal = owners[fd]
                 for owner in owners:
                     poller.unregister(owner)
@@ -286,12 +350,19 @@ def tend(plan: ShimPlan, role: int, wake: int, owners: dict[int, int]) -> int:
 
 
 def _end_descendants(wake: int) -> None:
-    """Kill children until there are none: the children of a killed one become children of this
-    process."""
-    ends_s = time.monotonic() + KILL_S
+    """Kill the children of this process until there are none, for `KILL_S` at most.
+
+    The children of a child that was killed become children of this process.
+    """
     poller = select.poll()
     poller.register(wake, select.POLLIN)
-    while _reap()[1] and time.monotonic() < ends_s:
+    deadline_s = time.monotonic() + KILL_S
+
+    while time.monotonic() < deadline_s:
+        _, has_children = _reap()
+        if not has_children:
+            break
+
         for pid in _children():
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -302,29 +373,38 @@ def _end_descendants(wake: int) -> None:
 
 
 class Pump:
-    """Reads a role's output from its pipe, keeps the last of it in the status page, and hands all
-    of it to the thread that writes the log."""
+    """Captures the output of a role.
+
+    Reads it from its pipe, keeps the last of it in the status page, and hands all of it to the
+    thread that writes the log.
+    """
 
     def __init__(self, plan: ShimPlan) -> None:
         self.fd = plan.output[0]
         self._plan = plan
         self._tail = b""
+        # How many bytes may go to the log, by a rate of `LOG_NBYTES_PER_S`, at a time.
         self._allowance = float(LOG_NBYTES)
-        self._allowed_s = time.monotonic()
+        self._allowance_s = time.monotonic()
         self._queue: int | None = None  # the pipe to the thread that writes the log
-        self._written = _thread.allocate_lock()
-        self._dropped, self._why = 0, ""
-        self._log = Log(lambda: plan.log, lambda: (self._dropped, self._why))
+        self._written = _thread.allocate_lock()  # held until that thread has written all output
+        self._dropped_nbytes = 0
+        self._drop_reason = ""
+        self._log = Log(lambda: plan.log, lambda: (self._dropped_nbytes, self._drop_reason))
 
     def take(self) -> bool:
-        """Read the output that is in the pipe; False once all writers have closed their end."""
-        for _ in range(16):
+        """Read the output that is in the pipe, in a limited number of chunks.
+
+        Returns: False once all writers have closed their end of the pipe.
+        """
+        for _ in range(MOST_CHUNKS):
             try:
                 data = os.read(self.fd, CHUNK_NBYTES)
             except BlockingIOError:
                 return True
             if not data:
                 return False
+
             self._tail = (self._tail + data)[-self._plan.tail_nbytes :]
             self._plan.note_tail(self._tail)
             self._pass_on(data)
@@ -332,42 +412,54 @@ class Pump:
 
     def close(self) -> None:
         """Read the last output, and wait up to `LOG_CLOSE_S` until it is in the log."""
-        for _ in range(16):
+        for _ in range(MOST_CHUNKS):
             if not self.take() or not select.select([self.fd], [], [], 0)[0]:
                 break
+
         if self._queue is not None:
             os.close(self._queue)
             self._written.acquire(timeout=LOG_CLOSE_S)
 
     def _pass_on(self, data: bytes) -> None:
+        """Hand output to the thread that writes the log, or drop it where there is no room."""
         now_s = time.monotonic()
-        grown = self._allowance + (now_s - self._allowed_s) * LOG_NBYTES_PER_S
-        self._allowance, self._allowed_s = min(LOG_NBYTES, grown), now_s
+        allowance = self._allowance + (now_s - self._allowance_s) * LOG_NBYTES_PER_S
+        self._allowance = min(LOG_NBYTES, allowance)
+        self._allowance_s = now_s
         if self._allowance < len(data):
             return self._drop(len(data), f"more than {LOG_NBYTES_PER_S:,} bytes/s")
         self._allowance -= len(data)
+
         try:
             if self._queue is None:
                 self._queue = self._start_thread()
-            n = os.write(self._queue, data)
+            written_nbytes = os.write(self._queue, data)
         except BlockingIOError:
             return self._drop(len(data), "the disk is too slow")
         except (OSError, RuntimeError) as error:  # no descriptor, no thread
             return self._drop(len(data), str(error))
-        if n < len(data):
-            self._drop(len(data) - n, "the disk is too slow")
 
-    def _drop(self, nbytes: int, why: str) -> None:
-        self._dropped, self._why = self._dropped + nbytes, why
-        self._plan.note_dropped(self._dropped + self._log.lost)
+        if written_nbytes < len(data):
+            self._drop(len(data) - written_nbytes, "the disk is too slow")
+
+    def _drop(self, nbytes: int, reason: str) -> None:
+        """Count bytes that do not reach the log, for a reason in words."""
+        self._dropped_nbytes += nbytes
+        self._drop_reason = reason
+        self._plan.note_dropped(self._dropped_nbytes + self._log.lost)
 
     def _start_thread(self) -> int:
+        """Start the thread that writes the log.
+
+        Returns: the end of the pipe from which the thread reads, to write output to.
+        """
         source, queue = os.pipe()
         os.set_blocking(queue, False)
         try:  # noqa: SIM105  # contextlib takes a while to import
             fcntl.fcntl(queue, fcntl.F_SETPIPE_SZ, QUEUE_NBYTES)
         except OSError:  # the user's limit on pipes
             pass
+
         self._written.acquire()
         try:
             _thread.start_new_thread(self._write_log, (source,))
@@ -379,57 +471,76 @@ class Pump:
         return queue
 
     def _write_log(self, source: int) -> None:
+        """Write all output that comes through a pipe to the log; runs in a thread."""
         while data := os.read(source, CHUNK_NBYTES):
             self._log.write(data)
             if self._log.lost:
-                self._plan.note_dropped(self._dropped + self._log.lost)
+                self._plan.note_dropped(self._dropped_nbytes + self._log.lost)
+
+        # An empty write still appends the line that counts what was dropped last.
         self._log.write(b"")
         self._written.release()
 
 
 class Log:
-    """A file of at most `LOG_NBYTES` bytes, beside one older file. Errors of the disk are counted,
-    not raised.
+    """A file of at most `LOG_NBYTES` bytes, beside one older file.
 
-    Args:
-        path: returns the path of the file; empty where that is not known yet.
-        dropped: returns how many bytes were dropped before they reached `write`, and the last
-            reason.
+    Errors of the disk are counted, not raised.
     """
 
     def __init__(self, path: Callable[[], bytes], dropped: Callable[[], tuple[int, str]]) -> None:
+        """Open nothing yet.
+
+        Args:
+            path: returns the path of the file; empty where that is not known yet.
+            dropped: returns how many bytes were dropped before they reached `write`, and the last
+                reason.
+        """
         self._path = path
-        self._kept = b""  # output before the path is known
-        self._dropped_before = dropped
+        self._dropped = dropped
+        self._early_output = b""  # output that came before the path is known
         self._fd: int | None = None
-        self._nbytes = 0  # of the file
-        self.lost, self._why = 0, ""  # bytes that the disk did not take
-        self._noted = 0  # dropped bytes that a line in the log counts
+        self._nbytes = 0  # size of the file
+        self.lost = 0  # number of bytes that the disk did not take
+        self._loss_reason = ""
+        self._reported = 0  # number of missing bytes that lines in the log count
 
     def write(self, data: bytes) -> None:
         """Append ``data``, after a line that counts the bytes that were dropped before it."""
         path = self._path()
         if not path:
-            self._kept += data[: LOG_NBYTES - len(self._kept)]
+            self._early_output += data[: LOG_NBYTES - len(self._early_output)]
             return
-        data, self._kept = self._kept + data, b""
+
+        data = self._early_output + data
+        self._early_output = b""
         try:
-            before, why = self._dropped_before()
-            if before + self.lost > self._noted:
-                nbytes = f"{before + self.lost - self._noted:,}"
-                line = f"[penstock: {nbytes} bytes of output were dropped: {self._why or why}]\n"
+            dropped, drop_reason = self._dropped()
+            missing = dropped + self.lost
+            if missing > self._reported:
+                nbytes = f"{missing - self._reported:,}"
+                reason = self._loss_reason or drop_reason
+                line = f"[penstock: {nbytes} bytes of output were dropped: {reason}]\n"
                 self._append(path, line.encode())
-                self._noted, self._why = before + self.lost, ""
+                self._reported = missing
+                self._loss_reason = ""
+
             self._append(path, data)
         except OSError as error:
             self.lost += len(data)
-            self._why = error.strerror or str(error)
+            self._loss_reason = error.strerror or str(error)
 
     def _append(self, path: bytes, data: bytes) -> None:
+        """Append ``data`` to the file, which is renamed before if it would become too large.
+
+        Raises:
+            OSError: the disk has not taken all of it.
+        """
         if self._fd is None:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._fd = os.open(path, flags, 0o600)
             self._nbytes = os.fstat(self._fd).st_size
+
         if data and self._nbytes and self._nbytes + len(data) > LOG_NBYTES:
             os.close(self._fd)
             self._fd = None
@@ -438,14 +549,18 @@ class Log:
             except FileNotFoundError:  # the user has removed it
                 pass
             return self._append(path, data)
+
         while data:
-            n = os.write(self._fd, data)
-            self._nbytes += n
-            data = data[n:]
+            written_nbytes = os.write(self._fd, data)
+            self._nbytes += written_nbytes
+            data = data[written_nbytes:]
 
 
 def _leave_terminal() -> None:
-    """Have no controlling terminal: a process in the background that reads from one is stopped."""
+    """Give up the controlling terminal.
+
+    A process in the background that reads from one would be stopped.
+    """
     try:
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
         fcntl.ioctl(terminal, termios.TIOCNOTTY)
@@ -455,11 +570,12 @@ def _leave_terminal() -> None:
 
 
 def _become_subreaper() -> None:
+    """Become the parent of descendants whose own parents end."""
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _wake_pipe() -> int:
-    """A descriptor that is readable after a signal, such as that of a child's end."""
+    """Returns a descriptor that is readable after a signal, such as that of a child's end."""
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
     signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
@@ -467,32 +583,40 @@ def _wake_pipe() -> int:
 
 
 def _reap(role: int = -1) -> tuple[int | None, bool]:
-    """Collect the children that have ended. Returns the role's wait status, if it is one of them,
-    and whether other children are left."""
-    found = None
+    """Collect the children that have ended.
+
+    Args:
+        role: pid of the role; -1 if it is no child of this process.
+
+    Returns: the role's wait status, or None if it has not ended; whether other children are left.
+    """
+    role_status = None
     try:
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
-                return found, True
+                return role_status, True
             if pid == role:
-                found = status
+                role_status = status
     except ChildProcessError:
-        return found, False
+        return role_status, False
 
 
 def _children() -> list[int]:
+    """Returns the pids of this process's children."""
     try:
-        found: list[int] = []
+        children: list[int] = []
         for thread in os.listdir("/proc/self/task"):
             with open(f"/proc/self/task/{thread}/children") as file:
-                found += map(int, file.read().split())
-        return found
+                children += map(int, file.read().split())
+        return children
     except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
-        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _is_ours(pid)]
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        return [pid for pid in pids if _is_child(pid)]
 
 
-def _is_ours(pid: int) -> bool:
+def _is_child(pid: int) -> bool:
+    """Returns whether a process is a child of this one."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return int(file.read().rpartition(")")[2].split()[1]) == os.getpid()
@@ -501,11 +625,12 @@ def _is_ours(pid: int) -> bool:
 
 
 def _word(value: int) -> bytes:
+    """Returns a number as it is in the status page."""
     return value.to_bytes(8, sys.byteorder)
 
 
 def _leave(status: int) -> Never:
-    """End this process in the way that a wait status describes: by the same exit code or signal."""
+    """End this process in the way that a wait status describes: by that exit code or signal."""
     if os.WIFSIGNALED(status):
         signum = os.WTERMSIG(status)
         libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # one core file is enough

@@ -21,15 +21,18 @@ from penstock.profiling.status import LOG_AT, ROLE_AT, TAIL_AT, TAIL_NBYTES, Sta
 OPENMP_WAIT = {"OMP_WAIT_POLICY": "passive"}
 """Threads of torch that wait for each other sleep instead of spinning, which would keep the thread
 that they wait for from its core."""
-MARK = "PENSTOCK_ROLE"  # in the environment of a role and of what it starts
-END_S = 5.0  # that a role may take to end after its guard
+MARK = "PENSTOCK_ROLE"
+"""Variable that marks the environment of a role, and of what it starts."""
+END_S = 5.0
+"""A role may take this long to end after its guard."""
 BOOT = "import sys; sys.path.append(sys.argv.pop(1)); import shim; shim.main()"
+"""Program of the shim; its first argument is the folder of `shim.py`."""
 
 
 class ShimProcess:
     """The shim of one role, whose program waits for the first message on ``channel``.
 
-    ``page`` is its status page, ``status_fd`` the descriptor of that.
+    ``page`` is the role's status page, and ``status_fd`` the descriptor of that.
     """
 
     def __init__(
@@ -38,40 +41,42 @@ class ShimProcess:
         """Start the program of the role ``name``.
 
         Args:
-            name: such as "learner-0".
-            threads: of numerical libraries, which read it when they are imported.
+            name: name of the role, such as "learner-0".
+            threads: number of threads of numerical libraries, which read it when they are imported.
             saves: whether the role has time to save its state when its supervisor or its shim dies;
                 otherwise it is killed.
             ahead: ``module`` to import, or ``module:function`` to import and call, before the first
-                message, if any.
-            nice: added to the niceness until then.
+                message; empty for neither.
+            nice: added to the niceness until the first message, if there is something ``ahead``.
 
         Raises:
             OSError: no process, descriptor or memory is left. Nothing was started.
         """
         self.mark = f"{MARK}={os.urandom(16).hex()}"
         with ExitStack() as undo:
-            self.channel, theirs = Channel.pair()
+            self.channel, role_end = Channel.pair()
             undo.callback(self.channel.close)
-            with theirs:
+
+            with role_end:
                 self.page, self.status_fd = StatusPage.create()
                 undo.callback(self.page.close)
                 undo.callback(os.close, self.status_fd)
-                control, status = theirs.fileno(), self.status_fd
-                places = ",".join(map(str, (ROLE_AT, TAIL_AT, TAIL_NBYTES, LOG_AT)))
-                shim_died = SHIM_DIED if saves else signal.SIGKILL
-                plan = os.getpid(), status, places, control, int(shim_died), self.mark
-                early = [ahead, nice] if ahead else []
-                role = python("penstock.launch.role", name, control, status, *early)
-                shim = [sys.executable, "-I", "-S", "-c", BOOT, str(Path(__file__).parent)]
+
+                # The shim's command is followed by the command that it executes as the role.
+                control = role_end.fileno()
+                early_arguments = [ahead, nice] if ahead else []
+                role_command = python(
+                    "penstock.launch.role", name, control, self.status_fd, *early_arguments
+                )
                 self.process = subprocess.Popen(
-                    [*shim, *map(str, plan), *role],
+                    [*self._shim_command(control, saves), *role_command],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    pass_fds=(control, status),
-                    # Ctrl-C does not reach it. A session of its own would make niceness void:
-                    # Linux divides the cores equally among sessions (autogroup, sched(7)).
+                    pass_fds=(control, self.status_fd),
+                    # Ctrl-C does not reach a process group of its own. A session of its own would
+                    # make niceness void: Linux divides the cores equally among sessions (autogroup,
+                    # sched(7)).
                     process_group=0,
                     env={
                         **OPENMP_WAIT,
@@ -81,14 +86,33 @@ class ShimProcess:
                 )
             undo.pop_all()
 
+    def _shim_command(self, control: int, saves: bool) -> list[str]:
+        """Returns the command of the shim without that of the role, which follows it.
+
+        The arguments after the folder are those of a `shim.ShimPlan`.
+
+        Args:
+            control: descriptor of the role's end of the channel.
+            saves: whether the role has time to save when its shim dies.
+        """
+        status_layout = ",".join(map(str, (ROLE_AT, TAIL_AT, TAIL_NBYTES, LOG_AT)))
+        shim_died = SHIM_DIED if saves else signal.SIGKILL
+        plan = [os.getpid(), self.status_fd, status_layout, control, int(shim_died), self.mark]
+        program = [sys.executable, "-I", "-S", "-c", BOOT, str(Path(__file__).parent)]
+        return [*program, *map(str, plan)]
+
     def discard(self) -> None:
-        """End the role, which has no work yet, with its guard; wait until it has left its
-        channel."""
+        """End the role, which has no work yet, with its guard.
+
+        Returns once the role has closed its end of the channel.
+        """
         self.process.kill()
         self.process.wait()
+
         poller = select.poll()
         poller.register(self.channel, 0)  # a closed channel is reported in any case
         poller.poll(END_S * 1000)
+
         self.channel.close()
         self.page.close()
         os.close(self.status_fd)

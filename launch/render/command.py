@@ -11,6 +11,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import Resolved, resolve_target
 
 AUTO = "auto"
+"""The value of an option that the run chooses."""
 
 
 class Command(NamedTuple):
@@ -21,31 +22,40 @@ class Command(NamedTuple):
     """Target and overrides, quoted for a shell; without ``run.dir``, which the script adds."""
 
 
-def command(
+def make_command(
     target: str,
     overrides: Sequence[str],
     defaults: Mapping[str, str],
+    *,
     learners: int | None = None,
     one_learner: str = "",
 ) -> Command:
-    """The arguments for a run on a cluster.
+    """Make the arguments for a run on a cluster, and check them as the run would.
 
     Args:
-        target: as of `penstock train`.
-        overrides: ``key=value``.
-        defaults: options by name, unless ``overrides`` give them. ``actors.count`` may be `AUTO`,
-            as the cores of the cluster are known to the run only.
-        learners: their number where they are started one by one, as an option of the command says.
-        one_learner: that option with which there is one.
+        target: target as of `penstock train`.
+        overrides: options of the user, each ``key=value``.
+        defaults: values by the names of options that the user may leave out. ``actors.count`` may
+            be `AUTO`, as the cores of the cluster are known to the run only.
+        learners: number of learners if each is started by a command of its own; None if the run
+            starts them.
+        one_learner: the option of the rendering command that asks for one learner, for messages.
 
-    Raises UserError where the target or an override is wrong.
+    Returns: the resolved target, and the arguments for the command.
+
+    Raises:
+        UserError: the target or an override is wrong, or does not go with several learners.
     """
-    given = {text.partition("=")[0].strip() for text in overrides}
-    added = {name: value for name, value in defaults.items() if name not in given}
-    checked = dict(added)
+    overridden = {override.partition("=")[0].strip() for override in overrides}
+    added = {name: value for name, value in defaults.items() if name not in overridden}
+
+    # The commands of single learners say their number by an option of their own.
+    implied = dict(added)
     if learners is not None:
-        checked["learner.count"] = str(learners)
-    resolved = resolve_target(target, [*overrides, *_pairs(checked)])
+        implied["learner.count"] = str(learners)
+    resolved = resolve_target(target, [*overrides, *_as_overrides(implied)])
+
+    # Learners that start one by one cannot agree on what a run would measure or start for them.
     if learners is not None and learners > 1:
         config = resolved.config
         envs.check_not_auto(config, f"learners on {learners} hosts")
@@ -57,9 +67,13 @@ def command(
                 f"start; set --engine ray, {one_learner} or learner.pace=bsp, or start the "
                 "learners by hand (docs/many-machines.md)"
             )
-    shown = [text for text in overrides if not text.startswith("run.dir=")]
-    return Command(resolved, " ".join(map(shlex.quote, [target, *shown, *_pairs(added)])))
+
+    # The script adds the run's folder.
+    kept_overrides = [text for text in overrides if not text.startswith("run.dir=")]
+    arguments = [target, *kept_overrides, *_as_overrides(added)]
+    return Command(resolved, shlex.join(arguments))
 
 
-def _pairs(options: Mapping[str, str]) -> list[str]:
+def _as_overrides(options: Mapping[str, str]) -> list[str]:
+    """Returns options as overrides, each ``key=value``."""
     return [f"{name}={value}" for name, value in options.items()]

@@ -17,10 +17,12 @@ from typing import Literal
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import Resolved
-from penstock.launch.render.command import AUTO, command
+from penstock.launch.render.command import AUTO, make_command
 
-MARGIN_S = 30  # between the end of run.grace_s and that of the job
-TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}")  # as sbatch --time takes it
+MARGIN_S = 30
+"""Time between the end of run.grace_s and that of the job."""
+TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
+"""A time as sbatch --time takes it."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +48,23 @@ def render(
     environment: str | None,
     working_dir: str | None = None,
 ) -> str:
-    """The script.
+    """Write the batch script of a run.
 
     Args:
-        target: as of `penstock train`.
-        overrides: ``key=value``.
-        job: its resources.
-        engine: "ray", or "none": learners that meet at the first node.
+        target: target as of `penstock train`.
+        overrides: options of the run, each ``key=value``.
+        job: resources of the job.
+        engine: "ray" for a Ray cluster in the job, "none" for learners that meet at the first node.
         grace_s: seconds that the run has to save when the job is about to end.
         environment: folder with the programs of Penstock's Python environment on every node; None
-            where they are found without it.
+            if they are found without it.
         working_dir: folder that becomes the current one of all processes, for code of the user's
             own; with engine "none" every node must have it.
 
-    Raises UserError where the target or an option does not allow it.
+    Returns: the text of the script.
+
+    Raises:
+        UserError: the target or an option is wrong, or does not go with this job.
     """
     if job.time is not None and not TIME.fullmatch(job.time):
         raise UserError(
@@ -68,62 +73,90 @@ def render(
         )
     if working_dir is not None and not Path(working_dir).is_dir():
         raise UserError(f"--working-dir {working_dir} is not a folder; name one that exists")
-    learners = job.nodes if engine == "none" else job.nodes * job.gpus
+
+    on_ray = engine == "ray"
     defaults = {"run.grace_s": str(grace_s), "actors.count": AUTO}
     if job.gpus:
         defaults["learner.device"] = "cuda"
-        if engine == "ray":
-            defaults["learner.count"] = str(learners)
-    resolved, text = command(
-        target, overrides, defaults, learners if engine == "none" else None, "--nodes 1"
+        if on_ray:
+            defaults["learner.count"] = str(job.nodes * job.gpus)
+
+    resolved, arguments = make_command(
+        target,
+        overrides,
+        defaults,
+        learners=None if on_ray else job.nodes,
+        one_learner="--nodes 1",
     )
-    if engine == "none" and job.gpus > 1:
+    if not on_ray and job.gpus > 1:
         raise UserError(
             f"--gpus is {job.gpus}, and --engine none starts one learner on each node; set "
             "--gpus 1, or --engine ray"
         )
-    code = None if working_dir is None else shlex.quote(str(Path(working_dir).absolute()))
-    name, given_dir = _name(resolved), resolved.config.run.dir
+
+    # The part of the script that starts the run, in the user's folder if there is one.
+    ship_folder = enter_folder = ""
+    if working_dir is not None:
+        folder = shlex.quote(str(Path(working_dir).absolute()))
+        ship_folder = f" --working-dir {folder}"
+        enter_folder = f"cd {folder}\n"
+    start = (RAY if on_ray else LEARNERS).format(
+        command=arguments,
+        threads=resolved.config.learner.first_threads,
+        ship=ship_folder,
+        enter=enter_folder,
+    )
+
+    name = _name(resolved)
+    run_dir = resolved.config.run.dir
     return TEMPLATE.format(
         name=name,
         nodes="1 node" if job.nodes == 1 else f"{job.nodes} nodes",
-        how=ON_RAY if engine == "ray" else BY_SRUN,
+        how=ON_RAY if on_ray else BY_SRUN,
         resources=_resources(job, name, grace_s),
-        run_dir=shlex.quote(given_dir) if given_dir else f"runs/{name}-$SLURM_JOB_ID",
+        run_dir=shlex.quote(run_dir) if run_dir else f"runs/{name}-$SLURM_JOB_ID",
         environment=_environment(environment),
-        start=(RAY if engine == "ray" else LEARNERS).format(
-            command=text,
-            threads=resolved.config.learner.first_threads,
-            ship="" if code is None else f" --working-dir {code}",
-            enter="" if code is None else f"cd {code}\n",
-        ),
+        start=start,
     )
 
 
 def _name(resolved: Resolved) -> str:
+    """Returns the target's name in characters that SLURM and files allow."""
     return re.sub(r"[^\w.-]+", "-", resolved.name).strip("-.") or "run"
 
 
 def _resources(job: Job, name: str, grace_s: int) -> str:
-    cores = "--exclusive" if job.cpus is None else f"--cpus-per-task={job.cpus}"
+    """Returns the script's lines of options for `sbatch`.
+
+    Args:
+        job: resources of the job.
+        name: name of the run.
+        grace_s: seconds that the run has to save; the job gets its signal so long before its end.
+    """
     options = [
         f"--job-name=penstock-{name}",
         f"--output=penstock-{name}-%j.log",
         "--open-mode=append",
         f"--nodes={job.nodes}",
         "--ntasks-per-node=1",
-        cores,
-        f"--gpus-per-node={job.gpus}" if job.gpus else "",
-        f"--time={job.time}" if job.time else "",
-        f"--partition={shlex.quote(job.partition)}" if job.partition else "",
-        f"--account={shlex.quote(job.account)}" if job.account else "",
-        "--requeue",
-        f"--signal=B:USR1@{grace_s + MARGIN_S}",
+        "--exclusive" if job.cpus is None else f"--cpus-per-task={job.cpus}",
     ]
-    return "\n".join(f"#SBATCH {option}" for option in options if option)
+    if job.gpus:
+        options.append(f"--gpus-per-node={job.gpus}")
+    if job.time:
+        options.append(f"--time={job.time}")
+    if job.partition:
+        options.append(f"--partition={shlex.quote(job.partition)}")
+    if job.account:
+        options.append(f"--account={shlex.quote(job.account)}")
+
+    # SLURM queues the job again after the signal, by which the run saves.
+    options += ["--requeue", f"--signal=B:USR1@{grace_s + MARGIN_S}"]
+    return "\n".join(f"#SBATCH {option}" for option in options)
 
 
 def _environment(folder: str | None) -> str:
+    """Returns the line that puts a folder of programs on the PATH, if there is one."""
     if folder is None:
         return ""
     return f"export PATH={shlex.quote(folder)}:$PATH  # Penstock, at the same path on every node\n"

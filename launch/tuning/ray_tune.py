@@ -31,7 +31,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
-from penstock.launch.engines.ray_engine import connect
+from penstock.launch.engines.ray_connection import connect
 from penstock.launch.signals import SignalHandler, handled
 from penstock.launch.tuning.space import (
     ChoiceList,
@@ -42,12 +42,18 @@ from penstock.launch.tuning.space import (
 )
 from penstock.launch.tuning.sweep import Sweep
 from penstock.launch.tuning.trial_run import GPUS, TrialRun, TrialSettings, last_output
-from penstock.launch.tuning.trials import TrialProgress, folder_of
+from penstock.launch.tuning.trials import TrialProgress, TrialsEnd, folder_of
 
-SCORE, TIME = "score", "scored_steps"
-DRAWS = 100  # of options that agree with each other
-KEPT = 4  # checkpoints of Tune per trial; PBT may still need earlier ones
-LIBRARIES = ("ray", "ray.tune", "ray.train")
+SCORE = "score"
+"""Name of the score in a report for Tune."""
+TIME = "scored_steps"
+"""Name of the time of schedulers, in agent steps, in a report for Tune."""
+DRAWS = 100
+"""Most draws until options agree with each other."""
+KEPT_CHECKPOINTS = 4
+"""Number of Tune's checkpoints that a trial keeps, of which PBT may still need earlier ones."""
+LOGGERS = ("ray", "ray.tune", "ray.train")
+"""Names of the loggers whose warnings are not shown."""
 
 
 class RunTrainable(tune.Trainable):
@@ -59,9 +65,9 @@ class RunTrainable(tune.Trainable):
         self._trial_run = TrialRun(settings, number_of(self.trial_id), config)
 
     def step(self) -> dict[str, Any]:
-        """The next report. Raises RuntimeError where the run has failed."""
-        progress, ended = self._trial_run.step()
-        return {**figures(progress), "done": ended}
+        """Returns the next report; raises RuntimeError if the run has failed."""
+        progress, has_ended = self._trial_run.step()
+        return {**tune_report(progress), "done": has_ended}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Have the run save, and copy its newest checkpoint."""
@@ -80,30 +86,39 @@ class Narrator(tune.Callback):
     """Shows the starts, scores and ends of the trials, and ends them all after a signal."""
 
     def __init__(self, say: Callable[[str], None], signals: Sequence[int]) -> None:
-        """``signals`` are those that have arrived so far."""
-        self._say, self._signals = say, signals
-        self._scored: dict[str, int] = {}
+        """Begin with no trial.
+
+        Args:
+            say: shows a line to the user.
+            signals: the signals that have arrived so far; more may be appended.
+        """
+        self._say = say
+        self._signals = signals
+        self._scored_steps: dict[str, int] = {}
+        """Agent steps of the last score that was shown, by the id of the trial."""
         self.failed: list[int] = []
         """The numbers of the trials that have failed."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tune pickles its callbacks into a file, and a stream cannot be pickled."""
+        """Returns what Tune pickles of its callbacks: a stream cannot be pickled."""
         return {"failed": self.failed}
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        # Tune ends its trials on SIGUSR1.
         if self._signals:
-            os.kill(os.getpid(), signal.SIGUSR1)  # on which Tune ends its trials
+            os.kill(os.getpid(), signal.SIGUSR1)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        shown = ", ".join(overrides_of(trial.config))
-        self._say(f"trial {number_of(trial.trial_id)} starts: {shown}")
+        options = ", ".join(overrides_of(trial.config))
+        self._say(f"trial {number_of(trial.trial_id)} starts: {options}")
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
+        # Reports between two evaluations repeat the last score.
         steps = result.get(TIME, 0)
-        if steps and steps != self._scored.get(trial.trial_id):
-            self._scored[trial.trial_id] = steps
+        if steps and steps != self._scored_steps.get(trial.trial_id):
+            self._scored_steps[trial.trial_id] = steps
             self._say(
                 f"trial {number_of(trial.trial_id)}: return {result[SCORE]:.4g} after {steps:,} "
                 "agent steps"
@@ -113,61 +128,77 @@ class Narrator(tune.Callback):
         self._say(f"trial {number_of(trial.trial_id)} has ended")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self.failed.append(number_of(trial.trial_id))
-        self._say(f"trial {self.failed[-1]} has failed")
+        number = number_of(trial.trial_id)
+        self.failed.append(number)
+        self._say(f"trial {number} has failed")
 
 
-def run(
+def run_trials(
     sweep: Sweep, say: Callable[[str], None], after: SignalHandler | None = None
-) -> tuple[int, dict[int, str]]:
-    """Run the trials of a sweep on a Ray cluster of this host; ``after`` is as of `handled`.
+) -> TrialsEnd:
+    """Run the trials of a sweep on a Ray cluster of this host.
 
-    Returns the exit code, and the errors of the trials that have failed, by their numbers. Raises
-    UserError where Ray cannot be started.
+    Args:
+        sweep: the sweep, whose folder exists.
+        say: shows a line to the user.
+        after: handles signals once the trials have ended, as for `handled`.
+
+    Raises:
+        UserError: Ray cannot be started.
     """
     random.seed(sweep.seed)  # PBT draws from it
     signals: list[int] = []
     narrator = Narrator(say, signals)
-    for name in LIBRARIES:
+    for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             connect(None, cores=sweep.cores * sweep.at_once)
-            # Only now, as Ray has set a handler of SIGTERM that exits at once.
+            # Signals are handled only now, as Ray has set a handler of SIGTERM that exits at once.
             with handled(lambda signum, _: signals.append(signum), after):
                 with _quiet_tune():
                     _tuner(sweep, narrator).fit()
                 ray.shutdown()
-        except SystemExit:  # by that handler
+        except SystemExit:  # Ray's handler of SIGTERM
             signals.append(signal.SIGTERM)
         finally:
             ray.shutdown()  # also where it was not started completely
-    errors = {n: last_output(folder_of(sweep.folder, n)) for n in narrator.failed}
-    return (128 + signals[0] if signals else 1 if errors else 0), errors
+
+    errors = {number: last_output(folder_of(sweep.folder, number)) for number in narrator.failed}
+    if signals:
+        return TrialsEnd(128 + signals[0], errors)
+    return TrialsEnd(1 if errors else 0, errors)
 
 
 def _tuner(sweep: Sweep, narrator: Narrator) -> tune.Tuner:
+    """Returns the tuner of a sweep, which reports to ``narrator``."""
     folder = sweep.folder.resolve()
-    grace_s = 2 * max(config.run.grace_s for config in sweep.space.configs)
     settings = TrialSettings(
-        sweep.target,
-        sweep.overrides,
-        folder,
-        Path.cwd(),
-        sweep.metric,
-        sweep.most_steps,
-        grace_s,
-        os.environ.get(GPUS),
+        target=sweep.target,
+        overrides=sweep.overrides,
+        folder=folder,
+        cwd=Path.cwd(),
+        metric=sweep.metric,
+        most_steps=sweep.most_steps,
+        grace_s=2 * max(config.run.grace_s for config in sweep.space.configs),
+        gpus=os.environ.get(GPUS),
     )
     trainable = tune.with_parameters(RunTrainable, settings=settings)
-    is_grid = sweep.trials is None
+
+    parameters = sweep.space.parameters
+    if sweep.trials is None:
+        param_space = {
+            name: tune.grid_search([*parameter.checked_values])
+            for name, parameter in parameters.items()
+        }
+    else:
+        param_space = {name: _domain(parameter) for name, parameter in parameters.items()}
+
     return tune.Tuner(
         tune.with_resources(trainable, {"CPU": sweep.cores}),
-        param_space={
-            name: tune.grid_search([*found.checked]) if is_grid else _domain(found)
-            for name, found in sweep.space.parameters.items()
-        },
+        param_space=param_space,
         tune_config=tune.TuneConfig(
             metric=SCORE,
             mode="max",
@@ -180,16 +211,17 @@ def _tuner(sweep: Sweep, narrator: Narrator) -> tune.Tuner:
             name="tune",
             storage_path=str(folder),
             callbacks=[narrator],
-            checkpoint_config=tune.CheckpointConfig(num_to_keep=KEPT),
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=KEPT_CHECKPOINTS),
             verbose=0,
         ),
     )
 
 
 def make_scheduler(sweep: Sweep) -> TrialScheduler | None:
-    """The scheduler of a sweep; None for one that runs all trials to their end."""
+    """Returns the scheduler of a sweep; None for one that runs all trials to their end."""
     if sweep.scheduler == "none":
         return None
+
     assert sweep.interval is not None
     assert sweep.most_steps is not None
     if sweep.scheduler == "asha":
@@ -199,36 +231,49 @@ def make_scheduler(sweep: Sweep) -> TrialScheduler | None:
             grace_period=sweep.interval,
             stop_last_trials=False,  # `stop.env_steps` ends them
         )
+
+    # PBT takes a list for choices, and a domain for a range.
+    mutations = {
+        name: [*parameter.values] if isinstance(parameter, ChoiceList) else _domain(parameter)
+        for name, parameter in sweep.space.parameters.items()
+    }
     return PopulationBasedTraining(
         time_attr=TIME,
         perturbation_interval=sweep.interval,
-        hyperparam_mutations={
-            name: [*found.values] if isinstance(found, ChoiceList) else _domain(found)
-            for name, found in sweep.space.parameters.items()
-        },
-        custom_explore_fn=partial(within, sweep, random.Random(sweep.seed)),
+        hyperparam_mutations=mutations,
+        custom_explore_fn=partial(correct_options, sweep, random.Random(sweep.seed)),
     )
 
 
-def within(sweep: Sweep, rng: random.Random, options: Options) -> Options:
-    """Perturbed options, with numbers moved into their ranges: PBT multiplies them by 0.8 or 1.2
-    whatever the range is. Options that contradict each other, or others of the run, are drawn
-    anew; after `DRAWS` times they are returned as they are, and the trial's process refuses them.
+def correct_options(sweep: Sweep, rng: random.Random, options: Options) -> Options:
+    """Correct options that PBT has perturbed.
+
+    PBT multiplies numbers by 0.8 or 1.2 whatever their range is; they are moved into it. Options
+    that contradict each other, or others of the run, are drawn anew. If `DRAWS` draws do not agree,
+    the last is returned, and the trial's process refuses it.
+
+    Args:
+        sweep: has the parameters and the other options of the run.
+        rng: the source of new draws.
+        options: values by the names of the parameters.
+
+    Returns: the corrected options.
     """
     parameters = sweep.space.parameters
-    found = {
-        name: each.clipped(options[name]) if isinstance(each, NumberRange) else options[name]
-        for name, each in parameters.items()
-    }
+    corrected: Options = {}
+    for name, parameter in parameters.items():
+        value = options[name]
+        corrected[name] = parameter.clipped(value) if isinstance(parameter, NumberRange) else value
+
     for _ in range(DRAWS):
-        if _agree(sweep, found):
+        if _can_start(sweep, corrected):
             break
-        found = {name: each.sample(rng) for name, each in parameters.items()}
-    return found
+        corrected = {name: parameter.sample(rng) for name, parameter in parameters.items()}
+    return corrected
 
 
-def _agree(sweep: Sweep, options: Options) -> bool:
-    """Whether a trial with these options starts."""
+def _can_start(sweep: Sweep, options: Options) -> bool:
+    """Returns whether a trial with these options starts."""
     try:
         resolve(sweep.target, [*sweep.overrides, *overrides_of(options)])
     except UserError:
@@ -236,49 +281,60 @@ def _agree(sweep: Sweep, options: Options) -> bool:
     return True
 
 
-def _domain(found: Parameter) -> Any:
-    """The parameter as a domain of Tune."""
-    if isinstance(found, ChoiceList):
-        return tune.choice([*found.values])
-    if found.whole:
-        draw = tune.lograndint if found.log else tune.randint
-        return draw(int(found.low), int(found.high) + 1)
-    draw_number = tune.loguniform if found.log else tune.uniform
-    return draw_number(found.low, found.high)
+def _domain(parameter: Parameter) -> Any:
+    """Returns a parameter as a domain of Tune."""
+    if isinstance(parameter, ChoiceList):
+        return tune.choice([*parameter.values])
+
+    # Tune's upper end of whole numbers is excluded.
+    if parameter.whole:
+        integers = tune.lograndint if parameter.log else tune.randint
+        return integers(int(parameter.low), int(parameter.high) + 1)
+    numbers = tune.loguniform if parameter.log else tune.uniform
+    return numbers(parameter.low, parameter.high)
 
 
 def number_of(trial_id: str) -> int:
-    """The number of a trial, with which Tune's id ends: ``3f2a1_00007`` is trial 7."""
+    """Returns the number of a trial, with which Tune's id ends: ``3f2a1_00007`` is trial 7."""
     return int(trial_id.rpartition("_")[2])
 
 
-def figures(progress: TrialProgress) -> dict[str, Any]:
-    """The report for Tune. A score that is not known yet is NaN at 0 steps: Tune requires a number,
-    and no scheduler decides at 0 steps."""
+def tune_report(progress: TrialProgress) -> dict[str, Any]:
+    """Returns the report for Tune on the progress of a trial.
+
+    A score that is not known yet is NaN at 0 steps: Tune requires a number, and no scheduler
+    decides at 0 steps. Other figures are left out while they are not known.
+    """
     score = math.nan if progress.score is None else progress.score
-    report = {SCORE: score, TIME: progress.scored_steps}
-    report |= {
+    report = {
+        SCORE: score,
+        TIME: progress.scored_steps,
         "trained_steps": progress.trained_steps,
         "env_steps": progress.env_steps,
         "seconds": progress.time_s,
     }
-    known = {
+    optional = {
         "return": progress.return_mean,
         "eval_return": progress.eval_return_mean,
         "learning_rate": progress.learning_rate,
     }
-    return report | {name: value for name, value in known.items() if value is not None}
+    return report | {name: value for name, value in optional.items() if value is not None}
 
 
 @contextmanager
 def _quiet_tune() -> Iterator[None]:
-    """Keep Tune's own texts from standard output, and its handler of SIGINT away: with that, a
-    second Ctrl-C would end this process before its trials. `Narrator` informs Tune of signals."""
-    variable, on_stop = "TUNE_DISABLE_SIGINT_HANDLER", signal.getsignal(signal.SIGUSR1)
+    """Keep Tune's texts from standard output, and its handler of SIGINT away.
+
+    With that handler, a second Ctrl-C would end this process before its trials. `Narrator` informs
+    Tune of signals instead.
+    """
+    variable = "TUNE_DISABLE_SIGINT_HANDLER"
     os.environ[variable] = "1"
+    # Tune replaces this handler.
+    usr1_handler = signal.getsignal(signal.SIGUSR1)
     try:
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        with open(os.devnull, "w") as null_device, redirect_stdout(null_device):
             yield
     finally:
         os.environ.pop(variable, None)
-        signal.signal(signal.SIGUSR1, on_stop)  # which Tune has replaced
+        signal.signal(signal.SIGUSR1, usr1_handler)

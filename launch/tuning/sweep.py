@@ -23,7 +23,8 @@ from penstock.launch.tuning.trials import Metric
 
 Scheduler = Literal["none", "asha", "pbt"]
 
-DECISIONS = 10  # of a scheduler in the steps of a trial, and evaluations, unless others are set
+DECISIONS = 10
+"""A trial has as many decisions of its scheduler, and evaluations, unless the user sets others."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Sweep:
     overrides: tuple[str, ...]
     space: Space
     trials: int | None
-    """None: the grid of the space."""
+    """Number of trials, drawn at random; None: the grid of the space."""
     scheduler: Scheduler
     metric: Metric
     interval: int | None
@@ -60,10 +61,27 @@ def make_sweep(
     parallel: int | None,
     folder: str | None,
 ) -> Sweep:
-    """Check a sweep and add what its options leave open. Raises UserError."""
+    """Check the options of a sweep, and choose what they leave open.
+
+    Args:
+        target: target as of `penstock train`.
+        overrides: options of all trials, each ``key=value``.
+        space: path of the YAML file of the space.
+        number: number of trials, drawn at random; None for the grid of the space.
+        scheduler: which trials it stops or continues from others; "none" runs all to their end.
+        metric: the figure by which trials are compared.
+        interval: agent steps between two decisions of the scheduler; None chooses them.
+        parallel: number of trials that run at the same time; None: as many as the cores allow.
+        folder: folder for the runs of all trials; None names a new one.
+
+    Raises:
+        UserError: an option is wrong, or some of them contradict each other.
+    """
     resolved = resolve_target(target, overrides)
     config = resolved.config
     _check_ends(config, scheduler, interval)
+
+    # The interval between decisions divides the steps of a trial.
     steps = config.stop.env_steps
     if interval is None and steps is not None:
         interval = max(1, steps // DECISIONS)
@@ -72,43 +90,56 @@ def make_sweep(
             f"--interval {interval} is more than stop.env_steps={steps}, so no decision would be "
             "made; lower it"
         )
-    given = [*_evaluations(config, metric, interval, scheduler), *overrides]
-    found = read_space(Path(space), target, given)
+
+    # The configs at all values of the parameters are checked here, before a trial starts.
+    all_overrides = [*_evaluations(config, metric, interval, scheduler), *overrides]
+    parameter_space = read_space(Path(space), target, all_overrides)
     if scheduler == "pbt":
-        check_keeps_weights(found)
-    _check_number(found, number, scheduler)
-    cores = max(map(cores_of, found.configs))
+        check_keeps_weights(parameter_space)
+    _check_number(parameter_space, number, scheduler)
+
+    # Trials that run at the same time share the cores, and nothing else.
+    cores = max(map(cores_of, parameter_space.configs))
     at_once = parallel or max(1, int(usable_cores() // cores))
-    for each in found.configs:
-        check_shared(each, at_once)
-    path = Path(folder) if folder else default_run_dir(f"tune-{resolved.name}")
+    for trial_config in parameter_space.configs:
+        check_shared(trial_config, at_once)
+
+    sweep_folder = Path(folder) if folder else default_run_dir(f"tune-{resolved.name}")
     if config.run.dir is not None:
         raise UserError("run.dir is of one run; name the folder of all trials with --dir")
-    try:
-        is_taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
-    except OSError as error:
-        raise _unusable(path, error) from error
-    if is_taken:
-        raise UserError(f"--dir {path} is not empty; name a folder that does not exist yet")
-    is_file = target not in presets() and Path(target).is_file()
+    _check_unused(sweep_folder)
+
+    # Trials may have another current folder, so the path of a file becomes absolute.
+    if target not in presets() and Path(target).is_file():
+        target = str(Path(target).resolve())
     return Sweep(
-        str(Path(target).resolve()) if is_file else target,
-        tuple(given),
-        found,
-        number,
-        scheduler,
-        metric,
-        interval,
-        steps,
-        cores,
-        at_once,
-        config.run.seed,
-        path,
+        target=target,
+        overrides=tuple(all_overrides),
+        space=parameter_space,
+        trials=number,
+        scheduler=scheduler,
+        metric=metric,
+        interval=interval,
+        most_steps=steps,
+        cores=cores,
+        at_once=at_once,
+        seed=config.run.seed,
+        folder=sweep_folder,
     )
 
 
+def _check_unused(folder: Path) -> None:
+    """Raise UserError if a folder for a sweep has something in it, or cannot be read."""
+    try:
+        is_used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    if is_used:
+        raise UserError(f"--dir {folder} is not empty; name a folder that does not exist yet")
+
+
 def make_folder(sweep: Sweep) -> None:
-    """Make the folder of a sweep. Raises UserError."""
+    """Make the folder of a sweep; raises UserError if it cannot be made."""
     try:
         sweep.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -116,10 +147,12 @@ def make_folder(sweep: Sweep) -> None:
 
 
 def _unusable(path: Path, error: OSError) -> UserError:
+    """Returns the error for a folder that cannot be made or read."""
     return UserError(f"--dir {path} cannot be made: {error.strerror}; name a folder elsewhere")
 
 
 def _check_ends(config: Config, scheduler: Scheduler, interval: int | None) -> None:
+    """Raise UserError if a trial has no end, or none in agent steps and the scheduler needs one."""
     stop = config.stop
     if stop.env_steps is None and (scheduler != "none" or interval is not None):
         option = f"--{scheduler}" if scheduler != "none" else "--interval"
@@ -135,28 +168,38 @@ def _check_ends(config: Config, scheduler: Scheduler, interval: int | None) -> N
 def _evaluations(
     config: Config, metric: Metric, interval: int | None, scheduler: Scheduler
 ) -> list[str]:
-    """Overrides by which there is an evaluation for each decision, and which those of the user
-    replace. Raises UserError where trials would have none."""
+    """Returns overrides by which there is an evaluation for each decision of the scheduler.
+
+    Those of the user come after them, and replace them.
+
+    Raises:
+        UserError: the trials would have no evaluations, by which they are to be compared.
+    """
     if metric != "eval":
         return []
-    found = []
+
+    overrides = []
+    # A limit on the share of evaluations would postpone them, and so decisions.
     if scheduler != "none" and config.eval.share is not None:
-        found.append("eval.share=null")  # it would postpone evaluations, and so decisions
+        overrides.append("eval.share=null")
     if config.eval.every_s is not None:
-        return found
+        return overrides
+
     if not config.evaluates_by_steps:
         raise UserError(
             "trials are compared by their evaluations, and eval.every_steps or transport.kind "
             "switches these off; change that, or compare the returns in training with "
             "--metric return"
         )
-    every = config.eval.every_steps
-    if interval is not None and every is not None and every > interval:
-        found.append(f"eval.every_steps={interval}")
-    return found
+
+    every_steps = config.eval.every_steps
+    if interval is not None and every_steps is not None and every_steps > interval:
+        overrides.append(f"eval.every_steps={interval}")
+    return overrides
 
 
 def _check_number(space: Space, number: int | None, scheduler: Scheduler) -> None:
+    """Raise UserError if the number of trials does not go with the space or the scheduler."""
     if number is None and scheduler == "pbt":
         raise UserError("--pbt needs the size of the population; add --trials 8")
     if number is not None and number < 2 and scheduler != "none":

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, NamedTuple, TextIO
 
 from penstock.core.files import open_private
 from penstock.core.formatting import clock, count, finite, number
@@ -29,12 +29,24 @@ Figures = Mapping[str, Any]
 
 PREFIX = "trial-"
 STARTS = "starts.jsonl"
-STOPPED = "scheduler"  # the reason of a trial that its scheduler stopped
+STOPPED = "scheduler"
+"""Reason of the end of a trial that its scheduler has stopped."""
 NOT_STARTED = "not started"
-EXPLAINED: Mapping[Metric, str] = {
+"""Reason of a trial whose run has no summary."""
+METRIC_TEXTS: Mapping[Metric, str] = {
     "eval": "best evaluated return",
     "return": "return of the last 100 episodes in training",
 }
+"""What each metric is, for the user."""
+
+
+class TrialsEnd(NamedTuple):
+    """How the trials of a sweep have ended."""
+
+    exit_code: int
+    """128 + the number of the signal that has ended them, otherwise 1 if a trial has failed."""
+    errors: Mapping[int, str]
+    """Errors of the trials that have failed, by their numbers."""
 
 
 @dataclass(frozen=True)
@@ -59,42 +71,56 @@ class ProgressReader:
     """Reads the progress of a run from what its files have gained since this was made."""
 
     def __init__(self, path: Path, metric: Metric) -> None:
-        self._path, self._metric = path, metric
-        self._begin = {name: nbytes_of(path / name) for name in (METRICS, EVALUATIONS)}
+        """Begin at the present ends of the files in the run's folder ``path``."""
+        self._path = path
+        self._metric = metric
+        self._begin_nbytes = {name: nbytes_of(path / name) for name in (METRICS, EVALUATIONS)}
 
     def read(self) -> TrialProgress:
-        """The present progress."""
-        m, e = self._last(METRICS), self._last(EVALUATIONS)
-        return_mean = finite(m.get("episode_return_mean"))
-        trained_steps = int(finite(m.get("trained_steps")) or 0)
-        evaluated = mean_return(e)
-        score, scored_steps = return_mean, trained_steps
+        """Returns the present progress."""
+        metrics = self._last_line(METRICS)
+        evaluation = self._last_line(EVALUATIONS)
+        return_mean = finite(metrics.get("episode_return_mean"))
+        trained_steps = int(finite(metrics.get("trained_steps")) or 0)
+        eval_return_mean = mean_return(evaluation)
+
         if self._metric == "eval":
-            score, scored_steps = evaluated, int(finite(e.get("trained_steps")) or 0)
+            score = eval_return_mean
+            scored_steps = int(finite(evaluation.get("trained_steps")) or 0)
+        else:
+            score = return_mean
+            scored_steps = trained_steps
+
         return TrialProgress(
-            score,
-            scored_steps if score is not None else 0,
-            trained_steps,
-            int(finite(m.get("env_steps")) or 0),
-            return_mean,
-            evaluated,
-            finite(m.get("time_s")) or 0.0,
-            finite(m.get("learning_rate")),
+            score=score,
+            scored_steps=scored_steps if score is not None else 0,
+            trained_steps=trained_steps,
+            env_steps=int(finite(metrics.get("env_steps")) or 0),
+            return_mean=return_mean,
+            eval_return_mean=eval_return_mean,
+            time_s=finite(metrics.get("time_s")) or 0.0,
+            learning_rate=finite(metrics.get("learning_rate")),
         )
 
-    def _last(self, name: str) -> Figures:
-        """The last new line of a file; empty if there is none."""
-        return last_line(self._path, name, since=self._begin[name], follow_links=True)
+    def _last_line(self, name: str) -> Figures:
+        """Returns the last new line of a file; empty if there is none."""
+        return last_line(self._path, name, since=self._begin_nbytes[name], follow_links=True)
 
 
 def folder_of(folder: Path, number: int) -> Path:
-    """The folder of a trial."""
+    """Returns the folder of a trial, below that of the sweep."""
     return folder / f"{PREFIX}{number}"
 
 
 def add_start(path: Path, options: Options, trained_steps: int, from_trial: int | None) -> None:
-    """Record a start of the trial in ``path``; ``from_trial`` is the number of the trial whose
-    checkpoint, of ``trained_steps``, it begins from, None for no checkpoint or its own."""
+    """Record a start of a trial in its file `STARTS`.
+
+    Args:
+        path: folder of the trial, which is made if there is none.
+        options: its values of the space's parameters.
+        trained_steps: agent steps of the checkpoint that it begins from; 0 without one.
+        from_trial: number of the trial that this checkpoint is of; None for its own or none.
+    """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     line = {
         "time": time.time(),
@@ -109,89 +135,113 @@ def add_start(path: Path, options: Options, trained_steps: int, from_trial: int 
 def results(
     folder: Path, metric: Metric, interrupted: bool, errors: Mapping[int, str]
 ) -> list[dict[str, Any]]:
-    """The results of all trials that have a folder, the best first.
+    """Returns the results of all trials that have a folder, the best first.
 
     Args:
-        folder: of the sweep.
-        metric: the figure by which they are compared.
+        folder: folder of the sweep.
+        metric: the figure by which trials are compared.
         interrupted: whether a signal has ended the sweep.
-        errors: of the trials that have failed, by their numbers.
+        errors: errors of the trials that have failed, by their numbers.
+
+    Returns: a row of `results.json` for each trial. Trials without a score come last.
     """
-    numbers = [path.name.removeprefix(PREFIX) for path in folder.glob(f"{PREFIX}*")]
-    found = [
-        _result(folder, int(n), metric, interrupted, errors.get(int(n)))
-        for n in numbers
-        if n.isdecimal()
+    suffixes = [path.name.removeprefix(PREFIX) for path in folder.glob(f"{PREFIX}*")]
+    numbers = [int(suffix) for suffix in suffixes if suffix.isdecimal()]
+    rows = [
+        _result(folder, number, metric, interrupted=interrupted, failure=errors.get(number))
+        for number in numbers
     ]
-    return sorted(found, key=lambda row: (row["score"] is None, -(row["score"] or 0), row["trial"]))
+    return sorted(rows, key=lambda row: (row["score"] is None, -(row["score"] or 0), row["trial"]))
 
 
 def _result(
-    folder: Path, number: int, metric: Metric, interrupted: bool, failure: str | None
+    folder: Path, number: int, metric: Metric, *, interrupted: bool, failure: str | None
 ) -> dict[str, Any]:
+    """Returns the result of one trial, whose error is ``failure`` if its run has none."""
     path = folder_of(folder, number)
     starts = [line for line in lines(path / STARTS) if isinstance(line.get("options"), dict)]
+    options = starts[-1]["options"] if starts else {}
+    sources = [start.get("from_trial") for start in starts]
+
+    # A run that its scheduler has stopped says that it was interrupted.
     summary = read_json(path, SUMMARY, follow_links=True)
-    reason, error = summary.get("exit_reason", NOT_STARTED), summary.get("error") or failure
+    reason = summary.get("exit_reason", NOT_STARTED)
     if failure is not None and reason == NOT_STARTED:
         reason = "user_error"
     if reason in INTERRUPTED and not interrupted:
         reason = STOPPED
-    best = best_evaluation(lines(path / EVALUATIONS))
-    score = None if best is None else mean_return(best)
+
+    if metric == "eval":
+        best = best_evaluation(lines(path / EVALUATIONS))
+        score = None if best is None else mean_return(best)
+    else:
+        score = finite(summary.get("episode_return_mean"))
+
     return {
         "trial": number,
-        "options": starts[-1]["options"] if starts else {},
-        "score": score if metric == "eval" else finite(summary.get("episode_return_mean")),
+        "options": options,
+        "score": score,
         "env_steps": finite(summary.get("env_steps")),
         "seconds": finite(summary.get("time_s")),
         "ended_by": str(reason),
-        "error": error,
-        "taken_over_from": [s["from_trial"] for s in starts if s.get("from_trial") is not None],
+        "error": summary.get("error") or failure,
+        "taken_over_from": [source for source in sources if source is not None],
         "run_dir": str(path),
     }
 
 
-def show(found: Sequence[Figures], metric: Metric, folder: Path, stream: TextIO) -> None:
-    """Print the table of the trials."""
+def show(rows: Sequence[Figures], metric: Metric, folder: Path, stream: TextIO) -> None:
+    """Print the table of the trials, and below it the errors.
+
+    Args:
+        rows: the results of the trials, in the order of the table.
+        metric: the figure by which trials were compared.
+        folder: folder of the sweep.
+        stream: where to print.
+    """
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    names = list(dict.fromkeys(name for row in found for name in row["options"]))
-    copies = any(row["taken_over_from"] for row in found)
-    for name in ("trial", *names, "return", "steps", "time", "ended by"):
-        table.add_column(name, justify="right", no_wrap=True)
-    if copies:
+    options = list(dict.fromkeys(name for row in rows for name in row["options"]))
+    shows_sources = any(row["taken_over_from"] for row in rows)
+    for column in ("trial", *options, "return", "steps", "time", "ended by"):
+        table.add_column(column, justify="right", no_wrap=True)
+    if shows_sources:
         table.add_column("weights from", justify="right")
     table.add_column("folder", overflow="fold")
-    for row in found:
-        table.add_row(
+
+    for row in rows:
+        cells = [
             str(row["trial"]),
-            *(_text(row["options"].get(name)) for name in names),
+            *(_text(row["options"].get(name)) for name in options),
             number(row["score"]),
             count(row["env_steps"]),
             clock(row["seconds"]),
             row["ended_by"],
-            *([", ".join(map(str, row["taken_over_from"])) or "-"] if copies else []),
-            row["run_dir"],
-        )
+        ]
+        if shows_sources:
+            cells.append(", ".join(map(str, row["taken_over_from"])) or "-")
+        table.add_row(*cells, row["run_dir"])
+
     width = None if stream.isatty() else 250
     Console(file=stream, width=width, markup=False, highlight=False).print(table)
-    for row in found:
+
+    for row in rows:
         if row["error"] is not None:
             say_line(f"trial {row['trial']} failed: {row['error']}", stream)
-    say_line(f"return: {EXPLAINED[metric]}; the runs are in {folder}", stream)
+    say_line(f"return: {METRIC_TEXTS[metric]}; the runs are in {folder}", stream)
 
 
 def _text(value: Any) -> str:
+    """Returns the value of an option as the table shows it."""
     if isinstance(value, float):
         return number(value)
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def nbytes_of(path: Path) -> int:
-    """The size of a file; 0 where there is none."""
+    """Returns the size of a file; 0 if there is none."""
     try:
         return path.stat().st_size
     except OSError:

@@ -22,76 +22,115 @@ from penstock.launch.signals import SignalsAfterRun
 from penstock.launch.tuning import trials
 from penstock.launch.tuning.space import overrides_of, with_fixed_cores
 from penstock.launch.tuning.sweep import Scheduler, Sweep, make_folder
-from penstock.launch.tuning.trials import add_start, folder_of
+from penstock.launch.tuning.trials import TrialsEnd, add_start, folder_of
 
 RESULTS = "results.json"
-NEEDED = ("ray", "pandas", "pyarrow", "requests", "tensorboardX")  # of Ray Tune
+TUNE_PACKAGES = ("ray", "pandas", "pyarrow", "requests", "tensorboardX")
+"""The packages that Ray Tune needs."""
 INSTALL = "Ray Tune, which is not installed; run: pip install 'penstock[tune]'"
 
 
 def uses_tune(scheduler: Scheduler, with_ray: bool) -> bool:
-    """Whether Ray Tune runs the trials. Raises UserError where it must and cannot."""
-    missing = any(find_spec(name) is None for name in NEEDED)
+    """Returns whether Ray Tune runs the trials.
+
+    Args:
+        scheduler: "none", or one of Tune's, which needs Tune.
+        with_ray: whether the user allows Tune.
+
+    Raises:
+        UserError: the scheduler needs Tune, and the user does not allow it or it is not installed.
+    """
+    missing = any(find_spec(name) is None for name in TUNE_PACKAGES)
     if scheduler != "none" and (missing or not with_ray):
-        why = INSTALL if missing else "Ray Tune; leave out --no-ray"
-        raise UserError(f"--{scheduler} needs {why}")
+        requirement = INSTALL if missing else "Ray Tune; leave out --no-ray"
+        raise UserError(f"--{scheduler} needs {requirement}")
     return with_ray and not missing
 
 
 def tune(sweep: Sweep, with_ray: bool, as_json: bool) -> int:
-    """Run a sweep; returns the exit code: 130 or 143 after a signal, otherwise 1 if a trial failed,
-    otherwise 0. Raises UserError."""
+    """Run a sweep, and show and write its results.
+
+    Args:
+        sweep: the sweep.
+        with_ray: whether Ray Tune may run the trials.
+        as_json: whether the results go to standard output as JSON, and all other text to standard
+            error.
+
+    Returns: the exit code: 130 or 143 after a signal, otherwise 1 if a trial has failed, otherwise
+    0.
+
+    Raises:
+        UserError: the folder cannot be made, Ray cannot be started, or the grid is too large.
+    """
     stream = sys.stderr if as_json else sys.stdout
     by_tune = uses_tune(sweep.scheduler, with_ray)
-    name = f"{sweep.trials or len(sweep.space.grid())} trials"
+    trial_count = sweep.trials or len(sweep.space.grid())
     say_line(
-        f"{name}, {sweep.at_once} at a time: {usable_cores():g} cores, and a trial uses "
-        f"{sweep.cores}",
+        f"{trial_count} trials, {sweep.at_once} at a time: {usable_cores():g} cores, and a trial "
+        f"uses {sweep.cores}",
         stream,
     )
     if with_ray and not by_tune:
         say_line("without Ray Tune, which pip install 'penstock[tune]' installs", stream)
+
     make_folder(sweep)
-    say, after = partial(say_line, stream=stream), SignalsAfterRun()
+    say = partial(say_line, stream=stream)
+    after = SignalsAfterRun()
     if by_tune:
         from penstock.launch.tuning import ray_tune
 
-        code, errors = ray_tune.run(sweep, say, after)
+        end = ray_tune.run_trials(sweep, say, after)
     else:
-        code, errors = _run_plain(sweep, say, after)
-    found = trials.results(sweep.folder, sweep.metric, code in SIGNALLED, errors)
-    if code == 0 and any(row["error"] is not None for row in found):
+        end = _run_plain(sweep, say, after)
+
+    interrupted = end.exit_code in SIGNALLED
+    rows = trials.results(sweep.folder, sweep.metric, interrupted, end.errors)
+    code = end.exit_code
+    if code == 0 and any(row["error"] is not None for row in rows):
         code = 1
-    answer = {
+
+    results = {
         "dir": str(sweep.folder),
         "exit_code": code,
         "metric": sweep.metric,
         "scheduler": sweep.scheduler,
-        "trials": found,
+        "trials": rows,
     }
+    # A full disk or a closed pipe does not hide the results from `as_json`.
     with suppress(OSError):
-        write_atomic(sweep.folder / RESULTS, json.dumps(answer, indent=2) + "\n")
-        trials.show(found, sweep.metric, sweep.folder, stream)
+        write_atomic(sweep.folder / RESULTS, json.dumps(results, indent=2) + "\n")
+        trials.show(rows, sweep.metric, sweep.folder, stream)
     if as_json:
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(results), flush=True)
     return code
 
 
-def _run_plain(
-    sweep: Sweep, say: Callable[[str], None], after: SignalsAfterRun
-) -> tuple[int, dict[int, str]]:
-    """All trials in processes of their own; returns the exit code, and the errors of the trials
-    that have failed, by their numbers."""
-    space, number = sweep.space, sweep.trials
-    drawn = space.grid() if number is None else space.samples(number, sweep.seed)
+def _run_plain(sweep: Sweep, say: Callable[[str], None], after: SignalsAfterRun) -> TrialsEnd:
+    """Run all trials without Ray, in processes of their own.
+
+    Args:
+        sweep: the sweep, whose folder exists.
+        say: shows a line to the user.
+        after: handles signals once the trials have ended.
+    """
+    if sweep.trials is None:
+        options_of_trials = sweep.space.grid()
+    else:
+        options_of_trials = sweep.space.samples(sweep.trials, sweep.seed)
+
+    # Every trial is checked before the first one has a folder.
     commands = {}
-    for n, options in enumerate(drawn):
-        path = folder_of(sweep.folder, n)
-        given = with_fixed_cores(sweep.target, [*sweep.overrides, *overrides_of(options)])
-        commands[n] = command(sweep.target, given, path, "no")
-    for n, options in enumerate(drawn):
-        add_start(folder_of(sweep.folder, n), options, 0, None)
-    ended = run_commands(commands, sweep.at_once, say, name="trial", independent=True, after=after)
-    errors = {n: found.summary["error"] for n, found in ended.items() if found.summary["error"]}
-    code = exit_code(ended, len(commands))
-    return code if code in SIGNALLED else min(code, 1), errors
+    for number, options in enumerate(options_of_trials):
+        path = folder_of(sweep.folder, number)
+        overrides = with_fixed_cores(sweep.target, [*sweep.overrides, *overrides_of(options)])
+        commands[number] = command(sweep.target, overrides, path, "no")
+    for number, options in enumerate(options_of_trials):
+        path = folder_of(sweep.folder, number)
+        add_start(path, options, trained_steps=0, from_trial=None)
+
+    ends = run_commands(commands, sweep.at_once, say, name="trial", independent=True, after=after)
+    errors = {number: end.summary["error"] for number, end in ends.items() if end.summary["error"]}
+    code = exit_code(ends, len(commands))
+    if code not in SIGNALLED:
+        code = min(code, 1)
+    return TrialsEnd(code, errors)

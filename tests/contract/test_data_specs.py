@@ -79,7 +79,7 @@ def lockstep(folder: Path, *options: str) -> Iterator[Lockstep]:
     try:
         yield made
     finally:
-        made._lockstep.close()
+        made._lockstep_source.close()
         for end in (ours, ctx.channel, page):
             end.close()
         os.close(descriptor)

@@ -16,7 +16,7 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve_target
 from penstock.launch import topology
-from penstock.launch.engines import ray_engine
+from penstock.launch.engines import ray_agent, ray_engine
 from penstock.launch.run import EngineChoice, conduct
 from penstock.monitor.sinks import FanOut
 from ray_cluster import agents, cluster, ended, events, on_a_worker, ready, remove_node, train
@@ -25,7 +25,7 @@ from train_command import SMALL, Command, assert_balanced, last, metrics
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 MY_GAME = "import gymnasium\n\ndef make(): return gymnasium.make('CartPole-v1')\n"
-ENDS_S = ray_engine.LEASE_S + 20.0
+ENDS_S = ray_agent.LEASE_S + 20.0
 
 
 @pytest.fixture
@@ -211,7 +211,8 @@ def test_too_small_a_cluster_is_refused(
     tmp_path: Path, nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_engine, "RESERVE_S", 6.0)
-    monkeypatch.setattr(ray_engine, "LEASE_S", 2.0)  # agents that have a host wait for the others
+    for module in (ray_agent, ray_engine):  # agents that have a host wait for the others
+        monkeypatch.setattr(module, "LEASE_S", 2.0)
     overrides = ["actors.count=40", f"run.dir={tmp_path / 'run'}", *SMALL]
     resolved = resolve_target("cartpole", overrides)
     place = EngineChoice("ray", nodes.address)

@@ -17,8 +17,9 @@ from penstock import __version__
 from penstock.core.interfaces import Bundle, EngineContext, Liveness
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch import topology
-from penstock.launch.engines import ray_engine
-from penstock.launch.engines.ray_engine import LEASE_S, MOST_FAILURES, RayEngine
+from penstock.launch.engines import ray_agent
+from penstock.launch.engines.ray_agent import LEASE_S
+from penstock.launch.engines.ray_engine import MOST_FAILURES, RayEngine
 from ray_cluster import agents, cluster, drain, ended, events, train
 from train_command import last, metrics
 
@@ -85,7 +86,7 @@ def test_agents_that_have_ended_are_forgotten(tmp_path: Path) -> None:
             wait_until(engine, lambda away: not away)
             made.remove_node(node, allow_graceful=False)
             wait_until(engine, lambda away: away == {"actor-1": "no host has been found yet"})
-        assert len(engine._agents) == len(bundles)
+        assert len(engine._fleet.agents) == len(bundles)
 
 
 def host_supervisors() -> list[psutil.Process]:
@@ -104,7 +105,7 @@ def test_a_host_whose_supervisor_hangs_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its agent answers, and no order reaches a role: as where the host's disk hangs."""
-    monkeypatch.setattr(ray_engine, "STUCK_S", 2.0, raising=False)
+    monkeypatch.setattr(ray_agent, "STUCK_S", 2.0)
     others = host_supervisors()
     spec = RoleSpec("actor", 0, "no_such_module:run", Stage.ACTORS)  # it ends at once
     with (

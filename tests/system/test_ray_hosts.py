@@ -23,7 +23,7 @@ import pytest
 
 import waiting
 from hosts import Hosts, NoHostsError, hosts
-from penstock.launch.engines import ray_engine
+from penstock.launch.engines import ray_agent
 from train_command import SMALL, assert_balanced, last, metrics
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -164,10 +164,10 @@ def test_a_host_that_falls_silent_costs_the_others_moments(cluster: Cluster, cou
         began_s = time.monotonic()
         wait_until(lambda: last(run_dir)["learners_alive"] == 1)
         trains_on(run_dir)
-        assert time.monotonic() - began_s < ray_engine.SILENT_S + 5
+        assert time.monotonic() - began_s < ray_agent.SILENT_S + 5
         # Without the engine the lost learner ends too, and disturbs nothing.
         roles = [p for p in of_roles if p.is_running() and "penstock.launch.role" in p.cmdline()]
-        _, alive = psutil.wait_procs(roles, ray_engine.LEASE_S + 30)
+        _, alive = psutil.wait_procs(roles, ray_agent.LEASE_S + 30)
         assert not alive
         # It comes back on the host that was free, at another address, with its actors.
         wait_until(lambda: last(run_dir)["learners_alive"] == 2)

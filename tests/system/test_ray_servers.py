@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.launch.engines.ray_engine import LEASE_S
+from penstock.launch.engines.ray_agent import LEASE_S
 from ray_cluster import agents, cluster, ended, events, on_a_worker, ready, remove_node, train
 from train_command import assert_balanced, last, metrics
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.launch.engines import ray_engine
+from penstock.launch.engines import ray_connection
 
 services = pytest.importorskip("ray._private.services")
 
@@ -36,8 +36,8 @@ def host_without_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def refusal(address: str) -> str:
     begun_s = time.monotonic()
     with pytest.raises(UserError) as refused:
-        ray_engine.connect(address)
-    assert time.monotonic() < begun_s + 2 * ray_engine.CONNECT_S
+        ray_connection.connect(address)
+    assert time.monotonic() < begun_s + 2 * ray_connection.CONNECT_S
     found = re.fullmatch(
         rf"--address {re.escape(address)} is not a Ray cluster that can be reached \((.*)\); start "
         "one by `ray start --head`, or leave out --address to start one on this host",

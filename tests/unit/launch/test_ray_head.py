@@ -1,19 +1,18 @@
-"""The threads of the Ray engine: one asks the head node of the cluster, one takes reports."""
+"""What the Ray engine knows of its head node, and of times in which its process stood still."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
 pytest.importorskip("ray")
 
-from penstock.launch.engines.ray_engine import RayEngine
+from penstock.launch.engines.ray_agent import SILENT_S, PauseWatch
+from penstock.launch.engines.ray_engine import HeadNode
 
 
 class Turns(threading.Event):
@@ -28,8 +27,8 @@ class Turns(threading.Event):
         return self._left < 0
 
 
-def engine(answers: list[Any]) -> Any:
-    """An engine whose head node gives these answers, or raises them."""
+def head_node(answers: list[Any]) -> Any:
+    """A head node that has given these answers, or raised them."""
 
     def get_draining_nodes() -> Any:
         answer = answers.pop(0)
@@ -37,47 +36,51 @@ def engine(answers: list[Any]) -> Any:
             raise answer
         return answer
 
-    engine = object.__new__(RayEngine)
     state = SimpleNamespace(state=SimpleNamespace(get_draining_nodes=get_draining_nodes))
-    engine._ray = SimpleNamespace(_private=SimpleNamespace(state=state))
-    engine._closing = Turns(len(answers))
-    engine._draining, engine._head_s, engine._head_error = frozenset(), 0.0, ""
-    return engine
+    ray = SimpleNamespace(_private=SimpleNamespace(state=state))
+    head: Any = HeadNode(ray, Turns(len(answers)))
+    head._answered_s = 0.0
+    head._ask()
+    return head
 
 
 def test_after_an_error_the_head_node_is_asked_again() -> None:
-    asked = engine([{}, RuntimeError("first line\nthe GCS is away"), {"a": 1}])
-    asked._ask_head()
-    assert (asked._draining, asked._head_error) == ({"a"}, "")
-    assert time.monotonic() - asked._head_s < 60
+    head = head_node([{}, RuntimeError("first line\nthe GCS is away"), {"a": 1}])
+    assert (head.draining, head._error) == ({"a"}, "")
+    assert time.monotonic() - head._answered_s < 60
 
 
 @pytest.mark.parametrize(
     ("error", "why"), [(RuntimeError("one\ntwo"), "two"), (KeyError, "KeyError")]
 )
 def test_the_last_error_is_kept_for_the_user(error: Any, why: str) -> None:
-    asked = engine([error if isinstance(error, Exception) else error()])
-    asked._ask_head()
-    assert (asked._head_s, asked._head_error) == (0.0, why)
+    head = head_node([error if isinstance(error, Exception) else error()])
+    assert (head._answered_s, head._error) == (0.0, why)
 
 
 def test_no_host_is_silent_because_others_took_long_to_be_found() -> None:
     """When the engine begins to listen, an agent's first answer may be old."""
-    import ray
+    pauses = PauseWatch()
+    pauses.begin(now_s=100.0)
+    pauses.on_listener_turn(now_s=100.0 + SILENT_S)
+    assert pauses.listened_s == 0.0
+    pauses.on_listener_turn(now_s=101.0 + SILENT_S)
+    assert pauses.listened_s == 101.0 + SILENT_S
 
-    def take_answers(calls: object) -> int:
-        begins._closing.set()
-        return 1  # of another agent
 
-    late = Mock(gone=False)
-    begins: Any = object.__new__(RayEngine)
-    begins._ray = SimpleNamespace(nodes=list, exceptions=ray.exceptions)
-    begins._agents, begins._listened, begins._resumed_s = [late], [0.0], float("-inf")
-    begins._wake, begins._closing = os.eventfd(0, os.EFD_NONBLOCK), threading.Event()
-    begins._await_hosts = begins._ask_head = lambda *_: None
-    begins._take_answers = take_answers
-    begins._thread = threading.Thread(target=begins._listen)
-    begins.reserve([])
-    begins._thread.join()
-    os.close(begins._wake)
-    assert begins._listened == [0.0]
+@pytest.mark.parametrize(
+    ("listener_turns_s", "stopped_s"),
+    [([], 20.0), ([104.0, 108.0, 112.0, 116.0], None)],
+    ids=["the process", "only the supervisor"],
+)
+def test_a_stop_of_the_process_is_noticed(
+    listener_turns_s: list[float], stopped_s: float | None
+) -> None:
+    pauses = PauseWatch()
+    pauses.begin(now_s=100.0)
+    for turn_s in listener_turns_s:
+        pauses.on_listener_turn(turn_s)
+    assert pauses.on_supervisor_turn(now_s=120.0)
+    stop = pauses.recent_stop(now_s=120.0)
+    assert (stop and stop.seconds) == stopped_s
+    assert pauses.recent_stop(now_s=121.0 + 2 * SILENT_S) is None

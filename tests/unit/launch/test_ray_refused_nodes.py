@@ -8,7 +8,7 @@ ALIVE = ("a", "b", "c")
 
 
 def refuse(nodes: RefusedNodes, node: str) -> list[bool]:
-    return [nodes.failed(node, ALIVE) for _ in range(MOST_FAILURES)]
+    return [nodes.count_failure(node, ALIVE) for _ in range(MOST_FAILURES)]
 
 
 def test_a_node_is_given_up_once_after_some_failed_starts() -> None:
@@ -16,7 +16,7 @@ def test_a_node_is_given_up_once_after_some_failed_starts() -> None:
     assert nodes.selector() is None
     assert refuse(nodes, "b") == [False] * (MOST_FAILURES - 1) + [True]
     assert nodes.selector() == [{NODE_LABEL: "!in(b)"}]
-    assert not nodes.failed("b", ALIVE), "its bundle was asked for before"
+    assert not nodes.count_failure("b", ALIVE), "its bundle was asked for before"
     refuse(nodes, "a")
     assert nodes.selector() == [{NODE_LABEL: "!in(a,b)"}]
 
@@ -24,6 +24,6 @@ def test_a_node_is_given_up_once_after_some_failed_starts() -> None:
 def test_nodes_that_have_left_are_forgotten_and_unknown_ones_not_counted() -> None:
     nodes = RefusedNodes()
     refuse(nodes, "b")
-    assert not nodes.failed("", ALIVE)
-    assert not nodes.failed("c", ("a", "c"))
+    assert not nodes.count_failure("", ALIVE)
+    assert not nodes.count_failure("c", ("a", "c"))
     assert nodes.selector() is None

@@ -88,13 +88,13 @@ def test_asha_decides_at_the_interval_and_by_scored_steps() -> None:
 
 def test_an_unknown_score_is_a_number_at_0_steps() -> None:
     """Tune refuses reports without the metric."""
-    from penstock.launch.tuning.ray_tune import figures
+    from penstock.launch.tuning.ray_tune import tune_report
 
-    report = figures(TrialProgress(trained_steps=500, return_mean=3.0))
+    report = tune_report(TrialProgress(trained_steps=500, return_mean=3.0))
     assert math.isnan(report["score"])
     assert (report["scored_steps"], report["trained_steps"], report["return"]) == (0, 500, 3.0)
     assert "eval_return" not in report
-    report = figures(TrialProgress(7.0, 400, 500, 512, 3.0, 7.0, 1.5, 1e-3))
+    report = tune_report(TrialProgress(7.0, 400, 500, 512, 3.0, 7.0, 1.5, 1e-3))
     assert (report["score"], report["scored_steps"], report["eval_return"]) == (7.0, 400, 7.0)
     assert (report["seconds"], report["learning_rate"]) == (1.5, 1e-3)
 
