@@ -3,7 +3,6 @@ went wrong. Times are seconds since the epoch; the page writes them in the reade
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from penstock.core.formatting import count, finite, number
 from penstock.monitor.intervals import Floats
 from penstock.monitor.run_folder.files import Row
+from penstock.monitor.run_folder.folder import short_text
 from penstock.monitor.run_folder.record import FINENESS
 
 STALL_S = 30.0  # without a line of metrics, at least
@@ -238,14 +238,26 @@ def end(state: str, error: Any, seen_s: float | None, trained: float | None, fol
 
 
 def restart(event: Mapping[str, Any], restarts: float) -> Row:
-    """The line on a restart from which the run has recovered; ``restarts``: of all processes."""
-    role, data = str(event.get("role") or "a process"), event.get("data")
-    told = str(event.get("text") or "").removeprefix(f"{role}: ")
-    cause = re.split(r", possibly|; ", told)[0][:MOST_CAUSE] or "ended"
-    delay_s = finite(data.get("delay_s")) if isinstance(data, Mapping) else None
-    after = "restarted" if delay_s is None else f"restarted {delay_s:g} s later"
-    others = f" {count(restarts)} restarts in all." if restarts > 1 else ""
-    return trouble("past", f"{role} {cause}, {after}.{others}", finite(event.get("time")))
+    """Returns the message on a restart from which the run has recovered.
+
+    Args:
+        event: of the kind "restart". One of a release that recorded no ``cause`` is shown as it is.
+        restarts: of all processes.
+    """
+    role = str(event.get("role") or "a process")
+    data = event.get("data")
+    details = data if isinstance(data, Mapping) else {}
+    cause = short_text(details.get("cause"))
+    delay_s = finite(details.get("delay_s"))
+
+    if cause is None:
+        text = short_text(event.get("text")) or f"{role} ended"
+    else:
+        delay = "restarted" if delay_s is None else f"restarted {delay_s:g} s later"
+        text = f"{role} {cause[:MOST_CAUSE]}, {delay}"
+
+    total = f" {count(restarts)} restarts in all." if restarts > 1 else ""
+    return trouble("past", f"{text}.{total}", finite(event.get("time")))
 
 
 def trouble(kind: str, text: str, time_s: float | None = None, command: str | None = None) -> Row:

@@ -169,7 +169,15 @@ def test_an_end_has_its_time_its_cause_and_the_command() -> None:
 
 
 def test_restarts_are_counted_in_the_line_of_the_last() -> None:
-    event = {"role": "learner-0", "time": 5.0, "text": "learner-0: failed: ValueError: x; later"}
+    data = {"cause": "failed: ValueError: x; y, possibly z"}
+    event = {"role": "learner-0", "time": 5.0, "text": "learner-0: failed", "data": data}
     assert restart(event, 3.0)["text"] == (
-        "learner-0 failed: ValueError: x, restarted. 3 restarts in all."
+        "learner-0 failed: ValueError: x; y, possibly z, restarted. 3 restarts in all."
     )
+
+
+@pytest.mark.parametrize("data", [None, {"delay_s": 0.1}, {"cause": 7}])
+def test_a_restart_without_a_cause_is_shown_as_its_event(data: object) -> None:
+    event = {"role": "actor-1", "time": 5.0, "text": "actor-1: failed; it is restarted"}
+    assert restart(event | {"data": data}, 1.0)["text"] == "actor-1: failed; it is restarted."
+    assert restart({"role": "actor-1", "data": data}, 1.0)["text"] == "actor-1 ended."

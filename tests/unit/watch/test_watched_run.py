@@ -74,7 +74,8 @@ def test_messages_have_the_worst_first_and_what_has_recovered_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_run(tmp_path / "run", [1.0, 2.0], ends=False)
-    lost = {"kind": "restart", "role": "actor-1", "time": 1e9, "data": {"delay_s": 0.1}}
+    data = {"delay_s": 0.1, "cause": "was killed by SIGKILL"}
+    lost: dict[str, Any] = {"kind": "restart", "role": "actor-1", "time": 1e9, "data": data}
     lost["text"] = "actor-1: was killed by SIGKILL, possibly for lack of memory; it is restarted"
     with (folder / "logs/events.jsonl").open("a") as file:
         file.write(json.dumps(lost) + "\n")
