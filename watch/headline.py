@@ -40,7 +40,7 @@ MOST_CAUSE = 200  # characters
 
 
 def is_overdue(now_s: float, row: Mapping[str, Any]) -> bool:
-    """Whether two lines of metrics are missing; ``row`` as for `is_silent`."""
+    """Whether lines of metrics are missing; ``row`` as for `is_silent`."""
     return now_s - float(row["written"]) > max(OVERDUE_S, 3.0 * _between_s(row))
 
 
@@ -67,8 +67,7 @@ def _between_s(row: Mapping[str, Any]) -> float:
 def stall(
     processes: Sequence[Mapping[str, Any]], written_s: float, *, silent: bool, host: Any = None
 ) -> Row | None:
-    """Why a run in progress stands still: ``why``, ``since``, and the ``command`` that continues
-    it, if one is known; None if it does not.
+    """Returns why a run in progress stands still; None if it does not.
 
     A learner that was stopped by a signal stands still at once, one of several only if ``silent``.
 
@@ -77,10 +76,13 @@ def stall(
         written_s: time of the last line of metrics; 0 without one.
         silent: as `is_silent` returns it.
         host: of the supervisor; processes of other hosts cannot be continued from there.
+
+    Returns: ``why``, ``since``, and the ``command`` that continues the run, if one is known.
     """
     learners = [each for each in processes if str(each.get("name")).startswith("learner")]
     stopped = [each for each in learners if each.get("state") == "stopped"]
     since = written_s or None
+
     if stopped and (silent or len(learners) == 1):
         pids = " ".join(str(each.get("pid")) for each in stopped)
         named = listed([str(each["name"]) for each in stopped])
@@ -89,6 +91,7 @@ def stall(
         if away:
             why = f"{why} on {listed(away)}"
         return {"why": why, "since": since, "command": None if away else f"kill -CONT {pids}"}
+
     if not silent:
         return None
     bad = [f"{each.get('name')}: {found}" for each in processes if (found := wrong(each))]
@@ -99,8 +102,10 @@ def stall(
 
 
 def wrong(process: Mapping[str, Any]) -> str | None:
-    """What is wrong with a process of the status at present; None if nothing is. No figure in it
-    grows, as a screen reader would announce each."""
+    """Returns what is wrong with a process of the status at present; None if nothing is.
+
+    No figure in it grows, as a screen reader would announce each.
+    """
     if process.get("now") not in GOOD:
         return str(process.get("now"))
     silent_s = finite(process.get("silent_s"))
@@ -112,42 +117,50 @@ def wrong(process: Mapping[str, Any]) -> str | None:
 def learning(
     steps: Floats, returns: Floats, episodes: Floats, seconds: Floats, *, live: bool
 ) -> Row:
-    """Whether a run learns, by its mean return in training: ``kind`` is "rising", "flat", "falling"
-    or "early", and ``text`` a sentence with the figures.
+    """Returns whether a run learns, by its mean return in training.
 
     It is decided at certain times, each a tenth of the run after the one before and at least
-    `AGAIN_S`, and at the end of a run that has ended; in between the sentence stays. In a run in
+    `DECISION_S`, and at the end of a run that has ended; in between the sentence stays. In a run in
     progress another kind counts when two decisions in a row find it, and what was rising or
     falling is so until half the bounds (`FAINT`) find otherwise. So neither a measurement more nor
     a change that is as large as a bound lets the sentence alternate.
 
     Args:
-        steps: [N] float64, agent steps of the measurements, rising.
-        returns: [N] float64, the mean returns.
-        episodes: [N] float64, episodes that have ended by then.
-        seconds: [N] float64, time of training, rising.
+        curve: the measurements so far.
         live: whether the run is in progress.
+
+    Returns: ``kind``, which is "rising", "flat", "falling" or "early", and ``text``, a sentence
+    with the figures.
     """
     if len(returns) < FEWEST:
         return _early(f"{len(returns)} measurements of the return", FEWEST)
     if episodes[-1] < EPISODES:
         return _early(f"{count(float(episodes[-1]))} episodes", EPISODES)
+
+    # The first decision is made as soon as both are enough.
     first = max(FEWEST, int(np.searchsorted(episodes, EPISODES)) + 1)
+
     verdict: Row = {"kind": "early", "text": ""}
     found = verdict
     for measured in _decisions(seconds, first, live=live)[-DECISIONS:]:
         known = steps[:measured], returns[:measured], episodes[:measured]
         previous, found = found, _judge(*known)
+
+        # A change that was significant before counts until it is faint.
         if verdict["kind"] in CHANGES and found["kind"] not in CHANGES:
             faint = _judge(*known, bounds=FAINT)
             found = faint if faint["kind"] == verdict["kind"] else found
+
         if found["kind"] in (verdict["kind"], previous["kind"]) or verdict["kind"] == "early":
             verdict = found
     return verdict if live else found
 
 
 def _decisions(seconds: Floats, first: int, *, live: bool) -> list[int]:
-    """How many measurements there were at each decision, ``first`` at the first one."""
+    """Returns how many measurements there were at each decision, ``first`` at the first one.
+
+    ``seconds`` is the time of training at each measurement.
+    """
     numbers = [first]
     while True:
         last_s = float(seconds[numbers[-1] - 1])
@@ -163,23 +176,26 @@ def _early(known: str, fewest: int) -> Row:
 
 
 def _judge(steps: Floats, returns: Floats, episodes: Floats, bounds: float = 1.0) -> Row:
-    """One decision on the measurements so far.
+    """Returns one decision on the measurements so far.
 
     The run is divided into ten parts of equally many steps; a part has a mean and a standard
     deviation, and the noise is the median of these deviations. With the range of the ten means, a
-    change is clear if it exceeds a tenth of the range and twice the noise. The return
+    change is significant if it exceeds a tenth of the range and twice the noise. The return
 
-    - is falling if the last mean is clearly below the best one, by a quarter of the range or more;
-    - is flat if no mean differs clearly from the last one for a quarter of the run or longer, since
-      the first measurement from which on none before these means does. If fewer than `EPISODES`
-      have ended in the last quarter, it is too early to say so: the mean return has not changed
-      because few of its episodes have;
-    - else is rising or falling if the last mean is clearly above or below that of the middle.
+    - is falling if the last mean is significantly below the best one, by a quarter of the range or
+      more;
+    - is flat if no mean differs significantly from the last one for a quarter of the run or longer,
+      since the first measurement from which on none before these means does. If fewer than
+      `EPISODES` have ended in the last quarter, it is too early to say so: the mean return has not
+      changed because few of its episodes have;
+    - else is rising or falling if the last mean is significantly above or below that of the middle.
 
     ``bounds`` multiplies the tenth, the quarter of the range and the noise.
     """
     last_quarter = steps[-1] - FLAT * (steps[-1] - steps[0])
     ended = float(episodes[-1] - np.interp(last_quarter, steps, episodes))
+
+    # Lines of a long run are further apart, so the returns are taken at even steps.
     even = np.linspace(steps[0], steps[-1], len(steps))  # lines of a long run are further apart
     steps, returns = even, np.interp(even, steps, returns)
     bins = np.array_split(returns, BINS)
@@ -196,6 +212,8 @@ def _judge(steps: Floats, returns: Floats, episodes: Floats, bounds: float = 1.0
         at = _steps(steps[begins[best]])
         text = f"falling: {number(float(means[best]))} at {at}, {in_the_last}"
         return {"kind": "falling", "text": text}
+
+    # Is it flat, since the first bin after the last one that differs?
     differs = np.nonzero(np.abs(means - last) > clear)[0]
     first = int(differs[-1]) + 1 if len(differs) else 0
     change = last - halfway
@@ -207,6 +225,7 @@ def _judge(steps: Floats, returns: Floats, episodes: Floats, bounds: float = 1.0
             begin -= 1
         since = f"at least since {_steps(steps[begin])}" if begin else "since the start"
         return {"kind": "flat", "text": f"flat at {number(last)} {since}"}
+
     kind = "rising" if change > 0 else "falling"
     return {"kind": kind, "text": f"{kind}: {number(halfway)} halfway, {in_the_last}"}
 
@@ -216,22 +235,24 @@ def _steps(value: float) -> str:
 
 
 def end(state: str, error: Any, seen_s: float | None, trained: float | None, folder: Path) -> Row:
-    """The message on a run that did not end by one of its limits.
+    """Returns the message on a run that did not end by one of its limits.
 
     Args:
         state: "died" or another one.
         error: the error in its summary, or None.
         seen_s: time of its last report.
-        trained: trained steps of the newest checkpoint; None without one.
+        trained_steps: of the newest checkpoint; None without one.
         folder: of the run.
     """
     cause = "It died without ending: its supervisor was killed, or the machine stopped"
     if state == "stopped":
         cause = "It was stopped before it reached a limit"
     cause = str(error).rstrip(".") if error else cause
+
     left = "It has no checkpoint that can be read, so it begins anew"
     if trained is not None:
         left = f"Its newest checkpoint has {count(trained)} trained steps"
+
     kind = "plain" if state == "stopped" and not error else "bad"
     command = f"penstock train {shlex.quote(str(folder))} --resume auto"
     return trouble(kind, f"{cause}. {left}.", seen_s, command)
@@ -261,12 +282,17 @@ def restart(event: Mapping[str, Any], restarts: float) -> Row:
 
 
 def trouble(kind: str, text: str, time_s: float | None = None, command: str | None = None) -> Row:
-    """A message on what went wrong: its ``kind`` ("bad", "warn", "plain", or "past" of what has
-    recovered), its time, and the ``command`` that continues the run."""
+    """Returns a message on what went wrong.
+
+    Args:
+        kind: "bad", "warn", "plain", or "past" of what has recovered.
+        time_s: when it happened.
+        command: continues the run.
+    """
     return {"kind": kind, "time": time_s, "text": text, "command": command}
 
 
 def listed(texts: Sequence[str], between: str = ", ") -> str:
-    """The first texts, and how many more there are."""
+    """Joins the first texts, and says how many more there are."""
     more = len(texts) - MOST_NAMED
     return between.join([*texts[:MOST_NAMED], *([f"and {count(more)} more"] if more > 0 else [])])

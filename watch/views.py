@@ -87,30 +87,40 @@ FIGURES = (
 
 
 class Views:
-    """The views of the runs of a catalog."""
+    """Answers the page's requests about the runs of a catalog."""
 
     def __init__(self, catalog: RunCatalog) -> None:
         self.catalog = catalog
+        # Each of these has one entry per run that was viewed, by the run's folder.
         self._status: dict[Path, LiveStatus] = {}
         self._options: dict[Path, tuple[object, dict[str, Any]]] = {}
         self._verdicts: dict[Path, tuple[object, Row]] = {}
 
     def runs(self) -> Row:
-        """The list of runs."""
+        """Returns the rows of the list of runs, and the folder that contains the runs.
+
+        A run whose metrics are overdue is checked for a stopped learner, by asking its supervisor.
+        """
         rows = self.catalog.rows()
         ends_s = time.monotonic() + LIST_S
+
         for row in rows:
             is_asked = row["state"] == "running" and not row["stalled"] and row["stops"] is None
             if not is_asked or not is_overdue(time.time(), row) or time.monotonic() > ends_s:
                 continue
+
             folder = self.catalog.path(row["name"])
             if folder is not None:  # else it was deleted just now
                 processes = self._live(folder).now()["processes"]
                 row["stalled"] = stall(processes, row["written"], silent=False) is not None
+
         return {"folder": str(self.catalog.folder), "runs": rows}
 
     def now(self, name: str) -> Row:
-        """The present of a run: state, figures, flow, processes and verdict."""
+        """Returns the present of a run: its state, figures, stages, processes and verdict.
+
+        Raises UserError for an unknown run.
+        """
         run = self.catalog.run(name)
         read = run.read(BUDGET_S)
         row = run.row()
@@ -123,6 +133,8 @@ class Views:
             silent = bool(row["stalled"])
             on = status.get("host")
             stalled = stall(status["processes"], row["written"], silent=silent, host=on)
+
+        # Judge the metrics.
         options = self._load_options(run)
         with run.lock:
             judged = self._verdict(run, options, status, live=running)
@@ -164,12 +176,16 @@ class Views:
         *,
         by_seed: bool = True,
     ) -> Row:
-        """Curves of metrics of several runs, reduced to a number of points.
+        """Returns curves of metrics of several runs, reduced to a number of points.
 
         Args:
-            count: of measurements over which each point is averaged.
+            names: 1 to `MOST_COMPARED` runs.
+            metrics: at most `MOST_METRICS` names of metrics.
+            x: the horizontal axis, one of `AXES`.
+            count: measurements that each point of the smoothed curve averages.
+            points: the greatest number of points of a curve.
             low, high: the range of ``x`` that is shown; None for all of it.
-            known: the ``version`` of the last reply; the reply is short if nothing is new.
+            known_version: the ``version`` of the last reply; the reply is short if nothing is new.
             by_seed: a curve per run. Otherwise runs `seed-N` of one folder are one curve: their
                 mean, with the ``low`` and the ``high`` of them, over the range that all have.
 
@@ -183,6 +199,8 @@ class Views:
             raise UserError(f"{len(metrics)} metrics are named; at most {MOST_METRICS} are served")
         if not 1 <= count <= MOST_SMOOTH or not 10 <= points <= MOST_POINTS:
             raise UserError(f"smooth must be 1 to {MOST_SMOOTH}, and points 10 to {MOST_POINTS}")
+
+        # The request and the amounts of data identify the reply.
         opened = {name: self.catalog.run(name) for name in dict.fromkeys(names)}
         read = {name: run.read(BUDGET_S / len(opened)) for name, run in opened.items()}
         asked = f"{by_seed} {x} {count} {points} {low} {high} {' '.join(metrics)}"
@@ -191,6 +209,7 @@ class Views:
         if version == known:
             return {"version": version, "unchanged": True, "read": read}
         drawn: dict[str, list[Row]] = {}
+
         groups = [[name] for name in opened] if by_seed else _by_folder(list(opened))
         for metric in metrics:
             for group_of in groups:
@@ -209,24 +228,32 @@ class Views:
         }
 
     def metrics(self, names: Sequence[str]) -> Row:
-        """The metrics that runs have, by group, in the order of the groups."""
+        """Returns the metrics that runs have, by group, in the order of the groups.
+
+        Raises UserError for an unknown run.
+        """
         found: dict[str, list[str]] = {}
         for name in names[:MOST_COMPARED]:
             run = self.catalog.run(name)
             run.read(BUDGET_S / len(names))
             for metric in run.columns.names:
                 found.setdefault(group(metric.partition("/")[0]), []).append(metric)
+
+        # Several runs have the same metrics, of which each is named once.
         return {"groups": {key: list(dict.fromkeys(value)) for key, value in found.items()}}
 
     def ledgers(self, name: str) -> Row:
-        """Shares of each process's main thread over time, and of the learner in its six parts.
+        """Returns the shares of each process's main thread over time, and of the learner's parts.
 
         ``computes`` of a learner and ``works`` of another process are means of the last
         ``seconds``, as the flow and the verdict are.
+
+        Raises UserError for an unknown run.
         """
         run = self.catalog.run(name)
         read = run.read(BUDGET_S)
         live = run.state == "running"
+
         with run.lock:
             names = process_names(run.columns)
             shown = names[:MOST_LEDGERS]
@@ -237,6 +264,7 @@ class Views:
                 for title, prefix in prefixes.items()
                 if (bars := _bars(run, prefix)) is not None
             ]
+
         return {
             "read": read,
             "processes": found,
@@ -245,11 +273,20 @@ class Views:
         }
 
     def events(self, name: str, kind: str = "", role: str = "", text: str = "") -> Row:
-        """The newest events that match, newest first, and the kinds and roles of all."""
+        """Returns the newest events that match, newest first, and the kinds and roles of all.
+
+        Args:
+            kind: of the events; "" for every kind.
+            role: the name of a process; "" for every one.
+            text: is searched in the events, without regard to case.
+
+        Raises UserError for an unknown run.
+        """
         run = self.catalog.run(name)
         run.read(BUDGET_S)
         death = run.death()
         events = [shown_event(event) for event in (*run.events, *([death] if death else []))]
+
         wanted = text.lower()[:200]
         matching = [
             event
@@ -258,10 +295,13 @@ class Views:
             and (not role or event["role"] == role)
             and (not wanted or wanted in (event["text"] or "").lower())
         ]
+
+        # An event that repeats is one line with a count.
         kinds: dict[str, int] = {}
         for event in events:
             key = event["kind"] or "?"
             kinds[key] = kinds.get(key, 0) + int(event["count"] or 1)
+
         roles = dict.fromkeys(event["role"] for event in events if event["role"])
         return {
             "events": matching[:SHOWN_EVENTS],
@@ -271,7 +311,10 @@ class Views:
         }
 
     def log(self, name: str, role: str) -> Row:
-        """The end of what a process has printed."""
+        """Returns the end of what a process has printed; ``text`` is None without such a log.
+
+        Raises UserError for an unknown run.
+        """
         run = self.catalog.run(name)
         file = f"{role}.log"
         if file not in names_in(run.folder, "logs", MOST_NAMES):
@@ -279,7 +322,11 @@ class Views:
         return {"role": role, "text": read_tail(run.folder, "logs", file, most=LOG_NBYTES)}
 
     def about(self, name: str) -> Row:
-        """The config with what differs from the preset, versions, accounting, checkpoints."""
+        """Returns the config with what differs from the preset, and the versions at each start.
+
+        The accounting of samples and the list of checkpoints are part of it too. Raises UserError
+        for an unknown run.
+        """
         run = self.catalog.run(name)
         run.read(BUDGET_S)
         options, base = _differences(run.options)
@@ -293,11 +340,17 @@ class Views:
         }
 
     def agent(self, name: str) -> Row:
-        """The videos of a run, newest first, and its evaluations."""
+        """Returns the videos of a run and its evaluations, both newest first.
+
+        ``record`` is the command that records a video, ``why_none`` a sentence for a run without
+        evaluations. Raises UserError for an unknown run.
+        """
         run = self.catalog.run(name)
         run.read(BUDGET_S)
+
         videos: list[Row] = []
         for file in names_in(run.folder, "videos", MOST_NAMES):
+            # The name of a video that is being recorded begins with a dot.
             if Path(file).suffix in VIDEOS and not file.startswith("."):
                 _, nbytes, ns = stamp(run.folder, "videos", file)
                 videos.append({"file": file, "nbytes": nbytes, "written": ns * 1e-9})
@@ -310,20 +363,22 @@ class Views:
         }
 
     def profile(self, name: str) -> Row:
-        """The profile of a run by `penstock profile`, or null."""
+        """Returns the profile of a run by `penstock profile`, or null."""
         return {"profile": profile_of(self.catalog.run(name).folder)}
 
     def timeline(self, name: str) -> Row:
-        """The spans of each thread in a profiled run, at most `profiles.MOST_SPANS` of them."""
+        """Returns the spans of each thread in a profiled run, at most `profiles.MOST_SPANS`."""
         return timeline_of(self.catalog.run(name).folder)
 
     def recorded(self, name: str) -> Row:
-        """The spans of the last minute before the order `timeline`."""
+        """Returns the spans of the last minute before the order `timeline`."""
         return recorded_of(self.catalog.run(name).folder)
 
     def video(self, name: str, file: str) -> tuple[Path, str]:
-        """The path and the media type of a video. Raises UserError if the run has none of that
-        name."""
+        """Returns the path and the media type of a video.
+
+        Raises UserError for an unknown run, or if the run has no video of that name.
+        """
         run = self.catalog.run(name)
         kind = VIDEOS.get(Path(file).suffix)
         if kind is None or file not in names_in(run.folder, "videos", MOST_NAMES):
@@ -331,10 +386,14 @@ class Views:
         return run.folder / "videos" / file, kind
 
     def decisions(self, name: str, file: str) -> Row:
-        """What the policy decided in each step of a video; "decisions" is None where the file
-        beside it is missing, too large or not one of these. Raises UserError as `video`."""
+        """Returns what the policy decided in each step of a video.
+
+        "decisions" is None where the file of decisions beside the video is missing, too large or
+        of another form. Raises UserError as `video`.
+        """
         run = self.catalog.run(name)
         self.video(name, file)
+
         beside = file + decisions.SUFFIX
         nbytes = stamp(run.folder, "videos", beside)[1]
         small = nbytes <= decisions.NBYTES
@@ -352,7 +411,6 @@ class Views:
         return known[1]
 
     def _verdict(self, run: WatchedRun, options: dict[str, Any], status: Row, *, live: bool) -> Row:
-        # The first answer of a supervisor has no shares of its threads.
         key = (run.columns.lines, live, status["live"], bool(status.get("window_s")))
         known = self._verdicts.get(run.folder)
         if known is None or known[0] != key:
@@ -382,7 +440,10 @@ RUN_VIEWS: dict[str, Callable[[Views, str], Row]] = {
 def _line(
     curves: Sequence[Points], count: int, points: int, low: float | None, high: float | None
 ) -> Row | None:
-    """One curve, and the smoothed one; None without points."""
+    """Returns one curve, and the smoothed one as ``smooth``; None without points.
+
+    The arguments are those of `Views.curves`; ``curves`` has one element.
+    """
     [curve] = curves
     if not len(curve[0]):
         return None
@@ -395,18 +456,22 @@ def _line(
 def _band(
     curves: Sequence[Points], count: int, points: int, low: float | None, high: float | None
 ) -> Row | None:
-    """The mean of several curves, each smoothed, and their lowest and highest values."""
+    """Returns the mean of several curves, each smoothed, with their lowest and highest values.
+
+    None without points. The arguments are those of `Views.curves`.
+    """
     curves = [curve for curve in curves if len(curve[0])]
     shown = [smooth(curve, count, low, high) for curve in curves]
     found = spread(shown, points // 2)
     if found is None:
         return None
+
     mean, lowest, highest = map(as_json, found)
     return {**mean, "low": lowest["y"], "high": highest["y"], "count": len(curves)}
 
 
 def _by_folder(names: Sequence[str]) -> list[list[str]]:
-    """Names in groups: the runs `seed-N` of one folder, and each of the others."""
+    """Divides names into groups: the runs `seed-N` of one folder, and each of the others alone."""
     groups: dict[str, list[str]] = {}
     for name in names:
         folder, _, last = name.rpartition("/")
@@ -415,13 +480,17 @@ def _by_folder(names: Sequence[str]) -> list[list[str]]:
 
 
 def _at_work(window: MetricWindow, title: str, prefix: str) -> Row:
-    """The share of time in which a learner computes, or another process does not wait; empty for a
-    process that did not run in the window."""
+    """Returns the share of time in which a process works.
+
+    That is ``computes`` of a learner, and the time without waiting, ``works``, of another process;
+    an empty dictionary for a process that did not run in the window.
+    """
     shares = window.shares(prefix)
     if not shares:
         return {}
     if not title.startswith("learner"):
         return {"works": max(0.0, 1.0 - shares.get("wait", 0.0) - shares.get("other", 0.0))}
+
     # The learner's own ledger, which the other views show too, not the supervisor's of it: their
     # intervals differ a little.
     computes = window.mean(f"ranks/{title.removeprefix('learner-')}/ledger/compute")
@@ -429,7 +498,7 @@ def _at_work(window: MetricWindow, title: str, prefix: str) -> Row:
 
 
 def _with_states(status: Mapping[str, Any], run: WatchedRun) -> Row:
-    """The status with ``now`` of each process: whether it runs, and if not, why."""
+    """Returns the status with ``now`` of each process: whether it runs, and if not, why."""
     processes = status["processes"]
     ends = run.ends() if any(each.get("pid") is None for each in processes) else {}
     shown = []
@@ -456,8 +525,17 @@ def _troubles(
     figures: Mapping[str, Any],
     stalled: Mapping[str, Any] | None,
 ) -> list[Row]:
-    """What went wrong with a run, the worst first."""
+    """Returns messages on what went wrong with a run, the worst first.
+
+    Args:
+        row: of the list of runs.
+        status: as `_with_states` returns it.
+        figures: as `_figures` returns them.
+        stalled: as `stall` returns it.
+    """
     running, found = row["state"] == "running", []
+
+    # The run ended before a limit.
     error = row["error"]
     if row["state"] in ("died", "stopped") or error:
         steps = [each.get("trained_steps") for each in checkpoints(run.folder)]
@@ -487,6 +565,8 @@ def _troubles(
             event = _last_event(run, kind)
             at = None if event is None else finite(event.get("time"))
             found.append(trouble("bad", f"{digits(number)} {text}.", at))
+
+    # A process was restarted and has no problem now.
     event = _last_event(run, "restart")
     if event is not None and event.get("role") not in {name for name, _ in bad}:
         restarts = (figures.get("learners_restarted"), figures.get("actors_restarted"))
@@ -495,19 +575,23 @@ def _troubles(
 
 
 def _last_event(run: WatchedRun, kind: str) -> Row | None:
-    """The last event of a kind; None without one."""
+    """Returns the last event of a kind; None without one."""
     with run.lock:
         return next((event for event in reversed(run.events) if event.get("kind") == kind), None)
 
 
 def _differences(options: Mapping[str, Any]) -> tuple[list[Row], str | None]:
-    """Every option, its value in the preset, and whether they differ; and where the preset is
-    from, None without one."""
+    """Compares the options of a run with those of its preset.
+
+    Returns: a row for every option, with its value, that of the preset and whether they differ;
+    and where the preset is from, None without one.
+    """
     env, algorithm = options.get("env.id"), options.get("algo.name")
     presets: Mapping[str, str] = {}
     origin: str | None = None
     if isinstance(env, str) and isinstance(algorithm, str):
         presets, origin = _preset(env, algorithm)
+
     found = []
     for option, value in options.items():
         shown, preset = _shown(value), presets.get(option)
@@ -518,8 +602,7 @@ def _differences(options: Mapping[str, Any]) -> tuple[list[Row], str | None]:
 
 @lru_cache
 def _preset(env: str, algorithm: str) -> tuple[Mapping[str, str], str | None]:
-    """The options that an environment and an algorithm have without further ones, as texts, and
-    where they are from."""
+    """Returns the preset of an environment and an algorithm."""
     with suppress(UserError, OSError, ValueError):
         # A target of such a name would be a file.
         if not env.endswith((".yaml", ".yml", ".py")) and not Path(env).exists():
@@ -530,18 +613,25 @@ def _preset(env: str, algorithm: str) -> tuple[Mapping[str, str], str | None]:
 
 
 def _bars(run: WatchedRun, prefix: str) -> Row | None:
-    """The shares below a prefix over time, in buckets; None if no line has them. Lines of the time
-    that a resumed run repeats replace the earlier ones."""
+    """Returns the shares below a prefix over time, in buckets; None if no line has them.
+
+    Returns: ``x``, the ends of the buckets in seconds of training, and ``parts``: by part, its
+    share in each bucket.
+    """
     columns = run.columns
     names = columns.below(prefix)
     if not names:
         return None
     times = columns.column("time_s")
     parts = {name.removeprefix(prefix): columns.column(name) for name in names}
+
+    # Only lines with a time and some share count. Lines of the time that a resumed run repeats
+    # replace the earlier ones.
     have = ~np.isnan(times) & ~np.all([np.isnan(values) for values in parts.values()], axis=0)
     if not have.any():
         return None
     have[have] = rising(times[have])
+
     bars: dict[str, list[float]] = {}
     ends: Any = None
     for part, values in parts.items():
@@ -551,8 +641,11 @@ def _bars(run: WatchedRun, prefix: str) -> Row | None:
 
 
 def _training(run: WatchedRun) -> tuple[Floats, Floats, Floats, Floats]:
-    """Agent steps, returns, episodes and seconds of the measurements of the return, all rising but
-    the returns; zeros for what the lines lack."""
+    """Returns the measurements of the return in training.
+
+    Episodes and seconds are interpolated at the measurements' steps, and 0 where the lines lack
+    them.
+    """
     steps, returns = run.curve("env_steps", RETURN)
 
     def beside(name: str) -> Floats:
@@ -564,7 +657,11 @@ def _training(run: WatchedRun) -> tuple[Floats, Floats, Floats, Floats]:
 
 
 def _accounting(run: WatchedRun) -> Row:
-    """The terms of the balance of samples: of the summary, or of the last line so far."""
+    """Returns the terms of the balance of samples: of the summary, or of the last line so far.
+
+    ``complete`` tells whether all of the run is counted, ``at`` is the time of the last line in
+    seconds since the epoch.
+    """
     found = run.summary.get("accounting")
     if isinstance(found, Mapping):
         terms = {key: finite(found.get(key)) for key in ("produced", "trained", "in_flight")}
@@ -574,6 +671,7 @@ def _accounting(run: WatchedRun) -> Row:
         terms = {"produced": finite(last.get("env_steps")), "in_flight": None}
         terms["trained"] = finite(last.get("trained_steps"))
         reasons = {key: counts(last, key) for key in ("dropped", "lost")}
+
     return {
         **terms,
         **reasons,
@@ -584,7 +682,7 @@ def _accounting(run: WatchedRun) -> Row:
 
 
 def _starts(run: WatchedRun) -> list[Row]:
-    """Versions and machine at each start, newest first, as texts."""
+    """Returns versions and machine at each start, newest first, as texts."""
     found = []
     for start in reversed(run.starts):
         shown = {name: _shown(value) for name, value in versions(start).items()}
@@ -595,6 +693,7 @@ def _starts(run: WatchedRun) -> list[Row]:
 def _evaluation(line: Mapping[str, Any]) -> Row:
     found: Row = {key: _plain(line.get(key)) for key in ("trained_steps", "time_s", "play", "best")}
     found["episodes"] = finite(line.get("episodes"))
+
     for way in ("greedy", "sampled", "return"):
         about = line.get(way)
         if isinstance(about, Mapping):
@@ -604,11 +703,12 @@ def _evaluation(line: Mapping[str, Any]) -> Row:
 
 
 def _why_no_evaluation(run: WatchedRun) -> str:
-    """Why a run has no evaluation, by its options and the evaluator's last note."""
+    """Returns why a run has no evaluation, by its options and the evaluator's last note."""
     every_steps, every_s, share, transport = (
         run.options.get(name)
         for name in ("eval.every_steps", "eval.every_s", "eval.share", "transport.kind")
     )
+
     if every_s is not None:
         reason = f"They are due every eval.every_s = {every_s} seconds."
     elif every_steps is None:
@@ -622,6 +722,7 @@ def _why_no_evaluation(run: WatchedRun) -> str:
             f"eval.share = {share} of a core; the run has "
             f"{digits(finite(run.last.get('trained_steps')))}. eval.share=null sets no limit."
         )
+
     with run.lock:
         notes = [
             str(event.get("text"))[:2000]
@@ -632,7 +733,7 @@ def _why_no_evaluation(run: WatchedRun) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A text, a truth value or a finite number; None for anything else."""
+    """Returns a text, a truth value or a finite number as it is; None for anything else."""
     if isinstance(value, str):
         return value[:2000]
     return value if isinstance(value, bool) else finite(value)
