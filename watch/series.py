@@ -21,8 +21,12 @@ def clipped(xs: Floats, ys: Floats, low: float | None, high: float | None) -> Po
         xs, ys: [N] float64, ``xs`` rising.
         low, high: the ends of the range; None for the first and the last point.
     """
-    first = 0 if low is None else max(0, int(np.searchsorted(xs, low)) - 1)
-    last = len(xs) if high is None else int(np.searchsorted(xs, high, "right")) + 1
+    first = 0
+    if low is not None:
+        first = max(0, int(np.searchsorted(xs, low)) - 1)
+    last = len(xs)
+    if high is not None:
+        last = int(np.searchsorted(xs, high, "right")) + 1
     return xs[first:last], ys[first:last]
 
 
@@ -37,9 +41,12 @@ def reduced(xs: Floats, ys: Floats, most: int) -> Points:
     # The last bucket is filled up with its last value.
     size = -(-2 * len(xs) // most)
     starts = np.arange(0, len(xs), size)
-    buckets = np.pad(ys, (0, len(starts) * size - len(ys)), "edge").reshape(-1, size)
-    found = [starts + buckets.argmin(1), starts + buckets.argmax(1), [len(xs) - 1]]
-    chosen = np.unique(np.minimum(np.concatenate(found), len(xs) - 1))
+    missing = len(starts) * size - len(ys)
+    buckets = np.pad(ys, (0, missing), "edge").reshape(-1, size)
+
+    last = len(xs) - 1
+    places = np.concatenate([starts + buckets.argmin(1), starts + buckets.argmax(1), [last]])
+    chosen = np.unique(np.minimum(places, last))
     return xs[chosen], ys[chosen]
 
 
@@ -62,7 +69,8 @@ def spread(curves: Sequence[Points], most: int) -> tuple[Points, Points, Points]
     """
     if not curves:
         return None
-    start, end = max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves)
+    start = max(xs[0] for xs, _ in curves)
+    end = min(xs[-1] for xs, _ in curves)
     if start > end:
         return None
 
@@ -83,13 +91,14 @@ def smooth(points: Points, count: int, low: float | None, high: float | None) ->
     Only the points that `clipped` shows are returned; values before them count in the means.
     """
     xs, ys = points
-    shown, _ = clipped(xs, ys, low, high)
+    shown, _ = clipped(xs, ys, low=low, high=high)
     if not len(shown):
         return shown, shown
 
     first = int(np.searchsorted(xs, shown[0]))
-    before = max(0, first - count + 1)
-    return shown, smoothed(ys[before : first + len(shown)], count)[first - before :]
+    averaged_from = max(0, first - count + 1)
+    averages = smoothed(ys[averaged_from : first + len(shown)], count)
+    return shown, averages[first - averaged_from :]
 
 
 def short(value: float) -> float | int:
