@@ -52,7 +52,7 @@ EVALUATED = ("eval_return_greedy", "eval_return_sampled")
 
 
 class FrozenRun(NamedTuple):
-    """A run that becomes part of a page: its views, its name in them, and its row of the list."""
+    """A run that becomes part of a page."""
 
     views: Views
     name: str
@@ -60,7 +60,7 @@ class FrozenRun(NamedTuple):
 
 
 def write(*targets: str, out: str | None = None) -> Path:
-    """Write the page on runs; returns its path.
+    """Writes the page on runs and returns its path.
 
     Args:
         targets: folders of runs, or folders that contain runs.
@@ -70,6 +70,7 @@ def write(*targets: str, out: str | None = None) -> Path:
     """
     text = page(*map(Path, targets))
     path = Path(out) if out else (Path(targets[0]) if len(targets) == 1 else Path()) / PAGE
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)  # it contains the config, so only this user may read it
@@ -79,11 +80,16 @@ def write(*targets: str, out: str | None = None) -> Path:
 
 
 def page(*targets: Path) -> str:
-    """The page on the runs in ``targets`` as HTML. Raises UserError, also if plotly is missing."""
+    """Returns the page on the runs in ``targets`` as HTML.
+
+    Raises UserError, also if plotly is missing.
+    """
     folder, runs = _found(targets)
     plotly = plotly_script().read_text(encoding="utf-8")
     files = {path.name: path.read_text(encoding="utf-8") for path in STATIC.iterdir()}
     modules = {name: text for name, text in files.items() if name.endswith(".js")}
+
+    # Each run is read, answered for and unloaded, so that memory does not grow with their number.
     videos: dict[str, str] = {}
     answers: Row = {}
     notes: list[str] = []
@@ -91,6 +97,7 @@ def page(*targets: Path) -> str:
         answers[name], left_out = _answers(views, inner, len(runs), videos)
         notes += left_out if len(runs) == 1 else [f"{row['title']}: {note}" for note in left_out]
         views.catalog.run(inner).unload()
+
     frozen = {
         "version": penstock.__version__,
         "written": time.time(),
@@ -135,17 +142,24 @@ def _found(targets: Sequence[Path]) -> tuple[Path, dict[str, FrozenRun]]:
 
 
 def _answers(views: Views, name: str, count: int, videos: dict[str, str]) -> tuple[Row, list[str]]:
-    """What `static/frozen.js` answers from of one of ``count`` runs, which share the room of a
-    page, and notes on what is left out. Videos are added to ``videos`` in base64, by the id of
-    their block."""
+    """Returns the answers about one run, and notes on what is left out.
+
+    Args:
+        frozen_run: the run, which is read.
+        run_count: how many runs share the room of the page.
+        video_blocks: gets the videos of the run in base64, by the id of their block.
+
+    Returns: what `static/frozen.js` answers from, and the notes as sentences.
+    """
     run = views.catalog.run(name)
     run.read()
     agent, events = views.agent(name), views.events(name)
     embedded, decisions, left_out = _videos(
         views, name, agent["videos"], MOST_VIDEO_NBYTES // count, videos
     )
-    # So many measurements are one value of a column that the file stays small.
     every = max(1, -(-run.columns.rows * len(_embedded(run)) // (MOST_VALUES // count)))
+
+    # Of the logs those of learners come first.
     most_logs = -(-MOST_LOGS // count)
     names = names_in(run.folder, "logs", MOST_NAMES)
     logs = sorted((n.removesuffix(".log") for n in names if n.endswith(".log")), key=_log_place)
@@ -168,6 +182,7 @@ def _answers(views: Views, name: str, count: int, videos: dict[str, str]) -> tup
         else None,
     ]
     shown = [video for video in agent["videos"] if video["file"] in embedded]
+
     answers = {
         "views": {
             **{key: view(views, name) for key, view in RUN_VIEWS.items()},
@@ -188,19 +203,21 @@ def _answers(views: Views, name: str, count: int, videos: dict[str, str]) -> tup
 
 
 def _log_place(name: str) -> tuple[bool, tuple[int, str, int]]:
-    """Where the log of a process is in the order in which logs are embedded: actors come last,
-    being many."""
+    """Returns a key that sorts the logs of processes as they are embedded.
+
+    Actors come last, being many.
+    """
     return name.startswith("actor-"), process_place(name)
 
 
 def _embedded(run: WatchedRun) -> list[str]:
-    """The metrics that become columns. The shares of each process are in the ledgers."""
+    """Returns the metrics that become columns. The shares of each process are in the ledgers."""
     names = run.columns.names
     return [name for name in names if not name.startswith(LEDGERS) and not is_evaluation(name)]
 
 
 def _metrics(views: Views, name: str) -> Row:
-    """The view of that name, without the shares of each process."""
+    """Returns the view of that name, without the shares of each process."""
     groups = views.metrics([name])["groups"]
     kept = {
         group: [metric for metric in names if not metric.startswith(LEDGERS)]
@@ -210,9 +227,13 @@ def _metrics(views: Views, name: str) -> Row:
 
 
 def _curves(run: WatchedRun, every: int) -> Row:
-    """The columns of the metrics, and all else that is on their charts."""
+    """Returns the columns of the metrics, and all else that is on their charts.
+
+    ``every`` measurements become one value of a column: the highest on an axis, else their mean.
+    """
     columns, names = run.columns, _embedded(run)
     full = columns.full_intervals()
+
     found: dict[str, list[float | int | None]] = {}
     for name in names:
         values = columns.column(name)
@@ -224,6 +245,7 @@ def _curves(run: WatchedRun, every: int) -> Row:
             thinned = _means(_in_buckets(values, every))
         found[name] = [None if np.isnan(value) else short(value) for value in thinned]
     evaluated = [*EVALUATED, *(name for name in columns.names if is_evaluation(name))]
+
     return {
         "every": every,
         "columns": found,
@@ -241,12 +263,12 @@ def _curves(run: WatchedRun, every: int) -> Row:
 
 
 def _in_buckets(values: Floats, every: int) -> Floats:
-    """Rows of ``every`` successive values; the last one is filled with NaN."""
+    """Returns rows of ``every`` successive values; the last row is filled up with NaN."""
     return np.pad(values, (0, -len(values) % every), constant_values=np.nan).reshape(-1, every)
 
 
 def _means(buckets: Floats) -> Floats:
-    """The mean of the known values of each row; NaN without one."""
+    """Returns the mean of the known values of each row; NaN without one."""
     known = ~np.isnan(buckets)
     counts = known.sum(1)
     sums = np.where(known, buckets, 0.0).sum(1)
@@ -257,17 +279,22 @@ def _means(buckets: Floats) -> Floats:
 def _videos(
     views: Views, run: str, videos: Sequence[Row], most_nbytes: int, blocks: dict[str, str]
 ) -> tuple[dict[str, Row], dict[str, Row | None], list[str]]:
-    """The newest videos that fit together with their decisions: added to ``blocks`` in base64, by
-    the id of their block. Returns by the name of each video its block and media type, and its
-    decisions; and a note on each that does not fit.
+    """Embeds the newest videos that fit together with their decisions.
 
     A run in progress may replace or delete a video meanwhile.
+
+    Args:
+        views, name: the run.
+        videos: as the view of the agent lists them, newest first.
+        most_nbytes: of all of them, before they are coded in base64.
+        video_blocks: gets the videos in base64, by the id of their block.
     """
     folder = views.catalog.run(run).folder
     found: dict[str, Row] = {}
     decisions: dict[str, Row | None] = {}
     notes: list[str] = []
     left = most_nbytes
+
     for video in videos:
         name = video["file"]
         before = stamp(folder, "videos", name)
@@ -279,6 +306,7 @@ def _videos(
         except OSError as error:
             notes.append(f"videos/{name} is not part of this file ({error.strerror or error}).")
             continue
+
         decided = None
         with suppress(UserError):  # deleted just now
             decided = views.decisions(run, name)["decisions"]
@@ -288,6 +316,7 @@ def _videos(
         if nbytes > left:
             notes.append(f"videos/{name} is too large to be part of this file.")
             continue
+
         left -= nbytes
         block = f"video-{len(blocks)}"
         blocks[block] = base64.b64encode(data).decode()

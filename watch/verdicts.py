@@ -54,12 +54,13 @@ class MetricWindow:
         self._columns = columns
         first = 0
         if seconds is not None:
-            # From each row to the last one, beginning with the last but one.
+            # Seconds from each row to the last one, beginning with the last but one.
             left_s = np.cumsum(_passed(times)[::-1])
             first = len(left_s) - int(np.count_nonzero(left_s <= seconds))
         self._rows = slice(min(first, max(0, len(times) - 2)), None)
 
         covered = columns.column("interval_s")[self._rows]
+
         # Lines of a long run are left out, in its file and in its columns: a row stands for the
         # time since the one before. The first, and one after a resume from an older checkpoint,
         # stands for its own interval.
@@ -68,7 +69,10 @@ class MetricWindow:
         self._weights = np.where(since > 0, since, own)
 
     def mean(self, name: str) -> float | None:
-        """The mean of a metric, each row by the seconds that it is of; None if no row has it."""
+        """Returns the mean of a metric, each row weighted by the seconds that it is of.
+
+        None if no row has it.
+        """
         values = self._columns.column(name)[self._rows]
         have = ~np.isnan(values)
         if not have.any():
@@ -76,23 +80,27 @@ class MetricWindow:
         return float(np.average(values[have], weights=self._weights_of(have)))
 
     def highest(self, name: str) -> float | None:
-        """The highest value of a metric; None if no row has it."""
+        """Returns the highest value of a metric; None if no row has it."""
         values = self._known(name)
         return float(values.max()) if len(values) else None
 
     def growth(self, name: str) -> float:
-        """By how much a counter grew. Where it became smaller, its process has begun anew and has
-        counted from 0. A counter of the run (`COUNTERS`) went back to a checkpoint instead; its
-        growth since then is unknown and counts as 0."""
+        """Returns by how much a counter grew.
+
+        Where it became smaller, its process has begun anew and has counted from 0. A counter of the
+        run (`COUNTERS`) went back to a checkpoint instead; its growth since then is unknown and
+        counts as 0.
+        """
         values = self._known(name)
         if len(values) < 2:
             return 0.0
+
         grown = np.diff(values)
         anew = 0.0 if name in COUNTERS else values[1:]
         return float(np.where(grown < 0, anew, grown).sum())
 
     def rate(self, name: str) -> float | None:
-        """`growth` per second; None if the window has fewer than two rows."""
+        """Returns `growth` per second; None if the window has fewer than two rows."""
         return self.growth(name) / self.seconds if self.seconds > 0 else None
 
     @property
@@ -101,11 +109,15 @@ class MetricWindow:
         return float(_passed(self._known("time_s")).sum())
 
     def shares(self, prefix: str) -> dict[str, float]:
-        """The means of the shares below ``prefix``, by the rest of their names; empty if no row has
-        shares. Where a row lacks the share of one part, the thread has not entered it yet: 0."""
+        """Returns the means of the shares below ``prefix``, by the rest of their names.
+
+        Empty if no row has shares. Where a row lacks the share of one part, the thread has not
+        entered it yet, which counts as 0.
+        """
         names = self._columns.below(prefix)
         if not names:
             return {}
+
         # All at once: the ledgers of hundreds of processes are read every second.
         values = np.stack([self._columns.column(name)[self._rows] for name in names])
         have = ~np.isnan(values).all(0)
@@ -116,12 +128,12 @@ class MetricWindow:
         return dict(zip((name.removeprefix(prefix) for name in names), means.tolist(), strict=True))
 
     def ledgers(self) -> dict[str, dict[str, float]]:
-        """The shares of each process that ran in the window, by its name."""
+        """Returns the shares of each process that ran in the window, by its name."""
         found = {name: self.shares(f"{LEDGERS}{name}/") for name in process_names(self._columns)}
         return {name: shares for name, shares in found.items() if shares}
 
     def counts(self, name: str) -> dict[str, float]:
-        """Growth of counters by reason, where they grew."""
+        """Returns the growth of the counters below ``name`` by their reason, where they grew."""
         prefix = f"{name}/"
         grown = {
             known.removeprefix(prefix): self.growth(known) for known in self._columns.below(prefix)
@@ -138,19 +150,19 @@ class MetricWindow:
 
 
 def _passed(times: Floats) -> Floats:
-    """Seconds from each row to the next; 0 where the clock was set back or is unknown."""
+    """Returns the seconds from each row to the next; 0 where the clock went back or is unknown."""
     grown = np.diff(times)
     return np.where(grown > 0, grown, 0.0)  # NaN > 0 is false
 
 
 def process_names(columns: MetricColumns) -> list[str]:
-    """The processes that have a ledger in the metrics."""
+    """Returns the processes that have a ledger in the metrics, in the order of `process_place`."""
     found = [name.split("/")[1] for name in columns.names if name.startswith(LEDGERS)]
     return sorted(dict.fromkeys(found), key=process_place)
 
 
 def process_place(name: str) -> tuple[int, str, int]:
-    """Where a process stands in a list: in the order in which samples pass, then by number."""
+    """Returns a key that sorts processes in the order in which samples pass, then by number."""
     role = name.rpartition("-")[0]
     first = ("learner", "connector", "relay", "actor", "evaluator")
     rank = first.index(role) if role in first else len(first)
@@ -158,7 +170,7 @@ def process_place(name: str) -> tuple[int, str, int]:
 
 
 def _number(name: str) -> int:
-    """The number of a process: 3 of "actor-3"."""
+    """Returns the number of a process: 3 of "actor-3"."""
     number = name.rpartition("-")[2]
     return int(number) if number.isascii() and number.isdigit() else 0
 
@@ -171,20 +183,23 @@ def judge(
     live: bool,
     cores: float | None = None,
 ) -> dict[str, Any]:
-    """The verdict, further findings, and the length of the window in seconds.
+    """Returns the verdict, further findings, and the length of the window in seconds.
 
     A finding that costs no throughput now, such as a slow learner on crowded cores, is marked by
     ``cost`` 0: it limits the run only once the others are removed.
 
     Args:
+        columns: the metrics of the run.
         options: the config, as `load_options` returns it.
         status: the answer of the supervisor, of which the threads of the learners are used.
+        live: whether the run is in progress, so that its last seconds are judged.
         cores: how many the run may use; None for those of this host.
     """
     window = MetricWindow(columns, WINDOW_S if live else None)
     profile = make_profile(columns, window, options, status, cores)
     if profile is None:
         return {"verdict": None, "also": [], "seconds": 0.0}
+
     judged = with_verdict(profile)
     return {key: judged[key] for key in ("verdict", "also", "seconds")}
 
@@ -196,14 +211,19 @@ def make_profile(
     status: Mapping[str, Any],
     cores: float | None = None,
 ) -> Profile | None:
-    """A profile as far as metrics have it; None before there are two lines with a ledger."""
+    """Returns a profile as far as metrics have it; None before there are two lines with a ledger.
+
+    The arguments are those of `judge`, and the ``window`` of ``columns``.
+    """
     if window.seconds <= 0 or not window.shares("ledger/"):
         return None
+
     ledgers = window.ledgers()
     produced = window.rate("env_steps")
     learners = _learners(columns, window, ledgers, status)
     on_gpu = any(learner.parts.get(ON_GPU) for learner in learners)
     on_gpu = on_gpu or str(option(options, "learner", "device")).startswith("cuda")
+
     return build(
         seconds=window.seconds,
         cores=usable_cores() if cores is None else cores,
@@ -246,6 +266,7 @@ def _learners(
         }
         for process in status.get("processes", [])
     }
+
     learners = []
     ranks = [name for name in ledgers if name.startswith("learner-")] or ["learner-0"]
     for name in ranks:
@@ -278,6 +299,7 @@ def _actors(
     own = {name: ledger for name, ledger in ledgers.items() if name.startswith("actor-")}
     works = {name: 1.0 - ledger.get("wait", 0.0) for name, ledger in own.items()}
     total = sum(works.values()) or 1.0
+
     return [
         ActorEvidence(
             name=name,
@@ -297,6 +319,7 @@ def _connectors(
     options: Mapping[str, Any],
 ) -> list[ConnectorEvidence]:
     own = {name: ledger for name, ledger in ledgers.items() if name.startswith("connector-")}
+
     connectors = []
     for name, ledger in own.items():
         rank = _number(name) // _count(options, "transport", "first_connectors")
@@ -316,8 +339,14 @@ def _of_rank(columns: MetricColumns, rank: int) -> str:
 
 
 def load_options(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that the rules read, with what the algorithm adds to them; ``config`` as it is
-    where this version does not accept it. Imports no code that a config names."""
+    """Returns the options that the rules read, with what the algorithm adds to them.
+
+    Imports no code that a config names.
+
+    Args:
+        folder: of the run, which contains its config.
+        config: is returned as it is where this version does not accept it.
+    """
     is_short = stamp(folder, CONFIG_FILE)[1] <= CONFIG_NBYTES
     if not is_short or read_text(folder, CONFIG_FILE, most=1) is None:  # no plain file
         return {**config}
@@ -325,6 +354,7 @@ def load_options(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         checked = resolve(str(folder / CONFIG_FILE))
     except (UserError, OSError, ValueError):
         return {**config}
+
     options = judged_options(checked)
     options["learner"]["most_count"] = checked.learner.most_count
     options["transport"]["first_connectors"] = checked.transport.first_connectors
@@ -332,13 +362,16 @@ def load_options(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def option(options: Mapping[str, Any], section: str, name: str) -> Any:
-    """An option of those that `load_options` returns; None where its section is missing."""
+    """Returns one of the options of `load_options`; None where its section is missing.
+
+    A number that is not finite is None too.
+    """
     found = options.get(section)
     value = found.get(name) if isinstance(found, Mapping) else None
     return value if not isinstance(value, float) else finite(value)
 
 
 def _count(options: Mapping[str, Any], section: str, name: str) -> int:
-    """A number that `load_options` adds; 1 where it has not, as it did not accept the config."""
+    """Returns a number that `load_options` adds; 1 where the config was not accepted."""
     found = option(options, section, name)
     return found if isinstance(found, int) and found > 0 else 1

@@ -48,8 +48,11 @@ class WatchedRun(RunReader):
         return self._events.events
 
     def row(self) -> Row:
-        """What the list shows of this run; beside what a run's reader knows, ``stops``: why it has
-        begun to end, or None, and ``stalled``: whether it writes no metrics."""
+        """Returns what the list shows of this run.
+
+        Beside what a run's reader knows, that is ``stops``: why it has begun to end, or None, and
+        ``stalled``: whether it writes no metrics.
+        """
         with self.lock:
             row = super().row()
             running = row["state"] == "running"
@@ -59,8 +62,10 @@ class WatchedRun(RunReader):
             return {**row, "stops": stops, "stalled": silent and stops is None}
 
     def _why_it_stops(self) -> str | None:
-        """Why the run has begun to end; None if it has not since its last start, by the newest
-        events."""
+        """Returns why the run has begun to end since its last start, by the newest events.
+
+        None if it has not begun to end.
+        """
         tail = read_tail(self.folder, "logs", EVENTS, most=TAIL_NBYTES) or ""
         for event in reversed(objects(tail.encode())):
             if event.get("kind") == "start":
@@ -72,7 +77,10 @@ class WatchedRun(RunReader):
         return None
 
     def marks(self, x: str) -> list[Row]:
-        """The events that a curve shows, each at its place on the axis ``x``."""
+        """Returns the events that a curve shows, each at its place on the axis ``x``.
+
+        ``x`` is "time_s" or "env_steps".
+        """
         with self.lock:
             times, steps = self.columns.points("time_s", "env_steps")
             marks = []
@@ -84,10 +92,11 @@ class WatchedRun(RunReader):
             return marks
 
     def _times(self) -> list[float | None]:
-        """`time_s` of each event, as near as it is known: events have the time since their process
-        began the run, and metrics that since the first unroll. The two are aligned by checkpoints,
-        whose steps stand in both; without one by the time of the last line of metrics, or by the
-        moment when the first learner was ready."""
+        """Returns `time_s` of each event, as near as it is known; None where it is not.
+
+        Events have the uptime of their process, and metrics the time since the first unroll. The
+        offset between the two clocks is constant in a session, which a start or a resume begins.
+        """
         trained, times = self.columns.points("trained_steps", "time_s")
         written_s = stamp(self.folder, METRICS)[2] * 1e-9
         places: list[float | None] = []
@@ -118,25 +127,32 @@ class WatchedRun(RunReader):
         return places
 
     def target(self, x: str) -> Row | None:
-        """`stop.return`, and the place on the axis ``x`` where it was reached, or null."""
+        """Returns `stop.return` as ``value``; None without that option.
+
+        ``reached`` is the place on the axis ``x`` where it was reached, or None.
+        """
         value = self.options.get("stop.return")
         if finite(value) is None:
             return None
+
         with self.lock:
             figures = {**self.last, **self.summary}
             at = finite(figures.get("return_reached_at_s"))
             at = finite(figures.get("solved_at_s")) if at is None else at
+
+            # Both are seconds of training.
             if x != "time_s" and at is not None:
                 times, steps = self.columns.points("time_s", x)
                 at = float(np.interp(at, times, steps)) if len(times) else None
         return {"value": finite(value), "reached": at}
 
     def ends(self) -> dict[str, str]:
-        """By process, why it does not run at present, as far as the events say."""
+        """Returns by process why it does not run at present, as far as the events say."""
         reasons: dict[str, str] = {}
         restarts: dict[str, object] = {}
         with self.lock:
             events = [*self.events]
+
         for event in events:
             role, kind, data = event.get("role"), event.get("kind"), event.get("data")
             details = data if isinstance(data, Mapping) else {}
@@ -154,7 +170,7 @@ class WatchedRun(RunReader):
         return reasons
 
     def death(self) -> Row | None:
-        """Of a run that died without an end: the last sign of it, as an event; None of others."""
+        """Returns the last sign of a run that died without an end, as an event; None of others."""
         if self.state != "died" or self.summary:
             return None
         text = "died without ending the run; the time is that of its last report"
@@ -168,7 +184,7 @@ class WatchedRun(RunReader):
 
 
 def shown_event(event: Mapping[str, Any]) -> Row:
-    """The fields of an event that the page shows."""
+    """Returns the fields of an event that the page shows."""
     return {
         "time": finite(event.get("time")),
         "kind": short_text(event.get("kind")),
