@@ -23,7 +23,7 @@ FAIR = 0.25
 
 
 class ThreadTrial(NamedTuple):
-    """What one actor did alone with a number of `actors.env_threads`."""
+    """The measurement of one actor that played alone with a number of `actors.env_threads`."""
 
     threads: int
     steps_per_s: float
@@ -37,7 +37,7 @@ class ThreadTrial(NamedTuple):
 
 
 class Evidence:
-    """Of the learner that holds the run up, and its actors and connectors.
+    """The figures of the learner that holds the run up, and of its actors and connectors.
 
     Learners that step together go as fast as one of them, which is the one that waits least for the
     others; of several that wait as little, the one that computes least.
@@ -47,16 +47,19 @@ class Evidence:
         """``profile`` has a learner at least."""
         self.learners = _living(profile["learner"])
         self.learner = critical(self.learners)
+
         self.seconds = float(profile.get("seconds") or 0.0)
         self.cores = float(profile.get("cores") or 1)
         self.device = str(profile.get("device") or "cpu")
         self.flow: Mapping[str, Any] = profile.get("flow") or {}
         self._config: Mapping[str, Any] = profile.get("config") or {}
         self._host_idle_cores: float | None = profile.get("idle_cores")
+
         trials = profile.get("env_threads")
         self.thread_trials = None if trials is None else [ThreadTrial(**trial) for trial in trials]
         """By rising numbers, the first is that of the run; empty where threads do not step the
         environment, None where nothing was tried."""
+
         kinds = ("learner", "actors", "connectors", "others")
         self._everybody = [role for kind in kinds for role in profile.get(kind) or ()]
         self.all_actors = _living(profile["actors"])
@@ -64,14 +67,17 @@ class Evidence:
         self.connectors = self._own(_living(profile["connectors"]))
 
     def option(self, section: str, name: str, default: Any) -> Any:
-        """An option of the run, where the profile has it; a ``section`` may be of another."""
+        """Returns an option of the run, or ``default`` where the profile lacks it.
+
+        A ``section`` within another one is named after it, as "learner.reduce".
+        """
         found = self._config
         for key in section.split("."):
             found = found.get(key) or {}
         return found.get(name, default)
 
     def share(self, part: str) -> float:
-        """Of the learner's clock, by the six parts."""
+        """Returns the share of a part, one of `LearnerPart`, in the learner's clock."""
         return float(self.learner["ledger"].get(part, 0.0))
 
     @property
@@ -87,8 +93,10 @@ class Evidence:
 
     @property
     def gather_exposed(self) -> float:
-        """Share of the learner's clock in which it gathers a batch, or draws one from replay, or
-        waits for the thread that does."""
+        """Share of the learner's clock in which it waits for a batch to be gathered.
+
+        The learner gathers it, or draws it from replay, or waits for the thread that does.
+        """
         return float(self.learner["parts"].get("gather", 0.0))
 
     @property
@@ -117,8 +125,10 @@ class Evidence:
 
     @property
     def wait(self) -> float:
-        """Share of the learner's clock in which no batch can be made: actors have not played
-        enough, or with replay not enough for `replay.samples_per_insert`."""
+        """Share of the learner's clock in which no batch can be made.
+
+        Actors have not played enough, or with replay not enough for `replay.samples_per_insert`.
+        """
         return max(0.0, self.share("wait_data") - self.gather_exposed)
 
     @property
@@ -129,8 +139,10 @@ class Evidence:
 
     @property
     def missing_in_replay(self) -> float:
-        """Steps that replay must still take in before there is a first batch, of all learners; 0
-        once it has been trained on, and without replay."""
+        """Steps that the replay of all learners must still take in before there is a first batch.
+
+        0 once it has been trained on, and without replay.
+        """
         size = self.flow.get("replay_size")
         if size is None or self.learner.get("updates_per_s"):
             return 0.0
@@ -162,7 +174,7 @@ class Evidence:
 
     @property
     def env_waits(self) -> float:
-        """As `env_rests`, without the time in which they had no core."""
+        """As `env_without_computing`, without the time in which the actors had no core."""
         return fmean(_rests(a, _coreless(a)) for a in self.actors) if self.actors else 0.0
 
     @property
@@ -185,7 +197,7 @@ class Evidence:
 
     @property
     def idle_cores(self) -> float:
-        """Cores that nothing on the host keeps busy; where those were not counted, the run."""
+        """Cores that nothing on the host keeps busy; nothing of the run where that is unknown."""
         idle = max(0.0, self.cores - self.busy_cores)
         return idle if self._host_idle_cores is None else min(idle, self._host_idle_cores)
 
@@ -207,8 +219,11 @@ class Evidence:
 
     @property
     def coreless(self) -> float:
-        """Share of the window in which the learner could have worked and had no core: as counted by
-        the kernel; where that does not count, what it computes by its ledger without working."""
+        """Share of the window in which the learner could have worked and had no core.
+
+        The kernel counts that; where it does not, it is what the learner computes by its ledger
+        without working.
+        """
         counted = self.learner.get("coreless")
         if counted is not None:
             return float(counted)
@@ -225,16 +240,20 @@ class Evidence:
 
     @property
     def room_for_actors(self) -> int:
-        """How many more actors like these the free cores would carry, with what the learner needs
-        for their steps; the last one by half at least, and all together not more than `auto`
-        starts."""
+        """How many more actors like these the free cores would carry.
+
+        That includes what the learner needs for their steps. The last one fits by half at least,
+        and all together are not more than `auto` starts.
+        """
         if not self.all_actors:
             return 0
+
         rate = self.actor_steps_per_s
         own = fmean(_wanted_cores(a) for a in self.all_actors)
         if self.thread_trials:  # they count the programs that an actor has started, too
             own = max(own, rate * self.thread_trials[0].cpu_s)
         each = own + rate * self.learner_cpu_s
+
         carried = math.floor(self.free_cores / max(each, 0.01) + 0.5)
         return max(0, min(carried, self.most_actors - len(self.all_actors)))
 
@@ -244,8 +263,10 @@ class Evidence:
         return int(ACTORS_PER_CORE * self.cores)
 
     def slowest(self) -> tuple[Role, float, float] | None:
-        """The slowest of several actors, its pace and the median of the others'. A pace is in steps
-        per second while not waiting; actors that do nothing but wait have none."""
+        """Returns the slowest of its actors; None where fewer than two have a pace.
+
+        Actors that do nothing but wait have none.
+        """
         paces = [(p, a) for a in self.actors if (p := _pace(a)) is not None]
         if len(paces) < 2:
             return None
@@ -253,7 +274,7 @@ class Evidence:
         return actor, pace, median(p for p, a in paces if a is not actor)
 
     def dropped(self, reason: str) -> float:
-        """Share of all steps played that were dropped for this reason."""
+        """Returns the share of all steps played that were dropped for this reason."""
         played = float(self.flow.get("produced_steps_per_s") or 0.0) * self.seconds
         steps = float((self.flow.get("dropped") or {}).get(reason, 0))
         return min(1.0, steps / played) if played else 0.0
@@ -281,17 +302,17 @@ class Evidence:
 
 
 def _living(roles: Sequence[Role]) -> Sequence[Role]:
-    """Those that had not ended when the window did; where there is none, those that had."""
+    """Returns the roles that had not ended when the window did; all of them if none is left."""
     return [role for role in roles if not role.get("ended")] or roles
 
 
 def _exchange(learner: Role) -> float:
-    """Share in which a learner waits for the others, or for their parameter server."""
+    """Returns the share in which a learner waits for the others, or for their parameter server."""
     return _in(learner, "reduce_exposed", "pull_exposed")
 
 
 def critical(learners: Sequence[Role]) -> Role:
-    """The learner that the others wait for."""
+    """Returns the learner that the others wait for."""
     least = min(_exchange(rank) for rank in learners)
     near = [rank for rank in learners if _exchange(rank) <= least + NEAR]
     return min(near, key=lambda rank: _in(rank, "compute"))
@@ -314,14 +335,16 @@ def _in(role: Role, *parts: str) -> float:
 
 
 def _wanted_cores(role: Role) -> float:
-    """Cores that a process would keep busy if it got one whenever it can run."""
+    """Returns the cores that a process would keep busy if it got one whenever it can run."""
     runs = 1.0 - float(role.get("coreless") or 0.0)
     return float(role.get("cpu") or 0.0) / max(runs, 0.01)
 
 
 def _coreless(role: Role) -> float:
-    """Share in which a process had no core. Where neither kernel nor metrics tell, that may be as
-    long as it had one."""
+    """Returns the share in which a process had no core.
+
+    Where neither kernel nor metrics tell, that may be as long as it had one.
+    """
     coreless = role.get("coreless")
     return float((role.get("cpu") or 0.0) if coreless is None else coreless)
 
@@ -341,6 +364,6 @@ def _rate(role: Role) -> float:
 
 
 def _pace(actor: Role) -> float | None:
-    """Below a tenth of its time at work, a rate says little about the pace of that work."""
+    """Returns the steps per second of an actor while it does not wait."""
     works = 1.0 - _in(actor, "wait")
     return _rate(actor) / works if works > 0.1 else None

@@ -1,4 +1,7 @@
-"""What a rule of the verdict says, and from where on it says it."""
+"""The verdict that a rule returns, and the thresholds from which on rules return one.
+
+Shares are of wall time, unless another whole is named.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +60,7 @@ FAR = 3.0  # times the lag that the queue needs; its defaults stay below twice
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is found, as sentences, and ``kind`` for programs. ``cost`` is the share of throughput
-    that the run would not lose without it."""
+    """A bottleneck that a rule has found, as sentences, and as ``kind`` for programs."""
 
     kind: Kind
     finding: str

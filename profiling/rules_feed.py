@@ -33,6 +33,8 @@ def waits_for_data(e: Evidence) -> Verdict | None:
     """The learner has nothing to train on."""
     if e.wait < WORTH:
         return None
+
+    # The last cause always applies.
     found = next(verdict for cause in CAUSES if (verdict := cause(e)))
     ratio = e.option("replay", "samples_per_insert", None)
     if not e.from_replay or ratio is None or found.kind in LIMITED_OTHERWISE:
@@ -52,6 +54,7 @@ def replay_is_filling(e: Evidence) -> Verdict | None:
     rate = float(e.flow.get("produced_steps_per_s") or 0.0)
     if not missing or not rate:
         return None
+
     size, left_s = float(e.flow["replay_size"]), math.ceil(missing / rate)
     return Verdict(
         "filling",
@@ -96,6 +99,7 @@ def connector_is_busy(e: Evidence) -> Verdict | None:
     busy = 1.0 - connector["ledger"].get("wait", 0.0)
     if not connector["ledger"] or busy < BUSY:
         return None
+
     part, share = most({"ledger": {**connector["ledger"], "wait": 0.0}})
     steps = {
         "decompress": "send samples as they are, if the network carries it: transport.codec=none",
@@ -168,9 +172,10 @@ def plays_and_trains_in_turns(e: Evidence) -> Verdict | None:
 
 
 def actors_work(e: Evidence) -> Verdict:
-    """What its actors spend most of their time in is what the learner waits for."""
+    """The learner waits for what its actors spend most of their time in."""
     # With a connector, an actor waits for its turn to send, otherwise for a slot of the learner.
     wire, room = ("wait",) if e.connectors else (), () if e.connectors else ("wait",)
+
     shares: dict[Kind, float] = {
         "slow_environment": e.played("step"),
         "slow_inference": e.played("infer"),
@@ -183,7 +188,7 @@ def actors_work(e: Evidence) -> Verdict:
 
 
 def environment_is_slow(e: Evidence, share: float) -> Verdict:
-    """Actors spend most of their time in steps of the environment."""
+    """Actors spend this ``share``, most of their time, in steps of the environment."""
     if e.env_waits > WAITS * share or helpful_threads(e):
         return environment_waits(e, share)
     return Verdict(
@@ -196,7 +201,7 @@ def environment_is_slow(e: Evidence, share: float) -> Verdict:
 
 
 def environment_waits(e: Evidence, share: float) -> Verdict:
-    """In its steps, actors wait for what is outside of them."""
+    """In env.step, which takes this ``share`` of their time, actors wait for something outside."""
     return Verdict(
         "waiting_environment",
         f"the environment waits: the learner waits {percent(e.wait)} for data",
@@ -209,15 +214,16 @@ def environment_waits(e: Evidence, share: float) -> Verdict:
 
 
 def _shorter_wait(e: Evidence) -> str:
-    """How more steps are made of an environment that waits: by threads, where a trial has shown
-    that they help, or else by actors."""
+    """Returns how more steps are made of an environment that waits.
+
+    That is by threads, where a trial has shown that they help, or else by actors.
+    """
     trials = e.thread_trials
     if trials is None:
         return _untried_threads(e)
     if not trials:
         more = more_actors(e, "more actors.envs help too, if its step takes no longer with them")
         return f"{more}; actors.env_threads does nothing for its own vector form"
-
     tried = f"in a trial, one actor made {trials[0].steps_per_s:,.0f} steps/s with "
     tried += f"{trials[0].threads} of actors.env_threads"
     if best := helpful_threads(e):
@@ -232,7 +238,7 @@ def _shorter_wait(e: Evidence) -> str:
 
 
 def _untried_threads(e: Evidence) -> str:
-    """Advice where no trial was made: the page has no environment at hand."""
+    """Returns the advice where no trial was made: the page has no environment at hand."""
     envs, threads = (e.option("actors", name, 1) for name in ("envs", "env_threads"))
     if not isinstance(envs, int) or threads >= envs:
         return more_actors(e, "a faster environment helps")
@@ -244,16 +250,17 @@ def _untried_threads(e: Evidence) -> str:
 
 
 def helpful_threads(e: Evidence) -> ThreadTrial | None:
-    """The trial of the smallest number of threads that is about as good as the best; None where
-    none is better than that of the run, by far, or nothing was tried.
+    """Returns the trial of the smallest number of threads that is about as good as the best.
 
-    The gain of threads is that of the trial, as far as there are cores for the actors, the programs
-    that they have started, and the learner. What the trial had of the cores, the run can have.
+    None where none is better than that of the run, by far, or nothing was tried. The gain of
+    threads is that of the trial, as far as there are cores for the actors, the programs that they
+    have started, and the learner.
     """
     trials = e.thread_trials
     if not trials:
         return None
     now, supply = trials[0], e.actor_steps_per_s * len(e.actors) * len(e.learners)
+    # What the trial had of the cores, the run can have.
     used = supply * (now.cpu_s + e.learner_cpu_s)
     cores = max(e.idle_cores + used, FAIR * e.cores, *(trial.cpu for trial in trials))
 
@@ -267,7 +274,7 @@ def helpful_threads(e: Evidence) -> ThreadTrial | None:
 
 
 def inference_is_slow(e: Evidence, share: float) -> Verdict:
-    """Actors spend most of their time in the policy's network."""
+    """Actors spend this ``share``, most of their time, in the policy's network."""
     cheaper = "a smaller network helps, and more actors.envs make a step's share of it cheaper"
     if e.option("actors", "precision", "auto") == "fp32":
         cheaper = f"actors.precision=auto takes the faster format; {cheaper}"
@@ -281,7 +288,7 @@ def inference_is_slow(e: Evidence, share: float) -> Verdict:
 
 
 def wire_is_slow(e: Evidence, share: float) -> Verdict:
-    """Actors wait to send, or spend their time on it."""
+    """Actors spend this ``share``, most of their time, on sending or waiting to send."""
     raw, coded = (
         sum(float(c.get(name) or 0.0) for c in e.connectors) / 1e6
         for name in ("raw_nbytes_per_s", "coded_nbytes_per_s")
@@ -308,7 +315,7 @@ def wire_is_slow(e: Evidence, share: float) -> Verdict:
 
 
 def slots_are_few(e: Evidence, share: float) -> Verdict:
-    """Actors wait for free slots while the learner waits for data."""
+    """Actors wait this ``share`` of their time for slots, while the learner waits for data."""
     slots = int(e.option("transport", "slots", 2))
     return Verdict(
         "few_slots",
@@ -320,7 +327,7 @@ def slots_are_few(e: Evidence, share: float) -> Verdict:
 
 
 def actor_is_slow(e: Evidence, share: float) -> Verdict:
-    """Actors spend most of their time outside the environment and the network."""
+    """Actors spend this ``share``, most of their time, outside the environment and the network."""
     return Verdict(
         "slow_actor",
         f"actors are slow beside their games: the learner waits {percent(e.wait)} for data",
@@ -331,10 +338,15 @@ def actor_is_slow(e: Evidence, share: float) -> Verdict:
 
 
 def more_actors(e: Evidence, otherwise: str) -> str:
-    """How many more would feed the learner, and whether this host has cores for them."""
+    """Returns how many more actors would feed the learner, and where there are cores for them.
+
+    ``otherwise`` is further advice, which ends the sentence.
+    """
     each, ranks = e.actor_steps_per_s, len(e.learners)
     if not each:
         return f"no unroll was finished in the window: profile for longer; {otherwise}"
+
+    # The missing actors of this learner, and as many of each other one.
     supply = each * len(e.actors)
     more = max(1, math.ceil((e.wanted_steps_per_s - supply) / each)) * ranks
     room, now = e.room_for_actors, len(e.all_actors)
@@ -350,6 +362,7 @@ def more_actors(e: Evidence, otherwise: str) -> str:
             f"{more - room} on other hosts (`penstock actor`); {otherwise}"
         )
     full = f"{e.cores - e.idle_cores:.1f} of {e.cores:g} cores are busy"
+
     if now >= e.most_actors:
         full = f"{now} play, as many as actors.count=auto starts at most"
     return (

@@ -29,6 +29,7 @@ def gathering_is_exposed(e: Evidence) -> Verdict | None:
         return None
     if e.gathers_ahead:
         return gather_is_slow(e, e.gather_exposed)
+
     step = f"prefetch: learner.prefetch={2 if e.from_replay else 1}"
     if e.lent_by_batch:
         step = (
@@ -49,6 +50,7 @@ def reduction_is_exposed(e: Evidence) -> Verdict | None:
     share, exchanging = e.reduction, min(e.exchanging, e.reduction)
     if len(e.learners) < 2 or share < WORTH:
         return None
+
     codec, pace = e.option("learner.reduce", "codec", "none"), e.option("learner", "pace", "bsp")
     twice = f"learner.accumulate={2 * int(e.option('learner', 'accumulate', 1))}"
     if pace == "local_sgd":
@@ -66,6 +68,7 @@ def reduction_is_exposed(e: Evidence) -> Verdict | None:
             "which one pays on this network"
         )
     finding = f"the reduction is exposed: {percent(share)} of every learner's time"
+
     return Verdict("reduction", finding, reason, step, share)
 
 
@@ -73,6 +76,7 @@ def one_rank_is_slow(e: Evidence) -> Verdict | None:
     """Learners wait for another, which has data and computes longer."""
     if e.wait >= WORTH or e.others_wait < WORTH:
         return None
+
     name = e.learner.get("name", "a learner")
     others = e.others_wait
     return Verdict(
@@ -91,6 +95,7 @@ def cores_are_crowded(e: Evidence) -> Verdict | None:
     slowed = max(e.coreless, e.below_ceiling if full else 0.0)
     if slowed < SLOWED:
         return None
+
     if full:
         step = "move actors to other hosts (`penstock actor`), or let fewer play: actors.count"
         if e.env_waits > WAITS * e.played("step"):
@@ -148,6 +153,7 @@ def publishes_long(e: Evidence) -> Verdict | None:
     share = e.share("publish")
     if share < WORTH:
         return None
+
     every = int(e.option("learner", "publish_every", 1))
     return Verdict(
         "slow_publish",
@@ -167,6 +173,7 @@ def bookkeeping_is_large(e: Evidence) -> Verdict | None:
     share = e.share("bookkeeping")
     if share < WORTH:
         return None
+
     save = float(e.learner["parts"].get("save", 0.0))
     many = "make batches fewer and larger: learner.batch_slots, actors.envs or actors.unroll"
     return Verdict(
@@ -179,10 +186,11 @@ def bookkeeping_is_large(e: Evidence) -> Verdict | None:
 
 
 def other_is_large(e: Evidence) -> Verdict | None:
-    """Time of the learner that no part claims."""
+    """No part of the ledger claims a large share of the learner's time."""
     share = e.share("other")
     if share < WORTH:
         return None
+
     return Verdict(
         "other",
         f"{percent(share)} of the learner's time is neither data nor training",
@@ -224,14 +232,18 @@ def learner_is_slow(e: Evidence) -> Verdict | None:
     surplus = max(e.played("wait"), e.dropped("stale"))
     if surplus <= RESERVE and (e.actors or fill < FULL):
         return None
+
     steps = []
     if e.gains_by_bf16:
         steps.append("learner.precision=auto")
     steps.append("a GPU" if e.device == "cpu" else f"learner.count={len(e.learners) + 1}")
+
+    # Fewer actors would do, except where they only wait for their turn.
     enough = math.ceil(len(e.actors) * (1.0 - surplus) / (1.0 - RESERVE))
     if 0 < enough < len(e.actors) and not e.lent_by_batch:  # there they wait for their turn
         fewer = len(e.all_actors) - (len(e.actors) - enough) * len(e.learners)
         steps.append(f"or fewer actors: {max(1, fewer)} would keep it as busy (actors.count)")
+
     waits = f"; actors wait {percent(surplus)} for it" if e.actors else ""
     return Verdict(
         "slow_learner",
@@ -242,9 +254,10 @@ def learner_is_slow(e: Evidence) -> Verdict | None:
 
 
 def nothing_waits(e: Evidence) -> Verdict:
-    """No rule has found anything."""
+    """The verdict where no rule has found anything."""
     faster = ["a GPU"] if e.device == "cpu" else []
     faster += ["learner.precision=auto"] if e.gains_by_bf16 else []
+
     return Verdict(
         "healthy",
         "nothing waits: the learner is the limit",
@@ -255,11 +268,14 @@ def nothing_waits(e: Evidence) -> Verdict:
 
 
 def needed_lag(e: Evidence) -> float:
-    """Updates between acting and training if each actor has one slot in hand and the learner its
-    batches ahead; 0 for replay, whose samples are meant to be old, and where slots are lent by
-    batch, with a lag that is set."""
+    """Returns the updates between acting and training that keep the learner fed.
+
+    Each actor has one slot in hand then, and the learner its batches ahead. 0 for replay, whose
+    samples are meant to be old; for slots lent by batch, whose lag is set; and without actors.
+    """
     if e.from_replay or e.lent_by_batch or not e.actors:
         return 0.0
+
     batch = int(e.option("learner", "batch_slots", 1))
     ahead = int(e.option("learner", "prefetch", 1)) + 1
     updates = e.updates_of_batch / e.option("learner", "accumulate", 1)

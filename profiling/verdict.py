@@ -44,20 +44,26 @@ RULES: tuple[Rule, ...] = (
 
 
 def findings(profile: Profile) -> list[Verdict]:
-    """All that is found, the costliest first; "healthy" where nothing costs anything. ``profile``
-    is what `penstock profile --json` prints."""
+    """Returns all that is found, the costliest first; "healthy" where nothing costs anything.
+
+    ``profile`` is what `penstock profile --json` prints.
+    """
     if not any(any(rank["ledger"].values()) for rank in profile["learner"]):
         return [empty("no learner", "the run ended before it trained: see its last words")]
     evidence = Evidence(profile)
     if evidence.idle:
         return [empty("the learner finished no step", "profile for longer: --seconds")]
+
     found = [verdict for rule in RULES if (verdict := rule(evidence))]
     return sorted(found, key=lambda verdict: -verdict.cost) or [nothing_waits(evidence)]
 
 
 def depends_on_threads(profile: Profile) -> bool:
-    """Whether a trial of `actors.env_threads` may change what is found: actors spend most of their
-    time in steps of the environment, and much of that without computing."""
+    """Whether a trial of `actors.env_threads` may change what is found.
+
+    That is so if actors spend most of their time in steps of the environment, and much of that
+    without computing.
+    """
     slow = {"slow_environment", "waiting_environment"}
     if slow.isdisjoint(verdict.kind for verdict in findings(profile)):
         return False
