@@ -24,7 +24,7 @@ ON_STREAM = frozenset((Part.H2D, Part.FORWARD, Part.BACKWARD, Part.REDUCE, Part.
 
 
 class Event(Protocol):
-    """What is used of a `torch.cuda.Event` that keeps times."""
+    """What is used of a `torch.cuda.Event` that keeps times; `elapsed_time` is in milliseconds."""
 
     def record(self) -> None: ...
 
@@ -34,7 +34,10 @@ class Event(Protocol):
 
 
 class Mark(NamedTuple):
-    """From ``event`` on the stream is in ``part``; WAIT: it has nothing to do."""
+    """An event in the stream, from which on the stream is in ``part``.
+
+    With WAIT it has nothing to do. ``recorded_ns`` is when the host put the event there.
+    """
 
     part: Part
     event: Event
@@ -42,13 +45,22 @@ class Mark(NamedTuple):
 
 
 class DeviceClock:
-    """The current stream of the thread that uses it. While it lives, ``host``, the ledger of that
-    thread, marks the stream at every switch; spans go to ``ledger``."""
+    """Measures the parts of the current stream of the thread that uses it.
+
+    `mark` is to be called at every switch of that thread's ledger (`TimeLedger.follow`), and
+    `settle` now and then.
+    """
 
     def __init__(
         self, host: TimeLedger, ledger: TimeLedger, make_event: Callable[[], Event]
     ) -> None:
-        """``make_event`` makes events of the current device that keep times."""
+        """Record the first event.
+
+        Args:
+            host: the ledger of the thread.
+            ledger: gets the spans of the stream.
+            make_event: makes events of the current device that keep times.
+        """
         self._host = host
         self._ledger = ledger
         self._make_event = make_event
@@ -56,13 +68,14 @@ class DeviceClock:
         self._spare: list[Event] = []
         self._asked = Part.WAIT  # what the last mark asks for
         self._part = Part.WAIT  # of the span that the last mark that has passed began
+
         self._last = self._make_event()
         self._last.record()
         self._passed_ns = self._since_ns = time.perf_counter_ns()
         host.follower = self.mark
 
     def mark(self, part: Part) -> None:
-        """What is put on the stream from now on belongs to ``part``."""
+        """Attribute what is put on the stream from now on to ``part``."""
         part = part if part in ON_STREAM else Part.WAIT
         if part is self._asked:
             return
@@ -72,8 +85,11 @@ class DeviceClock:
         self._marks.append(Mark(part, event, time.perf_counter_ns()))
 
     def settle(self) -> None:
-        """Write down what has passed. The more often, the truer: it corrects for the drift between
-        the two clocks."""
+        """Write the spans of all marks that have passed to the ledger.
+
+        The more often it is called, the truer they are: each call corrects for the drift between
+        the two clocks.
+        """
         while self._marks and self._marks[0].event.query():
             mark = self._marks.popleft()
             elapsed_ns = round(self._last.elapsed_time(mark.event) * 1e6)
@@ -83,6 +99,7 @@ class DeviceClock:
             self._spare.append(self._last)
             self._last = mark.event
             self._begin(mark.part, self._passed_ns)
+
         if self._part is Part.WAIT:
             self._fill(time.perf_counter_ns())
 
@@ -104,12 +121,17 @@ class DeviceClock:
 
 
 def placed(estimate_ns: int, recorded_ns: int, seen_ns: int) -> int:
-    """When a mark passed, on the host's clock: not before it was recorded, nor after it was seen to
-    have passed. Both bounds hold the drift of ``estimate_ns`` down."""
+    """Returns when a mark passed, on the host's clock.
+
+    That is not before it was recorded, nor after it was seen to have passed. Both bounds hold the
+    drift of ``estimate_ns`` down.
+    """
     return min(max(estimate_ns, recorded_ns), seen_ns)
 
 
 def blame(host: Part) -> Part:
-    """What an idle stream's time is booked as, by what the host was in. One that is still putting
-    the work there computes nothing."""
+    """Returns the part as which an idle stream's time is booked, by what the host was in.
+
+    A host that is still putting the work on the stream computes nothing.
+    """
     return Part.OTHER if host in COMPUTE else host

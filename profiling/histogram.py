@@ -18,14 +18,14 @@ LATENCIES = (50, 95, 99)  # per cent
 
 
 def bin_of(seconds: float) -> int:
-    """The bin of a duration."""
+    """Returns the bin of a duration."""
     if seconds <= FLOOR_S:
         return 0
     return math.ceil(math.log(min(seconds, MOST_S) / FLOOR_S) / math.log(GROWTH) - 1e-9)
 
 
 def edge(bin_: int) -> float:
-    """The longest duration that a bin holds, in seconds."""
+    """Returns the longest duration that a bin holds, in seconds."""
     return FLOOR_S * float(GROWTH**bin_)
 
 
@@ -41,11 +41,14 @@ def spread(histogram: Histogram, least_s: float, most_s: float, count: float) ->
 
 
 def quantile(histogram: Mapping[int, float], q: float) -> float | None:
-    """The duration in seconds that a share ``q`` of all does not exceed; None where there is none.
-    Within a bin durations are taken as evenly spread."""
+    """Returns the duration in seconds that a share ``q`` of all does not exceed; None without any.
+
+    Within a bin durations are taken as evenly spread.
+    """
     total = sum(histogram.values())
     if not total:
         return None
+
     left = q * total
     for bin_ in sorted(histogram):
         count = histogram[bin_]
@@ -57,8 +60,11 @@ def quantile(histogram: Mapping[int, float], q: float) -> float | None:
 
 
 def latencies(histogram: Mapping[int, float]) -> dict[str, Any]:
-    """Quantiles of the time from an environment's step to its gradient, and all of it, by their
-    names in metrics.jsonl."""
+    """Returns the figures of the latency by their names in metrics.jsonl.
+
+    These are quantiles, in seconds, of the time from an environment's step to its gradient, and the
+    histogram of that time.
+    """
     return {
         **{f"latency_p{p}_s": quantile(histogram, p / 100) for p in LATENCIES},
         "latency_histogram": {str(k): round(histogram[k], 1) for k in sorted(histogram)},

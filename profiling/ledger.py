@@ -30,7 +30,7 @@ LearnerPart = Literal[
 
 
 class Part(IntEnum):
-    """What a thread can be in the middle of; the numbers stand in shared memory."""
+    """The part of its work that a thread is in; the numbers stand in shared memory."""
 
     OTHER = 0
     WAIT = 1  # for data, for room, for a command
@@ -83,8 +83,8 @@ LEARNER_PARTS: dict[Part, LearnerPart] = {
 class TimeLedger:
     """The wall clock of the thread that uses it, from now on, in nanoseconds of CLOCK_MONOTONIC.
 
-    ``lane`` is a lane of shared memory; without one the ledger has memory of its own. One that has
-    been written to is gone on with.
+    ``lane`` is a lane of shared memory; without one the ledger has memory of its own. A lane that
+    has been written to is continued.
     """
 
     __slots__ = ("_count", "_lane", "_part", "_since", "follower")
@@ -93,6 +93,8 @@ class TimeLedger:
         self._lane = memoryview(bytearray(8 * LANE_WORDS)).cast("q") if lane is None else lane
         self._part, self._since = part, time.perf_counter_ns()
         self.follower: Callable[[Part], None] | None = None  # is told of each `switch`
+
+        # The first span begins.
         self._count = self._lane[COUNT] + 1
         self._lane[RING + (self._count - 1 & LAST)] = self._since << PART_BITS | part
         self._lane[COUNT] = self._count
@@ -102,6 +104,7 @@ class TimeLedger:
         old = self._part
         if part is old:
             return
+
         # As few and as simple operations as possible: an actor calls this three times per step.
         now, lane, count = time.perf_counter_ns(), self._lane, self._count
         lane[RING + (count & LAST)] = now << PART_BITS | part
@@ -112,8 +115,14 @@ class TimeLedger:
             self.follower(part)
 
     def switch_at(self, part: Part, at: int) -> None:
-        """`switch` at a time in ns that lies behind, for what is no thread of this process; never
-        before the last. The same part twice is two spans."""
+        """As `switch`, at a past time.
+
+        That is for what is no thread of this process. The same part twice is two spans.
+
+        Args:
+            at_ns: in nanoseconds of CLOCK_MONOTONIC; a time before the last switch counts as that.
+        """
+
         lane, count = self._lane, self._count
         at = max(at, self._since)
         lane[RING + (count & LAST)] = at << PART_BITS | part
@@ -122,9 +131,14 @@ class TimeLedger:
         self._part, self._since = part, at
 
     def between(self, begin: int, end: int) -> list[tuple[Part, int]]:
-        """What the thread was in from ``begin`` to ``end`` (ns), and since when, not before
-        ``begin``; oldest first. Of what the ring holds no more, nothing."""
+        """Returns the parts that the thread was in from ``begin_ns`` to ``end_ns``, oldest first.
+
+        Times are nanoseconds of CLOCK_MONOTONIC. Spans that have left the ring are missing.
+
+        Returns: each part and when it began, ``begin_ns`` for one that began earlier.
+        """
         found: list[tuple[Part, int]] = []
+
         for number in range(self._count - 1, max(-1, self._count - 1 - RING_SPANS), -1):
             word = self._lane[RING + (number & LAST)]
             since = word >> PART_BITS
@@ -141,27 +155,27 @@ class TimeLedger:
 
     @property
     def part(self) -> Part:
-        """What the thread is in."""
+        """The part that the thread is in."""
         return self._part
 
     @property
     def lane(self) -> memoryview:
-        """The memory that it writes to."""
+        """The memory that the ledger writes to."""
         return self._lane
 
     def snapshot(self) -> dict[str, float]:
-        """Seconds by part up to this moment; parts that never were are left out."""
+        """Returns the seconds by part up to this moment; parts that never were are left out."""
         return seconds_of(self._lane)
 
 
 def name_lane(lane: memoryview, name: str) -> None:
-    """Call a lane by the name of its thread, at most 32 bytes."""
+    """Give a lane the name of its thread, of which 32 bytes are kept."""
     text = name.encode()[: 8 * NAME_WORDS].ljust(8 * NAME_WORDS, b"\0")
     lane[NAME : NAME + NAME_WORDS] = memoryview(text).cast("q")
 
 
 def lane_name(lane: memoryview) -> str:
-    """The name of a lane; nothing where none has been given."""
+    """Returns the name of a lane; "" where none has been given."""
     return bytes(lane[NAME : NAME + NAME_WORDS]).rstrip(b"\0").decode(errors="replace")
 
 
@@ -169,7 +183,10 @@ _PART_OF = {part.value: part for part in Part}
 
 
 def now_in(lane: memoryview) -> tuple[Part, int] | None:
-    """The part that a lane's thread is in, and since when, in ns; None before its first."""
+    """Returns the part that a lane's thread is in, and when it began, in nanoseconds.
+
+    None before the first span.
+    """
     count = lane[COUNT]
     if not count:
         return None
@@ -178,8 +195,11 @@ def now_in(lane: memoryview) -> tuple[Part, int] | None:
 
 
 def seconds_of(lane: memoryview) -> dict[str, float]:
-    """Seconds by part up to now, including the current part; any process that maps the memory may
-    call it. While the thread changes parts, one span may be counted short."""
+    """Returns the seconds by part up to now, including the current part.
+
+    Any process that maps the memory may call it. While the thread changes parts, one span may be
+    counted short.
+    """
     totals = {part: lane[TOTALS + part] for part in Part}
     present = now_in(lane)
     if present is not None:
@@ -188,15 +208,18 @@ def seconds_of(lane: memoryview) -> dict[str, float]:
 
 
 def fractions(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
-    """Share of each part in the time between two snapshots. What a GPU was in becomes known late:
-    until then its last span seemed to go on, and a part may have had more before than now."""
+    """Returns the share of each part in the time between two snapshots.
+
+    What a GPU was in becomes known late: until then its last span seemed to go on, and a part may
+    have had more before than now, which counts as 0.
+    """
     spent = {part: max(0.0, s - before.get(part, 0.0)) for part, s in now.items()}
     total = sum(spent.values())
     return {part: seconds / total if total else 0.0 for part, seconds in spent.items()}
 
 
 def learner_parts(parts: Mapping[str, float]) -> dict[str, float]:
-    """Shares or seconds of a learner's thread by the names of `LearnerPart`, all of them."""
+    """Returns the shares or seconds of a learner's thread by all the names of `LearnerPart`."""
     names = {part.name.lower(): name for part, name in LEARNER_PARTS.items()}
     found: dict[str, float] = dict.fromkeys(get_args(LearnerPart), 0.0)
     for part, value in parts.items():

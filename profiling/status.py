@@ -32,7 +32,7 @@ NBYTES = LOG_AT + 8 + LOG_NBYTES
 
 
 class Phase(IntEnum):
-    """What a process is in the middle of; the supervisor names it when the process hangs."""
+    """The activity of a process; the supervisor names it when the process hangs."""
 
     STARTING = 0
     WAITING = 1
@@ -47,8 +47,11 @@ class Phase(IntEnum):
 
 
 class _Int:
-    """A 64-bit integer of the page; a value beyond its range is written as the nearest in it, since
-    what is shown must not end what is counted."""
+    """A 64-bit integer of the page.
+
+    A value beyond its range is written as the nearest in it, since what is shown must not end what
+    is counted.
+    """
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -66,22 +69,8 @@ class _Int:
 class StatusPage:
     """The status of one process over a memfd; untouched pages of it take no memory.
 
-    ``beat_s`` is the time of the last beat (CLOCK_MONOTONIC seconds, 0.0 before the first) and
-    ``phase_s`` when the present phase began.
-
-    Of an actor: ``incarnation`` distinguishes its streams; ``produced_steps`` and ``sequence`` are
-    the agent steps and the unrolls that it has published in the present one, ``played_steps`` the
-    steps of all streams of its life.
-
-    Of a learner: ``produced_steps`` counts the steps that were reported to it (write that first),
-    ``trained_steps`` those it has trained on; ``reduction`` is the number of the all-reduce that it
-    began last.
-
-    What `penstock.launch.engines.shim` writes: ``role_pid`` and ``role_began`` (in ticks since the
-    machine did), 0 before the process of the role is executed; ``role_cleared``, 1 once all that
-    descends from it has been ended; ``role_dropped``, bytes of its output that are not in its log;
-    and the `tail` of that output. What it reads there: `name_log` and ``role_grace_ms``, the time
-    that the role has to save after the death of its supervisor.
+    `penstock.launch.engines.shim` writes the fields that begin with ``role_``, and the `tail` of
+    the role's output. It reads ``role_grace_ms`` and what `name_log` has written.
     """
 
     produced_steps = _Int(3)
@@ -105,7 +94,7 @@ class StatusPage:
 
     @classmethod
     def create(cls) -> tuple[StatusPage, int]:
-        """A fresh page of zeros, and its descriptor for a child to inherit."""
+        """Returns a fresh page of zeros, and its descriptor for a child to inherit."""
         descriptor = os.memfd_create("penstock-status")
         try:
             os.ftruncate(descriptor, NBYTES)
@@ -129,8 +118,10 @@ class StatusPage:
         return self._floats[9]
 
     def begin_stream(self, incarnation: int, sequence: int) -> None:
-        """An actor has joined a learner. At no moment does the page give the steps of one stream
-        to another."""
+        """Count the steps of another stream, as an actor has joined a learner.
+
+        At no moment does the page give the steps of one stream to another.
+        """
         self.sequence = self.produced_steps = 0
         self.incarnation = incarnation
         self.sequence = sequence
@@ -150,15 +141,21 @@ class StatusPage:
 
     @property
     def alive_s(self) -> float:
-        """When the process last beat, or its main thread went on to something else: what changes
-        parts at every step need not beat as well. CLOCK_MONOTONIC, 0.0 before the first."""
+        """When the process last beat, or its main thread switched to another part.
+
+        A thread that switches at every step need not beat as well. CLOCK_MONOTONIC, 0.0 before the
+        first sign of life.
+        """
         main = self.lanes.get("main")
         since = now_in(main) if main is not None else None
         return max(self.beat_s, since[1] * 1e-9 if since else 0.0)
 
     def ledger(self, name: str, part: Part = Part.OTHER) -> TimeLedger:
-        """A time ledger for a thread of this process, in the lane of that name or the next free.
-        If all lanes are taken, the ledger has private memory."""
+        """Returns a time ledger for a thread of this process, which is in ``part`` now.
+
+        The ledger writes to the lane of that name or the next free one. If all lanes are taken, it
+        has private memory.
+        """
         for lane in self._lanes:
             if lane_name(lane) in ("", name):
                 name_lane(lane, name)
