@@ -29,8 +29,10 @@ GAP = "-"
 
 
 def profile_of(folder: Path) -> Row | None:
-    """The figures of `profile.json` as the page draws them; None if the run has no profile, or
-    ``error`` if it has another form."""
+    """Returns the figures of `profile.json` as the page draws them.
+
+    None if the run has no profile, or a row with ``error`` if it has another form.
+    """
     if stamp(folder, DATA) == (0, 0, 0):
         return None
     profile = read_json(folder, DATA)
@@ -59,7 +61,7 @@ def profile_of(folder: Path) -> Row | None:
 
 
 def _bars(profile: Mapping[str, Any]) -> list[Row]:
-    """Of each process, the shares of the parts of its time."""
+    """Returns the shares of the parts in the time of each process, where they are above 0."""
     kinds = ("learner", "actors", "connectors", "others")
     entries = [entry for kind in kinds for entry in profile[kind]]
     found = []
@@ -71,7 +73,7 @@ def _bars(profile: Mapping[str, Any]) -> list[Row]:
 
 
 def timeline_of(folder: Path) -> Row:
-    """The spans of `trace.json`, as `timeline` gives them; without threads if there is no trace."""
+    """Returns the spans of `trace.json`, as `timeline` does; without threads if there is none."""
     try:
         with open_in(folder, TRACE) as file:
             return _read_trace(file)
@@ -80,8 +82,10 @@ def timeline_of(folder: Path) -> Row:
 
 
 def recorded_of(folder: Path) -> Row:
-    """The spans that the supervisor has written on request, as `timeline_of` gives them, and the
-    ``time`` at which it did; null without such a file."""
+    """Returns the spans that the supervisor has written on request, as `timeline_of` does.
+
+    ``time`` is when it wrote them; None without such a file, or if that has another form.
+    """
     nothing: Row = {**timeline({}, ""), "time": None}
     found = read_json(folder, last_minute.FILE)
     if not found:
@@ -96,7 +100,10 @@ def recorded_of(folder: Path) -> Row:
 
 
 def _read_trace(file: Any) -> Row:
-    """The events of a trace, which has one in each line."""
+    """Returns the spans of a trace, which has one event in each line.
+
+    Lines of another form are left out, and so is what is beyond `TRACE_NBYTES` and `TRACE_LINES`.
+    """
     note = ""
     processes: dict[object, str] = {}
     names: dict[object, str] = {}
@@ -135,10 +142,10 @@ def _read_trace(file: Any) -> Row:
 
 
 def timeline(threads: Mapping[str, Sequence[tuple[str, float, float]]], note: str) -> Row:
-    """Spans in a short form, at most `MOST_SPANS` of them: the newest of each thread.
+    """Returns spans in a short form, at most `MOST_SPANS` of them: the newest of each thread.
 
     Args:
-        threads: by name, the spans of a thread by rising begin: part, begin in µs, length in µs.
+        threads: by name, the spans of a thread by rising begin.
         note: a sentence on what the spans cover.
 
     Returns: ``threads``, each with its ``begin`` in µs and with the successive lengths ``us`` in
@@ -147,6 +154,7 @@ def timeline(threads: Mapping[str, Sequence[tuple[str, float, float]]], note: st
     """
     shown = dict(list(threads.items())[:MOST_THREADS])
     each = limit([len(spans) for spans in shown.values()], MOST_SPANS)
+
     parts: dict[str, str] = {}
     found = []
     begins: list[int] = []
@@ -170,6 +178,7 @@ def timeline(threads: Mapping[str, Sequence[tuple[str, float, float]]], note: st
         found.append({"name": name, "begin": begin, "signs": "".join(signs), "us": lengths})
         begins.append(begin)
         ends.append(at)
+
     total = sum(len(spans) for spans in threads.values())
     drawn = sum(min(len(spans), each) for spans in shown.values())
     if drawn < total:
@@ -185,7 +194,10 @@ def timeline(threads: Mapping[str, Sequence[tuple[str, float, float]]], note: st
 
 
 def _sign(part: str, parts: dict[str, str]) -> str:
-    """The sign of a part; of one beyond the known number that of the last."""
+    """Returns the sign of a part, the next free one if it has none.
+
+    Parts beyond the number of signs have the last one.
+    """
     if part not in parts and len(parts) < len(SIGNS):
         parts[part] = SIGNS[len(parts)]
     return parts.get(part, SIGNS[-1])

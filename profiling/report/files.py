@@ -30,6 +30,13 @@ def write(
 ) -> list[str]:
     """Write all files. The trace's path and the notes go into ``profile``.
 
+    Args:
+        folder: of the run.
+        profile: the data.
+        window: that of the profile.
+        threads: the spans of the trace and the picture.
+        notes: sentences for the reader of the profile.
+
     Returns: the given notes, and then one for each file that could not be written. A full disk does
     not raise, so that the caller can still show the figures.
     """
@@ -40,8 +47,10 @@ def write(
     with _noted(TRACE, notes):
         trace.write(folder / TRACE, kept, window.begin_ns, held)
         notes.append(held)
+
     with _noted(TIMELINE, notes):
         timeline.draw(folder / TIMELINE, threads, window.begin_ns, window.end_ns)
+
     profile["notes"] = [*notes]
     with _noted(DATA, notes):
         write_atomic(folder / DATA, json.dumps(profile, indent=2) + "\n")
@@ -50,7 +59,7 @@ def write(
 
 @contextmanager
 def _noted(name: str, notes: list[str]) -> Iterator[None]:
-    """Add a note where the block cannot write the file ``name``."""
+    """Context that adds a note if its block cannot write the file ``name``."""
     try:
         yield
     except UserError as error:

@@ -1,5 +1,7 @@
-"""What moves through each stage of a run, in the order of a sample's way: agent steps and bytes per
-second, as far as they follow from what is measured anyway. None: that is not known.
+"""The rate of each stage of a run, in the order of a sample's way.
+
+Rates are agent steps and bytes per second. They are derived from what is measured anyway; a rate
+that does not follow from it is None.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from penstock.configs.transports import TRANSPORTS
 
 
 class Rate(NamedTuple):
-    """Of samples, per second."""
+    """Samples per second."""
 
     steps: float | None
     nbytes: float | None
@@ -62,8 +64,10 @@ def _stage(name: str, steps: float | None, nbytes: float | None) -> dict[str, An
 
 
 def _stored(config: Config, seen: Seen) -> Rate:
-    """What is written to the learners' stores: by actors of this host in place, unless they send,
-    and by connectors."""
+    """Returns what is written to the learners' stores.
+
+    Actors of this host write in place, unless they send; connectors write what they receive.
+    """
     sends = TRANSPORTS.here(config.transport.kind).reaches_other_hosts
     parts = [] if seen.played is None or sends else [seen.played]
     if seen.received is not None:
@@ -72,8 +76,11 @@ def _stored(config: Config, seen: Seen) -> Rate:
 
 
 def _batches(config: Config, seen: Seen, stored: Rate) -> Rate:
-    """What is trained on. A step of an unroll weighs there what it weighs in the store; one from
-    replay counts as often as it is drawn."""
+    """Returns what is trained on.
+
+    A step of an unroll has as many bytes in a batch as in the ``store``; one from replay counts as
+    often as it is drawn.
+    """
     if config.algo.trains_on == "transitions":
         return Rate(_product(seen.updates, config.replay.batch_size, seen.learners), None)
     each = stored.nbytes / stored.steps if stored.nbytes and stored.steps else None
@@ -81,9 +88,12 @@ def _batches(config: Config, seen: Seen, stored: Rate) -> Rate:
 
 
 def _versions(config: Config, updates: float | None) -> float | None:
-    """Versions of the weights per second: one every `learner.publish_every` updates, and one per
-    batch at most. Where slots are lent by batch: one after each batch, and with a policy lag one
-    more within it, when the slots of the next batch are lent."""
+    """Returns the versions of the weights per second; None if the ``updates`` are unknown.
+
+    There is one every `learner.publish_every` updates, and one per batch at most. Where slots are
+    lent by batch, there is one after each batch, and with a policy lag one more within it, when the
+    slots of the next batch are lent.
+    """
     learner = config.learner
     of_batch = learner.updates_per_batch * config.algo.passes / learner.accumulate
     if updates is None:

@@ -12,11 +12,14 @@ EXCHANGE = "nccl"  # begins the names of kernels that mostly wait for other lear
 
 
 def busy(events: Iterable[Mapping[str, Any]]) -> float | None:
-    """Share of the time in which a kernel that computes ran, from the first thing that the GPU did
-    to the end of the last; None where it did nothing.
+    """Returns the share of the time in which a kernel that computes ran.
 
-    ``events`` are those of a Chrome trace, with times in µs. Kernels on several streams at once
-    count once; copies, and the kernels of NCCL, are no computing.
+    That is of the time from the first thing that the GPU did to the end of the last; None where it
+    did nothing. Kernels on several streams at once count once; copies, and the kernels of NCCL, are
+    no computing.
+
+    Args:
+        events: those of a Chrome trace, with times in µs.
     """
     on_gpu = [event for event in events if event.get("cat") in GPU_KINDS]
     if not on_gpu:
@@ -36,7 +39,7 @@ def busy(events: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def busy_in(path: Path) -> float | None:
-    """`busy` of a file; None where there is none, or none that is whole."""
+    """Returns `busy` of the trace in a file; None if there is no file, or none that is whole."""
     try:
         return busy(json.loads(path.read_text())["traceEvents"])
     except (OSError, ValueError, KeyError):

@@ -32,6 +32,7 @@ def record(folder: Path, handles: Iterable[Handle], ledger: TimeLedger) -> None:
     """Write the file into the folder of a run.
 
     Args:
+        folder: of the run.
         handles: processes that share memory with this one.
         ledger: that of the main thread of this process.
 
@@ -41,6 +42,7 @@ def record(folder: Path, handles: Iterable[Handle], ledger: TimeLedger) -> None:
     threads = [thread for handle in handles for thread in handle.spans(since_ns) or ()]
     own = spans(ledger.lane, since_ns)
     threads.append(Thread(SUPERVISOR.name, os.getpid(), MAIN, 0, own))
+
     part = folder / f"{FILE}.tmp"
     with open(part, "w", encoding="utf-8", opener=open_private) as file:
         file.write(encoded(threads, time.time()))
@@ -48,7 +50,7 @@ def record(folder: Path, handles: Iterable[Handle], ledger: TimeLedger) -> None:
 
 
 def encoded(threads: Iterable[Thread], at_s: float) -> str:
-    """The content of the file; ``at_s`` is the wall-clock time."""
+    """Returns the content of the file; ``at_s`` is the wall-clock time."""
     known = [thread for thread in threads if len(thread.spans)]
     kept = trace.cut(known, MOST_SPANS)
     origin_ns = min((int(thread.spans.begin_ns[0]) for thread in known), default=0)
@@ -71,18 +73,20 @@ def encoded(threads: Iterable[Thread], at_s: float) -> str:
 
 
 def decoded(found: Mapping[str, Any]) -> dict[str, list[tuple[str, float, float]]]:
-    """By name, the spans of each thread: part, begin in µs, length in µs.
+    """Returns the spans of each thread, by its name.
 
-    Raises ValueError, LookupError or TypeError if ``found`` is not the content of such a file.
+    Raises ValueError, LookupError or TypeError if ``content`` is not that of such a file.
     """
     parts = {int(number): str(name) for number, name in found["parts"].items()}
     threads: dict[str, list[tuple[str, float, float]]] = {}
+
     for thread in found["threads"]:
         edges = np.frombuffer(base64.b64decode(thread["edges_ns"]), "<i8") / 1e3
         numbers = np.frombuffer(base64.b64decode(thread["part"]), np.uint8).tolist()
         lengths = np.diff(edges)
         if len(lengths) != len(numbers) or (lengths < 0).any() or np.abs(edges).max() > 1e12:
             raise ValueError("the times of a thread do not rise, or it has too few of them")
+
         names = [parts[number] for number in numbers]
         begins = edges[:-1].tolist()
         threads[str(thread["name"])] = list(zip(names, begins, lengths.tolist(), strict=True))

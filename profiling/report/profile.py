@@ -59,8 +59,7 @@ class ConnectorEvidence(ProcessEvidence):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerEvidence(ProcessEvidence):
-    """A learner. Its ``ledger`` has the names of `LearnerPart`; ``parts`` are of its main thread,
-    or with a GPU of that. ``ceiling_steps_per_s`` is the rate of one that never waits."""
+    """A learner, whose ``ledger`` has the names of `LearnerPart`."""
 
     rank: int
     parts: Shares
@@ -81,7 +80,7 @@ class LearnerEvidence(ProcessEvidence):
 
 @dataclass(frozen=True, kw_only=True)
 class FlowEvidence:
-    """What moved in the window: agent steps and bytes per second, and what was lost on the way."""
+    """What moved in the window, in agent steps and bytes per second, and what was lost."""
 
     produced_steps_per_s: float | None
     trained_steps_per_s: float | None
@@ -110,15 +109,17 @@ def build(
     target: str = "",
     idle_cores: float | None = None,
 ) -> Profile:
-    """The profile of a window, but for its verdict.
+    """Returns the profile of a window, but for its verdict.
 
     Args:
         seconds: the length of the window.
         cores: how many the run may use.
         device: what learners train on, "cpu" or "cuda".
+        learners, actors, connectors, others: all processes in the window.
+        flow: what moved in it.
         options: those of the run, with what `judged_options` adds.
         target: what was profiled.
-        idle_cores: of those, how many no process of the host kept busy.
+        idle_cores: of ``cores``, how many no process of the host kept busy.
     """
     return {
         "target": target,
@@ -137,19 +138,22 @@ def build(
 
 
 def with_thread_trials(profile: Profile, trials: Sequence[Sequence[float]]) -> Profile:
-    """``profile`` with what `penstock.launch.measuring.thread_trials` has returned."""
+    """Returns ``profile`` with what `penstock.launch.measuring.thread_trials` has returned."""
     keys = ThreadTrial._fields
     return {**profile, "env_threads": [dict(zip(keys, t, strict=True)) for t in trials]}
 
 
 def with_verdict(profile: Profile) -> Profile:
-    """``profile`` with its verdict, and with ``also``: the further findings, costliest first."""
+    """Returns ``profile`` with its verdict, and with ``also``: the further findings.
+
+    These are ordered by their cost, the costliest first.
+    """
     verdict, *also = map(asdict, findings(profile))
     return {**profile, "verdict": verdict, "also": also}
 
 
 def judged_options(config: Config) -> dict[str, Any]:
-    """All options, and what follows from them that the rules read."""
+    """Returns all options as plain data, and what follows from them that the rules read."""
     options = config.model_dump(mode="json")
     options["algo"] |= {"trains_on": config.algo.trains_on, "passes": config.algo.passes}
     options["learner"] |= {"prefetch": batches_ahead(config)}  # a number, where the option is null

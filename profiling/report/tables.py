@@ -22,7 +22,7 @@ class TextTable:
 
 
 def tables(profile: Mapping[str, Any]) -> list[TextTable]:
-    """All that have a row."""
+    """Returns all tables that have a row."""
     learners = profile["learner"]
     made = [
         _table("Learners", "% of wall clock", learners, _LEARNER),
@@ -39,10 +39,14 @@ def tables(profile: Mapping[str, Any]) -> list[TextTable]:
 
 
 def lines(profile: Mapping[str, Any]) -> list[str]:
-    """The profile for a terminal, line by line: tables in plain text, then the verdict."""
+    """Returns the profile for a terminal, line by line.
+
+    Tables in plain text come first, then the verdict.
+    """
     told = [heading(profile)]
     for table in tables(profile):
         told += ["", table.title, *_lines_of(table)]
+
     verdict = profile["verdict"]
     return [
         *told,
@@ -55,7 +59,7 @@ def lines(profile: Mapping[str, Any]) -> list[str]:
 
 
 def heading(profile: Mapping[str, Any]) -> str:
-    """What was measured, where."""
+    """Returns what was measured, and where."""
     return (
         f"{profile['target']}: {profile['seconds']:.1f} s on {profile['cores']:g} cores, "
         f"learner on {profile['device']}"
@@ -63,7 +67,7 @@ def heading(profile: Mapping[str, Any]) -> str:
 
 
 def env_threads(trials: Entries | None) -> TextTable:
-    """What one actor did alone, by number of `actors.env_threads`."""
+    """Returns what one actor did alone, by number of `actors.env_threads`; empty without trials."""
     rows = tuple(
         (f"{trial['threads']}", count(trial["steps_per_s"]), _ratio(trial["cpu"]))
         for trial in trials or ()
@@ -74,7 +78,7 @@ def env_threads(trials: Entries | None) -> TextTable:
 
 
 def stages(entries: Entries) -> TextTable:
-    """What moved through each stage."""
+    """Returns what moved through each stage; ``entries`` as `stage_rates` returns them."""
     rows = tuple(
         (
             _STAGES[entry["stage"]],
@@ -88,7 +92,7 @@ def stages(entries: Entries) -> TextTable:
 
 
 def flow(figures: Mapping[str, Any]) -> TextTable:
-    """What moved, and how long it took."""
+    """Returns what moved, and how long it took; ``figures`` are those of `FlowEvidence`."""
     latency, lag = figures["latency_s"], figures["policy_lag"]
     rows = (
         ("produced", f"{count(figures['produced_steps_per_s'])} steps/s"),
@@ -122,7 +126,14 @@ def rate_of_bytes(nbytes_per_s: float | None) -> str:
 def _table(
     title: str, unit: str, entries: Entries, figures: Mapping[str, Any], parts: str = "ledger"
 ) -> TextTable:
-    """A row for each entry: its shares of time, then its ``figures``."""
+    """Returns a table with a row for each entry.
+
+    Args:
+        title: of the table.
+        entries: processes or threads.
+        figures: the columns after the shares, by their titles.
+        shares_key: the key of the shares of time in an entry, whose parts become columns.
+    """
     names = list(dict.fromkeys(name for entry in entries for name in entry[parts]))
     names.sort(key=lambda name: name == "other")
     rows = tuple(
@@ -137,7 +148,10 @@ def _table(
 
 
 def _lines_of(table: TextTable) -> Iterator[str]:
-    """Columns as wide as they must be; the first to the left, figures to the right."""
+    """Yields the lines of a table, with columns as wide as they must be.
+
+    The first column is aligned to the left, figures to the right.
+    """
     rows = [row for row in (table.columns, *table.rows) if any(row)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
     for first, *rest in rows:

@@ -51,7 +51,12 @@ Floats = npt.NDArray[np.float64]
 def draw(path: Path, threads: Sequence[Thread], from_ns: int, to_ns: int) -> None:
     """Write a PNG: the whole window above, its last moments below.
 
-    Raises UserError where matplotlib is missing.
+    Args:
+        path: the file.
+        threads: at most `MOST_ROWS` of those with spans are shown.
+        from_ns, to_ns: the window; CLOCK_MONOTONIC.
+
+    Raises UserError if matplotlib is missing, or if no thread has spans.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -64,6 +69,7 @@ def draw(path: Path, threads: Sequence[Thread], from_ns: int, to_ns: int) -> Non
     shown = [thread for thread in threads if len(thread.spans)][:MOST_ROWS]
     if not shown:
         raise UserError("timeline.png has nothing to show: no thread kept a ledger")
+
     figure = Figure(figsize=(14, 2.4 + 0.5 * len(shown)), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, start_ns in zip(figure.subplots(2, 1), (from_ns, _detail(shown[0], from_ns)),
@@ -74,6 +80,8 @@ def draw(path: Path, threads: Sequence[Thread], from_ns: int, to_ns: int) -> Non
         axes.imshow(image, aspect="auto", interpolation="nearest", extent=extent)
         axes.set_yticks(range(len(shown)), [f"{t.process} {t.name}" for t in shown], fontsize=8)
         axes.set_xlabel("seconds of the window")
+
+    # The legend has only the parts that occur.
     present = np.unique(np.concatenate([thread.spans.part for thread in shown]))
     names = [Part(int(part)).name.lower() for part in present]
     figure.legend(
@@ -86,11 +94,18 @@ def draw(path: Path, threads: Sequence[Thread], from_ns: int, to_ns: int) -> Non
 
 
 def shares(spans: Spans, edges: Floats) -> Floats:
-    """Share of each part in the stretches between ``edges`` (ns), ``[len(edges) - 1, PARTS]``;
-    zeros where there is no span."""
+    """Returns the share of each part in the stretches between ``edges``.
+
+    Args:
+        spans: of one thread.
+        edges: ``[n + 1]``, in nanoseconds, rising.
+
+    Returns: float64 ``[n, PARTS]``; zeros where there is no span.
+    """
     found = np.zeros((len(edges) - 1, PARTS))
     if not len(spans):
         return found
+
     points = spans.edges_ns.astype(np.float64)
     lengths = np.diff(points)
     for part in np.unique(spans.part):

@@ -45,7 +45,16 @@ def held(threads: Sequence[Thread], window_s: float, most: int = MOST_EVENTS) ->
 
 
 def write(path: Path, threads: Sequence[Thread], origin_ns: int, note: str) -> None:
-    """Write the trace; ``origin_ns`` is its time 0, ``note`` goes along."""
+    """Write the trace of the threads.
+
+    Args:
+        path: the file.
+        threads: as `newest_spans` returns them.
+        origin_ns: the time 0 of the trace; CLOCK_MONOTONIC.
+        note: a sentence for readers of the file.
+
+    Raises OSError if it cannot be written.
+    """
     about = {"clock": "CLOCK_MONOTONIC", "origin_ns": origin_ns, "holds": note}
     with path.open("w") as file:
         file.write('{"displayTimeUnit":"ms","otherData":' + json.dumps(about))

@@ -39,9 +39,7 @@ LAG, LATENCY = "policy_lag_histogram", "latency_histogram"
 
 @dataclass(frozen=True)
 class ProfileWindow:
-    """What was seen: readings of all processes at its begin and at its end, by name, and each
-    message of metrics with the time in ns at which it came, also some from before the begin.
-    ``ended``: last readings of processes that ended in it."""
+    """The readings and metrics of all processes in a window."""
 
     begin: Mapping[str, Reading]
     end: Mapping[str, Reading]
@@ -61,7 +59,7 @@ class ProfileWindow:
 
     @property
     def growth(self) -> tuple[Metrics, Metrics, float]:
-        """The last metrics before the window, or else its first; its last; the seconds between."""
+        """From the last metrics before the window, or else its first, to its last."""
         seen = [(at_ns, m) for at_ns, m in self.metrics if at_ns <= self.end_ns]
         if not seen:
             return {}, {}, 0.0
@@ -84,15 +82,26 @@ def make(
     convolutional: bool = False,
     kernel_busy: float | None = None,
 ) -> Profile:
-    """The profile, but for its verdict and the paths of its files.
+    """Returns the profile, but for its verdict and the paths of its files.
 
-    ``device`` is what learners train on, ``idle_cores`` as of `build`, ``ceiling`` the trained
-    agent steps/s of one that never waits, ``slot_nbytes`` what a slot of the run weighs,
-    ``weights_nbytes`` what its parameters do in the memory of this host, ``kernel_busy`` the share
-    of the time in which the first learner's GPU ran kernels; None where that is not known.
+    Args:
+        target: what was profiled.
+        config: of the run.
+        window: what was read.
+        cores: how many the run may use.
+        device: what learners train on.
+        idle_cores: as of `build`.
+        ceiling: trained agent steps per second of a learner that never waits.
+        slot_nbytes: size of a slot of the run.
+        weights_nbytes: size of the parameters in the memory of this host.
+        convolutional: whether the network has convolutions.
+        kernel_busy: share of the time in which the first learner's GPU ran kernels.
+
+    None stands for what is not known.
     """
     if config.algo.trains_on == "transitions" and config.replay.samples_per_insert is None:
         ceiling = None  # it counts drawn transitions, and the run's rate counts inserted steps
+
     changes = [
         *(ProcessChange(reading, window) for reading in window.end.values()),
         *(ProcessChange(reading, window, ended=True) for reading in window.ended),
@@ -101,6 +110,7 @@ def make(
     actors = [c for c in changes if c.stage is Stage.ACTORS]
     connectors = [c for c in changes if c.now.spec.role == "connector"]
     named = {c.now.spec.name for c in (*learners, *actors, *connectors)}
+
     seen = _seen(window, learners, _played(actors, slot_nbytes), wire=bool(connectors))
     stages = flow.stages(config, seen, on_gpu=device == "cuda", weights_nbytes=weights_nbytes)
     options = judged_options(config)
@@ -139,6 +149,7 @@ class ProcessChange:
         self.now = now
         self.ended = ended
         self._before = before if before is not None and before.pid == now.pid else None
+
         since_ns = self._before.at_ns if self._before else window.begin_ns
         until_ns = window.end_ns if ended else now.at_ns
         self.seconds = max(1, until_ns - since_ns) * 1e-9
@@ -148,7 +159,7 @@ class ProcessChange:
         return self.now.spec.stage
 
     def figures(self) -> dict[str, Any]:
-        """The arguments of `ProcessEvidence`."""
+        """Returns the arguments of `ProcessEvidence`."""
         return {
             "name": self.now.spec.name,
             "ended": self.ended,
@@ -159,16 +170,20 @@ class ProcessChange:
         }
 
     def shares(self, lane: str) -> dict[str, float]:
-        """Of each part in the time of one thread."""
+        """Returns the share of each part in the time of the thread of a lane."""
         before = self._before.lanes.get(lane, {}) if self._before else {}
         return fractions(self.now.lanes.get(lane, {}), before)
 
     def unmeasured(self) -> dict[str, float]:
-        """By thread: the share of the clock between its two readings that no part of its ledger
-        has; below 0 where parts have more. Of threads that were there at both."""
+        """Returns the share of the clock that no part of a thread's ledger has, by thread.
+
+        That is between the two readings, for threads that were there at both; below 0 where the
+        parts have more than the clock.
+        """
         before = self._before
         if before is None:
             return {}
+
         wall_s = max(1, self.now.at_ns - before.at_ns) * 1e-9
         return {
             lane: 1.0 - (sum(parts.values()) - sum(before.lanes[lane].values())) / wall_s
@@ -177,10 +192,9 @@ class ProcessChange:
         }
 
     def rate(self, counter: str) -> float:
-        """By how much a counter of `Reading` grew, per second."""
+        """Returns by how much a counter of `Reading` grew, per second."""
         before = getattr(self._before, counter) if self._before else 0
         now = getattr(self.now, counter)
-        # One that began anew meanwhile has counted from 0.
         return float(now - before if now >= before else now) / self.seconds
 
 
@@ -218,7 +232,10 @@ def _received(first: Metrics, last: Metrics, seconds: float) -> dict[str, float 
 
 
 def _played(actors: Sequence[ProcessChange], slot_nbytes: int | None) -> Rate | None:
-    """The rate of the actors of this host. Of other actors only the received samples are known."""
+    """Returns the rate of the actors of this host; None without any.
+
+    Of other actors only the received samples are known.
+    """
     if not actors:
         return None
     nbytes = sum(c.rate("slots") for c in actors) * slot_nbytes if slot_nbytes else None
@@ -282,7 +299,7 @@ def _growths(first: Metrics, last: Metrics, name: str) -> dict[str, int]:
 
 
 def _histogram(reports: Iterable[Metrics], name: str) -> dict[int, float]:
-    """Several reports of a histogram as one; JSON has made its bins text."""
+    """Returns several reports of a histogram as one; JSON has made its bins text."""
     total: dict[int, float] = {}
     for report in reports:
         for key, count in (report.get(name) or {}).items():
