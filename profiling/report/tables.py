@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.core.formatting import count, number, reasons
 
 Entries = Sequence[Mapping[str, Any]]
 KIB = 1024
+BYTE_UNITS = ("B", "KiB", "MiB", "GiB")
+
+
+class Column(NamedTuple):
+    """A column of figures: the key of the figure in an entry, and how it is written."""
+
+    key: str
+    write: Callable[[Any], str]
 
 
 @dataclass(frozen=True)
@@ -24,18 +32,18 @@ class TextTable:
 def tables(profile: Mapping[str, Any]) -> list[TextTable]:
     """Returns all tables that have a row."""
     learners = profile["learner"]
-    made = [
-        _table("Learners", "% of wall clock", learners, _LEARNER),
-        _table("Their main threads", "% of wall clock", learners, {}, "parts"),
-        _table("Their other threads", "% of wall clock", list(_threads(learners)), {}),
-        _table("Actors", "% of wall clock", profile["actors"], _ACTOR),
-        _table("Connectors", "% of wall clock", profile["connectors"], _CONNECTOR),
-        _table("Other processes", "% of wall clock", profile["others"], _OTHER),
+    every_table = [
+        _table("Learners", learners, _LEARNER),
+        _table("Their main threads", learners, {}, shares_key="parts"),
+        _table("Their other threads", _threads(learners), {}),
+        _table("Actors", profile["actors"], _ACTOR),
+        _table("Connectors", profile["connectors"], _CONNECTOR),
+        _table("Other processes", profile["others"], _OTHER),
         env_threads(profile.get("env_threads")),
         stages(profile["flow"]["stages"]),
         flow(profile["flow"]),
     ]
-    return [table for table in made if table.rows]
+    return [table for table in every_table if table.rows]
 
 
 def lines(profile: Mapping[str, Any]) -> list[str]:
@@ -43,18 +51,19 @@ def lines(profile: Mapping[str, Any]) -> list[str]:
 
     Tables in plain text come first, then the verdict.
     """
-    told = [heading(profile)]
+    table_lines = []
     for table in tables(profile):
-        told += ["", table.title, *_lines_of(table)]
+        table_lines += ["", table.title, *_lines_of(table)]
 
     verdict = profile["verdict"]
     return [
-        *told,
+        heading(profile),
+        *table_lines,
         "",
         f"Verdict: {verdict['finding']}",
         f"  because {verdict['reason']}",
         f"  next: {verdict['next_step']}",
-        *(f"  also: {found['finding']}" for found in profile["also"]),
+        *(f"  also: {further['finding']}" for further in profile["also"]),
     ]
 
 
@@ -73,7 +82,9 @@ def env_threads(trials: Entries | None) -> TextTable:
         for trial in trials or ()
     )
     return TextTable(
-        "Trial of actors.env_threads, one actor alone", ("", "steps/s", "cpu/wall"), rows
+        title="Trial of actors.env_threads, one actor alone",
+        columns=("", "steps/s", "cpu/wall"),
+        rows=rows,
     )
 
 
@@ -88,22 +99,27 @@ def stages(entries: Entries) -> TextTable:
         )
         for entry in entries
     )
-    return TextTable("Flow by stage", ("", "steps/s", "bytes", "versions/s"), rows)
+    return TextTable(
+        title="Flow by stage", columns=("", "steps/s", "bytes", "versions/s"), rows=rows
+    )
 
 
 def flow(figures: Mapping[str, Any]) -> TextTable:
     """Returns what moved, and how long it took; ``figures`` are those of `FlowEvidence`."""
-    latency, lag = figures["latency_s"], figures["policy_lag"]
+    latency = ", ".join(
+        f"{quantile} {duration(seconds)}" for quantile, seconds in figures["latency_s"].items()
+    )
+    lag = figures["policy_lag"]
     rows = (
         ("produced", f"{count(figures['produced_steps_per_s'])} steps/s"),
         ("trained", f"{count(figures['trained_steps_per_s'])} steps/s"),
         ("dropped", f"{reasons(figures['dropped'])} steps"),
         ("lost", f"{reasons(figures['lost'])} steps"),
-        ("env step to gradient", ", ".join(f"{q} {duration(s)}" for q, s in latency.items())),
+        ("env step to gradient", latency),
         ("policy lag", f"mean {number(lag['mean'])}, at most {number(lag['max'])} updates"),
-        ("queue fill", _percent(figures["queue_fill"]) + " %"),
+        ("queue fill", f"{_percent(figures['queue_fill'])} %"),
     )
-    return TextTable("Flow", ("", ""), rows)
+    return TextTable(title="Flow", columns=("", ""), rows=rows)
 
 
 def duration(seconds: float | None) -> str:
@@ -117,14 +133,21 @@ def rate_of_bytes(nbytes_per_s: float | None) -> str:
     """1536.0 -> "1.5 KiB/s"."""
     if nbytes_per_s is None:
         return "-"
-    unit = 0
-    while nbytes_per_s >= KIB and unit < 3:
-        nbytes_per_s, unit = nbytes_per_s / KIB, unit + 1
-    return f"{nbytes_per_s:.1f} {('B', 'KiB', 'MiB', 'GiB')[unit]}/s"
+    *smaller_units, largest_unit = BYTE_UNITS
+    value = nbytes_per_s
+    for unit in smaller_units:
+        if value < KIB:
+            return f"{value:.1f} {unit}/s"
+        value /= KIB
+    return f"{value:.1f} {largest_unit}/s"
 
 
 def _table(
-    title: str, unit: str, entries: Entries, figures: Mapping[str, Any], parts: str = "ledger"
+    title: str,
+    entries: Entries,
+    figures: Mapping[str, Column],
+    *,
+    shares_key: str = "ledger",
 ) -> TextTable:
     """Returns a table with a row for each entry.
 
@@ -134,17 +157,25 @@ def _table(
         figures: the columns after the shares, by their titles.
         shares_key: the key of the shares of time in an entry, whose parts become columns.
     """
-    names = list(dict.fromkeys(name for entry in entries for name in entry[parts]))
-    names.sort(key=lambda name: name == "other")
-    rows = tuple(
-        (
-            entry["name"] + (" (ended)" if entry.get("ended") else ""),
-            *(_percent(entry[parts].get(name, 0.0) if entry[parts] else None) for name in names),
-            *(form(entry.get(key)) for key, form in figures.values()),
+    parts = list(dict.fromkeys(part for entry in entries for part in entry[shares_key]))
+    if "other" in parts:  # comes last
+        parts.remove("other")
+        parts.append("other")
+
+    rows = []
+    for entry in entries:
+        shares = entry[shares_key]
+        name = f"{entry['name']} (ended)" if entry.get("ended") else entry["name"]
+        rows.append(
+            (
+                name,
+                *(_percent(shares.get(part, 0.0) if shares else None) for part in parts),
+                *(column.write(entry.get(column.key)) for column in figures.values()),
+            )
         )
-        for entry in entries
+    return TextTable(
+        title=f"{title}, % of wall clock", columns=("", *parts, *figures), rows=tuple(rows)
     )
-    return TextTable(f"{title}, {unit}", ("", *names, *figures), rows)
 
 
 def _lines_of(table: TextTable) -> Iterator[str]:
@@ -154,31 +185,38 @@ def _lines_of(table: TextTable) -> Iterator[str]:
     """
     rows = [row for row in (table.columns, *table.rows) if any(row)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
-    for first, *rest in rows:
-        cells = [f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True)]
+    label_width, *figure_widths = widths
+    for label, *figures in rows:
+        cells = [f"{figure:>{width}}" for figure, width in zip(figures, figure_widths, strict=True)]
         if len(cells) == 1:  # a list of figures reads better along its left edge
             cells = [cell.strip() for cell in cells]
-        yield "  " + "  ".join([f"{first:<{widths[0]}}", *cells])
+        yield "  " + "  ".join([f"{label:<{label_width}}", *cells])
 
 
-def _threads(learners: Entries) -> Sequence[Mapping[str, Any]]:
+def _threads(learners: Entries) -> Entries:
+    """Returns an entry for each thread of the learners but their main threads."""
     return [
-        {"name": f"{entry['name']}/{thread}", "ledger": shares}
-        for entry in learners
-        for thread, shares in entry["threads"].items()
+        {"name": f"{learner['name']}/{thread}", "ledger": shares}
+        for learner in learners
+        for thread, shares in learner["threads"].items()
     ]
 
 
 def _percent(share: float | None) -> str:
+    """0.414 -> "41.4"."""
     return "-" if share is None else f"{100 * share:z.1f}"
 
 
 def _ratio(value: float | None) -> str:
+    """0.414 -> "0.41"."""
     return "-" if value is None else f"{value:.2f}"
 
 
 def _largest(shares: Mapping[str, float] | None) -> str:
-    return _percent(max(shares.values(), key=abs)) if shares else "-"
+    """Returns the share that is farthest from 0, in per cent."""
+    if not shares:
+        return "-"
+    return _percent(max(shares.values(), key=abs))
 
 
 _STAGES = {
@@ -190,24 +228,24 @@ _STAGES = {
     "learner": "trained on",
     "weights": "weights out",
 }
-# Columns after the parts: where their figure stands, and how it is written.
+# The columns after the parts, by their titles.
 _OTHER = {
-    "unmeasured": ("unmeasured", _largest),
-    "cpu/wall": ("cpu", _ratio),
-    "no core": ("coreless", _percent),
+    "unmeasured": Column("unmeasured", _largest),
+    "cpu/wall": Column("cpu", _ratio),
+    "no core": Column("coreless", _percent),
 }
 _LEARNER = {
     **_OTHER,
-    "steps/s": ("steps_per_s", count),
-    "ceiling": ("ceiling_steps_per_s", count),
-    "of it": ("achieved_over_ceiling", _ratio),
-    "updates/s": ("updates_per_s", number),
-    "kernels": ("gpu_kernel_busy", _percent),
+    "steps/s": Column("steps_per_s", count),
+    "ceiling": Column("ceiling_steps_per_s", count),
+    "of it": Column("achieved_over_ceiling", _ratio),
+    "updates/s": Column("updates_per_s", number),
+    "kernels": Column("gpu_kernel_busy", _percent),
 }
-_ACTOR = _OTHER | {"steps/s": ("steps_per_s", count)}
+_ACTOR = {**_OTHER, "steps/s": Column("steps_per_s", count)}
 _CONNECTOR = {
     **_OTHER,
-    "slots/s": ("slots_per_s", number),
-    "raw": ("raw_nbytes_per_s", rate_of_bytes),
-    "on the wire": ("coded_nbytes_per_s", rate_of_bytes),
+    "slots/s": Column("slots_per_s", number),
+    "raw": Column("raw_nbytes_per_s", rate_of_bytes),
+    "on the wire": Column("coded_nbytes_per_s", rate_of_bytes),
 }
