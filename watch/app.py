@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> GuardedApp:
-    """The application that serves ``views`` behind ``guard``."""
+    """Returns the application that serves ``views`` behind ``guard``, and gives ``orders``."""
     give = (orders or Orders()).give
     read = _readers(views, guard)
 
@@ -120,7 +120,7 @@ def _readers(views: Views, guard: Guard) -> dict[str, Callable[[QueryParams], An
 
 
 async def _ordered_run(request: Request) -> str | Response:
-    """The name of the run in an order, or the refusal of the request."""
+    """Returns the name of the run in an order, or the refusal of the request."""
     body = b""
     try:
         async with asyncio.timeout(BODY_S):
@@ -130,6 +130,7 @@ async def _ordered_run(request: Request) -> str | Response:
                     return JSONResponse({"error": "the order is too long"}, 413)
     except TimeoutError:
         return JSONResponse({"error": f"the order did not arrive within {BODY_S} s"}, 408)
+
     try:
         name = json.loads(body)["run"]
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -140,7 +141,10 @@ async def _ordered_run(request: Request) -> str | Response:
 
 
 async def _answer(made: Callable[[], Any]) -> Response:
-    """The JSON of a view; 400 with a sentence for bad input."""
+    """Returns the result as JSON; an error of HTTP with a sentence if it cannot be made.
+
+    ``make_result`` is called in a thread, as it reads files.
+    """
     try:
         return JSONResponse(await run_in_threadpool(made))
     except UserError as error:

@@ -26,8 +26,10 @@ logger = note_logger(__name__)
 
 
 class PageBeside(MetricSink):
-    """Starts `penstock watch RUN` at the first tick and notes its address. A page that cannot be
-    served is noted too, and the run continues without it."""
+    """Starts `penstock watch RUN` at the first tick and notes its address.
+
+    A page that cannot be served is noted too, and the run continues without it.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -36,7 +38,7 @@ class PageBeside(MetricSink):
         self._waits = True  # for the address
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
-        """Nothing: the page reads the files of the run."""
+        """Do nothing: the page reads the files of the run."""
 
     def tick(self) -> None:
         """Start the process, or see whether it has printed its address. Never blocks."""
@@ -81,10 +83,12 @@ class PageBeside(MetricSink):
         process, self._process = self._process, None
         if process is None:
             return
+
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with suppress(OSError):
                     pipe.close()
+
         process.terminate()
         try:
             process.wait(END_S)
@@ -94,8 +98,10 @@ class PageBeside(MetricSink):
 
 
 def main(run_dir: str) -> int:
-    """Serve the run on loopback; the address, or the reason for none, is a JSON object on standard
-    output."""
+    """Serve the run on loopback, until standard input is closed; returns the exit code.
+
+    The address, or the reason for none, is a JSON object on standard output.
+    """
     from penstock.watch.server import Listen, serve
 
     threading.Thread(target=_end_with_parent, daemon=True).start()

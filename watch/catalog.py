@@ -47,13 +47,18 @@ class RunCatalog:
         self._loaded: OrderedDict[str, WatchedRun] = OrderedDict()
 
     def names(self) -> list[str]:
-        """The names of all runs: paths below the folder, or `ALONE`."""
+        """Returns the names of all runs: paths below the folder, or `ALONE`."""
         with self._lock:
             self._search()
             return list(self._runs)
 
     def run(self, name: str) -> WatchedRun:
-        """The run with this name. Raises UserError for a name that is not one of `names`."""
+        """Returns the run with this name.
+
+        Of more than `MOST_LOADED` runs, the one whose last request is longest ago is unloaded.
+
+        Raises UserError for a name that is not one of `names`.
+        """
         with self._lock:
             if name not in self._runs:
                 self._search()
@@ -66,13 +71,15 @@ class RunCatalog:
             return found
 
     def path(self, name: str) -> Path | None:
-        """The folder of the run with this name, whose files are not read for it; None where it has
-        been deleted."""
+        """Returns the folder of the run with this name; None where it has been deleted.
+
+        No file of the run is read for it.
+        """
         run = self._runs.get(name)
         return None if run is None else run.folder
 
     def rows(self) -> list[dict[str, Any]]:
-        """What the list shows of each run, the newest first."""
+        """Returns what the list shows of each run, the newest first."""
         names = self.names()
         here = self.folder.resolve().name
         found = [

@@ -26,7 +26,10 @@ REFUSAL = (
 
 
 def limited(admits: Callable[[Scope], bool]) -> Callable[..., asyncio.Protocol]:
-    """What uvicorn calls for each new connection; ``admits`` decides on its two addresses."""
+    """Returns what uvicorn calls for each new connection.
+
+    ``admits`` decides on a connection by its two addresses.
+    """
     return partial(LimitedProtocol, admits)
 
 

@@ -98,6 +98,7 @@ class Guard:
         site = _one(headers, "sec-fetch-site")
         if site in ("cross-site", "same-site") and scope["path"] != "/":
             raise Refusal(403, "the request comes from a page of another site")
+
         self._check_token(headers)
         if scope["method"] == "POST":
             self._check_order(headers)
@@ -128,6 +129,7 @@ class Guard:
         """Whether the address has ``?token=`` with the right token."""
         if self.token is None or scope["path"] != "/" or scope["method"] != "GET":
             return False
+
         query = (scope.get("query_string") or b"").decode("latin-1")
         shown = dict(parse_qsl(query, max_num_fields=8)) if len(query) <= URL_NBYTES else {}
         host = _one(_headers(scope), "host")
@@ -136,7 +138,7 @@ class Guard:
         )
 
     def cookie(self) -> str:
-        """The header that keeps the token in a browser, until it is closed."""
+        """Returns the header that keeps the token in a browser, until it is closed."""
         secure = "; Secure" if self.secure else ""
         return f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/{secure}"
 
@@ -177,10 +179,13 @@ class GuardedApp:
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 
+        # A browser that shows the token in the address gets it as a cookie, and the address
+        # without it.
         if self._guard.shows_token(scope):
             extra = [("location", "/"), ("set-cookie", self._guard.cookie())]
             await _reply(send_with_headers, 303, "", extra)
             return
+
         try:
             self._guard.check(scope)
         except Refusal as refusal:
@@ -204,7 +209,7 @@ def _headers(scope: Scope) -> dict[str, list[str]]:
 
 
 def _one(headers: Mapping[str, list[str]], name: str) -> str | None:
-    """The value of a header; "" if it is repeated, which matches nothing."""
+    """Returns the value of a header, or None; "" if it is repeated, which matches nothing."""
     values = headers.get(name, [])
     return None if not values else values[0] if len(values) == 1 else ""
 

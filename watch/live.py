@@ -34,9 +34,11 @@ class LiveStatus:
         self._next_s = float("-inf")
 
     def now(self) -> dict[str, Any]:
-        """`penstock status` with the memory of each process; or ``live`` false and the reason.
+        """Returns `penstock status` with the memory of each process.
 
-        Without waiting where another thread is asking: then it is the answer before."""
+        ``live`` is false, and ``why`` a sentence, if there is no such status. While another thread
+        asks, the previous answer is returned without waiting.
+        """
         if time.monotonic() >= self._next_s and self._asks.acquire(blocking=False):
             try:
                 self._shown = self._ask()
@@ -47,7 +49,7 @@ class LiveStatus:
         return self._shown
 
     def _ask(self) -> dict[str, Any]:
-        """The answer of the supervisor, or why there is none that can be shown."""
+        """Returns the answer of the supervisor, or why there is none that can be shown."""
         try:
             return self._reply()
         except UserError as error:
@@ -63,9 +65,12 @@ class LiveStatus:
             why = f"the supervisor (pid {reached.pid}) did not reply: it is busy, or hangs"
             return {**self._shown, "live": True, "why": why}
         raw = reached.report
+
+        # Shares are those of the time since the last reply.
         shown = copy.deepcopy(raw)
         add_shares(shown, self._raw or raw)
         self._raw = raw
+
         same = reached.pid == raw.get("pid")  # else its pids are of another container
         for process in shown["processes"]:
             pid = process.get("pid")

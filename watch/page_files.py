@@ -42,7 +42,10 @@ LINKS = (
 
 
 def plotly_script() -> Path:
-    """The script of plotly.js that the installed package plotly ships. Raises UserError."""
+    """Returns the script of plotly.js that the installed package plotly ships.
+
+    Raises UserError if the package is not installed.
+    """
     found = find_spec("plotly")
     for folder in (found.submodule_search_locations or ()) if found else ():
         path = Path(folder) / "package_data" / "plotly.min.js"
@@ -54,7 +57,9 @@ def plotly_script() -> Path:
 
 
 def bundle(modules: Mapping[str, str], entry: str) -> str:
-    """The module ``entry`` and all that it imports as the text of one script.
+    """Returns the text of one script: of the module ``entry`` and all that it imports.
+
+    ``modules`` are the texts of the modules by the names of their files.
 
     Raises ValueError for a form of import or export that is not understood.
     """
@@ -73,10 +78,11 @@ def bundle(modules: Mapping[str, str], entry: str) -> str:
 def document(
     html: str, style: str, scripts: Sequence[str], data: Mapping[str, Any], icon: str
 ) -> str:
-    """``html`` with its style, its scripts and ``data`` inside.
+    """Returns ``html`` with its style, its scripts and ``data`` inside.
 
     Args:
         html: the document of the page, with the three links to its own files.
+        style: a style sheet.
         scripts: each the text of a script, in the order in which they run.
         data: by the id of its element, what becomes the text of a data block: JSON of it, or a text
             of base64 as it is.
@@ -88,6 +94,8 @@ def document(
         if html.count(link) != 1:
             raise ValueError(f"the page must contain {link.strip()} once")
         html = html.replace(link, "")
+
+    # The head allows the scripts by their hashes.
     ready = [_script_text(text) for text in scripts]
     hashes = " ".join(f"'sha256-{_sha256(text)}'" for text in ready)
     policy = (
@@ -99,6 +107,8 @@ def document(
         f'<meta http-equiv="content-security-policy" content="{policy}">\n'
         f'<link rel="icon" href="{icon_url}">\n<style>\n{style}</style>\n'
     )
+
+    # The data and the scripts end the body.
     blocks = [
         f'<script type="text/plain" id="{name}">{block_text(value)}</script>\n'
         for name, value in data.items()
@@ -107,23 +117,31 @@ def document(
     code = [
         f"<script{kinds[i == len(ready) - 1]}>{text}</script>\n" for i, text in enumerate(ready)
     ]
+
     html = html.replace("</head>", f"{head}</head>")
     before, _, after = html.partition("</body>")
     return "".join((before, *blocks, *code, "</body>", after))
 
 
 def block_text(value: Any) -> str:
-    """JSON in which no tag or comment can begin, so that it ends no element of a document; a text
-    without such characters as it is."""
+    """Returns the text of a data block, in which no tag or comment can begin.
+
+    So it ends no element of a document. It is JSON, or a text without such characters as it is.
+    """
     if isinstance(value, str) and "<" not in value:
         return value
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _script_text(text: str) -> str:
-    """A script that ends no element. The replacements mean the same within the strings, templates
-    and regular expressions of JavaScript, where such text is."""
+    """Returns a script that ends no element.
+
+    The replacements mean the same within the strings, templates and regular expressions of
+    JavaScript, where such text is.
+    """
+    # A browser compares the hash of the text that its parser passes on, with these replacements.
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")  # as in HTML
+
     text = re.sub(r"</(?=script)", r"<\\/", text, flags=re.IGNORECASE)
     return text.replace("<!--", "\\x3c!--")
 
@@ -133,7 +151,7 @@ def _sha256(text: str) -> str:
 
 
 def _as_function(name: str, text: str) -> str:
-    """A module as a constant: the object of its exports."""
+    """Returns a module as a constant: the object of its exports."""
     exports = [found["name"] for found in EXPORT.finditer(text)]
     text = IMPORT.sub(_taken, EXPORT.sub("", text))
     if refused := REFUSED.search(text):

@@ -18,8 +18,11 @@ Address = tuple[str, int]
 
 
 def user_of(client: Address, server: Address) -> int | None:
-    """The uid of the process that has connected from ``client`` to ``server``; None if it is not on
-    this host, or in another network namespace."""
+    """Returns the uid of the process that has connected from ``client`` to ``server``.
+
+    None if it is not on this host, or in another network namespace.
+    """
+    # A connection over IPv4 can be in either table.
     ends = {(_coded(client, six), _coded(server, six)) for six in (False, True)}
     for table in TABLES:
         with suppress(OSError), table.open() as lines:
@@ -31,11 +34,12 @@ def user_of(client: Address, server: Address) -> int | None:
 
 
 def _coded(address: Address, six: bool) -> str:
-    """An address as these tables write it: 32-bit words in the byte order of the machine."""
+    """Returns an address as these tables write it: 32-bit words in the machine's byte order."""
     host, port = address
     data = ip_address(host).packed
     if six and len(data) == 4:
         data = b"\0" * 10 + b"\xff\xff" + data
+
     words = [data[i : i + 4] for i in range(0, len(data), 4)]
     if sys.byteorder == "little":
         words = [word[::-1] for word in words]

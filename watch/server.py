@@ -46,6 +46,8 @@ class Listen:
                 f"--token has {len(self.token)} characters; it must have {TOKEN_LENGTH} or more "
                 "letters, digits, - and _, such as the output of: openssl rand -hex 16"
             )
+
+        # An address that other hosts can reach needs a token, which must not be sent in plain text.
         if self.is_loopback:
             return
         if self.token is None:
@@ -65,7 +67,7 @@ class Listen:
         return self.host in LOOPBACK_NAMES
 
     def guard(self) -> Guard:
-        """The rules for requests."""
+        """Returns the rules for requests."""
         names: tuple[str, ...] = LOOPBACK_NAMES
         if not self.is_loopback:
             own = {self.host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
@@ -75,8 +77,15 @@ class Listen:
 
 
 def serve(target: str, listen: Listen, ready: Callable[[str], None]) -> None:
-    """Serve the run or the runs in the folder ``target``; ``ready`` gets the address. Returns after
-    Ctrl-C or SIGTERM. Raises UserError, also if an extra package or a free port is missing."""
+    """Serve the run or the runs in a folder, until Ctrl-C or SIGTERM.
+
+    Args:
+        target: the folder.
+        listen: where the page is served, and to whom.
+        ready: gets the address of the page before the first request is answered.
+
+    Raises UserError, also if an extra package or a free port is missing.
+    """
     listen.check()
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise UserError(
@@ -96,6 +105,7 @@ def serve(target: str, listen: Listen, ready: Callable[[str], None]) -> None:
     _check_tls(listen)
     with suppress(OSError):
         os.nice(NICE)
+
     with closing(_bound(listen)) as listener:
         config = uvicorn.Config(
             app,
