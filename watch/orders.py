@@ -23,8 +23,11 @@ from penstock.monitor import stacks as process_stacks
 from penstock.monitor.supervisor_client import SAVE, STACKS, TIMELINE, give_order, reach
 from penstock.monitor.supervisor_client import save as order_save
 
+STOP = "stop"
+RECORD = "record"
+KINDS = (SAVE, STOP, STACKS, TIMELINE, RECORD)
+# The time in which a run has to carry out an order.
 SAVE_S = 120.0
-KINDS = (SAVE, "stop", STACKS, TIMELINE, "record")
 TIMELINE_S = 10.0
 
 
@@ -38,7 +41,9 @@ class Orders:
         """``cancels``: whether a recording is to be ended, as the server ends."""
         self._cancels = cancels
         self._stopped: set[tuple[int, int | None]] = set()
-        self._locks = {name: threading.Lock() for name in KINDS}
+        """The supervisors that were asked to stop: their pid, and when they began in ticks."""
+        self._locks = {kind: threading.Lock() for kind in KINDS}
+        """Held while an order of the kind is carried out."""
 
     def give(self, order: str, folder: Path) -> dict[str, Any]:
         """Carry out an order and return its result.
@@ -57,20 +62,26 @@ class Orders:
             raise UserError(f"another order to {order} is being carried out; wait for it")
 
         try:
-            if order == SAVE:
-                return order_save(str(folder), SAVE_S)
-            if order == TIMELINE:
-                return _timeline(folder)
-            if order == "record":
-                return self._record(folder)
-            return process_stacks.stacks(str(folder)) if order == STACKS else self._stop(folder)
+            return self._carry_out(order, folder)
         finally:
             lock.release()
+
+    def _carry_out(self, order: str, folder: Path) -> dict[str, Any]:
+        """Carry out one of `KINDS` and return its result."""
+        if order == SAVE:
+            return order_save(str(folder), SAVE_S)
+        if order == TIMELINE:
+            return _write_timeline(folder)
+        if order == RECORD:
+            return self._record(folder)
+        if order == STACKS:
+            return process_stacks.stacks(str(folder))
+        return self._stop(folder)
 
     def _stop(self, folder: Path) -> dict[str, Any]:
         """Send SIGINT to the supervisor, as Ctrl-C does: it saves a checkpoint and ends."""
         pid = supervisor_of(folder)
-        identity = pid, began_ticks(pid)
+        identity = (pid, began_ticks(pid))
         if identity in self._stopped:
             raise UserError(
                 "the run was asked to stop already, and is saving; a second signal would end it "
@@ -128,6 +139,7 @@ def supervisor_of(folder: Path) -> int:
 
 
 def _user_of(pid: int) -> int | None:
+    """Returns the uid of a process; None if there is no such process."""
     try:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:
@@ -151,13 +163,14 @@ def _is_folder_of(pid: int, run: object, folder: Path) -> bool:
 
 
 def _inaccessible(pid: int, error: OSError) -> UserError:
+    """Returns the error for a process whose entry in /proc cannot be read."""
     return UserError(
         f"process {pid} cannot be accessed: {error.strerror}; it has just ended, or runs in "
         "another container"
     )
 
 
-def _timeline(folder: Path) -> dict[str, Any]:
+def _write_timeline(folder: Path) -> dict[str, Any]:
     """Have a run write the timeline of its last minute."""
     reply = give_order(str(folder), TIMELINE, TIMELINE_S)
     if "error" in reply:

@@ -23,6 +23,7 @@ from typing import Any
 from penstock.configs.errors import UserError
 
 STATIC = Path(__file__).with_name("static")
+# The media types of the page's files, by their suffix.
 KINDS = {
     ".html": "text/html",
     ".css": "text/css",
@@ -33,7 +34,9 @@ IMPORT = re.compile(r'^import \{([^{}]*)\} from "\./([\w-]+\.js)";$', re.MULTILI
 EXPORT = re.compile(
     r"^export (?=(?:async )?(?:function|class|const) (?P<name>[A-Za-z_$][\w$]*))", re.MULTILINE
 )
+# Forms of import and export that are not understood.
 REFUSED = re.compile(r"^(?:import|export)\b.*|\bimport(?:\(|\.meta).*", re.MULTILINE)
+# The links of the page to its own files.
 LINKS = (
     '<link rel="icon" href="icon.svg" type="image/svg+xml">\n',
     '<link rel="stylesheet" href="style.css">\n',
@@ -46,8 +49,9 @@ def plotly_script() -> Path:
 
     Raises UserError if the package is not installed.
     """
-    found = find_spec("plotly")
-    for folder in (found.submodule_search_locations or ()) if found else ():
+    package = find_spec("plotly")
+    folders = package.submodule_search_locations if package else None
+    for folder in folders or ():
         path = Path(folder) / "package_data" / "plotly.min.js"
         if path.is_file():
             return path
@@ -63,20 +67,26 @@ def bundle(modules: Mapping[str, str], entry: str) -> str:
 
     Raises ValueError for a form of import or export that is not understood.
     """
-    done: dict[str, str] = {}
+    functions: dict[str, str] = {}
 
     def add(name: str) -> None:
-        if name not in done:
-            for found in IMPORT.finditer(modules[name]):
-                add(found[2])
-            done[name] = _as_function(name, modules[name])
+        """Add a module after those that it imports."""
+        if name not in functions:
+            for statement in IMPORT.finditer(modules[name]):
+                add(statement[2])
+            functions[name] = _as_function(name, modules[name])
 
     add(entry)
-    return "\n".join(done.values())
+    return "\n".join(functions.values())
 
 
 def document(
-    html: str, style: str, scripts: Sequence[str], data: Mapping[str, Any], icon: str
+    html: str,
+    *,
+    style: str,
+    scripts: Sequence[str],
+    data: Mapping[str, Any],
+    icon: str,
 ) -> str:
     """Returns ``html`` with its style, its scripts and ``data`` inside.
 
@@ -96,8 +106,8 @@ def document(
         html = html.replace(link, "")
 
     # The head allows the scripts by their hashes.
-    ready = [_script_text(text) for text in scripts]
-    hashes = " ".join(f"'sha256-{_sha256(text)}'" for text in ready)
+    script_texts = [_script_text(text) for text in scripts]
+    hashes = " ".join(f"'sha256-{_sha256(text)}'" for text in script_texts)
     policy = (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
         "img-src data: blob:; media-src blob:; base-uri 'none'; form-action 'none'"
@@ -109,18 +119,18 @@ def document(
     )
 
     # The data and the scripts end the body.
-    blocks = [
+    elements = [
         f'<script type="text/plain" id="{name}">{block_text(value)}</script>\n'
         for name, value in data.items()
     ]
-    kinds = ["", ' type="module"']  # the last one runs when the document is complete
-    code = [
-        f"<script{kinds[i == len(ready) - 1]}>{text}</script>\n" for i, text in enumerate(ready)
-    ]
+    *first_scripts, last_script = script_texts
+    elements += [f"<script>{text}</script>\n" for text in first_scripts]
+    # A module runs when the document is complete.
+    elements.append(f'<script type="module">{last_script}</script>\n')
 
     html = html.replace("</head>", f"{head}</head>")
-    before, _, after = html.partition("</body>")
-    return "".join((before, *blocks, *code, "</body>", after))
+    content, _, ending = html.partition("</body>")
+    return "".join((content, *elements, "</body>", ending))
 
 
 def block_text(value: Any) -> str:
@@ -140,20 +150,21 @@ def _script_text(text: str) -> str:
     JavaScript, where such text is.
     """
     # A browser compares the hash of the text that its parser passes on, with these replacements.
-    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")  # as in HTML
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
 
     text = re.sub(r"</(?=script)", r"<\\/", text, flags=re.IGNORECASE)
     return text.replace("<!--", "\\x3c!--")
 
 
 def _sha256(text: str) -> str:
+    """Returns the hash of a script as a content security policy has it, in base64."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _as_function(name: str, text: str) -> str:
     """Returns a module as a constant: the object of its exports."""
-    exports = [found["name"] for found in EXPORT.finditer(text)]
-    text = IMPORT.sub(_taken, EXPORT.sub("", text))
+    exports = [match["name"] for match in EXPORT.finditer(text)]
+    text = IMPORT.sub(_as_pattern, EXPORT.sub("", text))
     if refused := REFUSED.search(text):
         raise ValueError(f"{name} has a form of import or export that is not known: {refused[0]}")
     return (
@@ -161,12 +172,13 @@ def _as_function(name: str, text: str) -> str:
     )
 
 
-def _taken(found: re.Match[str]) -> str:
-    """`import { a, b as c } from "./x.js";` as a constant pattern."""
-    names = [name.strip() for name in found[1].split(",") if name.strip()]
-    taken = ", ".join(name.replace(" as ", ": ") for name in names)
-    return f"const {{ {taken} }} = {_variable(found[2])};"
+def _as_pattern(match: re.Match[str]) -> str:
+    """Returns `import { a, b as c } from "./x.js";` as a constant pattern."""
+    names = [name.strip() for name in match[1].split(",") if name.strip()]
+    fields = ", ".join(name.replace(" as ", ": ") for name in names)
+    return f"const {{ {fields} }} = {_variable(match[2])};"
 
 
 def _variable(name: str) -> str:
+    """Returns the name of the constant that has the exports of a module."""
     return "module_" + re.sub(r"\W", "_", name)
