@@ -29,7 +29,7 @@ class WindowRates(NamedTuple):
     """Of the actors of this host; None where there are none."""
     received: Mapping[str, float | None] | None
     """Of all connectors, by the names in `RECEIVED`; None where there are none."""
-    arrived: float | None
+    produced: float | None
     """Produced steps that were reported to the learners."""
     trained: float
     """Steps that all learners together have trained on."""
@@ -56,7 +56,7 @@ def stage_rates(
     received = rates.received
     actors = rates.played
     if actors is None:
-        actors = Rate(rates.arrived, received["raw_nbytes"] if received else None)
+        actors = Rate(rates.produced, received["raw_nbytes"] if received else None)
     store = _stored(config, rates)
     batches = _batches(config, rates, store)
     versions = _versions(config, rates.updates)

@@ -319,7 +319,7 @@ def _rates(
     return WindowRates(
         played=played,
         received=growth.received() if wire else None,
-        arrived=growth.rate("env_steps"),
+        produced=growth.rate("env_steps"),
         trained=sum(learner.rate("trained_steps") for learner in learners),
         updates=growth.rate("learner_steps"),
         learners=len({learner.last.spec.learner for learner in learners}),
@@ -337,7 +337,7 @@ def _flow(
     if lags:
         mean_lag = sum(lag * count for lag, count in lags.items()) / sum(lags.values())
 
-    produced_steps_per_s = rates.arrived
+    produced_steps_per_s = rates.produced
     store_nbytes_per_s = None
     if rates.played is not None:
         produced_steps_per_s = rates.played.steps

@@ -20,7 +20,7 @@ def found(
 ) -> dict[str, tuple[float | None, ...]]:
     """By stage; of a run in shared memory, 1000 steps of 50 bytes a second, of which 800 are
     trained in 10 updates, unless it is said otherwise."""
-    rates = WindowRates(HERE, None, arrived=990.0, trained=800.0, updates=10.0, learners=1)
+    rates = WindowRates(HERE, None, produced=990.0, trained=800.0, updates=10.0, learners=1)
     config = resolve("cartpole", overrides)
     rates = rates._replace(**changes)
     entries = stage_rates(config, rates, on_gpu=on_gpu, weights_nbytes=weights_nbytes)
