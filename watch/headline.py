@@ -235,6 +235,49 @@ def _early(amount: str, fewest: int) -> Row:
     return {"kind": "early", "text": f"too early to tell: {amount}, {fewest} are needed"}
 
 
+class _BinnedReturn(NamedTuple):
+    """The returns of a run at even steps, divided into `BINS` parts of equally many steps."""
+
+    steps: Floats
+    """The even steps, [N] float64."""
+    returns: Floats
+    """The return at each of them, [N] float64."""
+    starts: list[int]
+    """The place of each bin's first return."""
+    means: Floats
+    """The mean of each bin, [BINS] float64."""
+    noise: float
+    """The median of the standard deviations within a bin."""
+
+    @property
+    def spread(self) -> float:
+        """The range of the means."""
+        return float(self.means.max() - self.means.min())
+
+    def significant_change(self, bounds: float) -> float:
+        """Returns by how much the return has to change so that this is no noise."""
+        rounding = ROUNDING * float(np.abs(self.means).max())
+        return max(
+            bounds * SIGNIFICANT_SHARE * self.spread,
+            bounds * SIGNIFICANT_DEVIATIONS * self.noise,
+            rounding,
+        )
+
+    @classmethod
+    def of(cls, curve: ReturnCurve) -> _BinnedReturn:
+        """Divides a curve. Lines of a long run are further apart, so it is interpolated."""
+        steps = np.linspace(curve.steps[0], curve.steps[-1], len(curve.steps))
+        returns = np.interp(steps, curve.steps, curve.returns)
+        bins = np.array_split(returns, BINS)
+        return cls(
+            steps=steps,
+            returns=returns,
+            starts=[len(returns) - sum(map(len, bins[i:])) for i in range(BINS)],
+            means=np.array([values.mean() for values in bins]),
+            noise=float(np.median([values.std() for values in bins])),
+        )
+
+
 def _judge(curve: ReturnCurve, bounds: float = 1.0) -> Row:
     """Returns one decision on the measurements so far.
 
@@ -252,54 +295,47 @@ def _judge(curve: ReturnCurve, bounds: float = 1.0) -> Row:
 
     ``bounds`` multiplies the tenth, the quarter of the range and the noise.
     """
-    start = curve.steps[0]
-    end = curve.steps[-1]
-    last_quarter = end - FLAT_SHARE * (end - start)
-    recent_episodes = float(
-        curve.episodes[-1] - np.interp(last_quarter, curve.steps, curve.episodes)
-    )
-
-    # Lines of a long run are further apart, so the returns are taken at even steps.
-    steps = np.linspace(start, end, len(curve.steps))
-    returns = np.interp(steps, curve.steps, curve.returns)
-    bins = np.array_split(returns, BINS)
-    bin_starts = [len(returns) - sum(map(len, bins[i:])) for i in range(BINS)]
-
-    means = np.array([values.mean() for values in bins])
-    noise = float(np.median([values.std() for values in bins]))
-    spread = float(means.max() - means.min())
-    rounding = ROUNDING * float(np.abs(means).max())
-    significant = max(
-        bounds * SIGNIFICANT_SHARE * spread, bounds * SIGNIFICANT_DEVIATIONS * noise, rounding
-    )
-
-    # Is it falling?
+    binned = _BinnedReturn.of(curve)
+    means = binned.means
+    significant = binned.significant_change(bounds)
     last = float(means[-1])
-    best = int(means.argmax())
     last_text = f"{number(last)} in the last tenth of the run"
-    if means[best] - last > max(bounds * FALLING_BELOW_BEST * spread, significant):
-        best_steps = _steps(steps[bin_starts[best]])
+
+    best = int(means.argmax())
+    if means[best] - last > max(bounds * FALLING_BELOW_BEST * binned.spread, significant):
+        best_steps = _steps(binned.steps[binned.starts[best]])
         text = f"falling: {number(float(means[best]))} at {best_steps}, {last_text}"
         return {"kind": "falling", "text": text}
 
-    # Is it flat, since the first bin after the last one that differs?
+    # The return is flat from the bin after the last one that differs.
     different_bins = np.nonzero(np.abs(means - last) > significant)[0]
     flat_bin = int(different_bins[-1]) + 1 if len(different_bins) else 0
     halfway = float(means[BINS // 2 - 1 : BINS // 2 + 1].mean())
     change = last - halfway
     if flat_bin <= BINS * (1 - FLAT_SHARE) or abs(change) <= significant:
+        recent_episodes = _recent_episodes(curve)
         if recent_episodes < EPISODES:
             return _early(
                 f"{count(recent_episodes)} episodes in the last quarter of the run", EPISODES
             )
-        flat_start = bin_starts[flat_bin]
-        while flat_start and abs(returns[flat_start - 1] - last) <= significant:
+        flat_start = binned.starts[flat_bin]
+        while flat_start and abs(binned.returns[flat_start - 1] - last) <= significant:
             flat_start -= 1
-        since = f"at least since {_steps(steps[flat_start])}" if flat_start else "since the start"
+        since = "since the start"
+        if flat_start:
+            since = f"at least since {_steps(binned.steps[flat_start])}"
         return {"kind": "flat", "text": f"flat at {number(last)} {since}"}
 
     kind = "rising" if change > 0 else "falling"
     return {"kind": kind, "text": f"{kind}: {number(halfway)} halfway, {last_text}"}
+
+
+def _recent_episodes(curve: ReturnCurve) -> float:
+    """Returns how many episodes have ended in the share of the run in which a return is flat."""
+    start = curve.steps[0]
+    end = curve.steps[-1]
+    recent_start = end - FLAT_SHARE * (end - start)
+    return float(curve.episodes[-1] - np.interp(recent_start, curve.steps, curve.episodes))
 
 
 def _steps(value: float) -> str:

@@ -214,18 +214,11 @@ class Views:
 
         Raises UserError for an unknown run, or a number that is out of range.
         """
-        if x not in AXES:
-            raise UserError(f"x is {x[:40]!r}; it must be env_steps or time_s")
-        if not 0 < len(names) <= MOST_COMPARED:
-            raise UserError(f"{len(names)} runs are named; compare 1 to {MOST_COMPARED}")
-        if len(metrics) > MOST_METRICS:
-            raise UserError(f"{len(metrics)} metrics are named; at most {MOST_METRICS} are served")
-        if not 1 <= count <= MOST_SMOOTH or not 10 <= points <= MOST_POINTS:
-            raise UserError(f"smooth must be 1 to {MOST_SMOOTH}, and points 10 to {MOST_POINTS}")
-
-        # The request and the amounts of data identify the reply.
+        _check_curves(names, metrics, x=x, count=count, points=points)
         runs = {name: self.catalog.run(name) for name in dict.fromkeys(names)}
         read_shares = {name: run.read(BUDGET_S / len(runs)) for name, run in runs.items()}
+
+        # The request and the amounts of data identify the reply.
         request = f"{by_seed} {x} {count} {points} {low} {high} {' '.join(metrics)}"
         amounts = [
             (name, run.columns.lines, len(run.evaluations), len(run.events))
@@ -479,6 +472,20 @@ RUN_VIEWS: dict[str, Callable[[Views, str], Row]] = {
 """The views of one run that the server and a frozen page answer, by the names of the requests."""
 
 
+def _check_curves(
+    names: Sequence[str], metrics: Sequence[str], *, x: str, count: int, points: int
+) -> None:
+    """Raise UserError for arguments of `Views.curves` that are out of range."""
+    if x not in AXES:
+        raise UserError(f"x is {x[:40]!r}; it must be env_steps or time_s")
+    if not 0 < len(names) <= MOST_COMPARED:
+        raise UserError(f"{len(names)} runs are named; compare 1 to {MOST_COMPARED}")
+    if len(metrics) > MOST_METRICS:
+        raise UserError(f"{len(metrics)} metrics are named; at most {MOST_METRICS} are served")
+    if not 1 <= count <= MOST_SMOOTH or not 10 <= points <= MOST_POINTS:
+        raise UserError(f"smooth must be 1 to {MOST_SMOOTH}, and points 10 to {MOST_POINTS}")
+
+
 def _line(
     curves: Sequence[Points], *, count: int, points: int, low: float | None, high: float | None
 ) -> Row | None:
@@ -612,38 +619,25 @@ def _troubles(
     """
     running = row["state"] == "running"
     troubles = []
+    if row["state"] in ("died", "stopped") or row["error"]:
+        troubles.append(_early_end(run, row))
 
-    # The run ended before a limit.
-    error = row["error"]
-    if row["state"] in ("died", "stopped") or error:
-        saved_steps = [checkpoint.get("trained_steps") for checkpoint in checkpoints(run.folder)]
-        trained = max((steps for steps in saved_steps if steps is not None), default=None)
-        troubles.append(
-            end(row["state"], error, seen_s=run.seen_s, trained_steps=trained, folder=run.folder)
-        )
-
-    # The run stands still.
     why_stalled = ""
     if stalled is not None:
         why_stalled = str(stalled["why"])
         text = f"The run does not train: {why_stalled}. {SEE_PROCESSES}"
         troubles.append(trouble("bad", text, command=stalled["command"]))
 
-    # Something is wrong with a process that the message above does not name.
+    # What is wrong with processes that the message above does not name.
     problems: dict[Any, str] = {}
-    for process in status["processes"] if running else []:
-        process_name = process["name"]
-        problem = wrong(process)
-        named_above = re.search(rf"\b{re.escape(str(process_name))}\b", why_stalled)
-        if problem and not named_above:
-            problems[process_name] = problem
+    if running:
+        problems = _problems(status["processes"], named_in=why_stalled)
     if problems:
         sentences = listed([f"{name}: {problem}" for name, problem in problems.items()], "; ")
         troubles.append(trouble("bad", f"{sentences}. {SEE_PROCESSES}"))
     if running and status.get("why"):
         troubles.append(trouble("warn", status["why"]))
 
-    # Training had to skip updates, or to go back.
     if skipped := figures.get("updates_skipped"):
         text = "updates were skipped, because a loss or gradient was not finite"
         troubles.append(trouble("bad", f"{digits(skipped)} {text}."))
@@ -653,12 +647,36 @@ def _troubles(
         text = f"{digits(rollbacks)} times training was rolled back to a checkpoint."
         troubles.append(trouble("bad", text, time_s))
 
-    # A process was restarted and has no problem now.
+    # A process that was restarted and has no problem now.
     last_restart = _last_event(run, "restart")
     if last_restart is not None and last_restart.get("role") not in problems:
         counts = (figures.get("learners_restarted"), figures.get("actors_restarted"))
         troubles.append(restart(last_restart, sum(count for count in counts if count)))
     return troubles
+
+
+def _early_end(run: WatchedRun, row: Mapping[str, Any]) -> Row:
+    """Returns the message on a run that ended before a limit; ``row`` of the list of runs."""
+    saved_steps = [checkpoint.get("trained_steps") for checkpoint in checkpoints(run.folder)]
+    return end(
+        row["state"],
+        row["error"],
+        seen_s=run.seen_s,
+        trained_steps=max((steps for steps in saved_steps if steps is not None), default=None),
+        folder=run.folder,
+    )
+
+
+def _problems(processes: Sequence[Mapping[str, Any]], *, named_in: str) -> dict[Any, str]:
+    """Returns what is wrong with processes, by their names; without those ``named_in`` a text."""
+    problems = {}
+    for process in processes:
+        name = process["name"]
+        problem = wrong(process)
+        is_named = re.search(rf"\b{re.escape(str(name))}\b", named_in)
+        if problem and not is_named:
+            problems[name] = problem
+    return problems
 
 
 def _last_event(run: WatchedRun, kind: str) -> Row | None:
