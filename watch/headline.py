@@ -112,31 +112,38 @@ def stall(
         silent: as `is_silent` returns it.
         host: of the supervisor; processes of other hosts cannot be continued from there.
 
-    Returns: ``why``, ``since``, and the ``command`` that continues the run, if one is known.
+    Returns: ``why``, ``names`` of the processes in it, ``since``, and the ``command`` that
+    continues the run, if one is known.
     """
     learners = [process for process in processes if str(process.get("name")).startswith("learner")]
     stopped = [learner for learner in learners if learner.get("state") == "stopped"]
     since_s = written_s or None
 
     if stopped and (silent or len(learners) == 1):
-        why = _why_stopped(stopped, host)
         command = None
         if not _other_hosts(stopped, host):
             pids = " ".join(str(learner.get("pid")) for learner in stopped)
             command = f"kill -CONT {pids}"
-        return {"why": why, "since": since_s, "command": command}
+        return {
+            "why": _why_stopped(stopped, host),
+            "names": [learner["name"] for learner in stopped][:MOST_NAMED],
+            "since": since_s,
+            "command": command,
+        }
 
     if not silent:
         return None
-    problems = []
+    names = []
+    sentences = []
     for process in processes:
         problem = wrong(process)
         if problem:
-            problems.append(f"{process.get('name')}: {problem}")
+            names.append(process.get("name"))
+            sentences.append(f"{process.get('name')}: {problem}")
     why = "no new line of metrics"
-    if problems:
-        why = f"{why} ({listed(problems, '; ')})"
-    return {"why": why, "since": since_s, "command": None}
+    if sentences:
+        why = f"{why} ({listed(sentences, '; ')})"
+    return {"why": why, "names": names[:MOST_NAMED], "since": since_s, "command": None}
 
 
 def _why_stopped(stopped: Sequence[Mapping[str, Any]], host: Any) -> str:

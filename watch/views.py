@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -622,16 +621,16 @@ def _troubles(
     if row["state"] in ("died", "stopped") or row["error"]:
         troubles.append(_early_end(run, row))
 
-    why_stalled = ""
+    named: Sequence[Any] = ()
     if stalled is not None:
-        why_stalled = str(stalled["why"])
-        text = f"The run does not train: {why_stalled}. {SEE_PROCESSES}"
+        named = stalled["names"]
+        text = f"The run does not train: {stalled['why']}. {SEE_PROCESSES}"
         troubles.append(trouble("bad", text, command=stalled["command"]))
 
     # What is wrong with processes that the message above does not name.
     problems: dict[Any, str] = {}
     if running:
-        problems = _problems(status["processes"], named_in=why_stalled)
+        problems = _problems(status["processes"], but=named)
     if problems:
         sentences = listed([f"{name}: {problem}" for name, problem in problems.items()], "; ")
         troubles.append(trouble("bad", f"{sentences}. {SEE_PROCESSES}"))
@@ -667,15 +666,13 @@ def _early_end(run: WatchedRun, row: Mapping[str, Any]) -> Row:
     )
 
 
-def _problems(processes: Sequence[Mapping[str, Any]], *, named_in: str) -> dict[Any, str]:
-    """Returns what is wrong with processes, by their names; without those ``named_in`` a text."""
+def _problems(processes: Sequence[Mapping[str, Any]], *, but: Sequence[Any]) -> dict[Any, str]:
+    """Returns what is wrong with processes, by their names, except those named in ``but``."""
     problems = {}
     for process in processes:
-        name = process["name"]
         problem = wrong(process)
-        is_named = re.search(rf"\b{re.escape(str(name))}\b", named_in)
-        if problem and not is_named:
-            problems[name] = problem
+        if problem and process["name"] not in but:
+            problems[process["name"]] = problem
     return problems
 
 

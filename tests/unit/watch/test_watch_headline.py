@@ -116,7 +116,8 @@ STOPPED = {"state": "stopped", "now": "stopped by a signal"}
 def test_a_stopped_learner_stalls_the_run_at_once() -> None:
     found = stall([process("learner-0", **STOPPED), process("actor-0")], 5.0, silent=False)
     assert found == {
-        "why": "learner-0 is stopped by a signal", "since": 5.0, "command": "kill -CONT 7",
+        "why": "learner-0 is stopped by a signal", "names": ["learner-0"], "since": 5.0,
+        "command": "kill -CONT 7",
     }  # fmt: skip
 
 
@@ -155,6 +156,7 @@ def test_a_stall_without_a_stopped_learner_names_what_is_wrong() -> None:
     assert found == {
         "why": "no new line of metrics (learner-0: no report for more than 10 s; actor-0: stopped "
         "by a signal)",
+        "names": ["learner-0", "actor-0"],
         "since": None,
         "command": None,
     }
