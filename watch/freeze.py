@@ -191,6 +191,12 @@ def _answers(
     run.read()
     agent = views.agent(name)
     events = views.events(name)
+
+    # So many measurements are one value of a column that the columns have room.
+    values = run.columns.rows * len(_embedded(run))
+    every = max(1, _divided_up(values, MOST_VALUES // run_count))
+    notes = _notes_on_numbers(run, every, events=events["matching"], evaluated=agent["evaluated"])
+
     videos = _videos(
         views,
         name,
@@ -198,21 +204,11 @@ def _answers(
         most_nbytes=MOST_VIDEO_NBYTES // run_count,
         video_blocks=video_blocks,
     )
+    embedded_videos = [video for video in agent["videos"] if video["file"] in videos.blocks]
+    notes += videos.notes
 
-    # So many measurements are one value of a column that the file stays small.
-    values = run.columns.rows * len(_embedded(run))
-    every = max(1, -(-values // (MOST_VALUES // run_count)))
-
-    # Of the logs those of learners come first.
-    most_logs = -(-MOST_LOGS // run_count)
-    files = names_in(run.folder, "logs", MOST_NAMES)
-    logs = [file.removesuffix(".log") for file in files if file.endswith(".log")]
-    logs.sort(key=_log_place)
-
-    notes = [
-        *_notes_on_numbers(run, every, events=events["matching"], evaluated=agent["evaluated"]),
-        *videos.notes,
-    ]
+    logs = _log_names(run)
+    most_logs = _divided_up(MOST_LOGS, run_count)
     if len(logs) > most_logs:
         notes.append(
             f"Of {len(logs)} logs {most_logs} are part of this file: learners first, actors last."
@@ -223,10 +219,7 @@ def _answers(
             **{key: view(views, name) for key, view in RUN_VIEWS.items()},
             "metrics": _metrics(views, name),
             "events": events,
-            "agent": {
-                **agent,
-                "videos": [video for video in agent["videos"] if video["file"] in videos.blocks],
-            },
+            "agent": {**agent, "videos": embedded_videos},
         },
         "curves": _curves(run, every),
         "logs": {
@@ -238,6 +231,11 @@ def _answers(
         "videos": videos.blocks,
     }
     return answers, notes
+
+
+def _divided_up(total: int, parts: int) -> int:
+    """Returns ``total`` divided by ``parts``, rounded up."""
+    return -(-total // parts)
 
 
 def _notes_on_numbers(run: WatchedRun, every: int, *, events: int, evaluated: int) -> list[str]:
@@ -267,12 +265,16 @@ def _notes_on_numbers(run: WatchedRun, every: int, *, events: int, evaluated: in
     return notes
 
 
-def _log_place(name: str) -> tuple[bool, tuple[int, str, int]]:
-    """Returns a key that sorts the logs of processes as they are embedded.
+def _log_names(run: WatchedRun) -> list[str]:
+    """Returns the processes that have a log, in the order in which logs are embedded.
 
     Actors come last, being many.
     """
-    return name.startswith("actor-"), process_place(name)
+    files = names_in(run.folder, "logs", MOST_NAMES)
+    names = [file.removesuffix(".log") for file in files if file.endswith(".log")]
+    names.sort(key=process_place)
+    actors = [name for name in names if name.startswith("actor-")]
+    return [name for name in names if not name.startswith("actor-")] + actors
 
 
 def _embedded(run: WatchedRun) -> list[str]:
