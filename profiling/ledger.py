@@ -63,7 +63,9 @@ RING_SPANS = 1 << 16
 LAST = RING_SPANS - 1  # the mask that makes a place in the ring of the number of a span
 # The words of a lane: the number of spans begun so far, the name, the nanoseconds of each part in
 # the spans that have ended, and the ring.
-COUNT, NAME, TOTALS = 0, 1, 8
+COUNT = 0
+NAME = 1
+TOTALS = 8
 NAME_WORDS = 4
 RING = TOTALS + PARTS
 LANE_WORDS = RING + RING_SPANS

@@ -14,7 +14,10 @@ from pathlib import Path
 ESTABLISHED = "01"  # the state of a connection
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 # The columns of the tables.
-LOCAL, REMOTE, STATE, UID = 1, 2, 3, 7
+LOCAL = 1
+REMOTE = 2
+STATE = 3
+UID = 7
 
 Address = tuple[str, int]
 """An IP address and a port."""
