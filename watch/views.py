@@ -308,16 +308,15 @@ class Views:
         """
         run = self.catalog.run(name)
         run.read(BUDGET_S)
+        events = [shown_event(event) for event in run.events]
         death = run.death()
-        events = [shown_event(event) for event in (*run.events, *([death] if death else []))]
+        if death is not None:
+            events.append(shown_event(death))
 
-        searched_text = text.lower()[:200]
         matching = [
             event
             for event in reversed(events)
-            if (not kind or event["kind"] == kind)
-            and (not role or event["role"] == role)
-            and (not searched_text or searched_text in (event["text"] or "").lower())
+            if _matches(event, kind=kind, role=role, text=text.lower()[:200])
         ]
 
         # An event that repeats is one line with a count.
@@ -469,6 +468,15 @@ RUN_VIEWS: dict[str, Callable[[Views, str], Row]] = {
     "timeline": Views.timeline,
 }
 """The views of one run that the server and a frozen page answer, by the names of the requests."""
+
+
+def _matches(event: Row, *, kind: str, role: str, text: str) -> bool:
+    """Whether an event is of a kind and a role, and has a text, in lower case; "" for any."""
+    if kind and event["kind"] != kind:
+        return False
+    if role and event["role"] != role:
+        return False
+    return not text or text in (event["text"] or "").lower()
 
 
 def _check_curves(
