@@ -153,7 +153,7 @@ class MetricWindow:
 
     def _weights_of(self, rows: Any) -> Floats:
         """Returns the weights of the rows that a mask chooses, all 1 if one of them is unknown."""
-        weights = self._weights[rows]
+        weights: Floats = self._weights[rows]
         if weights.all():
             return weights
         return np.ones(len(weights))  # lines of another release have no interval
