@@ -30,7 +30,7 @@ FolderId = tuple[int, int]
 """The device and inode of a folder, which change if it is replaced."""
 
 
-class RunFolder(NamedTuple):
+class RunLocation(NamedTuple):
     """A folder that contains a run."""
 
     path: Path
@@ -114,7 +114,7 @@ class RunCatalog:
         folders = _find_runs(self.folder)
         self._runs = {name: self._run_in(name, folder) for name, folder in folders.items()}
 
-    def _run_in(self, name: str, folder: RunFolder) -> WatchedRun:
+    def _run_in(self, name: str, folder: RunLocation) -> WatchedRun:
         """Returns the run of a folder; another one than before if the folder was replaced."""
         run = self._runs.get(name)
         if run is None or run.seen_as != folder.identity:
@@ -123,14 +123,14 @@ class RunCatalog:
         return run
 
 
-def _find_runs(folder: Path) -> dict[str, RunFolder]:
+def _find_runs(folder: Path) -> dict[str, RunLocation]:
     """Returns the folders of runs in ``folder``, by the names of the runs.
 
     Folders are searched level by level. Below a run, and in folders whose name begins with a dot,
     no runs are searched for.
     """
     root = Path(os.path.realpath(folder))
-    runs: dict[str, RunFolder] = {}
+    runs: dict[str, RunLocation] = {}
     visited: set[FolderId] = set()
     queue = deque([(folder, ALONE, 0)])  # path, name and depth
     searched = 0
@@ -152,7 +152,7 @@ def _find_runs(folder: Path) -> dict[str, RunFolder]:
 
         entry_names = {entry.name for entry in entries}
         if METRICS in entry_names or CONFIG_FILE in entry_names:
-            runs[name] = RunFolder(path, identity)
+            runs[name] = RunLocation(path, identity)
         elif depth < DEPTH:
             for entry in entries:
                 if entry.is_dir() and not entry.name.startswith("."):

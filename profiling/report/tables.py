@@ -13,7 +13,7 @@ KIB = 1024
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB")
 
 
-class Column(NamedTuple):
+class FigureColumn(NamedTuple):
     """A column of figures: the key of the figure in an entry, and how it is written."""
 
     key: str
@@ -145,7 +145,7 @@ def rate_of_bytes(nbytes_per_s: float | None) -> str:
 def _table(
     title: str,
     entries: Entries,
-    figures: Mapping[str, Column],
+    figures: Mapping[str, FigureColumn],
     *,
     shares_key: str = "ledger",
 ) -> TextTable:
@@ -230,22 +230,22 @@ _STAGES = {
 }
 # The columns after the parts, by their titles.
 _OTHER = {
-    "unmeasured": Column("unmeasured", _largest),
-    "cpu/wall": Column("cpu", _ratio),
-    "no core": Column("coreless", _percent),
+    "unmeasured": FigureColumn("unmeasured", _largest),
+    "cpu/wall": FigureColumn("cpu", _ratio),
+    "no core": FigureColumn("coreless", _percent),
 }
 _LEARNER = {
     **_OTHER,
-    "steps/s": Column("steps_per_s", count),
-    "ceiling": Column("ceiling_steps_per_s", count),
-    "of it": Column("achieved_over_ceiling", _ratio),
-    "updates/s": Column("updates_per_s", number),
-    "kernels": Column("gpu_kernel_busy", _percent),
+    "steps/s": FigureColumn("steps_per_s", count),
+    "ceiling": FigureColumn("ceiling_steps_per_s", count),
+    "of it": FigureColumn("achieved_over_ceiling", _ratio),
+    "updates/s": FigureColumn("updates_per_s", number),
+    "kernels": FigureColumn("gpu_kernel_busy", _percent),
 }
-_ACTOR = {**_OTHER, "steps/s": Column("steps_per_s", count)}
+_ACTOR = {**_OTHER, "steps/s": FigureColumn("steps_per_s", count)}
 _CONNECTOR = {
     **_OTHER,
-    "slots/s": Column("slots_per_s", number),
-    "raw": Column("raw_nbytes_per_s", rate_of_bytes),
-    "on the wire": Column("coded_nbytes_per_s", rate_of_bytes),
+    "slots/s": FigureColumn("slots_per_s", number),
+    "raw": FigureColumn("raw_nbytes_per_s", rate_of_bytes),
+    "on the wire": FigureColumn("coded_nbytes_per_s", rate_of_bytes),
 }
