@@ -41,6 +41,7 @@ from penstock.launch.supervisor_messages import (
     RestartLimits,
     Send,
     Start,
+    cause_of_end,
     how_it_ended,
     notes_of_hosts,
     too_late,
@@ -278,7 +279,8 @@ class Decisions:
     def ended(self, name: str, end: End, now_s: float) -> list[Effect]:
         """The process of ``name`` has ended, which is confirmed."""
         ending = how_it_ended(end.exit_code, end.out_of_memory)
-        return self._leave(name, end, Failure(name, ending, end.log), now_s)
+        failure = Failure(name, ending, end.log, cause=cause_of_end(end.exit_code))
+        return self._leave(name, end, failure, now_s)
 
     @property
     def group_begun(self) -> bool:
@@ -482,7 +484,7 @@ class Decisions:
                 f"; the other learners {'continue without' if self._group.begun else 'wait for'} it"
             )
         text = f"{failure.name}: {failure.told}; it is restarted in {delay_s:g} s{others}"
-        data = {"delay_s": delay_s}
+        data = {"delay_s": delay_s, "cause": failure.cause or failure.message}
         note = Note(text, "restart", role.name, data, role.incarnation)
         return [note, *self._again(role, delay_s, now_s)]
 
@@ -536,7 +538,11 @@ class Decisions:
             f"{failure.name}: {failure.told}; the run continues from its newest checkpoint in "
             f"{delay_s:g} s (restart {self._losses} of run.restarts = {self._limits.restarts})"
         )
-        data = {"delay_s": delay_s, "from": "checkpoint"}
+        data = {
+            "delay_s": delay_s,
+            "cause": failure.cause or failure.message,
+            "from": "checkpoint",
+        }
         effects: list[Effect] = [Note(text, "restart", lost.name, data, lost.incarnation)]
         for role in self._roles.values():
             if role.spec.essential and role.runs:

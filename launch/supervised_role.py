@@ -83,11 +83,12 @@ class SupervisedRole:
     def hung(self, limit: str, phase: str) -> Failure:
         """The failure of a process without a sign of life for the ``limit``."""
         start = "while it was starting, " if self.life is Life.STARTING else ""
+        cause = f"no sign of life for {limit}, {start}in phase {phase}"
         text = (
-            f"no sign of life for {limit}, {start}in phase {phase}; its stacks are in "
-            f"logs/{self.name}.stacks; if it is only slow, raise run.{self._timeout_option}"
+            f"{cause}; its stacks are in logs/{self.name}.stacks; if it is only slow, raise "
+            f"run.{self._timeout_option}"
         )
-        return Failure(self.name, text)
+        return Failure(self.name, text, cause=cause)
 
     def note_silence(self, phase: str, now_s: float, hang_timeout_s: float) -> list[Effect]:
         """Report once that a working actor has given no sign of life for long."""

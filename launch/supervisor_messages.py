@@ -51,6 +51,8 @@ class Failure:
     fault: bool = True
     asked: bool = False
     """Whether the user has asked for it, by a second signal."""
+    cause: str = field(default="", compare=False)
+    """What ended the role, without advice; empty where the message has no advice."""
 
     @classmethod
     def killed_as_asked(
@@ -150,18 +152,23 @@ class Note:
 Effect = Start | Kill | Send | Note
 
 
-def how_it_ended(exit_code: int, out_of_memory: bool = False) -> str:
-    """A sentence for an exit code as `subprocess` gives it."""
+def cause_of_end(exit_code: int) -> str:
+    """What an exit code as `subprocess` gives it says, without advice."""
     if exit_code == 0:
         return "ended unexpectedly with exit code 0"
     if exit_code > 0:
         return f"ended with exit code {exit_code} and without an error report"
-    name = signal_name(-exit_code)
+    return f"was killed by {signal_name(-exit_code)}"
+
+
+def how_it_ended(exit_code: int, out_of_memory: bool = False) -> str:
+    """A sentence for an exit code as `subprocess` gives it."""
+    cause = cause_of_end(exit_code)
     if -exit_code != signal.SIGKILL:
-        return f"was killed by {name}"
+        return cause
     if out_of_memory:
-        return f"was killed by {name}: its control group is out of memory; lower actors.count"
-    return f"was killed by {name}, possibly for lack of memory; check the kernel's log with dmesg"
+        return f"{cause}: its control group is out of memory; lower actors.count"
+    return f"{cause}, possibly for lack of memory; check the kernel's log with dmesg"
 
 
 def why_not_started(error: OSError) -> str:

@@ -213,6 +213,7 @@ class LearnerProcess(TrainingLoop[Any]):
             self._clock = DeviceClock(
                 ctx.ledger, self._seconds, partial(device.make_event, timed=True)
             )
+            ctx.ledger.follow(self._clock.mark)
             trainer.queue.meanwhile = self._while_computing
 
     def __enter__(self) -> LearnerProcess:

@@ -20,11 +20,12 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock.profiling.ledger import COMPUTE, Part, TimeLedger
 
+# The parts in which the host puts work on the stream.
 ON_STREAM = frozenset((Part.H2D, Part.FORWARD, Part.BACKWARD, Part.REDUCE, Part.OPTIMIZE))
 
 
 class Event(Protocol):
-    """What is used of a `torch.cuda.Event` that keeps times."""
+    """What is used of a `torch.cuda.Event` that keeps times; `elapsed_time` is in milliseconds."""
 
     def record(self) -> None: ...
 
@@ -34,7 +35,10 @@ class Event(Protocol):
 
 
 class Mark(NamedTuple):
-    """From ``event`` on the stream is in ``part``; WAIT: it has nothing to do."""
+    """An event in the stream, from which on the stream is in ``part``.
+
+    With WAIT it has nothing to do. ``recorded_ns`` is when the host put the event there.
+    """
 
     part: Part
     event: Event
@@ -42,74 +46,101 @@ class Mark(NamedTuple):
 
 
 class DeviceClock:
-    """The current stream of the thread that uses it. While it lives, ``host``, the ledger of that
-    thread, marks the stream at every switch; spans go to ``ledger``."""
+    """Measures the parts of the current stream of the thread that uses it.
+
+    `mark` is to be called at every switch of that thread's ledger (`TimeLedger.follow`), and
+    `settle` now and then.
+    """
 
     def __init__(
         self, host: TimeLedger, ledger: TimeLedger, make_event: Callable[[], Event]
     ) -> None:
-        """``make_event`` makes events of the current device that keep times."""
+        """Record the first event.
+
+        Args:
+            host: the ledger of the thread.
+            ledger: gets the spans of the stream.
+            make_event: makes events of the current device that keep times.
+        """
         self._host = host
         self._ledger = ledger
         self._make_event = make_event
         self._marks: deque[Mark] = deque()
+        """Marks that have not passed, as far as is known."""
         self._spare: list[Event] = []
-        self._asked = Part.WAIT  # what the last mark asks for
-        self._part = Part.WAIT  # of the span that the last mark that has passed began
-        self._last = self._make_event()
-        self._last.record()
-        self._passed_ns = self._since_ns = time.perf_counter_ns()
-        host.follower = self.mark
+        """Events to record again."""
+        self._marked_part = Part.WAIT
+        """The part of the last mark."""
+        self._part = Part.WAIT
+        """The part of the last mark that has passed."""
+
+        self._last_event = self._make_event()
+        """The event of the last mark that has passed, or the first one."""
+        self._last_event.record()
+        self._passed_ns = time.perf_counter_ns()
+        """When that passed, on the host's clock."""
+        self._written_ns = self._passed_ns
+        """Up to when ``ledger`` is written."""
 
     def mark(self, part: Part) -> None:
-        """What is put on the stream from now on belongs to ``part``."""
-        part = part if part in ON_STREAM else Part.WAIT
-        if part is self._asked:
+        """Attribute what is put on the stream from now on to ``part``."""
+        stream_part = part if part in ON_STREAM else Part.WAIT
+        if stream_part is self._marked_part:
             return
-        self._asked = part
+        self._marked_part = stream_part
         event = self._spare.pop() if self._spare else self._make_event()
         event.record()
-        self._marks.append(Mark(part, event, time.perf_counter_ns()))
+        self._marks.append(Mark(stream_part, event, time.perf_counter_ns()))
 
     def settle(self) -> None:
-        """Write down what has passed. The more often, the truer: it corrects for the drift between
-        the two clocks."""
+        """Write the spans of all marks that have passed to the ledger.
+
+        The more often it is called, the truer they are: each call corrects for the drift between
+        the two clocks.
+        """
         while self._marks and self._marks[0].event.query():
             mark = self._marks.popleft()
-            elapsed_ns = round(self._last.elapsed_time(mark.event) * 1e6)
+            elapsed_ns = round(self._last_event.elapsed_time(mark.event) * 1e6)
             self._passed_ns = placed(
                 self._passed_ns + elapsed_ns, mark.recorded_ns, time.perf_counter_ns()
             )
-            self._spare.append(self._last)
-            self._last = mark.event
+            self._spare.append(self._last_event)
+            self._last_event = mark.event
             self._begin(mark.part, self._passed_ns)
+
         if self._part is Part.WAIT:
-            self._fill(time.perf_counter_ns())
+            self._fill_with_host(time.perf_counter_ns())
 
     def _begin(self, part: Part, at_ns: int) -> None:
+        """Begin a span of the stream."""
         if self._part is Part.WAIT:
-            self._fill(at_ns)
+            self._fill_with_host(at_ns)
         if part is not Part.WAIT:
             self._ledger.switch_at(part, at_ns)
         self._part = part
-        self._since_ns = max(self._since_ns, at_ns)
+        self._written_ns = max(self._written_ns, at_ns)
 
-    def _fill(self, until_ns: int) -> None:
-        """The stream had nothing to do up to then: what the host was in meanwhile."""
-        for part, begin_ns in self._host.between(self._since_ns, until_ns):
-            blamed = blame(part)
-            if blamed is not self._ledger.part:
-                self._ledger.switch_at(blamed, begin_ns)
-        self._since_ns = max(self._since_ns, until_ns)
+    def _fill_with_host(self, until_ns: int) -> None:
+        """Write what the host was in while the stream had nothing to do, up to ``until_ns``."""
+        for part, begin_ns in self._host.between(self._written_ns, until_ns):
+            idle_part = blame(part)
+            if idle_part is not self._ledger.part:
+                self._ledger.switch_at(idle_part, begin_ns)
+        self._written_ns = max(self._written_ns, until_ns)
 
 
 def placed(estimate_ns: int, recorded_ns: int, seen_ns: int) -> int:
-    """When a mark passed, on the host's clock: not before it was recorded, nor after it was seen to
-    have passed. Both bounds hold the drift of ``estimate_ns`` down."""
+    """Returns when a mark passed, on the host's clock.
+
+    That is not before it was recorded, nor after it was seen to have passed. Both bounds hold the
+    drift of ``estimate_ns`` down.
+    """
     return min(max(estimate_ns, recorded_ns), seen_ns)
 
 
 def blame(host: Part) -> Part:
-    """What an idle stream's time is booked as, by what the host was in. One that is still putting
-    the work there computes nothing."""
+    """Returns the part as which an idle stream's time is booked, by what the host was in.
+
+    A host that is still putting the work on the stream computes nothing.
+    """
     return Part.OTHER if host in COMPUTE else host

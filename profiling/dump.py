@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def stacks_path(run_dir: Path, name: str) -> Path:
-    """Where the process of that name writes its stacks."""
+    """Returns the file to which the process of that name writes its stacks."""
     return run_dir / "logs" / f"{name}.stacks"
 
 
@@ -18,7 +18,7 @@ def answer_with_stacks(path: Path) -> None:
     """From now on append the stacks of all threads to ``path`` at SIGUSR1.
 
     The signal handler itself writes, without memory and without the interpreter, so that this works
-    in a process that is stuck in C. Where the file cannot be made, standard error is written to.
+    in a process that is stuck in C. If the file cannot be made, the stacks go to standard error.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

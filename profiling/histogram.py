@@ -11,55 +11,69 @@ from collections.abc import Mapping
 from typing import Any
 
 FLOOR_S = 1e-4
-MOST_S = 1e9  # the last bin holds what is longer, also what is not finite
+# The last bin holds what is longer, also what is not finite.
+MOST_S = 1e9
 GROWTH = 2**0.25
+LATENCIES = (50, 95, 99)  # the quantiles in metrics, in per cent
+
 Histogram = dict[int, float]
-LATENCIES = (50, 95, 99)  # per cent
+"""The number of durations by bin, which may be a fraction."""
 
 
 def bin_of(seconds: float) -> int:
-    """The bin of a duration."""
+    """Returns the bin of a duration."""
     if seconds <= FLOOR_S:
         return 0
-    return math.ceil(math.log(min(seconds, MOST_S) / FLOOR_S) / math.log(GROWTH) - 1e-9)
+    growths = math.log(min(seconds, MOST_S) / FLOOR_S) / math.log(GROWTH)
+    return math.ceil(growths - 1e-9)  # an edge belongs to the bin below, in spite of rounding
 
 
 def edge(bin_: int) -> float:
-    """The longest duration that a bin holds, in seconds."""
+    """Returns the longest duration that a bin holds, in seconds."""
     return FLOOR_S * float(GROWTH**bin_)
 
 
 def spread(histogram: Histogram, least_s: float, most_s: float, count: float) -> None:
     """Add ``count`` durations that are evenly spread over ``least_s`` to ``most_s``."""
-    first, last = bin_of(least_s), bin_of(most_s)
-    low_s, per_s = least_s, count / max(most_s - least_s, 1e-12)
+    first = bin_of(least_s)
+    last = bin_of(most_s)
+    count_per_s = count / max(most_s - least_s, 1e-12)
+
+    low_s = least_s
     for bin_ in range(first, last):
-        histogram[bin_] = histogram.get(bin_, 0.0) + (edge(bin_) - low_s) * per_s
-        low_s = edge(bin_)
-    rest = count if first == last else (most_s - low_s) * per_s
-    histogram[last] = histogram.get(last, 0.0) + rest
+        high_s = edge(bin_)
+        histogram[bin_] = histogram.get(bin_, 0.0) + (high_s - low_s) * count_per_s
+        low_s = high_s
+    last_count = count if first == last else (most_s - low_s) * count_per_s
+    histogram[last] = histogram.get(last, 0.0) + last_count
 
 
 def quantile(histogram: Mapping[int, float], q: float) -> float | None:
-    """The duration in seconds that a share ``q`` of all does not exceed; None where there is none.
-    Within a bin durations are taken as evenly spread."""
+    """Returns the duration in seconds that a share ``q`` of all does not exceed; None without any.
+
+    Within a bin durations are taken as evenly spread.
+    """
     total = sum(histogram.values())
     if not total:
         return None
-    left = q * total
+
+    remaining = q * total
     for bin_ in sorted(histogram):
         count = histogram[bin_]
-        if left <= count:
+        if remaining <= count:
             low_s = edge(bin_ - 1) if bin_ else 0.0
-            return low_s + (edge(bin_) - low_s) * left / count
-        left -= count
-    return edge(max(histogram))
+            return low_s + (edge(bin_) - low_s) * remaining / count
+        remaining -= count
+    return edge(max(histogram))  # rounding has left a rest
 
 
 def latencies(histogram: Mapping[int, float]) -> dict[str, Any]:
-    """Quantiles of the time from an environment's step to its gradient, and all of it, by their
-    names in metrics.jsonl."""
+    """Returns the figures of the latency by their names in metrics.jsonl.
+
+    These are quantiles, in seconds, of the time from an environment's step to its gradient, and the
+    histogram of that time.
+    """
     return {
-        **{f"latency_p{p}_s": quantile(histogram, p / 100) for p in LATENCIES},
-        "latency_histogram": {str(k): round(histogram[k], 1) for k in sorted(histogram)},
+        **{f"latency_p{percent}_s": quantile(histogram, percent / 100) for percent in LATENCIES},
+        "latency_histogram": {str(bin_): round(histogram[bin_], 1) for bin_ in sorted(histogram)},
     }

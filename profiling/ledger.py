@@ -30,17 +30,17 @@ LearnerPart = Literal[
 
 
 class Part(IntEnum):
-    """What a thread can be in the middle of; the numbers stand in shared memory."""
+    """The part of its work that a thread is in; the numbers stand in shared memory."""
 
     OTHER = 0
-    WAIT = 1  # for data, for room, for a command
+    WAIT = 1  # waiting for data, for room, for a command
     STEP = 2  # environments
     INFER = 3
-    WRITE = 4  # of an actor: what it has seen, into the slot
+    WRITE = 4  # an actor's observations and actions into the slot
     RECEIVE = 5
     DECOMPRESS = 6
     PROCESS = 7  # the algorithm's work on a slot
-    PUBLISH = 8  # of a learner: weights; of a connector: slots
+    PUBLISH = 8  # weights by a learner, slots by a connector
     GATHER = 9
     H2D = 10  # host to device
     FORWARD = 11
@@ -50,24 +50,31 @@ class Part(IntEnum):
     SAVE = 15
     COMPRESS = 16
     SEND = 17
-    DEVICE = 18  # until a GPU has computed
-    COUNT = 19  # of a learner: what it trains on; reports
-    PULL = 20  # of a learner: until a parameter server has answered
+    DEVICE = 18  # waiting for a GPU to compute
+    COUNT = 19  # a learner's counters and reports
+    PULL = 20  # waiting for the answer of a parameter server
 
 
+# A word of the ring has a time in nanoseconds above these bits, and in them the number of a part.
 PART_BITS = 5
 PARTS = 1 << PART_BITS
+# So many spans of a lane are remembered, a power of two.
 RING_SPANS = 1 << 16
-# Words of a lane: spans begun so far, four words of name, the nanoseconds of each part that has
-# ended, the ring.
-COUNT, NAME, TOTALS = 0, 1, 8
+LAST = RING_SPANS - 1  # the mask that makes a place in the ring of the number of a span
+# The words of a lane: the number of spans begun so far, the name, the nanoseconds of each part in
+# the spans that have ended, and the ring.
+COUNT = 0
+NAME = 1
+TOTALS = 8
 NAME_WORDS = 4
 RING = TOTALS + PARTS
 LANE_WORDS = RING + RING_SPANS
-LAST = RING_SPANS - 1
+
+# The parts in which a learner computes, and those in which environments are played.
 COMPUTE = (Part.FORWARD, Part.BACKWARD, Part.OPTIMIZE, Part.DEVICE)
 PLAYING = (Part.STEP, Part.INFER, Part.WRITE, Part.PROCESS)
-# A learner whose own thread gathers, or plays (in lockstep), waits for data.
+# The parts of a learner's thread, by the name that users read. A learner whose own thread gathers,
+# or plays (in lockstep), waits for data.
 LEARNER_PARTS: dict[Part, LearnerPart] = {
     **dict.fromkeys((Part.WAIT, Part.GATHER, *PLAYING), "wait_data"),
     Part.H2D: "h2d_exposed",
@@ -80,59 +87,90 @@ LEARNER_PARTS: dict[Part, LearnerPart] = {
 }
 
 
+_PART_OF = {part.value: part for part in Part}
+
+
 class TimeLedger:
     """The wall clock of the thread that uses it, from now on, in nanoseconds of CLOCK_MONOTONIC.
 
-    ``lane`` is a lane of shared memory; without one the ledger has memory of its own. One that has
-    been written to is gone on with.
+    ``lane`` is a lane of shared memory; without one the ledger has memory of its own. A lane that
+    has been written to is continued.
     """
 
-    __slots__ = ("_count", "_lane", "_part", "_since", "follower")
+    # _lane      words of memory, shared or not
+    # _count     spans begun so far, as in the lane
+    # _part      the part that the thread is in
+    # _since     when that part began, in nanoseconds
+    # _follower  called at each `switch`
+    __slots__ = ("_count", "_follower", "_lane", "_part", "_since")
 
     def __init__(self, lane: memoryview | None = None, part: Part = Part.OTHER) -> None:
         self._lane = memoryview(bytearray(8 * LANE_WORDS)).cast("q") if lane is None else lane
-        self._part, self._since = part, time.perf_counter_ns()
-        self.follower: Callable[[Part], None] | None = None  # is told of each `switch`
+        self._part = part
+        self._since = time.perf_counter_ns()
+        self._follower: Callable[[Part], None] | None = None
+
+        # The first span begins.
         self._count = self._lane[COUNT] + 1
         self._lane[RING + (self._count - 1 & LAST)] = self._since << PART_BITS | part
         self._lane[COUNT] = self._count
+
+    def follow(self, follower: Callable[[Part], None]) -> None:
+        """Call ``follower`` with the new part at each `switch` from now on, in the same thread."""
+        self._follower = follower
 
     def switch(self, part: Part) -> None:
         """From now on the thread is in ``part``."""
         old = self._part
         if part is old:
             return
+
         # As few and as simple operations as possible: an actor calls this three times per step.
         now, lane, count = time.perf_counter_ns(), self._lane, self._count
         lane[RING + (count & LAST)] = now << PART_BITS | part
         lane[COUNT] = self._count = count + 1
         lane[TOTALS + old] += now - self._since  # last: a reader in between counts short, not twice
         self._part, self._since = part, now
-        if self.follower is not None:
-            self.follower(part)
+        if self._follower is not None:
+            self._follower(part)
 
-    def switch_at(self, part: Part, at: int) -> None:
-        """`switch` at a time in ns that lies behind, for what is no thread of this process; never
-        before the last. The same part twice is two spans."""
-        lane, count = self._lane, self._count
-        at = max(at, self._since)
-        lane[RING + (count & LAST)] = at << PART_BITS | part
-        lane[COUNT] = self._count = count + 1
-        lane[TOTALS + self._part] += at - self._since
-        self._part, self._since = part, at
+    def switch_at(self, part: Part, at_ns: int) -> None:
+        """As `switch`, at a past time.
 
-    def between(self, begin: int, end: int) -> list[tuple[Part, int]]:
-        """What the thread was in from ``begin`` to ``end`` (ns), and since when, not before
-        ``begin``; oldest first. Of what the ring holds no more, nothing."""
-        found: list[tuple[Part, int]] = []
-        for number in range(self._count - 1, max(-1, self._count - 1 - RING_SPANS), -1):
+        That is for what is no thread of this process. The same part twice is two spans.
+
+        Args:
+            at_ns: in nanoseconds of CLOCK_MONOTONIC; a time before the last switch counts as that.
+        """
+        at_ns = max(at_ns, self._since)
+
+        lane = self._lane
+        count = self._count
+        lane[RING + (count & LAST)] = at_ns << PART_BITS | part
+        self._count = count + 1
+        lane[COUNT] = count + 1
+        lane[TOTALS + self._part] += at_ns - self._since
+        self._part = part
+        self._since = at_ns
+
+    def between(self, begin_ns: int, end_ns: int) -> list[tuple[Part, int]]:
+        """Returns the parts that the thread was in from ``begin_ns`` to ``end_ns``, oldest first.
+
+        Times are nanoseconds of CLOCK_MONOTONIC. Spans that have left the ring are missing.
+
+        Returns: each part and when it began, ``begin_ns`` for one that began earlier.
+        """
+        spans: list[tuple[Part, int]] = []
+        oldest = max(0, self._count - RING_SPANS)
+
+        for number in reversed(range(oldest, self._count)):
             word = self._lane[RING + (number & LAST)]
-            since = word >> PART_BITS
-            if since < end:
-                found.append((_PART_OF[word & PARTS - 1], max(since, begin)))
-            if since <= begin:
+            since_ns = word >> PART_BITS
+            if since_ns < end_ns:
+                spans.append((_PART_OF[word & PARTS - 1], max(since_ns, begin_ns)))
+            if since_ns <= begin_ns:
                 break
-        return found[::-1]
+        return spans[::-1]
 
     @property
     def since(self) -> int:
@@ -141,35 +179,36 @@ class TimeLedger:
 
     @property
     def part(self) -> Part:
-        """What the thread is in."""
+        """The part that the thread is in."""
         return self._part
 
     @property
     def lane(self) -> memoryview:
-        """The memory that it writes to."""
+        """The memory that the ledger writes to."""
         return self._lane
 
     def snapshot(self) -> dict[str, float]:
-        """Seconds by part up to this moment; parts that never were are left out."""
+        """Returns the seconds by part up to this moment; parts that never were are left out."""
         return seconds_of(self._lane)
 
 
 def name_lane(lane: memoryview, name: str) -> None:
-    """Call a lane by the name of its thread, at most 32 bytes."""
-    text = name.encode()[: 8 * NAME_WORDS].ljust(8 * NAME_WORDS, b"\0")
+    """Give a lane the name of its thread, of which 32 bytes are kept."""
+    nbytes = 8 * NAME_WORDS
+    text = name.encode()[:nbytes].ljust(nbytes, b"\0")
     lane[NAME : NAME + NAME_WORDS] = memoryview(text).cast("q")
 
 
 def lane_name(lane: memoryview) -> str:
-    """The name of a lane; nothing where none has been given."""
+    """Returns the name of a lane; "" where none has been given."""
     return bytes(lane[NAME : NAME + NAME_WORDS]).rstrip(b"\0").decode(errors="replace")
 
 
-_PART_OF = {part.value: part for part in Part}
-
-
 def now_in(lane: memoryview) -> tuple[Part, int] | None:
-    """The part that a lane's thread is in, and since when, in ns; None before its first."""
+    """Returns the part that a lane's thread is in, and when it began, in nanoseconds.
+
+    None before the first span.
+    """
     count = lane[COUNT]
     if not count:
         return None
@@ -178,27 +217,34 @@ def now_in(lane: memoryview) -> tuple[Part, int] | None:
 
 
 def seconds_of(lane: memoryview) -> dict[str, float]:
-    """Seconds by part up to now, including the current part; any process that maps the memory may
-    call it. While the thread changes parts, one span may be counted short."""
-    totals = {part: lane[TOTALS + part] for part in Part}
-    present = now_in(lane)
-    if present is not None:
-        totals[present[0]] += time.perf_counter_ns() - present[1]
-    return {part.name.lower(): ns * 1e-9 for part, ns in totals.items() if ns > 0}
+    """Returns the seconds by part up to now, including the current part.
+
+    Any process that maps the memory may call it. While the thread changes parts, one span may be
+    counted short.
+    """
+    totals_ns = {part: lane[TOTALS + part] for part in Part}
+    current = now_in(lane)
+    if current is not None:
+        part, since_ns = current
+        totals_ns[part] += time.perf_counter_ns() - since_ns
+    return {part.name.lower(): ns * 1e-9 for part, ns in totals_ns.items() if ns > 0}
 
 
 def fractions(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
-    """Share of each part in the time between two snapshots. What a GPU was in becomes known late:
-    until then its last span seemed to go on, and a part may have had more before than now."""
-    spent = {part: max(0.0, s - before.get(part, 0.0)) for part, s in now.items()}
-    total = sum(spent.values())
-    return {part: seconds / total if total else 0.0 for part, seconds in spent.items()}
+    """Returns the share of each part in the time between two snapshots.
+
+    What a GPU was in becomes known late: until then its last span seemed to go on, and a part may
+    have had more before than now, which counts as 0.
+    """
+    spent_s = {part: max(0.0, s - before.get(part, 0.0)) for part, s in now.items()}
+    total_s = sum(spent_s.values())
+    return {part: seconds / total_s if total_s else 0.0 for part, seconds in spent_s.items()}
 
 
 def learner_parts(parts: Mapping[str, float]) -> dict[str, float]:
-    """Shares or seconds of a learner's thread by the names of `LearnerPart`, all of them."""
-    names = {part.name.lower(): name for part, name in LEARNER_PARTS.items()}
-    found: dict[str, float] = dict.fromkeys(get_args(LearnerPart), 0.0)
+    """Returns the shares or seconds of a learner's thread by all the names of `LearnerPart`."""
+    learner_part_of = {part.name.lower(): name for part, name in LEARNER_PARTS.items()}
+    sums: dict[str, float] = dict.fromkeys(get_args(LearnerPart), 0.0)
     for part, value in parts.items():
-        found[names.get(part, "other")] += value
-    return found
+        sums[learner_part_of.get(part, "other")] += value
+    return sums

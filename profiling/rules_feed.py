@@ -10,232 +10,293 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from penstock.profiling.evidence import FAIR, Evidence, ThreadTrial, most, percent
+from penstock.profiling.evidence import (
+    FAIR_SHARE,
+    Evidence,
+    ThreadTrial,
+    largest_part,
+    percent,
+)
 from penstock.profiling.rule import (
-    ALIKE,
     BUSY,
-    EXPLAINS,
-    HELPS,
-    SLOW,
-    WAITS,
-    WORTH,
+    ENV_WAITS,
+    EXPLAINING_SHARE,
+    HELPFUL_GAIN,
+    SIGNIFICANT_COST,
+    SIMILAR_GAIN,
+    SLOW_PACE,
     Kind,
     Rule,
     Verdict,
-    empty,
+    nothing_to_judge,
 )
 
-AFTER_FILLING_S = 30  # of a window, to see training in
-UNTRIED_THREADS = 16  # at most, where their number was not tried
+# A window that begins while replay fills is advised to be so much longer, to see training.
+AFTER_FILLING_S = 30
+# So many threads are advised at most where no trial has shown how many help.
+UNTRIED_THREADS = 16
 
 
-def waits_for_data(e: Evidence) -> Verdict | None:
+def waits_for_data(evidence: Evidence) -> Verdict | None:
     """The learner has nothing to train on."""
-    if e.wait < WORTH:
+    if evidence.wait < SIGNIFICANT_COST:
         return None
-    found = next(verdict for cause in CAUSES if (verdict := cause(e)))
-    ratio = e.option("replay", "samples_per_insert", None)
-    if not e.from_replay or ratio is None or found.kind in LIMITED_OTHERWISE:
-        return found
+
+    # The last cause always applies.
+    verdict = next(verdict for cause in CAUSES if (verdict := cause(evidence)) is not None)
+    ratio = evidence.option("replay", "samples_per_insert", None)
+    if not evidence.from_replay or ratio is None or verdict.kind in LIMITED_OTHERWISE:
+        return verdict
     return replace(
-        found,
-        reason=f"{found.reason}; replay.samples_per_insert={ratio:g} is reached, so nothing is "
+        verdict,
+        reason=f"{verdict.reason}; replay.samples_per_insert={ratio:g} is reached, so nothing is "
         "drawn before more is played",
-        next_step=f"{found.next_step}; or draw each step more often: a larger "
+        next_step=f"{verdict.next_step}; or draw each step more often: a larger "
         "replay.samples_per_insert",
     )
 
 
-def replay_is_filling(e: Evidence) -> Verdict | None:
+def replay_is_filling(evidence: Evidence) -> Verdict | None:
     """Nothing is drawn from replay before it holds enough."""
-    missing = e.missing_in_replay
-    rate = float(e.flow.get("produced_steps_per_s") or 0.0)
+    missing = evidence.missing_in_replay
+    rate = float(evidence.flow.get("produced_steps_per_s") or 0.0)
     if not missing or not rate:
         return None
-    size, left_s = float(e.flow["replay_size"]), math.ceil(missing / rate)
+
+    size = float(evidence.flow["replay_size"])
+    remaining_s = math.ceil(missing / rate)
     return Verdict(
-        "filling",
-        f"replay is still filling: training begins {missing:,.0f} steps from now",
-        f"it holds {size:,.0f} of the {size + missing:,.0f} steps that replay.min_size asks for; "
-        f"actors bring {rate:,.0f} a second, which takes {left_s:,} s more",
-        f"begin sooner with a smaller replay.min_size, or profile the training after that with "
-        f"--seconds {left_s + AFTER_FILLING_S}",
-        e.wait,
+        kind="filling",
+        finding=f"replay is still filling: training begins {missing:,.0f} steps from now",
+        reason=f"it holds {size:,.0f} of the {size + missing:,.0f} steps that replay.min_size asks "
+        f"for; actors bring {rate:,.0f} a second, which takes {remaining_s:,} s more",
+        next_step="begin sooner with a smaller replay.min_size, or profile the training after that "
+        f"with --seconds {remaining_s + AFTER_FILLING_S}",
+        cost=evidence.wait,
     )
 
 
-def feeder_is_busy(e: Evidence) -> Verdict | None:
+def feeder_is_busy(evidence: Evidence) -> Verdict | None:
     """The thread that gathers cannot keep up with what arrives."""
-    return gather_is_slow(e, e.wait) if e.feeder >= BUSY else None
+    if evidence.feeder_busy < BUSY:
+        return None
+    return gather_is_slow(evidence, evidence.wait)
 
 
-def gather_is_slow(e: Evidence, share: float) -> Verdict:
+def gather_is_slow(evidence: Evidence, share: float) -> Verdict:
     """The learner waits this ``share`` of its time for the thread that gathers."""
-    smaller = "make samples smaller (uint8 observations, fewer recorded values)"
-    if e.from_replay:
+    if evidence.from_replay:
         smaller = (
             "draw less: a smaller replay.batch_size, smaller observations, transport.frame_stack "
             "for stacked frames, or replay.prioritized=false"
         )
+    else:
+        smaller = "make samples smaller (uint8 observations, fewer recorded values)"
+
+    if evidence.feeder_busy:
+        reason = f"the feeder thread gathers {percent(evidence.feeder_busy)} of the time"
+    else:
+        reason = "the feeder thread gathers batches ahead, and is late"
+
+    more_learners = len(evidence.learners) + 1
     return Verdict(
-        "slow_gather",
-        f"gathering is slow: the learner waits {percent(share)} for it",
-        f"the feeder thread gathers {percent(e.feeder)} of the time"
-        if e.feeder
-        else "the feeder thread gathers batches ahead, and is late",
-        f"{smaller}; or spread them over learner.count={len(e.learners) + 1} learners",
-        share,
+        kind="slow_gather",
+        finding=f"gathering is slow: the learner waits {percent(share)} for it",
+        reason=reason,
+        next_step=f"{smaller}; or spread them over learner.count={more_learners} learners",
+        cost=share,
     )
 
 
-def connector_is_busy(e: Evidence) -> Verdict | None:
+def connector_is_busy(evidence: Evidence) -> Verdict | None:
     """The process that receives cannot keep up."""
-    if not e.connectors:
+    if not evidence.connectors:
         return None
-    connector = max(e.connectors, key=lambda role: 1.0 - role["ledger"].get("wait", 0.0))
-    busy = 1.0 - connector["ledger"].get("wait", 0.0)
-    if not connector["ledger"] or busy < BUSY:
+    connector = min(evidence.connectors, key=lambda role: role["ledger"].get("wait", 0.0))
+    ledger = connector["ledger"]
+    busy = 1.0 - ledger.get("wait", 0.0)
+    if not ledger or busy < BUSY:
         return None
-    part, share = most({"ledger": {**connector["ledger"], "wait": 0.0}})
-    steps = {
+
+    part, share = largest_part({"ledger": {**ledger, "wait": 0.0}})
+    next_step = f"learner.count={len(evidence.learners) + 1} brings another connector"
+    advice = {
         "decompress": "send samples as they are, if the network carries it: transport.codec=none",
         "receive": "send fewer and larger messages: a larger actors.unroll or actors.envs",
         "process": "the algorithm's work on a slot is the limit: look at its process()",
     }
-    more = f"learner.count={len(e.learners) + 1} brings another connector"
+    if part in advice:
+        next_step = f"{advice[part]}; {next_step}"
     return Verdict(
-        "slow_wire",
-        f"the wire is slow: the learner waits {percent(e.wait)} for the connector",
-        f"{connector['name']} is busy {percent(busy)} of the time, {percent(share)} in {part}",
-        f"{steps[part]}; {more}" if part in steps else more,
-        e.wait,
+        kind="slow_wire",
+        finding=f"the wire is slow: the learner waits {percent(evidence.wait)} for the connector",
+        reason=f"{connector['name']} is busy {percent(busy)} of the time, {percent(share)} in "
+        f"{part}",
+        next_step=next_step,
+        cost=evidence.wait,
     )
 
 
-def one_actor_is_slow(e: Evidence) -> Verdict | None:
+def one_actor_is_slow(evidence: Evidence) -> Verdict | None:
     """One of several actors makes far less than the others."""
-    found = e.slowest()
-    if found is None:
+    slowest = evidence.slowest()
+    if slowest is None:
         return None
-    actor, pace, others = found
-    lost = (others - pace) / max(others * len(e.actors), 1e-9)
-    if pace >= SLOW * others or lost < EXPLAINS * e.wait:
+
+    # The share of all actors' steps that it would make at the others' pace, and does not.
+    pace = slowest.pace
+    others_pace = slowest.others_pace
+    lost_share = (others_pace - pace) / max(others_pace * len(evidence.actors), 1e-9)
+    if pace >= SLOW_PACE * others_pace or lost_share < EXPLAINING_SHARE * evidence.wait:
         return None
-    part, share = most(actor)
+
+    name = slowest.actor["name"]
+    part, share = largest_part(slowest.actor)
+    cost = min(evidence.wait, lost_share)
     return Verdict(
-        "straggler",
-        f"{actor['name']} is slow, which costs {percent(min(e.wait, lost))} of the throughput",
-        f"the learner waits {percent(e.wait)} for data; {actor['name']} plays {pace:,.0f} steps/s "
-        f"and the others {others:,.0f}; it spends {percent(share)} in {part}",
-        f"look at {actor['name']}: its host, what else runs there, and its games (`penstock "
+        kind="straggler",
+        finding=f"{name} is slow, which costs {percent(cost)} of the throughput",
+        reason=f"the learner waits {percent(evidence.wait)} for data; {name} plays {pace:,.0f} "
+        f"steps/s and the others {others_pace:,.0f}; it spends {percent(share)} in {part}",
+        next_step=f"look at {name}: its host, what else runs there, and its games (`penstock "
         "stacks RUN` shows where it is)",
-        min(e.wait, lost),
+        cost=cost,
     )
 
 
-def actors_elsewhere(e: Evidence) -> Verdict | None:
+def actors_elsewhere(evidence: Evidence) -> Verdict | None:
     """The profile contains no actor of this learner."""
-    if e.actors:
+    wait = evidence.wait
+    if evidence.actors:
         return None
-    if e.connectors:
-        return Verdict(
-            "starved",
-            f"actors of other hosts are too slow: the learner waits {percent(e.wait)} for data",
-            "the connector waits for them too, and none is on this host",
-            "start more of them (`penstock actor`), or profile one of those hosts",
-            e.wait,
+    if not evidence.connectors:
+        return nothing_to_judge(
+            "no actor plays", "see why actors end (logs/ in the run's folder)", cost=wait
         )
-    return empty("no actor plays", "see why actors end (logs/ in the run's folder)", e.wait)
-
-
-def plays_and_trains_in_turns(e: Evidence) -> Verdict | None:
-    """Actors may not play the next batch early enough."""
-    lag, updates = int(e.option("transport", "max_policy_lag", 0)), e.updates_of_batch
-    if not e.lent_by_batch or e.played("wait") < WORTH:  # else they are busy all the time
-        return None
-    missing = math.ceil(e.wait / max(e.share("compute"), WORTH) * updates)
-    more = lag + missing
-    if more >= updates:  # a batch ahead
-        more = max(1000, int(e.option("transport", "least_lag", 0)))
-    after = f"when {lag} of the {updates} updates of this one are left" if lag else "after this one"
     return Verdict(
-        "turns",
-        f"actors and learner take turns: the learner waits {percent(e.wait)} for data",
-        f"{_actors(e)} may play the next batch only {after}",
-        f"let them begin earlier, with older weights: transport.max_policy_lag={more}",
-        e.wait,
+        kind="starved",
+        finding=f"actors of other hosts are too slow: the learner waits {percent(wait)} for data",
+        reason="the connector waits for them too, and none is on this host",
+        next_step="start more of them (`penstock actor`), or profile one of those hosts",
+        cost=wait,
     )
 
 
-def actors_work(e: Evidence) -> Verdict:
-    """What its actors spend most of their time in is what the learner waits for."""
+def plays_and_trains_in_turns(evidence: Evidence) -> Verdict | None:
+    """Actors may not play the next batch early enough."""
+    actors_wait = evidence.actors_share("wait")
+    if not evidence.lent_by_batch or actors_wait < SIGNIFICANT_COST:
+        return None  # actors that do not wait are busy all the time
+
+    # The next batch is lent so many updates before the end of this one, or at any time before.
+    updates = evidence.updates_of_batch
+    max_lag = int(evidence.option("transport", "max_policy_lag", 0))
+    compute = max(evidence.share("compute"), SIGNIFICANT_COST)
+    advised_lag = max_lag + math.ceil(evidence.wait / compute * updates)
+    if advised_lag >= updates:  # a batch ahead
+        advised_lag = max(1000, int(evidence.option("transport", "least_lag", 0)))
+
+    when = "after this one"
+    if max_lag:
+        when = f"when {max_lag} of the {updates} updates of this one are left"
+    wait = percent(evidence.wait)
+    return Verdict(
+        kind="turns",
+        finding=f"actors and learner take turns: the learner waits {wait} for data",
+        reason=f"{_actors(evidence)} may play the next batch only {when}",
+        next_step="let them begin earlier, with older weights: "
+        f"transport.max_policy_lag={advised_lag}",
+        cost=evidence.wait,
+    )
+
+
+def actors_work(evidence: Evidence) -> Verdict:
+    """The learner waits for what its actors spend most of their time in."""
     # With a connector, an actor waits for its turn to send, otherwise for a slot of the learner.
-    wire, room = ("wait",) if e.connectors else (), () if e.connectors else ("wait",)
+    wire_parts = ["compress", "send"]
+    slot_parts = []
+    if evidence.connectors:
+        wire_parts.append("wait")
+    else:
+        slot_parts.append("wait")
+
     shares: dict[Kind, float] = {
-        "slow_environment": e.played("step"),
-        "slow_inference": e.played("infer"),
-        "slow_wire": e.played("compress", "send", *wire),
-        "few_slots": e.played(*room),
-        "slow_actor": e.played("write", "process", "other"),
+        "slow_environment": evidence.actors_share("step"),
+        "slow_inference": evidence.actors_share("infer"),
+        "slow_wire": evidence.actors_share(*wire_parts),
+        "few_slots": evidence.actors_share(*slot_parts),
+        "slow_actor": evidence.actors_share("write", "process", "other"),
     }
     kind = max(shares, key=lambda name: shares[name])
-    return WORK[kind](e, shares[kind])
+    return WORK[kind](evidence, shares[kind])
 
 
-def environment_is_slow(e: Evidence, share: float) -> Verdict:
-    """Actors spend most of their time in steps of the environment."""
-    if e.env_waits > WAITS * share or helpful_threads(e):
-        return environment_waits(e, share)
+def environment_is_slow(evidence: Evidence, share: float) -> Verdict:
+    """Actors spend this ``share``, most of their time, in steps of the environment."""
+    if evidence.env_waits > ENV_WAITS * share or helpful_threads(evidence) is not None:
+        return environment_waits(evidence, share)
     return Verdict(
-        "slow_environment",
-        f"the environment is slow: the learner waits {percent(e.wait)} for data",
-        f"{_actors(e)} spend {percent(share)} in env.step",
-        more_actors(e, "a faster environment helps"),
-        e.wait,
+        kind="slow_environment",
+        finding=f"the environment is slow: the learner waits {percent(evidence.wait)} for data",
+        reason=f"{_actors(evidence)} spend {percent(share)} in env.step",
+        next_step=more_actors(evidence, "a faster environment helps"),
+        cost=evidence.wait,
     )
 
 
-def environment_waits(e: Evidence, share: float) -> Verdict:
-    """In its steps, actors wait for what is outside of them."""
+def environment_waits(evidence: Evidence, share: float) -> Verdict:
+    """In env.step, which takes this ``share`` of their time, actors wait for something outside."""
+    idle = percent(evidence.env_without_computing)
     return Verdict(
-        "waiting_environment",
-        f"the environment waits: the learner waits {percent(e.wait)} for data",
-        f"{_actors(e)} spend {percent(share)} in env.step, {percent(e.env_rests)} without "
-        "computing: a step waits for something outside of the actor, such as a sleep, a socket or "
-        "another program",
-        _shorter_wait(e),
-        e.wait,
+        kind="waiting_environment",
+        finding=f"the environment waits: the learner waits {percent(evidence.wait)} for data",
+        reason=f"{_actors(evidence)} spend {percent(share)} in env.step, {idle} without computing: "
+        "a step waits for something outside of the actor, such as a sleep, a socket or another "
+        "program",
+        next_step=_shorter_wait(evidence),
+        cost=evidence.wait,
     )
 
 
-def _shorter_wait(e: Evidence) -> str:
-    """How more steps are made of an environment that waits: by threads, where a trial has shown
-    that they help, or else by actors."""
-    trials = e.thread_trials
+def _shorter_wait(evidence: Evidence) -> str:
+    """Returns how more steps are made of an environment that waits.
+
+    That is by threads, where a trial has shown that they help, or else by actors.
+    """
+    trials = evidence.thread_trials
     if trials is None:
-        return _untried_threads(e)
+        return _untried_threads(evidence)
     if not trials:
-        more = more_actors(e, "more actors.envs help too, if its step takes no longer with them")
-        return f"{more}; actors.env_threads does nothing for its own vector form"
+        advice = more_actors(
+            evidence, "more actors.envs help too, if its step takes no longer with them"
+        )
+        return f"{advice}; actors.env_threads does nothing for its own vector form"
 
-    tried = f"in a trial, one actor made {trials[0].steps_per_s:,.0f} steps/s with "
-    tried += f"{trials[0].threads} of actors.env_threads"
-    if best := helpful_threads(e):
+    present = trials[0]
+    trial_text = (
+        f"in a trial, one actor made {present.steps_per_s:,.0f} steps/s with {present.threads} of "
+        "actors.env_threads"
+    )
+    best = helpful_threads(evidence)
+    if best is not None:
         return (
-            f"step its environments side by side: actors.env_threads={best.threads}; {tried} and "
-            f"{best.steps_per_s:,.0f} with {best.threads}"
+            f"step its environments side by side: actors.env_threads={best.threads}; {trial_text} "
+            f"and {best.steps_per_s:,.0f} with {best.threads}"
         )
     if len(trials) == 1:
-        return more_actors(e, "each environment of an actor has a thread already")
+        return more_actors(evidence, "each environment of an actor has a thread already")
     fastest = max(trials, key=lambda trial: trial.steps_per_s)
-    return more_actors(e, f"{tried} and {fastest.steps_per_s:,.0f} with {fastest.threads}")
+    return more_actors(
+        evidence, f"{trial_text} and {fastest.steps_per_s:,.0f} with {fastest.threads}"
+    )
 
 
-def _untried_threads(e: Evidence) -> str:
-    """Advice where no trial was made: the page has no environment at hand."""
-    envs, threads = (e.option("actors", name, 1) for name in ("envs", "env_threads"))
+def _untried_threads(evidence: Evidence) -> str:
+    """Returns the advice where no trial was made: the page has no environment at hand."""
+    envs = evidence.option("actors", "envs", 1)
+    threads = evidence.option("actors", "env_threads", 1)
     if not isinstance(envs, int) or threads >= envs:
-        return more_actors(e, "a faster environment helps")
+        return more_actors(evidence, "a faster environment helps")
     return (
         f"step its environments side by side: actors.env_threads={min(envs, UNTRIED_THREADS)}, if "
         "they are single ones, Atari's or EnvPool's; `penstock profile` on one host tries which "
@@ -243,125 +304,161 @@ def _untried_threads(e: Evidence) -> str:
     )
 
 
-def helpful_threads(e: Evidence) -> ThreadTrial | None:
-    """The trial of the smallest number of threads that is about as good as the best; None where
-    none is better than that of the run, by far, or nothing was tried.
+def helpful_threads(evidence: Evidence) -> ThreadTrial | None:
+    """Returns the trial of the smallest number of threads that is about as good as the best.
 
-    The gain of threads is that of the trial, as far as there are cores for the actors, the programs
-    that they have started, and the learner. What the trial had of the cores, the run can have.
+    None where none is better than that of the run, by far, or nothing was tried. The gain of
+    threads is that of the trial, as far as there are cores for the actors, the programs that they
+    have started, and the learner.
     """
-    trials = e.thread_trials
+    trials = evidence.thread_trials
     if not trials:
         return None
-    now, supply = trials[0], e.actor_steps_per_s * len(e.actors) * len(e.learners)
-    used = supply * (now.cpu_s + e.learner_cpu_s)
-    cores = max(e.idle_cores + used, FAIR * e.cores, *(trial.cpu for trial in trials))
+    present = trials[0]
+    steps_per_s = evidence.actor_steps_per_s * len(evidence.actors) * len(evidence.learners)
+    # What the trial had of the cores, the run can have.
+    used_cores = steps_per_s * (present.cpu_s + evidence.learner_cpu_s)
+    usable_cores = max(
+        evidence.idle_cores + used_cores,
+        FAIR_SHARE * evidence.cores,
+        *(trial.cpu for trial in trials),
+    )
+    usable_cores = min(usable_cores, evidence.cores)
 
     def gain(trial: ThreadTrial) -> float:
-        side_by_side = trial.steps_per_s / now.steps_per_s
-        carried = min(cores, e.cores) / max(trial.cpu_s + e.learner_cpu_s, 1e-9)
-        return min(side_by_side, carried / supply) if supply else side_by_side
+        """Returns by what factor the rate of the run would grow."""
+        trial_gain = trial.steps_per_s / present.steps_per_s
+        if not steps_per_s:
+            return trial_gain
+        carried_steps_per_s = usable_cores / max(trial.cpu_s + evidence.learner_cpu_s, 1e-9)
+        return min(trial_gain, carried_steps_per_s / steps_per_s)
 
-    most = max(map(gain, trials))
-    return next(t for t in trials if ALIKE * gain(t) >= most) if most >= HELPS else None
+    best_gain = max(map(gain, trials))
+    if best_gain < HELPFUL_GAIN:
+        return None
+    return next(trial for trial in trials if SIMILAR_GAIN * gain(trial) >= best_gain)
 
 
-def inference_is_slow(e: Evidence, share: float) -> Verdict:
-    """Actors spend most of their time in the policy's network."""
+def inference_is_slow(evidence: Evidence, share: float) -> Verdict:
+    """Actors spend this ``share``, most of their time, in the policy's network."""
     cheaper = "a smaller network helps, and more actors.envs make a step's share of it cheaper"
-    if e.option("actors", "precision", "auto") == "fp32":
+    if evidence.option("actors", "precision", "auto") == "fp32":
         cheaper = f"actors.precision=auto takes the faster format; {cheaper}"
     return Verdict(
-        "slow_inference",
-        f"inference is slow: the learner waits {percent(e.wait)} for data",
-        f"{_actors(e)} spend {percent(share)} in the policy's network",
-        more_actors(e, cheaper),
-        e.wait,
+        kind="slow_inference",
+        finding=f"inference is slow: the learner waits {percent(evidence.wait)} for data",
+        reason=f"{_actors(evidence)} spend {percent(share)} in the policy's network",
+        next_step=more_actors(evidence, cheaper),
+        cost=evidence.wait,
     )
 
 
-def wire_is_slow(e: Evidence, share: float) -> Verdict:
-    """Actors wait to send, or spend their time on it."""
-    raw, coded = (
-        sum(float(c.get(name) or 0.0) for c in e.connectors) / 1e6
-        for name in ("raw_nbytes_per_s", "coded_nbytes_per_s")
-    )
-    compress = e.played("compress")
+def wire_is_slow(evidence: Evidence, share: float) -> Verdict:
+    """Actors spend this ``share``, most of their time, on sending or waiting to send."""
+    compress = evidence.actors_share("compress")
     if compress > share / 2:
-        step = "send samples as they are, if the network carries it: transport.codec=none"
-    elif e.option("transport", "codec", "auto") == "none":
-        step = "send less: transport.codec=auto"
+        next_step = "send samples as they are, if the network carries it: transport.codec=none"
+    elif evidence.option("transport", "codec", "auto") == "none":
+        next_step = "send less: transport.codec=auto"
     else:
-        slots = int(e.option("transport", "slots", 2))
-        step = (
+        slots = int(evidence.option("transport", "slots", 2))
+        next_step = (
             f"keep more on its way, transport.slots={slots + 1}; if the network is full, make "
             "observations smaller (uint8), or play on the learner's host"
         )
+
+    coded_mb_per_s = _received_mb_per_s(evidence, "coded_nbytes_per_s")
+    raw_mb_per_s = _received_mb_per_s(evidence, "raw_nbytes_per_s")
     return Verdict(
-        "slow_wire",
-        f"the wire is slow: the learner waits {percent(e.wait)} for data",
-        f"{_actors(e)} spend {percent(share)} on sending ({percent(compress)} compressing); the "
-        f"wire carries {coded:,.1f} MB/s, {raw:,.1f} MB/s before compression",
-        step,
-        e.wait,
+        kind="slow_wire",
+        finding=f"the wire is slow: the learner waits {percent(evidence.wait)} for data",
+        reason=f"{_actors(evidence)} spend {percent(share)} on sending ({percent(compress)} "
+        f"compressing); the wire carries {coded_mb_per_s:,.1f} MB/s, {raw_mb_per_s:,.1f} MB/s "
+        "before compression",
+        next_step=next_step,
+        cost=evidence.wait,
     )
 
 
-def slots_are_few(e: Evidence, share: float) -> Verdict:
-    """Actors wait for free slots while the learner waits for data."""
-    slots = int(e.option("transport", "slots", 2))
+def _received_mb_per_s(evidence: Evidence, name: str) -> float:
+    """Returns a rate of all connectors in MB/s, which is in their evidence in bytes per second."""
+    return sum(float(connector.get(name) or 0.0) for connector in evidence.connectors) / 1e6
+
+
+def slots_are_few(evidence: Evidence, share: float) -> Verdict:
+    """Actors wait this ``share`` of their time for slots, while the learner waits for data."""
+    slots = int(evidence.option("transport", "slots", 2))
     return Verdict(
-        "few_slots",
-        f"slots are few: the learner waits {percent(e.wait)} for data while actors wait for room",
-        f"{_actors(e)} wait {percent(share)} for a slot",
-        f"lend each actor more: transport.slots={slots + 1}",
-        e.wait,
+        kind="few_slots",
+        finding=f"slots are few: the learner waits {percent(evidence.wait)} for data while actors "
+        "wait for room",
+        reason=f"{_actors(evidence)} wait {percent(share)} for a slot",
+        next_step=f"lend each actor more: transport.slots={slots + 1}",
+        cost=evidence.wait,
     )
 
 
-def actor_is_slow(e: Evidence, share: float) -> Verdict:
-    """Actors spend most of their time outside the environment and the network."""
+def actor_is_slow(evidence: Evidence, share: float) -> Verdict:
+    """Actors spend this ``share``, most of their time, outside the environment and the network."""
+    wait = percent(evidence.wait)
     return Verdict(
-        "slow_actor",
-        f"actors are slow beside their games: the learner waits {percent(e.wait)} for data",
-        f"{_actors(e)} spend {percent(share)} in write, process and other",
-        more_actors(e, "more actors.envs spread what a step costs; the trace shows where it goes"),
-        e.wait,
+        kind="slow_actor",
+        finding=f"actors are slow beside their games: the learner waits {wait} for data",
+        reason=f"{_actors(evidence)} spend {percent(share)} in write, process and other",
+        next_step=more_actors(
+            evidence, "more actors.envs spread what a step costs; the trace shows where it goes"
+        ),
+        cost=evidence.wait,
     )
 
 
-def more_actors(e: Evidence, otherwise: str) -> str:
-    """How many more would feed the learner, and whether this host has cores for them."""
-    each, ranks = e.actor_steps_per_s, len(e.learners)
-    if not each:
+def more_actors(evidence: Evidence, otherwise: str) -> str:
+    """Returns how many more actors would feed the learner, and where there are cores for them.
+
+    ``otherwise`` is further advice, which ends the sentence.
+    """
+    actor_rate = evidence.actor_steps_per_s
+    if not actor_rate:
         return f"no unroll was finished in the window: profile for longer; {otherwise}"
-    supply = each * len(e.actors)
-    more = max(1, math.ceil((e.wanted_steps_per_s - supply) / each)) * ranks
-    room, now = e.room_for_actors, len(e.all_actors)
-    feed = f"{more} more actor{'s' if more > 1 else ''} would feed it"
-    if room >= more:
-        return f"{feed}: actors.count={now + more}; {otherwise}"
+
+    # The missing actors of this learner, and as many of each other one.
+    rate = actor_rate * len(evidence.actors)
+    missing = max(1, math.ceil((evidence.wanted_steps_per_s - rate) / actor_rate))
+    missing *= len(evidence.learners)
+    plural = "s" if missing > 1 else ""
+    advice = f"{missing} more actor{plural} would feed it"
+
+    room = evidence.room_for_actors
+    present = len(evidence.all_actors)
+    if room >= missing:
+        return f"{advice}: actors.count={present + missing}; {otherwise}"
     if room:
         cores = "which has idle cores"
-        if e.idle_cores < e.free_cores:
+        if evidence.idle_cores < evidence.free_cores:
             cores = "beside the other programs that keep its cores busy"
         return (
-            f"{feed}: {room} on this host, {cores} (actors.count={now + room}), and "
-            f"{more - room} on other hosts (`penstock actor`); {otherwise}"
+            f"{advice}: {room} on this host, {cores} (actors.count={present + room}), and "
+            f"{missing - room} on other hosts (`penstock actor`); {otherwise}"
         )
-    full = f"{e.cores - e.idle_cores:.1f} of {e.cores:g} cores are busy"
-    if now >= e.most_actors:
-        full = f"{now} play, as many as actors.count=auto starts at most"
+
+    if present >= evidence.most_actors:
+        why_full = f"{present} play, as many as actors.count=auto starts at most"
+    else:
+        busy_cores = evidence.cores - evidence.idle_cores
+        why_full = f"{busy_cores:.1f} of {evidence.cores:g} cores are busy"
     return (
-        f"{feed}, but not on this host, where {full}: start them elsewhere (`penstock actor`); "
-        f"{otherwise}"
+        f"{advice}, but not on this host, where {why_full}: start them elsewhere (`penstock "
+        f"actor`); {otherwise}"
     )
 
 
-def _actors(e: Evidence) -> str:
-    return f"{len(e.actors)} actors" if len(e.actors) > 1 else "1 actor"
+def _actors(evidence: Evidence) -> str:
+    """Returns the number of the learner's actors as text."""
+    count = len(evidence.actors)
+    return f"{count} actors" if count > 1 else "1 actor"
 
 
+# The verdict on actors that spend most of their time in one kind of work, by the verdict's kind.
 WORK: dict[Kind, Callable[[Evidence, float], Verdict]] = {
     "slow_environment": environment_is_slow,
     "slow_inference": inference_is_slow,
@@ -371,6 +468,7 @@ WORK: dict[Kind, Callable[[Evidence, float], Verdict]] = {
 }
 LIMITED_OTHERWISE: tuple[Kind, ...] = ("filling", "slow_gather", "few_slots", "empty")
 """Causes by which the learner would wait at any `replay.samples_per_insert`."""
+# From the learner towards the actors; the first cause that applies is named.
 CAUSES: tuple[Rule, ...] = (
     replay_is_filling,
     feeder_is_busy,

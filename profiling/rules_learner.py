@@ -6,262 +6,338 @@ import math
 
 from penstock.profiling.evidence import Evidence, percent
 from penstock.profiling.rule import (
-    CROWDED,
-    EXPLAINS,
-    FAR,
-    FULL,
-    GAPS,
-    RESERVE,
-    SLOWED,
-    WAITS,
-    WORTH,
+    ACTOR_RESERVE,
+    CROWDED_CORES,
+    ENV_WAITS,
+    EXPLAINING_SHARE,
+    FULL_QUEUE,
+    KERNEL_GAPS,
+    LARGE_LAG,
+    SIGNIFICANT_COST,
+    SIGNIFICANT_SLOWDOWN,
     Verdict,
 )
 from penstock.profiling.rules_feed import gather_is_slow
 
-CODEC_RATIO = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}  # bytes of those that int8 would improve on
+# The bytes of a gradient in each codec that int8 would improve on, and in int8, as shares of fp32.
+CODEC_RATIO = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
 INT8_RATIO = 0.25
 
 
-def gathering_is_exposed(e: Evidence) -> Verdict | None:
+def gathering_is_exposed(evidence: Evidence) -> Verdict | None:
     """The learner's thread gathers instead of training, or waits for the thread that gathers."""
-    if e.gather_exposed < WORTH:
+    share = evidence.gather_exposed
+    if share < SIGNIFICANT_COST:
         return None
-    if e.gathers_ahead:
-        return gather_is_slow(e, e.gather_exposed)
-    step = f"prefetch: learner.prefetch={2 if e.from_replay else 1}"
-    if e.lent_by_batch:
-        step = (
+    if evidence.gathers_ahead:
+        return gather_is_slow(evidence, share)
+
+    next_step = f"prefetch: learner.prefetch={2 if evidence.from_replay else 1}"
+    if evidence.lent_by_batch:
+        next_step = (
             "batches are gathered ahead only where transport.max_policy_lag is not below the "
-            f"{e.updates_of_batch} updates of one"
+            f"{evidence.updates_of_batch} updates of one"
         )
     return Verdict(
-        "slow_gather",
-        f"gathering is slow: it takes {percent(e.gather_exposed)} of the learner's time",
-        "batches are gathered between the steps, not ahead of them",
-        step,
-        e.gather_exposed,
+        kind="slow_gather",
+        finding=f"gathering is slow: it takes {percent(share)} of the learner's time",
+        reason="batches are gathered between the steps, not ahead of them",
+        next_step=next_step,
+        cost=share,
     )
 
 
-def reduction_is_exposed(e: Evidence) -> Verdict | None:
+def reduction_is_exposed(evidence: Evidence) -> Verdict | None:
     """Learners wait for the exchange itself, not for one of them."""
-    share, exchanging = e.reduction, min(e.exchanging, e.reduction)
-    if len(e.learners) < 2 or share < WORTH:
+    share = evidence.reduction
+    if len(evidence.learners) < 2 or share < SIGNIFICANT_COST:
         return None
-    codec, pace = e.option("learner.reduce", "codec", "none"), e.option("learner", "pace", "bsp")
-    twice = f"learner.accumulate={2 * int(e.option('learner', 'accumulate', 1))}"
-    if pace == "local_sgd":
-        twice = "twice learner.local_steps"
-    reason = f"gradients travel as codec {codec}"
-    step = f"exchange half as often, which saves about {percent(share / 2)}: {twice}"
-    if exchanging < EXPLAINS * share:
-        reason = f"gradients travel {percent(exchanging)} of the time; in the rest learners wait "
-        reason += "for each other, now for the one and now for the other"
-        step = f"{step}; give each learner a core of its own"
+
+    codec = evidence.option("learner.reduce", "codec", "none")
+    pace = evidence.option("learner", "pace", "bsp")
+    in_transfer = min(evidence.exchanging, share)
+    if in_transfer < EXPLAINING_SHARE * share:
+        reason = (
+            f"gradients travel {percent(in_transfer)} of the time; in the rest learners wait for "
+            "each other, now for the one and now for the other"
+        )
+        next_step = f"{_exchange_half_as_often(evidence)}; give each learner a core of its own"
     elif pace == "bsp" and codec in CODEC_RATIO:
-        saves = exchanging * (1.0 - INT8_RATIO / CODEC_RATIO[codec])
-        step = (
-            f"learner.reduce.codec=int8 would save about {percent(saves)}; codec=auto measures "
+        saving = in_transfer * (1.0 - INT8_RATIO / CODEC_RATIO[codec])
+        reason = f"gradients travel as codec {codec}"
+        next_step = (
+            f"learner.reduce.codec=int8 would save about {percent(saving)}; codec=auto measures "
             "which one pays on this network"
         )
-    finding = f"the reduction is exposed: {percent(share)} of every learner's time"
-    return Verdict("reduction", finding, reason, step, share)
-
-
-def one_rank_is_slow(e: Evidence) -> Verdict | None:
-    """Learners wait for another, which has data and computes longer."""
-    if e.wait >= WORTH or e.others_wait < WORTH:
-        return None
-    name = e.learner.get("name", "a learner")
-    others = e.others_wait
-    return Verdict(
-        "slow_rank",
-        f"{name} is slow: the other learners wait {percent(others)} for it",
-        f"it computes {percent(e.share('compute'))} of the time and does not wait",
-        "look at its host; if it stays slow, set learner.pace=backup or tap, which do not wait for "
-        "it: backup drops its samples, tap applies them late",
-        others * (len(e.learners) - 1) / len(e.learners),
-    )
-
-
-def cores_are_crowded(e: Evidence) -> Verdict | None:
-    """The learner computes longer than it would alone, as others take its cores."""
-    full = e.busy_cores >= CROWDED * e.cores
-    slowed = max(e.coreless, e.below_ceiling if full else 0.0)
-    if slowed < SLOWED:
-        return None
-    if full:
-        step = "move actors to other hosts (`penstock actor`), or let fewer play: actors.count"
-        if e.env_waits > WAITS * e.played("step"):
-            step += "; as the environment waits, give each more actors.env_threads instead"
     else:
-        step = "see what else runs on this host, or limits this run (a container's quota)"
+        reason = f"gradients travel as codec {codec}"
+        next_step = _exchange_half_as_often(evidence)
+
     return Verdict(
-        "crowded",
-        f"the cores are crowded: the learner has work for {percent(e.share('compute'))} of the "
-        f"clock, and for {percent(slowed)} of the clock it waits for a core that other programs "
-        f"and processes of this host have ({e.cores:g} cores)",
-        f"{e.computes}; it keeps {e.learner_cpu:.2f} of {e.cores:g} cores busy, the rest of the "
-        f"run {e.busy_cores - e.learner_cpu:.2f}",
-        step,
-        slowed,
+        kind="reduction",
+        finding=f"the reduction is exposed: {percent(share)} of every learner's time",
+        reason=reason,
+        next_step=next_step,
+        cost=share,
     )
 
 
-def copies_to_device(e: Evidence) -> Verdict | None:
+def _exchange_half_as_often(evidence: Evidence) -> str:
+    """Returns the advice to exchange gradients half as often, with the option for that."""
+    if evidence.option("learner", "pace", "bsp") == "local_sgd":
+        change = "twice learner.local_steps"
+    else:
+        accumulate = int(evidence.option("learner", "accumulate", 1))
+        change = f"learner.accumulate={2 * accumulate}"
+    saving = percent(evidence.reduction / 2)
+    return f"exchange half as often, which saves about {saving}: {change}"
+
+
+def one_rank_is_slow(evidence: Evidence) -> Verdict | None:
+    """Learners wait for another, which has data and computes longer."""
+    others_wait = evidence.others_wait
+    if evidence.wait >= SIGNIFICANT_COST or others_wait < SIGNIFICANT_COST:
+        return None
+
+    name = evidence.learner.get("name", "a learner")
+    learners = len(evidence.learners)
+    return Verdict(
+        kind="slow_rank",
+        finding=f"{name} is slow: the other learners wait {percent(others_wait)} for it",
+        reason=f"it computes {percent(evidence.share('compute'))} of the time and does not wait",
+        next_step="look at its host; if it stays slow, set learner.pace=backup or tap, which do "
+        "not wait for it: backup drops its samples, tap applies them late",
+        cost=others_wait * (learners - 1) / learners,
+    )
+
+
+def cores_are_crowded(evidence: Evidence) -> Verdict | None:
+    """The learner computes longer than it would alone, as others take its cores."""
+    cores = evidence.cores
+    busy_cores = evidence.busy_cores
+    run_fills_cores = busy_cores >= CROWDED_CORES * cores
+    slowdown = evidence.coreless
+    if run_fills_cores:
+        slowdown = max(slowdown, evidence.below_ceiling)
+    if slowdown < SIGNIFICANT_SLOWDOWN:
+        return None
+
+    if run_fills_cores:
+        next_step = "move actors to other hosts (`penstock actor`), or let fewer play: actors.count"
+        if evidence.env_waits > ENV_WAITS * evidence.actors_share("step"):
+            next_step += "; as the environment waits, give each more actors.env_threads instead"
+    else:
+        next_step = "see what else runs on this host, or limits this run (a container's quota)"
+
+    learner_cpu = evidence.learner_cpu
+    return Verdict(
+        kind="crowded",
+        finding="the cores are crowded: the learner has work for "
+        f"{percent(evidence.share('compute'))} of the clock, and for {percent(slowdown)} of the "
+        "clock it waits for a core that other programs and processes of this host have "
+        f"({cores:g} cores)",
+        reason=f"{evidence.describe_learner()}; it keeps {learner_cpu:.2f} of {cores:g} cores "
+        f"busy, the rest of the run {busy_cores - learner_cpu:.2f}",
+        next_step=next_step,
+        cost=slowdown,
+    )
+
+
+def copies_to_device(evidence: Evidence) -> Verdict | None:
     """The learner waits for copies to the device."""
-    share = e.share("h2d_exposed")
-    if share < WORTH:
+    share = evidence.share("h2d_exposed")
+    if share < SIGNIFICANT_COST:
         return None
+
+    next_step = "send uint8 observations and stack frames on the device"
+    if not evidence.from_replay and not evidence.lent_by_batch:
+        next_step = f"copy ahead, learner.prefetch=2; {next_step}"
     return Verdict(
-        "slow_copy",
-        f"copying to the device is exposed: {percent(share)} of the learner's time",
-        "the copy is not overlapped with training",
-        ("" if e.from_replay or e.lent_by_batch else "copy ahead, learner.prefetch=2; ")
-        + "send uint8 observations and stack frames on the device",
-        share,
+        kind="slow_copy",
+        finding=f"copying to the device is exposed: {percent(share)} of the learner's time",
+        reason="the copy is not overlapped with training",
+        next_step=next_step,
+        cost=share,
     )
 
 
-def launches_are_slow(e: Evidence) -> Verdict | None:
+def launches_are_slow(evidence: Evidence) -> Verdict | None:
     """The host puts kernels on the GPU more slowly than that runs them."""
-    share = e.between_kernels
-    if share < GAPS:
+    share = evidence.between_kernels
+    if share < KERNEL_GAPS:
         return None
-    micro_batch = e.option("learner", "micro_batch", None)
-    passes = "" if micro_batch is None else "whole updates in one pass (learner.micro_batch=null), "
+
+    one_pass = ""
+    if evidence.option("learner", "micro_batch", None) is not None:
+        one_pass = "whole updates in one pass (learner.micro_batch=null), "
+    compute = evidence.share("compute")
     return Verdict(
-        "launch_bound",
-        f"the GPU waits for launches: in {percent(share)} of the learner's time it is to compute "
-        "and runs no kernel",
-        f"its passes take {percent(e.share('compute'))} of the time, and kernels run in "
-        f"{percent(e.share('compute') - share)}",
-        f"fewer and larger kernels: {passes}larger batches "
-        "(learner.batch_slots), a network of fewer and wider layers",
-        share,
+        kind="launch_bound",
+        finding=f"the GPU waits for launches: in {percent(share)} of the learner's time it is to "
+        "compute and runs no kernel",
+        reason=f"its passes take {percent(compute)} of the time, and kernels run in "
+        f"{percent(compute - share)}",
+        next_step=f"fewer and larger kernels: {one_pass}larger batches (learner.batch_slots), a "
+        "network of fewer and wider layers",
+        cost=share,
     )
 
 
-def publishes_long(e: Evidence) -> Verdict | None:
+def publishes_long(evidence: Evidence) -> Verdict | None:
     """Publishing weights takes a large share of the learner's time."""
-    share = e.share("publish")
-    if share < WORTH:
+    share = evidence.share("publish")
+    if share < SIGNIFICANT_COST:
         return None
-    every = int(e.option("learner", "publish_every", 1))
+
+    publish_every = int(evidence.option("learner", "publish_every", 1))
+    steps = (
+        f"every {publish_every} optimizer steps" if publish_every > 1 else "every optimizer step"
+    )
+    if evidence.lent_by_batch:
+        next_step = "make batches larger: learner.batch_slots, actors.envs or actors.unroll"
+    else:
+        next_step = f"publish half as often: learner.publish_every={2 * publish_every}"
     return Verdict(
-        "slow_publish",
-        f"publishing weights takes {percent(share)} of the learner's time",
-        f"weights go out after every {every} optimizer steps"
-        if every > 1
-        else "weights go out after every optimizer step",
-        "make batches larger: learner.batch_slots, actors.envs or actors.unroll"
-        if e.lent_by_batch
-        else f"publish half as often: learner.publish_every={2 * every}",
-        share,
+        kind="slow_publish",
+        finding=f"publishing weights takes {percent(share)} of the learner's time",
+        reason=f"weights go out after {steps}",
+        next_step=next_step,
+        cost=share,
     )
 
 
-def bookkeeping_is_large(e: Evidence) -> Verdict | None:
+def bookkeeping_is_large(evidence: Evidence) -> Verdict | None:
     """Saving, counting and reporting take a large share of the learner's time."""
-    share = e.share("bookkeeping")
-    if share < WORTH:
+    share = evidence.share("bookkeeping")
+    if share < SIGNIFICANT_COST:
         return None
-    save = float(e.learner["parts"].get("save", 0.0))
-    many = "make batches fewer and larger: learner.batch_slots, actors.envs or actors.unroll"
+
+    saving = float(evidence.learner["parts"].get("save", 0.0))
+    if saving > share / 2:
+        next_step = "checkpoint less often: checkpoint.every_s"
+    else:
+        next_step = (
+            "make batches fewer and larger: learner.batch_slots, actors.envs or actors.unroll"
+        )
     return Verdict(
-        "bookkeeping",
-        f"bookkeeping takes {percent(share)} of the learner's time",
-        f"{percent(save)} is saving, the rest counting and reporting",
-        "checkpoint less often: checkpoint.every_s" if save > share / 2 else many,
-        share,
+        kind="bookkeeping",
+        finding=f"bookkeeping takes {percent(share)} of the learner's time",
+        reason=f"{percent(saving)} is saving, the rest counting and reporting",
+        next_step=next_step,
+        cost=share,
     )
 
 
-def other_is_large(e: Evidence) -> Verdict | None:
-    """Time of the learner that no part claims."""
-    share = e.share("other")
-    if share < WORTH:
+def other_is_large(evidence: Evidence) -> Verdict | None:
+    """No part of the ledger claims a large share of the learner's time."""
+    share = evidence.share("other")
+    if share < SIGNIFICANT_COST:
         return None
+
     return Verdict(
-        "other",
-        f"{percent(share)} of the learner's time is neither data nor training",
-        "no part of the ledger claims it",
-        "find its cause: the trace shows when it occurs, `penstock stacks RUN` and `penstock "
-        "profile --torch` show the code",
-        share,
+        kind="other",
+        finding=f"{percent(share)} of the learner's time is neither data nor training",
+        reason="no part of the ledger claims it",
+        next_step="find its cause: the trace shows when it occurs, `penstock stacks RUN` and "
+        "`penstock profile --torch` show the code",
+        cost=share,
     )
 
 
-def lag_is_big(e: Evidence) -> Verdict | None:
+def lag_is_big(evidence: Evidence) -> Verdict | None:
     """Samples are older than they need be; dropped for it, or trained on."""
-    lag = e.flow.get("policy_lag") or {}
-    mean, largest = float(lag.get("mean") or 0.0), float(lag.get("max") or 0.0)
-    dropped, needed = e.dropped("lag"), needed_lag(e)
-    limit = int(e.option("transport", "max_policy_lag", 1000))
-    slots = int(e.option("transport", "slots", 2))
-    if dropped >= WORTH:
+    policy_lag = evidence.flow.get("policy_lag") or {}
+    mean_lag = float(policy_lag.get("mean") or 0.0)
+    needed = needed_lag(evidence)
+    dropped = evidence.dropped("lag")
+
+    if dropped >= SIGNIFICANT_COST:
+        limit = int(evidence.option("transport", "max_policy_lag", 1000))
+        cost = dropped
         finding = f"samples are too old: {percent(dropped)} are dropped"
         reason = f"they were played with weights more than {limit} updates behind"
-        step = (
+        next_step = (
             "play shorter unrolls (actors.unroll), or allow more: "
             f"transport.max_policy_lag={2 * limit}"
         )
-    elif needed and mean > FAR * needed:
-        finding = f"samples are old: policy lag is {mean:.0f} updates, at most {largest:.0f}"
+    elif needed and mean_lag > LARGE_LAG * needed:
+        largest_lag = float(policy_lag.get("max") or 0.0)
+        cost = 0.0
+        finding = (
+            f"samples are old: policy lag is {mean_lag:.0f} updates, at most {largest_lag:.0f}"
+        )
         reason = f"this queue needs {needed:.0f} to keep the learner fed; the rest only waits in it"
-        step = "fewer actors wait less"
+        next_step = "fewer actors wait less"
     else:
         return None
+
+    slots = int(evidence.option("transport", "slots", 2))
     if slots > 1:
-        step = f"keep less waiting: transport.slots=1 instead of {slots}; {step}"
-    return Verdict("big_lag", finding, reason, step, dropped if dropped >= WORTH else 0.0)
+        next_step = f"keep less waiting: transport.slots=1 instead of {slots}; {next_step}"
+    return Verdict(kind="big_lag", finding=finding, reason=reason, next_step=next_step, cost=cost)
 
 
-def learner_is_slow(e: Evidence) -> Verdict | None:
+def learner_is_slow(evidence: Evidence) -> Verdict | None:
     """Actors could make far more than is trained."""
-    fill = float(e.learner.get("queue_fill") or 0.0)
-    surplus = max(e.played("wait"), e.dropped("stale"))
-    if surplus <= RESERVE and (e.actors or fill < FULL):
+    actors = len(evidence.actors)
+    queue_fill = float(evidence.learner.get("queue_fill") or 0.0)
+    surplus = max(evidence.actors_share("wait"), evidence.dropped("stale"))
+    has_surplus = surplus > ACTOR_RESERVE
+    has_unseen_actors = not actors and queue_fill >= FULL_QUEUE  # they play on other hosts
+    if not has_surplus and not has_unseen_actors:
         return None
-    steps = []
-    if e.gains_by_bf16:
-        steps.append("learner.precision=auto")
-    steps.append("a GPU" if e.device == "cpu" else f"learner.count={len(e.learners) + 1}")
-    enough = math.ceil(len(e.actors) * (1.0 - surplus) / (1.0 - RESERVE))
-    if 0 < enough < len(e.actors) and not e.lent_by_batch:  # there they wait for their turn
-        fewer = len(e.all_actors) - (len(e.actors) - enough) * len(e.learners)
-        steps.append(f"or fewer actors: {max(1, fewer)} would keep it as busy (actors.count)")
-    waits = f"; actors wait {percent(surplus)} for it" if e.actors else ""
+
+    advice = []
+    if evidence.gains_by_bf16:
+        advice.append("learner.precision=auto")
+    learners = len(evidence.learners)
+    advice.append("a GPU" if evidence.device == "cpu" else f"learner.count={learners + 1}")
+
+    # Fewer actors would do, except where they only wait for their turn.
+    enough = math.ceil(actors * (1.0 - surplus) / (1.0 - ACTOR_RESERVE))
+    if 0 < enough < actors and not evidence.lent_by_batch:
+        count = max(1, len(evidence.all_actors) - (actors - enough) * learners)
+        advice.append(f"or fewer actors: {count} would keep it as busy (actors.count)")
+
+    waits = f"; actors wait {percent(surplus)} for it" if actors else ""
     return Verdict(
-        "slow_learner",
-        f"the learner is the limit: the queue is {percent(fill)} full{waits}",
-        e.computes,
-        ", ".join(steps),
+        kind="slow_learner",
+        finding=f"the learner is the limit: the queue is {percent(queue_fill)} full{waits}",
+        reason=evidence.describe_learner(),
+        next_step=", ".join(advice),
     )
 
 
-def nothing_waits(e: Evidence) -> Verdict:
-    """No rule has found anything."""
-    faster = ["a GPU"] if e.device == "cpu" else []
-    faster += ["learner.precision=auto"] if e.gains_by_bf16 else []
+def nothing_waits(evidence: Evidence) -> Verdict:
+    """The verdict where no rule has found anything."""
+    faster = []
+    if evidence.device == "cpu":
+        faster.append("a GPU")
+    if evidence.gains_by_bf16:
+        faster.append("learner.precision=auto")
+    faster.append(f"learner.count={len(evidence.learners) + 1}")
+
     return Verdict(
-        "healthy",
-        "nothing waits: the learner is the limit",
-        e.computes,
-        "nothing to change here; more throughput takes a faster learner: "
-        + ", ".join([*faster, f"learner.count={len(e.learners) + 1}"]),
+        kind="healthy",
+        finding="nothing waits: the learner is the limit",
+        reason=evidence.describe_learner(),
+        next_step="nothing to change here; more throughput takes a faster learner: "
+        + ", ".join(faster),
     )
 
 
-def needed_lag(e: Evidence) -> float:
-    """Updates between acting and training if each actor has one slot in hand and the learner its
-    batches ahead; 0 for replay, whose samples are meant to be old, and where slots are lent by
-    batch, with a lag that is set."""
-    if e.from_replay or e.lent_by_batch or not e.actors:
+def needed_lag(evidence: Evidence) -> float:
+    """Returns the updates between acting and training that keep the learner fed.
+
+    Each actor has one slot in hand then, and the learner its batches ahead. 0 for replay, whose
+    samples are meant to be old; for slots lent by batch, whose lag is set; and without actors.
+    """
+    if evidence.from_replay or evidence.lent_by_batch or not evidence.actors:
         return 0.0
-    batch = int(e.option("learner", "batch_slots", 1))
-    ahead = int(e.option("learner", "prefetch", 1)) + 1
-    updates = e.updates_of_batch / e.option("learner", "accumulate", 1)
-    every = int(e.option("learner", "publish_every", 1))
-    return float((math.ceil(len(e.actors) / batch) + ahead) * updates + every - 1)
+
+    batch_slots = int(evidence.option("learner", "batch_slots", 1))
+    batches_in_hand = math.ceil(len(evidence.actors) / batch_slots)
+    batches_ahead = int(evidence.option("learner", "prefetch", 1)) + 1
+    updates_per_batch = evidence.updates_of_batch / evidence.option("learner", "accumulate", 1)
+    publish_every = int(evidence.option("learner", "publish_every", 1))
+    return float((batches_in_hand + batches_ahead) * updates_per_batch + publish_every - 1)

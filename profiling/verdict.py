@@ -8,7 +8,7 @@ comes last, in the order of `RULES`.
 from __future__ import annotations
 
 from penstock.profiling.evidence import Evidence, Profile
-from penstock.profiling.rule import WAITS, Rule, Verdict, empty
+from penstock.profiling.rule import ENV_WAITS, Rule, Verdict, nothing_to_judge
 from penstock.profiling.rules_feed import waits_for_data
 from penstock.profiling.rules_learner import (
     bookkeeping_is_large,
@@ -27,6 +27,7 @@ from penstock.profiling.rules_learner import (
 
 __all__ = ["Verdict", "depends_on_threads", "findings"]
 
+# Findings that cost nothing come in this order.
 RULES: tuple[Rule, ...] = (
     waits_for_data,
     gathering_is_exposed,
@@ -44,22 +45,32 @@ RULES: tuple[Rule, ...] = (
 
 
 def findings(profile: Profile) -> list[Verdict]:
-    """All that is found, the costliest first; "healthy" where nothing costs anything. ``profile``
-    is what `penstock profile --json` prints."""
-    if not any(any(rank["ledger"].values()) for rank in profile["learner"]):
-        return [empty("no learner", "the run ended before it trained: see its last words")]
+    """Returns all that is found, the costliest first; "healthy" where nothing costs anything.
+
+    ``profile`` is what `penstock profile --json` prints.
+    """
+    if not any(any(learner["ledger"].values()) for learner in profile["learner"]):
+        return [
+            nothing_to_judge("no learner", "the run ended before it trained: see its last words")
+        ]
     evidence = Evidence(profile)
-    if evidence.idle:
-        return [empty("the learner finished no step", "profile for longer: --seconds")]
-    found = [verdict for rule in RULES if (verdict := rule(evidence))]
-    return sorted(found, key=lambda verdict: -verdict.cost) or [nothing_waits(evidence)]
+    if evidence.trained_nothing:
+        return [nothing_to_judge("the learner finished no step", "profile for longer: --seconds")]
+
+    verdicts = [verdict for rule in RULES if (verdict := rule(evidence)) is not None]
+    if not verdicts:
+        return [nothing_waits(evidence)]
+    return sorted(verdicts, key=lambda verdict: -verdict.cost)
 
 
 def depends_on_threads(profile: Profile) -> bool:
-    """Whether a trial of `actors.env_threads` may change what is found: actors spend most of their
-    time in steps of the environment, and much of that without computing."""
-    slow = {"slow_environment", "waiting_environment"}
-    if slow.isdisjoint(verdict.kind for verdict in findings(profile)):
+    """Whether a trial of `actors.env_threads` may change what is found.
+
+    That is so if actors spend most of their time in steps of the environment, and much of that
+    without computing.
+    """
+    kinds = {verdict.kind for verdict in findings(profile)}
+    if kinds.isdisjoint({"slow_environment", "waiting_environment"}):
         return False
     evidence = Evidence(profile)
-    return evidence.env_rests > WAITS * evidence.played("step")
+    return evidence.env_without_computing > ENV_WAITS * evidence.actors_share("step")

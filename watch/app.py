@@ -25,51 +25,56 @@ from penstock.watch.orders import Orders
 from penstock.watch.page_files import KINDS, STATIC, plotly_script
 from penstock.watch.views import MOST_COMPARED, MOST_METRICS, RUN_VIEWS, Views
 
-NAME_LENGTH = 1000
-BODY_S = 10
+NAME_LENGTH = 1000  # characters of a field of a query
+BODY_S = 10  # the time in which an order has to arrive
+DIGITS = 9  # digits of a whole number
 logger = logging.getLogger(__name__)
 
 
 def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> GuardedApp:
-    """The application that serves ``views`` behind ``guard``."""
-    give = (orders or Orders()).give
-    read = _readers(views, guard)
+    """Returns the application that serves ``views`` behind ``guard``, and gives ``orders``."""
+    run_orders = Orders() if orders is None else orders
+    view_functions = _view_functions(views, guard)
+    static_files = {"/": STATIC / "index.html"}
+    static_files |= {f"/{path.name}": path for path in STATIC.iterdir()}
+    plotly = plotly_script()
 
     async def api(request: Request) -> Response:
-        made = read.get(request.path_params["view"])
-        if made is None:
+        """Answer with a view as JSON."""
+        view = view_functions.get(request.path_params["view"])
+        if view is None:
             return PlainTextResponse("penstock: no such view\n", 404)
-        return await _answer(lambda: made(request.query_params))
+        return await _answer(lambda: view(request.query_params))
 
     async def order(request: Request) -> Response:
+        """Carry out an order, and answer with its result."""
         name = await _ordered_run(request)
         if isinstance(name, Response):
             return name
         kind = request.path_params["order"]
-        return await _answer(lambda: give(kind, views.catalog.run(name).folder))
+        return await _answer(lambda: run_orders.give(kind, views.catalog.run(name).folder))
 
     async def video(request: Request) -> Response:
+        """Answer with the file of a video."""
         query = request.query_params
         try:
-            path, kind = await run_in_threadpool(
+            path, media_type = await run_in_threadpool(
                 lambda: views.video(_text(query, "run"), _text(query, "file"))
             )
         except UserError as error:
             return PlainTextResponse(f"penstock: {error}\n", 404)
-        return FileResponse(path, media_type=kind)
-
-    files = {"/": STATIC / "index.html", **{f"/{p.name}": p for p in STATIC.iterdir()}}
+        return FileResponse(path, media_type=media_type)
 
     async def static(request: Request) -> Response:
-        path = files.get(request.url.path)
+        """Answer with a file of the page."""
+        path = static_files.get(request.url.path)
         if path is None or path.suffix not in KINDS:
             return PlainTextResponse("penstock: no such page\n", 404)
         headers = {"cache-control": "no-cache"}
         return FileResponse(path, media_type=KINDS[path.suffix], headers=headers)
 
-    plotly = plotly_script()
-
     async def charts(request: Request) -> Response:
+        """Answer with plotly.js."""
         headers = {"cache-control": "private, max-age=3600"}
         return FileResponse(plotly, media_type=KINDS[".js"], headers=headers)
 
@@ -85,42 +90,46 @@ def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> Guarde
     return GuardedApp(app, guard)
 
 
-def _readers(views: Views, guard: Guard) -> dict[str, Callable[[QueryParams], Any]]:
-    """What GET /api/NAME returns, by name."""
+def _view_functions(views: Views, guard: Guard) -> dict[str, Callable[[QueryParams], Any]]:
+    """Returns what makes the answer to GET /api/NAME of the query, by NAME."""
 
     def of_run(view: Callable[[Views, str], Any]) -> Callable[[QueryParams], Any]:
-        return lambda q: view(views, _text(q, "run"))
+        """Returns the function for a view of one run, which the query names."""
+        return lambda query: view(views, _text(query, "run"))
 
     return {
         **{name: of_run(view) for name, view in RUN_VIEWS.items()},
-        "session": lambda q: {
+        "session": lambda query: {
             "version": penstock.__version__,
             "header": ORDER_HEADER,
             "token": guard.order_token,
         },
-        "runs": lambda q: views.runs(),
-        "curves": lambda q: views.curves(
-            _texts(q, "run", MOST_COMPARED + 1),
-            _texts(q, "metric", MOST_METRICS + 1),
-            _text(q, "x", "env_steps"),
-            _whole(q, "smooth", 1),
-            _whole(q, "points", 600),
-            _number(q, "low"),
-            _number(q, "high"),
-            _text(q, "known", ""),
-            by_seed=_text(q, "seeds", "apart") != "together",
+        "runs": lambda query: views.runs(),
+        "curves": lambda query: views.curves(
+            _texts(query, "run", MOST_COMPARED + 1),
+            _texts(query, "metric", MOST_METRICS + 1),
+            x=_text(query, "x", "env_steps"),
+            count=_whole_number(query, "smooth", 1),
+            points=_whole_number(query, "points", 600),
+            low=_number(query, "low"),
+            high=_number(query, "high"),
+            known_version=_text(query, "known", ""),
+            by_seed=_text(query, "seeds", "apart") != "together",
         ),
-        "metrics": lambda q: views.metrics(_texts(q, "run", MOST_COMPARED)),
-        "events": lambda q: views.events(
-            _text(q, "run"), *(_text(q, name, "") for name in ("kind", "role", "text"))
+        "metrics": lambda query: views.metrics(_texts(query, "run", MOST_COMPARED)),
+        "events": lambda query: views.events(
+            _text(query, "run"),
+            kind=_text(query, "kind", ""),
+            role=_text(query, "role", ""),
+            text=_text(query, "text", ""),
         ),
-        "log": lambda q: views.log(_text(q, "run"), _text(q, "role")),
-        "decisions": lambda q: views.decisions(_text(q, "run"), _text(q, "file")),
+        "log": lambda query: views.log(_text(query, "run"), _text(query, "role")),
+        "decisions": lambda query: views.decisions(_text(query, "run"), _text(query, "file")),
     }
 
 
 async def _ordered_run(request: Request) -> str | Response:
-    """The name of the run in an order, or the refusal of the request."""
+    """Returns the name of the run in an order, or the refusal of the request."""
     body = b""
     try:
         async with asyncio.timeout(BODY_S):
@@ -130,6 +139,7 @@ async def _ordered_run(request: Request) -> str | Response:
                     return JSONResponse({"error": "the order is too long"}, 413)
     except TimeoutError:
         return JSONResponse({"error": f"the order did not arrive within {BODY_S} s"}, 408)
+
     try:
         name = json.loads(body)["run"]
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -139,10 +149,13 @@ async def _ordered_run(request: Request) -> str | Response:
     return name
 
 
-async def _answer(made: Callable[[], Any]) -> Response:
-    """The JSON of a view; 400 with a sentence for bad input."""
+async def _answer(make_result: Callable[[], Any]) -> Response:
+    """Returns the result as JSON; an error of HTTP with a sentence if it cannot be made.
+
+    ``make_result`` is called in a thread, as it reads files.
+    """
     try:
-        return JSONResponse(await run_in_threadpool(made))
+        return JSONResponse(await run_in_threadpool(make_result))
     except UserError as error:
         return JSONResponse({"error": str(error)}, 400)
     except TimeoutError:
@@ -153,22 +166,26 @@ async def _answer(made: Callable[[], Any]) -> Response:
 
 
 def _texts(query: QueryParams, name: str, most: int) -> list[str]:
-    found = query.getlist(name)
-    if not found or len(found) > most or any(len(text) > NAME_LENGTH for text in found):
+    """Returns all values of a field. Raises UserError without one, or for too many or too long."""
+    values = query.getlist(name)
+    if not values or len(values) > most or any(len(value) > NAME_LENGTH for value in values):
         raise UserError(f"give {name} 1 to {most} times, each below {NAME_LENGTH} characters")
-    return found
+    return values
 
 
 def _text(query: QueryParams, name: str, default: str | None = None) -> str:
+    """Returns the value of a field, or the default. Raises UserError without either."""
     if default is not None and name not in query:
         return default
     return _texts(query, name, 1)[0]
 
 
 def _number(query: QueryParams, name: str) -> float | None:
+    """Returns the number in a field; None without the field. Raises UserError for another text."""
     if name not in query:
         return None
-    text, value = _text(query, name), None
+    text = _text(query, name)
+    value = None
     with suppress(ValueError):
         value = finite(float(text))
     if value is None:
@@ -176,8 +193,9 @@ def _number(query: QueryParams, name: str) -> float | None:
     return value
 
 
-def _whole(query: QueryParams, name: str, default: int) -> int:
+def _whole_number(query: QueryParams, name: str, default: int) -> int:
+    """Returns the whole number in a field, or the default. Raises UserError for another text."""
     text = _text(query, name, str(default))
-    if not text.isascii() or not text.isdigit() or len(text) > 9:
+    if not text.isascii() or not text.isdigit() or len(text) > DIGITS:
         raise UserError(f"{name} is {text[:40]!r}; it must be a whole number")
     return int(text)

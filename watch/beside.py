@@ -20,38 +20,45 @@ from penstock.core.interfaces import Json, MetricSink
 from penstock.core.notes import note_logger
 from penstock.core.processes import python
 
+# The process of the page may take this long to end.
 END_S = 5.0
+# The longest line with its address.
 LINE_NBYTES = 4096
 logger = note_logger(__name__)
 
 
 class PageBeside(MetricSink):
-    """Starts `penstock watch RUN` at the first tick and notes its address. A page that cannot be
-    served is noted too, and the run continues without it."""
+    """Starts `penstock watch RUN` at the first tick and notes its address.
+
+    A page that cannot be served is noted too, and the run continues without it.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._process: subprocess.Popen[bytes] | None = None
         self._line = b""
-        self._waits = True  # for the address
+        """What the process has printed so far."""
+        self._awaits_address = True
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
-        """Nothing: the page reads the files of the run."""
+        """Do nothing: the page reads the files of the run."""
 
     def tick(self) -> None:
         """Start the process, or see whether it has printed its address. Never blocks."""
         if self._process is None:
             self._start()
-        elif self._waits and self._process.stdout is not None:
+        elif self._awaits_address and self._process.stdout is not None:
             while select.select([self._process.stdout], [], [], 0)[0]:
                 data = self._process.stdout.raw.read(LINE_NBYTES)  # type: ignore[attr-defined]
                 self._line += data
-                if not data or b"\n" in self._line or len(self._line) > LINE_NBYTES:
-                    self._waits = False
+                has_ended = not data
+                if has_ended or b"\n" in self._line or len(self._line) > LINE_NBYTES:
+                    self._awaits_address = False
                     self._note_address()
                     break
 
     def _start(self) -> None:
+        """Start the process; note it if that fails."""
         command = python("penstock.watch.beside", self._run_dir.absolute())
         try:
             self._process = subprocess.Popen(
@@ -62,18 +69,19 @@ class PageBeside(MetricSink):
                 start_new_session=True,  # Ctrl-C reaches only the supervisor
             )
         except OSError as error:
-            self._waits = False
+            self._awaits_address = False
             logger.warning(f"the page of the run cannot be served: {error}")
 
     def _note_address(self) -> None:
+        """Note the address that the process has printed, or why it serves no page."""
         try:
-            said = json.loads(self._line.partition(b"\n")[0])
+            message = json.loads(self._line.partition(b"\n")[0])
         except ValueError:
-            said = {}
-        if "address" in said:
-            logger.info(f"the run is shown at {said['address']}")
+            message = {}
+        if "address" in message:
+            logger.info(f"the run is shown at {message['address']}")
         else:
-            reason = said.get("error", "its process has ended")
+            reason = message.get("error", "its process has ended")
             logger.warning(f"the page of the run cannot be served: {reason}")
 
     def close(self) -> None:
@@ -81,10 +89,12 @@ class PageBeside(MetricSink):
         process, self._process = self._process, None
         if process is None:
             return
+
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with suppress(OSError):
                     pipe.close()
+
         process.terminate()
         try:
             process.wait(END_S)
@@ -94,8 +104,10 @@ class PageBeside(MetricSink):
 
 
 def main(run_dir: str) -> int:
-    """Serve the run on loopback; the address, or the reason for none, is a JSON object on standard
-    output."""
+    """Serve the run on loopback, until standard input is closed; returns the exit code.
+
+    The address, or the reason for none, is a JSON object on standard output.
+    """
     from penstock.watch.server import Listen, serve
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -108,10 +120,12 @@ def main(run_dir: str) -> int:
 
 
 def _print_json(**fields: str) -> None:
+    """Print a JSON object with these fields as a line."""
     print(json.dumps(fields), flush=True)
 
 
 def _end_with_parent() -> None:
+    """Wait until standard input is closed, which the parent does by ending too; then end."""
     sys.stdin.buffer.read()
     os.kill(os.getpid(), signal.SIGTERM)
 

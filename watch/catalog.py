@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
@@ -18,12 +18,23 @@ from penstock.monitor.run_folder.files import is_trusted
 from penstock.monitor.run_folder.record import METRICS
 from penstock.watch.watched_run import WatchedRun
 
-DEPTH = 3  # of folders below the given one
+DEPTH = 3  # levels of folders that are searched below the given one
 MOST_RUNS = 2000
-MOST_FOLDERS = 20_000  # that are searched
+MOST_FOLDERS = 20_000  # searched folders
 MOST_LOADED = 24  # runs whose measurements are kept in memory
 SEARCHED_EVERY_S = 3.0
-ALONE = "."  # the name of the run that is the given folder itself
+# The name of the run that is the given folder itself.
+ALONE = "."
+
+FolderId = tuple[int, int]
+"""The device and inode of a folder, which change if it is replaced."""
+
+
+class RunLocation(NamedTuple):
+    """A folder that contains a run."""
+
+    path: Path
+    identity: FolderId
 
 
 class RunCatalog:
@@ -43,84 +54,108 @@ class RunCatalog:
         self.folder = folder
         self._lock = threading.Lock()
         self._runs: dict[str, WatchedRun] = {}
+        """The runs that the last search has found, by name."""
         self._searched_s = float("-inf")
+        """When that search was."""
         self._loaded: OrderedDict[str, WatchedRun] = OrderedDict()
+        """The runs that were requested, the last request last."""
 
     def names(self) -> list[str]:
-        """The names of all runs: paths below the folder, or `ALONE`."""
+        """Returns the names of all runs: paths below the folder, or `ALONE`."""
         with self._lock:
             self._search()
             return list(self._runs)
 
     def run(self, name: str) -> WatchedRun:
-        """The run with this name. Raises UserError for a name that is not one of `names`."""
+        """Returns the run with this name.
+
+        Of more than `MOST_LOADED` runs, the one whose last request is longest ago is unloaded.
+
+        Raises UserError for a name that is not one of `names`.
+        """
         with self._lock:
             if name not in self._runs:
                 self._search()
             if name not in self._runs:
                 raise UserError(f"no run is named {name[:80]!r} here; choose one of the list")
-            found = self._loaded[name] = self._runs[name]
+
+            run = self._runs[name]
+            self._loaded[name] = run
             self._loaded.move_to_end(name)
             while len(self._loaded) > MOST_LOADED:
-                self._loaded.popitem(last=False)[1].unload()
-            return found
+                _, oldest = self._loaded.popitem(last=False)
+                oldest.unload()
+            return run
 
     def path(self, name: str) -> Path | None:
-        """The folder of the run with this name, whose files are not read for it; None where it has
-        been deleted."""
+        """Returns the folder of the run with this name; None where it has been deleted.
+
+        No file of the run is read for it.
+        """
         run = self._runs.get(name)
         return None if run is None else run.folder
 
     def rows(self) -> list[dict[str, Any]]:
-        """What the list shows of each run, the newest first."""
+        """Returns what the list shows of each run, the newest first."""
         names = self.names()
-        here = self.folder.resolve().name
-        found = [
-            {"name": name, "title": here if name == ALONE else name, **self._runs[name].row()}
-            for name in names
-            if name in self._runs
-        ]
-        return sorted(found, key=lambda row: -row["started"])
+        folder_name = self.folder.resolve().name
+        rows = []
+        for name in names:
+            if name in self._runs:  # else it was deleted just now
+                title = folder_name if name == ALONE else name
+                rows.append({"name": name, "title": title, **self._runs[name].row()})
+        return sorted(rows, key=lambda row: -row["started"])
 
     def _search(self) -> None:
+        """Search the folder for runs, at most every `SEARCHED_EVERY_S`."""
         if time.monotonic() < self._searched_s + SEARCHED_EVERY_S:
             return
         self._searched_s = time.monotonic()
-        root = Path(os.path.realpath(self.folder))
-        found: dict[str, tuple[Path, tuple[int, int]]] = {}
-        seen: set[tuple[int, int]] = set()
-        waiting = [(self.folder, ALONE, 0)]
-        searched = 0
-        while waiting and len(found) < MOST_RUNS and searched < MOST_FOLDERS:
-            path, name, depth = waiting.pop(0)
-            searched += 1
-            try:
-                about = path.stat()
-                if (about.st_dev, about.st_ino) in seen or not is_trusted(about.st_uid):
-                    continue
-                if not Path(os.path.realpath(path)).is_relative_to(root):
-                    continue
-                seen.add((about.st_dev, about.st_ino))
-                entries = sorted(os.scandir(path), key=lambda entry: entry.name)
-            except OSError:
-                continue
-            here = {entry.name for entry in entries}
-            if METRICS in here or CONFIG_FILE in here:
-                found[name] = path, (about.st_dev, about.st_ino)
-                continue
-            if depth < DEPTH:
-                for entry in entries:
-                    if entry.is_dir() and not entry.name.startswith("."):
-                        inner = entry.name if name == ALONE else f"{name}/{entry.name}"
-                        waiting.append((Path(entry.path), inner, depth + 1))
-        self._runs = {
-            name: self._known(name, path, seen_as) for name, (path, seen_as) in found.items()
-        }
+        folders = _find_runs(self.folder)
+        self._runs = {name: self._run_in(name, folder) for name, folder in folders.items()}
 
-    def _known(self, name: str, path: Path, seen_as: tuple[int, int]) -> WatchedRun:
-        """The run of a folder; another one if the folder was replaced."""
+    def _run_in(self, name: str, folder: RunLocation) -> WatchedRun:
+        """Returns the run of a folder; another one than before if the folder was replaced."""
         run = self._runs.get(name)
-        if run is None or run.seen_as != seen_as:
+        if run is None or run.seen_as != folder.identity:
             self._loaded.pop(name, None)
-            run = WatchedRun(path, seen_as)
+            run = WatchedRun(folder.path, folder.identity)
         return run
+
+
+def _find_runs(folder: Path) -> dict[str, RunLocation]:
+    """Returns the folders of runs in ``folder``, by the names of the runs.
+
+    Folders are searched level by level. Below a run, and in folders whose name begins with a dot,
+    no runs are searched for.
+    """
+    root = Path(os.path.realpath(folder))
+    runs: dict[str, RunLocation] = {}
+    visited: set[FolderId] = set()
+    queue = deque([(folder, ALONE, 0)])  # path, name and depth
+    searched = 0
+
+    while queue and len(runs) < MOST_RUNS and searched < MOST_FOLDERS:
+        path, name, depth = queue.popleft()
+        searched += 1
+        try:
+            status = path.stat()
+            identity = (status.st_dev, status.st_ino)
+            if identity in visited or not is_trusted(status.st_uid):
+                continue
+            if not Path(os.path.realpath(path)).is_relative_to(root):
+                continue
+            visited.add(identity)
+            entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+        except OSError:
+            continue
+
+        entry_names = {entry.name for entry in entries}
+        if METRICS in entry_names or CONFIG_FILE in entry_names:
+            runs[name] = RunLocation(path, identity)
+        elif depth < DEPTH:
+            for entry in entries:
+                if entry.is_dir() and not entry.name.startswith("."):
+                    inner_name = entry.name if name == ALONE else f"{name}/{entry.name}"
+                    queue.append((Path(entry.path), inner_name, depth + 1))
+    return runs

@@ -17,8 +17,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.watch.guard import NOT_OWN, Scope
 
+# A connection that completes no request for so long is closed.
 IDLE_S = 15
-SILENT = 32  # connections without a request in progress; a browser has at most six
+# So many connections may have no request in progress; a browser has at most six.
+SILENT = 32
 REFUSAL = (
     "HTTP/1.1 403 Forbidden\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n\r\n"
     f"penstock: {NOT_OWN}\n"
@@ -26,7 +28,10 @@ REFUSAL = (
 
 
 def limited(admits: Callable[[Scope], bool]) -> Callable[..., asyncio.Protocol]:
-    """What uvicorn calls for each new connection; ``admits`` decides on its two addresses."""
+    """Returns what uvicorn calls for each new connection.
+
+    ``admits`` decides on a connection by its two addresses.
+    """
     return partial(LimitedProtocol, admits)
 
 
@@ -40,6 +45,7 @@ class LimitedProtocol(H11Protocol):
         """Since when no request was in progress."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override, unused-ignore]
+        """Refuse a connection that is not admitted; if there are too many, close the oldest one."""
         super().connection_made(transport)
         if not self._admits({"client": self.client, "server": self.server}):
             self.connections.discard(self)
@@ -50,7 +56,8 @@ class LimitedProtocol(H11Protocol):
         connections: set[Any] = self.connections
         silent = [connection for connection in connections if connection.is_silent]
         if len(silent) > SILENT:
-            min(silent, key=lambda connection: connection.silent_s).end()
+            oldest = min(silent, key=lambda connection: connection.silent_s)
+            oldest.end()
         self.loop.call_later(IDLE_S, self._check)
 
     @property
@@ -64,10 +71,12 @@ class LimitedProtocol(H11Protocol):
         self.transport.close()
 
     def on_response_complete(self) -> None:
+        """Note that the connection is silent from now on."""
         self.silent_s = self.loop.time()
         super().on_response_complete()
 
     def _check(self) -> None:
+        """Close the connection if it was silent for too long, or check it later again."""
         if self.transport.is_closing():
             return
         if self.is_silent and self.loop.time() >= self.silent_s + IDLE_S:

@@ -22,18 +22,22 @@ from urllib.parse import parse_qsl
 from penstock.monitor.run_folder.files import is_trusted
 from penstock.watch.peers import user_of
 
+# The bounds of a request.
 URL_NBYTES = 8192
 BODY_NBYTES = 4096
+MOST_FIELDS = 8  # fields of the query that shows a token
 METHODS = ("GET", "HEAD", "POST")
 ORDER_HEADER = "x-penstock-token"
 COOKIE = "penstock_watch"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+# The value of a Host header: a name or an address, and a port.
 HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 TOKEN_LENGTH = 16  # characters at least
 NOT_OWN = (
     "only processes of the user that runs penstock watch, on the same host, are served; start it "
     "with --token for others"
 )
+# The headers of each reply that does not set them itself.
 HEADERS = {
     # plotly.js writes style elements, and draws its pictures as data: and blob: URLs.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self' "
@@ -48,11 +52,13 @@ HEADERS = {
 }
 
 Scope = Mapping[str, Any]
+"""A connection or a request, as ASGI describes it."""
 
 
 def is_own_peer(scope: Scope) -> bool:
     """Whether a connection comes from a process of this user, or of root, on this host."""
-    client, server = scope.get("client"), scope.get("server")
+    client = scope.get("client")
+    server = scope.get("server")
     if not client or not server or server[1] is None:
         return False
     uid = user_of((client[0], client[1]), (server[0], server[1]))
@@ -64,7 +70,8 @@ class Refusal(Exception):
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
-        self.status, self.reason = status, reason
+        self.status = status
+        self.reason = reason
 
 
 @dataclass
@@ -76,19 +83,24 @@ class Guard:
     literal_hosts: bool = False
     """Whether every IP address is accepted as Host: rebinding needs a name."""
     token: str | None = None
+    """What each request must show; None if none is needed."""
     secure: bool = False
     """Whether the server speaks TLS."""
     is_own: Callable[[Scope], bool] = is_own_peer
+    """Whether a connection comes from a process that may connect without a token."""
     order_token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    """What an order must show; only the page can read it."""
 
     def check(self, scope: Scope) -> None:
         """Raise `Refusal` for a request that must not be answered."""
-        headers = _headers(scope)
-        length = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
-        if length > URL_NBYTES:
-            raise Refusal(414, f"the address has {length} bytes; at most {URL_NBYTES} are read")
+        url_nbytes = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
+        if url_nbytes > URL_NBYTES:
+            raise Refusal(414, f"the address has {url_nbytes} bytes; at most {URL_NBYTES} are read")
         if scope["method"] not in METHODS:
             raise Refusal(405, f"{scope['method'][:20]} is not served; use GET or POST")
+
+        # The page that sends the request must be one of this server.
+        headers = _headers(scope)
         host = _one(headers, "host")
         if host is None or not self._is_ours(host):
             raise Refusal(403, "the Host header names another server; open the printed address")
@@ -98,6 +110,7 @@ class Guard:
         site = _one(headers, "sec-fetch-site")
         if site in ("cross-site", "same-site") and scope["path"] != "/":
             raise Refusal(403, "the request comes from a page of another site")
+
         self._check_token(headers)
         if scope["method"] == "POST":
             self._check_order(headers)
@@ -107,48 +120,59 @@ class Guard:
         return self.token is not None or self.is_own(scope)
 
     def _check_token(self, headers: Mapping[str, list[str]]) -> None:
+        """Raise `Refusal` if a token is needed and the request does not show it.
+
+        It is in a cookie, or in the header "authorization".
+        """
         if self.token is None:
             return
-        shown = [text.removeprefix("Bearer ") for text in headers.get("authorization", [])]
-        shown += [value for name, value in _cookies(headers) if name == COOKIE]
-        if not any(_equal(text, self.token) for text in shown):
+        tokens = [text.removeprefix("Bearer ") for text in headers.get("authorization", [])]
+        tokens += [value for name, value in _cookies(headers) if name == COOKIE]
+        if not any(_equal(token, self.token) for token in tokens):
             raise Refusal(401, "the token is missing or wrong; open the address with ?token=TOKEN")
 
     def _check_order(self, headers: Mapping[str, list[str]]) -> None:
+        """Raise `Refusal` for an order without the page's token, or of another form or size."""
         if not _equal(_one(headers, ORDER_HEADER) or "", self.order_token):
             raise Refusal(403, f"an order needs the page's token in the header {ORDER_HEADER}")
-        kind = (_one(headers, "content-type") or "").partition(";")[0].strip().lower()
-        if kind != "application/json":
+        media_type = (_one(headers, "content-type") or "").partition(";")[0].strip().lower()
+        if media_type != "application/json":
             raise Refusal(415, "an order is application/json")
-        length = _one(headers, "content-length") or ""
-        if not length.isdigit() or int(length) > BODY_NBYTES:
+        nbytes = _one(headers, "content-length") or ""
+        if not nbytes.isdigit() or int(nbytes) > BODY_NBYTES:
             raise Refusal(413, f"an order has at most {BODY_NBYTES} bytes, and says its length")
 
     def shows_token(self, scope: Scope) -> bool:
         """Whether the address has ``?token=`` with the right token."""
         if self.token is None or scope["path"] != "/" or scope["method"] != "GET":
             return False
+
         query = (scope.get("query_string") or b"").decode("latin-1")
-        shown = dict(parse_qsl(query, max_num_fields=8)) if len(query) <= URL_NBYTES else {}
+        if len(query) > URL_NBYTES:
+            query = ""
+        fields = dict(parse_qsl(query, max_num_fields=MOST_FIELDS))
         host = _one(_headers(scope), "host")
-        return (
-            host is not None and self._is_ours(host) and _equal(shown.get("token", ""), self.token)
-        )
+        if host is None or not self._is_ours(host):
+            return False
+        return _equal(fields.get("token", ""), self.token)
 
     def cookie(self) -> str:
-        """The header that keeps the token in a browser, until it is closed."""
+        """Returns the header that keeps the token in a browser, until it is closed."""
         secure = "; Secure" if self.secure else ""
         return f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/{secure}"
 
     def _is_ours(self, host: str) -> bool:
-        found = HOST.fullmatch(host)
-        if found is None:
+        """Whether a Host header names this server."""
+        match = HOST.fullmatch(host)
+        if match is None:
             return False
-        name = found["name"].strip("[]").lower()
+        name = match["name"].strip("[]").lower()
         return name in self.hosts or (self.literal_hosts and _is_address(name))
 
     def _is_same(self, origin: str, host: str) -> bool:
-        return origin.lower() == f"{'https' if self.secure else 'http'}://{host.lower()}"
+        """Whether an Origin header is that of the pages of ``host``."""
+        scheme = "https" if self.secure else "http"
+        return origin.lower() == f"{scheme}://{host.lower()}"
 
 
 class GuardedApp:
@@ -170,6 +194,7 @@ class GuardedApp:
             return
 
         async def send_with_headers(message: Any) -> None:
+            """Send a part of the reply, with the headers if it is the first part."""
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
@@ -177,10 +202,13 @@ class GuardedApp:
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 
+        # A browser that shows the token in the address gets it as a cookie, and the address
+        # without it.
         if self._guard.shows_token(scope):
-            extra = [("location", "/"), ("set-cookie", self._guard.cookie())]
-            await _reply(send_with_headers, 303, "", extra)
+            further_headers = [("location", "/"), ("set-cookie", self._guard.cookie())]
+            await _reply(send_with_headers, 303, "", further_headers)
             return
+
         try:
             self._guard.check(scope)
         except Refusal as refusal:
@@ -189,41 +217,56 @@ class GuardedApp:
         await self._app(scope, receive, send_with_headers)
 
 
-async def _reply(send: Any, status: int, text: str, extra: Iterable[tuple[str, str]] = ()) -> None:
-    headers = [("content-type", "text/plain; charset=utf-8"), ("connection", "close"), *extra]
-    coded = [(name.encode(), value.encode()) for name, value in headers]
-    await send({"type": "http.response.start", "status": status, "headers": coded})
+async def _reply(
+    send: Any, status: int, text: str, further_headers: Iterable[tuple[str, str]] = ()
+) -> None:
+    """Send a reply of plain text, and close the connection."""
+    headers = [
+        ("content-type", "text/plain; charset=utf-8"),
+        ("connection", "close"),
+        *further_headers,
+    ]
+    encoded_headers = [(name.encode(), value.encode()) for name, value in headers]
+    await send({"type": "http.response.start", "status": status, "headers": encoded_headers})
     await send({"type": "http.response.body", "body": text.encode()})
 
 
 def _headers(scope: Scope) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    """Returns the values of each header of a request, by its name in lower case."""
+    headers: dict[str, list[str]] = {}
     for name, value in scope["headers"]:
-        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-    return found
+        headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+    return headers
 
 
 def _one(headers: Mapping[str, list[str]], name: str) -> str | None:
-    """The value of a header; "" if it is repeated, which matches nothing."""
+    """Returns the value of a header, or None; "" if it is repeated, which matches nothing."""
     values = headers.get(name, [])
-    return None if not values else values[0] if len(values) == 1 else ""
+    if not values:
+        return None
+    return values[0] if len(values) == 1 else ""
 
 
 def _cookies(headers: Mapping[str, list[str]]) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+    """Returns the names and values of all cookies that can be parsed."""
+    cookies: list[tuple[str, str]] = []
     for text in headers.get("cookie", []):
         try:
-            found += [(name, morsel.value) for name, morsel in SimpleCookie(text).items()]
+            cookies += [(name, morsel.value) for name, morsel in SimpleCookie(text).items()]
         except CookieError:
             continue
-    return found
+    return cookies
 
 
-def _equal(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode("latin-1", "replace"), other.encode("latin-1", "replace"))
+def _equal(text: str, other: str) -> bool:
+    """Whether two texts are equal, in a time that does not tell where they differ."""
+    return hmac.compare_digest(
+        text.encode("latin-1", "replace"), other.encode("latin-1", "replace")
+    )
 
 
 def _is_address(name: str) -> bool:
+    """Whether the name of a host is an IP address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

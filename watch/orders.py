@@ -23,8 +23,11 @@ from penstock.monitor import stacks as process_stacks
 from penstock.monitor.supervisor_client import SAVE, STACKS, TIMELINE, give_order, reach
 from penstock.monitor.supervisor_client import save as order_save
 
+STOP = "stop"
+RECORD = "record"
+KINDS = (SAVE, STOP, STACKS, TIMELINE, RECORD)
+# The time in which a run has to carry out an order.
 SAVE_S = 120.0
-KINDS = (SAVE, "stop", STACKS, TIMELINE, "record")
 TIMELINE_S = 10.0
 
 
@@ -38,41 +41,59 @@ class Orders:
         """``cancels``: whether a recording is to be ended, as the server ends."""
         self._cancels = cancels
         self._stopped: set[tuple[int, int | None]] = set()
-        self._locks = {name: threading.Lock() for name in KINDS}
+        """The supervisors that were asked to stop: their pid, and when they began in ticks."""
+        self._locks = {kind: threading.Lock() for kind in KINDS}
+        """Held while an order of the kind is carried out."""
 
     def give(self, order: str, folder: Path) -> dict[str, Any]:
-        """Carry out an order and return its result. Raises UserError if it is unknown, if another
-        of its kind is being carried out, or if the run does not take it."""
+        """Carry out an order and return its result.
+
+        Args:
+            order: one of `KINDS`.
+            folder: of the run.
+
+        Raises UserError if the order is unknown, if another of its kind is being carried out, or if
+        the run does not take it.
+        """
         lock = self._locks.get(order)
         if lock is None:
             raise UserError(f"the order {order[:40]!r} is unknown; give {', '.join(KINDS)}")
         if not lock.acquire(blocking=False):
             raise UserError(f"another order to {order} is being carried out; wait for it")
+
         try:
-            if order == SAVE:
-                return order_save(str(folder), SAVE_S)
-            if order == TIMELINE:
-                return _timeline(folder)
-            if order == "record":
-                return self._record(folder)
-            return process_stacks.stacks(str(folder)) if order == STACKS else self._stop(folder)
+            return self._carry_out(order, folder)
         finally:
             lock.release()
+
+    def _carry_out(self, order: str, folder: Path) -> dict[str, Any]:
+        """Carry out one of `KINDS` and return its result."""
+        if order == SAVE:
+            return order_save(str(folder), SAVE_S)
+        if order == TIMELINE:
+            return _write_timeline(folder)
+        if order == RECORD:
+            return self._record(folder)
+        if order == STACKS:
+            return process_stacks.stacks(str(folder))
+        return self._stop(folder)
 
     def _stop(self, folder: Path) -> dict[str, Any]:
         """Send SIGINT to the supervisor, as Ctrl-C does: it saves a checkpoint and ends."""
         pid = supervisor_of(folder)
-        identity = pid, began_ticks(pid)
+        identity = (pid, began_ticks(pid))
         if identity in self._stopped:
             raise UserError(
                 "the run was asked to stop already, and is saving; a second signal would end it "
                 f"without a checkpoint: kill -INT {pid}"
             )
+
         try:
             pidfd = os.pidfd_open(pid)
         except OSError as error:
             raise _inaccessible(pid, error) from error
         try:
+            # From now on the descriptor is of that process, also where its pid is used again.
             if supervisor_of(folder) != pid:
                 raise UserError("the run has just been restarted; try again")
             signal.pidfd_send_signal(pidfd, signal.SIGINT)
@@ -80,11 +101,12 @@ class Orders:
             raise UserError(f"process {pid} cannot be stopped: {error.strerror}") from error
         finally:
             os.close(pidfd)
+
         self._stopped.add(identity)
         return {"pid": pid}
 
     def _record(self, folder: Path) -> dict[str, Any]:
-        """Record the newest weights; the name of the video."""
+        """Record a video of the newest weights and return the name of its file."""
         pid = supervisor_of(folder)
         try:
             cwd = os.readlink(f"/proc/{pid}/cwd")
@@ -94,8 +116,11 @@ class Orders:
 
 
 def supervisor_of(folder: Path) -> int:
-    """The pid of the supervisor of the run in ``folder``: this user's process, which replies that
-    the folder is its own, while the folder's lock is held. Raises UserError if there is none."""
+    """Returns the pid of the supervisor of the run in ``folder``.
+
+    That is a process of this user, which replies that the folder is its own, while the folder's
+    lock is held. Raises UserError if there is none.
+    """
     reached = reach(str(folder))
     pid = reached.pid
     if reached.report is None:
@@ -103,6 +128,7 @@ def supervisor_of(folder: Path) -> int:
             f"the supervisor of {folder} (pid {pid}) does not reply, so it takes no orders; "
             f"penstock stacks {folder} shows where it hangs"
         )
+
     is_ours = _user_of(pid) == os.geteuid()
     if not (is_ours and in_use(folder) and _is_folder_of(pid, reached.report.get("run"), folder)):
         raise UserError(
@@ -113,6 +139,7 @@ def supervisor_of(folder: Path) -> int:
 
 
 def _user_of(pid: int) -> int | None:
+    """Returns the uid of a process; None if there is no such process."""
     try:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:
@@ -120,8 +147,10 @@ def _user_of(pid: int) -> int | None:
 
 
 def _is_folder_of(pid: int, run: object, folder: Path) -> bool:
-    """Whether ``run`` is ``folder`` to a process, which may have another root and another current
-    folder."""
+    """Whether the path ``run`` means ``folder`` to a process.
+
+    The process may have another root and another current folder.
+    """
     if not isinstance(run, str) or "\0" in run:
         return False
     base = Path(f"/proc/{pid}/root" if run.startswith("/") else f"/proc/{pid}/cwd")
@@ -134,13 +163,14 @@ def _is_folder_of(pid: int, run: object, folder: Path) -> bool:
 
 
 def _inaccessible(pid: int, error: OSError) -> UserError:
+    """Returns the error for a process whose entry in /proc cannot be read."""
     return UserError(
         f"process {pid} cannot be accessed: {error.strerror}; it has just ended, or runs in "
         "another container"
     )
 
 
-def _timeline(folder: Path) -> dict[str, Any]:
+def _write_timeline(folder: Path) -> dict[str, Any]:
     """Have a run write the timeline of its last minute."""
     reply = give_order(str(folder), TIMELINE, TIMELINE_S)
     if "error" in reply:

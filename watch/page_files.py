@@ -23,6 +23,7 @@ from typing import Any
 from penstock.configs.errors import UserError
 
 STATIC = Path(__file__).with_name("static")
+# The media types of the page's files, by their suffix.
 KINDS = {
     ".html": "text/html",
     ".css": "text/css",
@@ -33,7 +34,9 @@ IMPORT = re.compile(r'^import \{([^{}]*)\} from "\./([\w-]+\.js)";$', re.MULTILI
 EXPORT = re.compile(
     r"^export (?=(?:async )?(?:function|class|const) (?P<name>[A-Za-z_$][\w$]*))", re.MULTILINE
 )
+# Forms of import and export that are not understood.
 REFUSED = re.compile(r"^(?:import|export)\b.*|\bimport(?:\(|\.meta).*", re.MULTILINE)
+# The links of the page to its own files.
 LINKS = (
     '<link rel="icon" href="icon.svg" type="image/svg+xml">\n',
     '<link rel="stylesheet" href="style.css">\n',
@@ -42,9 +45,13 @@ LINKS = (
 
 
 def plotly_script() -> Path:
-    """The script of plotly.js that the installed package plotly ships. Raises UserError."""
-    found = find_spec("plotly")
-    for folder in (found.submodule_search_locations or ()) if found else ():
+    """Returns the script of plotly.js that the installed package plotly ships.
+
+    Raises UserError if the package is not installed.
+    """
+    package = find_spec("plotly")
+    folders = package.submodule_search_locations if package else None
+    for folder in folders or ():
         path = Path(folder) / "package_data" / "plotly.min.js"
         if path.is_file():
             return path
@@ -54,29 +61,38 @@ def plotly_script() -> Path:
 
 
 def bundle(modules: Mapping[str, str], entry: str) -> str:
-    """The module ``entry`` and all that it imports as the text of one script.
+    """Returns the text of one script: of the module ``entry`` and all that it imports.
+
+    ``modules`` are the texts of the modules by the names of their files.
 
     Raises ValueError for a form of import or export that is not understood.
     """
-    done: dict[str, str] = {}
+    functions: dict[str, str] = {}
 
     def add(name: str) -> None:
-        if name not in done:
-            for found in IMPORT.finditer(modules[name]):
-                add(found[2])
-            done[name] = _as_function(name, modules[name])
+        """Add a module after those that it imports."""
+        if name not in functions:
+            for statement in IMPORT.finditer(modules[name]):
+                add(statement[2])
+            functions[name] = _as_function(name, modules[name])
 
     add(entry)
-    return "\n".join(done.values())
+    return "\n".join(functions.values())
 
 
 def document(
-    html: str, style: str, scripts: Sequence[str], data: Mapping[str, Any], icon: str
+    html: str,
+    *,
+    style: str,
+    scripts: Sequence[str],
+    data: Mapping[str, Any],
+    icon: str,
 ) -> str:
-    """``html`` with its style, its scripts and ``data`` inside.
+    """Returns ``html`` with its style, its scripts and ``data`` inside.
 
     Args:
         html: the document of the page, with the three links to its own files.
+        style: a style sheet.
         scripts: each the text of a script, in the order in which they run.
         data: by the id of its element, what becomes the text of a data block: JSON of it, or a text
             of base64 as it is.
@@ -88,8 +104,10 @@ def document(
         if html.count(link) != 1:
             raise ValueError(f"the page must contain {link.strip()} once")
         html = html.replace(link, "")
-    ready = [_script_text(text) for text in scripts]
-    hashes = " ".join(f"'sha256-{_sha256(text)}'" for text in ready)
+
+    # The head allows the scripts by their hashes.
+    script_texts = [_script_text(text) for text in scripts]
+    hashes = " ".join(f"'sha256-{_sha256(text)}'" for text in script_texts)
     policy = (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
         "img-src data: blob:; media-src blob:; base-uri 'none'; form-action 'none'"
@@ -99,43 +117,54 @@ def document(
         f'<meta http-equiv="content-security-policy" content="{policy}">\n'
         f'<link rel="icon" href="{icon_url}">\n<style>\n{style}</style>\n'
     )
-    blocks = [
+
+    # The data and the scripts end the body.
+    elements = [
         f'<script type="text/plain" id="{name}">{block_text(value)}</script>\n'
         for name, value in data.items()
     ]
-    kinds = ["", ' type="module"']  # the last one runs when the document is complete
-    code = [
-        f"<script{kinds[i == len(ready) - 1]}>{text}</script>\n" for i, text in enumerate(ready)
-    ]
+    *first_scripts, last_script = script_texts
+    elements += [f"<script>{text}</script>\n" for text in first_scripts]
+    # A module runs when the document is complete.
+    elements.append(f'<script type="module">{last_script}</script>\n')
+
     html = html.replace("</head>", f"{head}</head>")
-    before, _, after = html.partition("</body>")
-    return "".join((before, *blocks, *code, "</body>", after))
+    content, _, ending = html.partition("</body>")
+    return "".join((content, *elements, "</body>", ending))
 
 
 def block_text(value: Any) -> str:
-    """JSON in which no tag or comment can begin, so that it ends no element of a document; a text
-    without such characters as it is."""
+    """Returns the text of a data block, in which no tag or comment can begin.
+
+    So it ends no element of a document. It is JSON, or a text without such characters as it is.
+    """
     if isinstance(value, str) and "<" not in value:
         return value
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _script_text(text: str) -> str:
-    """A script that ends no element. The replacements mean the same within the strings, templates
-    and regular expressions of JavaScript, where such text is."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")  # as in HTML
+    """Returns a script that ends no element.
+
+    The replacements mean the same within the strings, templates and regular expressions of
+    JavaScript, where such text is.
+    """
+    # A browser compares the hash of the text that its parser passes on, with these replacements.
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
+
     text = re.sub(r"</(?=script)", r"<\\/", text, flags=re.IGNORECASE)
     return text.replace("<!--", "\\x3c!--")
 
 
 def _sha256(text: str) -> str:
+    """Returns the hash of a script as a content security policy has it, in base64."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _as_function(name: str, text: str) -> str:
-    """A module as a constant: the object of its exports."""
-    exports = [found["name"] for found in EXPORT.finditer(text)]
-    text = IMPORT.sub(_taken, EXPORT.sub("", text))
+    """Returns a module as a constant: the object of its exports."""
+    exports = [match["name"] for match in EXPORT.finditer(text)]
+    text = IMPORT.sub(_as_pattern, EXPORT.sub("", text))
     if refused := REFUSED.search(text):
         raise ValueError(f"{name} has a form of import or export that is not known: {refused[0]}")
     return (
@@ -143,12 +172,13 @@ def _as_function(name: str, text: str) -> str:
     )
 
 
-def _taken(found: re.Match[str]) -> str:
-    """`import { a, b as c } from "./x.js";` as a constant pattern."""
-    names = [name.strip() for name in found[1].split(",") if name.strip()]
-    taken = ", ".join(name.replace(" as ", ": ") for name in names)
-    return f"const {{ {taken} }} = {_variable(found[2])};"
+def _as_pattern(match: re.Match[str]) -> str:
+    """Returns `import { a, b as c } from "./x.js";` as a constant pattern."""
+    names = [name.strip() for name in match[1].split(",") if name.strip()]
+    fields = ", ".join(name.replace(" as ", ": ") for name in names)
+    return f"const {{ {fields} }} = {_variable(match[2])};"
 
 
 def _variable(name: str) -> str:
+    """Returns the name of the constant that has the exports of a module."""
     return "module_" + re.sub(r"\W", "_", name)

@@ -17,11 +17,15 @@ from penstock.watch.catalog import RunCatalog
 from penstock.watch.guard import LOOPBACK_NAMES, TOKEN_LENGTH, Guard
 from penstock.watch.views import Views
 
+# If no port is given, the first free one of so many from `PORT` on is taken.
 PORT = 8700
-PORTS = 20  # tried after `PORT`, if none is given
+PORTS = 20
 NICE = 10  # a run beside the page has priority
-CONNECTIONS = 64
+CONNECTIONS = 64  # open at the same time
+END_S = 2  # seconds that requests in progress get when the server ends
+REQUEST_NBYTES = 1 << 14  # line and headers
 TOKEN = re.compile(rf"[A-Za-z0-9_-]{{{TOKEN_LENGTH},}}")
+# The packages of the extra that serves the page.
 PACKAGES = ("starlette", "uvicorn", "plotly")
 
 
@@ -33,9 +37,12 @@ class Listen:
     port: int | None = None
     """None for the first free one from `PORT` on, 0 for any."""
     token: str | None = None
+    """What viewers must show."""
     tls_cert: str | None = None
     tls_key: str | None = None
+    """PEM files of the certificate and its key; None for a page without TLS."""
     insecure: bool = False
+    """Whether a token may be sent in plain text."""
 
     def check(self) -> None:
         """Raise UserError for options that do not go together."""
@@ -46,6 +53,8 @@ class Listen:
                 f"--token has {len(self.token)} characters; it must have {TOKEN_LENGTH} or more "
                 "letters, digits, - and _, such as the output of: openssl rand -hex 16"
             )
+
+        # An address that other hosts can reach needs a token, which must not be sent in plain text.
         if self.is_loopback:
             return
         if self.token is None:
@@ -65,20 +74,32 @@ class Listen:
         return self.host in LOOPBACK_NAMES
 
     def guard(self) -> Guard:
-        """The rules for requests."""
+        """Returns the rules for requests."""
         names: tuple[str, ...] = LOOPBACK_NAMES
         if not self.is_loopback:
-            own = {self.host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
-            names = (*names, *sorted(own))
-        secure = self.tls_cert is not None
-        return Guard(names, not self.is_loopback, self.token, secure)
+            host_names = {self.host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
+            names = (*names, *sorted(host_names))
+        return Guard(
+            hosts=names,
+            literal_hosts=not self.is_loopback,
+            token=self.token,
+            secure=self.tls_cert is not None,
+        )
 
 
 def serve(target: str, listen: Listen, ready: Callable[[str], None]) -> None:
-    """Serve the run or the runs in the folder ``target``; ``ready`` gets the address. Returns after
-    Ctrl-C or SIGTERM. Raises UserError, also if an extra package or a free port is missing."""
+    """Serve the run or the runs in a folder, until Ctrl-C or SIGTERM.
+
+    Args:
+        target: the folder.
+        listen: where the page is served, and to whom.
+        ready: gets the address of the page before the first request is answered.
+
+    Raises UserError, also if an extra package or a free port is missing.
+    """
     listen.check()
-    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
         raise UserError(
             f"penstock watch needs {', '.join(missing)}, not installed here: "
             "pip install 'penstock[watch]'"
@@ -96,7 +117,8 @@ def serve(target: str, listen: Listen, ready: Callable[[str], None]) -> None:
     _check_tls(listen)
     with suppress(OSError):
         os.nice(NICE)
-    with closing(_bound(listen)) as listener:
+
+    with closing(_bound_socket(listen)) as listener:
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -104,8 +126,8 @@ def serve(target: str, listen: Listen, ready: Callable[[str], None]) -> None:
             lifespan="off",
             limit_concurrency=CONNECTIONS,
             timeout_keep_alive=IDLE_S,
-            timeout_graceful_shutdown=2,
-            h11_max_incomplete_event_size=1 << 14,
+            timeout_graceful_shutdown=END_S,
+            h11_max_incomplete_event_size=REQUEST_NBYTES,
             http=limited(guard.admits),  # type: ignore[arg-type, unused-ignore]
             ws="none",
             loop="asyncio",
@@ -122,35 +144,46 @@ def serve(target: str, listen: Listen, ready: Callable[[str], None]) -> None:
 
 
 def _address(listen: Listen, port: int) -> str:
+    """Returns the address of the page as a URL."""
+    scheme = "http" if listen.tls_cert is None else "https"
     host = f"[{listen.host}]" if ":" in listen.host else listen.host
-    return f"{'http' if listen.tls_cert is None else 'https'}://{host}:{port}/"
+    return f"{scheme}://{host}:{port}/"
 
 
-def _bound(listen: Listen) -> socket.socket:
-    """A listening socket. Raises UserError if the port is taken."""
+def _bound_socket(listen: Listen) -> socket.socket:
+    """Returns a listening socket. Raises UserError if no port is free."""
     ports = range(PORT, PORT + PORTS) if listen.port is None else [listen.port]
     reason = ""
     for port in ports:
         try:
-            found = socket.getaddrinfo(listen.host, port, type=socket.SOCK_STREAM)[0]
-            listener = socket.socket(found[0], socket.SOCK_STREAM)
-            try:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(found[4])
-                listener.listen(CONNECTIONS)
-            except OSError:
-                listener.close()
-                raise
-            return listener
+            return _listening_socket(listen.host, port)
         except OSError as error:
             reason = error.strerror or str(error)
-    where = f"{listen.host}:{ports[0]}" + (f" to {ports[-1]}" if len(ports) > 1 else "")
+
+    tried = f"{listen.host}:{ports[0]}"
+    if len(ports) > 1:
+        tried += f" to {ports[-1]}"
     raise UserError(
-        f"the page cannot be served at {where} ({reason}); give another --port or --host"
+        f"the page cannot be served at {tried} ({reason}); give another --port or --host"
     )
 
 
+def _listening_socket(host: str, port: int) -> socket.socket:
+    """Returns a socket that listens at an address. Raises OSError if that is not possible."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(CONNECTIONS)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
 def _check_tls(listen: Listen) -> None:
+    """Raise UserError if the certificate and the key cannot be used."""
     if listen.tls_cert is None:
         return
     try:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,8 +38,8 @@ from penstock.monitor.run_folder.reader import best_evaluation, is_evaluation
 from penstock.monitor.run_folder.record import METRICS
 from penstock.monitor.student_t import half_95
 from penstock.watch.catalog import RunCatalog
-from penstock.watch.flow import counts, flow
 from penstock.watch.headline import (
+    ReturnCurve,
     end,
     is_overdue,
     learning,
@@ -51,6 +50,7 @@ from penstock.watch.headline import (
     wrong,
 )
 from penstock.watch.live import LiveStatus
+from penstock.watch.pipeline import counts, pipeline_figures
 from penstock.watch.profiles import profile_of, recorded_of, timeline_of
 from penstock.watch.series import as_json, clipped, means, reduced, smooth, spread
 from penstock.watch.verdicts import (
@@ -63,22 +63,27 @@ from penstock.watch.verdicts import (
 )
 from penstock.watch.watched_run import WatchedRun, shown_event
 
-LIST_S = 1.0  # in which the list asks supervisors, of which some may not reply
-BUDGET_S = 0.1  # to read new lines, per request
+# The list of runs asks no further supervisor after this time, as some may not reply.
+LIST_S = 1.0
+# Each request spends at most this time on reading new lines of metrics.
+BUDGET_S = 0.1
 MOST_COMPARED = 24  # runs in one chart
-MOST_METRICS = 60  # per request
-MOST_POINTS = 2000
-MOST_SMOOTH = 10_000
+MOST_METRICS = 60  # metrics in one request
+MOST_POINTS = 2000  # points of one curve
+MOST_SMOOTH = 10_000  # measurements that one point averages
 MOST_LEDGERS = 16  # processes in the view of time
-LEDGER_POINTS = 160
-SHOWN_EVENTS = 400
-MOST_EVALUATED = 100  # of the newest evaluations
-LOG_NBYTES = 1 << 16
-MOST_FILES = 500
-MOST_NAMES = 10 * MOST_FILES  # in a folder, of which those above are the newest or the first
+LEDGER_POINTS = 160  # bars of one process in the view of time
+SHOWN_EVENTS = 400  # newest events in one reply
+MOST_EVALUATED = 100  # newest evaluations in the table
+LOG_NBYTES = 1 << 16  # bytes at the end of a log
+MOST_FILES = 500  # newest videos in the list
+# So many names of a folder are listed before the newest files among them are chosen.
+MOST_NAMES = 10 * MOST_FILES
+# The media types of videos, by the suffix of the file.
 VIDEOS = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif"}
 SEE_PROCESSES = "The view Processes shows logs and stacks."
 AXES = ("env_steps", "time_s")
+# The metrics and fields of the summary that the head of the page shows.
 FIGURES = (
     "time_s", "env_steps", "trained_steps", "learner_steps", "episodes", "episode_return_mean",
     "eval_return_mean", "eval_return_best", "eval_play", "eval_episodes", "actors_restarted",
@@ -86,68 +91,97 @@ FIGURES = (
 )  # fmt: skip
 
 
+class CachedResult(NamedTuple):
+    """A result that is valid as long as ``key``, the state of its sources, stays the same."""
+
+    key: object
+    result: dict[str, Any]
+
+
 class Views:
-    """The views of the runs of a catalog."""
+    """Answers the page's requests about the runs of a catalog."""
 
     def __init__(self, catalog: RunCatalog) -> None:
         self.catalog = catalog
+        # Each of these has one entry per run that was viewed, by the run's folder.
         self._status: dict[Path, LiveStatus] = {}
-        self._options: dict[Path, tuple[object, dict[str, Any]]] = {}
-        self._verdicts: dict[Path, tuple[object, Row]] = {}
+        self._options: dict[Path, CachedResult] = {}
+        self._verdicts: dict[Path, CachedResult] = {}
 
     def runs(self) -> Row:
-        """The list of runs."""
+        """Returns the rows of the list of runs, and the folder that contains the runs.
+
+        A run whose metrics are overdue is checked for a stopped learner, by asking its supervisor.
+        """
         rows = self.catalog.rows()
-        ends_s = time.monotonic() + LIST_S
+        deadline_s = time.monotonic() + LIST_S
+
         for row in rows:
-            is_asked = row["state"] == "running" and not row["stalled"] and row["stops"] is None
-            if not is_asked or not is_overdue(time.time(), row) or time.monotonic() > ends_s:
+            is_training = row["state"] == "running" and not row["stalled"] and row["stops"] is None
+            if not is_training or not is_overdue(time.time(), row):
                 continue
+            if time.monotonic() > deadline_s:
+                break
+
             folder = self.catalog.path(row["name"])
             if folder is not None:  # else it was deleted just now
                 processes = self._live(folder).now()["processes"]
                 row["stalled"] = stall(processes, row["written"], silent=False) is not None
+
         return {"folder": str(self.catalog.folder), "runs": rows}
 
     def now(self, name: str) -> Row:
-        """The present of a run: state, figures, flow, processes and verdict."""
+        """Returns the present of a run: its state, figures, stages, processes and verdict.
+
+        Raises UserError for an unknown run.
+        """
         run = self.catalog.run(name)
-        read = run.read(BUDGET_S)
+        read_share = run.read(BUDGET_S)
         row = run.row()
         running = row["state"] == "running"
-        why = f"the run is not in progress: {row['state']}"
-        ended = {"live": False, "why": why, "processes": []}
-        status = _with_states(self._live(run.folder).now() if running else ended, run)
+
+        # Ask the supervisor for the processes, and see whether they stand still.
+        if running:
+            live_status = self._live(run.folder).now()
+        else:
+            why = f"the run is not in progress: {row['state']}"
+            live_status = {"live": False, "why": why, "processes": []}
+        status = _with_states(live_status, run)
         stalled = None
         if running and row["stops"] is None:
-            silent = bool(row["stalled"])
-            on = status.get("host")
-            stalled = stall(status["processes"], row["written"], silent=silent, host=on)
+            stalled = stall(
+                status["processes"],
+                row["written"],
+                silent=bool(row["stalled"]),
+                host=status.get("host"),
+            )
+
+        # Judge the metrics.
         options = self._load_options(run)
         with run.lock:
             judged = self._verdict(run, options, status, live=running)
-            stages = flow(run.columns, run.last, options, judged["verdict"], live=running)
-            learns = learning(*_training(run), live=running)
-        summary = run.summary
-        shown = {**run.last, **{key: summary[key] for key in FIGURES if key in summary}}
-        if run.evaluations:
-            shown |= {k: v for k, v in summary.items() if is_evaluation(k)}
-        best = _best_of_its_kind(run, shown.get("eval_play"))
-        se = finite(shown.get(f"eval_return_{shown.get('eval_play')}_se"))
-        half = half_95(se, finite(shown.get("eval_episodes")))
-        figures = {key: _plain(shown.get(key)) for key in FIGURES}
+            stages = pipeline_figures(
+                run.columns,
+                last=run.last,
+                options=options,
+                verdict=judged["verdict"],
+                live=running,
+            )
+            learns = learning(_training(run), live=running)
+
+        figures = _figures(run)
         return {
             **row,
-            "read": read,
+            "read": read_share,
             "now": time.time(),
-            "figures": {**figures, "eval_best_of_kind": best, "eval_half": half},
-            "exit_reason": _plain(summary.get("exit_reason")),
+            "figures": figures,
+            "exit_reason": _plain(run.summary.get("exit_reason")),
             "status": status,
             "flow": stages,
             "stall": stalled,
             "seen": run.seen_s if row["state"] == "died" else None,
             "learning": learns,
-            "troubles": _troubles(run, row, status, figures, stalled),
+            "troubles": _troubles(run, row=row, status=status, figures=figures, stalled=stalled),
             **judged,
         }
 
@@ -160,118 +194,150 @@ class Views:
         points: int = 600,
         low: float | None = None,
         high: float | None = None,
-        known: str = "",
+        known_version: str = "",
         *,
         by_seed: bool = True,
     ) -> Row:
-        """Curves of metrics of several runs, reduced to a number of points.
+        """Returns curves of metrics of several runs, reduced to a number of points.
 
         Args:
-            count: of measurements over which each point is averaged.
+            names: 1 to `MOST_COMPARED` runs.
+            metrics: at most `MOST_METRICS` names of metrics.
+            x: the horizontal axis, one of `AXES`.
+            count: measurements that each point of the smoothed curve averages.
+            points: the greatest number of points of a curve.
             low, high: the range of ``x`` that is shown; None for all of it.
-            known: the ``version`` of the last reply; the reply is short if nothing is new.
+            known_version: the ``version`` of the last reply; the reply is short if nothing is new.
             by_seed: a curve per run. Otherwise runs `seed-N` of one folder are one curve: their
                 mean, with the ``low`` and the ``high`` of them, over the range that all have.
 
         Raises UserError for an unknown run, or a number that is out of range.
         """
-        if x not in AXES:
-            raise UserError(f"x is {x[:40]!r}; it must be env_steps or time_s")
-        if not 0 < len(names) <= MOST_COMPARED:
-            raise UserError(f"{len(names)} runs are named; compare 1 to {MOST_COMPARED}")
-        if len(metrics) > MOST_METRICS:
-            raise UserError(f"{len(metrics)} metrics are named; at most {MOST_METRICS} are served")
-        if not 1 <= count <= MOST_SMOOTH or not 10 <= points <= MOST_POINTS:
-            raise UserError(f"smooth must be 1 to {MOST_SMOOTH}, and points 10 to {MOST_POINTS}")
-        opened = {name: self.catalog.run(name) for name in dict.fromkeys(names)}
-        read = {name: run.read(BUDGET_S / len(opened)) for name, run in opened.items()}
-        asked = f"{by_seed} {x} {count} {points} {low} {high} {' '.join(metrics)}"
-        found = [(n, r.columns.lines, len(r.evaluations), len(r.events)) for n, r in opened.items()]
-        version = format(hash((asked, *found)) & (1 << 64) - 1, "x")
-        if version == known:
-            return {"version": version, "unchanged": True, "read": read}
-        drawn: dict[str, list[Row]] = {}
-        groups = [[name] for name in opened] if by_seed else _by_folder(list(opened))
+        _check_curves(names, metrics, x=x, count=count, points=points)
+        runs = {name: self.catalog.run(name) for name in dict.fromkeys(names)}
+        read_shares = {name: run.read(BUDGET_S / len(runs)) for name, run in runs.items()}
+
+        # The request and the amounts of data identify the reply.
+        request = f"{by_seed} {x} {count} {points} {low} {high} {' '.join(metrics)}"
+        amounts = [
+            (name, run.columns.lines, len(run.evaluations), len(run.events))
+            for name, run in runs.items()
+        ]
+        version = format(hash((request, *amounts)) & (1 << 64) - 1, "x")
+        if version == known_version:
+            return {"version": version, "unchanged": True, "read": read_shares}
+
+        groups = [[name] for name in runs] if by_seed else _by_folder(list(runs))
+        lines: dict[str, list[Row]] = {}
         for metric in metrics:
-            for group_of in groups:
-                curves = [opened[name].curve(x, metric) for name in group_of]
-                softened = count if count > 1 and not is_evaluation(metric) else 1
-                made = _line if len(group_of) == 1 else _band
-                if line := made(curves, softened, points, low, high):
-                    drawn.setdefault(metric, []).append({"run": group_of[0], **line})
+            metric_count = 1 if is_evaluation(metric) else count  # evaluations are not smoothed
+            for group_names in groups:
+                curves = [runs[name].curve(x, metric) for name in group_names]
+                make_line = _line if len(group_names) == 1 else _band
+                line = make_line(curves, count=metric_count, points=points, low=low, high=high)
+                if line:
+                    lines.setdefault(metric, []).append({"run": group_names[0], **line})
+
+        left_out = {name: run.columns.left_out for name, run in runs.items()}
         return {
             "version": version,
-            "read": read,
-            "curves": drawn,
-            "marks": {name: run.marks(x)[-SHOWN_EVENTS:] for name, run in opened.items()},
-            "targets": {name: run.target(x) for name, run in opened.items()},
-            "left_out": {n: r.columns.left_out for n, r in opened.items() if r.columns.left_out},
+            "read": read_shares,
+            "curves": lines,
+            "marks": {name: run.marks(x)[-SHOWN_EVENTS:] for name, run in runs.items()},
+            "targets": {name: run.target(x) for name, run in runs.items()},
+            "left_out": {name: number for name, number in left_out.items() if number},
         }
 
     def metrics(self, names: Sequence[str]) -> Row:
-        """The metrics that runs have, by group, in the order of the groups."""
-        found: dict[str, list[str]] = {}
+        """Returns the metrics that runs have, by group, in the order of the groups.
+
+        Raises UserError for an unknown run.
+        """
+        by_group: dict[str, list[str]] = {}
         for name in names[:MOST_COMPARED]:
             run = self.catalog.run(name)
             run.read(BUDGET_S / len(names))
             for metric in run.columns.names:
-                found.setdefault(group(metric.partition("/")[0]), []).append(metric)
-        return {"groups": {key: list(dict.fromkeys(value)) for key, value in found.items()}}
+                section = metric.partition("/")[0]
+                by_group.setdefault(group(section), []).append(metric)
+
+        # Several runs have the same metrics, of which each is named once.
+        return {"groups": {key: list(dict.fromkeys(value)) for key, value in by_group.items()}}
 
     def ledgers(self, name: str) -> Row:
-        """Shares of each process's main thread over time, and of the learner in its six parts.
+        """Returns the shares of each process's main thread over time, and of the learner's parts.
 
         ``computes`` of a learner and ``works`` of another process are means of the last
         ``seconds``, as the flow and the verdict are.
+
+        Raises UserError for an unknown run.
         """
         run = self.catalog.run(name)
-        read = run.read(BUDGET_S)
+        read_share = run.read(BUDGET_S)
         live = run.state == "running"
+
         with run.lock:
             names = process_names(run.columns)
-            shown = names[:MOST_LEDGERS]
-            prefixes = {"learner, by part": "ledger/", **{n: f"{LEDGERS}{n}/" for n in shown}}
+            shown_names = names[:MOST_LEDGERS]
+            prefixes = {"learner, by part": "ledger/"}
+            prefixes |= {process: f"{LEDGERS}{process}/" for process in shown_names}
             window = MetricWindow(run.columns, WINDOW_S if live else None)
-            found = [
-                {"name": title, **bars, **_at_work(window, title, prefix)}
-                for title, prefix in prefixes.items()
-                if (bars := _bars(run, prefix)) is not None
-            ]
+
+            processes = []
+            for title, prefix in prefixes.items():
+                bars = _bars(run, prefix)
+                if bars is not None:
+                    processes.append({"name": title, **bars, **_at_work(window, title, prefix)})
+
         return {
-            "read": read,
-            "processes": found,
-            "left_out": len(names) - len(shown),
+            "read": read_share,
+            "processes": processes,
+            "left_out": len(names) - len(shown_names),
             "seconds": window.seconds,
         }
 
     def events(self, name: str, kind: str = "", role: str = "", text: str = "") -> Row:
-        """The newest events that match, newest first, and the kinds and roles of all."""
+        """Returns the newest events that match, newest first, and the kinds and roles of all.
+
+        Args:
+            kind: of the events; "" for every kind.
+            role: the name of a process; "" for every one.
+            text: is searched in the events, without regard to case.
+
+        Raises UserError for an unknown run.
+        """
         run = self.catalog.run(name)
         run.read(BUDGET_S)
+        events = [shown_event(event) for event in run.events]
         death = run.death()
-        events = [shown_event(event) for event in (*run.events, *([death] if death else []))]
-        wanted = text.lower()[:200]
+        if death is not None:
+            events.append(shown_event(death))
+
         matching = [
             event
             for event in reversed(events)
-            if (not kind or event["kind"] == kind)
-            and (not role or event["role"] == role)
-            and (not wanted or wanted in (event["text"] or "").lower())
+            if _matches(event, kind=kind, role=role, text=text.lower()[:200])
         ]
-        kinds: dict[str, int] = {}
+
+        # An event that repeats is one line with a count.
+        kind_counts: dict[str, int] = {}
         for event in events:
             key = event["kind"] or "?"
-            kinds[key] = kinds.get(key, 0) + int(event["count"] or 1)
+            kind_counts[key] = kind_counts.get(key, 0) + int(event["count"] or 1)
+
         roles = dict.fromkeys(event["role"] for event in events if event["role"])
         return {
             "events": matching[:SHOWN_EVENTS],
             "matching": len(matching),
-            "kinds": kinds,
+            "kinds": kind_counts,
             "roles": sorted(roles),
         }
 
     def log(self, name: str, role: str) -> Row:
-        """The end of what a process has printed."""
+        """Returns the end of what a process has printed; ``text`` is None without such a log.
+
+        Raises UserError for an unknown run.
+        """
         run = self.catalog.run(name)
         file = f"{role}.log"
         if file not in names_in(run.folder, "logs", MOST_NAMES):
@@ -279,7 +345,11 @@ class Views:
         return {"role": role, "text": read_tail(run.folder, "logs", file, most=LOG_NBYTES)}
 
     def about(self, name: str) -> Row:
-        """The config with what differs from the preset, versions, accounting, checkpoints."""
+        """Returns the config with what differs from the preset, and the versions at each start.
+
+        The accounting of samples and the list of checkpoints are part of it too. Raises UserError
+        for an unknown run.
+        """
         run = self.catalog.run(name)
         run.read(BUDGET_S)
         options, base = _differences(run.options)
@@ -293,78 +363,99 @@ class Views:
         }
 
     def agent(self, name: str) -> Row:
-        """The videos of a run, newest first, and its evaluations."""
+        """Returns the videos of a run and its evaluations, both newest first.
+
+        ``record`` is the command that records a video, ``why_none`` a sentence for a run without
+        evaluations. Raises UserError for an unknown run.
+        """
         run = self.catalog.run(name)
         run.read(BUDGET_S)
+
         videos: list[Row] = []
         for file in names_in(run.folder, "videos", MOST_NAMES):
+            # The name of a video that is being recorded begins with a dot.
             if Path(file).suffix in VIDEOS and not file.startswith("."):
-                _, nbytes, ns = stamp(run.folder, "videos", file)
-                videos.append({"file": file, "nbytes": nbytes, "written": ns * 1e-9})
+                _, nbytes, written_ns = stamp(run.folder, "videos", file)
+                videos.append({"file": file, "nbytes": nbytes, "written": written_ns * 1e-9})
+
+        evaluations = [_evaluation(line) for line in run.evaluations[-MOST_EVALUATED:]]
         return {
             "videos": sorted(videos, key=lambda video: -video["written"])[:MOST_FILES],
             "record": f"penstock record {shlex.quote(str(run.folder))}",
-            "evaluations": [_evaluation(line) for line in run.evaluations[-MOST_EVALUATED:]][::-1],
+            "evaluations": evaluations[::-1],
             "evaluated": len(run.evaluations),
             "why_none": None if run.evaluations else _why_no_evaluation(run),
         }
 
     def profile(self, name: str) -> Row:
-        """The profile of a run by `penstock profile`, or null."""
+        """Returns the profile of a run by `penstock profile`, or null."""
         return {"profile": profile_of(self.catalog.run(name).folder)}
 
     def timeline(self, name: str) -> Row:
-        """The spans of each thread in a profiled run, at most `profiles.MOST_SPANS` of them."""
+        """Returns the spans of each thread in a profiled run, at most `profiles.MOST_SPANS`."""
         return timeline_of(self.catalog.run(name).folder)
 
     def recorded(self, name: str) -> Row:
-        """The spans of the last minute before the order `timeline`."""
+        """Returns the spans of the last minute before the order `timeline`."""
         return recorded_of(self.catalog.run(name).folder)
 
     def video(self, name: str, file: str) -> tuple[Path, str]:
-        """The path and the media type of a video. Raises UserError if the run has none of that
-        name."""
+        """Returns the path and the media type of a video.
+
+        Raises UserError for an unknown run, or if the run has no video of that name.
+        """
         run = self.catalog.run(name)
-        kind = VIDEOS.get(Path(file).suffix)
-        if kind is None or file not in names_in(run.folder, "videos", MOST_NAMES):
+        media_type = VIDEOS.get(Path(file).suffix)
+        if media_type is None or file not in names_in(run.folder, "videos", MOST_NAMES):
             raise UserError(f"the run has no video {file[:80]!r}")
-        return run.folder / "videos" / file, kind
+        return run.folder / "videos" / file, media_type
 
     def decisions(self, name: str, file: str) -> Row:
-        """What the policy decided in each step of a video; "decisions" is None where the file
-        beside it is missing, too large or not one of these. Raises UserError as `video`."""
+        """Returns what the policy decided in each step of a video.
+
+        "decisions" is None where the file of decisions beside the video is missing, too large or
+        of another form. Raises UserError as `video`.
+        """
         run = self.catalog.run(name)
-        self.video(name, file)
-        beside = file + decisions.SUFFIX
-        nbytes = stamp(run.folder, "videos", beside)[1]
-        small = nbytes <= decisions.NBYTES
-        text = read_text(run.folder, "videos", beside) if small else None
+        self.video(name, file)  # refuses a name that is no video
+
+        decisions_file = file + decisions.SUFFIX
+        nbytes = stamp(run.folder, "videos", decisions_file)[1]
+        text = None
+        if nbytes <= decisions.NBYTES:
+            text = read_text(run.folder, "videos", decisions_file)
         return {"file": file, "decisions": decisions.checked(text)}
 
     def _live(self, folder: Path) -> LiveStatus:
         return self._status.setdefault(folder, LiveStatus(folder))
 
     def _load_options(self, run: WatchedRun) -> dict[str, Any]:
+        """Returns the options as the verdict's rules read them; read anew if the config changes."""
         key = stamp(run.folder, "config.yaml")
-        known = self._options.get(run.folder)
-        if known is None or known[0] != key:
-            known = self._options[run.folder] = key, load_options(run.folder, run.config)
-        return known[1]
+        cached = self._options.get(run.folder)
+        if cached is None or cached.key != key:
+            cached = CachedResult(key, load_options(run.folder, run.config))
+            self._options[run.folder] = cached
+        return cached.result
 
     def _verdict(self, run: WatchedRun, options: dict[str, Any], status: Row, *, live: bool) -> Row:
+        """Returns the result of `judge`, judged anew if there are new lines of metrics."""
         # The first answer of a supervisor has no shares of its threads.
-        key = (run.columns.lines, live, status["live"], bool(status.get("window_s")))
-        known = self._verdicts.get(run.folder)
-        if known is None or known[0] != key:
-            try:
-                cores = None
-                if not status["live"]:  # those where it was started last, maybe on another host
-                    cores = finite(next(reversed(run.starts), {}).get("cores")) or None
-                found = judge(run.columns, options, status, live=live, cores=cores)
-            except FORM_ERRORS:  # options of any kind
-                found = {"verdict": None, "also": [], "seconds": 0.0}
-            known = self._verdicts[run.folder] = key, found
-        return known[1]
+        has_shares = bool(status.get("window_s"))
+        key = (run.columns.lines, live, status["live"], has_shares)
+        cached = self._verdicts.get(run.folder)
+        if cached is not None and cached.key == key:
+            return cached.result
+
+        try:
+            cores = None
+            if not status["live"]:  # those where it was started last, maybe on another host
+                cores = finite(next(reversed(run.starts), {}).get("cores")) or None
+            verdict = judge(run.columns, options, status, live=live, cores=cores)
+        except FORM_ERRORS:  # options of any kind
+            verdict = {"verdict": None, "also": [], "seconds": 0.0}
+        self._verdicts[run.folder] = CachedResult(key, verdict)
+        return verdict
 
 
 RUN_VIEWS: dict[str, Callable[[Views, str], Row]] = {
@@ -376,239 +467,385 @@ RUN_VIEWS: dict[str, Callable[[Views, str], Row]] = {
     "recorded": Views.recorded,
     "timeline": Views.timeline,
 }
-"""What the server, and a frozen page, answer of one run, by the names of the requests."""
+"""The views of one run that the server and a frozen page answer, by the names of the requests."""
+
+
+def _matches(event: Row, *, kind: str, role: str, text: str) -> bool:
+    """Whether an event is of a kind and a role, and has a text, in lower case; "" for any."""
+    if kind and event["kind"] != kind:
+        return False
+    if role and event["role"] != role:
+        return False
+    return not text or text in (event["text"] or "").lower()
+
+
+def _check_curves(
+    names: Sequence[str], metrics: Sequence[str], *, x: str, count: int, points: int
+) -> None:
+    """Raise UserError for arguments of `Views.curves` that are out of range."""
+    if x not in AXES:
+        raise UserError(f"x is {x[:40]!r}; it must be env_steps or time_s")
+    if not 0 < len(names) <= MOST_COMPARED:
+        raise UserError(f"{len(names)} runs are named; compare 1 to {MOST_COMPARED}")
+    if len(metrics) > MOST_METRICS:
+        raise UserError(f"{len(metrics)} metrics are named; at most {MOST_METRICS} are served")
+    if not 1 <= count <= MOST_SMOOTH or not 10 <= points <= MOST_POINTS:
+        raise UserError(f"smooth must be 1 to {MOST_SMOOTH}, and points 10 to {MOST_POINTS}")
 
 
 def _line(
-    curves: Sequence[Points], count: int, points: int, low: float | None, high: float | None
+    curves: Sequence[Points], *, count: int, points: int, low: float | None, high: float | None
 ) -> Row | None:
-    """One curve, and the smoothed one; None without points."""
+    """Returns one curve, and the smoothed one as ``smooth``; None without points.
+
+    The arguments are those of `Views.curves`; ``curves`` has one element.
+    """
     [curve] = curves
     if not len(curve[0]):
         return None
-    found = as_json(reduced(*clipped(*curve, low, high), points))
+
+    shown_curve = clipped(*curve, low=low, high=high)
+    line = as_json(reduced(*shown_curve, points))
     if count > 1:
-        found["smooth"] = as_json(reduced(*smooth(curve, count, low, high), points))
-    return found
+        smooth_curve = smooth(curve, count, low=low, high=high)
+        line["smooth"] = as_json(reduced(*smooth_curve, points))
+    return line
 
 
 def _band(
-    curves: Sequence[Points], count: int, points: int, low: float | None, high: float | None
+    curves: Sequence[Points], *, count: int, points: int, low: float | None, high: float | None
 ) -> Row | None:
-    """The mean of several curves, each smoothed, and their lowest and highest values."""
+    """Returns the mean of several curves, each smoothed, with their lowest and highest values.
+
+    None without points. The arguments are those of `Views.curves`.
+    """
     curves = [curve for curve in curves if len(curve[0])]
-    shown = [smooth(curve, count, low, high) for curve in curves]
-    found = spread(shown, points // 2)
-    if found is None:
+    smooth_curves = [smooth(curve, count, low=low, high=high) for curve in curves]
+    band = spread(smooth_curves, points // 2)
+    if band is None:
         return None
-    mean, lowest, highest = map(as_json, found)
+
+    mean, lowest, highest = map(as_json, band)
     return {**mean, "low": lowest["y"], "high": highest["y"], "count": len(curves)}
 
 
 def _by_folder(names: Sequence[str]) -> list[list[str]]:
-    """Names in groups: the runs `seed-N` of one folder, and each of the others."""
+    """Divides names into groups: the runs `seed-N` of one folder, and each of the others alone."""
     groups: dict[str, list[str]] = {}
     for name in names:
         folder, _, last = name.rpartition("/")
-        groups.setdefault(folder if last.startswith("seed-") else f"/{name}", []).append(name)
+        # A key that begins with a slash is no folder of a catalog, so it is that run's alone.
+        key = folder if last.startswith("seed-") else f"/{name}"
+        groups.setdefault(key, []).append(name)
     return list(groups.values())
 
 
 def _at_work(window: MetricWindow, title: str, prefix: str) -> Row:
-    """The share of time in which a learner computes, or another process does not wait; empty for a
-    process that did not run in the window."""
+    """Returns the share of time in which a process works.
+
+    That is ``computes`` of a learner, and the time without waiting, ``works``, of another process;
+    an empty dictionary for a process that did not run in the window.
+    """
     shares = window.shares(prefix)
     if not shares:
         return {}
     if not title.startswith("learner"):
         return {"works": max(0.0, 1.0 - shares.get("wait", 0.0) - shares.get("other", 0.0))}
+
     # The learner's own ledger, which the other views show too, not the supervisor's of it: their
     # intervals differ a little.
     computes = window.mean(f"ranks/{title.removeprefix('learner-')}/ledger/compute")
-    return {"computes": window.mean("ledger/compute") if computes is None else computes}
+    if computes is None:
+        computes = window.mean("ledger/compute")
+    return {"computes": computes}
 
 
 def _with_states(status: Mapping[str, Any], run: WatchedRun) -> Row:
-    """The status with ``now`` of each process: whether it runs, and if not, why."""
+    """Returns the status with ``now`` of each process: whether it runs, and if not, why."""
     processes = status["processes"]
-    ends = run.ends() if any(each.get("pid") is None for each in processes) else {}
-    shown = []
-    for each in processes:
-        state = ends.get(str(each.get("name")), "not started")
-        if each.get("pid") is not None:
-            stopped = each.get("state") == "stopped"
-            state = "stopped by a signal" if stopped else "runs"
-        shown.append({**each, "now": state})
-    return {**status, "processes": shown}
+    has_ended = any(process.get("pid") is None for process in processes)
+    end_reasons = run.ends() if has_ended else {}
+
+    processes_with_state = []
+    for process in processes:
+        if process.get("pid") is None:
+            state = end_reasons.get(str(process.get("name")), "not started")
+        elif process.get("state") == "stopped":
+            state = "stopped by a signal"
+        else:
+            state = "runs"
+        processes_with_state.append({**process, "now": state})
+    return {**status, "processes": processes_with_state}
 
 
-def _best_of_its_kind(run: WatchedRun, way: Any) -> float | None:
-    """The best evaluation that was played in this ``way``, greedy or sampled; None without one."""
+def _figures(run: WatchedRun) -> Row:
+    """Returns the figures of the page's head, those of the summary before those of the last line.
+
+    ``eval_best_of_kind`` is the best evaluation that was played as the last one was (greedy or
+    sampled), ``eval_half`` half the 95 % confidence interval of the last one; None if unknown.
+    """
+    summary = run.summary
+    values = {**run.last, **{key: summary[key] for key in FIGURES if key in summary}}
+    if run.evaluations:
+        values |= {key: value for key, value in summary.items() if is_evaluation(key)}
+
+    play = values.get("eval_play")
+    standard_error = finite(values.get(f"eval_return_{play}_se"))
+    return {
+        **{key: _plain(values.get(key)) for key in FIGURES},
+        "eval_best_of_kind": _best_of_kind(run, play),
+        "eval_half": half_95(standard_error, finite(values.get("eval_episodes"))),
+    }
+
+
+def _best_of_kind(run: WatchedRun, play: Any) -> float | None:
+    """Returns the mean of the best evaluation of a kind of play; None without one.
+
+    ``play`` is "greedy" or "sampled", or another value for an unknown kind.
+    """
     with run.lock:
-        best = best_evaluation(run.evaluations, way) if way else None
-    return None if best is None else _evaluation(best)[str(way)]["mean"]
+        best = best_evaluation(run.evaluations, play) if play else None
+    return None if best is None else _evaluation(best)[str(play)]["mean"]
 
 
 def _troubles(
     run: WatchedRun,
+    *,
     row: Mapping[str, Any],
     status: Mapping[str, Any],
     figures: Mapping[str, Any],
     stalled: Mapping[str, Any] | None,
 ) -> list[Row]:
-    """What went wrong with a run, the worst first."""
-    running, found = row["state"] == "running", []
-    error = row["error"]
-    if row["state"] in ("died", "stopped") or error:
-        steps = [each.get("trained_steps") for each in checkpoints(run.folder)]
-        trained = max((each for each in steps if each is not None), default=None)
-        found.append(end(row["state"], error, run.seen_s, trained, run.folder))
+    """Returns messages on what went wrong with a run, the worst first.
+
+    Args:
+        row: of the list of runs.
+        status: as `_with_states` returns it.
+        figures: as `_figures` returns them.
+        stalled: as `stall` returns it.
+    """
+    running = row["state"] == "running"
+    troubles = []
+    if row["state"] in ("died", "stopped") or row["error"]:
+        troubles.append(_early_end(run, row))
+
+    named: Sequence[Any] = ()
     if stalled is not None:
-        why_not = f"The run does not train: {stalled['why']}. {SEE_PROCESSES}"
-        found.append(trouble("bad", why_not, command=stalled["command"]))
-    why = str(stalled["why"]) if stalled else ""
-    processes = status["processes"] if running else []
-    bad = [
-        (each["name"], text)
-        for each in processes
-        if (text := wrong(each)) and not re.search(rf"\b{re.escape(str(each['name']))}\b", why)
-    ]
-    if bad:
-        named = listed([f"{name}: {text}" for name, text in bad], "; ")
-        found.append(trouble("bad", f"{named}. {SEE_PROCESSES}"))
+        named = stalled["names"]
+        text = f"The run does not train: {stalled['why']}. {SEE_PROCESSES}"
+        troubles.append(trouble("bad", text, command=stalled["command"]))
+
+    # What is wrong with processes that the message above does not name.
+    problems: dict[Any, str] = {}
+    if running:
+        problems = _problems(status["processes"], but=named)
+    if problems:
+        sentences = listed([f"{name}: {problem}" for name, problem in problems.items()], "; ")
+        troubles.append(trouble("bad", f"{sentences}. {SEE_PROCESSES}"))
     if running and status.get("why"):
-        found.append(trouble("warn", status["why"]))
-    counted = (
-        ("updates_skipped", "updates were skipped, because a loss or gradient was not finite", ""),
-        ("rollbacks", "times training was rolled back to a checkpoint", "rollback"),
+        troubles.append(trouble("warn", status["why"]))
+
+    if skipped := figures.get("updates_skipped"):
+        text = "updates were skipped, because a loss or gradient was not finite"
+        troubles.append(trouble("bad", f"{digits(skipped)} {text}."))
+    if rollbacks := figures.get("rollbacks"):
+        rollback = _last_event(run, "rollback")
+        time_s = None if rollback is None else finite(rollback.get("time"))
+        text = f"{digits(rollbacks)} times training was rolled back to a checkpoint."
+        troubles.append(trouble("bad", text, time_s))
+
+    # A process that was restarted and has no problem now.
+    last_restart = _last_event(run, "restart")
+    if last_restart is not None and last_restart.get("role") not in problems:
+        counts = (figures.get("learners_restarted"), figures.get("actors_restarted"))
+        troubles.append(restart(last_restart, sum(count for count in counts if count)))
+    return troubles
+
+
+def _early_end(run: WatchedRun, row: Mapping[str, Any]) -> Row:
+    """Returns the message on a run that ended before a limit; ``row`` of the list of runs."""
+    saved_steps = [checkpoint.get("trained_steps") for checkpoint in checkpoints(run.folder)]
+    return end(
+        row["state"],
+        row["error"],
+        seen_s=run.seen_s,
+        trained_steps=max((steps for steps in saved_steps if steps is not None), default=None),
+        folder=run.folder,
     )
-    for key, text, kind in counted:
-        if number := figures.get(key):
-            event = _last_event(run, kind)
-            at = None if event is None else finite(event.get("time"))
-            found.append(trouble("bad", f"{digits(number)} {text}.", at))
-    event = _last_event(run, "restart")
-    if event is not None and event.get("role") not in {name for name, _ in bad}:
-        restarts = (figures.get("learners_restarted"), figures.get("actors_restarted"))
-        found.append(restart(event, sum(n for n in restarts if n)))
-    return found
+
+
+def _problems(processes: Sequence[Mapping[str, Any]], *, but: Sequence[Any]) -> dict[Any, str]:
+    """Returns what is wrong with processes, by their names, except those named in ``but``."""
+    problems = {}
+    for process in processes:
+        problem = wrong(process)
+        if problem and process["name"] not in but:
+            problems[process["name"]] = problem
+    return problems
 
 
 def _last_event(run: WatchedRun, kind: str) -> Row | None:
-    """The last event of a kind; None without one."""
+    """Returns the last event of a kind; None without one."""
     with run.lock:
         return next((event for event in reversed(run.events) if event.get("kind") == kind), None)
 
 
+class Preset(NamedTuple):
+    """The options that an environment and an algorithm have without further ones.
+
+    ``options`` are texts by the option's name, ``origin`` is where they are from; empty and None
+    where there is no preset.
+    """
+
+    options: Mapping[str, str]
+    origin: str | None
+
+
 def _differences(options: Mapping[str, Any]) -> tuple[list[Row], str | None]:
-    """Every option, its value in the preset, and whether they differ; and where the preset is
-    from, None without one."""
-    env, algorithm = options.get("env.id"), options.get("algo.name")
-    presets: Mapping[str, str] = {}
-    origin: str | None = None
+    """Compares the options of a run with those of its preset.
+
+    Returns: a row for every option, with its value, that of the preset and whether they differ;
+    and where the preset is from, None without one.
+    """
+    env = options.get("env.id")
+    algorithm = options.get("algo.name")
+    preset = Preset({}, None)
     if isinstance(env, str) and isinstance(algorithm, str):
-        presets, origin = _preset(env, algorithm)
-    found = []
+        preset = _preset(env, algorithm)
+
+    rows = []
     for option, value in options.items():
-        shown, preset = _shown(value), presets.get(option)
-        differs = origin is not None and preset != shown
-        found.append({"name": option, "value": shown, "preset": preset, "differs": differs})
-    return found, origin
+        text = _as_text(value)
+        preset_text = preset.options.get(option)
+        differs = preset.origin is not None and preset_text != text
+        rows.append({"name": option, "value": text, "preset": preset_text, "differs": differs})
+    return rows, preset.origin
 
 
 @lru_cache
-def _preset(env: str, algorithm: str) -> tuple[Mapping[str, str], str | None]:
-    """The options that an environment and an algorithm have without further ones, as texts, and
-    where they are from."""
+def _preset(env: str, algorithm: str) -> Preset:
+    """Returns the preset of an environment and an algorithm."""
     with suppress(UserError, OSError, ValueError):
         # A target of such a name would be a file.
         if not env.endswith((".yaml", ".yml", ".py")) and not Path(env).exists():
             resolved = resolve_target(env, [f"algo.name={algorithm}"])
             options = flat(parse(dump(resolved.config), "")[0])
-            return {name: _shown(value) for name, value in options}, resolved.origin
-    return {}, None
+            texts = {name: _as_text(value) for name, value in options}
+            return Preset(texts, resolved.origin)
+    return Preset({}, None)
 
 
 def _bars(run: WatchedRun, prefix: str) -> Row | None:
-    """The shares below a prefix over time, in buckets; None if no line has them. Lines of the time
-    that a resumed run repeats replace the earlier ones."""
+    """Returns the shares below a prefix over time, in buckets; None if no line has them.
+
+    Returns: ``x``, the ends of the buckets in seconds of training, and ``parts``: by part, its
+    share in each bucket.
+    """
     columns = run.columns
     names = columns.below(prefix)
     if not names:
         return None
     times = columns.column("time_s")
     parts = {name.removeprefix(prefix): columns.column(name) for name in names}
-    have = ~np.isnan(times) & ~np.all([np.isnan(values) for values in parts.values()], axis=0)
-    if not have.any():
+
+    # Only lines with a time and some share count. Lines of the time that a resumed run repeats
+    # replace the earlier ones.
+    unknown = np.all([np.isnan(values) for values in parts.values()], axis=0)
+    chosen = ~np.isnan(times) & ~unknown
+    if not chosen.any():
         return None
-    have[have] = rising(times[have])
+    chosen[chosen] = rising(times[chosen])
+
     bars: dict[str, list[float]] = {}
     ends: Any = None
     for part, values in parts.items():
-        xs, ys = means(times[have], np.nan_to_num(values[have]), LEDGER_POINTS)
-        ends, bars[part] = xs, [round(float(y), 4) for y in ys]
-    return {"x": [round(float(x), 3) for x in ends], "parts": bars}
+        ends, shares = means(times[chosen], np.nan_to_num(values[chosen]), LEDGER_POINTS)
+        bars[part] = [round(float(share), 4) for share in shares]
+    return {"x": [round(float(end_s), 3) for end_s in ends], "parts": bars}
 
 
-def _training(run: WatchedRun) -> tuple[Floats, Floats, Floats, Floats]:
-    """Agent steps, returns, episodes and seconds of the measurements of the return, all rising but
-    the returns; zeros for what the lines lack."""
+def _training(run: WatchedRun) -> ReturnCurve:
+    """Returns the measurements of the return in training.
+
+    Episodes and seconds are interpolated at the measurements' steps, and 0 where the lines lack
+    them.
+    """
     steps, returns = run.curve("env_steps", RETURN)
 
-    def beside(name: str) -> Floats:
-        at, values = run.columns.points("env_steps", name)
-        known = np.interp(steps, at, values) if len(at) else np.zeros(len(steps))
-        return np.maximum.accumulate(known)
+    def at_steps(name: str) -> Floats:
+        """Returns the values of a counter at the measurements' steps."""
+        counter_steps, values = run.columns.points("env_steps", name)
+        if not len(counter_steps):
+            return np.zeros(len(steps))
+        return np.maximum.accumulate(np.interp(steps, counter_steps, values))
 
-    return steps, returns, beside("episodes"), beside("time_s")
+    return ReturnCurve(
+        steps=steps, returns=returns, episodes=at_steps("episodes"), seconds=at_steps("time_s")
+    )
 
 
 def _accounting(run: WatchedRun) -> Row:
-    """The terms of the balance of samples: of the summary, or of the last line so far."""
-    found = run.summary.get("accounting")
-    if isinstance(found, Mapping):
-        terms = {key: finite(found.get(key)) for key in ("produced", "trained", "in_flight")}
-        reasons = {key: counts(found, key) for key in ("dropped", "lost")}
+    """Returns the terms of the balance of samples: of the summary, or of the last line so far.
+
+    ``complete`` tells whether all of the run is counted, ``at`` is the time of the last line in
+    seconds since the epoch.
+    """
+    final = run.summary.get("accounting")
+    if isinstance(final, Mapping):
+        terms = {key: finite(final.get(key)) for key in ("produced", "trained", "in_flight")}
+        reasons = {key: counts(final, key) for key in ("dropped", "lost")}
     else:
         last = run.last
-        terms = {"produced": finite(last.get("env_steps")), "in_flight": None}
-        terms["trained"] = finite(last.get("trained_steps"))
+        terms = {
+            "produced": finite(last.get("env_steps")),
+            "in_flight": None,
+            "trained": finite(last.get("trained_steps")),
+        }
         reasons = {key: counts(last, key) for key in ("dropped", "lost")}
+
     return {
         **terms,
         **reasons,
-        "complete": bool(found) and bool(run.summary.get("accounting_complete", True)),
-        "resumed": bool(found) and run.summary.get("resumed") is True,
+        "complete": bool(final) and bool(run.summary.get("accounting_complete", True)),
+        "resumed": bool(final) and run.summary.get("resumed") is True,
         "at": stamp(run.folder, METRICS)[2] * 1e-9,
     }
 
 
 def _starts(run: WatchedRun) -> list[Row]:
-    """Versions and machine at each start, newest first, as texts."""
-    found = []
+    """Returns versions and machine at each start, newest first, as texts."""
+    starts = []
     for start in reversed(run.starts):
-        shown = {name: _shown(value) for name, value in versions(start).items()}
-        found.append({"time": finite(start.get("time")), "shown": shown})
-    return found
+        texts = {name: _as_text(value) for name, value in versions(start).items()}
+        starts.append({"time": finite(start.get("time")), "shown": texts})
+    return starts
 
 
 def _evaluation(line: Mapping[str, Any]) -> Row:
-    found: Row = {key: _plain(line.get(key)) for key in ("trained_steps", "time_s", "play", "best")}
-    found["episodes"] = finite(line.get("episodes"))
-    for way in ("greedy", "sampled", "return"):
-        about = line.get(way)
-        if isinstance(about, Mapping):
-            row = {key: finite(about.get(key)) for key in ("mean", "se", "std", "min", "max")}
-            found[way] = {**row, "half": half_95(row["se"], found["episodes"])}
-    return found
+    """Returns one line of evaluations as the page shows it.
+
+    For each kind of play that the line has, its figures include ``half``, half the 95 % confidence
+    interval of the mean.
+    """
+    row: Row = {key: _plain(line.get(key)) for key in ("trained_steps", "time_s", "play", "best")}
+    row["episodes"] = finite(line.get("episodes"))
+
+    for play in ("greedy", "sampled", "return"):
+        result = line.get(play)
+        if isinstance(result, Mapping):
+            figures = {key: finite(result.get(key)) for key in ("mean", "se", "std", "min", "max")}
+            row[play] = {**figures, "half": half_95(figures["se"], row["episodes"])}
+    return row
 
 
 def _why_no_evaluation(run: WatchedRun) -> str:
-    """Why a run has no evaluation, by its options and the evaluator's last note."""
-    every_steps, every_s, share, transport = (
-        run.options.get(name)
-        for name in ("eval.every_steps", "eval.every_s", "eval.share", "transport.kind")
-    )
+    """Returns why a run has no evaluation, by its options and the evaluator's last note."""
+    options = run.options
+    every_steps = options.get("eval.every_steps")
+    every_s = options.get("eval.every_s")
+    share = options.get("eval.share")
+    transport = options.get("transport.kind")
+
     if every_s is not None:
         reason = f"They are due every eval.every_s = {every_s} seconds."
     elif every_steps is None:
@@ -622,6 +859,7 @@ def _why_no_evaluation(run: WatchedRun) -> str:
             f"eval.share = {share} of a core; the run has "
             f"{digits(finite(run.last.get('trained_steps')))}. eval.share=null sets no limit."
         )
+
     with run.lock:
         notes = [
             str(event.get("text"))[:2000]
@@ -632,11 +870,13 @@ def _why_no_evaluation(run: WatchedRun) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A text, a truth value or a finite number; None for anything else."""
+    """Returns a text, a truth value or a finite number as it is; None for anything else."""
     if isinstance(value, str):
         return value[:2000]
     return value if isinstance(value, bool) else finite(value)
 
 
-def _shown(value: Any) -> str:
-    return (value if isinstance(value, str) else json.dumps(value, default=str))[:2000]
+def _as_text(value: Any) -> str:
+    """Returns a text as it is, and anything else as JSON."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text[:2000]

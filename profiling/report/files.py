@@ -17,8 +17,12 @@ from penstock.profiling.report.profile import Profile
 from penstock.profiling.report.readings import Thread
 from penstock.profiling.report.window import ProfileWindow
 
-TRACE, TORCH_TRACE, KERNELS = "trace.json", "torch_trace.json", "kernels.json"
-TIMELINE, DATA = "timeline.png", "profile.json"
+DATA = "profile.json"
+TRACE = "trace.json"
+TIMELINE = "timeline.png"
+# The files of torch's profiler: of all that the learner did, and of its kernels alone.
+TORCH_TRACE = "torch_trace.json"
+KERNELS = "kernels.json"
 
 
 def write(
@@ -30,18 +34,27 @@ def write(
 ) -> list[str]:
     """Write all files. The trace's path and the notes go into ``profile``.
 
+    Args:
+        folder: of the run.
+        profile: the data.
+        window: that of the profile.
+        threads: the spans of the trace and the picture.
+        notes: sentences for the reader of the profile.
+
     Returns: the given notes, and then one for each file that could not be written. A full disk does
     not raise, so that the caller can still show the figures.
     """
-    profile["trace"] = str(folder / TRACE)
-    kept = trace.cut(threads)
-    held = trace.held(kept, window.seconds)
     notes = [*notes]
+    profile["trace"] = str(folder / TRACE)
+    newest = trace.newest_spans(threads)
+    coverage = trace.coverage(newest, window.seconds)
     with _noted(TRACE, notes):
-        trace.write(folder / TRACE, kept, window.begin_ns, held)
-        notes.append(held)
+        trace.write(folder / TRACE, newest, origin_ns=window.begin_ns, note=coverage)
+        notes.append(coverage)
+
     with _noted(TIMELINE, notes):
-        timeline.draw(folder / TIMELINE, threads, window.begin_ns, window.end_ns)
+        timeline.draw(folder / TIMELINE, threads, from_ns=window.begin_ns, to_ns=window.end_ns)
+
     profile["notes"] = [*notes]
     with _noted(DATA, notes):
         write_atomic(folder / DATA, json.dumps(profile, indent=2) + "\n")
@@ -50,7 +63,7 @@ def write(
 
 @contextmanager
 def _noted(name: str, notes: list[str]) -> Iterator[None]:
-    """Add a note where the block cannot write the file ``name``."""
+    """Context that adds a note if its block cannot write the file ``name``."""
     try:
         yield
     except UserError as error:

@@ -5,44 +5,58 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+# The categories of what a GPU does.
 GPU_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
-EXCHANGE = "nccl"  # begins the names of kernels that mostly wait for other learners
+# Begins the names of kernels that mostly wait for other learners.
+EXCHANGE = "nccl"
+
+
+class GpuSpan(NamedTuple):
+    """When something ran on a GPU, in µs."""
+
+    begin: float
+    end: float
 
 
 def busy(events: Iterable[Mapping[str, Any]]) -> float | None:
-    """Share of the time in which a kernel that computes ran, from the first thing that the GPU did
-    to the end of the last; None where it did nothing.
+    """Returns the share of the time in which a kernel that computes ran.
 
-    ``events`` are those of a Chrome trace, with times in µs. Kernels on several streams at once
-    count once; copies, and the kernels of NCCL, are no computing.
+    That is of the time from the first thing that the GPU did to the end of the last; None where it
+    did nothing. Kernels on several streams at once count once; copies, and the kernels of NCCL, are
+    no computing.
+
+    Args:
+        events: those of a Chrome trace, with times in µs.
     """
     on_gpu = [event for event in events if event.get("cat") in GPU_KINDS]
     if not on_gpu:
         return None
-    spans = sorted(
-        _span(event)
-        for event in on_gpu
-        if event["cat"] == "kernel" and not str(event["name"]).startswith(EXCHANGE)
+    first_us = min(_span(event).begin for event in on_gpu)
+    last_us = max(_span(event).end for event in on_gpu)
+
+    kernels = [event for event in on_gpu if event["cat"] == "kernel"]
+    computing = sorted(
+        _span(event) for event in kernels if not str(event["name"]).startswith(EXCHANGE)
     )
-    first = min(_span(event)[0] for event in on_gpu)
-    last = max(_span(event)[1] for event in on_gpu)
-    total, reached = 0.0, first
-    for begin, end in spans:
-        total += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
-    return total / (last - first) if last > first else None
+    busy_us = 0.0
+    counted_until_us = first_us
+    for begin_us, end_us in computing:
+        busy_us += max(0.0, end_us - max(begin_us, counted_until_us))
+        counted_until_us = max(counted_until_us, end_us)
+    return busy_us / (last_us - first_us) if last_us > first_us else None
 
 
 def busy_in(path: Path) -> float | None:
-    """`busy` of a file; None where there is none, or none that is whole."""
+    """Returns `busy` of the trace in a file; None if there is no file, or none that is whole."""
     try:
         return busy(json.loads(path.read_text())["traceEvents"])
     except (OSError, ValueError, KeyError):
         return None
 
 
-def _span(event: Mapping[str, Any]) -> tuple[float, float]:
+def _span(event: Mapping[str, Any]) -> GpuSpan:
+    """Returns when the event of a trace took place."""
     begin = float(event["ts"])
-    return begin, begin + float(event["dur"])
+    return GpuSpan(begin, begin + float(event["dur"]))

@@ -26,12 +26,17 @@ from penstock.profiling.report.readings import MAIN, SUPERVISOR, Thread, spans
 FILE = "timeline.json"
 LAST_S = 60.0
 MOST_SPANS = 100_000
+# The latest time that is read, in µs from the first span: 11 days.
+MOST_US = 1e12
+TimelineSpan = tuple[str, float, float]
+"""Part, begin in µs and length in µs. Plain tuples, as a file has up to `MOST_SPANS`."""
 
 
 def record(folder: Path, handles: Iterable[Handle], ledger: TimeLedger) -> None:
     """Write the file into the folder of a run.
 
     Args:
+        folder: of the run.
         handles: processes that share memory with this one.
         ledger: that of the main thread of this process.
 
@@ -39,56 +44,70 @@ def record(folder: Path, handles: Iterable[Handle], ledger: TimeLedger) -> None:
     """
     since_ns = time.perf_counter_ns() - int(LAST_S * 1e9)
     threads = [thread for handle in handles for thread in handle.spans(since_ns) or ()]
-    own = spans(ledger.lane, since_ns)
-    threads.append(Thread(SUPERVISOR.name, os.getpid(), MAIN, 0, own))
-    part = folder / f"{FILE}.tmp"
-    with open(part, "w", encoding="utf-8", opener=open_private) as file:
+    threads.append(
+        Thread(
+            process=SUPERVISOR.name,
+            pid=os.getpid(),
+            name=MAIN,
+            lane=0,
+            spans=spans(ledger.lane, since_ns),
+        )
+    )
+
+    temporary = folder / f"{FILE}.tmp"
+    with open(temporary, "w", encoding="utf-8", opener=open_private) as file:
         file.write(encoded(threads, time.time()))
-    part.replace(folder / FILE)
+    temporary.replace(folder / FILE)
 
 
 def encoded(threads: Iterable[Thread], at_s: float) -> str:
-    """The content of the file; ``at_s`` is the wall-clock time."""
-    known = [thread for thread in threads if len(thread.spans)]
-    kept = trace.cut(known, MOST_SPANS)
-    origin_ns = min((int(thread.spans.begin_ns[0]) for thread in known), default=0)
-    window_s = max((thread.spans.seconds for thread in known), default=0.0)
+    """Returns the content of the file; ``at_s`` is the wall-clock time."""
+    threads_with_spans = [thread for thread in threads if len(thread.spans)]
+    newest = trace.newest_spans(threads_with_spans, MOST_SPANS)
+    origin_ns = min((int(thread.spans.begin_ns[0]) for thread in threads_with_spans), default=0)
+    window_s = max((thread.spans.seconds for thread in threads_with_spans), default=0.0)
+    note = trace.coverage(newest, window_s, most=MOST_SPANS, window="the last minute")
     return json.dumps(
         {
             "time": at_s,
-            "note": trace.held(kept, window_s, MOST_SPANS).replace("the window", "the last minute"),
+            "note": note,
             "parts": {int(part): part.name.lower() for part in Part},
             "threads": [
                 {
                     "name": f"{thread.process}/{thread.name}",
-                    "edges_ns": _text(thread.spans.edges_ns - origin_ns),
-                    "part": _text(thread.spans.part),
+                    "edges_ns": _base64(thread.spans.edges_ns - origin_ns),
+                    "part": _base64(thread.spans.part),
                 }
-                for thread in kept
+                for thread in newest
             ],
         }
     )
 
 
-def decoded(found: Mapping[str, Any]) -> dict[str, list[tuple[str, float, float]]]:
-    """By name, the spans of each thread: part, begin in µs, length in µs.
+def decoded(content: Mapping[str, Any]) -> dict[str, list[TimelineSpan]]:
+    """Returns the spans of each thread, by its name.
 
-    Raises ValueError, LookupError or TypeError if ``found`` is not the content of such a file.
+    Raises ValueError, LookupError or TypeError if ``content`` is not that of such a file.
     """
-    parts = {int(number): str(name) for number, name in found["parts"].items()}
-    threads: dict[str, list[tuple[str, float, float]]] = {}
-    for thread in found["threads"]:
-        edges = np.frombuffer(base64.b64decode(thread["edges_ns"]), "<i8") / 1e3
+    part_names = {int(number): str(name) for number, name in content["parts"].items()}
+    threads: dict[str, list[TimelineSpan]] = {}
+
+    for thread in content["threads"]:
+        edges_us = np.frombuffer(base64.b64decode(thread["edges_ns"]), "<i8") / 1e3
         numbers = np.frombuffer(base64.b64decode(thread["part"]), np.uint8).tolist()
-        lengths = np.diff(edges)
-        if len(lengths) != len(numbers) or (lengths < 0).any() or np.abs(edges).max() > 1e12:
+        lengths_us = np.diff(edges_us)
+        fits = len(lengths_us) == len(numbers)
+        if not fits or (lengths_us < 0).any() or np.abs(edges_us).max() > MOST_US:
             raise ValueError("the times of a thread do not rise, or it has too few of them")
-        names = [parts[number] for number in numbers]
-        begins = edges[:-1].tolist()
-        threads[str(thread["name"])] = list(zip(names, begins, lengths.tolist(), strict=True))
+
+        parts = [part_names[number] for number in numbers]
+        begins_us = edges_us[:-1].tolist()
+        spans = list(zip(parts, begins_us, lengths_us.tolist(), strict=True))
+        threads[str(thread["name"])] = spans
     return threads
 
 
-def _text(values: np.ndarray[Any, Any]) -> str:
-    little = values.dtype.newbyteorder("<")
-    return base64.b64encode(values.astype(little).tobytes()).decode()
+def _base64(values: np.ndarray[Any, Any]) -> str:
+    """Returns an array, in the byte order of little-endian machines, as base64."""
+    little_endian = values.dtype.newbyteorder("<")
+    return base64.b64encode(values.astype(little_endian).tobytes()).decode()

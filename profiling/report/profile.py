@@ -19,7 +19,9 @@ from penstock.profiling.verdict import findings
 
 Profile = dict[str, Any]
 Shares = Mapping[str, float]
-RECEIVED = ("slots", "steps", "raw_nbytes", "coded_nbytes")  # counters of connectors, in metrics
+"""Shares of a thread's time, by part."""
+# The counters of connectors in metrics.
+RECEIVED = ("slots", "steps", "raw_nbytes", "coded_nbytes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +30,11 @@ class ProcessEvidence:
 
     name: str
     ended: bool = False
+    """Whether the process ended in the window."""
     ledger: Shares
-    """Of its main thread, by part."""
+    """Shares of its main thread."""
     unmeasured: Shares = field(default_factory=dict)
-    """By thread: the share that no part of its ledger has."""
+    """The share of each thread that no part of its ledger has."""
     cpu: float | None
     """Cores that it keeps busy."""
     coreless: float | None = None
@@ -59,41 +62,54 @@ class ConnectorEvidence(ProcessEvidence):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerEvidence(ProcessEvidence):
-    """A learner. Its ``ledger`` has the names of `LearnerPart`; ``parts`` are of its main thread,
-    or with a GPU of that. ``ceiling_steps_per_s`` is the rate of one that never waits."""
+    """A learner, whose ``ledger`` has the names of `LearnerPart`."""
 
     rank: int
     parts: Shares
+    """Shares of its main thread, or with a GPU of the GPU's stream."""
     threads: Mapping[str, Shares]
+    """Shares of its other threads, by name."""
     gpu_kernel_busy: float | None = None
+    """Share in which its GPU ran kernels."""
     steps_per_s: float | None
     updates_per_s: float | None
     ceiling_steps_per_s: float | None = None
+    """The rate of a learner that never waits."""
     queue_fill: float | None
+    """How full its queue is, as a share."""
 
     def entry(self) -> dict[str, Any]:
-        rate, ceiling = self.steps_per_s or 0.0, self.ceiling_steps_per_s
+        """Returns the learner as plain data, with what follows from the other figures."""
+        achieved = None
+        if self.ceiling_steps_per_s:
+            achieved = (self.steps_per_s or 0.0) / self.ceiling_steps_per_s
         return vars(self) | {
             "utilization": self.ledger.get("compute", 0.0),
-            "achieved_over_ceiling": rate / ceiling if ceiling else None,
+            "achieved_over_ceiling": achieved,
         }
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlowEvidence:
-    """What moved in the window: agent steps and bytes per second, and what was lost on the way."""
+    """What moved in the window, in agent steps and bytes per second, and what was lost."""
 
     produced_steps_per_s: float | None
     trained_steps_per_s: float | None
     dropped: Mapping[str, float]
+    """Steps that were dropped in the window, by reason."""
     lost: Mapping[str, float]
+    """Steps that were lost in the window, by reason."""
     policy_lag: Mapping[str, float | None]
     """``mean`` and ``max``, in updates."""
     queue_fill: float | None
+    """How full the learners' queues are, as a share."""
     replay_size: float | None
+    """Steps in replay."""
     store_nbytes_per_s: float | None = None
     latency_s: Mapping[str, float | None] = field(default_factory=dict)
+    """Quantiles of the time from an environment's step to its gradient, by name."""
     stages: Sequence[Mapping[str, Any]] = ()
+    """As `stage_rates` returns them."""
 
 
 def build(
@@ -110,15 +126,17 @@ def build(
     target: str = "",
     idle_cores: float | None = None,
 ) -> Profile:
-    """The profile of a window, but for its verdict.
+    """Returns the profile of a window, but for its verdict.
 
     Args:
         seconds: the length of the window.
         cores: how many the run may use.
         device: what learners train on, "cpu" or "cuda".
+        learners, actors, connectors, others: all processes in the window.
+        flow: what moved in it.
         options: those of the run, with what `judged_options` adds.
         target: what was profiled.
-        idle_cores: of those, how many no process of the host kept busy.
+        idle_cores: of ``cores``, how many no process of the host kept busy.
     """
     return {
         "target": target,
@@ -137,19 +155,23 @@ def build(
 
 
 def with_thread_trials(profile: Profile, trials: Sequence[Sequence[float]]) -> Profile:
-    """``profile`` with what `penstock.launch.measuring.thread_trials` has returned."""
-    keys = ThreadTrial._fields
-    return {**profile, "env_threads": [dict(zip(keys, t, strict=True)) for t in trials]}
+    """Returns ``profile`` with what `penstock.launch.measuring.thread_trials` has returned."""
+    fields = ThreadTrial._fields
+    entries = [dict(zip(fields, trial, strict=True)) for trial in trials]
+    return {**profile, "env_threads": entries}
 
 
 def with_verdict(profile: Profile) -> Profile:
-    """``profile`` with its verdict, and with ``also``: the further findings, costliest first."""
+    """Returns ``profile`` with its verdict, and with ``also``: the further findings.
+
+    These are ordered by their cost, the costliest first.
+    """
     verdict, *also = map(asdict, findings(profile))
     return {**profile, "verdict": verdict, "also": also}
 
 
 def judged_options(config: Config) -> dict[str, Any]:
-    """All options, and what follows from them that the rules read."""
+    """Returns all options as plain data, and what follows from them that the rules read."""
     options = config.model_dump(mode="json")
     options["algo"] |= {"trains_on": config.algo.trains_on, "passes": config.algo.passes}
     options["learner"] |= {"prefetch": batches_ahead(config)}  # a number, where the option is null

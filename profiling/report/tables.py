@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.core.formatting import count, number, reasons
 
 Entries = Sequence[Mapping[str, Any]]
 KIB = 1024
+BYTE_UNITS = ("B", "KiB", "MiB", "GiB")
+
+
+class FigureColumn(NamedTuple):
+    """A column of figures: the key of the figure in an entry, and how it is written."""
+
+    key: str
+    write: Callable[[Any], str]
 
 
 @dataclass(frozen=True)
@@ -22,40 +30,45 @@ class TextTable:
 
 
 def tables(profile: Mapping[str, Any]) -> list[TextTable]:
-    """All that have a row."""
+    """Returns all tables that have a row."""
     learners = profile["learner"]
-    made = [
-        _table("Learners", "% of wall clock", learners, _LEARNER),
-        _table("Their main threads", "% of wall clock", learners, {}, "parts"),
-        _table("Their other threads", "% of wall clock", list(_threads(learners)), {}),
-        _table("Actors", "% of wall clock", profile["actors"], _ACTOR),
-        _table("Connectors", "% of wall clock", profile["connectors"], _CONNECTOR),
-        _table("Other processes", "% of wall clock", profile["others"], _OTHER),
+    every_table = [
+        _table("Learners", learners, _LEARNER),
+        _table("Their main threads", learners, {}, shares_key="parts"),
+        _table("Their other threads", _threads(learners), {}),
+        _table("Actors", profile["actors"], _ACTOR),
+        _table("Connectors", profile["connectors"], _CONNECTOR),
+        _table("Other processes", profile["others"], _OTHER),
         env_threads(profile.get("env_threads")),
         stages(profile["flow"]["stages"]),
         flow(profile["flow"]),
     ]
-    return [table for table in made if table.rows]
+    return [table for table in every_table if table.rows]
 
 
 def lines(profile: Mapping[str, Any]) -> list[str]:
-    """The profile for a terminal, line by line: tables in plain text, then the verdict."""
-    told = [heading(profile)]
+    """Returns the profile for a terminal, line by line.
+
+    Tables in plain text come first, then the verdict.
+    """
+    table_lines = []
     for table in tables(profile):
-        told += ["", table.title, *_lines_of(table)]
+        table_lines += ["", table.title, *_lines_of(table)]
+
     verdict = profile["verdict"]
     return [
-        *told,
+        heading(profile),
+        *table_lines,
         "",
         f"Verdict: {verdict['finding']}",
         f"  because {verdict['reason']}",
         f"  next: {verdict['next_step']}",
-        *(f"  also: {found['finding']}" for found in profile["also"]),
+        *(f"  also: {further['finding']}" for further in profile["also"]),
     ]
 
 
 def heading(profile: Mapping[str, Any]) -> str:
-    """What was measured, where."""
+    """Returns what was measured, and where."""
     return (
         f"{profile['target']}: {profile['seconds']:.1f} s on {profile['cores']:g} cores, "
         f"learner on {profile['device']}"
@@ -63,18 +76,20 @@ def heading(profile: Mapping[str, Any]) -> str:
 
 
 def env_threads(trials: Entries | None) -> TextTable:
-    """What one actor did alone, by number of `actors.env_threads`."""
+    """Returns what one actor did alone, by number of `actors.env_threads`; empty without trials."""
     rows = tuple(
         (f"{trial['threads']}", count(trial["steps_per_s"]), _ratio(trial["cpu"]))
         for trial in trials or ()
     )
     return TextTable(
-        "Trial of actors.env_threads, one actor alone", ("", "steps/s", "cpu/wall"), rows
+        title="Trial of actors.env_threads, one actor alone",
+        columns=("", "steps/s", "cpu/wall"),
+        rows=rows,
     )
 
 
 def stages(entries: Entries) -> TextTable:
-    """What moved through each stage."""
+    """Returns what moved through each stage; ``entries`` as `stage_rates` returns them."""
     rows = tuple(
         (
             _STAGES[entry["stage"]],
@@ -84,22 +99,27 @@ def stages(entries: Entries) -> TextTable:
         )
         for entry in entries
     )
-    return TextTable("Flow by stage", ("", "steps/s", "bytes", "versions/s"), rows)
+    return TextTable(
+        title="Flow by stage", columns=("", "steps/s", "bytes", "versions/s"), rows=rows
+    )
 
 
 def flow(figures: Mapping[str, Any]) -> TextTable:
-    """What moved, and how long it took."""
-    latency, lag = figures["latency_s"], figures["policy_lag"]
+    """Returns what moved, and how long it took; ``figures`` are those of `FlowEvidence`."""
+    latency = ", ".join(
+        f"{quantile} {duration(seconds)}" for quantile, seconds in figures["latency_s"].items()
+    )
+    lag = figures["policy_lag"]
     rows = (
         ("produced", f"{count(figures['produced_steps_per_s'])} steps/s"),
         ("trained", f"{count(figures['trained_steps_per_s'])} steps/s"),
         ("dropped", f"{reasons(figures['dropped'])} steps"),
         ("lost", f"{reasons(figures['lost'])} steps"),
-        ("env step to gradient", ", ".join(f"{q} {duration(s)}" for q, s in latency.items())),
+        ("env step to gradient", latency),
         ("policy lag", f"mean {number(lag['mean'])}, at most {number(lag['max'])} updates"),
-        ("queue fill", _percent(figures["queue_fill"]) + " %"),
+        ("queue fill", f"{_percent(figures['queue_fill'])} %"),
     )
-    return TextTable("Flow", ("", ""), rows)
+    return TextTable(title="Flow", columns=("", ""), rows=rows)
 
 
 def duration(seconds: float | None) -> str:
@@ -113,58 +133,90 @@ def rate_of_bytes(nbytes_per_s: float | None) -> str:
     """1536.0 -> "1.5 KiB/s"."""
     if nbytes_per_s is None:
         return "-"
-    unit = 0
-    while nbytes_per_s >= KIB and unit < 3:
-        nbytes_per_s, unit = nbytes_per_s / KIB, unit + 1
-    return f"{nbytes_per_s:.1f} {('B', 'KiB', 'MiB', 'GiB')[unit]}/s"
+    *smaller_units, largest_unit = BYTE_UNITS
+    value = nbytes_per_s
+    for unit in smaller_units:
+        if value < KIB:
+            return f"{value:.1f} {unit}/s"
+        value /= KIB
+    return f"{value:.1f} {largest_unit}/s"
 
 
 def _table(
-    title: str, unit: str, entries: Entries, figures: Mapping[str, Any], parts: str = "ledger"
+    title: str,
+    entries: Entries,
+    figures: Mapping[str, FigureColumn],
+    *,
+    shares_key: str = "ledger",
 ) -> TextTable:
-    """A row for each entry: its shares of time, then its ``figures``."""
-    names = list(dict.fromkeys(name for entry in entries for name in entry[parts]))
-    names.sort(key=lambda name: name == "other")
-    rows = tuple(
-        (
-            entry["name"] + (" (ended)" if entry.get("ended") else ""),
-            *(_percent(entry[parts].get(name, 0.0) if entry[parts] else None) for name in names),
-            *(form(entry.get(key)) for key, form in figures.values()),
+    """Returns a table with a row for each entry.
+
+    Args:
+        title: of the table.
+        entries: processes or threads.
+        figures: the columns after the shares, by their titles.
+        shares_key: the key of the shares of time in an entry, whose parts become columns.
+    """
+    parts = list(dict.fromkeys(part for entry in entries for part in entry[shares_key]))
+    if "other" in parts:  # comes last
+        parts.remove("other")
+        parts.append("other")
+
+    rows = []
+    for entry in entries:
+        shares = entry[shares_key]
+        name = f"{entry['name']} (ended)" if entry.get("ended") else entry["name"]
+        rows.append(
+            (
+                name,
+                *(_percent(shares.get(part, 0.0) if shares else None) for part in parts),
+                *(column.write(entry.get(column.key)) for column in figures.values()),
+            )
         )
-        for entry in entries
+    return TextTable(
+        title=f"{title}, % of wall clock", columns=("", *parts, *figures), rows=tuple(rows)
     )
-    return TextTable(f"{title}, {unit}", ("", *names, *figures), rows)
 
 
 def _lines_of(table: TextTable) -> Iterator[str]:
-    """Columns as wide as they must be; the first to the left, figures to the right."""
+    """Yields the lines of a table, with columns as wide as they must be.
+
+    The first column is aligned to the left, figures to the right.
+    """
     rows = [row for row in (table.columns, *table.rows) if any(row)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
-    for first, *rest in rows:
-        cells = [f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True)]
+    label_width, *figure_widths = widths
+    for label, *figures in rows:
+        cells = [f"{figure:>{width}}" for figure, width in zip(figures, figure_widths, strict=True)]
         if len(cells) == 1:  # a list of figures reads better along its left edge
             cells = [cell.strip() for cell in cells]
-        yield "  " + "  ".join([f"{first:<{widths[0]}}", *cells])
+        yield "  " + "  ".join([f"{label:<{label_width}}", *cells])
 
 
-def _threads(learners: Entries) -> Sequence[Mapping[str, Any]]:
+def _threads(learners: Entries) -> Entries:
+    """Returns an entry for each thread of the learners but their main threads."""
     return [
-        {"name": f"{entry['name']}/{thread}", "ledger": shares}
-        for entry in learners
-        for thread, shares in entry["threads"].items()
+        {"name": f"{learner['name']}/{thread}", "ledger": shares}
+        for learner in learners
+        for thread, shares in learner["threads"].items()
     ]
 
 
 def _percent(share: float | None) -> str:
+    """0.414 -> "41.4"."""
     return "-" if share is None else f"{100 * share:z.1f}"
 
 
 def _ratio(value: float | None) -> str:
+    """0.414 -> "0.41"."""
     return "-" if value is None else f"{value:.2f}"
 
 
 def _largest(shares: Mapping[str, float] | None) -> str:
-    return _percent(max(shares.values(), key=abs)) if shares else "-"
+    """Returns the share that is farthest from 0, in per cent."""
+    if not shares:
+        return "-"
+    return _percent(max(shares.values(), key=abs))
 
 
 _STAGES = {
@@ -176,24 +228,24 @@ _STAGES = {
     "learner": "trained on",
     "weights": "weights out",
 }
-# Columns after the parts: where their figure stands, and how it is written.
+# The columns after the parts, by their titles.
 _OTHER = {
-    "unmeasured": ("unmeasured", _largest),
-    "cpu/wall": ("cpu", _ratio),
-    "no core": ("coreless", _percent),
+    "unmeasured": FigureColumn("unmeasured", _largest),
+    "cpu/wall": FigureColumn("cpu", _ratio),
+    "no core": FigureColumn("coreless", _percent),
 }
 _LEARNER = {
     **_OTHER,
-    "steps/s": ("steps_per_s", count),
-    "ceiling": ("ceiling_steps_per_s", count),
-    "of it": ("achieved_over_ceiling", _ratio),
-    "updates/s": ("updates_per_s", number),
-    "kernels": ("gpu_kernel_busy", _percent),
+    "steps/s": FigureColumn("steps_per_s", count),
+    "ceiling": FigureColumn("ceiling_steps_per_s", count),
+    "of it": FigureColumn("achieved_over_ceiling", _ratio),
+    "updates/s": FigureColumn("updates_per_s", number),
+    "kernels": FigureColumn("gpu_kernel_busy", _percent),
 }
-_ACTOR = _OTHER | {"steps/s": ("steps_per_s", count)}
+_ACTOR = {**_OTHER, "steps/s": FigureColumn("steps_per_s", count)}
 _CONNECTOR = {
     **_OTHER,
-    "slots/s": ("slots_per_s", number),
-    "raw": ("raw_nbytes_per_s", rate_of_bytes),
-    "on the wire": ("coded_nbytes_per_s", rate_of_bytes),
+    "slots/s": FigureColumn("slots_per_s", number),
+    "raw": FigureColumn("raw_nbytes_per_s", rate_of_bytes),
+    "on the wire": FigureColumn("coded_nbytes_per_s", rate_of_bytes),
 }

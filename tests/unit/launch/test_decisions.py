@@ -67,6 +67,8 @@ def test_an_actor_that_ends_is_told_with_what_it_had_produced() -> None:
             "with dmesg; it is restarted in 0.1 s"
         ),
     ]
+    [note] = [effect for effect in effects if isinstance(effect, Note)]
+    assert note.data == {"delay_s": 0.1, "cause": "was killed by SIGKILL"}
     assert scene.tick(0.05) == []
     assert scene.tick(0.06) == [Start("actor-1", 1)]
     assert scene.decisions.restarts[Stage.ACTORS] == 1

@@ -75,6 +75,7 @@ def test_a_host_that_runs_ahead_is_not_what_the_learner_waits_for(
     # computes 5 more, and has nothing to do from 45 on.
     host, seconds, stream = TimeLedger(part=Part.COUNT), TimeLedger(part=Part.WAIT), Stream()
     clock = DeviceClock(host, seconds, stream.make)
+    host.follow(clock.mark)
     stream.passes(0.0)
     for at, part in enumerate((Part.H2D, Part.FORWARD, Part.BACKWARD, Part.REDUCE)):
         clock_ns(at)
@@ -100,6 +101,7 @@ def test_a_host_that_runs_ahead_is_not_what_the_learner_waits_for(
 def test_an_empty_stream_is_blamed_on_what_the_host_does(clock_ns: Callable[[int], None]) -> None:
     host, seconds, stream = TimeLedger(part=Part.WAIT), TimeLedger(part=Part.WAIT), Stream()
     clock = DeviceClock(host, seconds, stream.make)
+    host.follow(clock.mark)
     stream.passes(0.0)
     for at, part in ((7, Part.GATHER), (11, Part.PUBLISH), (12, Part.FORWARD)):
         clock_ns(at)
@@ -118,6 +120,7 @@ def test_an_empty_stream_is_blamed_on_what_the_host_does(clock_ns: Callable[[int
 def test_what_the_stream_is_in_shows_before_that_has_ended(clock_ns: Callable[[int], None]) -> None:
     host, seconds, stream = TimeLedger(part=Part.WAIT), TimeLedger(part=Part.WAIT), Stream()
     clock = DeviceClock(host, seconds, stream.make)
+    host.follow(clock.mark)
     stream.passes(0.0)
     clock_ns(5)
     clock.settle()
@@ -132,7 +135,8 @@ def test_what_the_stream_is_in_shows_before_that_has_ended(clock_ns: Callable[[i
 
 def test_switches_that_put_nothing_on_the_stream_are_one_mark() -> None:
     host, stream = TimeLedger(), Stream()
-    DeviceClock(host, TimeLedger(), stream.make)
+    clock = DeviceClock(host, TimeLedger(), stream.make)
+    host.follow(clock.mark)
     for part in (Part.WAIT, Part.COUNT, Part.FORWARD, Part.DEVICE, Part.PUBLISH, Part.COUNT):
         host.switch(part)
     assert len(stream.waiting) == 1 + 2  # the first, and the pass from its begin to its end
@@ -218,6 +222,7 @@ def test_a_gpu_that_computes_while_the_host_waits_is_busy() -> None:
     host, seconds = TimeLedger(part=Part.WAIT), TimeLedger(part=Part.WAIT)
     make_event = partial(device_of(device).make_event, timed=True)
     clock, queue = DeviceClock(host, seconds, make_event), DeviceQueue(device, host)
+    host.follow(clock.mark)
     queue.meanwhile = clock.settle
     for _ in range(20):
         host.switch(Part.FORWARD)

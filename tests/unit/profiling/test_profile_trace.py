@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.profiling.ledger import LANE_WORDS, Part, TimeLedger
 from penstock.profiling.report.readings import Spans, Thread, spans
-from penstock.profiling.report.trace import cut, held, write
+from penstock.profiling.report.trace import coverage, newest_spans, write
 from trace_schema import check_schema
 
 
@@ -74,20 +74,20 @@ def test_two_ledgers_of_one_clock_lie_in_the_order_in_which_they_moved(tmp_path:
 
 def test_a_cut_takes_from_those_with_most_and_says_so() -> None:
     threads = [thread("actor-0", 1, 100), thread("actor-1", 2, 80), thread("learner-0", 3, 10)]
-    kept = cut(threads, most=70)
+    kept = newest_spans(threads, most=70)
     assert [len(t.spans) for t in kept] == [30, 30, 10]
     assert kept[0].spans.end_ns[-1] == threads[0].spans.end_ns[-1]  # the newest stay
-    said = held(kept, window_s=0.1, most=70)
+    said = coverage(kept, window_s=0.1, most=70)
     assert said.startswith("the trace has 70 spans; of actor-0/main it has the last 0.03 s, of ")
-    many = held([thread(f"actor-{i}", i, 1) for i in range(9)], window_s=0.1)
+    many = coverage([thread(f"actor-{i}", i, 1) for i in range(9)], window_s=0.1)
     assert many.count("it has the last") == 3
     assert "and so of 6 more (" in many
-    assert [len(t.spans) for t in cut(threads, most=190)] == [100, 80, 10]
-    assert held(threads[:1], window_s=0.1) == "the trace has all 100 spans of the window"
+    assert [len(t.spans) for t in newest_spans(threads, most=190)] == [100, 80, 10]
+    assert coverage(threads[:1], window_s=0.1) == "the trace has all 100 spans of the window"
 
 
 def test_no_threads_make_an_empty_trace(tmp_path: Path) -> None:
-    assert cut([]) == []
+    assert newest_spans([]) == []
     trace = written(tmp_path / "trace.json", [], 0)
     check_schema(trace)
     assert trace["traceEvents"] == []

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from penstock.monitor.intervals import Floats
-from penstock.watch.headline import end, is_silent, learning, restart, stall, wrong
+from penstock.watch.headline import (
+    ReturnCurve,
+    end,
+    is_silent,
+    learning,
+    restart,
+    stall,
+    wrong,
+)
 
 STEPS: Floats = np.arange(100, dtype=np.float64) * 1e4
 NOISE = np.random.default_rng(0).normal(0, 1, 100)
@@ -22,7 +30,7 @@ def judged(
 ) -> dict[str, Any]:
     """The verdict on measurements a second apart, with as many episodes each."""
     seconds = np.arange(1.0, len(returns) + 1)
-    return learning(steps, returns, episodes * seconds, seconds, live=live)
+    return learning(ReturnCurve(steps, returns, episodes * seconds, seconds), live=live)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +116,8 @@ STOPPED = {"state": "stopped", "now": "stopped by a signal"}
 def test_a_stopped_learner_stalls_the_run_at_once() -> None:
     found = stall([process("learner-0", **STOPPED), process("actor-0")], 5.0, silent=False)
     assert found == {
-        "why": "learner-0 is stopped by a signal", "since": 5.0, "command": "kill -CONT 7",
+        "why": "learner-0 is stopped by a signal", "names": ["learner-0"], "since": 5.0,
+        "command": "kill -CONT 7",
     }  # fmt: skip
 
 
@@ -147,6 +156,7 @@ def test_a_stall_without_a_stopped_learner_names_what_is_wrong() -> None:
     assert found == {
         "why": "no new line of metrics (learner-0: no report for more than 10 s; actor-0: stopped "
         "by a signal)",
+        "names": ["learner-0", "actor-0"],
         "since": None,
         "command": None,
     }
@@ -154,7 +164,7 @@ def test_a_stall_without_a_stopped_learner_names_what_is_wrong() -> None:
 
 
 def test_an_end_has_its_time_its_cause_and_the_command() -> None:
-    found = end("died", None, 5.0, 1200.0, Path("/runs/my run"))
+    found = end("died", None, seen_s=5.0, trained_steps=1200.0, folder=Path("/runs/my run"))
     assert found == {
         "kind": "bad",
         "time": 5.0,
@@ -162,14 +172,22 @@ def test_an_end_has_its_time_its_cause_and_the_command() -> None:
         "newest checkpoint has 1,200 trained steps.",
         "command": "penstock train '/runs/my run' --resume auto",
     }
-    assert end("died", "no memory.", None, None, Path("a"))["text"] == (
-        "no memory. It has no checkpoint that can be read, so it begins anew."
-    )
-    assert end("stopped", None, 5.0, 7.0, Path("a"))["kind"] == "plain"
+    failed = end("died", "no memory.", seen_s=None, trained_steps=None, folder=Path("a"))
+    assert failed["text"] == "no memory. It has no checkpoint that can be read, so it begins anew."
+    stopped = end("stopped", None, seen_s=5.0, trained_steps=7.0, folder=Path("a"))
+    assert stopped["kind"] == "plain"
 
 
 def test_restarts_are_counted_in_the_line_of_the_last() -> None:
-    event = {"role": "learner-0", "time": 5.0, "text": "learner-0: failed: ValueError: x; later"}
+    data = {"cause": "failed: ValueError: x; y, possibly z"}
+    event = {"role": "learner-0", "time": 5.0, "text": "learner-0: failed", "data": data}
     assert restart(event, 3.0)["text"] == (
-        "learner-0 failed: ValueError: x, restarted. 3 restarts in all."
+        "learner-0 failed: ValueError: x; y, possibly z, restarted. 3 restarts in all."
     )
+
+
+@pytest.mark.parametrize("data", [None, {"delay_s": 0.1}, {"cause": 7}])
+def test_a_restart_without_a_cause_is_shown_as_its_event(data: object) -> None:
+    event = {"role": "actor-1", "time": 5.0, "text": "actor-1: failed; it is restarted"}
+    assert restart(event | {"data": data}, 1.0)["text"] == "actor-1: failed; it is restarted."
+    assert restart({"role": "actor-1", "data": data}, 1.0)["text"] == "actor-1 ended."

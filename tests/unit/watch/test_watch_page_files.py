@@ -98,7 +98,13 @@ def test_the_modules_of_the_page_can_be_bundled() -> None:
 def test_no_data_ends_its_element() -> None:
     data = {"text": EVIL, EVIL: [EVIL, 1.5, None]}
     script = f"const a = {json.dumps(EVIL)}, b = /<!--|<\\/script>/, c = `</SCRIPT>`;"
-    made = document(PAGE, "p { color: red }\n", ["one()", script], {"frozen": data}, "<svg/>")
+    made = document(
+        PAGE,
+        style="p { color: red }\n",
+        scripts=["one()", script],
+        data={"frozen": data},
+        icon="<svg/>",
+    )
     found = Elements(made)
     assert found.tags.count("script") == 3
     assert len(found.scripts) == 3
@@ -113,7 +119,7 @@ def test_no_data_ends_its_element() -> None:
 
 
 def test_only_the_scripts_of_the_page_may_run_and_nothing_may_be_asked() -> None:
-    made = document(PAGE, "", ["one()", "two('é')"], {}, "<svg/>")
+    made = document(PAGE, style="", scripts=["one()", "two('é')"], data={}, icon="<svg/>")
     found = Elements(made)
     for _, text in found.scripts:
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -126,7 +132,7 @@ def test_only_the_scripts_of_the_page_may_run_and_nothing_may_be_asked() -> None
 
 def test_a_page_without_its_links_is_refused() -> None:
     with pytest.raises(ValueError, match="once"):
-        document(PAGE.replace("app.js", "other.js"), "", [], {}, "")
+        document(PAGE.replace("app.js", "other.js"), style="", scripts=[], data={}, icon="")
 
 
 def test_numbers_that_are_not_json_are_refused() -> None:

@@ -21,8 +21,8 @@ from penstock.monitor.run_folder import lines, reader
 from penstock.monitor.run_folder.columns import MetricColumns
 from penstock.watch import views
 from penstock.watch.catalog import RunCatalog
-from penstock.watch.flow import flow
 from penstock.watch.live import LiveStatus
+from penstock.watch.pipeline import pipeline_figures
 from penstock.watch.verdicts import (
     MetricWindow,
     judge,
@@ -74,7 +74,8 @@ def test_messages_have_the_worst_first_and_what_has_recovered_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_run(tmp_path / "run", [1.0, 2.0], ends=False)
-    lost = {"kind": "restart", "role": "actor-1", "time": 1e9, "data": {"delay_s": 0.1}}
+    data = {"delay_s": 0.1, "cause": "was killed by SIGKILL"}
+    lost: dict[str, Any] = {"kind": "restart", "role": "actor-1", "time": 1e9, "data": data}
     lost["text"] = "actor-1: was killed by SIGKILL, possibly for lack of memory; it is restarted"
     with (folder / "logs/events.jsonl").open("a") as file:
         file.write(json.dumps(lost) + "\n")
@@ -290,7 +291,7 @@ def test_the_verdict_names_a_learner_that_waits_for_the_environment(tmp_path: Pa
     assert found["seconds"] == 20.0
     assert found["verdict"]["kind"] == "slow_environment"
     assert found["verdict"]["next_step"]
-    stages = flow(columns, {}, options, found["verdict"], live=True)
+    stages = pipeline_figures(columns, {}, options, found["verdict"], live=True)
     assert stages["limit"] == "environments"
     assert stages["environments"]["steps_per_s"] == pytest.approx(100.0)
     assert stages["actors"]["shares"]["step"] == pytest.approx(0.9)
@@ -305,7 +306,7 @@ def test_crowded_cores_are_no_stage(tmp_path: Path) -> None:
     found = judge(columns, options, {}, live=True)
     assert found["verdict"]["kind"] == "crowded"
     assert "other programs and processes of this host" in found["verdict"]["finding"]
-    stages = flow(columns, {}, options, found["verdict"], live=True)
+    stages = pipeline_figures(columns, {}, options, found["verdict"], live=True)
     assert stages["limit"] == "host"
     assert stages["seconds"] == found["seconds"] == 20.0
 
@@ -528,7 +529,7 @@ def test_processes_that_have_ended_before_the_window_are_none_of_its_actors() ->
     [learner] = found["learner"]
     assert (learner["name"], learner["rank"]) == ("learner-1", 1)
     assert learner["ledger"] == pytest.approx(compute)
-    shares = flow(columns, {}, options, None, live=True)["actors"]["shares"]
+    shares = pipeline_figures(columns, {}, options, None, live=True)["actors"]["shares"]
     assert shares["step"] == pytest.approx(0.4)
 
 

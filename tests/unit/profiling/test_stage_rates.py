@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.configs.load import resolve
-from penstock.profiling.report.flow import Rate, Seen, stages
+from penstock.profiling.report.stage_rates import Rate, WindowRates, stage_rates
 
 HERE = Rate(1000.0, 50_000.0)
 RECEIVED = {"slots": 1.0, "steps": 200.0, "raw_nbytes": 10_000.0, "coded_nbytes": 2_000.0}
@@ -20,9 +20,10 @@ def found(
 ) -> dict[str, tuple[float | None, ...]]:
     """By stage; of a run in shared memory, 1000 steps of 50 bytes a second, of which 800 are
     trained in 10 updates, unless it is said otherwise."""
-    seen = Seen(HERE, None, arrived=990.0, trained=800.0, updates=10.0, learners=1)
+    rates = WindowRates(HERE, None, produced=990.0, trained=800.0, updates=10.0, learners=1)
     config = resolve("cartpole", overrides)
-    entries = stages(config, seen._replace(**changes), on_gpu=on_gpu, weights_nbytes=weights_nbytes)
+    rates = rates._replace(**changes)
+    entries = stage_rates(config, rates, on_gpu=on_gpu, weights_nbytes=weights_nbytes)
     return {entry.pop("stage"): tuple(entry.values()) for entry in entries}
 
 

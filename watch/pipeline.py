@@ -9,7 +9,9 @@ from penstock.core.formatting import finite
 from penstock.monitor.run_folder.columns import MetricColumns
 from penstock.watch.verdicts import WINDOW_S, MetricWindow, option
 
-LIMITS = {  # the stage that a verdict names; "host": none of them, but the cores that they share
+# The stage that limits the others, by the kind of the verdict. "host" is no stage, but the cores
+# that they share.
+LIMITS = {
     "slow_environment": "environments", "waiting_environment": "environments",
     "turns": "environments",
     "slow_inference": "actors", "slow_actor": "actors", "straggler": "actors", "starved": "actors",
@@ -21,7 +23,7 @@ LIMITS = {  # the stage that a verdict names; "host": none of them, but the core
 }  # fmt: skip
 
 
-def flow(
+def pipeline_figures(
     columns: MetricColumns,
     last: Mapping[str, Any],
     options: Mapping[str, Any],
@@ -29,20 +31,24 @@ def flow(
     *,
     live: bool,
 ) -> dict[str, Any]:
-    """The figures of each stage, and the stage that limits the others. Rates and shares are of the
-    window of the verdict: the last seconds, or all of an ended run. A figure that the metrics lack
-    is null."""
+    """Returns the figures of each stage, and the stage that limits the others.
+
+    Rates are per second. Rates and shares are of the window of the verdict: the last seconds of a
+    ``live`` run, or all of an ended one. A figure that the metrics lack is None.
+
+    Args:
+        columns: the metrics of the run.
+        last: the last line of the metrics.
+        options: the config, as `load_options` returns it.
+        verdict: as `judge` returns it.
+    """
     window = MetricWindow(columns, WINDOW_S if live else None)
-    ledgers = [found for name, found in window.ledgers().items() if name.startswith("actor-")]
-    share = {
-        part: sum(ledger.get(part, 0.0) for ledger in ledgers) / len(ledgers) if ledgers else None
-        for part in ("step", "infer", "wait", "write", "process", "compress", "send")
-    }
-    wire = any(name.startswith("received/") for name in columns.names)
-    kind = (verdict or {}).get("kind")
+    verdict_kind = (verdict or {}).get("kind")
+    has_wire = any(name.startswith("received/") for name in columns.names)
+
     return {
         "seconds": window.seconds,
-        "limit": LIMITS.get(str(kind)),
+        "limit": LIMITS.get(str(verdict_kind)),
         "environments": {
             "steps_per_s": window.rate("env_steps"),
             "frames_per_s": window.rate("env_frames"),
@@ -52,13 +58,13 @@ def flow(
             "alive": finite(last.get("actors_alive")),
             "restarted": finite(last.get("actors_restarted")),
             "count": option(options, "actors", "count"),
-            "shares": share,
+            "shares": _actor_shares(window),
         },
         "transport": {
             "kind": option(options, "transport", "kind"),
-            "wire": wire,
-            "coded_nbytes_per_s": window.rate("received/coded_nbytes") if wire else None,
-            "raw_nbytes_per_s": window.rate("received/raw_nbytes") if wire else None,
+            "wire": has_wire,
+            "coded_nbytes_per_s": window.rate("received/coded_nbytes") if has_wire else None,
+            "raw_nbytes_per_s": window.rate("received/raw_nbytes") if has_wire else None,
             "lost": _nonzero(last, "lost"),
             "rejected": _nonzero(last, "rejected"),
         },
@@ -86,13 +92,24 @@ def flow(
     }
 
 
+def _actor_shares(window: MetricWindow) -> dict[str, float | None]:
+    """Returns the mean share of each part in the time of the actors; None without actors."""
+    ledgers = [ledger for name, ledger in window.ledgers().items() if name.startswith("actor-")]
+    shares: dict[str, float | None] = {}
+    for part in ("step", "infer", "wait", "write", "process", "compress", "send"):
+        total = sum(ledger.get(part, 0.0) for ledger in ledgers)
+        shares[part] = total / len(ledgers) if ledgers else None
+    return shares
+
+
 def counts(row: Mapping[str, Any], name: str) -> dict[str, float]:
-    """The counts of ``row`` below a name, such as "dropped", by their reason."""
-    found = row.get(name)
-    if not isinstance(found, Mapping):
+    """Returns the counts of ``row`` below a name, such as "dropped", by their reason."""
+    reasons = row.get(name)
+    if not isinstance(reasons, Mapping):
         return {}
-    return {reason: finite(value) or 0 for reason, value in found.items()}
+    return {reason: finite(value) or 0 for reason, value in reasons.items()}
 
 
 def _nonzero(row: Mapping[str, Any], name: str) -> dict[str, float]:
+    """Returns those of `counts` that are not 0."""
     return {reason: number for reason, number in counts(row, name).items() if number}
