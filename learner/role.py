@@ -36,7 +36,6 @@ from penstock.envs import probe
 from penstock.envs.make import FirstIndex
 from penstock.envs.space_json import brief_spaces
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager, form_of_checkpoint
-from penstock.learner.evaluation_requests import EvaluationRequests
 from penstock.learner.factory import (
     AnyTrainer,
     kind_note,
@@ -202,8 +201,7 @@ class LearnerProcess(TrainingLoop[Any]):
         self._trim_s = time.monotonic() + TRIM_S
         self._others = StreamTracker(self._accounting)
         self._torch_trace = TorchTrace()
-        self._requests = EvaluationRequests(config, trainer.progress, checkpoints.play)
-        checkpoints.requests = self._requests
+        self._requests = checkpoints.begin_evaluation_requests()
         # of the learner: on a GPU that of its stream, else of this thread
         self._seconds = ctx.ledger
         self._clock: DeviceClock | None = None
@@ -400,9 +398,8 @@ class LearnerProcess(TrainingLoop[Any]):
             raise RunEndedError(
                 "the parameter server did not send its state: checkpoints/last is not replaced"
             )
-        self._checkpoints.epoch = self._group.epoch
-        self._checkpoints.is_named = self._group.is_named
-        self._checkpoints.save(self._kept)
+        group = self._group
+        self._checkpoints.save(self._kept, epoch=group.epoch, is_named=group.is_named)
         if self._requests.due() is not None:
             self._save_for_evaluation(self._kept)
 

@@ -18,7 +18,6 @@ from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import FILE
 from penstock.learner.checkpoints.checkpoint_history import best_locked
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
-from penstock.learner.evaluation_requests import EvaluationRequests
 from penstock.learner.trainer import Trainer
 
 UNEVALUATED = ("eval.every_steps=null", "stop.confirm_episodes=0")
@@ -103,8 +102,7 @@ def test_the_best_is_left_to_an_evaluator_that_writes_it_meanwhile(tmp_path: Pat
 
 def test_a_checkpoint_names_its_request_and_how_the_policy_is_played(tmp_path: Path) -> None:
     learned = Learned(tmp_path)
-    config = learned.trainer.config
-    requests = learned.checkpoints.requests = EvaluationRequests(config, learned.progress)
+    requests = learned.checkpoints.begin_evaluation_requests()
     idle = {"kind": "evaluator", "every": 100, "done": 0, "play": {"way": "sampled"}}
     requests.hear([idle])
     learned.play(100, 5.0)
