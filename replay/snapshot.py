@@ -45,7 +45,7 @@ import numpy.typing as npt
 from penstock.core.files import DAMAGE, sync_folder
 from penstock.core.specs import HEADER, Bytes, SlotSpec, plain_dtype
 from penstock.replay.errors import DamagedSnapshotError, ReplayError
-from penstock.replay.table import NONE, Array, Rows, Table
+from penstock.replay.table import NONE, Array, Rows, Table, TableListener
 from penstock.transport.shm.arena import available_nbytes
 
 Lock = AbstractContextManager[Any]
@@ -294,7 +294,7 @@ class _Copy:
         return self.done == first
 
 
-class Cut:
+class Cut(TableListener):
     """The slots of ``table`` as they are at one instant, read while writers continue.
 
     A published slot does not change until it is evicted. One that is about to be evicted before it
@@ -328,9 +328,9 @@ class Cut:
         ReplayError while another cut is read.
         """
         table = self._table
-        if table.on_evict is not None:
+        if any(isinstance(listener, Cut) for listener in table.listeners):
             raise ReplayError("a snapshot of this replay is being written; wait for it to end")
-        table.on_evict, table.on_row = self._copy_rest, self._copy_ahead
+        table.subscribe(self)
         self._waiting = set(table.order)
         for slot in list(table.order)[table.closed :]:
             self._ends[slot] = _End(table, slot, self._growing)
@@ -389,8 +389,7 @@ class Cut:
         return self._copies.get(slot) or self._table.store.slots[slot].payload
 
     def end(self) -> None:
-        if self._table.on_evict == self._copy_rest:
-            self._table.on_evict = self._table.on_row = None
+        self._table.unsubscribe(self)
 
     def _forget(self, slot: int) -> None:
         """Mark a slot as read; needs the lock."""
@@ -401,10 +400,10 @@ class Cut:
         if begun is not None:
             self._spares.append(begun.blocks)
 
-    def _copy_rest(self, slot: int) -> None:
+    def on_evict(self, slot: int) -> None:
         self._copy(slot, self._nbytes)
 
-    def _copy_ahead(self) -> None:
+    def on_row(self) -> None:
         """Copy a share at each stored step, so that none has to wait for all of a slot."""
         if self._table.closed:
             self._copy(self._table.order[0], self._share)

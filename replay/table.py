@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +47,26 @@ ROW_OF_KEY = np.array((1 << 32) - 1)
 LANES_PRIVATE = 16
 STREAMS_KEPT = 1024  # besides those of streams that have a slot
 LANES_SHARED = 64
+
+
+class TableListener:
+    """Is notified of what a `Table` takes in and evicts; see `Table.subscribe`.
+
+    A listener overrides the methods that it needs. They are called under the buffer's lock, in the
+    thread that adds, samples or collects.
+    """
+
+    def on_ingested(self, slot: Slot) -> None:
+        """The table took in ``slot`` of a foreign writer."""
+
+    def on_rejected(self, slot: Slot, fault: str) -> None:
+        """The table gives back ``slot`` of a foreign writer, which has the ``fault``."""
+
+    def on_row(self) -> None:
+        """A writer of this process stored a row by `Table.commit`."""
+
+    def on_evict(self, slot: int) -> None:
+        """The table is about to evict ``slot``."""
 
 
 class Table:
@@ -91,10 +111,7 @@ class Table:
         self.stored = 0
         self.evicted: Counter[str] = Counter()
         self.version = 0  # of the acting policy; stamped on the slots that are opened here
-        self.on_evict: Callable[[int], None] | None = None
-        """Called with each slot before it is evicted."""
-        self.on_row: Callable[[], None] | None = None
-        """Called after each row that a writer of this process stored."""
+        self.listeners: tuple[TableListener, ...] = ()  # in the order of their subscription
         self._envs = spec.envs
         self._all_envs: npt.NDArray[np.bool_] = np.ones(spec.envs, bool)
         self._open: set[int] = set()
@@ -105,10 +122,14 @@ class Table:
         self._marks: Array | None = self.records["alive"] if has_marks else None
         self.checks = SlotChecks(spec, history)
         self.checked: set[int] = set()  # foreign slots that were checked before they were published
-        self.on_ingested: Callable[[Slot], None] | None = None
-        """Called with each foreign slot that was taken in."""
-        self.on_rejected: Callable[[Slot, str], None] | None = None
-        """Called with each foreign slot that was not, and why."""
+
+    def subscribe(self, listener: TableListener) -> None:
+        """Notify ``listener`` from now on, after those that subscribed before."""
+        self.listeners = (*self.listeners, listener)
+
+    def unsubscribe(self, listener: TableListener) -> None:
+        """Notify ``listener`` no longer; nothing happens if it was not subscribed."""
+        self.listeners = tuple(other for other in self.listeners if other is not listener)
 
     # ------------------------------------------------------------------------- adding slots
 
@@ -183,8 +204,8 @@ class Table:
         self._sampler.insert(start, stop, priorities)
         if t < self.history:
             self.cut_history(slot)
-        if self.on_row is not None:
-            self.on_row()
+        for listener in self.listeners:
+            listener.on_row()
 
     def commit_all(self, slot: int, t: int, rows: slice) -> None:
         """Mark row ``t`` of an open slot written, with all environments; only without stacks."""
@@ -254,8 +275,8 @@ class Table:
                 priorities = np.where(sound, priorities, np.nan)
         self._sampler.insert(start, start + self.rows_per_slot, priorities)
         self.cut_history(index)
-        if self.on_ingested is not None:
-            self.on_ingested(slot)
+        for listener in self.listeners:
+            listener.on_ingested(slot)
 
     def streams(self) -> list[Any]:
         """How each foreign stream ended so far, as JSON values and arrays, for `resume_streams`."""
@@ -285,8 +306,8 @@ class Table:
         if "alive" in (rows.dtype.names or ()):
             count = int(np.count_nonzero(rows["alive"][: length or None]))
         self.refuse(count, "invalid")
-        if self.on_rejected is not None:
-            self.on_rejected(slot, fault)
+        for listener in self.listeners:
+            listener.on_rejected(slot, fault)
         self.store.release(slot.index)  # lends it to a writer, which may be another process
 
     def _link(self, slot: Slot, ages: Array | None) -> StreamEnd:
@@ -341,8 +362,8 @@ class Table:
     def evict_oldest(self, reason: str) -> None:
         """Evict the oldest published slot; the store lends it again."""
         slot = self.order.popleft()
-        if self.on_evict is not None:
-            self.on_evict(slot)
+        for listener in self.listeners:
+            listener.on_evict(slot)
         self.closed -= 1
         start = slot * self.rows_per_slot
         stop = start + self.rows_per_slot

@@ -48,6 +48,7 @@ from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay import Accounting, RateLimiter, Replay, ReplayError
 from penstock.replay.prefetch import PrefetchThread
 from penstock.replay.snapshot import MANIFEST, discard
+from penstock.replay.table import TableListener
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import Slot
 
@@ -63,7 +64,7 @@ class Arrival(NamedTuple):
     unrolls: UnrollSummary
 
 
-class ReplayDataSource:
+class ReplayDataSource(TableListener):
     """An `ActorSource` of batches drawn from replay."""
 
     def __init__(
@@ -129,7 +130,7 @@ class ReplayDataSource:
             self._replay, sampler, draws, config, consumer, self._ledger, rank
         )
         self._table = self._replay.table
-        self._table.on_ingested, self._table.on_rejected = self._arrived, self._rejected
+        self._table.subscribe(self)
         self.store = self._table.store
         moment = None if shared else self._moment
         self._kept = KeptReplay(self._replay, wanted=replay.checkpoint, more=moment)
@@ -228,7 +229,7 @@ class ReplayDataSource:
         if self._feeder is not None:
             self._feeder.close()
         self._batches.close()
-        self._table.on_ingested = self._table.on_rejected = None
+        self._table.unsubscribe(self)
         self._replay.close()
 
     def _moment(self) -> dict[str, Any]:
@@ -288,7 +289,7 @@ class ReplayDataSource:
         with self._replay.lock:
             self._replay.collect()
 
-    def _arrived(self, slot: Slot) -> None:
+    def on_ingested(self, slot: Slot) -> None:
         """Count a collected slot. May be called in any thread, under the replay's lock."""
         self._accounting.arrived(slot.header)
         started_s, steps = float(slot.header["started_s"]), int(slot.header["steps"])
@@ -307,7 +308,7 @@ class ReplayDataSource:
             progress.played(arrival.unrolls, arrival.steps)
             progress.lagged(arrival.unrolls)
 
-    def _rejected(self, slot: Slot, fault: str) -> None:
+    def on_rejected(self, slot: Slot, fault: str) -> None:
         self._accounting.arrived(slot.header)
         self._accounting.dropped["invalid"] += int(slot.header["steps"])
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from penstock.replay.buffer import Replay
 from penstock.replay.samplers import MAX_PRIORITY, are_priorities
-from penstock.replay.table import NONE
+from penstock.replay.table import NONE, TableListener
 from penstock.transport import wire
 from penstock.transport.shm.store import Slot
 from penstock.transport.wire import SlotDecoder, WireError
@@ -57,7 +57,7 @@ class Taken:
     rows: int = 0
 
 
-class Intake:
+class Intake(TableListener):
     """Stores the slots of many streams through one lane of ``replay``'s store."""
 
     def __init__(self, replay: Replay, refused: Refused, waiting_nbytes: int) -> None:
@@ -79,8 +79,7 @@ class Intake:
         self._lines: dict[int, Line] = {}
         # Changed only under the buffer's lock, together with the table.
         self._taken: dict[int, Taken] = {}
-        self._next_hook = replay.table.on_ingested
-        replay.table.on_ingested = self._on_ingested
+        replay.table.subscribe(self)
 
     def accept(self, stream: int, name: bytes, message: wire.Message) -> None:
         """Take in a received slot. Raises WireError for one that cannot be used."""
@@ -143,7 +142,7 @@ class Intake:
             self._taken.pop(stream, None)
 
     def close(self) -> None:
-        self._replay.table.on_ingested = self._next_hook
+        self._replay.table.unsubscribe(self)
         with self._replay.lock:
             self._replay.table.close_lane(self._lane, NONE)
 
@@ -153,14 +152,12 @@ class Intake:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _on_ingested(self, slot: Slot) -> None:
+    def on_ingested(self, slot: Slot) -> None:
         """Note that the buffer has taken a slot in."""
         stream = int(slot.header["actor"]) - FIRST_STREAM
         if (taken := self._taken.get(stream)) is not None:
             taken.next = int(slot.header["sequence"]) + 1
             taken.rows += int(slot.header["steps"])
-        if self._next_hook is not None:
-            self._next_hook(slot)
 
     def _answers(self) -> list[tuple[bytes, int]]:
         due = [line for line in self._lines.values() if line.due]

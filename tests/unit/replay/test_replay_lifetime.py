@@ -27,7 +27,8 @@ from penstock.replay import (
     Writer,
 )
 from penstock.replay.sharing import StoreServer
-from penstock.transport.shm.store import SlotStore
+from penstock.replay.table import TableListener
+from penstock.transport.shm.store import Slot, SlotStore
 from waiting import wait_until
 
 COLUMNS: dict[str, Any] = {"obs": (np.float32, (1,)), "action": (np.int64, ())}
@@ -299,10 +300,11 @@ def test_folders_of_dead_owners_are_removed(temporary: Path) -> None:
 def test_a_failure_of_the_service_reaches_the_next_caller(temporary: Path) -> None:
     replay = served()
 
-    def fail(_: Any) -> None:
-        raise RuntimeError("out of luck")
+    class Failing(TableListener):
+        def on_ingested(self, slot: Slot) -> None:
+            raise RuntimeError("out of luck")
 
-    replay.table.on_ingested = fail
+    replay.table.subscribe(Failing())
     writer = Writer.attach(replay.serve())
     writer.add(**step())
     writer.flush()

@@ -12,6 +12,8 @@ import pytest
 from penstock.replay.limiter import RateLimiter
 from penstock.replay.remote.intake import WINDOW
 from penstock.replay.samplers import Prioritized
+from penstock.replay.table import TableListener
+from penstock.transport.shm.store import Slot
 from penstock.transport.wire import Header, MessageKind, encode
 from replay_service import ENVS, UNROLL, Served, frame_replay
 from waiting import least_ms
@@ -125,7 +127,12 @@ def test_slots_that_no_check_saw_are_rejected_when_they_are_taken_in() -> None:
     replay = frame_replay(writers=2)
     lane, writer = replay.table.open_lane()
     faults: list[str] = []
-    replay.table.on_rejected = lambda slot, fault: faults.append(fault)
+
+    class Faults(TableListener):
+        def on_rejected(self, slot: Slot, fault: str) -> None:
+            faults.append(fault)
+
+    replay.table.subscribe(Faults())
     for sequence, side in enumerate([-1, SIDE, -1]):
         slot = replay.table.acquire(writer)
         slot.columns["alive"][...], slot.columns["side"][...] = 1, side

@@ -16,7 +16,7 @@ from penstock.replay.buffer import Replay
 from penstock.replay.errors import ReplayError
 from penstock.replay.samplers import Linear, Prioritized
 from penstock.replay.sequences import Sequences
-from penstock.replay.snapshot import MANIFEST, FolderWriter
+from penstock.replay.snapshot import MANIFEST, Cut, FolderWriter
 from snapshot_rows import assert_consistent, assert_equal, made, step
 
 OPTIONS: list[dict[str, Any]] = [
@@ -113,7 +113,7 @@ def test_one_instant_while_a_thread_adds(tmp_path: Path) -> None:
     finally:
         ended.set()
         thread.join()
-    assert replay.table.on_evict is None
+    assert replay.table.listeners == ()
     assert len(replay) >= 2000
 
 
@@ -264,7 +264,7 @@ def test_each_step_copies_its_share_of_the_slot_that_leaves_next(
 
 def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
     replay, _ = made()
-    replay.table.on_evict = lambda slot: None
+    Cut(replay.table, replay.lock).begin()
     with pytest.raises(ReplayError, match="a snapshot of this replay is being written; wait"):
         replay.save(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -11,8 +11,8 @@ from penstock.core.specs import Column, SlotSpec
 from penstock.replay.gather import Gather
 from penstock.replay.layout import layout_of_spec
 from penstock.replay.samplers import Prioritized, Uniform
-from penstock.replay.table import NONE, Table, frame_rows
-from penstock.transport.shm.store import SlotWriter
+from penstock.replay.table import NONE, Table, TableListener, frame_rows
+from penstock.transport.shm.store import Slot, SlotWriter
 
 T, E = 4, 2
 COLUMNS = (
@@ -203,7 +203,12 @@ def test_a_rejected_slot_is_counted_before_another_writer_has_it(
 
     monkeypatch.setattr(table.store, "release", lent_at_once)
     counted: list[int] = []
-    table.on_rejected = lambda slot, fault: counted.append(int(slot.header["steps"]))
+
+    class Rejections(TableListener):
+        def on_rejected(self, slot: Slot, fault: str) -> None:
+            counted.append(int(slot.header["steps"]))
+
+    table.subscribe(Rejections())
     slot = foreign.writer.acquire(0)
     assert slot is not None
     slot.header["steps"], slot.header["sequence"] = 8, 0
