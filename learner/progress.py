@@ -4,6 +4,9 @@ The counters are those of all learners of the run together, and equal on each: a
 growth (`growth`) counts once all have agreed on the sum (`commit`). Policy lag and rates are a
 learner's own, over the interval between two calls of `interval`. The rest survives a resume through
 `state_dict`.
+
+`Progress` has the counters. It is composed of a `TrainingClock`, the `ReturnWindow` of the last
+episodes, the `ReturnGoal` of `stop.return`, a `LagHistogram`, and the `LocalCounts` of this learner.
 """
 
 from __future__ import annotations
@@ -23,13 +26,20 @@ from penstock.profiling.histogram import Histogram, latencies, spread
 from penstock.profiling.ledger import TimeLedger, fractions, learner_parts
 from penstock.replay.accounting import Accounting
 
-MAX_LAG = 1 << 16  # the histogram's last bin
-UNCOUNTED = 64  # most batches of which lag is counted together, with warm caches
-LEAST_FED = 0.01  # share of the time above which its rate is that of a fed learner
-EPISODES = 100  # returns are the mean of the last hundred episodes
+# The last bin of the histogram of policy lag.
+MAX_LAG = 1 << 16
+# The lag of so many batches at most is counted together, with warm caches.
+UNCOUNTED = 64
+# With a larger share of its time with data, a learner's rate in that time is shown as its ceiling.
+LEAST_FED = 0.01
+# Returns and lengths are means over the last hundred episodes.
+EPISODES = 100
+# Counters of the run in a checkpoint.
 COUNTERS = ("env_steps", "trained_steps", "learner_steps", "episodes", "version")
-BOOKED = ("env_steps", "trained_steps", "episodes")  # counted by each learner for itself
-GROWTH = len(BOOKED) + 3  # then sums and number of the recent returns and lengths
+# Counters that each learner counts for itself, and that all add up.
+BOOKED = ("env_steps", "trained_steps", "episodes")
+# Values of `Progress.growth`: the counters, then a `WindowSums`.
+GROWTH = len(BOOKED) + 3
 
 
 class Progress:
@@ -80,8 +90,7 @@ class Progress:
     def start(self, at_s: float) -> None:
         """Start the clock at the first unroll, begun at ``at_s`` (CLOCK_MONOTONIC, seconds).
 
-        Not before this process was able to train; later calls have no effect. The limit keeps a
-        remote actor's clock from mattering.
+        Not before this process was able to train; later calls have no effect.
         """
         if self._started_s is None:
             self._started_s = max(at_s, self._made_s)
@@ -120,7 +129,7 @@ class Progress:
         spread(self.latency, max(0.0, now_s - published_s), now_s - started_s, steps)
 
     def growth(self) -> Floats:
-        """This learner's counts that are not agreed on yet, float64 ``[GROWTH]``.
+        """Returns this learner's counts that are not agreed on yet, float64 ``[GROWTH]``.
 
         `commit` takes the sum over all learners.
         """
@@ -138,7 +147,7 @@ class Progress:
         self._notice_solved()
 
     def rollback(self, growth: Floats) -> None:
-        """Take back counts that the others have not received, as laid out in `BOOKED`.
+        """Take back counts that the others have not received, float64 ``[BOOKED]``.
 
         This learner alone had agreed on them; they are sent again.
         """
@@ -153,14 +162,14 @@ class Progress:
             self._booked[name] = 0
 
     def totals(self) -> list[float]:
-        """The sum of all growth so far, in the same layout."""
+        """Returns the sum of all growth so far, in the same layout."""
         return [*(float(getattr(self, name)) for name in BOOKED), *self._recent]
 
     def follow(self, version: int) -> None:
         """Set the number of optimizer steps that all learners together have taken.
 
-        Parameters of that ``version`` are here. From now on `updated` does not change it: the next
-        ones have to be fetched.
+        Parameters of that ``version`` are here. From now on `count_updates` does not change the
+        version, as the next parameters have to be fetched.
         """
         self.learner_steps = self.version = version
         self._follows = True
@@ -193,8 +202,9 @@ class Progress:
         self._booked["env_steps"] = accounting.produced - self._own["env_steps"]
 
     def resumed_in_flight(self, steps: int) -> None:
-        """Note that ``steps`` of the environment steps before a resume arrive again, to be trained
-        on; call it before `start`.
+        """Note that ``steps`` environment steps from before a resume arrive again, to be trained on.
+
+        Call it before `start`.
         """
         self._own["env_steps"] += steps
 
@@ -210,7 +220,7 @@ class Progress:
         return int(self._recent[2])
 
     def stop_reason(self) -> str | None:
-        """The `stop` setting that is reached, if any."""
+        """Returns the name of the `stop` setting that is reached, or None."""
         stop = self._stop
         held_s = 0.0 if self.confirms else stop.hold_s  # else it was waited for before
         if self.solved_at_s is not None and self.time_s >= self.solved_at_s + held_s:
@@ -244,7 +254,7 @@ class Progress:
             self._notice_solved()
 
     def interval(self, ledger: TimeLedger) -> dict[str, Any]:
-        """Metrics since the last call, by their names in metrics.jsonl."""
+        """Returns the metrics since the last call, by their names in metrics.jsonl."""
         now_s, spent = self.time_s, ledger.snapshot()
         last_s, last_env, last_trained, last_spent = self._last
         env_steps, trained_steps = self._own_steps()
@@ -278,7 +288,7 @@ class Progress:
         }
 
     def counts(self) -> dict[str, int]:
-        """The counters of the run, by their names in metrics.jsonl."""
+        """Returns the counters of the run, by their names in metrics.jsonl."""
         return {
             "env_steps": self.env_steps,
             "env_frames": self.env_steps * self._frames_per_step,
@@ -288,7 +298,7 @@ class Progress:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values for `load_state_dict`."""
+        """Returns JSON values for `load_state_dict`."""
         counters = {name: getattr(self, name) for name in COUNTERS}
         return counters | {
             "generation": self.generation,
@@ -305,7 +315,7 @@ class Progress:
     def load_state_dict(self, state: dict[str, Any], *, same_game: bool = True) -> None:
         """Continue from a checkpoint, as the next generation of the run.
 
-        With another `stop.return` than it had, that one is still to be reached. In another game no
+        If `stop.return` is another one than it was, it is still to be reached. In another game no
         earlier return counts.
         """
         self.join({**state, "generation": state["generation"] + 1, "rollbacks": 0})
@@ -320,7 +330,7 @@ class Progress:
     def join(self, state: dict[str, Any]) -> None:
         """Take the position of another learner of the run, by its `state_dict`.
 
-        Episodes stay own.
+        The episodes stay this learner's own.
         """
         for name in (*COUNTERS, "generation", "solved_at_s"):
             setattr(self, name, state[name])
