@@ -71,7 +71,7 @@ class EvaluationRequests:
         self._crossed = False
         self.play = play
         """How to play the policy, by the last evaluation."""
-        progress.confirms = config.confirms_return
+        progress.goal.needs_confirmation = config.confirms_return
 
     def hear(self, messages: Iterable[Message]) -> None:
         """Take the evaluator's messages among those of the supervisor."""
@@ -85,8 +85,8 @@ class EvaluationRequests:
                     self._idle = False
                     self._by_steps = False
                     self._first_s = None
-                    if self._progress.confirms:
-                        self._progress.stop_confirming()
+                    if self._progress.goal.needs_confirmation:
+                        self._progress.goal.stop_confirming()
                         logger.info(
                             "there are no evaluations any more, so the return in training decides "
                             "whether stop.return is reached"
@@ -108,7 +108,7 @@ class EvaluationRequests:
             return
         self._closing = None
         if message["solved"]:
-            self._progress.confirm()
+            self._progress.goal.confirm()
         self._again_s = self._clock() + PAUSE * message["seconds"]
 
     def turn(self) -> None:
@@ -125,7 +125,7 @@ class EvaluationRequests:
         now_s = self._clock()
         if not self._idle or now_s < self._wait_s:
             return None
-        if self._progress.awaits_confirmation and now_s >= self._again_s:
+        if self._progress.goal.awaits_confirmation and now_s >= self._again_s:
             return CLOSING
         if self._crossed:
             return POINT

@@ -164,7 +164,7 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
         step = self._update.take(tensors, total, number, self.progress.trained_steps)
         check_result(step, tensors)
         self._restore_shared(before, step.norm.isfinite())
-        self.progress.updated(1)
+        self.progress.count_updates(1)
         self.device_statistics.add(step.sums)
         self.device_statistics.count(samples)
         self.device_statistics.updated(step.norm)

@@ -99,7 +99,7 @@ class Trainer(BaseTrainer[StagingBatch]):
         if batch is None:
             return np.zeros(self.updates)
         updates = self.config.learner.updates_per_batch
-        self.progress.played(batch.summary, batch.steps)
+        self.progress.count_unrolls(batch.summary, batch.steps)
         divide = deal_steps if self._by_steps else deal
         self._shares = divide(batch.arrays["alive"], updates, self.updates // updates)
         return np.array([share.steps for share in self._shares], np.float64)
@@ -119,10 +119,10 @@ class Trainer(BaseTrainer[StagingBatch]):
         columns = self._nobody if batch is None else batch.tensors
         if batch is not None:
             for span in batch.spans:
-                self.progress.aged(*span)
+                self.progress.count_age(*span)
             # By steps, the steps of each environment are spread over all updates of an epoch.
             updates = 1 if self._by_steps else self.config.learner.updates_per_batch
-            self.progress.lagged(batch.summary, updates)
+            self.progress.count_lag(batch.summary, updates)
             if self._runs_behind:
                 self._ledger.switch(Part.H2D)  # the stream, not the host, may wait for the copy
             batch.wait_on_device()
@@ -288,7 +288,7 @@ class Trainer(BaseTrainer[StagingBatch]):
         total, self._accumulated = self._accumulated, 0.0
         self._ledger.switch(Part.OPTIMIZE)
         norm = self.sync.step(self.optimizer, total, self.progress.trained_steps)
-        self.progress.updated(1)
+        self.progress.count_updates(1)
         self.device_statistics.updated(norm, self._updates_done)
         if self._before:
             self._norms.append(norm)

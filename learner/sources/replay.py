@@ -305,8 +305,8 @@ class ReplayDataSource(TableListener):
             arrival = self._arrivals.popleft()
             progress.start(arrival.started_s)
             self._accounting.trained += arrival.steps
-            progress.played(arrival.unrolls, arrival.steps)
-            progress.lagged(arrival.unrolls)
+            progress.count_unrolls(arrival.unrolls, arrival.steps)
+            progress.count_lag(arrival.unrolls)
 
     def on_rejected(self, slot: Slot, fault: str) -> None:
         self._accounting.arrived(slot.header)

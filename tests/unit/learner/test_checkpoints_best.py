@@ -46,7 +46,7 @@ class Learned:
             "episode_return": np.full((1, episodes), episode_return, np.float32),
             "episode_length": np.full((1, episodes), 7, np.int32),
         }
-        self.progress.played(UnrollSummary.of(arrays), episodes)
+        self.progress.count_unrolls(UnrollSummary.of(arrays), episodes)
         self.progress.commit(self.progress.growth(), self.progress.growth())
         self.checkpoints.save()
 
@@ -149,9 +149,9 @@ def test_in_another_game_the_weights_go_on_and_returns_begin_anew(
 ) -> None:
     learned = Learned(tmp_path)
     learned.play(100, 5.0)
-    assert learned.progress.solved_at_s is not None
+    assert learned.progress.goal.solved_at_s is not None
     other = resumed(tmp_path, OTHER_GAME)
-    assert (other.progress.return_mean, other.progress.solved_at_s) == (None, None)
+    assert (other.progress.return_mean, other.progress.goal.solved_at_s) == (None, None)
     assert (other.progress.trained_steps, other.progress.episodes) == (100, 100)
     other.checkpoints.save()  # it ends before its first step, and may be resumed as it was
     assert resumed(tmp_path).progress.return_mean == 5.0

@@ -60,7 +60,7 @@ def test_the_policy_lag_is_that_of_the_parameters_that_were_pulled_for_a_batch()
     totals = made.plan_updates(staged)
     made.progress.follow(7)  # updates of other learners, which a parameter server counts
     made.step(staged, totals)
-    assert dict(made.progress.lag) == {7: staged.steps}
+    assert dict(made.progress.lag.counts) == {7: staged.steps}
     assert made.progress.version == 7  # its own gradient is not in the weights here
     assert made.progress.learner_steps == 8
 
