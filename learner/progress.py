@@ -6,7 +6,7 @@ learner's own, over the interval between two calls of `interval`. The rest survi
 `state_dict`.
 
 `Progress` has the counters. It is composed of a `TrainingClock`, the `ReturnWindow` of the last
-episodes, the `ReturnGoal` of `stop.return`, a `LagHistogram`, and the `LocalCounts` of this learner.
+episodes, the `ReturnGoal` of `stop.return`, a `LagHistogram` and this learner's `LocalCounts`.
 """
 
 from __future__ import annotations
@@ -404,7 +404,7 @@ class Progress:
         self._local.set_total("env_steps", accounting.produced)
 
     def resumed_in_flight(self, steps: int) -> None:
-        """Note that ``steps`` environment steps from before a resume arrive again, to be trained on.
+        """Note that ``steps`` steps from before a resume arrive again, to be trained on.
 
         Call it before `start`.
         """
