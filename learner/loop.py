@@ -39,7 +39,12 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
         self.diverged = ""  # why the run must end, where too many updates were skipped
 
     def turn(self) -> bool:
-        """Train on one batch together with the other learners; returns whether to continue."""
+        """Train on one batch together with the other learners; returns whether to continue.
+
+        Raises:
+            GroupLostError: another learner has ended, or the members have changed. The next turn
+                needs a new `sync`.
+        """
         self._ledger.switch(Part.COUNT)
         stop = self.must_stop()
         if self._held is None:  # else the group was lost before the batch was trained on
@@ -91,6 +96,7 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
             self._source.release(batch, result)
 
     def _publish(self) -> None:
+        """Publish the present weights, under the version of this learner's progress."""
         stamp = Stamp(self._progress.generation, self._progress.version)
         self._publisher.publish(POLICY_ID, stamp)
 
@@ -106,15 +112,18 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
 
     @abstractmethod
     def must_stop(self) -> bool:
-        """Whether this learner must stop training."""
+        """Returns whether this learner must stop training."""
 
     @abstractmethod
     def next_batch(self) -> B | None:
-        """Wait for a batch; None for a turn without one."""
+        """Wait for a batch. Returns None for a turn without one."""
 
     @abstractmethod
     def control(self, counts: Floats, stop: bool) -> ControlMessage:
-        """The control message for the other learners in this turn."""
+        """Returns the control message for the other learners in this turn.
+
+        ``counts`` are this learner's samples of each update; ``stop`` is whether it must stop.
+        """
 
     @abstractmethod
     def keep(self, *, save: bool) -> None:
@@ -122,4 +131,4 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
 
     @abstractmethod
     def stopped(self) -> None:
-        """Called when all learners have agreed to stop."""
+        """Do what is due when all learners have agreed to stop; called once, at the end."""

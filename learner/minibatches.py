@@ -35,8 +35,16 @@ class Share(NamedTuple):
 def deal(alive: npt.NDArray[np.bool_], updates: int, epochs: int) -> list[Share]:
     """Deal the environments of a batch out to ``updates`` equal shares, once for each epoch.
 
-    ``alive`` is ``[T, E]``. The first epoch takes them in their order, without a copy; the others
-    by torch's global random generator, which is part of the checkpoint.
+    The first epoch takes them in their order, without a copy; the others by torch's global random
+    generator, which is part of the checkpoint.
+
+    Args:
+        alive: which rows are agent steps, bool ``[T, E]``.
+        updates: shares of an epoch.
+        epochs: how often each environment is dealt.
+
+    Returns:
+        ``updates * epochs`` shares.
     """
     count = alive.shape[1]
     size = count // updates
@@ -54,10 +62,18 @@ def deal(alive: npt.NDArray[np.bool_], updates: int, epochs: int) -> list[Share]
 
 
 def deal_steps(alive: npt.NDArray[np.bool_], updates: int, epochs: int) -> list[Share]:
-    """Deal the steps of a batch out to ``updates`` shares, once for each epoch, by torch's global
-    random generator. Their sizes differ by at most one.
+    """Deal the steps of a batch out to ``updates`` shares, once for each epoch.
 
+    Their order is drawn by torch's global random generator, and their sizes differ by at most one.
     Rows that are not alive are dealt too, so that shapes are the same for each batch.
+
+    Args:
+        alive: which rows are agent steps, bool ``[T, E]``.
+        updates: shares of an epoch.
+        epochs: how often each step is dealt.
+
+    Returns:
+        ``updates * epochs`` shares, which have an order.
     """
     flat = alive.reshape(-1)
     bounds = [len(flat) * update // updates for update in range(updates + 1)]
@@ -71,7 +87,7 @@ def deal_steps(alive: npt.NDArray[np.bool_], updates: int, epochs: int) -> list[
 
 
 def pieces(places: slice | Tensor, size: int) -> Iterator[slice | Tensor]:
-    """The places of a minibatch, at most ``size`` at a time."""
+    """Yields the places of a minibatch, at most ``size`` at a time."""
     if isinstance(places, Tensor):
         yield from places.split(size)
         return
@@ -113,7 +129,7 @@ class BatchSteps:
             self._on_device = self._uploader.send({"order": order.numpy()}).arrive()["order"]
 
     def gather(self, name: str, part: slice) -> Tensor:
-        """A part of one column, ``[1, B, ...]``. Raises KeyError where it is not by steps."""
+        """Returns a part of one column, ``[1, B, ...]``. Raises KeyError if it is not by steps."""
         if name == "obs" and self._stacks is not None:
             return self._stacks.of(self._on_device[part])[None]
         if name not in self._ordered:

@@ -33,7 +33,9 @@ from penstock.models.torch_nets import build_net
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.replay import unstack
 
-MOST_ROWS = 1 << 14  # of a pass on a GPU: more than a batch from replay usually has
+# Most rows of a pass on a GPU: more than a batch from replay usually has.
+MOST_ROWS = 1 << 14
+# Columns of every batch.
 NAMES = ("obs", "action", "reward", "next_obs", "discount")
 MORE = ("weights", "mask", "state")  # where a batch has them
 
@@ -85,7 +87,7 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
         return normalizer_statistics(self._network)
 
     def plan_updates(self, batch: ReplayBatch | None) -> Floats:
-        """Samples of the one update, float64 ``[1]``."""
+        """Count the samples of the one update on a batch."""
         return np.array([0.0 if batch is None else samples_of(batch.data)])
 
     def step(
@@ -131,23 +133,28 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
     def update(
         self, batch: Mapping[str, npt.NDArray[Any] | Tensor] | None, total: float | None = None
     ) -> Tensor:
-        """One optimizer step; returns absolute temporal differences, float32 ``[B]``.
+        """Take one optimizer step on the arrays of a batch.
 
-        ``total`` is the number of samples of all learners together, by default of the batch;
-        ``batch`` is None where this learner has none to give.
+        Args:
+            batch: `NAMES`, in the meaning of `penstock.algos.dqn.update.loss`, and any of
+                `OPTIONAL_NAMES` (weights are 1 if absent); None if this learner has no batch.
+            total: the number of samples of all learners together, by default of the batch.
 
-        ``batch`` has `NAMES`, in the meaning of `penstock.algos.dqn.update.loss`, and may have
-        `MORE` (weights are 1 where absent). What is returned lies on the trainer's device, so that
-        a GPU need not be waited for; a difference that is not finite is 0 in it, and its update is
-        skipped.
+        Returns:
+            Absolute temporal differences, float32 ``[B]``, on the trainer's device, so that a GPU
+            need not be waited for. A difference that is not finite is 0 in it, and its update is
+            skipped.
         """
         samples = 0 if batch is None else samples_of(batch)
         tensors = None if batch is None else self.tensors_of(batch)
         return self._take(tensors, samples, samples if total is None else total)
 
     def tensors_of(self, batch: Mapping[str, npt.NDArray[Any] | Tensor]) -> dict[str, Tensor]:
-        """What an update takes of ``batch``, as tensors on the trainer's device, for the calling
-        thread's stream; on a CPU they share its memory, and any thread may call it."""
+        """Returns what an update takes of ``batch``, as tensors on the trainer's device.
+
+        They are for the calling thread's stream. On a CPU they share the batch's memory, and any
+        thread may call this.
+        """
         if self._runs_behind:
             self._ledger.switch(Part.H2D)
         wanted = {name: batch[name] for name in self._columns if name in batch}
@@ -173,12 +180,15 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
         return errors
 
     def _observe(self, batch: Mapping[str, Tensor] | None) -> list[Tensor]:
-        """Take the observations of a drawn batch, and those of the other learners' batches, into
-        the statistics that observations are normalised by; what these were before.
+        """Add the observations of all learners' drawn batches to the statistics that observations
+        are normalised by.
 
         They follow what is trained on, not what is played: a row counts as often as it is drawn,
         and with priorities those count most that are drawn most. What pads sequences does not
         count.
+
+        Returns:
+            Copies of the statistics before that.
         """
         before = self._copy_shared()
         if self._network is None or not before:
@@ -204,7 +214,7 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
         self._update.loaded()  # `DeviceQueue.leave_group` may have restored its state
 
     def tensors(self) -> list[Tensor]:
-        """Target networks and whatever else the algorithm keeps."""
+        """Returns target networks and whatever else the algorithm keeps."""
         return list(self._update.state().values())
 
     def published(self) -> list[Tensor]:
@@ -251,15 +261,15 @@ def check_result(step: object, batch: Mapping[str, Tensor] | None) -> None:
 
 
 def samples_of(batch: Mapping[str, Any]) -> int:
-    """What one batch is trained on: its transitions, or the steps of its sequences after the
-    burn-in."""
+    """Returns the number of samples of a batch: its transitions, or the steps of its sequences
+    after the burn-in."""
     if batch["reward"].ndim == 1:  # transitions, one of whose columns may be named so, too
         return len(batch["reward"])
     return int(batch["mask"][batch.get("burn_in", 0) :].sum())
 
 
 class SyncedOptimizer:
-    """A flat optimizer, and what connects its trainer with the other learners."""
+    """A `SharedOptimizer` that takes its steps through the trainer's connection with the others."""
 
     def __init__(self, flat: FlatOptimizer, trainer: OffPolicyTrainer) -> None:
         self._flat, self._trainer = flat, trainer

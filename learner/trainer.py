@@ -5,6 +5,9 @@ A batch is split into ``updates_per_batch`` updates, anew in each epoch, by envi
 (`minibatches`), and an update into micro-batches (`passes`). Their gradients add up, over
 ``accumulate`` batches and over the learners that ``sync`` connects, and one step is taken by their
 sum over the number of agent steps. `penstock.algos.base.UnrollAlgorithm` is the algorithm's part.
+
+`Trainer.step` trains on a batch: `_prepare_columns` once, then `_update` for each minibatch, which
+calls `_backward` for each micro-batch and `_loss` in it.
 """
 
 from __future__ import annotations
@@ -46,10 +49,13 @@ from penstock.models.compute_form import in_memory_format
 from penstock.models.torch_nets import build_net
 from penstock.profiling.ledger import Part, TimeLedger
 
-REWARDS = "rewards/sums"  # in a checkpoint
+# Name of the sums of `RewardScale` in a checkpoint.
+REWARDS = "rewards/sums"
 AddOthers = Callable[[Tensor], None]
-MOST_REWARD = 10.0  # standard deviations
-EPSILON = 1e-8  # added to a variance
+# Scaled rewards are clipped at so many standard deviations.
+MOST_REWARD = 10.0
+# Added to a variance, so that it is not zero.
+EPSILON = 1e-8
 
 
 class Trainer(BaseTrainer[StagingBatch]):
@@ -92,10 +98,7 @@ class Trainer(BaseTrainer[StagingBatch]):
         self._rewards = RewardScale(self.device) if config.algo.normalizes_rewards else None
 
     def plan_updates(self, batch: StagingBatch | None) -> Floats:
-        """Prepare a batch.
-
-        Returns the agent steps of each of its updates, float64 ``[updates]``.
-        """
+        """Count a batch, and deal its samples out to updates."""
         if batch is None:
             return np.zeros(self.updates)
         updates = self.config.learner.updates_per_batch
@@ -350,7 +353,7 @@ class Trainer(BaseTrainer[StagingBatch]):
 
 
 def empty_batch(spec: SlotSpec, device: torch.device) -> dict[str, Tensor]:
-    """A batch of one environment without agent steps.
+    """Returns a batch of one environment without agent steps, as columns by name.
 
     With it a learner without samples takes part in sums over all learners.
     """

@@ -74,10 +74,7 @@ class Update(Protocol[B_contra]):
     """Optimizer steps on batches, together with the other learners of the run."""
 
     def plan_updates(self, batch: B_contra | None) -> Floats:
-        """Count the samples of each update on ``batch``, float64 ``[updates]``.
-
-        Zeros without a batch.
-        """
+        """Divide a batch into updates; the counts are zeros without a batch."""
 
     def step(self, batch: B_contra | None, totals: Floats, hooks: StepHooks) -> StepResult:
         """Take the updates of the batch that was planned last.
