@@ -59,26 +59,29 @@ class BaseTrainer(Update[B_contra], ABC):
         torch.manual_seed(config.run.seed)
         self.config = config
         self.info = info
-        """The properties of the run's environments."""
+
+        # The device, and how passes are computed on it.
         self.device = pick_device(config.learner.device)
-        seam = device_of(self.device)
-        seam.enter_thread()
-        self._runs_behind = seam.runs_behind
-        self._uploader = DeviceUploader(seam)
-        self.spec = slot_spec(config, info)
-        self.layout = shape.layout
-        self.scales = scales(config, info)
+        device = device_of(self.device)
+        device.enter_thread()
+        self._runs_behind = device.runs_behind
+        """Whether the device computes while the host goes on, as a GPU does."""
+        self._uploader = DeviceUploader(device)
         self.form = form_of(config, self.device, shape)
         """How passes are computed on a CPU; None on a GPU."""
         self._dtype = trunk_dtype(config.learner.precision, self.device, shape)
+
+        # What actors send and get.
+        self.spec = slot_spec(config, info)
+        self.layout = shape.layout
+        self.scales = scales(config, info)
+
         self._optimizers: dict[str, FlatOptimizer] = {}
         self.progress = Progress(config.stop, info.frames_per_step, config.env.record)
         self._ledger = ledger or TimeLedger()
         self.queue = DeviceQueue(self.device, self._ledger)
         self.sync: GradientSync = SingleLearner()
-        """What connects it with other learners."""
-        self.hooks = NO_HOOKS
-        """The hooks of the step in progress."""
+        """The connection with the other learners."""
 
     @abstractmethod
     def published(self) -> list[Tensor]:
@@ -160,11 +163,13 @@ class BaseTrainer(Update[B_contra], ABC):
         """Returns copies of `shared`, for `_restore_shared`."""
         return [tensor.clone() for tensor in self.shared().values()]
 
-    def _restore_shared(self, copies: Sequence[Tensor], taken: Tensor) -> None:
-        """Undo the changes of `shared` unless an update was ``taken``, bool ``[]``, decided on the
-        device."""
+    def _restore_shared(self, copies: Sequence[Tensor], is_taken: Tensor) -> None:
+        """Undo the changes of `shared` unless an update was taken.
+
+        ``is_taken``, bool ``[]``, is on the device, so that the host need not wait for it.
+        """
         for tensor, copy in zip(self.shared().values(), copies, strict=True):
-            tensor.copy_(torch.where(taken, tensor, copy))
+            tensor.copy_(torch.where(is_taken, tensor, copy))
 
 
 def normalizer_statistics(net: PolicyNetwork | None) -> dict[str, Tensor]:

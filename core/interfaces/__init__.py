@@ -32,6 +32,8 @@ A learner's loop (`learner.loop`) calls source and update in this order, in one 
 
 from penstock.core.interfaces.algorithm import Algorithm as Algorithm
 from penstock.core.interfaces.algorithm import B_contra as B_contra
+from penstock.core.interfaces.algorithm import BatchPlan as BatchPlan
+from penstock.core.interfaces.algorithm import Share as Share
 from penstock.core.interfaces.algorithm import StepHooks as StepHooks
 from penstock.core.interfaces.algorithm import Update as Update
 from penstock.core.interfaces.codec import AdamState as AdamState

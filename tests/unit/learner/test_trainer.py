@@ -57,9 +57,9 @@ def test_updates_of_a_batch_take_each_environment_once() -> None:
 def test_the_policy_lag_is_that_of_the_parameters_that_were_pulled_for_a_batch() -> None:
     made = trainer("learner.updates_per_batch=1")
     staged = batch(made)
-    totals = made.plan_updates(staged)
+    plan = made.plan_updates(staged)
     made.progress.follow(7)  # updates of other learners, which a parameter server counts
-    made.step(staged, totals)
+    made.step(staged, plan)
     assert dict(made.progress.lag.counts) == {7: staged.steps}
     assert made.progress.version == 7  # its own gradient is not in the weights here
     assert made.progress.learner_steps == 8

@@ -440,10 +440,10 @@ def test_latency_is_of_steps_that_are_trained_on_and_ends_with_the_wait_for_othe
         slot.header["started_s"] = slot.header["published_s"] = time.monotonic()
     batch = source.next(5.0)
     assert batch is not None
-    totals = trainer.plan_updates(batch)
+    plan = trainer.plan_updates(batch)
     assert trainer.progress.latency == {}  # the other learners may be far behind
     time.sleep(0.05)
-    source.release(batch, trainer.step(batch, totals))
+    source.release(batch, trainer.step(batch, plan))
     assert sum(trainer.progress.latency.values()) == pytest.approx(32)
     figures = trainer.progress.interval(TimeLedger())
     assert figures["latency_p50_s"] > 0.04
