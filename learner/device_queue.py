@@ -28,15 +28,14 @@ from penstock.profiling.ledger import Part, TimeLedger
 
 logger = note_logger(__name__)
 
-COPIES = 3  # two batches are queued at most (`DeviceQueue`), and one before them is complete
-POLL_S = 1e-4  # causes no delay: the next batch is on the stream already
+# Copies of the state: two batches are queued at most, and one before them is complete.
+COPIES = 3
+# Seconds between two looks at the device. They cause no delay: the next batch is on the stream.
+POLL_S = 1e-4
 
 
 class DeviceQueue:
-    """The batches on the current stream of a GPU; on a CPU nothing waits.
-
-    ``meanwhile`` is called repeatedly while the host waits, and may raise `GroupLostError`.
-    """
+    """The batches on the current stream of a GPU; on a CPU nothing waits."""
 
     def __init__(self, device: torch.device, ledger: TimeLedger) -> None:
         """``ledger`` is the time ledger of the calling thread."""
@@ -52,7 +51,8 @@ class DeviceQueue:
     def launched(self) -> None:
         """Note that a whole batch is on the stream; wait until the batch before it was computed.
 
-        Raises GroupLostError in a group where that takes longer than its timeout.
+        Raises:
+            GroupLostError: in a group, that takes longer than its timeout.
         """
         if not self._ends:
             return
@@ -64,11 +64,13 @@ class DeviceQueue:
         self._wait_for(before, self._timeout_s)
 
     def drain(self, timeout_s: float = math.inf) -> None:
-        """Wait until all queued work is complete.
+        """Wait until all queued work is complete, for at most ``timeout_s`` seconds.
 
         Call it before anything that blocks on the device, such as `Tensor.cpu`: that would block
-        forever if a member of the group has died during a reduction. Raises GroupLostError, as
-        `launched`.
+        forever if a member of the group has died during a reduction.
+
+        Raises:
+            GroupLostError: it takes longer, or longer than the group's timeout.
         """
         if not self._ends:
             return
@@ -86,10 +88,10 @@ class DeviceQueue:
 
     @contextmanager
     def leave_group(self, settle_s: float) -> Iterator[None]:
-        """Context in which the group's reductions are aborted.
+        """Surrounds the abort of the group's reductions.
 
-        Before it, queued reductions get ``settle_s`` to complete. After it, the state is restored
-        from the newest copy that was complete.
+        Before it, queued reductions get ``settle_s`` seconds to complete. After it, the state is
+        restored from the newest copy that was complete, and `taken_back` says how old that is.
         """
         copies, self._copies = self._copies, None
         if copies is None:
@@ -134,7 +136,7 @@ class StateCopies:
 
     @torch.no_grad()
     def add(self) -> None:
-        """Queue a copy of the present state."""
+        """Queue a copy of the present state, in the place of the oldest one."""
         place = self._made % COPIES
         for copy, tensor in zip(self._copies[place], self._tensors, strict=True):
             copy.copy_(tensor)
@@ -142,7 +144,7 @@ class StateCopies:
         self._made += 1
 
     def newest(self) -> int:
-        """The number of the newest complete copy. Call it before reductions are aborted."""
+        """Returns the number of the newest complete copy. Call it before reductions are aborted."""
         for number in reversed(range(max(0, self._made - COPIES), self._made)):
             if self._complete[number % COPIES].query():
                 return number
@@ -150,7 +152,7 @@ class StateCopies:
 
     @torch.no_grad()
     def restore(self, number: int) -> int:
-        """Restore a copy, after the abort; returns the number of copies made since."""
+        """Restore a copy, after the abort. Returns the number of copies made since."""
         for copy, tensor in zip(self._copies[number % COPIES], self._tensors, strict=True):
             tensor.copy_(copy)
         return self._made - 1 - number

@@ -31,19 +31,28 @@ from penstock.learner.progress import Progress
 
 logger = note_logger(__name__)
 
+# The kinds of requests.
 POINT = "point"  # at a multiple of the distance between evaluations
-FIRST = "first"  # of an evaluator, `FIRST_S` after the training began
+FIRST = "first"  # an evaluator's first one, `FIRST_S` after the training began
 CLOSING = "closing"  # to confirm `stop.return`
+# Seconds of training after which an evaluator that has not evaluated anything gets a checkpoint.
 FIRST_S = 45.0
-AGAIN_S = 10.0  # after a first evaluation that was not made: no episode has ended yet
-LOST_S = 10.0  # an idle evaluator has missed a request that is older
-PUT_OFF_S = 10.0  # after a checkpoint that could not be written
-PAUSE = 2.0  # after a closing evaluation that did not confirm, as a multiple of its duration
+# Seconds until the next try, if no episode had ended for a first evaluation.
+AGAIN_S = 10.0
+# An idle evaluator has missed a request that is older, in seconds.
+LOST_S = 10.0
+# Seconds without requests after a checkpoint that could not be written.
+PUT_OFF_S = 10.0
+# Pause after a closing evaluation that did not confirm, as a multiple of its duration.
+PAUSE = 2.0
 
 
 class EvaluationRequests:
-    """Decides when a checkpoint is written for the evaluator. Call `hear` with all messages, and
-    `turn` once in every turn of the learner; what is `due` stays due until the next turn."""
+    """Decides when a checkpoint is written for the evaluator.
+
+    Call `handle_messages` with all messages, and `turn` once in every turn of the learner; what is
+    `due` stays due until the next turn.
+    """
 
     def __init__(
         self,
@@ -52,8 +61,14 @@ class EvaluationRequests:
         play: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``play`` is known from an earlier evaluation; ``clock`` gives seconds that never go
-        back."""
+        """Begin at the present steps of ``progress``.
+
+        Args:
+            config: of the run.
+            progress: of the run, whose goal may need an evaluation to confirm it.
+            play: how to play the policy, if an earlier evaluation has found it out.
+            clock: returns seconds that never go back.
+        """
         self._progress = progress
         self._clock = clock
         self._by_steps = config.evaluates_by_steps
@@ -112,7 +127,7 @@ class EvaluationRequests:
         self._again_s = self._clock() + PAUSE * message["seconds"]
 
     def turn(self) -> None:
-        """Look at the steps trained so far."""
+        """Compare the steps trained so far with those of the last turn."""
         steps, every = self._progress.trained_steps, self._every
         self._crossed = self._by_steps and every > 0 and steps // every > self._before // every
         waits = self._by_steps and self._limited and self._unevaluated
@@ -121,7 +136,7 @@ class EvaluationRequests:
         self._before = steps
 
     def due(self) -> str | None:
-        """The request that a checkpoint is due for now; None if it is for none."""
+        """Returns the request that a checkpoint is due for now; None if it is for none."""
         now_s = self._clock()
         if not self._idle or now_s < self._wait_s:
             return None
@@ -132,7 +147,7 @@ class EvaluationRequests:
         return FIRST if self._first_s is not None and now_s >= self._first_s else None
 
     def requested(self, request: str) -> None:
-        """A checkpoint with this request was written."""
+        """Note that a checkpoint with this request was written."""
         self._idle = self._crossed = False
         self._requested, self._requested_s = self._progress.trained_steps, self._clock()
         if request == CLOSING:
@@ -141,6 +156,6 @@ class EvaluationRequests:
             self._first_s = self._requested_s + AGAIN_S
 
     def put_off(self) -> None:
-        """A checkpoint could not be written."""
+        """Make no request for a while, as a checkpoint could not be written."""
         self._crossed = False
         self._wait_s = self._clock() + PUT_OFF_S

@@ -9,14 +9,14 @@ from penstock.algos.slots import RecordedSum, UnrollSummary
 from penstock.configs.sections import RECORD_MEANS
 from penstock.core.notes import note_logger
 
-LEAST = 100  # values of a mean, if there were so many
+# A mean is over at least so many values, if there were so many.
+LEAST = 100
 
 logger = note_logger(__name__)
 
 
 class RecentMean:
-    """The mean of the values since the last `take`, and of so many before that they are at least
-    `LEAST`."""
+    """The mean of the values since the last `take`, and of earlier ones up to `LEAST` in all."""
 
     def __init__(self) -> None:
         self._sums: deque[RecordedSum] = deque()
@@ -30,7 +30,7 @@ class RecentMean:
             self._fresh += values.number
 
     def take(self) -> float | None:
-        """The mean; None before the first value."""
+        """Returns the mean; None before the first value."""
         needed, self._fresh = max(LEAST, self._fresh), 0
         while self._sums and self._count - self._sums[0].number >= needed:
             self._count -= self._sums.popleft().number
@@ -55,8 +55,10 @@ class RecordedMeans:
                 self._missing.discard(key)
 
     def interval(self) -> Mapping[str, float | None]:
-        """The metrics, by their names in metrics.jsonl. Notes once which keys have no value though
-        many episodes have ended."""
+        """Returns the metrics, by their names in metrics.jsonl.
+
+        Notes once which keys have no value though many episodes have ended.
+        """
         if self._missing and self._episodes >= LEAST:
             logger.info(
                 "env.record: no step has had %s in its info, and %d episodes have ended; correct "
@@ -65,6 +67,7 @@ class RecordedMeans:
                 self._episodes,
             )
             self._missing.clear()
+
         return {
             name.format(key): mean.take()
             for key, means in self._means.items()

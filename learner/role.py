@@ -1,8 +1,9 @@
 """The learner's process: memory for the actors, batches for the trainer, weights for all.
 
-Batches come from an `ActorSource`, which owns the store. The process opens its socket only when the
-first weights are on the board, so that an attached actor finds everything there. `StreamTracker`
-counts the streams and connectors that feed the learner.
+`run` is the main function of the role. It makes the trainer, resumes, joins the other learners, and
+then `LearnerProcess` trains. Batches come from an `ActorSource`, which owns the store. The process
+opens its socket only when the first weights are on the board, so that an attached actor finds
+everything there. `StreamTracker` counts the streams and connectors that feed the learner.
 """
 
 from __future__ import annotations
@@ -62,12 +63,18 @@ from penstock.transport.shm.weights_board import WeightsBoard
 
 logger = note_logger(__name__)
 
+# Longest wait for a batch, in seconds, between two heartbeats.
 WAIT_S = 0.2
-MESSAGES_S = 0.05  # seconds between two reads of the control socket; each costs a system call
-ARRIVAL_S = 5.0  # longest time that slots of a dead actor may still be on their way
+# Seconds between two reads of the control socket; each costs a system call.
+MESSAGES_S = 0.05
+# Longest time that slots of a dead actor may still be on their way.
+ARRIVAL_S = 5.0
+# Totals over the wire in a connector's message.
 RECEIVED = ("slots", "steps", "raw_nbytes", "coded_nbytes")
-REMOTE_ACTORS = 16  # actors with memory from the start, where actors join from elsewhere
-SPARE_LANES = 32  # beyond the actors of a run: connectors, actors started by hand, replaced actors
+# Actors that have memory from the start, if actors join from elsewhere.
+REMOTE_ACTORS = 16
+# Lanes beyond the actors of a run: for connectors, actors started by hand, and replaced actors.
+SPARE_LANES = 32
 
 
 def run(ctx: RoleContext) -> None:
@@ -125,6 +132,9 @@ def make_source(
         ledger: of the calling thread.
         status: where the thread that prepares batches ahead keeps its ledger.
         rank: of the learner.
+
+    Raises:
+        UserError: the algorithm trains on a data set, without actors.
     """
     lanes = most + SPARE_LANES
     feeder = status.ledger("feeder") if batches_ahead(config) else None
@@ -152,7 +162,10 @@ def make_source(
 
 
 class LearnerProcess(TrainingLoop[Any]):
-    """One learner's work between "ready" and its end."""
+    """One learner's work between "ready" and its end.
+
+    Use it as a context; then call `work`, and `finish` after it.
+    """
 
     def __init__(
         self,
@@ -232,21 +245,29 @@ class LearnerProcess(TrainingLoop[Any]):
             self._ctx.holds_state = self._group.sync.world == 1
             if self._ctx.shim_died and not self._ctx.stopping():
                 self._save_and_end()
+
+            # The learner joins again out here, where nothing refers to the lost group any more.
             lost = None
             try:
                 going = self.turn()
             except GroupLostError as error:
                 lost = str(error)
-            if lost is not None:  # out here, where nothing refers to the lost group any more
+            if lost is not None:
                 going = self._regroup(lost)
+
             self._torch_trace.turn()
             if time.monotonic() >= self._next_report_s:
                 self._report()
         self._report(last=True)
 
     def _save_and_end(self) -> None:
-        """Save for the process that replaces this one, whose shim has died. Returns where the
-        supervisor has died too, and nothing will replace it."""
+        """Save for the process that replaces this one, whose shim has died.
+
+        Returns if the supervisor has died too, and nothing will replace it.
+
+        Raises:
+            RunEndedError: the run is saved.
+        """
         self._hear()
         if self._ctx.stopping():
             return
@@ -298,7 +319,10 @@ class LearnerProcess(TrainingLoop[Any]):
         return self._reason is not None or self._ctx.stopping()
 
     def next_batch(self) -> Any:
-        """The next batch; None after so long without one that the other learners proceed."""
+        """Wait for the next batch.
+
+        Returns None if there is none after so long that the other learners proceed.
+        """
         wait_s = self._config.learner.reduce.wait_s if self._group.sync.world > 1 else 0.0
         deadline_s = time.monotonic() + wait_s
         self._ledger.switch(Part.WAIT)
@@ -358,7 +382,10 @@ class LearnerProcess(TrainingLoop[Any]):
         self._ledger.switch(before)
 
     def keep(self, *, save: bool) -> None:
-        """Collect what each learner keeps for itself, and ``save`` the run."""
+        """Collect what each learner keeps for itself, and ``save`` the run.
+
+        A run that cannot be saved continues, as a full disk may have room later.
+        """
         self._kept = self._group.state(last=not save)
         if save:
             try:
@@ -392,8 +419,12 @@ class LearnerProcess(TrainingLoop[Any]):
         self._ledger.switch(Part.COUNT)
 
     def _save(self) -> None:
-        """Save the run. Raises UserError where it cannot be written, and RunEndedError where a
-        part of its state is missing."""
+        """Save the run.
+
+        Raises:
+            UserError: the checkpoint cannot be written.
+            RunEndedError: a part of the run's state is missing.
+        """
         if self._kept is None:
             raise RunEndedError(
                 "the parameter server did not send its state: checkpoints/last is not replaced"
@@ -404,7 +435,10 @@ class LearnerProcess(TrainingLoop[Any]):
             self._save_for_evaluation(self._kept)
 
     def _regroup(self, why: str) -> bool:
-        """Join the other learners again; False where the run ends."""
+        """Join the other learners again, after the group was lost.
+
+        Returns False if the run ends.
+        """
         self._ledger.switch(Part.REDUCE)
         self._kept = {}  # belonged to the former members
         self._publisher.drop()  # may be of a reduction that was lost
@@ -427,7 +461,7 @@ class LearnerProcess(TrainingLoop[Any]):
             self._clock.settle()
 
     def _while_computing(self) -> None:
-        """Periodic work while a GPU computes; raises GroupLostError where it will never end."""
+        """Do periodic work while a GPU computes; raises GroupLostError if it will never end."""
         self._meanwhile()
         self._group.raise_if_lost()
 
@@ -472,7 +506,7 @@ class LearnerProcess(TrainingLoop[Any]):
 class StreamTracker:
     """Tracks the streams and connectors that feed a learner, from the supervisor's messages.
 
-    Call `hear` with every message, and `close_streams` at every report.
+    Call `handle_messages` with every message, and `close_streams` at every report.
     """
 
     def __init__(self, accounting: Accounting) -> None:
@@ -491,7 +525,10 @@ class StreamTracker:
                 self._connectors[message["index"], message["incarnation"]] = message
 
     def close_streams(self, *, everything_arrived: bool = False) -> None:
-        """Count the final steps of ended streams, once nothing of them can arrive any more."""
+        """Count the final steps of ended streams, once nothing of them can arrive any more.
+
+        That is `ARRIVAL_S` after their end, or now if ``everything_arrived``.
+        """
         now_s = time.monotonic()
         while self._ended and (everything_arrived or now_s - self._ended[0][0] > ARRIVAL_S):
             _, end = self._ended.popleft()
@@ -506,13 +543,16 @@ class StreamTracker:
     @property
     def actors(self) -> int:
         """The number of actors of the connectors, in their newest incarnations."""
-        newest = dict(sorted(self._connectors))  # the last incarnation of each index remains
+        # Of the sorted keys, the dictionary keeps the last incarnation of each index.
+        newest = dict(sorted(self._connectors))
         return sum(self._connectors[key]["actors"] for key in newest.items())
 
     def figures(self) -> dict[str, dict[str, int]]:
-        """What was not trained on, by reason: agent steps, and for ``rejected`` messages.
+        """Returns what was not trained on, by the names in metrics.jsonl.
 
-        With connectors also ``received``, the totals over the wire of these and their predecessors.
+        ``dropped`` and ``lost`` are agent steps by reason, ``rejected`` are messages by reason.
+        With connectors there is also ``received``: the totals over the wire of these and their
+        predecessors.
         """
         connectors = self._connectors.values()
         rejected: Counter[str] = Counter()

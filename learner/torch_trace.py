@@ -17,7 +17,7 @@ ASKED = ("path", "turns", "seconds", "host")
 
 
 class TorchTrace:
-    """Idle until a request arrives, and again once the trace is written."""
+    """Records one trace at a time: idle until a request arrives, and again once it is written."""
 
     def __init__(self) -> None:
         self._profile: profile | None = None
@@ -32,7 +32,10 @@ class TorchTrace:
                 self._begin(**{name: message[name] for name in ASKED})
 
     def turn(self) -> None:
-        """Note the end of a turn; write the trace when it was the last."""
+        """Note the end of a turn; write the trace when it was the last.
+
+        If the disk is full there is no file, and the run goes on.
+        """
         if self._profile is None:
             return
         self._turns -= 1
