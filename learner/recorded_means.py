@@ -20,29 +20,39 @@ class RecentMean:
 
     def __init__(self) -> None:
         self._sums: deque[RecordedSum] = deque()
+        """Sums over the values that may be part of the mean, the oldest first."""
         self._count = 0
-        self._fresh = 0  # of these, since the last `take`
+        """Number of these values."""
+        self._new_count = 0
+        """Number of the values since the last `take`."""
 
     def add(self, values: RecordedSum) -> None:
+        """Add the sum of some values."""
         if values.number:
             self._sums.append(values)
             self._count += values.number
-            self._fresh += values.number
+            self._new_count += values.number
 
     def take(self) -> float | None:
         """Returns the mean; None before the first value."""
-        needed, self._fresh = max(LEAST, self._fresh), 0
+        needed = max(LEAST, self._new_count)
+        self._new_count = 0
         while self._sums and self._count - self._sums[0].number >= needed:
             self._count -= self._sums.popleft().number
-        return sum(values.total for values in self._sums) / self._count if self._count else None
+        if not self._count:
+            return None
+        return sum(values.total for values in self._sums) / self._count
 
 
 class RecordedMeans:
     """The metrics of `env.record` of one learner; they begin anew with each process."""
 
     def __init__(self, record: Sequence[str]) -> None:
+        """``record``: the keys of `env.record`."""
         self._means = {key: (RecentMean(), RecentMean()) for key in record}
-        self._missing = {*record}  # keys without a value so far
+        """Two means of each key, in the order of `RECORD_MEANS`."""
+        self._missing = {*record}
+        """Keys without a value so far."""
         self._episodes = 0
 
     def add(self, unrolls: UnrollSummary) -> None:

@@ -33,7 +33,7 @@ from penstock.core.notes import note_logger
 from penstock.core.params import Arrays, Floats
 from penstock.core.role import LOST_SHIM, RoleContext, RunEndedError, learner_socket
 from penstock.device.choice import device_of
-from penstock.envs import probe
+from penstock.envs import EnvInfo, probe
 from penstock.envs.make import FirstIndex
 from penstock.envs.space_json import brief_spaces
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager, form_of_checkpoint
@@ -87,21 +87,10 @@ def run(ctx: RoleContext) -> None:
     logger.info("%s", info.how)
     if ctx.learner == 0 and (note := kind_note(config, info)):
         logger.info("%s", note)
-    kept = None if ctx.resume == "no" else form_of_checkpoint(ctx.run_dir)
-    own, note = with_training_form(on_own_gpu(config, ctx), info, kept)
-    trainer = make_trainer(own, info, ctx.ledger)
-    logger.info("%s", network_of(own, info, trainer))
-    if note and ctx.learner == 0:
-        logger.info("%s", note)
+
+    trainer = _make_trainer(ctx, config, info)
     checkpoints = CheckpointManager(ctx.run_dir, trainer, ctx.report, ctx.event)
-    # A parameter server takes the state of the learner that joins first. Otherwise learner 0
-    # resumes, unless the other learners have the state already; on several machines it joins first.
-    served = config.learner.served and ctx.store is None
-    if served or (ctx.learner == 0 and not ctx.group_begun):
-        # Under a server, a learner that restarts takes time and returns from the last checkpoint.
-        how = "auto" if served and ctx.incarnation and ctx.resume == "no" else ctx.resume
-        if not checkpoints.resume(how, repair=ctx.learner == 0) and how == "auto":
-            logger.info("%s has no checkpoint: this run starts fresh", ctx.run_dir)
+    _resume(ctx, config, checkpoints)
     group = ElasticGroup(ctx, config, trainer, checkpoints.stored)
     if not group.join():
         return
@@ -109,6 +98,38 @@ def run(ctx: RoleContext) -> None:
         ctx.report("ready")
         process.work()
         process.finish()
+
+
+def _make_trainer(ctx: RoleContext, config: Config, info: EnvInfo) -> AnyTrainer:
+    """Make the trainer on this learner's device, in the fastest form of its network.
+
+    Logs what network it is; the first learner also how the form was chosen.
+    """
+    saved_form = None if ctx.resume == "no" else form_of_checkpoint(ctx.run_dir)
+    own_config, note = with_training_form(on_own_gpu(config, ctx), info, saved_form)
+    trainer = make_trainer(own_config, info, ctx.ledger)
+    logger.info("%s", network_of(own_config, info, trainer))
+    if note and ctx.learner == 0:
+        logger.info("%s", note)
+    return trainer
+
+
+def _resume(ctx: RoleContext, config: Config, checkpoints: CheckpointManager) -> None:
+    """Resume the run, if it is this learner that does.
+
+    A parameter server takes the state of the learner that joins first. Otherwise learner 0 resumes,
+    unless the other learners have the state already; on several machines it joins first.
+    """
+    served = config.learner.served and ctx.store is None
+    if not served and (ctx.learner != 0 or ctx.group_begun):
+        return
+
+    how = ctx.resume
+    if served and ctx.incarnation and ctx.resume == "no":
+        # Under a server, a learner that restarts takes time and returns from the last checkpoint.
+        how = "auto"
+    if not checkpoints.resume(how, repair=ctx.learner == 0) and how == "auto":
+        logger.info("%s has no checkpoint: this run starts fresh", ctx.run_dir)
 
 
 def make_source(
@@ -140,16 +161,24 @@ def make_source(
     feeder = status.ledger("feeder") if batches_ahead(config) else None
     match algorithm(config.algo).data(config.algo):
         case Unrolls():
-            return UnrollSource(config, trainer, accounting, first, lanes, ledger, feeder=feeder)
+            return UnrollSource(
+                config,
+                trainer,
+                accounting,
+                actors=first,
+                lanes=lanes,
+                ledger=ledger,
+                feeder=feeder,
+            )
         case Transitions() | TransitionSequences():
             assert isinstance(trainer, OffPolicyTrainer)
             return ReplayDataSource(
                 config,
                 trainer,
                 accounting,
-                most,
-                lanes,
-                ledger,
+                actors=most,
+                lanes=lanes,
+                ledger=ledger,
                 first=first,
                 feeder=feeder,
                 rank=rank,
@@ -175,56 +204,84 @@ class LearnerProcess(TrainingLoop[Any]):
         checkpoints: CheckpointManager,
         group: ElasticGroup,
     ) -> None:
+        """Make the memory for actors and restore the replay; `__enter__` opens the socket."""
         self._ctx = ctx
         self._group = group
         self._config = config
         self._checkpoints = checkpoints
         self._accounting = Accounting(trainer.spec.unroll * trainer.spec.envs)
-        first = max(config.first_actors, REMOTE_ACTORS if config.transport.bind else 0)
-        most = max(first, most_actors(config))
-        source = make_source(
-            config, trainer, self._accounting, first, most, ctx.ledger, ctx.status, ctx.learner
-        )
-        self._shard = checkpoints.shard(ctx.learner)
-        resumes = trainer.progress.generation and checkpoints.goes_on_in_its_game()
-        if resumes and (note := source.restore(self._shard)):
-            logger.info("%s", note)
-        self._board = WeightsBoard.create(trainer.layout.size)
-        publisher = Publisher(trainer.published(), self._board)
-        nonfinite = NonFiniteGuard(trainer, ctx.event)
-        self._actor_source = source
-        super().__init__(trainer, source, publisher, nonfinite, ctx.ledger, ctx.status)
+        self._streams = StreamTracker(self._accounting)
         self._by_batch = lent_by_batch(config)
+        """Whether slots are lent by batch, so that no thread serves the host."""
+
+        first = max(config.first_actors, REMOTE_ACTORS if config.transport.bind else 0)
+        source = make_source(
+            config,
+            trainer,
+            self._accounting,
+            first=first,
+            most=max(first, most_actors(config)),
+            ledger=ctx.ledger,
+            status=ctx.status,
+            rank=ctx.learner,
+        )
+        self._actor_source = source
+        self._replay_folder = checkpoints.shard(ctx.learner)
+        resumes_replay = trainer.progress.generation and checkpoints.goes_on_in_its_game()
+        if resumes_replay and (note := source.restore(self._replay_folder)):
+            logger.info("%s", note)
+
+        self._board = WeightsBoard.create(trainer.layout.size)
+        super().__init__(
+            trainer,
+            source,
+            Publisher(trainer.published(), self._board),
+            NonFiniteGuard(trainer, ctx.event),
+            ledger=ctx.ledger,
+            status=ctx.status,
+        )
         self._publish()
         self._publisher.flush(wait=True)
-        welcome = Welcome(
-            ctx.run_id,
-            self._progress.generation,
-            trainer.spec,
-            trainer.layout,
-            for_actors(config, bool(trainer.scales), has_small_images(config, trainer.info)),
-            brief_spaces(*trainer.info.spaces),
-        )
-        socket = learner_socket(ctx.runtime_dir, ctx.learner)
-        self._host = ShmHost(socket, welcome, self._board, self._actor_source.store)
-        self._reason: str | None = None  # why this learner would stop
-        self._over = False  # whether no learner takes the place of this one
-        self._kept: Arrays | None = {}  # state of the group's members, for the last checkpoint
-        self._next_report_s = self._next_messages_s = 0.0
-        self._trim_s = time.monotonic() + TRIM_S
-        self._others = StreamTracker(self._accounting)
-        self._torch_trace = TorchTrace()
+        self._host = self._make_host()
+
+        self._stop_reason: str | None = None
+        """Why this learner would stop; None while it would not."""
+        self._run_is_over = False
+        """Whether no learner takes the place of this one after its end."""
+        self._group_state: Arrays | None = {}
+        """The state of the group's members, for the last checkpoint; None if a server did not send
+        its part."""
         self._requests = checkpoints.begin_evaluation_requests()
-        # of the learner: on a GPU that of its stream, else of this thread
-        self._seconds = ctx.ledger
+        self._torch_trace = TorchTrace()
+
+        # Times of CLOCK_MONOTONIC at which periodic work is due.
+        self._next_report_s = 0.0
+        self._next_messages_s = 0.0
+        self._trim_s = time.monotonic() + TRIM_S
+
+        self._time_ledger = ctx.ledger
+        """The learner's time: of this thread, or on a GPU of the stream."""
         self._clock: DeviceClock | None = None
         device = device_of(trainer.device)
         if device.runs_behind:
-            self._seconds = ctx.status.ledger("gpu", Part.WAIT)
-            self._clock = DeviceClock(
-                ctx.ledger, self._seconds, partial(device.make_event, timed=True)
-            )
-            trainer.queue.meanwhile = self._while_computing
+            self._time_ledger = ctx.status.ledger("gpu", Part.WAIT)
+            make_event = partial(device.make_event, timed=True)
+            self._clock = DeviceClock(ctx.ledger, self._time_ledger, make_event)
+            trainer.queue.call_while_waiting(self._while_computing)
+
+    def _make_host(self) -> ShmHost:
+        """Make the socket at which actors of this host attach; it tells them what they need."""
+        ctx, config, trainer = self._ctx, self._config, self._trainer
+        welcome = Welcome(
+            run_id=ctx.run_id,
+            generation=self._progress.generation,
+            spec=trainer.spec,
+            layout=trainer.layout,
+            config=for_actors(config, bool(trainer.scales), has_small_images(config, trainer.info)),
+            spaces=brief_spaces(*trainer.info.spaces),
+        )
+        socket = learner_socket(ctx.runtime_dir, ctx.learner)
+        return ShmHost(socket, welcome, self._board, self._actor_source.store)
 
     def __enter__(self) -> LearnerProcess:
         self._actor_source.open(self._host)
@@ -232,7 +289,7 @@ class LearnerProcess(TrainingLoop[Any]):
 
     def __exit__(self, error: type[BaseException] | None, *more: object) -> None:
         self._source.close()
-        self._host.close(over=self._over and error is None)
+        self._host.close(over=self._run_is_over and error is None)
         self._actor_source.store.close()
         self._board.close()
 
@@ -268,7 +325,7 @@ class LearnerProcess(TrainingLoop[Any]):
         Raises:
             RunEndedError: the run is saved.
         """
-        self._hear()
+        self._handle_messages()
         if self._ctx.stopping():
             return
         self._trainer.queue.drain()
@@ -284,21 +341,25 @@ class LearnerProcess(TrainingLoop[Any]):
         while not self._ctx.stopping():
             self._ctx.status.beat()
             self._actor_source.serve(WAIT_S)
+
+        # Everything has arrived now, so that the counts are the last ones.
         in_flight = self._actor_source.in_flight_steps()
-        self._hear()
-        self._others.close_streams(everything_arrived=True)
+        self._handle_messages()
+        self._streams.close_streams(everything_arrived=True)
         self._progress.arrived(self._accounting)
         with suppress(GroupLostError):
             last = ControlMessage(np.zeros(0), self._progress.growth())
             self._progress.commit(last.growth, self._group.sync.sync_control(last).growth)
-        counts = self._progress.counts() | self._others.figures() | self._nonfinite.figures()
+        counts = self._progress.counts() | self._streams.figures() | self._nonfinite.figures()
         self._ctx.report("final", accounting=self._accounting.to_dict(in_flight), **counts)
+
+        # One learner saves the run, and another one if that has died; each saves its own replay.
         self._ctx.status.phase = Phase.SAVING
         self._ledger.switch(Part.SAVE)
         if leads := self._group.leads:
             self._save()
         self._group.leave()
-        self._source.save(self._shard, self._ctx.status.beat)
+        self._source.save(self._replay_folder, self._ctx.status.beat)
         if not leads and self._group.takes_over():
             self._save()
         self._checkpoints.close(self._config.run.grace_s / 2)
@@ -312,11 +373,11 @@ class LearnerProcess(TrainingLoop[Any]):
         return self._group.leads
 
     def must_stop(self) -> bool:
-        self._meanwhile()
+        self._do_periodic_work()
         self._show_counts()
         self._ctx.status.phase = Phase.WAITING
-        self._reason = DIVERGED if self.diverged else self._progress.stop_reason()
-        return self._reason is not None or self._ctx.stopping()
+        self._stop_reason = DIVERGED if self.diverged else self._progress.stop_reason()
+        return self._stop_reason is not None or self._ctx.stopping()
 
     def next_batch(self) -> Any:
         """Wait for the next batch.
@@ -328,7 +389,7 @@ class LearnerProcess(TrainingLoop[Any]):
         self._ledger.switch(Part.WAIT)
         while (batch := self._source.next(WAIT_S)) is None:
             self._ctx.status.beat()
-            self._meanwhile()
+            self._do_periodic_work()
             if self._ctx.stopping() or time.monotonic() >= deadline_s:
                 break
         self._ledger.switch(Part.COUNT)
@@ -336,20 +397,22 @@ class LearnerProcess(TrainingLoop[Any]):
 
     def control(self, counts: Floats, stop: bool) -> ControlMessage:
         if time.monotonic() >= self._next_messages_s:
-            self._hear()
+            self._handle_messages()
         self._progress.arrived(self._accounting)
         self._requests.turn()
-        evaluates = self._group.leads and self._requests.due() is not None
-        if evaluates and self.sync.world == 1:
+
+        # A learner alone writes the evaluator's checkpoint at once. The states of several learners
+        # are collected for an ordinary checkpoint only.
+        evaluation_due = self._group.leads and self._requests.due() is not None
+        if evaluation_due and self.sync.world == 1:
             self._save_for_evaluation({})
-            evaluates = False
+            evaluation_due = False
         return ControlMessage(
             counts,
             self._progress.growth(),
             stop=stop,
             nan=self._nonfinite.due,
-            # The states of several learners are collected for an ordinary checkpoint only.
-            checkpoint=evaluates or (self._group.leads and self._checkpoints.due()),
+            checkpoint=evaluation_due or (self._group.leads and self._checkpoints.due()),
             regroup=self._group.changed,
         )
 
@@ -373,46 +436,47 @@ class LearnerProcess(TrainingLoop[Any]):
         lag = self._config.transport.max_policy_lag
         if not lag or updates_left != lag:  # without lag weights are published after the batch
             return
+
         self._trainer.queue.drain()  # may raise, where a wait for the copy would not end
-        before = self._ledger.part
+        part = self._ledger.part
         self._ledger.switch(Part.PUBLISH)
         self._publish()
         self._publisher.flush(wait=True)
         self._actor_source.store.lend_up_to(self._config.learner.batch_slots)
-        self._ledger.switch(before)
+        self._ledger.switch(part)
 
     def keep(self, *, save: bool) -> None:
         """Collect what each learner keeps for itself, and ``save`` the run.
 
         A run that cannot be saved continues, as a full disk may have room later.
         """
-        self._kept = self._group.state(last=not save)
+        self._group_state = self._group.state(last=not save)
         if save:
             try:
                 if self._group.leads:
                     self._save()
-                self._source.save(self._shard)
+                self._source.save(self._replay_folder)
                 self._checkpoints.answer()
-            except (UserError, RunEndedError) as error:  # a full disk may have room later
+            except (UserError, RunEndedError) as error:
                 self._checkpoints.put_off(str(error))
                 logger.info("this checkpoint could not be saved, and the run continues: %s", error)
         self._nonfinite.keep()
 
     def stopped(self) -> None:
-        if self._reason is not None or self._ctx.store is not None:
+        if self._stop_reason is not None or self._ctx.store is not None:
             # On several machines each supervisor learns it from its own learner, which may have
             # reached the limit as the learners agreed to stop.
-            reason = self._reason or self._progress.stop_reason() or "stopped"
+            reason = self._stop_reason or self._progress.stop_reason() or "stopped"
             self._ctx.report("stop", reason=reason, error=self.diverged)
         elif self._ctx.stopping():  # stopped by a signal from elsewhere than the supervisor?
             self._ctx.report("stop", reason="terminated")
 
-    def _save_for_evaluation(self, group: Arrays) -> None:
+    def _save_for_evaluation(self, group_state: Arrays) -> None:
         """Write the checkpoint that is due for the evaluator."""
         self._ledger.switch(Part.SAVE)
         self._ctx.status.phase = Phase.SAVING
         try:
-            self._checkpoints.save_for_evaluation(group)
+            self._checkpoints.save_for_evaluation(group_state)
         except UserError as error:
             self._requests.put_off()
             logger.info("a checkpoint for an evaluation could not be saved: %s", error)
@@ -425,14 +489,14 @@ class LearnerProcess(TrainingLoop[Any]):
             UserError: the checkpoint cannot be written.
             RunEndedError: a part of the run's state is missing.
         """
-        if self._kept is None:
+        if self._group_state is None:
             raise RunEndedError(
                 "the parameter server did not send its state: checkpoints/last is not replaced"
             )
         group = self._group
-        self._checkpoints.save(self._kept, epoch=group.epoch, is_named=group.is_named)
+        self._checkpoints.save(self._group_state, epoch=group.epoch, is_named=group.is_named)
         if self._requests.due() is not None:
-            self._save_for_evaluation(self._kept)
+            self._save_for_evaluation(self._group_state)
 
     def _regroup(self, why: str) -> bool:
         """Join the other learners again, after the group was lost.
@@ -440,7 +504,7 @@ class LearnerProcess(TrainingLoop[Any]):
         Returns False if the run ends.
         """
         self._ledger.switch(Part.REDUCE)
-        self._kept = {}  # belonged to the former members
+        self._group_state = {}  # belonged to the former members
         self._publisher.drop()  # may be of a reduction that was lost
         self._checkpoints.forget_best()
         if not self._group.join(why):
@@ -454,26 +518,31 @@ class LearnerProcess(TrainingLoop[Any]):
         self._ctx.status.produced_steps = self._accounting.produced
         self._ctx.status.trained_steps = self._accounting.trained
 
-    def _meanwhile(self) -> None:
-        """Periodic work while this thread waits; not a heartbeat, since a GPU may hang."""
+    def _do_periodic_work(self) -> None:
+        """Publish weights that have arrived from the device, and read its clock.
+
+        This is no heartbeat, since a GPU may hang.
+        """
         self._publisher.flush()
         if self._clock is not None:
             self._clock.settle()
 
     def _while_computing(self) -> None:
         """Do periodic work while a GPU computes; raises GroupLostError if it will never end."""
-        self._meanwhile()
+        self._do_periodic_work()
         self._group.raise_if_lost()
 
     def _report(self, *, last: bool = False) -> None:
+        """Report the metrics of the interval; the ``last`` report waits for all of a GPU's."""
         self._ledger.switch(Part.COUNT)
-        self._meanwhile()
+        self._do_periodic_work()
         self._next_report_s = time.monotonic() + self._config.run.interval_s
-        self._hear()
-        self._others.close_streams()
+        self._handle_messages()
+        self._streams.close_streams()
         self._progress.arrived(self._accounting)
         statistics = self._trainer.statistics(wait=last)
         self._nonfinite.tell_skipped()
+
         if time.monotonic() >= self._trim_s:
             self._trim_s = time.monotonic() + TRIM_S
             give_back_memory()
@@ -481,26 +550,28 @@ class LearnerProcess(TrainingLoop[Any]):
         self._ctx.report("metrics", **self._metrics(), **statistics)
 
     def _metrics(self) -> dict[str, Any]:
+        """Returns the figures of the interval, by their names in metrics.jsonl."""
         return (
-            self._progress.interval(self._seconds)
-            | self._others.figures()
-            | {"actors_alive": self._host.actors + self._others.actors}
+            self._progress.interval(self._time_ledger)
+            | self._streams.figures()
+            | {"actors_alive": self._host.actors + self._streams.actors}
             | self._actor_source.figures()
             | self._nonfinite.figures()
         )
 
-    def _hear(self) -> None:
+    def _handle_messages(self) -> None:
+        """Read the supervisor's messages, and pass them on to all whom they may concern."""
         self._next_messages_s = time.monotonic() + MESSAGES_S
         messages = self._group.messages()
-        self._others.hear(messages)
-        self._torch_trace.hear(messages)
-        self._requests.hear(messages)
+        self._streams.handle_messages(messages)
+        self._torch_trace.handle_messages(messages)
+        self._requests.handle_messages(messages)
         self._checkpoints.hear(messages)
         for message in messages:
-            if message["kind"] == "threads":  # of the thread that trains, which is this one
-                torch.set_num_threads(message["threads"])
+            if message["kind"] == "threads":
+                torch.set_num_threads(message["threads"])  # of this thread, which trains
             elif message["kind"] == "over":
-                self._over = True
+                self._run_is_over = True
 
 
 class StreamTracker:
@@ -513,9 +584,11 @@ class StreamTracker:
         self._accounting = accounting
         self._connectors: dict[tuple[int, int], Message] = {}
         """The latest message of each connector, by index and incarnation."""
-        self._ended: deque[tuple[float, Message]] = deque()  # with the time of arrival
+        self._ended: deque[tuple[float, Message]] = deque()
+        """The messages about ended streams, with the time of arrival (CLOCK_MONOTONIC)."""
 
-    def hear(self, messages: Iterable[Message]) -> None:
+    def handle_messages(self, messages: Iterable[Message]) -> None:
+        """Note which streams have ended, and what connectors have received."""
         now_s = time.monotonic()
         for message in messages:
             if message["kind"] == "actor_ended":
@@ -558,11 +631,14 @@ class StreamTracker:
         rejected: Counter[str] = Counter()
         for connector in connectors:
             rejected.update(connector["rejected"])
+
         figures = {
             "dropped": dict(self._accounting.dropped),
             "lost": dict(self._accounting.lost),
             "rejected": dict(rejected),
         }
         if connectors:
-            figures["received"] = {name: sum(c[name] for c in connectors) for name in RECEIVED}
+            figures["received"] = {
+                name: sum(connector[name] for connector in connectors) for name in RECEIVED
+            }
         return figures

@@ -214,7 +214,7 @@ class World:
         report = {"kind": "connector", "index": 0, "incarnation": 0, **self.receiver.figures()}
         said = json.loads(json.dumps(report | {"streams": streams}))
         self.consume()
-        self.others.hear([said])
+        self.others.handle_messages([said])
         self.others.close_streams(everything_arrived=True)
         self.consume()
 

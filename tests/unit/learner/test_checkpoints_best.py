@@ -104,7 +104,7 @@ def test_a_checkpoint_names_its_request_and_how_the_policy_is_played(tmp_path: P
     learned = Learned(tmp_path)
     requests = learned.checkpoints.begin_evaluation_requests()
     idle = {"kind": "evaluator", "every": 100, "done": 0, "play": {"way": "sampled"}}
-    requests.hear([idle])
+    requests.handle_messages([idle])
     learned.play(100, 5.0)
     assert learned.progress.stop_reason() is None
     assert requests.due() == "closing"  # to confirm stop.return

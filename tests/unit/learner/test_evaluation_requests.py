@@ -35,7 +35,7 @@ class Run:
 
     def hear(self, kind: str, **fields: Any) -> None:
         message: Message = {"kind": kind, **fields}
-        self.requests.hear([message])
+        self.requests.handle_messages([message])
 
     def idle(self, done: int = 0, every: int = 100, play: Any = None) -> None:
         self.hear("evaluator", every=every, done=done, play=play)
@@ -225,7 +225,7 @@ def test_after_a_resume_the_next_multiple_is_the_first() -> None:
     progress.trained_steps = 150
     requests = EvaluationRequests(config, progress, {"way": "sampled"}, clock=lambda: 0.0)
     assert requests.play == {"way": "sampled"}
-    requests.hear([{"kind": "evaluator", "every": 100, "done": 0, "play": None}])
+    requests.handle_messages([{"kind": "evaluator", "every": 100, "done": 0, "play": None}])
     requests.turn()
     assert requests.due() is None
     progress.trained_steps = 200

@@ -429,7 +429,7 @@ def test_a_gpu_that_draws_from_replay_tells_where_its_seconds_go() -> None:
     writer = SlotWriter(store.arena, store.geometry, lane, event, store.filled_event)
     world = World(source, trainer, Accounting(), writer, host)
     clock = DeviceClock(host, seconds, partial(device_of(trainer.device).make_event, timed=True))
-    trainer.queue.meanwhile = clock.settle
+    trainer.queue.call_while_waiting(clock.settle)
     while trainer.progress.learner_steps < 30:
         world.publish()
         if (batch := source.next(0.0)) is not None:

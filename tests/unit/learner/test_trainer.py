@@ -204,7 +204,7 @@ def test_a_gpu_tells_when_it_computed_what() -> None:
     began_s = time.perf_counter()
     seconds = TimeLedger(part=Part.WAIT)
     clock = DeviceClock(host, seconds, partial(device_of(made.device).make_event, timed=True))
-    made.queue.meanwhile = clock.settle
+    made.queue.call_while_waiting(clock.settle)
     for _ in range(20):
         made.step(data)
     torch.cuda.synchronize()
