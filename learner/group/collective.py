@@ -16,18 +16,12 @@ from penstock.learner.codecs.collective import (
 )
 from penstock.learner.sync.gradient_sync import GroupLostError
 
-WATCHED = timedelta(seconds=0.5)  # of a wait, between two looks at whether a member is lost
+# A wait is interrupted so often for a look at whether a member is lost.
+WATCHED = timedelta(seconds=0.5)
 
 
 class GroupCollective:
-    """The `core.interfaces.Collective` of a torch process ``group`` (gloo or NCCL).
-
-    ``sent_nbytes`` adds up the payload that this rank gave to the network, by the algorithms that
-    gloo and NCCL use (see `all_reduce_nbytes`, `all_to_all_nbytes`, `all_gather_nbytes`).
-
-    With ``is_lost``, a wait ends once that returns true: a host that has lost its power closes no
-    connection. Only gloo waits on the host.
-    """
+    """The `core.interfaces.Collective` of a torch process ``group`` (gloo or NCCL)."""
 
     def __init__(self, group: dist.ProcessGroup, is_lost: Callable[[], bool] | None = None) -> None:
         self.group = group
@@ -60,17 +54,21 @@ class GroupCollective:
             self._wait(self.group.allreduce([tensor], options))
 
     def _wait(self, work: dist.Work) -> None:
+        """Wait for a collective call. Raises GroupLostError if a member is lost."""
         if self._is_lost is None:
             work.wait()
             return
+
         while True:
             try:
                 work.wait(WATCHED)
                 return
             except RuntimeError:
-                if work.is_completed():  # it has failed, or completed just now
+                # Either the wait was interrupted, or the call has failed or completed just now.
+                if work.is_completed():
                     work.wait()
                     return
+
             if self._is_lost():
                 raise GroupLostError("a member has ended, or its host does not answer")
 
@@ -79,8 +77,9 @@ class GroupCollective:
 def lost(what: str, *also: type[Exception]) -> Iterator[None]:
     """Turn exceptions of torch for a member that is gone or late into a `GroupLostError`.
 
-    ``also`` are further types, raised where the store holds other values than a member wrote. Not
-    "from" them: their tracebacks would hold the process group, and so the connections, open.
+    Args:
+        what: the call that is surrounded, for the message.
+        also: further types, raised where the store holds other values than a member wrote.
     """
     text = ""
     raised: tuple[type[Exception], ...] = (RuntimeError, *also)

@@ -6,8 +6,8 @@ to join. A learner whose group was lost, or that is sent a newer one, leaves and
 the next; there all take the state of the most advanced. On several machines there is no supervisor
 of all: there is one group, and its end is the end of the run.
 
-What a group does is its pace's (`core.interfaces.Pace`): it makes the sync of each group. A pace
-with a parameter server has no group and joins its server by itself.
+What a group does depends on its pace (`core.interfaces.Pace`), which makes the sync of each group.
+A pace with a parameter server has no group and joins its server by itself.
 """
 
 from __future__ import annotations
@@ -57,11 +57,16 @@ from penstock.profiling.status import Phase
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-SETTLE_S = 1.0  # for the reductions that are queued on a GPU; below MEET_S: the others wait
-MEET_S = 4.0  # members named by the supervisor are alive, and join soon
+# Seconds for the reductions that are queued on a GPU; less than `MEET_S`, as the others wait.
+SETTLE_S = 1.0
+# Members that the supervisor names are alive, and join within so many seconds.
+MEET_S = 4.0
+# Seconds between two looks at the supervisor's messages.
 LOOK_S = 0.005
+# The network interface of learners that are all on one host.
 LOOPBACK = "lo"
-MEETING = "group-"  # prefix of the files in which learners of a host meet
+# Prefix of the files, or of the keys in a store, by which the learners of an epoch meet.
+MEETING = "group-"
 
 
 class ElasticGroup:
@@ -113,14 +118,15 @@ class ElasticGroup:
         return self._ctx.learner == self._saver
 
     def messages(self) -> list[Message]:
-        """The supervisor's messages, without those about the group."""
+        """Returns the supervisor's messages since the last call, without those about the group."""
         with self._lock:
             self._read()
             others, self._others = self._others, []
         return others
 
     def _look(self) -> None:
-        """Read the supervisor's messages, and keep those that are not about the group."""
+        """Read the supervisor's messages, and leave those that are not about the group to
+        `messages`."""
         with self._lock:
             self._read()
 
@@ -135,7 +141,7 @@ class ElasticGroup:
 
     @property
     def changed(self) -> bool:
-        """Whether the named members differ from those of the present group."""
+        """Whether the supervisor has named other members than those of the present group."""
         named, group = self._named, self._group
         return group is not None and named is not None and named["epoch"] > group.epoch
 
@@ -160,8 +166,18 @@ class ElasticGroup:
     def join(self, why: str = "") -> bool:
         """Join the newest group, in the state of its most advanced member.
 
-        Returns False where the run ends before. The former `sync` is closed, and ``why`` is
-        reported to the supervisor, which cannot see that a group of living members has broken.
+        The former `sync` is closed.
+
+        Args:
+            why: why the former group was lost. It is reported to the supervisor, which cannot see
+                that a group of living members has broken.
+
+        Returns:
+            False if the run ends before.
+
+        Raises:
+            RunEndedError: the only group of learners on several machines was lost.
+            UserError: something that the user must correct, such as options that differ.
         """
         if self._config.learner.most_count == 1:
             return True
@@ -193,7 +209,7 @@ class ElasticGroup:
         self.sync = SingleLearner()
 
     def takes_over(self) -> bool:
-        """At the end: wait for the learner that saves the run.
+        """Wait at the end for the learner that saves the run.
 
         Returns whether it has died, so that this one must save.
         """
@@ -206,16 +222,18 @@ class ElasticGroup:
         return self.leads and not self._saved
 
     def state(self, *, last: bool) -> Arrays | None:
-        """What each member keeps for itself, for a checkpoint: all call it in the same turn.
+        """Returns what each member keeps for itself, for a checkpoint; all call it in one turn.
 
-        ``last``: the learner that writes it is named only later. None where a server did not give
-        its part, so that no checkpoint can be written.
+        None if a server did not send its part, so that no checkpoint can be written.
+
+        Args:
+            last: whether the run ends, so that the learner that writes it is named only later.
         """
         may_lead = last and self._ctx.store is None  # on several machines rank 0 writes all
         return self.sync.state_dict(saves=self.leads or may_lead)
 
     def _join_servers(self, pace: Pace) -> bool:
-        """Join a parameter server; False where the run ends before."""
+        """Join a parameter server. Returns False if the run ends before."""
         sync = pace.join(None)
         if sync is None:
             return False
@@ -357,7 +375,7 @@ class ElasticGroup:
         sync.load_state_dict(stored)
 
     def _interface(self) -> str | None:
-        """The network interface for the other learners of this supervisor."""
+        """Returns the network interface for the other learners of this supervisor."""
         if self._ctx.meets_at is None:
             return LOOPBACK
         return self._config.learner.reduce.interface or interface_with(self._ctx.meets_at)

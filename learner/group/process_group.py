@@ -39,11 +39,15 @@ if TYPE_CHECKING:
 
 logger = note_logger(__name__)
 
+# Seconds between two looks at the store.
 LOOK_S = 0.005
-RANDOM = "random"  # name of the state of torch's generator
-DEVICE_RANDOM = "device-random"  # of that of a GPU
-SHOWN = 200  # characters of another learner's option
-CONNECT_S = 5.0  # for members that were there a moment ago
+# Names of the states of torch's random generators in a checkpoint: on the CPU, and on a GPU.
+RANDOM = "random"
+DEVICE_RANDOM = "device-random"
+# Characters of another learner's option that are shown.
+SHOWN = 200
+# Longest wait for a connection, in seconds, to members that were there a moment ago.
+CONNECT_S = 5.0
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 NCCL_VARIABLES = {
     # NCCL's own watchdog would end the process: `DeviceQueue` notices, and `close` aborts.
@@ -52,17 +56,13 @@ NCCL_VARIABLES = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
 }
-# options in which learners may differ, as they are of a machine
+# Options in which learners may differ, as they depend on the machine.
 OWN = ("device", "nice", "threads", "env_threads")
 OWN_OF_PARTS = {"reduce": {"interface"}}
 
 
 class LearnerGroup:
-    """The connected members of one epoch.
-
-    ``members`` are learners' ranks, ``rank`` is the position of this one among them; ``control`` is
-    for small values on the CPU, ``gradients`` for the device's.
-    """
+    """The connected members of one epoch."""
 
     def __init__(
         self,
@@ -76,8 +76,18 @@ class LearnerGroup:
     ) -> None:
         """Connect with the others, all of which are present (`meet`).
 
-        ``is_lost``: whether a member is lost; called by any thread, where members are on several
-        hosts.
+        Args:
+            store: where the members exchange their addresses.
+            epoch: of the group.
+            members: ranks of the learners.
+            me: this learner's rank.
+            device: on which the gradients are.
+            cfg: the section `learner.reduce`.
+            is_lost: returns whether a member is lost, if members are on several hosts. Any thread
+                calls it.
+
+        Raises:
+            GroupLostError: a member has ended, or does not answer.
         """
         self.epoch = epoch
         self._device = device_of(device)
@@ -107,9 +117,10 @@ class LearnerGroup:
         self.gradients = GroupCollective(gradients, is_lost if backend == "gloo" else None)
 
     def _backend(self) -> str:
-        """The backend for gradients. NCCL needs a GPU of its own for each learner."""
+        """Choose the backend for gradients. NCCL needs a GPU of its own for each learner."""
         if not self._device.runs_behind:
             return "gloo"
+
         devices = self.gather([crc32(self._device.identity().encode())])
         if len({device for [device] in devices}) == self.world:
             return "nccl"
@@ -132,7 +143,10 @@ class LearnerGroup:
         del groups
 
     def broadcast(self, arrays: Arrays | None, source: int) -> Arrays:
-        """Copy the arrays of the member at position ``source`` to all members."""
+        """Copy the arrays of the member at position ``source`` to all members.
+
+        The other members give None. Raises GroupLostError.
+        """
         data = np.frombuffer(save(arrays or {}), np.uint8).copy()
         size = torch.tensor([len(data)])
         with lost("broadcast"):
@@ -155,9 +169,10 @@ class LearnerGroup:
         return {f"{i}/{name}": array for i, one in enumerate(states) for name, array in one.items()}
 
     def restore_own(self, states: Arrays) -> Arrays:
-        """This member's part of `collect_states`; also restores its random generators.
+        """Restore this member's random generators from the result of `collect_states`.
 
-        Empty where the states are of another number of members.
+        Returns this member's other arrays, by name; empty if the states are of another number of
+        members.
         """
         if f"{self.world - 1}/{RANDOM}" not in states or f"{self.world}/{RANDOM}" in states:
             return {}
@@ -170,7 +185,7 @@ class LearnerGroup:
         return own
 
     def gather(self, values: Sequence[int]) -> list[list[int]]:
-        """Some integers of every member."""
+        """Returns some integers of every member, in the order of the group."""
         own = torch.tensor(values)
         out = torch.empty(self.world, len(own), dtype=torch.int64)
         self.control.all_gather(out, own)
@@ -222,8 +237,11 @@ def meet(
 
 
 def hello_of(config: Config, device: torch.device) -> dict[str, Any]:
-    """What all learners must have in common: the version, the kind of device, since NCCL connects
-    GPUs alone, and options by their dotted names."""
+    """Returns what all learners must have in common, by the name that a message shows.
+
+    That is the version, the kind of device, since NCCL connects GPUs alone, and options by their
+    dotted names.
+    """
     found: dict[str, Any] = {
         "the version of penstock": __version__,
         "the kind of learner.device": device.type,
@@ -237,7 +255,10 @@ def hello_of(config: Config, device: torch.device) -> dict[str, Any]:
 
 
 def read_value(value: bytes, member: int) -> Any:
-    """Decode what a member has written into the store, which takes values from any client."""
+    """Decode the JSON that a member has written into the store.
+
+    Raises UserError for anything else: the store takes values from any client.
+    """
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
@@ -245,7 +266,7 @@ def read_value(value: bytes, member: int) -> Any:
 
 
 def foreign_value(member: int) -> UserError:
-    """The error for a value that no learner has written into the store."""
+    """Returns the error for a value that no learner has written into the store."""
     return UserError(
         f"what the store holds for rank {member} is not what a learner of Penstock writes; see "
         "that no other program uses its port, and that its network is closed to others"
@@ -265,6 +286,9 @@ def _compare(me: int, mine: dict[str, Any], member: int, theirs: Any) -> None:
 
 
 def use_interface(interface: str | None) -> None:
-    """Make gloo and NCCL use a network interface; must be called before the first group."""
+    """Make gloo and NCCL use a network interface, if there is one.
+
+    It must be called before the first group.
+    """
     if interface is not None:
         os.environ.update(dict.fromkeys(INTERFACE_VARIABLES, interface))

@@ -19,12 +19,17 @@ from penstock.learner.group.process_group import INTERFACE_VARIABLES
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+# Longest try to connect, in seconds.
 TRY_S = 1.0
+# Seconds between two looks at the store.
 LOOK_S = 0.05
-ROLL_S = 5.0  # time in which all living members notice that the group is lost
-BACKLOG = 1024  # connections that wait to be accepted
-LINGER_S = 1.0  # the learner that serves the store ends last
-# time in which the others read why they do not fit together, from a store that then ends
+# Seconds in which all living members notice that the group is lost.
+ROLL_S = 5.0
+# Connections that may wait to be accepted.
+BACKLOG = 1024
+# The learner that serves the store ends so many seconds after the others.
+LINGER_S = 1.0
+# Seconds in which the others read why they do not fit together, from a store that then ends.
 REREAD_S = 0.5
 AGAIN = "start all of them again with --resume auto, to go on from the last checkpoint"
 
@@ -40,7 +45,7 @@ def interface_of(where: Where, environ: Mapping[str, str]) -> str | None:
 
 
 def interface_with(meets_at: str) -> str | None:
-    """The network interface of this host that has the address of ``host:port``, if one has."""
+    """Returns the network interface of this host that has the address of ``host:port``, if any."""
     import psutil
 
     host = meets_at.rpartition(":")[0]
