@@ -85,7 +85,7 @@ class EvaluationRequests:
         self._crossed = False
         """Whether a multiple of the distance was passed in this turn."""
 
-        # The first request of an evaluator that may use a share of the cores only.
+        # The first request, where `eval.share` limits the time of evaluations.
         self._limited = config.eval.share is not None
         self._unevaluated = False
         """Whether the evaluator has not evaluated anything, by its last message."""

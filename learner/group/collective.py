@@ -24,10 +24,19 @@ class GroupCollective:
     """The `core.interfaces.Collective` of a torch process ``group`` (gloo or NCCL)."""
 
     def __init__(self, group: dist.ProcessGroup, is_lost: Callable[[], bool] | None = None) -> None:
+        """Make the calls of a group.
+
+        Args:
+            group: all ranks of which make the same calls.
+            is_lost: a wait ends once this returns true: a host that has lost its power closes no
+                connection. Only gloo waits on the host.
+        """
         self.group = group
         self.rank = group.rank()
         self.world = group.size()
         self.sent_nbytes = 0
+        """The payload that this rank gave to the network so far, by the algorithms that gloo and
+        NCCL use (see `all_reduce_nbytes`, `all_to_all_nbytes`, `all_gather_nbytes`)."""
         self._is_lost = is_lost
 
     def all_reduce(self, tensor: Tensor) -> None:
@@ -81,11 +90,14 @@ def lost(what: str, *also: type[Exception]) -> Iterator[None]:
         what: the call that is surrounded, for the message.
         also: further types, raised where the store holds other values than a member wrote.
     """
-    text = ""
-    raised: tuple[type[Exception], ...] = (RuntimeError, *also)
+    failure = ""
+    types: tuple[type[Exception], ...] = (RuntimeError, *also)
     try:
         yield
-    except raised as error:
-        text = str(error).strip() or type(error).__name__
-    if text:
-        raise GroupLostError(f"{what} failed: {text.splitlines()[0]}")
+    except types as error:
+        failure = str(error).strip() or type(error).__name__
+
+    # It is not raised "from" the exception, whose traceback would hold the process group, and so
+    # the connections, open.
+    if failure:
+        raise GroupLostError(f"{what} failed: {failure.splitlines()[0]}")

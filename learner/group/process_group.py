@@ -92,29 +92,37 @@ class LearnerGroup:
         self.epoch = epoch
         self._device = device_of(device)
         self.members = tuple(members)
+        """Ranks of the learners."""
         self.rank = self.members.index(me)
+        """Position of this learner among them."""
         self.world = len(self.members)
-        timeout = timedelta(seconds=cfg.timeout_s)
-        soon = timedelta(seconds=min(cfg.timeout_s, CONNECT_S))
+        connect_timeout = timedelta(seconds=min(cfg.timeout_s, CONNECT_S))
+
+        # Small values on the CPU go through gloo.
         with lost("connecting", ValueError, MemoryError):
             dist.init_process_group(
                 "gloo",
                 store=dist.PrefixStore(f"epoch-{epoch}", store),  # type: ignore[attr-defined]
                 rank=self.rank,
                 world_size=self.world,
-                timeout=soon,
+                timeout=connect_timeout,
             )
         assert dist.group.WORLD is not None
         self.control = GroupCollective(dist.group.WORLD, is_lost)
+        """Collective calls for small values on the CPU."""
+
         backend = self._backend()
         with lost("connecting"):
             for name, value in NCCL_VARIABLES.items():
                 os.environ.setdefault(name, value)
-            gradients = dist.new_group(timeout=soon, backend=backend)
-        for group in (dist.group.WORLD, gradients):
-            _set_pg_timeout(timeout, group)
+            gradients = dist.new_group(timeout=connect_timeout, backend=backend)
         assert isinstance(gradients, dist.ProcessGroup)
         self.gradients = GroupCollective(gradients, is_lost if backend == "gloo" else None)
+        """Collective calls for tensors on the device."""
+
+        # Once connected, a member may be busy for longer.
+        for group in (dist.group.WORLD, gradients):
+            _set_pg_timeout(timedelta(seconds=cfg.timeout_s), group)
 
     def _backend(self) -> str:
         """Choose the backend for gradients. NCCL needs a GPU of its own for each learner."""
@@ -157,16 +165,24 @@ class LearnerGroup:
         received: Arrays = load(data.tobytes())
         return received
 
-    def collect_states(self, own: Arrays) -> Arrays:
-        """The state that every member keeps for itself, and that of its random generators.
+    def collect_states(self, state: Arrays) -> Arrays:
+        """Collect the state that every member keeps for itself, and that of its random generators.
 
-        The name of each array begins with the member's rank in the group.
+        Args:
+            state: this member's arrays, by name.
+
+        Returns:
+            The arrays of all members; each name begins with the member's position in the group.
         """
-        own = own | {RANDOM: torch.get_rng_state().numpy()}
-        if (state := self._device.random_state()) is not None:
-            own[DEVICE_RANDOM] = state.numpy()
-        states = [self.broadcast(own if i == self.rank else None, i) for i in range(self.world)]
-        return {f"{i}/{name}": array for i, one in enumerate(states) for name, array in one.items()}
+        state = state | {RANDOM: torch.get_rng_state().numpy()}
+        if (device_random := self._device.random_state()) is not None:
+            state[DEVICE_RANDOM] = device_random.numpy()
+
+        collected: Arrays = {}
+        for rank in range(self.world):
+            received = self.broadcast(state if rank == self.rank else None, rank)
+            collected |= {f"{rank}/{name}": array for name, array in received.items()}
+        return collected
 
     def restore_own(self, states: Arrays) -> Arrays:
         """Restore this member's random generators from the result of `collect_states`.
@@ -176,21 +192,22 @@ class LearnerGroup:
         """
         if f"{self.world - 1}/{RANDOM}" not in states or f"{self.world}/{RANDOM}" in states:
             return {}
-        mine = f"{self.rank}/"
-        own = {k.removeprefix(mine): v for k, v in states.items() if k.startswith(mine)}
-        torch.set_rng_state(torch.from_numpy(own.pop(RANDOM)))
-        state = own.pop(DEVICE_RANDOM, None)
-        if state is not None and self._device.runs_behind:
-            self._device.set_random_state(torch.from_numpy(state))
-        return own
+
+        prefix = f"{self.rank}/"
+        state = {k.removeprefix(prefix): v for k, v in states.items() if k.startswith(prefix)}
+        torch.set_rng_state(torch.from_numpy(state.pop(RANDOM)))
+        device_random = state.pop(DEVICE_RANDOM, None)
+        if device_random is not None and self._device.runs_behind:
+            self._device.set_random_state(torch.from_numpy(device_random))
+        return state
 
     def gather(self, values: Sequence[int]) -> list[list[int]]:
         """Returns some integers of every member, in the order of the group."""
-        own = torch.tensor(values)
-        out = torch.empty(self.world, len(own), dtype=torch.int64)
-        self.control.all_gather(out, own)
-        gathered: list[list[int]] = out.tolist()
-        return gathered
+        local = torch.tensor(values)
+        gathered = torch.empty(self.world, len(local), dtype=torch.int64)
+        self.control.all_gather(gathered, local)
+        rows: list[list[int]] = gathered.tolist()
+        return rows
 
 
 def meet(
@@ -223,16 +240,19 @@ def meet(
         absent = [member for member in members if member != me]
         while absent:
             for member in [m for m in absent if store.check([f"hello-{m}"])]:
-                _compare(me, hello, member, read_value(store.get(f"hello-{member}"), member))
+                their_hello = read_value(store.get(f"hello-{member}"), member)
+                _compare(hello, their_hello, me=me, member=member)
                 absent.remove(member)
+            # The token is another one if another learner has written it, under the same rank.
             if store.get(f"token-{me}") != token.encode():
                 raise UserError(f"two learners have rank {me}; give each one its own")
+
             if absent:
                 if not waiting():
                     raise GroupLostError("there is a newer group")
                 if time.monotonic() > deadline_s:
-                    who = ", ".join(map(str, absent))
-                    raise GroupLostError(f"rank {who} did not come within {timeout_s:g} s")
+                    ranks = ", ".join(map(str, absent))
+                    raise GroupLostError(f"rank {ranks} did not come within {timeout_s:g} s")
                 time.sleep(LOOK_S)
 
 
@@ -242,7 +262,7 @@ def hello_of(config: Config, device: torch.device) -> dict[str, Any]:
     That is the version, the kind of device, since NCCL connects GPUs alone, and options by their
     dotted names.
     """
-    found: dict[str, Any] = {
+    hello: dict[str, Any] = {
         "the version of penstock": __version__,
         "the kind of learner.device": device.type,
     }
@@ -250,8 +270,8 @@ def hello_of(config: Config, device: torch.device) -> dict[str, Any]:
         options = getattr(config, section).model_dump(mode="json", exclude=OWN_OF_PARTS)
         for name, value in options.items():
             if name not in OWN:
-                found[f"{section}.{name}"] = value
-    return found
+                hello[f"{section}.{name}"] = value
+    return hello
 
 
 def read_value(value: bytes, member: int) -> Any:
@@ -273,15 +293,16 @@ def foreign_value(member: int) -> UserError:
     )
 
 
-def _compare(me: int, mine: dict[str, Any], member: int, theirs: Any) -> None:
-    if not isinstance(theirs, dict):
+def _compare(hello: dict[str, Any], their_hello: Any, *, me: int, member: int) -> None:
+    """Raise UserError if the options of a ``member`` differ from those of this learner, ``me``."""
+    if not isinstance(their_hello, dict):
         raise foreign_value(member)
-    for name, value in mine.items():
-        if theirs.get(name) != value:
+    for name, value in hello.items():
+        if their_hello.get(name) != value:
             raise UserError(
                 f"learners disagree on {name}: it is {value} on rank {me} and "
-                f"{str(theirs.get(name))[:SHOWN]} on rank {member}; start all with the same config "
-                "and version"
+                f"{str(their_hello.get(name))[:SHOWN]} on rank {member}; start all with the same "
+                "config and version"
             )
 
 
