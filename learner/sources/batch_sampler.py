@@ -34,8 +34,8 @@ class ReplayBatch(NamedTuple):
     beta: float = 0.0
     """Exponent of the importance weights."""
     tensors: Mapping[str, Tensor] | None = None
-    """What the learner takes of ``data``, as tensors of the same memory, where it computes on the
-    CPU: so its thread need not make them."""
+    """What the learner takes of ``data``, as tensors of the same memory, if it computes on the CPU:
+    so its thread need not make them."""
 
     @property
     def keys(self) -> npt.NDArray[np.int64]:
@@ -58,7 +58,7 @@ class BatchConsumer(Consumer, Protocol):
     """The part of an off-policy trainer that a source uses."""
 
     def tensors_of(self, batch: Batch) -> Mapping[str, Tensor]:
-        """What it takes of a batch, as tensors; on a CPU any thread may call it."""
+        """Returns what it takes of a batch, as tensors; on a CPU any thread may call it."""
 
 
 class BatchSampler:
@@ -74,7 +74,17 @@ class BatchSampler:
         ledger: TimeLedger,
         rank: int = 0,
     ) -> None:
-        """``ledger`` is that of the thread that draws, ``rank`` that of the learner."""
+        """Make the sampler of one source.
+
+        Args:
+            replay: from which batches are drawn.
+            sampler: draws its rows.
+            draws: the content of a batch.
+            config: of the run.
+            consumer: the trainer.
+            ledger: time ledger of the thread that draws.
+            rank: of the learner.
+        """
         self._replay, self._sampler, self._ledger = replay, sampler, ledger
         self._batch_size = config.replay.batch_size
         self._consumer = consumer
@@ -102,7 +112,7 @@ class BatchSampler:
             return len(self._starts) > 0
 
     def draw(self) -> ReplayBatch:
-        """Draw the next batch; raises ReplayError where too little is stored."""
+        """Draw the next batch. Raises ReplayError if too little is stored."""
         sampler, replay = self._sampler, self._replay
         beta: float = getattr(sampler, "beta", 0.0)
         self._ledger.switch(Part.GATHER)
@@ -121,13 +131,16 @@ class BatchSampler:
         self.set_priorities()
 
     def take_errors(self, batch: ReplayBatch, result: StepResult) -> None:
-        """Take what the priorities of a batch follow from, for `set_priorities`; in any thread."""
+        """Take the errors of a batch, from which `set_priorities` makes priorities.
+
+        Any thread may call it.
+        """
         if result.errors is not None:
             self._errors.append((batch.keys, result.errors))
         self._used.append(batch)
 
     def set_priorities(self) -> None:
-        """Set priorities by what `take_errors` was given, without waiting for a GPU."""
+        """Set priorities by the errors that were taken, without waiting for a GPU."""
         self._used.clear()
         while len(self._errors) > self._behind:
             keys, known = self._errors.popleft()
@@ -136,9 +149,8 @@ class BatchSampler:
             self._replay.update_priorities(keys, values)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values and arrays: the random generator of `relabel`, and priorities that are on
-        their way.
-        """
+        """Returns the random generator of `relabel` and the errors that are on their way, as JSON
+        values and arrays."""
         errors = [[keys.copy(), np.array(known.get())] for keys, known in self._errors]
         return {"rng": self._rng.bit_generator.state, "errors": errors}
 
@@ -155,28 +167,29 @@ class BatchSampler:
 
 
 def n_step_of(draws: SampleSpec) -> int:
-    """Number of rewards summed in a transition."""
+    """Returns the number of rewards that are summed in a transition."""
     return draws.n_step if isinstance(draws, Transitions) else 1
 
 
 def sequences_of(draws: SampleSpec) -> Sequences | None:
-    """The sequence settings of a replay; None for transitions."""
+    """Returns the sequence settings of a replay; None for transitions."""
     if isinstance(draws, Transitions):
         return None
     return Sequences(draws.length, draws.overlap, draws.burn_in, draws.pad)
 
 
 def seed_of(config: Config, progress: Progress, rank: int = 0, number: int = 0) -> int:
-    """A seed of a learner's draws at the run's present optimizer step.
+    """Returns a seed of a learner's draws at the run's present optimizer step.
 
-    Seeds of other ranks and numbers are independent of it, and so are those of actors. For these
-    there is a spawn key: without one, `SeedSequence` pads two words with zeros, and an actor's
-    four words may end in two zeros.
+    ``rank`` is that of the learner, and ``number`` tells its seeds apart. Seeds of other ranks and
+    numbers are independent of it, and so are those of actors. For these there is a spawn key:
+    without one, `SeedSequence` pads two words with zeros, and an actor's four words may end in two
+    zeros.
     """
     seed = np.random.SeedSequence([config.run.seed, progress.learner_steps], spawn_key=(rank,))
     return int(seed.generate_state(number + 1)[number])
 
 
 def make_sampler(replay: ReplayConfig, progress: Progress) -> Sampler:
-    """The sampler of the section `replay`, whose schedules follow the steps of the whole run."""
+    """Make the sampler of the section `replay`; its schedules follow the steps of the whole run."""
     return sampler_for(replay, lambda: progress.learner_steps)

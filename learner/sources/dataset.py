@@ -33,9 +33,10 @@ class DatasetSource:
     """
 
     def __init__(self, config: Config, consumer: BatchConsumer, ledger: TimeLedger) -> None:
-        """``ledger`` is that of the training thread.
+        """Load the snapshot into memory. ``ledger`` is that of the training thread.
 
-        Raises UserError where the data does not fit.
+        Raises:
+            UserError: the data does not fit the run or is too little, or nothing ends the run.
         """
         data = algorithm(config.algo).data(config.algo)
         assert isinstance(data, Dataset), data
@@ -69,7 +70,7 @@ class DatasetSource:
             raise
 
     def next(self, timeout_s: float) -> ReplayBatch:
-        """Draw a batch; always available."""
+        """Draw a batch; there always is one."""
         return self._batches.draw()
 
     def release(self, batch: ReplayBatch, result: StepResult) -> None:
@@ -82,11 +83,11 @@ class DatasetSource:
         """Does nothing: the data set is unchanged, and `state_dict` is part of the checkpoint."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the draws, priorities included, as JSON values and arrays."""
+        """Returns the state of the draws, priorities included, as JSON values and arrays."""
         return {"sampler": self._replay.sampler.state_dict(), "draws": self._batches.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`. Raises ReplayError where it is of another data set."""
+        """Continue from a `state_dict`. Raises ReplayError if it is of another data set."""
         self._replay.sampler.load_state_dict(state["sampler"])
         self._batches.load_state_dict(state["draws"])
 

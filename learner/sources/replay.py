@@ -52,15 +52,19 @@ from penstock.replay.table import TableListener
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import Slot
 
-LOOK_S = 0.1  # between two heartbeats of a run that waits
-SHARE_S = 0.005  # longest poll while a snapshot is being saved, so that it gets the lock
+# Seconds between two heartbeats of a run that waits.
+LOOK_S = 0.1
+# Longest poll in seconds while a snapshot is being saved, so that it gets the lock.
+SHARE_S = 0.005
 
 
 class Arrival(NamedTuple):
-    """What the learner's progress is updated by after a slot was collected."""
+    """A slot that was collected, and is not counted in the learner's progress yet."""
 
     started_s: float
+    """When it was begun (CLOCK_MONOTONIC of its writer)."""
     steps: int
+    """Its agent steps."""
     unrolls: UnrollSummary
 
 
@@ -170,7 +174,7 @@ class ReplayDataSource(TableListener):
             self._batches.release(batch, result)
             return
         self._batches.take_errors(batch, result)  # the feeder sets priorities before it draws
-        self.backward_begins()  # for an update without a backward pass
+        self.backward_begins()  # an update may have had no backward pass
 
     def backward_begins(self) -> None:
         """Let the feeder thread draw while the learner's thread does not need the interpreter."""
@@ -185,9 +189,15 @@ class ReplayDataSource(TableListener):
     def continue_streams(self) -> bool:
         """Let the writers go on where the restored snapshot was taken, once as many are linked.
 
-        Only where all are in one process. Returns False, and does nothing, where no snapshot of the
-        present optimizer step was restored, or its slots have moved. Raises ValueError or
-        LookupError where it does not fit.
+        Only where all are in one process.
+
+        Returns:
+            False, without doing anything, if no snapshot of the present optimizer step was restored
+            or its slots have moved.
+
+        Raises:
+            ValueError: the snapshot does not fit.
+            LookupError: the same.
         """
         moment = self._kept.restored
         present = moment.get("learner_steps") == self._consumer.progress.learner_steps
@@ -233,7 +243,7 @@ class ReplayDataSource(TableListener):
         self._replay.close()
 
     def _moment(self) -> dict[str, Any]:
-        """What `continue_streams` needs beside the replay's own state."""
+        """Returns what `continue_streams` needs beside the replay's own state."""
         self._device.enter_thread()  # this thread saves, and may read errors that a GPU computes
         return {
             "learner_steps": self._consumer.progress.learner_steps,
@@ -244,6 +254,10 @@ class ReplayDataSource(TableListener):
         }
 
     def _draw_now(self, timeout_s: float) -> ReplayBatch | None:
+        """Take in slots and draw a batch, in the learner's thread.
+
+        Without a batch, waits for slots for up to ``timeout_s`` seconds and returns None.
+        """
         self._ledger.switch(Part.GATHER)
         self.serve(0.0)
         batch = self._draw()
@@ -254,11 +268,15 @@ class ReplayDataSource(TableListener):
         return batch
 
     def _draw_ahead(self) -> ReplayBatch | None:
-        """A batch, if there is room for one; called in the feeder thread."""
+        """Draw a batch if there is room for one, and it is time; called in the feeder thread.
+
+        A reserve that is neither empty nor full is filled up in the next backward pass.
+        """
         assert self._feeder is not None
         self._device.enter_thread()  # errors may be on their way from a GPU
         self._ledger.switch(Part.GATHER)
         self._batches.set_priorities()
+
         ready = self._feeder.ready
         if not ready or (ready < self._prefetch and not self._defers):
             return self._draw()
@@ -266,7 +284,8 @@ class ReplayDataSource(TableListener):
         return None
 
     def _draw(self) -> ReplayBatch | None:
-        """A batch; None where the learner is ahead of the actors, or too little is stored."""
+        """Draw a batch. Returns None if the learner is ahead of the actors, or too little is
+        stored."""
         if not self._limiter.may_sample(self._batch_size):
             self._collect()
         if not self._limiter.may_sample(self._batch_size) or not self._batches.ready:
@@ -274,7 +293,10 @@ class ReplayDataSource(TableListener):
         return self._batches.draw()
 
     def serve(self, timeout_s: float) -> None:
-        """Store published slots, and lend slots unless the learner lags behind."""
+        """Store published slots, and lend slots unless the learner lags behind.
+
+        Waits for up to ``timeout_s`` seconds for something to do.
+        """
         store, table = self.store, self._table
         # Until a sequence is complete there is nothing to draw, which is no lag of the learner.
         ahead = not self._limiter.may_insert(table.rows_per_slot) and self._batches.ready
@@ -297,8 +319,9 @@ class ReplayDataSource(TableListener):
         self._arrivals.append(Arrival(started_s, steps, unrolls))
 
     def _count_arrivals(self) -> None:
-        """Count the steps of collected slots as trained. The learner's thread calls it, since no
-        other thread changes the progress.
+        """Count the steps of collected slots as trained.
+
+        The learner's thread calls it, since no other thread changes the progress.
         """
         progress = self._consumer.progress
         while self._arrivals:
@@ -309,14 +332,18 @@ class ReplayDataSource(TableListener):
             progress.count_lag(arrival.unrolls)
 
     def on_rejected(self, slot: Slot, fault: str) -> None:
+        """Count the steps of a slot that was refused as dropped."""
         self._accounting.arrived(slot.header)
         self._accounting.dropped["invalid"] += int(slot.header["steps"])
 
 
 def make_limiter(replay: ReplayConfig, insert: int, steps: int = 1) -> RateLimiter:
-    """The rate limiter of the section `replay`.
+    """Make the rate limiter of the section `replay`.
 
-    ``insert``: steps that may arrive at once; ``steps``: steps per sample.
+    Args:
+        replay: the section.
+        insert: steps that may arrive at once.
+        steps: steps of one sample.
     """
     least = max(replay.min_size, replay.batch_size)
     ratio = replay.samples_per_insert
@@ -330,10 +357,7 @@ def make_limiter(replay: ReplayConfig, insert: int, steps: int = 1) -> RateLimit
 
 
 class KeptReplay:
-    """Saves and restores ``replay`` with the checkpoints; does nothing unless ``wanted``.
-
-    ``more`` returns what is saved at the same instant, as for `Replay.save`.
-    """
+    """Saves and restores ``replay`` with the checkpoints, if `replay.checkpoint` is set."""
 
     def __init__(
         self, replay: Replay, *, wanted: bool, more: Callable[[], dict[str, Any]] | None = None
@@ -352,8 +376,9 @@ class KeptReplay:
     def begin(self, folder: Path) -> None:
         """Write a snapshot to ``folder`` in the background, unless one is still being written.
 
-        Raises ReplayError where the previous one could not be written, and any other fault of its
-        thread.
+        Raises:
+            ReplayError: the previous snapshot could not be written. Any other exception of its
+                thread is raised, too.
         """
         if not self._wanted:
             discard(folder)  # belongs to another moment than its checkpoint
@@ -366,8 +391,11 @@ class KeptReplay:
             self._thread.start()
 
     def finish(self, folder: Path, beat: Callable[[], None]) -> None:
-        """Write a snapshot now, and wait for it. Raises what went wrong with this one, which takes
-        the place of the previous."""
+        """Write a snapshot now, and wait for it while calling ``beat``.
+
+        Raises what went wrong with this one. It takes the place of the previous snapshot, so that
+        an error of that does not matter any more.
+        """
         self._wait(beat)
         self._error = None
         self.begin(folder)
@@ -375,14 +403,19 @@ class KeptReplay:
         self._raise()
 
     def resume(self, folder: Path) -> str:
-        """Load the snapshot in ``folder``, if there is one; returns a sentence on the result.
+        """Load the snapshot in ``folder``, if there is one.
 
-        Raises UserError for a snapshot that is damaged or was made with other settings.
+        Returns:
+            A sentence on the result, for the user.
+
+        Raises:
+            UserError: the snapshot is damaged or was made with other settings.
         """
         if not self._wanted:
             return "the replay begins empty, as replay.checkpoint is false, and is filled first"
         if not (folder / MANIFEST).is_file():
             return f"the replay begins empty: {folder} has no snapshot; it is filled first"
+
         try:
             self.restored = self._replay.restore(folder)
         except ReplayError as error:
@@ -392,12 +425,14 @@ class KeptReplay:
         return f"the replay continues with {len(self._replay)} stored steps"
 
     def _save(self, folder: Path) -> None:
+        """Write a snapshot; the work of the thread."""
         try:
             self._replay.save(folder, more=self._more)
         except Exception as error:
             self._error = error
 
     def _wait(self, beat: Callable[[], None]) -> None:
+        """Wait for the thread."""
         while self._thread is not None and self._thread.is_alive():
             beat()
             self._thread.join(LOOK_S)

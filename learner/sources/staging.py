@@ -26,7 +26,9 @@ from penstock.transport.shm.store import Slot
 Array = npt.NDArray[Any]
 Copies = Sequence[tuple[Array, Array]]  # targets and sources of one shape
 
-LARGE_NBYTES = 1 << 18  # a smaller copy is done before another thread has woken up
+# A smaller copy is done before another thread has woken up.
+LARGE_NBYTES = 1 << 18
+# Most threads that gather for a GPU, and cores for each of them.
 MOST_THREADS = 4
 CORES_PER_THREAD = 4
 
@@ -40,10 +42,7 @@ class Span(NamedTuple):
 
 
 class StagingBatch:
-    """A batch of unrolls.
-
-    ``arrays`` and ``tensors`` share memory on the CPU; on a GPU ``tensors`` are in its memory.
-    """
+    """A batch of unrolls."""
 
     def __init__(
         self,
@@ -53,8 +52,15 @@ class StagingBatch:
         copier: Copier | None = None,
         record: Sequence[str] = (),
     ) -> None:
-        """``copier``: its threads gather; by default only the calling one. ``record``: the keys of
-        `env.record`."""
+        """Allocate the batch.
+
+        Args:
+            spec: of a slot.
+            slots: number of slots in the batch.
+            device: on which the learner computes.
+            copier: its threads gather; by default only the calling one.
+            record: the keys of `env.record`.
+        """
         self._device = device_of(device)
         self._copier = copier or Copier(1)
         self._envs = spec.envs
@@ -102,7 +108,7 @@ class StagingBatch:
 
     @property
     def keys(self) -> npt.NDArray[np.int64]:
-        """The slot and environment of each unroll in the store, int64.
+        """The slot and environment of each unroll in the store, int64 ``[slots * envs]``.
 
         The slots are free again, as unrolls are trained on once.
         """
@@ -126,7 +132,7 @@ class StagingBatch:
 
 
 def torch_dtype(dtype: str) -> torch.dtype:
-    """The torch type of a numpy type."""
+    """Returns the torch type of a numpy type."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
@@ -138,6 +144,7 @@ class Copier:
     """
 
     def __init__(self, threads: int) -> None:
+        """``threads`` includes the calling one."""
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads - 1, "copier") if threads > 1 else None
 
@@ -159,6 +166,7 @@ class Copier:
             other.result()
 
     def close(self) -> None:
+        """End the threads."""
         if self._pool is not None:
             self._pool.shutdown()
 
@@ -171,7 +179,10 @@ class Copier:
 
 
 def gather_threads(wanted: int | None, device: torch.device) -> int:
-    """The value of `learner.gather_threads` for a learner on a device."""
+    """Returns the number of threads that gather for a learner on a device.
+
+    ``wanted`` is `learner.gather_threads`. If that is null, a CPU learner uses one thread.
+    """
     if wanted is not None:
         return wanted
     if not device_of(device).runs_behind:

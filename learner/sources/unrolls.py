@@ -39,17 +39,20 @@ from penstock.transport.shm.store import SlotStore
 
 logger = note_logger(__name__)
 
-MOST_ACTORS = 1024  # actors that hold slots at a time; further ones take turns
-OF_PROCESS = ("generation", "started_s", "published_s")  # of a header, and of no effect in lockstep
-UNBOUNDED = 1 << 62  # policy versions
+# Actors that hold slots at a time; further ones take turns.
+MOST_ACTORS = 1024
+# Fields of a header that depend on the process, and are of no effect in lockstep.
+OF_PROCESS = ("generation", "started_s", "published_s")
+# A policy lag, in versions, that is never reached.
+UNBOUNDED = 1 << 62
 
 
 class UnrollSource:
-    """An `ActorSource` of staging batches; one more than `configs.policy_lag.batches_ahead`.
+    """An `ActorSource` of staging batches.
 
-    It gathers slots into free staging batches and hands these over, in a `PrefetchThread`. Without
-    batches ahead the learner's own thread gathers when it requests a batch. Gathering releases the
-    interpreter lock.
+    It gathers slots into free staging batches and hands these over, in a `PrefetchThread`. There is
+    one more of them than `configs.policy_lag.batches_ahead`. Without batches ahead the learner's
+    own thread gathers when it requests a batch. Gathering releases the interpreter lock.
     """
 
     def __init__(
@@ -136,8 +139,10 @@ class UnrollSource:
         return batch
 
     def release(self, batch: StagingBatch, result: StepResult) -> None:
-        """Take back a batch. The thread is woken by the next backward pass, or at once where no
-        other batch is ready."""
+        """Take back a batch.
+
+        The thread is woken by the next backward pass, or at once if no other batch is ready.
+        """
         self._accounting.used(batch.steps, result.trained_steps)
         batch.let_go()
         self._free.append(batch)
@@ -159,8 +164,9 @@ class UnrollSource:
         """Does nothing: waiting unrolls are too old for a resumed run, or in its `state_dict`."""
 
     def state_dict(self) -> list[Any]:
-        """The unrolls that are not trained on yet, as lists of arrays, where all are in one
-        process.
+        """Returns the unrolls that are not trained on yet, where all are in one process.
+
+        Each is a list of arrays: the header as bytes, and the blocks of its payload.
         """
         state = []
         for slot in self._queue.waiting():
@@ -171,8 +177,10 @@ class UnrollSource:
         return state
 
     def load_state_dict(self, state: list[Any], links: Sequence[Link]) -> None:
-        """Write the unrolls of a `state_dict` as their actors did. Raises ValueError, LookupError
-        where they do not fit.
+        """Write the unrolls of a `state_dict` as their actors did.
+
+        ``links`` are those of the actors, by index. Raises ValueError or LookupError if the state
+        does not fit.
         """
         for raw, *payload in state:
             header = raw.view(HEADER).reshape(())
@@ -206,9 +214,13 @@ class UnrollSource:
         self._copier.close()
 
     def _gather_now(self, timeout_s: float) -> StagingBatch | None:
-        """A batch, which this thread gathers; it polls the host, unless all are in one process."""
+        """Gather a batch in this thread, which also polls the host, unless all are in one process.
+
+        Returns None if there is not enough data within ``timeout_s`` seconds.
+        """
         if self._host is None:
             return self._gather()
+
         self._host.poll(0.0)  # actors that attach or leave are served even if data never runs out
         batch = self._gather()
         if batch is None:
@@ -217,10 +229,11 @@ class UnrollSource:
         return batch
 
     def _gather(self) -> StagingBatch | None:
-        """Fill one free batch; None when there is no free batch or not enough data."""
+        """Fill one free batch. Returns None if there is no free batch or not enough data."""
         self._queue.collect()
         if not self._free:
             return None
+
         version = self._consumer.progress.version
         if self._lends_by_batch:
             self._lend_batch(version)
@@ -238,8 +251,8 @@ class UnrollSource:
         return batch
 
     def _lend_batch(self, version: int) -> None:
-        """Lend the slots of the next batch, if they are not lent yet, once the weights of
-        ``version``, the present one, are published."""
+        """Lend the slots of the next batch, if they are not lent yet, once the weights of the
+        present ``version`` are published."""
         assert self._host is not None
         published = self._host.published
         if published is not None and published.version == version:
@@ -247,8 +260,17 @@ class UnrollSource:
 
 
 def _shared_store(config: Config, spec: SlotSpec, actors: int, lanes: int) -> SlotStore:
-    """A store that actors in other processes fill, with no more slots at a time than the policy lag
-    allows. Logs where some of the actors wait for that."""
+    """Make a store that actors in other processes fill.
+
+    It lends no more slots at a time than the policy lag allows. Logs that some of the actors wait
+    for that, if they do.
+
+    Args:
+        config: of the run.
+        spec: of a slot.
+        actors: number of actors at the start, for which there are slots.
+        lanes: writers, which may join and leave.
+    """
     transport, learner = config.transport, config.learner
     slots = actors * transport.slots
     grows = transport.bind is not None or most_actors(config) > actors
@@ -280,7 +302,7 @@ def _shared_store(config: Config, spec: SlotSpec, actors: int, lanes: int) -> Sl
 
 
 def most_slots(transport: TransportConfig, spec: SlotSpec, least: int) -> int:
-    """How many slots a store may grow to as actors join.
+    """Returns how many slots a store may grow to as actors join, but not fewer than ``least``.
 
     Enough for `MOST_ACTORS`, if a quarter of the memory that is free now holds them.
     """
