@@ -100,18 +100,23 @@ class ReplayDataSource(TableListener):
             shared: False where all are in one process.
             rank: of the learner; each learner draws by other random numbers.
         """
-        replay, spec = config.replay, consumer.spec
+        replay = config.replay
+        spec = consumer.spec
+        draws = algorithm(config.algo).data(config.algo)
+        assert isinstance(draws, SampleSpec), draws
         self._consumer = consumer
         self._device = device_of(consumer.device)
         self._accounting = accounting
         self._batch_size = replay.batch_size
         self._record = config.env.record
-        draws = algorithm(config.algo).data(config.algo)
-        assert isinstance(draws, SampleSpec), draws
-        self._steps = draws.length if isinstance(draws, TransitionSequences) else 1
-        in_hand = actors * config.transport.slots
-        insert = spec.unroll * spec.envs * (first or actors) * config.transport.slots
-        self._limiter = make_limiter(replay, insert, self._steps)
+        self._steps_per_sample = draws.length if isinstance(draws, TransitionSequences) else 1
+
+        # The replay, whose store the actors fill. The slots that they hold may arrive at once.
+        slots_in_hand = actors * config.transport.slots
+        first_slots = (first or actors) * config.transport.slots
+        self._limiter = make_limiter(
+            replay, spec.unroll * spec.envs * first_slots, self._steps_per_sample
+        )
         sampler = make_sampler(replay, consumer.progress)
         self._replay = Replay(
             spec,
@@ -121,29 +126,45 @@ class ReplayDataSource(TableListener):
             frame_stack=config.transport.frame_stack or 1,
             sampler=sampler,
             writers=lanes,
-            in_hand=in_hand,
+            in_hand=slots_in_hand,
             shared=shared,
             sequences=sequences_of(draws),
             limiter=self._limiter,
             seed=seed_of(config, consumer.progress, rank),
         )
-        self._prefetch = batches_ahead(config) if shared else 0
-        self._learner = ledger
-        self._ledger = feeder or TimeLedger() if self._prefetch else ledger  # of what draws
-        self._batches = BatchSampler(
-            self._replay, sampler, draws, config, consumer, self._ledger, rank
-        )
         self._table = self._replay.table
         self._table.subscribe(self)
         self.store = self._table.store
-        moment = None if shared else self._moment
-        self._kept = KeptReplay(self._replay, wanted=replay.checkpoint, more=moment)
         self._arrivals: deque[Arrival] = deque()
+        """Slots that were collected, in any thread, until `_count_arrivals`."""
         self._host: ShmHost | None = None
+        """The socket for actors of this host; None where all are in one process."""
+
+        # Batches, which are drawn ahead in a thread with `learner.prefetch`.
+        self._prefetch = batches_ahead(config) if shared else 0
+        self._learner_ledger = ledger
+        self._ledger = ledger
+        """The time ledger of the thread that draws."""
+        if self._prefetch:
+            self._ledger = feeder or TimeLedger()
+        self._batches = BatchSampler(
+            self._replay,
+            sampler=sampler,
+            draws=draws,
+            config=config,
+            consumer=consumer,
+            ledger=self._ledger,
+            rank=rank,
+        )
         self._feeder: PrefetchThread[ReplayBatch] | None = None
-        self._defers = False  # whether the feeder leaves its reserve as it is for now
+        self._defers = False
+        """Whether the feeder leaves its reserve as it is until the next backward pass."""
+        self._kept = KeptReplay(
+            self._replay, wanted=replay.checkpoint, more=None if shared else self._moment
+        )
 
     def open(self, host: ShmHost) -> None:
+        """Start to take in published slots, and to draw ahead."""
         self._host = host
         if self._prefetch:
             self._feeder = PrefetchThread(
@@ -152,7 +173,7 @@ class ReplayDataSource(TableListener):
                 host=host,
                 poll=self.serve,
                 ledger=self._ledger,
-                consumer=self._learner,
+                consumer=self._learner_ledger,
             )
             self._feeder.start()
 
@@ -165,7 +186,7 @@ class ReplayDataSource(TableListener):
             if not self._feeder.ready:
                 self.backward_begins()
         if batch is not None:
-            self._learner.switch(Part.COUNT)
+            self._learner_ledger.switch(Part.COUNT)
         self._count_arrivals()
         return batch
 
@@ -200,9 +221,10 @@ class ReplayDataSource(TableListener):
             LookupError: the same.
         """
         moment = self._kept.restored
-        present = moment.get("learner_steps") == self._consumer.progress.learner_steps
-        if not present or self._replay.slots_moved:
+        is_present = moment.get("learner_steps") == self._consumer.progress.learner_steps
+        if not is_present or self._replay.slots_moved:
             return False
+
         self.store.restore_loans(moment["loans"])
         self._table.resume_streams(moment["streams"])
         self._batches.load_state_dict(moment["draws"])
@@ -232,7 +254,9 @@ class ReplayDataSource(TableListener):
         return {
             "queue_fill": self._table.stored / self._table.rows,
             "replay_size": self._table.stored,
-            "samples_per_insert": counts.sampled * self._steps / max(1, counts.inserted),
+            "samples_per_insert": (
+                counts.sampled * self._steps_per_sample / max(1, counts.inserted)
+            ),
         }
 
     def close(self) -> None:
@@ -297,14 +321,19 @@ class ReplayDataSource(TableListener):
 
         Waits for up to ``timeout_s`` seconds for something to do.
         """
-        store, table = self.store, self._table
         # Until a sequence is complete there is nothing to draw, which is no lag of the learner.
-        ahead = not self._limiter.may_insert(table.rows_per_slot) and self._batches.ready
-        # Those of actors that attach meanwhile, too.
-        store.held_back = set(range(store.geometry.lanes)) if ahead else set()
-        if self._host is not None:
-            with self._replay.lock:  # a snapshot reads the owners of slots
-                self._host.poll(min(timeout_s, SHARE_S) if self._kept.saving else timeout_s)
+        may_insert = self._limiter.may_insert(self._table.rows_per_slot)
+        actors_ahead = not may_insert and self._batches.ready
+        # All lanes are held back, also those of actors that attach meanwhile.
+        lanes = self.store.geometry.lanes
+        self.store.held_back = set(range(lanes)) if actors_ahead else set()
+        if self._host is None:
+            return
+
+        if self._kept.saving:
+            timeout_s = min(timeout_s, SHARE_S)
+        with self._replay.lock:  # a snapshot reads the owners of slots
+            self._host.poll(timeout_s)
 
     def _collect(self) -> None:
         """Store published slots; the replay does this itself before it is sampled."""
@@ -314,7 +343,8 @@ class ReplayDataSource(TableListener):
     def on_ingested(self, slot: Slot) -> None:
         """Count a collected slot. May be called in any thread, under the replay's lock."""
         self._accounting.arrived(slot.header)
-        started_s, steps = float(slot.header["started_s"]), int(slot.header["steps"])
+        started_s = float(slot.header["started_s"])
+        steps = int(slot.header["steps"])
         unrolls = UnrollSummary.of(slot.columns, self._record)
         self._arrivals.append(Arrival(started_s, steps, unrolls))
 
@@ -345,11 +375,10 @@ def make_limiter(replay: ReplayConfig, insert: int, steps: int = 1) -> RateLimit
         insert: steps that may arrive at once.
         steps: steps of one sample.
     """
-    least = max(replay.min_size, replay.batch_size)
     ratio = replay.samples_per_insert
     return RateLimiter(
         None if ratio is None else ratio / steps,
-        least,
+        max(replay.min_size, replay.batch_size),
         batch=replay.batch_size,
         insert=insert,
         capacity=replay.capacity,
@@ -362,11 +391,22 @@ class KeptReplay:
     def __init__(
         self, replay: Replay, *, wanted: bool, more: Callable[[], dict[str, Any]] | None = None
     ) -> None:
-        self._replay, self._wanted, self._more = replay, wanted, more
+        """Save nothing yet.
+
+        Args:
+            replay: that is saved.
+            wanted: the value of `replay.checkpoint`.
+            more: returns what is saved at the same instant, as for `Replay.save`.
+        """
+        self._replay = replay
+        self._wanted = wanted
+        self._more = more
         self.restored: dict[str, Any] = {}
         """What ``more`` returned when the restored snapshot was taken."""
         self._thread: threading.Thread | None = None
+        """The thread that writes a snapshot, or has written the last one."""
         self._error: Exception | None = None
+        """The exception of that thread, until `_raise_error`."""
 
     @property
     def saving(self) -> bool:
@@ -383,7 +423,8 @@ class KeptReplay:
         if not self._wanted:
             discard(folder)  # belongs to another moment than its checkpoint
             return
-        self._raise()
+
+        self._raise_error()
         if not self.saving:
             self._thread = threading.Thread(
                 target=self._save, args=(folder,), name="replay-save", daemon=True
@@ -400,7 +441,7 @@ class KeptReplay:
         self._error = None
         self.begin(folder)
         self._wait(beat)
-        self._raise()
+        self._raise_error()
 
     def resume(self, folder: Path) -> str:
         """Load the snapshot in ``folder``, if there is one.
@@ -437,7 +478,8 @@ class KeptReplay:
             beat()
             self._thread.join(LOOK_S)
 
-    def _raise(self) -> None:
+    def _raise_error(self) -> None:
+        """Raise the exception of the thread, if there was one, once."""
         error, self._error = self._error, None
         if error is not None:
             raise error

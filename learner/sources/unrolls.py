@@ -81,16 +81,18 @@ class UnrollSource:
         """
         self._consumer = consumer
         self._accounting = accounting
-        self._figures: dict[str, float] = {}  # that stay the same
         self._batch_slots = config.learner.batch_slots
         self._lends_by_batch = shared and lent_by_batch(config)
+        self._constant_figures: dict[str, float] = {}
+        """Figures that stay the same during the run."""
         if shared:
             self.store = _shared_store(config, consumer.spec, actors, lanes)
-            self._figures["policy_lag_limit"] = config.transport.max_policy_lag
+            max_policy_lag = config.transport.max_policy_lag
+            self._constant_figures["policy_lag_limit"] = max_policy_lag
             self._queue = SlotQueue(
                 self.store,
                 accounting,
-                max_policy_lag=config.transport.max_policy_lag,
+                max_policy_lag=max_policy_lag,
                 overflow=config.transport.overflow,
                 deep=self._lends_by_batch,
             )
@@ -102,21 +104,33 @@ class UnrollSource:
 
         ahead = batches_ahead(config) if shared else 0
         self._prefetches = ahead > 0
-        self._learner = ledger
-        self._ledger = feeder or TimeLedger() if self._prefetches else ledger  # of what gathers
+        self._learner_ledger = ledger
+        self._ledger = ledger
+        """The time ledger of the thread that gathers."""
+        if self._prefetches:
+            self._ledger = feeder or TimeLedger()
+
         self._copier = Copier(gather_threads(config.learner.gather_threads, consumer.device))
         self._batches = [
             StagingBatch(
-                consumer.spec, self._batch_slots, consumer.device, self._copier, config.env.record
+                consumer.spec,
+                slots=self._batch_slots,
+                device=consumer.device,
+                copier=self._copier,
+                record=config.env.record,
             )
             for _ in range(ahead + 1)
         ]
         self._free = deque(self._batches)
-        self._returned = False  # a batch, since the thread was last woken
+        """Batches that can be filled."""
+        self._has_returned = False
+        """Whether a batch was returned since the thread was last woken."""
         self._host: ShmHost | None = None
+        """The socket for actors of this host; None where all are in one process."""
         self._feeder: PrefetchThread[StagingBatch] | None = None
 
     def open(self, host: ShmHost) -> None:
+        """Start to take in published slots, and to gather ahead."""
         self._host = host
         if self._prefetches:
             self._feeder = PrefetchThread(
@@ -125,7 +139,7 @@ class UnrollSource:
                 host=host,
                 poll=host.poll,
                 ledger=self._ledger,
-                consumer=self._learner,
+                consumer=self._learner_ledger,
             )
             self._feeder.start()
 
@@ -146,14 +160,15 @@ class UnrollSource:
         self._accounting.used(batch.steps, result.trained_steps)
         batch.let_go()
         self._free.append(batch)
-        self._returned = self._feeder is not None
+
+        self._has_returned = self._feeder is not None
         if self._feeder is not None and not self._feeder.ready:
             self.backward_begins()
 
     def backward_begins(self) -> None:
         """Let the feeder thread gather while the learner's thread does not need the interpreter."""
-        if self._returned:
-            self._returned = False
+        if self._has_returned:
+            self._has_returned = False
             assert self._feeder is not None
             self._feeder.wake()
 
@@ -182,8 +197,8 @@ class UnrollSource:
         ``links`` are those of the actors, by index. Raises ValueError or LookupError if the state
         does not fit.
         """
-        for raw, *payload in state:
-            header = raw.view(HEADER).reshape(())
+        for raw_header, *payload in state:
+            header = raw_header.view(HEADER).reshape(())
             with links[int(header["actor"])].slot(0.0) as slot:
                 if slot is None:
                     raise ValueError(f"{len(state)} unrolls, and fewer slots")
@@ -206,7 +221,7 @@ class UnrollSource:
         return self._queue.in_flight_steps() + sum(batch.steps for batch in self._batches)
 
     def figures(self) -> dict[str, float]:
-        return {"queue_fill": self.store.fill_fraction()} | self._figures
+        return {"queue_fill": self.store.fill_fraction()} | self._constant_figures
 
     def close(self) -> None:
         if self._feeder is not None:
@@ -271,22 +286,25 @@ def _shared_store(config: Config, spec: SlotSpec, actors: int, lanes: int) -> Sl
         actors: number of actors at the start, for which there are slots.
         lanes: writers, which may join and leave.
     """
-    transport, learner = config.transport, config.learner
+    transport = config.transport
+    batch_slots = config.learner.batch_slots
     slots = actors * transport.slots
     grows = transport.bind is not None or most_actors(config) > actors
     most = most_slots(transport, spec, slots) if grows else slots
     store = SlotStore(spec, slots, lanes, most=most)
+
     if lent_by_batch(config):
-        if learner.batch_slots < config.first_actors:
+        if batch_slots < config.first_actors:
             logger.info(
                 "transport.max_policy_lag %d lends the %d slots of one batch at a time, and %d "
                 "actors play: some of them wait; raise learner.batch_slots",
                 transport.max_policy_lag,
-                learner.batch_slots,
+                batch_slots,
                 config.first_actors,
             )
         store.quota = 0  # until `UnrollSource` lends for the first batch
         return store
+
     within_lag = min(most, slots_within_lag(config))
     if within_lag < slots:
         logger.info(
