@@ -34,11 +34,12 @@ from penstock.profiling.ledger import Part, TimeLedger
 
 logger = note_logger(__name__)
 
-CODEC = "codec"  # key in a checkpoint: the codec that made the residuals
+# Name in a checkpoint of the codec that made the residuals.
+CODEC = "codec"
 
 
 class Bsp:
-    """Learners that step together. ``optimizers`` by name, the same on every rank."""
+    """Learners that step together: the `GradientSync` of one group."""
 
     def __init__(
         self,
@@ -52,9 +53,14 @@ class Bsp:
     ) -> None:
         """Make the sync of one group.
 
-        ``ledger`` is that of the training thread, ``reducing`` of the thread that reduces.
-        ``shared``, by name: other tensors that must be equal on all ranks. ``drain`` is called
-        before the device is waited for (`DeviceQueue.drain`).
+        Args:
+            group: the connected learners.
+            optimizers: by name, the same on every rank.
+            cfg: the section `learner`.
+            ledger: time ledger of the training thread.
+            reducing: time ledger of the thread that reduces.
+            shared: other tensors that must be equal on all ranks, by name.
+            drain: called before the device is waited for (`DeviceQueue.drain`).
         """
         self.world = group.world
         self._group = group
@@ -86,6 +92,7 @@ class Bsp:
         self._reducers[id(optimizer)].finish(optimizer.updates, total)
         self._ledger.switch(Part.OPTIMIZE)
         norm = optimizer.step(1.0, env_steps)
+
         if optimizer.updates % self._cfg.reduce.check_every == 0:
             self._drain()
             self._ledger.switch(Part.REDUCE)
@@ -104,8 +111,9 @@ class Bsp:
         return -float(negative)
 
     def check_equal(self) -> None:
-        """Raise RuntimeError, naming the first parameter or statistic that differs between
-        learners.
+        """Compare parameters and statistics with the other learners, by their checksums.
+
+        Raises RuntimeError, which names the first one that differs.
         """
         named = []
         for name, optimizer in self._optimizers.items():
@@ -127,7 +135,7 @@ class Bsp:
                     )
 
     def state_dict(self, *, saves: bool) -> Arrays:
-        """The residuals of all learners' codecs, by name."""
+        """Returns the residuals of all learners' codecs, by name, and the name of the codec."""
         own = {
             f"{name}/{kind}": values.cpu().numpy()
             for name, optimizer in self._optimizers.items()
@@ -157,7 +165,8 @@ class Bsp:
         self._group.close()
 
     def sent_share(self) -> float:
-        """What one rank sends in a step after all warm-ups, as a share of its bytes in float32."""
+        """Returns what one rank sends in a step after all warm-ups, as a share of its bytes in
+        float32."""
         sent = sum(reducer.codec.nbytes(AFTER_WARMUP) for reducer in self._reducers.values())
         plain = sum(
             all_reduce_nbytes(VALUE_NBYTES * len(optimizer.values), self.world)
@@ -240,7 +249,11 @@ class BspPace:
 def note_share(codec: str, share: float) -> None:
     """Tell the user if a lossy codec sends more than half of the bytes of float32.
 
-    Mostly since the network's layers are too small for it, and travel as they are.
+    Usually the network's layers are too small for it, and travel as they are.
+
+    Args:
+        codec: its name.
+        share: of the bytes of float32 that it sends.
     """
     if CODECS.specs[codec].loss == "lossy" and share > 0.5:
         logger.info(

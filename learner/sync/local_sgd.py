@@ -35,10 +35,7 @@ from penstock.profiling.ledger import Part, TimeLedger
 
 
 class LocalSgd(OwnUpdates):
-    """Learners that average parameters periodically.
-
-    ``optimizers`` by name, the same on every rank.
-    """
+    """Learners that average parameters periodically: the `GradientSync` of one group."""
 
     def __init__(
         self,
@@ -48,8 +45,15 @@ class LocalSgd(OwnUpdates):
         ledger: TimeLedger,
         launched: Callable[[], None],
     ) -> None:
-        """``launched`` is called when an average is queued on the device
-        (`DeviceQueue.launched`)."""
+        """Make the sync of one group.
+
+        Args:
+            group: the connected learners.
+            optimizers: by name, the same on every rank.
+            cfg: the section `learner`.
+            ledger: time ledger of the training thread.
+            launched: called when an average is queued on the device (`DeviceQueue.launched`).
+        """
         self.world = group.world
         self.rounds = 0
         self._group = group
@@ -68,9 +72,11 @@ class LocalSgd(OwnUpdates):
         self._recent = np.zeros(3)
 
     def sync_control(self, mine: ControlMessage) -> ControlMessage:
-        """The sum over all learners in a round, else this learner's own message.
+        """Enter a round if it is time.
 
-        ``counts`` are always its own.
+        Returns:
+            The sum over all learners in a round, else this learner's own message, with counters of
+            the run that do not grow. ``counts`` are always its own.
         """
         unsent = self.unsent + mine.growth[: len(BOOKED)]
         elapsed_s = time.monotonic() - self._began_s
@@ -104,7 +110,7 @@ class LocalSgd(OwnUpdates):
         return self._updates >= self._every
 
     def _enters(self, mine: ControlMessage, elapsed_s: float) -> bool:
-        """Whether this learner enters a round, ``elapsed_s`` seconds after the last one."""
+        """Returns whether this learner enters a round, ``elapsed_s`` seconds after the last one."""
         if mine.stop or mine.nan or mine.checkpoint or mine.regroup or self._is_due:
             return True
         if self._stopped:  # only the last counts are left to be sent
@@ -120,7 +126,7 @@ class LocalSgd(OwnUpdates):
         return optimizer.step(total, env_steps)
 
     def state_dict(self, *, saves: bool) -> Arrays:
-        """Random states; no other state is kept between rounds."""
+        """Returns the random states; no other state is kept between rounds."""
         return self._group.collect_states({})
 
     def load_state_dict(self, state: Arrays) -> None:
@@ -131,6 +137,7 @@ class LocalSgd(OwnUpdates):
         self._group.close()
 
     def _sum(self, message: ControlMessage) -> ControlMessage:
+        """Sum up the messages of all learners."""
         vector = torch.from_numpy(message.pack())
         self._group.control.all_reduce(vector)
         return ControlMessage.unpack(vector.numpy())
