@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,10 +29,21 @@ from penstock.configs.sections import LearnerConfig
 from penstock.core.params import Arrays
 from penstock.learner.group.process_group import LearnerGroup
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.learner.progress import BOOKED
+from penstock.learner.progress import BOOKED, GROWTH
 from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync, OwnUpdates
 from penstock.learner.sync.pace import PaceContext
 from penstock.profiling.ledger import Part, TimeLedger
+
+
+class RoundCounts(NamedTuple):
+    """What a learner sends in a round as the counts of its control message."""
+
+    samples: float
+    """Samples that it trained on since the last round."""
+    busy_s: float
+    """Seconds that it needed for its updates, if it has made all of them."""
+    has_made_updates: float
+    """1 if so, else 0; their sum is the number of learners that have."""
 
 
 class LocalSgd(OwnUpdates):
@@ -56,20 +68,27 @@ class LocalSgd(OwnUpdates):
         """
         self.world = group.world
         self.rounds = 0
+        self.unsent = np.zeros(len(BOOKED))
         self._group = group
         self._optimizers = optimizers
-        self._every = cfg.local_steps
+        self._local_steps = cfg.local_steps
         self._wait_s = cfg.reduce.wait_s
         self._longest_s = cfg.reduce.timeout_s / 2
         self._ledger = ledger
         self._launched = launched
-        self._updates = 0  # since the last round
+
+        # Since the last round.
+        self._updates = 0
         self._samples = 0.0
-        self._began_s = time.monotonic()  # the end of the last round
-        self._expected_s = 0.0  # in which learners with samples make their updates
-        self._stopped = False  # by the last round
-        self.unsent = np.zeros(len(BOOKED))
-        self._recent = np.zeros(3)
+        self._round_began_s = time.monotonic()
+
+        # By the last round.
+        self._expected_s = 0.0
+        """Seconds in which learners with samples make their updates."""
+        self._stopped = False
+        """Whether the run stops."""
+        self._recent_returns = np.zeros(GROWTH - len(BOOKED))
+        """The sums over all learners' last episodes."""
 
     def sync_control(self, mine: ControlMessage) -> ControlMessage:
         """Enter a round if it is time.
@@ -79,27 +98,35 @@ class LocalSgd(OwnUpdates):
             the run that do not grow. ``counts`` are always its own.
         """
         unsent = self.unsent + mine.growth[: len(BOOKED)]
-        elapsed_s = time.monotonic() - self._began_s
+        elapsed_s = time.monotonic() - self._round_began_s
         if not self._enters(mine, elapsed_s):
             self.unsent = unsent
-            return ControlMessage(
-                mine.counts, np.concatenate((np.zeros(len(BOOKED)), self._recent))
-            )
+            growth = np.concatenate((np.zeros(len(BOOKED)), self._recent_returns))
+            return ControlMessage(mine.counts, growth)
+
+        # All learners sum up their messages, and average their parameters by their samples.
         self._ledger.switch(Part.REDUCE)
+        counts = RoundCounts(
+            samples=self._samples,
+            busy_s=elapsed_s if self._is_due else 0.0,
+            has_made_updates=float(self._is_due),
+        )
         growth = np.concatenate((unsent, mine.growth[len(BOOKED) :]))
-        busy_s = elapsed_s if self._is_due else 0.0
-        counts = np.array([self._samples, busy_s, float(self._is_due)])
-        summed = self._sum(replace(mine, counts=counts, growth=growth))
-        samples, busy_s, due = summed.counts.tolist()
-        if samples:
-            self._average(self._samples / samples)
-        if due:
-            self._expected_s = min(busy_s / due, self._longest_s)
-        self._updates, self._samples = 0, 0.0
-        self._began_s = time.monotonic()
+        summed = self._sum(replace(mine, counts=np.array(counts), growth=growth))
+        totals = RoundCounts(*summed.counts.tolist())
+        if totals.samples:
+            self._average(self._samples / totals.samples)
+
+        # The next round begins.
+        if totals.has_made_updates:
+            mean_s = totals.busy_s / totals.has_made_updates
+            self._expected_s = min(mean_s, self._longest_s)
+        self._updates = 0
+        self._samples = 0.0
+        self._round_began_s = time.monotonic()
         self._stopped = summed.stop
         self.unsent = np.zeros(len(BOOKED))
-        self._recent = summed.growth[len(BOOKED) :]
+        self._recent_returns = summed.growth[len(BOOKED) :]
         self.rounds += 1
         summed.counts = mine.counts
         return summed
@@ -107,7 +134,7 @@ class LocalSgd(OwnUpdates):
     @property
     def _is_due(self) -> bool:
         """Whether this learner has made its updates of the round."""
-        return self._updates >= self._every
+        return self._updates >= self._local_steps
 
     def _enters(self, mine: ControlMessage, elapsed_s: float) -> bool:
         """Returns whether this learner enters a round, ``elapsed_s`` seconds after the last one."""
@@ -149,15 +176,16 @@ class LocalSgd(OwnUpdates):
         They are replaced only when all values have arrived: a learner may die meanwhile. Over NCCL
         the host does not wait for them: `StateCopies` restores them if the average is lost.
         """
-        kept = [
+        parameters_and_moments = [
             values
             for optimizer in self._optimizers.values()
             for values in (optimizer.values, *optimizer.moments.values())
         ]
-        means = [values * share for values in kept]
+        means = [values * share for values in parameters_and_moments]
         for mean in means:
             self._group.gradients.all_reduce(mean)
-        for values, mean in zip(kept, means, strict=True):
+
+        for values, mean in zip(parameters_and_moments, means, strict=True):
             values.copy_(mean)
         self._launched()
         self._ledger.switch(Part.REDUCE)
@@ -172,5 +200,10 @@ class LocalSgdPace:
     def join(self, group: LearnerGroup | None, source: int = 0) -> GradientSync:
         assert group is not None
         ctx, config, trainer = self._context
-        launched = trainer.queue.launched
-        return LocalSgd(group, trainer.optimizers(), config.learner, ctx.ledger, launched)
+        return LocalSgd(
+            group,
+            trainer.optimizers(),
+            config.learner,
+            ledger=ctx.ledger,
+            launched=trainer.queue.launched,
+        )
