@@ -23,11 +23,12 @@ from penstock.configs.errors import UserError
 from penstock.device.choice import device_of
 from penstock.device.transfers import Download
 
-ROWS = 1024  # most updates that are sent to the host together
+# Most updates that are sent to the host together.
+ROWS = 1024
 
 
 def kind_of(value: object) -> str:
-    """The shape of a tensor or the type of something else, for a message."""
+    """Returns the shape of a tensor or the type of something else, for a message."""
     return (
         f"shape {list(value.shape)}"
         if isinstance(value, Tensor)
@@ -36,29 +37,22 @@ def kind_of(value: object) -> str:
 
 
 class IntervalStatistics(NamedTuple):
-    """Rows on their way to the host, the number of samples that each sums over, and the position of
-    its update in the batch."""
+    """The updates of an interval, whose rows are on their way to the host."""
 
     rows: Download
+    """A row of each update: sums over samples, sums over its batch, the gradient's norm."""
     samples: list[int]
+    """The number of samples that each row sums over."""
     positions: list[int]
+    """The number of each update in its batch, from 0."""
 
 
 class DeviceStatistics:
     """Means of ``names`` over samples, and of the gradient's norm over updates.
 
-    `take` returns what has arrived: on a CPU everything, on a GPU usually all but the last
-    interval.
-
-    Args:
-        names: of the sums of each update, over samples.
-        source: what returns the sums, for messages.
-        listed: what lists ``names``, for messages.
-        moments: names of sums over a batch, the first of which is its number of samples.
-        by_epoch: names whose means are also taken over the batches' first updates, as
-            ``NAME_first_minibatch``, and over each epoch, as ``NAME_epoch_1``.
-        epoch_updates: updates of an epoch.
-        grad_clip: bound on the gradient's norm.
+    For each update call `add` with its sums, `count` with the number of their samples, and then
+    `updated`; before the first one of a batch, `add_batch`. `take` returns what has arrived: on a
+    CPU everything, on a GPU usually all but the last interval.
     """
 
     def __init__(
@@ -109,10 +103,12 @@ class DeviceStatistics:
         self._samples[-1] += samples
 
     def updated(self, norm: Tensor, position: int = 0) -> None:
-        """Complete an update, whose gradient had the given norm, ``[]``.
+        """Complete an update; the sums added since the previous one belong to it.
 
-        ``position`` is its number in the batch, from 0. The sums added since the previous update
-        belong to it. The optimizer has skipped it where the norm is not finite.
+        Args:
+            norm: of its gradient, ``[]``. If it is not finite, the optimizer has skipped the
+                update.
+            position: number of the update in the batch, from 0.
         """
         row = len(self._samples) - 1
         self._view[row, -1] = norm.item() if self._on_cpu else norm
@@ -125,9 +121,10 @@ class DeviceStatistics:
             self._send()
 
     def take(self, *, wait: bool = False) -> dict[str, float]:
-        """Means over the updates that arrived since the last call, or, with ``wait``, over all.
+        """Returns means over the updates that arrived since the last call, or, with ``wait``, over
+        all.
 
-        Empty where all of them were skipped. A mean that is not finite is left out.
+        Empty if all of them were skipped. A mean that is not finite is left out.
         """
         if len(self._samples) > 1:
             self._send()
@@ -152,7 +149,13 @@ class DeviceStatistics:
     def _means(
         self, rows: npt.NDArray[Any], samples: npt.NDArray[Any], positions: npt.NDArray[Any]
     ) -> dict[str, float]:
-        """Means over updates that were taken: their rows, samples and positions."""
+        """Returns means over updates that were taken, by their names in metrics.jsonl.
+
+        Args:
+            rows: of the updates, float64 ``[updates, names + moments + 1]``.
+            samples: of each, int ``[updates]``.
+            positions: of each in its batch, int ``[updates]``.
+        """
         names = len(self._names)
 
         def means(some: Any) -> dict[str, float]:
@@ -187,8 +190,10 @@ class DeviceStatistics:
         self.skipped_in_row = 0
 
     def regrouped(self) -> None:
-        """Drop the sums of an update that was not completed; on a GPU also what is on its way,
-        which may be of reductions that were lost."""
+        """Drop the sums of an update that was not completed.
+
+        On a GPU also what is on its way is dropped, which may be of reductions that were lost.
+        """
         if self._on_cpu:
             self._view[len(self._positions)] = 0
             self._samples[-1] = 0
@@ -215,7 +220,7 @@ class DeviceStatistics:
         self._begin(self._rows[done], self._samples[-1])
 
     def _begin(self, row: Tensor, samples: int) -> None:
-        """Make new rows; the first is that of the update in progress."""
+        """Make new rows. The first is that of the update in progress, with its samples so far."""
         self._rows = torch.zeros(ROWS + 1, len(row), dtype=row.dtype, device=row.device)
         self._rows[0] = row
         # On a CPU numpy writes to it: unlike torch it does not release the interpreter lock.

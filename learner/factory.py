@@ -22,13 +22,19 @@ AnyTrainer = Trainer | OffPolicyTrainer
 
 
 def make_trainer(config: Config, info: EnvInfo, ledger: TimeLedger | None = None) -> AnyTrainer:
-    """Make the trainer of the algorithm of ``config``; ``ledger`` is that of its thread."""
+    """Make the trainer of a config's algorithm.
+
+    Args:
+        config: of the run.
+        info: the properties of its environments.
+        ledger: time ledger of the thread that trains.
+    """
     fresh = isinstance(algorithm(config.algo).data(config.algo), Unrolls)
     return (Trainer if fresh else OffPolicyTrainer)(config, info, ledger)
 
 
 def network_of(config: Config, info: EnvInfo, trainer: AnyTrainer) -> str:
-    """A sentence on the network, the number format of its training, and its device."""
+    """Returns a sentence on the network, the number format of its training, and its device."""
     count = sum(len(optimizer.values) for optimizer in trainer.optimizers().values())
     shape = network_shape(config, info)
     dtype = trunk_dtype(config.learner.precision, trainer.device, shape)
@@ -38,8 +44,10 @@ def network_of(config: Config, info: EnvInfo, trainer: AnyTrainer) -> str:
 
 
 def kind_note(config: Config, info: EnvInfo) -> str:
-    """A sentence where the defaults for another kind of environment would suit the spaces better;
-    otherwise empty."""
+    """Returns a sentence if the defaults for another kind of environment suit the spaces better.
+
+    Otherwise it is empty, as it is for a kind that the user has chosen.
+    """
     chosen, kind = config.env.kind, kind_of(config, info)
     path = ALGORITHMS.specs[config.algo.name].defaults
     if chosen != OTHERWISE or path is None:
@@ -54,10 +62,10 @@ def kind_note(config: Config, info: EnvInfo) -> str:
 
 
 def on_own_gpu(config: Config, ctx: RoleContext) -> Config:
-    """``config`` with a GPU for each of several learners; with more learners than GPUs, some share
-    one.
+    """Returns the config of one of several learners, with a GPU of its own.
 
-    Where `learner.device` is auto, or cuda without an index.
+    With more learners than GPUs, some share one. The config is unchanged if `learner.device` is
+    neither auto nor cuda without an index, or there is no GPU.
     """
     learner = config.learner
     gpus = torch.cuda.device_count()

@@ -29,8 +29,10 @@ from penstock.learner.state import (
     weights_of,
 )
 
-DIVERGED = "diverged"  # the exit reason
-KEPT = 2  # states: twice the memory, for one from before the trouble began
+# The exit reason of a run that could not be rolled back.
+DIVERGED = "diverged"
+# States in memory: one more than the last, which may be from after the trouble began.
+KEPT = 2
 
 
 class NonFiniteGuard:
@@ -40,7 +42,7 @@ class NonFiniteGuard:
     """
 
     def __init__(self, trainer: BaseTrainer[Any], event: Callable[..., object]) -> None:
-        """``event`` is `RoleContext.event`."""
+        """Keep the present state. ``event`` is `RoleContext.event`."""
         self._trainer = trainer
         self._statistics = trainer.device_statistics
         self._config = trainer.config.learner.nonfinite
@@ -62,8 +64,9 @@ class NonFiniteGuard:
             self._states.append(arrays | {WEIGHTS: weights_of(self._trainer)})
 
     def begin_anew(self) -> None:
-        """Drop kept states: the learners of a new group start from one state, which only one has
-        kept.
+        """Drop the states in memory, and keep the present one.
+
+        The learners of a new group start from one state, which only one of them has kept.
         """
         self._states.clear()
         self.keep()
@@ -71,8 +74,11 @@ class NonFiniteGuard:
     def act(self, *, tell: bool = True) -> str:
         """Restore the last good state, at a lower learning rate.
 
-        Returns why the run must end, or an empty string. ``tell`` is whether this learner writes
-        the event.
+        Args:
+            tell: whether this learner writes the event.
+
+        Returns:
+            Why the run must end, or an empty string.
         """
         trainer, progress, cfg = self._trainer, self._trainer.progress, self._config
         self._restore()
@@ -108,7 +114,7 @@ class NonFiniteGuard:
             )
 
     def figures(self) -> dict[str, int]:
-        """Figures for metrics.jsonl."""
+        """Returns figures for metrics.jsonl."""
         return {
             "updates_skipped": self._statistics.skipped,
             "rollbacks": self._trainer.progress.rollbacks,

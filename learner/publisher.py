@@ -58,7 +58,7 @@ class Publisher:
         self._pending = None
 
     def flush(self, *, wait: bool = False) -> None:
-        """Publish the copy on its way, if it has arrived or with ``wait``."""
+        """Publish the copy on its way if it has arrived; with ``wait``, wait for that."""
         if self._pending is None:
             return
         if wait:

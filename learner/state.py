@@ -18,7 +18,7 @@ WEIGHTS, PROGRESS = "weights", "progress"
 
 
 def state_tensors(trainer: BaseTrainer[Any]) -> list[torch.Tensor]:
-    """Those tensors on the trainer's device that updates change and `take_state` copies."""
+    """Returns the tensors on the trainer's device that updates change and `take_state` copies."""
     optimizers = trainer.optimizers().values()
     found = [
         *trainer.published(),
@@ -30,7 +30,7 @@ def state_tensors(trainer: BaseTrainer[Any]) -> list[torch.Tensor]:
 
 @torch.no_grad()
 def weights_of(trainer: BaseTrainer[Any]) -> npt.NDArray[np.float32]:
-    """The weights for actors in one vector, in the layout's order."""
+    """Returns a copy of the weights for actors, float32 ``[size]``, in the layout's order."""
     flat: npt.NDArray[np.float32] = (
         torch.cat([t.flatten() for t in trainer.published()]).cpu().numpy()
     )
@@ -47,7 +47,7 @@ def set_weights(trainer: BaseTrainer[Any], weights: npt.NDArray[np.float32]) -> 
 
 
 def take_state(trainer: BaseTrainer[Any]) -> Arrays:
-    """Weights, optimizers, targets and counters."""
+    """Returns weights, optimizers, targets and counters as arrays, by name."""
     progress = json.dumps(trainer.progress.state_dict()).encode()
     return trainer.state_dict() | {
         WEIGHTS: weights_of(trainer),
@@ -66,7 +66,7 @@ def put_state(trainer: BaseTrainer[Any], state: Arrays) -> None:
 
 
 def learning_rate_of(trainer: BaseTrainer[Any]) -> float:
-    """The learning rate of the last update, with its schedule, scaling and rollbacks."""
+    """Returns the learning rate of the last update, with its schedule, scaling and rollbacks."""
     config, progress = trainer.config, trainer.progress
     cfg = over_run(config.learner, config.stop.env_steps)
     learners = next(iter(trainer.optimizers().values())).learners
