@@ -38,11 +38,14 @@ def load_libraries() -> None:
     dlopen = getattr(ctypes.CDLL(None), "dlopen", None)
     if torch is None or torch.origin is None or dlopen is None:
         return
-    dlopen.argtypes, dlopen.restype = [ctypes.c_char_p, ctypes.c_int], ctypes.c_void_p
+
+    # `dlopen` is called directly, as ctypes.CDLL keeps the interpreter lock.
+    dlopen.argtypes = [ctypes.c_char_p, ctypes.c_int]
+    dlopen.restype = ctypes.c_void_p
     for name, scope in LIBRARIES.items():
         path = Path(torch.origin).parent / "lib" / name
         if path.exists():
-            dlopen(os.fsencode(path), os.RTLD_NOW | scope)  # ctypes.CDLL keeps the interpreter lock
+            dlopen(os.fsencode(path), os.RTLD_NOW | scope)
 
 
 def import_modules() -> None:

@@ -78,18 +78,20 @@ class PassSize:
     @contextmanager
     def measured(self, rows: int) -> Iterator[None]:
         """Surrounds the forward pass of ``rows`` observations, and sets the size of later ones."""
-        kept: dict[tuple[int, int], int] = {}
+        # Saved activations by their place in memory, so that none counts twice.
+        saved_nbytes: dict[tuple[int, int], int] = {}
 
         def count(tensor: Tensor) -> Tensor:
             place = int(tensor.untyped_storage()._cdata), int(tensor.storage_offset())
-            kept[place] = max(kept.get(place, 0), tensor.numel() * tensor.itemsize)
+            nbytes = tensor.numel() * tensor.itemsize
+            saved_nbytes[place] = max(saved_nbytes.get(place, 0), nbytes)
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             yield
         self.unknown = False
-        each = max(1, sum(kept.values()) // rows)
-        self.rows = max(rows, self._device.free_nbytes() // SHARE // each)
+        row_nbytes = max(1, sum(saved_nbytes.values()) // rows)
+        self.rows = max(rows, self._device.free_nbytes() // SHARE // row_nbytes)
 
 
 def compile_network(net: nn.Module) -> None:
