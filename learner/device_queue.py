@@ -67,6 +67,7 @@ class DeviceQueue:
         """
         if not self._ends:
             return
+
         if self._copies is not None:
             self._copies.add()
         self._ends.reverse()
@@ -85,6 +86,7 @@ class DeviceQueue:
         """
         if not self._ends:
             return
+
         end = self._device.make_event()
         end.record()
         self._wait_for(end, min(timeout_s, self._timeout_s))

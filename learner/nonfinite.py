@@ -47,6 +47,7 @@ class NonFiniteGuard:
         self._statistics = trainer.device_statistics
         self._config = trainer.config.learner.nonfinite
         self._event = event
+
         self._states: deque[Arrays] = deque(maxlen=KEPT)
         """The states to which the run can return, the newest last."""
         self._reported_skips = 0
@@ -108,6 +109,7 @@ class NonFiniteGuard:
         """Write an event about the updates skipped since the last call, if any."""
         skipped = self._statistics.skipped - self._reported_skips
         self._reported_skips = self._statistics.skipped
+
         if skipped:
             self._event(
                 "note",
@@ -135,7 +137,8 @@ class NonFiniteGuard:
         state = dict(newest)
         set_weights(self._trainer, state.pop(WEIGHTS))
         self._trainer.load_state_dict(state)
-        self._trainer.queue.launched()  # from now on a lost reduction brings this state back
+        # From now on a lost reduction brings this state back.
+        self._trainer.queue.launched()
         self._trainer.queue.drain()
 
     def _end_reason(self, cause: str) -> str:

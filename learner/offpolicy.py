@@ -152,9 +152,9 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
     def _rescale_weights(self, batch: ReplayBatch | None) -> None:
         """Divide importance weights by the largest of all learners' batches, not of this one.
 
-        Each learner draws as many from its shard, so that the chance of a row of shard r in the
-        whole is P_r / learners, and its weight (N P_r / learners)^-beta. Over the largest weight,
-        which belongs to the least P_r of all, everything but the ratio of the two cancels.
+        Each learner draws as many rows from its own shard of the N rows. So the chance of a row of
+        shard r is P_r / learners, and its weight (N P_r / learners)^-beta. The largest weight is
+        that of the least P_r of all. In the ratio of two weights only the ratio of the P_r is left.
         """
         own_least = math.inf if batch is None else batch.min_probability
         least = self.sync.all_reduce_min(own_least)
@@ -190,6 +190,7 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
         """
         if self._runs_behind:
             self._ledger.switch(Part.H2D)
+
         columns = {name: batch[name] for name in self._columns if name in batch}
         tensors: dict[str, Tensor] = self._uploader.send(columns).arrive()
         if "weights" not in tensors:

@@ -458,10 +458,9 @@ class Progress:
         self.returns.share(learners)
 
     def publish_due(self, every: int) -> bool:
-        """Whether a multiple of ``every`` optimizer steps was reached since this last returned
-        True.
+        """Returns whether a multiple of ``every`` optimizer steps was reached since this last did.
 
-        Also after weights were taken from elsewhere, which are published at once.
+        That includes steps of others: weights that were taken from elsewhere are published at once.
         """
         due = self.learner_steps // every > self._published_steps // every
         if due:

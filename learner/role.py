@@ -328,6 +328,7 @@ class LearnerProcess(TrainingLoop[Any]):
         self._handle_messages()
         if self._ctx.stopping():
             return
+
         self._trainer.queue.drain()
         self._ledger.switch(Part.SAVE)
         self._ctx.status.phase = Phase.SAVING
@@ -386,12 +387,14 @@ class LearnerProcess(TrainingLoop[Any]):
         """
         wait_s = self._config.learner.reduce.wait_s if self._group.sync.world > 1 else 0.0
         deadline_s = time.monotonic() + wait_s
+
         self._ledger.switch(Part.WAIT)
         while (batch := self._source.next(WAIT_S)) is None:
             self._ctx.status.beat()
             self._do_periodic_work()
             if self._ctx.stopping() or time.monotonic() >= deadline_s:
                 break
+
         self._ledger.switch(Part.COUNT)
         return batch
 
@@ -451,6 +454,7 @@ class LearnerProcess(TrainingLoop[Any]):
         A run that cannot be saved continues, as a full disk may have room later.
         """
         self._group_state = self._group.state(last=not save)
+
         if save:
             try:
                 if self._group.leads:
@@ -460,12 +464,14 @@ class LearnerProcess(TrainingLoop[Any]):
             except (UserError, RunEndedError) as error:
                 self._checkpoints.put_off(str(error))
                 logger.info("this checkpoint could not be saved, and the run continues: %s", error)
+
+        # A rollback returns to this state.
         self._nonfinite.keep()
 
     def stopped(self) -> None:
+        # On several machines each supervisor learns the reason from its own learner, which may have
+        # reached the limit as the learners agreed to stop.
         if self._stop_reason is not None or self._ctx.store is not None:
-            # On several machines each supervisor learns it from its own learner, which may have
-            # reached the limit as the learners agreed to stop.
             reason = self._stop_reason or self._progress.stop_reason() or "stopped"
             self._ctx.report("stop", reason=reason, error=self.diverged)
         elif self._ctx.stopping():  # stopped by a signal from elsewhere than the supervisor?
@@ -493,6 +499,7 @@ class LearnerProcess(TrainingLoop[Any]):
             raise RunEndedError(
                 "the parameter server did not send its state: checkpoints/last is not replaced"
             )
+
         group = self._group
         self._checkpoints.save(self._group_state, epoch=group.epoch, is_named=group.is_named)
         if self._requests.due() is not None:
@@ -504,11 +511,13 @@ class LearnerProcess(TrainingLoop[Any]):
         Returns False if the run ends.
         """
         self._ledger.switch(Part.REDUCE)
-        self._group_state = {}  # belonged to the former members
-        self._publisher.drop()  # may be of a reduction that was lost
+        # The state belonged to the former members, and weights may be of a reduction that was lost.
+        self._group_state = {}
+        self._publisher.drop()
         self._checkpoints.forget_best()
         if not self._group.join(why):
             return False
+
         self._nonfinite.begin_anew()
         self._publish()
         return True
@@ -546,7 +555,8 @@ class LearnerProcess(TrainingLoop[Any]):
         if time.monotonic() >= self._trim_s:
             self._trim_s = time.monotonic() + TRIM_S
             give_back_memory()
-        self._show_counts()  # so that the page never shows less than the metrics
+        # The page is written before the metrics, so that it never shows less than they do.
+        self._show_counts()
         self._ctx.report("metrics", **self._metrics(), **statistics)
 
     def _metrics(self) -> dict[str, Any]:
@@ -563,13 +573,16 @@ class LearnerProcess(TrainingLoop[Any]):
         """Read the supervisor's messages, and pass them on to all whom they may concern."""
         self._next_messages_s = time.monotonic() + MESSAGES_S
         messages = self._group.messages()
+
         self._streams.handle_messages(messages)
         self._torch_trace.handle_messages(messages)
         self._requests.handle_messages(messages)
         self._checkpoints.hear(messages)
+
         for message in messages:
             if message["kind"] == "threads":
-                torch.set_num_threads(message["threads"])  # of this thread, which trains
+                # torch's threads belong to the one that calls them: this one, which trains.
+                torch.set_num_threads(message["threads"])
             elif message["kind"] == "over":
                 self._run_is_over = True
 

@@ -261,7 +261,7 @@ class Trainer(BaseTrainer[StagingBatch]):
         return columns
 
     def _batch_parts(self, columns: Mapping[str, Tensor]) -> list[slice | Tensor]:
-        """The environments of a whole batch, as many at a time as are computed together."""
+        """Returns the environments of a whole batch, as many at a time as are computed together."""
         envs = slice(0, columns["alive"].shape[1])
         size = self._micro_envs
         if self._needs_whole_update:  # all of an update fits, so its loss is computed at once
@@ -269,13 +269,14 @@ class Trainer(BaseTrainer[StagingBatch]):
         return list(pieces(envs, size))
 
     def _takes_update(self, updates_done: int, columns: dict[str, Tensor]) -> bool:
-        """Whether to take the next update of a batch, after ``updates_done``.
+        """Returns whether to take the next update of a batch, after ``updates_done``.
 
         The algorithm decides at the start of each epoch but the first, for the whole epoch.
         """
         epoch, update = divmod(updates_done, self.config.learner.updates_per_batch)
         if update or not epoch or self._algo.going_on is None:
             return True
+
         self._ledger.switch(Part.FORWARD)
         parts = self._batch_parts(columns)
         return self._algo.going_on(
@@ -345,13 +346,15 @@ class Trainer(BaseTrainer[StagingBatch]):
         for number, part in enumerate(parts, start=1):
             self._ledger.switch(Part.FORWARD)
             loss, sums = compute_loss(data, part)
+
+            # The last micro-batch completes the gradients: they may be reduced meanwhile.
             if self._accumulation.is_complete and number == len(parts):
                 self.sync.prepare_backward(self.optimizer, self._accumulation.samples)
 
             hooks.before_backward()
             self._ledger.switch(Part.BACKWARD)
             backward(loss)
-            del loss  # with its activations, before the next pass makes others
+            del loss  # its activations are freed before the next pass makes others
             self.device_statistics.add(sums)
 
     def _measured_loss(self, data: BatchColumns, places: slice | Tensor) -> tuple[Tensor, Tensor]:

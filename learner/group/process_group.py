@@ -157,11 +157,14 @@ class LearnerGroup:
         """
         data = np.frombuffer(save(arrays or {}), np.uint8).copy()
         size = torch.tensor([len(data)])
+
+        # The others learn the number of bytes first, and make room for them.
         with lost("broadcast"):
             dist.broadcast(size, source)
             if self.rank != source:
                 data = np.empty(int(size), np.uint8)
             dist.broadcast(torch.from_numpy(data), source)
+
         received: Arrays = load(data.tobytes())
         return received
 

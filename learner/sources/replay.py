@@ -285,6 +285,7 @@ class ReplayDataSource(TableListener):
         self._ledger.switch(Part.GATHER)
         self.serve(0.0)
         batch = self._draw()
+
         if batch is None:
             self._ledger.switch(Part.WAIT)
             self.serve(timeout_s)

@@ -202,11 +202,14 @@ class UnrollSource:
             with links[int(header["actor"])].slot(0.0) as slot:
                 if slot is None:
                     raise ValueError(f"{len(state)} unrolls, and fewer slots")
+
                 slot.header[...] = header
                 slot.header["started_s"] = slot.header["published_s"] = time.monotonic()
                 for block, values in zip(slot.payload, payload, strict=True):
                     block[...] = values
             self._queue.collect()
+
+        # Their steps were counted before the resume.
         self._consumer.progress.resumed_in_flight(self._queue.in_flight_steps())
 
     def stop(self) -> None:
