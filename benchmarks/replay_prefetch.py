@@ -144,7 +144,7 @@ class Announcing(StepHooks):
         self._source = source
 
     def before_backward(self) -> None:
-        self._source.backward_begins()
+        self._source.on_backward()
 
 
 def measured(trainer: Any, source: ReplayDataSource, updates: int) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -425,7 +425,7 @@ class LearnerProcess(TrainingLoop[Any]):
             self._publisher.flush(wait=True)
 
     def before_backward(self) -> None:
-        self._actor_source.backward_begins()
+        self._actor_source.on_backward()
 
     def after_update(self, updates_left: int) -> None:
         """Serve attaching and leaving actors, which no thread does where slots are lent by batch.
@@ -587,6 +587,14 @@ class LearnerProcess(TrainingLoop[Any]):
                 self._run_is_over = True
 
 
+class EndedStream(NamedTuple):
+    """The end of a stream, of which slots may still be on their way."""
+
+    at_s: float
+    """When its message arrived (CLOCK_MONOTONIC)."""
+    message: Message
+
+
 class StreamTracker:
     """Tracks the streams and connectors that feed a learner, from the supervisor's messages.
 
@@ -597,17 +605,18 @@ class StreamTracker:
         self._accounting = accounting
         self._connectors: dict[tuple[int, int], Message] = {}
         """The latest message of each connector, by index and incarnation."""
-        self._ended: deque[tuple[float, Message]] = deque()
-        """The messages about ended streams, with the time of arrival (CLOCK_MONOTONIC)."""
+        self._ended: deque[EndedStream] = deque()
+        """Streams whose final steps are not counted yet, in the order of their ends."""
 
     def handle_messages(self, messages: Iterable[Message]) -> None:
         """Note which streams have ended, and what connectors have received."""
         now_s = time.monotonic()
         for message in messages:
             if message["kind"] == "actor_ended":
-                self._ended.append((now_s, message))
+                self._ended.append(EndedStream(now_s, message))
             elif message["kind"] == "connector":
-                self._ended += [(now_s, stream) for stream in message.pop("streams", ())]
+                streams = message.pop("streams", ())
+                self._ended += [EndedStream(now_s, stream) for stream in streams]
                 self._connectors[message["index"], message["incarnation"]] = message
 
     def close_streams(self, *, everything_arrived: bool = False) -> None:
@@ -616,14 +625,14 @@ class StreamTracker:
         That is `ARRIVAL_S` after their end, or now if ``everything_arrived``.
         """
         now_s = time.monotonic()
-        while self._ended and (everything_arrived or now_s - self._ended[0][0] > ARRIVAL_S):
-            _, end = self._ended.popleft()
+        while self._ended and (everything_arrived or now_s - self._ended[0].at_s > ARRIVAL_S):
+            message = self._ended.popleft().message
             self._accounting.ended(
-                end["actor"],
-                end["incarnation"],
-                end["sequence"],
-                end["produced_steps"],
-                trusted=end.get("kind") == "actor_ended",
+                actor=message["actor"],
+                incarnation=message["incarnation"],
+                next_sequence=message["sequence"],
+                produced_steps=message["produced_steps"],
+                trusted=message.get("kind") == "actor_ended",
             )
 
     @property

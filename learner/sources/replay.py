@@ -8,7 +8,7 @@ drawn ahead is sampled before the priorities of the `learner.prefetch` batches b
 
 The feeder thread needs the interpreter lock, which a small network's forward pass takes for each of
 its short operations, and which a backward pass releases as a whole. So the thread begins to draw
-with the backward pass (`backward_begins`), unless no batch is ready: then at once.
+with the backward pass (`on_backward`), unless no batch is ready: then at once.
 
 A step counts as trained once, when it enters the replay. `replay.samples_per_insert` limits how
 often it is sampled: the side that is ahead, actors or learner, waits.
@@ -184,7 +184,7 @@ class ReplayDataSource(TableListener):
             batch = self._feeder.take(timeout_s)
             self._defers = batch is not None
             if not self._feeder.ready:
-                self.backward_begins()
+                self.on_backward()
         if batch is not None:
             self._learner_ledger.switch(Part.COUNT)
         self._count_arrivals()
@@ -195,9 +195,9 @@ class ReplayDataSource(TableListener):
             self._batches.release(batch, result)
             return
         self._batches.take_errors(batch, result)  # the feeder sets priorities before it draws
-        self.backward_begins()  # an update may have had no backward pass
+        self.on_backward()  # an update may have had no backward pass
 
-    def backward_begins(self) -> None:
+    def on_backward(self) -> None:
         """Let the feeder thread draw while the learner's thread does not need the interpreter."""
         if self._defers:
             self._defers = False

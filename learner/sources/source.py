@@ -42,8 +42,8 @@ class ActorSource(DataSource[B], Protocol[B]):
     def serve(self, timeout_s: float) -> None:
         """Serve writers that end, for up to ``timeout_s`` seconds; called after `stop`."""
 
-    def backward_begins(self) -> None:
-        """Called before each backward pass, which leaves the interpreter to other threads."""
+    def on_backward(self) -> None:
+        """Called before each backward pass, which leaves the interpreter lock to other threads."""
 
     def in_flight_steps(self) -> int:
         """Returns the agent steps that arrived and were not trained on; called after `stop`."""

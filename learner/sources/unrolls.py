@@ -2,7 +2,7 @@
 
 A feeder thread takes in filled slots and gathers them into staging batches ahead of the trainer,
 as soon as a slot arrives, and at the latest during its backward pass, which needs no interpreter
-lock (`UnrollSource.backward_begins`).
+lock (`UnrollSource.on_backward`).
 No more slots are lent or filled at a time than `transport.max_policy_lag` allows. Where that is
 below the optimizer steps of a batch, there is no thread: the learner lends the slots of one batch
 at a time, within the training on the batch before it (`learner.role`), or after that.
@@ -163,9 +163,9 @@ class UnrollSource:
 
         self._has_returned = self._feeder is not None
         if self._feeder is not None and not self._feeder.ready:
-            self.backward_begins()
+            self.on_backward()
 
-    def backward_begins(self) -> None:
+    def on_backward(self) -> None:
         """Let the feeder thread gather while the learner's thread does not need the interpreter."""
         if self._has_returned:
             self._has_returned = False

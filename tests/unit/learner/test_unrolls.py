@@ -287,7 +287,7 @@ def test_a_returned_batch_wakes_the_thread_only_where_no_other_is_ready(
         if taken == 1:  # the other batch is ready, and the learner's next backward pass is awaited
             time.sleep(0.2)
             assert r.staged_steps() == 6
-            r.source.backward_begins()
+            r.source.on_backward()
         wait_until(lambda: r.staged_steps() == 12)
 
 
