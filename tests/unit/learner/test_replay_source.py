@@ -434,7 +434,8 @@ def test_a_gpu_that_draws_from_replay_tells_where_its_seconds_go() -> None:
         world.publish()
         if (batch := source.next(0.0)) is not None:
             world.train(batch)
-            assert len(source._batches._pending_errors) == 1  # of the batch that may be computed still
+            # Those of the batch that may be computed still.
+            assert len(source._batches._pending_errors) == 1
     torch.cuda.synchronize()
     host.switch(Part.WAIT)
     clock.settle()
