@@ -142,14 +142,14 @@ def make_source(
     status: StatusPage,
     rank: int = 0,
 ) -> ActorSource[Any]:
-    """Make the source of batches for ``trainer``.
+    """Make the source of batches for a trainer: what its algorithm trains on decides which.
 
     Args:
         config: of the run.
         trainer: the consumer of the batches.
         accounting: counts arrived and trained steps.
         first: actors at the start, for which there is memory.
-        most: actors later. Memory for unrolls grows with them, that of a replay is all made now.
+        most: most actors later. Memory for unrolls grows with them; that of a replay is made now.
         ledger: of the calling thread.
         status: where the thread that prepares batches ahead keeps its ledger.
         rank: of the learner.
@@ -296,21 +296,22 @@ class LearnerProcess(TrainingLoop[Any]):
     def work(self) -> None:
         """Train until a stop condition is met or the supervisor asks to stop."""
         self._next_report_s = time.monotonic() + self._config.run.interval_s
-        going = True
-        while going:
+        continues = True
+        while continues:
             self._ctx.status.beat()
             self._ctx.holds_state = self._group.sync.world == 1
             if self._ctx.shim_died and not self._ctx.stopping():
                 self._save_and_end()
 
-            # The learner joins again out here, where nothing refers to the lost group any more.
-            lost = None
+            # It joins another group outside of the handler: the exception refers to the lost one,
+            # whose connections close with the last reference.
+            loss: str | None = None
             try:
-                going = self.turn()
+                continues = self.turn()
             except GroupLostError as error:
-                lost = str(error)
-            if lost is not None:
-                going = self._regroup(lost)
+                loss = str(error)
+            if loss is not None:
+                continues = self._regroup(loss)
 
             self._torch_trace.turn()
             if time.monotonic() >= self._next_report_s:
@@ -428,19 +429,23 @@ class LearnerProcess(TrainingLoop[Any]):
         self._actor_source.on_backward()
 
     def after_update(self, updates_left: int) -> None:
-        """Serve attaching and leaving actors, which no thread does where slots are lent by batch.
+        """Do what no other thread does where slots are lent by batch: serve actors, and lend slots.
 
-        When the batch in training has as many updates left as the next one may lag, publish the
-        weights, and lend the slots of the next.
+        Actors that attach or leave are served after each update. When the batch in training has as
+        many updates left as the next one may lag, its weights are published, and the slots of the
+        next one are lent.
         """
         if not self._by_batch:
             return
         self._host.poll(0.0)
-        lag = self._config.transport.max_policy_lag
-        if not lag or updates_left != lag:  # without lag weights are published after the batch
+
+        # Without any lag weights are published, and slots lent, after the batch.
+        max_lag = self._config.transport.max_policy_lag
+        if not max_lag or updates_left != max_lag:
             return
 
-        self._trainer.queue.drain()  # may raise, where a wait for the copy would not end
+        # If the group is lost this raises, while a wait for the copy of the weights would not end.
+        self._trainer.queue.drain()
         part = self._ledger.part
         self._ledger.switch(Part.PUBLISH)
         self._publish()

@@ -63,7 +63,12 @@ class GroupCollective:
             self._wait(self.group.allreduce([tensor], options))
 
     def _wait(self, work: dist.Work) -> None:
-        """Wait for a collective call. Raises GroupLostError if a member is lost."""
+        """Wait for a collective call to complete.
+
+        Raises:
+            GroupLostError: a member is lost.
+            RuntimeError: the call has failed.
+        """
         if self._is_lost is None:
             work.wait()
             return

@@ -143,12 +143,14 @@ class LearnerGroup:
         never completes.
         """
         self.gradients.group.abort()
-        groups = [self.control.group, self.gradients.group]
+
+        # gloo closes the connections of a group when its last reference goes, and waits then for
+        # collectives that are still in it. So a thread has the last references, and drops them.
+        last_references = [self.control.group, self.gradients.group]
         del self.control.group, self.gradients.group
         dist.destroy_process_group()
-        # The last use of a gloo group waits for collectives that are still in it.
-        threading.Thread(target=groups.clear, name="leave", daemon=True).start()
-        del groups
+        threading.Thread(target=last_references.clear, name="leave", daemon=True).start()
+        del last_references
 
     def broadcast(self, arrays: Arrays | None, source: int) -> Arrays:
         """Copy the arrays of the member at position ``source`` to all members.
@@ -221,7 +223,7 @@ def meet(
     timeout_s: float,
     waiting: Callable[[], bool],
 ) -> None:
-    """Return when all members are present and have the same options.
+    """Wait until all members are present, and check that they have the same options.
 
     Args:
         store: where they meet.
@@ -240,12 +242,15 @@ def meet(
     with lost("the meeting"):
         store.set(f"hello-{me}", json.dumps(hello))
         store.set(f"token-{me}", token)
+
         absent = [member for member in members if member != me]
         while absent:
-            for member in [m for m in absent if store.check([f"hello-{m}"])]:
+            arrived = [member for member in absent if store.check([f"hello-{member}"])]
+            for member in arrived:
                 their_hello = read_value(store.get(f"hello-{member}"), member)
                 _compare(hello, their_hello, me=me, member=member)
                 absent.remove(member)
+
             # The token is another one if another learner has written it, under the same rank.
             if store.get(f"token-{me}") != token.encode():
                 raise UserError(f"two learners have rank {me}; give each one its own")

@@ -258,9 +258,10 @@ class UnrollSource:
         slots = self._queue.take(self._batch_slots, version)
         if not slots:
             return None
-        if self._lends_by_batch:
+        if self._lends_by_batch:  # no more until the next batch is lent
             self.store.quota = 0
 
+        # The slots are free again as soon as they are copied.
         batch = self._free.popleft()
         self._ledger.switch(Part.GATHER)
         batch.gather(slots)
