@@ -173,8 +173,8 @@ class LocalSgd(OwnUpdates):
     def _average(self, share: float) -> None:
         """Average parameters and moments over learners, this learner's with weight ``share``.
 
-        They are replaced only when all means have arrived, as a learner may die meanwhile. Over NCCL
-        the host does not wait for that: `StateCopies` restores them if the average is lost.
+        They are replaced only when all means have arrived, as a learner may die meanwhile. Over
+        NCCL the host does not wait for that: `StateCopies` restores them if the average is lost.
         """
         parameters_and_moments = [
             values

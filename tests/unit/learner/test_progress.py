@@ -10,7 +10,15 @@ import pytest
 
 from penstock.algos.slots import UnrollSummary
 from penstock.configs.sections import StopConfig
-from penstock.learner.progress import BOOKED, UNCOUNTED, Progress
+from penstock.learner.progress import (
+    BOOKED,
+    EPISODES,
+    UNCOUNTED,
+    LagHistogram,
+    LocalCounts,
+    Progress,
+    ReturnWindow,
+)
 from penstock.profiling.ledger import Part, TimeLedger
 
 
@@ -288,3 +296,35 @@ def test_an_unroll_cannot_have_begun_before_there_was_a_learner() -> None:
     run.start(time.monotonic() - 1e5)
     assert run.time_s < 10
     assert run.stop_reason() is None
+
+
+def test_a_learner_keeps_its_share_of_the_last_episodes() -> None:
+    window = ReturnWindow()
+    window.add([float(i) for i in range(EPISODES)], [1] * EPISODES)
+    window.share(3)
+    assert list(window.returns) == [float(i) for i in range(66, 100)]
+    assert window.local == (sum(range(66, 100)), 34, 34)
+    assert window.mean is None, "the others have not agreed yet"
+    window.agree(window.local)
+    assert window.mean == sum(range(66, 100)) / 34
+    assert window.length_mean == 1
+
+
+def test_lag_that_was_taken_is_not_counted_again() -> None:
+    histogram = LagHistogram()
+    histogram.add(UnrollSummary.of(batch([0.0] * 2, version=3)), version=5, updates=1)
+    assert histogram.take() == {2: 2}
+    assert histogram.counts == {}
+
+
+def test_a_count_is_pending_until_it_is_part_of_the_sum() -> None:
+    counts = LocalCounts()
+    counts.set_total("env_steps", 10)
+    counts.add("trained_steps", 4)
+    assert counts.pending() == [10, 4, 0]
+    counts.agree("env_steps", 10)
+    counts.set_total("env_steps", 13)
+    assert counts.pending() == [3, 4, 0]
+    counts.agree_on_all()
+    assert counts.pending() == [0, 0, 0]
+    assert (counts.total("env_steps"), counts.total("trained_steps")) == (13, 4)
