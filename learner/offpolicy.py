@@ -278,6 +278,7 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
         return arrays | super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Restore a `state_dict`. Raises ValueError for one with other names."""
         present = self.state_dict()
         if present.keys() != state.keys():
             raise ValueError(f"state of {sorted(state)}, but this run needs {sorted(present)}")

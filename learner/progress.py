@@ -134,6 +134,7 @@ class ReturnGoal:
     """Whether the run has reached `stop.return`, in training or, if needed, by an evaluation."""
 
     def __init__(self, stop: StopConfig, returns: ReturnWindow, clock: TrainingClock) -> None:
+        """``returns`` and ``clock`` are those of the run's progress."""
         self._return = stop.return_
         self._hold_s = stop.hold_s
         self._returns = returns
@@ -236,6 +237,7 @@ class LagHistogram:
         return counts
 
     def _count(self) -> None:
+        """Add the unrolls that wait to be counted."""
         for unrolls, version, updates in self._uncounted:
             # Update i of a batch took the i-th share of its environments, at version + i.
             envs = unrolls.versions.shape[-1]

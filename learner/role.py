@@ -375,6 +375,7 @@ class LearnerProcess(TrainingLoop[Any]):
         return self._group.leads
 
     def must_stop(self) -> bool:
+        """Do what is due in every turn. Returns whether this learner must stop training."""
         self._do_periodic_work()
         self._show_counts()
         self._ctx.status.phase = Phase.WAITING
@@ -382,9 +383,10 @@ class LearnerProcess(TrainingLoop[Any]):
         return self._stop_reason is not None or self._ctx.stopping()
 
     def next_batch(self) -> Any:
-        """Wait for the next batch.
+        """Wait for the next batch, for up to `WAIT_S` seconds.
 
-        Returns None if there is none after so long that the other learners proceed.
+        One of several learners waits for up to `learner.reduce.wait_s`; after that the others
+        proceed without it. Returns None if there is no batch.
         """
         wait_s = self._config.learner.reduce.wait_s if self._group.sync.world > 1 else 0.0
         deadline_s = time.monotonic() + wait_s
@@ -400,6 +402,12 @@ class LearnerProcess(TrainingLoop[Any]):
         return batch
 
     def control(self, counts: Floats, stop: bool) -> ControlMessage:
+        """Bring messages, counts and requests up to date, and make this turn's control message.
+
+        Args:
+            counts: this learner's samples of each update, float64 ``[updates]``.
+            stop: whether this learner must stop.
+        """
         if time.monotonic() >= self._next_messages_s:
             self._handle_messages()
         self._progress.arrived(self._accounting)
@@ -474,6 +482,7 @@ class LearnerProcess(TrainingLoop[Any]):
         self._nonfinite.keep()
 
     def stopped(self) -> None:
+        """Report why the run stops."""
         # On several machines each supervisor learns the reason from its own learner, which may have
         # reached the limit as the learners agreed to stop.
         if self._stop_reason is not None or self._ctx.store is not None:

@@ -408,6 +408,7 @@ class ScheduledOptions:
     """The options of an algorithm, some of which may follow schedules over the run."""
 
     def __init__(self, algo: UnrollAlgorithm[Any], config: Config) -> None:
+        """Begin at the first step of the run."""
         self._algo = algo
         self._schedules = over_run(config.algo, config.stop.env_steps)
         self._changes = bool(schedules(self._schedules))
@@ -427,6 +428,7 @@ class Accumulation:
     """
 
     def __init__(self, batches_per_update: int) -> None:
+        """``batches_per_update`` is `learner.accumulate`."""
         self._batches_per_update = batches_per_update
         self._batches = 0
         """Batches since the run began, or since its learners have changed."""

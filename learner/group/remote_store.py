@@ -168,6 +168,7 @@ def who_has_gone(
     store_answered = threading.Event()
 
     def call_the_roll() -> None:
+        """Leave this learner's sign, and look for those of the others."""
         try:
             store.set(f"lives-{me}", "")
             deadline_s = time.monotonic() + ROLL_S

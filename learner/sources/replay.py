@@ -178,6 +178,10 @@ class ReplayDataSource(TableListener):
             self._feeder.start()
 
     def next(self, timeout_s: float) -> ReplayBatch | None:
+        """Returns the next batch, or None if there was none within ``timeout_s`` seconds.
+
+        Counts what has arrived meanwhile.
+        """
         if self._feeder is None:
             batch = self._draw_now(timeout_s)
         else:
@@ -250,6 +254,7 @@ class ReplayDataSource(TableListener):
         return 0
 
     def figures(self) -> dict[str, float]:
+        """Returns figures for metrics.jsonl."""
         counts = self._limiter.counts
         return {
             "queue_fill": self._table.stored / self._table.rows,

@@ -89,6 +89,11 @@ class Bsp:
         self._reducers[id(optimizer)].prepare_backward(optimizer.updates, total)
 
     def step(self, optimizer: FlatOptimizer, total: float, env_steps: int) -> Tensor:
+        """Reduce the gradients of all learners, and take an optimizer step by their mean.
+
+        Every `learner.reduce.check_every` updates all learners are compared (`check_equal`).
+        Returns the gradient norm, float32 ``[]``; not finite if the step was skipped.
+        """
         self._ledger.switch(Part.REDUCE)
         self._reducers[id(optimizer)].finish(optimizer.updates, total)
         self._ledger.switch(Part.OPTIMIZE)
@@ -220,6 +225,7 @@ class BspPace:
         """Whether the user was told how much the codec sends."""
 
     def join(self, group: LearnerGroup | None, source: int = 0) -> GradientSync:
+        """Make the sync of a group, with the codec of the member at position ``source``."""
         assert group is not None
         cfg = self._config.learner
         if cfg.reduce.codec == AUTO:

@@ -198,6 +198,7 @@ class LocalSgdPace:
         self._context = context
 
     def join(self, group: LearnerGroup | None, source: int = 0) -> GradientSync:
+        """Make the sync of a group; nothing of it depends on ``source``."""
         assert group is not None
         ctx, config, trainer = self._context
         return LocalSgd(
