@@ -236,7 +236,7 @@ class Trainer(BaseTrainer[StagingBatch]):
         batch.wait_on_device()
         return batch.tensors
 
-    def _prepare_columns(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _prepare_columns(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
         """Scale rewards, update the observations' normaliser, and add the algorithm's columns.
 
         Returns the columns of the batch for all of its updates. All learners call this in the same
