@@ -192,10 +192,10 @@ def test_what_relabels_gets_later_steps_of_the_episode_and_the_update_what_it_ma
     seen: list[Any] = []
     step = OffPolicyTrainer.step
 
-    def note(self: OffPolicyTrainer, batch: Any, *others: Any) -> Any:
+    def note(self: OffPolicyTrainer, batch: Any, *plan: Any, **others: Any) -> Any:
         seen.append(batch.data)
         np.testing.assert_array_equal(batch.tensors["reward"], batch.data["reward"])
-        return step(self, batch, *others)
+        return step(self, batch, *plan, **others)
 
     monkeypatch.setattr(OffPolicyTrainer, "step", note)
     run_lockstep(tmp_path, LOCKSTEP)
