@@ -139,8 +139,12 @@ class Trainer(BaseTrainer[StagingBatch]):
         """
         plan = self.plan_updates(batch) if plan is None else plan
         totals = plan.counts if totals is None else totals
-        columns = self._empty_columns if batch is None else self._receive(batch)
-        shares: Sequence[Share | None] = plan.shares or [None] * len(totals)
+        shares: Sequence[Share | None] = plan.shares
+        if batch is None:
+            columns = self._empty_columns
+            shares = [None] * len(totals)
+        else:
+            columns = self._receive(batch)
 
         self._accumulation.begin_batch(self._copy_shared)
         self._options.follow(self.progress.trained_steps)

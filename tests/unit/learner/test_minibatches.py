@@ -16,12 +16,12 @@ import small_trainer
 from penstock.algos.ops.frame_stacks import stacks
 from penstock.algos.slots import BEGINS, OLDER
 from penstock.configs.load import resolve
+from penstock.core.interfaces import Share
 from penstock.core.observations import MASK, views
 from penstock.core.specs import HEADER
 from penstock.device.choice import device_of
 from penstock.device.transfers import DeviceUploader
 from penstock.envs import probe
-from penstock.learner import minibatches
 from penstock.learner.minibatches import BatchSteps, Minibatch, deal_steps
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.trainer import Trainer
@@ -40,7 +40,7 @@ def trainer(*options: str) -> Trainer:
     return Trainer(config, probe(config.env))
 
 
-def places(share: minibatches.Share) -> list[int]:
+def places(share: Share) -> list[int]:
     assert share.order is not None
     return [int(place) for place in share.order[share.places]]
 
