@@ -144,7 +144,7 @@ class Announcing(StepHooks):
         self._source = source
 
     def before_backward(self) -> None:
-        self._source.backward_begins()
+        self._source.on_backward()
 
 
 def measured(trainer: Any, source: ReplayDataSource, updates: int) -> tuple[float, float]:
@@ -156,7 +156,7 @@ def measured(trainer: Any, source: ReplayDataSource, updates: int) -> tuple[floa
         while (batch := source.next(1.0)) is None:
             pass
         waited_s += time.perf_counter() - asked_s
-        source.release(batch, trainer.step(batch, trainer.plan_updates(batch), hooks))
+        source.release(batch, trainer.step(batch, hooks=hooks))
     return (time.perf_counter() - began_s) / updates, waited_s / updates
 
 

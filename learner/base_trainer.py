@@ -1,4 +1,4 @@
-"""What the trainers have in common: a device, optimizers, progress, statistics, their state.
+"""The base of the trainers: a device, optimizers, progress, statistics, and their state.
 
 `Trainer` trains on unrolls, `OffPolicyTrainer` on batches from replay.
 """
@@ -32,7 +32,9 @@ from penstock.models.torch_heads import PolicyNetwork
 from penstock.models.torch_setup import set_up_torch
 from penstock.profiling.ledger import TimeLedger
 
-OPTIMIZER = "optimizer/"  # before the names of an optimizer's state
+# Prefix of the names of an optimizer's state in a checkpoint.
+OPTIMIZER = "optimizer/"
+# The default of `Update.step`: nothing is called within a step.
 NO_HOOKS = StepHooks()
 
 
@@ -45,66 +47,77 @@ class BaseTrainer(Update[B_contra], ABC):
     def __init__(
         self, config: Config, info: EnvInfo, ledger: TimeLedger | None, shape: AnyShape
     ) -> None:
-        """``ledger`` is that of the training thread, ``shape`` that of the network for actors."""
+        """Set up torch for the calling thread, which is the one that trains.
+
+        Args:
+            config: of the run.
+            info: the properties of the run's environments.
+            ledger: time ledger of the training thread.
+            shape: the network that actors get.
+        """
         set_up_torch(config.learner.first_threads)
         torch.manual_seed(config.run.seed)
         self.config = config
         self.info = info
-        """The properties of the run's environments."""
+
+        # The device, and how passes are computed on it.
         self.device = pick_device(config.learner.device)
-        seam = device_of(self.device)
-        seam.enter_thread()
-        self._runs_behind = seam.runs_behind
-        self._uploader = DeviceUploader(seam)
-        self.spec = slot_spec(config, info)
-        self.layout = shape.layout
-        self.scales = scales(config, info)
+        device = device_of(self.device)
+        device.enter_thread()
+        self._runs_behind = device.runs_behind
+        """Whether the device computes while the host goes on, as a GPU does."""
+        self._uploader = DeviceUploader(device)
         self.form = form_of(config, self.device, shape)
         """How passes are computed on a CPU; None on a GPU."""
         self._dtype = trunk_dtype(config.learner.precision, self.device, shape)
+
+        # What actors send and get.
+        self.spec = slot_spec(config, info)
+        self.layout = shape.layout
+        self.scales = scales(config, info)
+
         self._optimizers: dict[str, FlatOptimizer] = {}
         self.progress = Progress(config.stop, info.frames_per_step, config.env.record)
         self._ledger = ledger or TimeLedger()
         self.queue = DeviceQueue(self.device, self._ledger)
         self.sync: GradientSync = SingleLearner()
-        """What connects it with other learners."""
-        self.hooks = NO_HOOKS
-        """The hooks of the step in progress."""
+        """The connection with the other learners."""
 
     @abstractmethod
     def published(self) -> list[Tensor]:
-        """The tensors that actors get, in the layout's order: parameters, then buffers."""
+        """Returns the tensors that actors get, in the layout's order: parameters, then buffers."""
 
     @abstractmethod
     def tensors(self) -> list[Tensor]:
-        """What updates change on the device besides `published` and the optimizers' state."""
+        """Returns what else updates change on the device: neither `published` nor in optimizers."""
 
     @abstractmethod
     def shared(self) -> dict[str, Tensor]:
-        """Statistics over all learners' samples by name, which are equal on each."""
+        """Returns the statistics over all learners' samples by name, which are equal on each."""
 
     def optimizers(self) -> dict[str, FlatOptimizer]:
-        """The optimizers, by the name of the parameters that each updates."""
+        """Returns the optimizers, by the name of the parameters that each updates."""
         return self._optimizers
 
     def unfinished(self) -> dict[str, Any]:
-        """The update that some of its batches were added to (`learner.accumulate`), as JSON values
-        and arrays; empty where each batch is an update.
+        """Returns the state of an update that needs more batches (`learner.accumulate`).
+
+        JSON values and arrays; empty if each batch is an update.
         """
         return {}
 
     def load_unfinished(self, state: dict[str, Any]) -> None:
-        """Continue from `unfinished`."""
+        """Continue from the state that `unfinished` returned."""
 
     def regrouped(self) -> None:
-        """Begin anew with other learners: unfinished updates are dropped."""
+        """Begin anew with other learners; an unfinished update is dropped."""
         self.device_statistics.regrouped()
 
     def statistics(self, *, wait: bool = False) -> dict[str, float]:
-        """Means over the updates since the last call, without skipped ones.
+        """Returns means over the updates since the last call, without skipped ones.
 
-        On a GPU over those of the interval before, unless ``wait`` is set. ``learning_rate`` is of
-        the last update.
+        On a GPU they are over the updates of the interval before, unless ``wait`` is set.
+        ``learning_rate`` is that of the last update.
         """
         means = self.device_statistics.take(wait=wait) | self._batch_statistics()
         rates = [each.lr for each in self._optimizers.values() if each.lr is not None]
@@ -113,7 +126,7 @@ class BaseTrainer(Update[B_contra], ABC):
         return means
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
-        """Arrays that a resumed run needs besides `published`, by name."""
+        """Returns the arrays that a resumed run needs besides `published`, by name."""
         return {
             self._prefix(name) + k: v
             for name, optimizer in self._optimizers.items()
@@ -121,49 +134,52 @@ class BaseTrainer(Update[B_contra], ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Restore a `state_dict`; ValueError for one of another kind."""
+        """Restore a `state_dict`. Raises ValueError for one of another kind."""
         for name, optimizer in self._optimizers.items():
             optimizer.load_state_dict(under(self._prefix(name), state))
 
     def _prefix(self, optimizer: str) -> str:
-        """Comes before the names of an optimizer's state in `state_dict`."""
+        """Returns the prefix of the names of an optimizer's state in `state_dict`."""
         return f"{OPTIMIZER}{optimizer}/"
 
     def _batch_statistics(self) -> dict[str, float]:
-        """Means over the batches since the last call, beside those over updates."""
+        """Returns means over the batches since the last call, beside those over updates."""
         return {}
 
     def _add_optimizer(
         self, name: str, parameters: Iterable[tuple[str, nn.Parameter]]
     ) -> FlatOptimizer:
-        """Make the optimizer of some parameters, at the learning rate's schedule over the run."""
+        """Make the optimizer of some parameters, with the learning rate's schedule over the run."""
         learner = over_run(self.config.learner, self.config.stop.env_steps)
         self._optimizers[name] = FlatOptimizer(parameters, learner)
         return self._optimizers[name]
 
     def _result(self, steps: int, errors: HostValues | None = None) -> StepResult:
-        """The result of a step that has trained on ``steps`` samples."""
+        """Returns the result of a step that has trained on ``steps`` samples."""
         every = 1 if lent_by_batch(self.config) else self.config.learner.publish_every
         return StepResult(steps, self.progress.publish_due(every), errors)
 
     def _copy_shared(self) -> list[Tensor]:
-        """Copies of `shared`, for `_restore_shared`."""
+        """Returns copies of `shared`, for `_restore_shared`."""
         return [tensor.clone() for tensor in self.shared().values()]
 
-    def _restore_shared(self, copies: Sequence[Tensor], taken: Tensor) -> None:
-        """Undo the changes of `shared` unless an update was ``taken``, bool ``[]``, decided on the
-        device."""
+    def _restore_shared(self, copies: Sequence[Tensor], is_taken: Tensor) -> None:
+        """Undo the changes of `shared` unless an update was taken.
+
+        ``is_taken``, bool ``[]``, is on the device, so that the host need not wait for it.
+        """
         for tensor, copy in zip(self.shared().values(), copies, strict=True):
-            tensor.copy_(torch.where(taken, tensor, copy))
+            tensor.copy_(torch.where(is_taken, tensor, copy))
 
 
 def normalizer_statistics(net: PolicyNetwork | None) -> dict[str, Tensor]:
-    """The statistics by which a network normalises observations, by name; empty without them."""
+    """Returns the statistics by which a network normalises observations, by name; empty without
+    them."""
     if net is None or net.normalizer is None:
         return {}
     return dict(net.normalizer.named_buffers(prefix="normalizer"))
 
 
 def under(prefix: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays whose names begin with a prefix, without it."""
+    """Returns the arrays whose names begin with a prefix, by their names without it."""
     return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}

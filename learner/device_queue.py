@@ -28,50 +28,65 @@ from penstock.profiling.ledger import Part, TimeLedger
 
 logger = note_logger(__name__)
 
-COPIES = 3  # two batches are queued at most (`DeviceQueue`), and one before them is complete
-POLL_S = 1e-4  # causes no delay: the next batch is on the stream already
+# Copies of the state: two batches are queued at most, and one before them is complete.
+COPIES = 3
+# Seconds between two looks at the device. They cause no delay: the next batch is on the stream.
+POLL_S = 1e-4
 
 
 class DeviceQueue:
-    """The batches on the current stream of a GPU; on a CPU nothing waits.
-
-    ``meanwhile`` is called repeatedly while the host waits, and may raise `GroupLostError`.
-    """
+    """The batches on the current stream of a GPU; on a CPU nothing waits."""
 
     def __init__(self, device: torch.device, ledger: TimeLedger) -> None:
         """``ledger`` is the time ledger of the calling thread."""
         self._ledger = ledger
-        self._device = used = device_of(device)
-        self._ends = [used.make_event() for _ in range(2)] if used.runs_behind else []
+        self._device = device_of(device)
+        self._ends: list[DeviceEvent] = []
+        """The ends of the last two batches, the later one first; empty on a CPU."""
+        if self._device.runs_behind:
+            self._ends = [self._device.make_event() for _ in range(2)]
+
+        self._tasks: list[Callable[[], None]] = []
+        """What is called while the host waits."""
         self._copies: StateCopies | None = None
+        """Copies of the state while the learner is in a group."""
         self._timeout_s = math.inf
+        """Longest wait for a batch while the learner is in a group."""
         self.taken_back = 0
         """Number of batches that were undone when the last group was lost."""
-        self.meanwhile: Callable[[], None] = _nothing
+
+    def call_while_waiting(self, task: Callable[[], None]) -> None:
+        """Call ``task`` repeatedly whenever the host waits; it may raise `GroupLostError`."""
+        self._tasks.append(task)
 
     def launched(self) -> None:
         """Note that a whole batch is on the stream; wait until the batch before it was computed.
 
-        Raises GroupLostError in a group where that takes longer than its timeout.
+        Raises:
+            GroupLostError: in a group, that takes longer than its timeout.
         """
         if not self._ends:
             return
+
         if self._copies is not None:
             self._copies.add()
         self._ends.reverse()
-        mine, before = self._ends
-        mine.record()
-        self._wait_for(before, self._timeout_s)
+        end, previous_end = self._ends
+        end.record()
+        self._wait_for(previous_end, self._timeout_s)
 
     def drain(self, timeout_s: float = math.inf) -> None:
-        """Wait until all queued work is complete.
+        """Wait until all queued work is complete, for at most ``timeout_s`` seconds.
 
         Call it before anything that blocks on the device, such as `Tensor.cpu`: that would block
-        forever if a member of the group has died during a reduction. Raises GroupLostError, as
-        `launched`.
+        forever if a member of the group has died during a reduction.
+
+        Raises:
+            GroupLostError: it takes longer, or longer than the group's timeout.
         """
         if not self._ends:
             return
+
         end = self._device.make_event()
         end.record()
         self._wait_for(end, min(timeout_s, self._timeout_s))
@@ -82,26 +97,32 @@ class DeviceQueue:
         From now on queued reductions may never complete.
         """
         if self._ends:
-            self._copies, self._timeout_s = StateCopies(tensors), timeout_s
+            self._copies = StateCopies(tensors)
+            self._timeout_s = timeout_s
 
     @contextmanager
     def leave_group(self, settle_s: float) -> Iterator[None]:
-        """Context in which the group's reductions are aborted.
+        """Surrounds the abort of the group's reductions.
 
-        Before it, queued reductions get ``settle_s`` to complete. After it, the state is restored
-        from the newest copy that was complete.
+        Before it, queued reductions get ``settle_s`` seconds to complete. After it, the state is
+        restored from the newest copy that was complete, and `taken_back` says how old that is.
         """
         copies, self._copies = self._copies, None
         if copies is None:
             yield
             return
-        meanwhile, self.meanwhile = self.meanwhile, _nothing  # it would report the loss again
+
+        # The tasks would report the loss again.
+        tasks, self._tasks = self._tasks, []
         try:
             self.drain(settle_s)
         except GroupLostError as error:
             logger.info("queued reductions are aborted: %s", error)
         finally:
-            self.meanwhile, self._timeout_s = meanwhile, math.inf
+            self._tasks = tasks
+            self._timeout_s = math.inf
+
+        # This is read before the abort: after it, copies of undefined data are complete, too.
         complete = copies.newest()
         yield
         self.taken_back = copies.restore(complete)
@@ -110,10 +131,12 @@ class DeviceQueue:
             logger.info(text, self.taken_back)
 
     def _wait_for(self, event: DeviceEvent, timeout_s: float) -> None:
+        """Wait until ``event`` has taken place. Raises GroupLostError after ``timeout_s``."""
         began_s = time.monotonic()
         self._ledger.switch(Part.DEVICE)
         while not event.query():
-            self.meanwhile()
+            for task in self._tasks:
+                task()
             if time.monotonic() - began_s > timeout_s:
                 raise GroupLostError(f"a batch was not computed within {timeout_s:g} s")
             time.sleep(POLL_S)
@@ -127,34 +150,33 @@ class StateCopies:
         self._tensors = tensors
         device = device_of(tensors[0].device)
         self._copies = [[torch.empty_like(tensor) for tensor in tensors] for _ in range(COPIES)]
+        """Copy i of the run is at place i % `COPIES`."""
         self._complete = [device.make_event() for _ in range(COPIES)]
-        self._made = 0
+        """The end of each copy, at the same place."""
+        self._count = 0
+        """Number of copies made so far."""
         self.add()
         self._complete[0].synchronize()
 
     @torch.no_grad()
     def add(self) -> None:
-        """Queue a copy of the present state."""
-        place = self._made % COPIES
+        """Queue a copy of the present state, in the place of the oldest one."""
+        place = self._count % COPIES
         for copy, tensor in zip(self._copies[place], self._tensors, strict=True):
             copy.copy_(tensor)
         self._complete[place].record()
-        self._made += 1
+        self._count += 1
 
     def newest(self) -> int:
-        """The number of the newest complete copy. Call it before reductions are aborted."""
-        for number in reversed(range(max(0, self._made - COPIES), self._made)):
+        """Returns the number of the newest complete copy. Call it before reductions are aborted."""
+        for number in reversed(range(max(0, self._count - COPIES), self._count)):
             if self._complete[number % COPIES].query():
                 return number
         raise AssertionError("a batch is queued only when the one before the last is complete")
 
     @torch.no_grad()
     def restore(self, number: int) -> int:
-        """Restore a copy, after the abort; returns the number of copies made since."""
+        """Restore a copy, after the abort. Returns the number of copies made since."""
         for copy, tensor in zip(self._copies[number % COPIES], self._tensors, strict=True):
             tensor.copy_(copy)
-        return self._made - 1 - number
-
-
-def _nothing() -> None:
-    pass
+        return self._count - 1 - number

@@ -31,19 +31,29 @@ from penstock.learner.progress import Progress
 
 logger = note_logger(__name__)
 
+# The kinds of requests.
 POINT = "point"  # at a multiple of the distance between evaluations
-FIRST = "first"  # of an evaluator, `FIRST_S` after the training began
+FIRST = "first"  # an evaluator's first one, `FIRST_S` after the training began
 CLOSING = "closing"  # to confirm `stop.return`
+
+# Seconds of training after which an evaluator that has not evaluated anything gets a checkpoint.
 FIRST_S = 45.0
-AGAIN_S = 10.0  # after a first evaluation that was not made: no episode has ended yet
-LOST_S = 10.0  # an idle evaluator has missed a request that is older
-PUT_OFF_S = 10.0  # after a checkpoint that could not be written
-PAUSE = 2.0  # after a closing evaluation that did not confirm, as a multiple of its duration
+# Seconds until the next try, if no episode had ended for a first evaluation.
+AGAIN_S = 10.0
+# An idle evaluator has missed a request that is older, in seconds.
+LOST_S = 10.0
+# Seconds without requests after a checkpoint that could not be written.
+PUT_OFF_S = 10.0
+# Pause after a closing evaluation that did not confirm, as a multiple of its duration.
+PAUSE = 2.0
 
 
 class EvaluationRequests:
-    """Decides when a checkpoint is written for the evaluator. Call `hear` with all messages, and
-    `turn` once in every turn of the learner; what is `due` stays due until the next turn."""
+    """Decides when a checkpoint is written for the evaluator.
+
+    Call `handle_messages` with all messages, and `turn` once in every turn of the learner; what is
+    `due` stays due until the next turn.
+    """
 
     def __init__(
         self,
@@ -52,95 +62,133 @@ class EvaluationRequests:
         play: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``play`` is known from an earlier evaluation; ``clock`` gives seconds that never go
-        back."""
+        """Begin at the present steps of ``progress``.
+
+        Args:
+            config: of the run.
+            progress: of the run, whose goal may need an evaluation to confirm it.
+            play: how to play the policy, if an earlier evaluation has found it out.
+            clock: returns seconds that never go back.
+        """
         self._progress = progress
         self._clock = clock
-        self._by_steps = config.evaluates_by_steps
-        self._every = config.eval.every_steps or 0
-        self._limited = config.eval.share is not None
-        self._idle = False
-        self._unevaluated = False  # whether the evaluator says so
-        self._first_s: float | None = None  # when its first evaluation is due
-        self._requested: int | None = None  # trained steps of a checkpoint in evaluation
-        self._requested_s = 0.0
-        self._closing: int | None = None  # the same, of the last request to confirm
-        self._again_s = 0.0  # no closing evaluation before
-        self._wait_s = 0.0  # no request before
-        self._before = progress.trained_steps
-        self._crossed = False
         self.play = play
         """How to play the policy, by the last evaluation."""
-        progress.confirms = config.confirms_return
+        progress.goal.needs_confirmation = config.confirms_return
 
-    def hear(self, messages: Iterable[Message]) -> None:
+        # Requests by trained steps.
+        self._by_steps = config.evaluates_by_steps
+        self._every = config.eval.every_steps or 0
+        """Distance between evaluations, in trained steps."""
+        self._previous_steps = progress.trained_steps
+        """Trained steps at the last turn."""
+        self._crossed = False
+        """Whether a multiple of the distance was passed in this turn."""
+
+        # The first request, where `eval.share` limits the time of evaluations.
+        self._limited = config.eval.share is not None
+        self._unevaluated = False
+        """Whether the evaluator has not evaluated anything, by its last message."""
+        self._first_s: float | None = None
+        """When its first evaluation is due."""
+
+        # The request in evaluation.
+        self._idle = False
+        """Whether the evaluator waits for a request."""
+        self._requested: int | None = None
+        """Trained steps of the checkpoint that is evaluated."""
+        self._requested_s = 0.0
+        self._closing: int | None = None
+        """Trained steps of the last checkpoint that was to confirm the return."""
+        self._next_closing_s = 0.0
+        """Earliest time of the next request to confirm."""
+        self._next_request_s = 0.0
+        """Earliest time of the next request."""
+
+    def handle_messages(self, messages: Iterable[Message]) -> None:
         """Take the evaluator's messages among those of the supervisor."""
         for message in messages:
             match message["kind"]:
                 case "evaluator":
-                    self._hear_idle(message)
+                    self._on_idle(message)
                 case "verdict":
-                    self._hear_verdict(message)
+                    self._on_verdict(message)
                 case "gone" if message["role"] == "evaluator":
-                    self._idle = False
-                    self._by_steps = False
-                    self._first_s = None
-                    if self._progress.confirms:
-                        self._progress.stop_confirming()
-                        logger.info(
-                            "there are no evaluations any more, so the return in training decides "
-                            "whether stop.return is reached"
-                        )
+                    self._on_gone()
 
-    def _hear_idle(self, message: Message) -> None:
+    def _on_idle(self, message: Message) -> None:
+        """Note that the evaluator is idle, unless a request is still on its way to it."""
         self._every = message["every"]
         self.play = message["play"] or self.play
         self._unevaluated = message["play"] is None
         if not self._unevaluated:
             self._first_s = None
-        lost = self._clock() - self._requested_s >= LOST_S
-        if self._requested is None or message["done"] >= self._requested or lost:
+
+        is_lost = self._clock() - self._requested_s >= LOST_S
+        if self._requested is None or message["done"] >= self._requested or is_lost:
             self._requested = None
             self._idle = True
 
-    def _hear_verdict(self, message: Message) -> None:
+    def _on_verdict(self, message: Message) -> None:
+        """Take the result of the last closing evaluation."""
         if message["trained_steps"] != self._closing:
             return
         self._closing = None
         if message["solved"]:
-            self._progress.confirm()
-        self._again_s = self._clock() + PAUSE * message["seconds"]
+            self._progress.goal.confirm()
+        self._next_closing_s = self._clock() + PAUSE * message["seconds"]
+
+    def _on_gone(self) -> None:
+        """Make no more requests: the evaluator is not started again."""
+        self._idle = False
+        self._by_steps = False
+        self._first_s = None
+        if self._progress.goal.needs_confirmation:
+            self._progress.goal.stop_confirming()
+            logger.info(
+                "there are no evaluations any more, so the return in training decides "
+                "whether stop.return is reached"
+            )
 
     def turn(self) -> None:
-        """Look at the steps trained so far."""
-        steps, every = self._progress.trained_steps, self._every
-        self._crossed = self._by_steps and every > 0 and steps // every > self._before // every
-        waits = self._by_steps and self._limited and self._unevaluated
-        if waits and self._first_s is None and steps > self._before:
+        """Compare the steps trained so far with those of the last turn."""
+        steps = self._progress.trained_steps
+        every = self._every
+        self._crossed = False
+        if self._by_steps and every > 0:
+            self._crossed = steps // every > self._previous_steps // every
+
+        # The time until a first evaluation begins with the training.
+        waits_for_first = self._by_steps and self._limited and self._unevaluated
+        if waits_for_first and self._first_s is None and steps > self._previous_steps:
             self._first_s = self._clock() + FIRST_S
-        self._before = steps
+        self._previous_steps = steps
 
     def due(self) -> str | None:
-        """The request that a checkpoint is due for now; None if it is for none."""
+        """Returns the request that a checkpoint is due for now; None if it is for none."""
         now_s = self._clock()
-        if not self._idle or now_s < self._wait_s:
+        if not self._idle or now_s < self._next_request_s:
             return None
-        if self._progress.awaits_confirmation and now_s >= self._again_s:
+        if self._progress.goal.awaits_confirmation and now_s >= self._next_closing_s:
             return CLOSING
         if self._crossed:
             return POINT
-        return FIRST if self._first_s is not None and now_s >= self._first_s else None
+        if self._first_s is not None and now_s >= self._first_s:
+            return FIRST
+        return None
 
     def requested(self, request: str) -> None:
-        """A checkpoint with this request was written."""
-        self._idle = self._crossed = False
-        self._requested, self._requested_s = self._progress.trained_steps, self._clock()
+        """Note that a checkpoint with this request was written."""
+        self._idle = False
+        self._crossed = False
+        self._requested = self._progress.trained_steps
+        self._requested_s = self._clock()
         if request == CLOSING:
             self._closing = self._requested
         elif request == FIRST:
             self._first_s = self._requested_s + AGAIN_S
 
     def put_off(self) -> None:
-        """A checkpoint could not be written."""
+        """Make no request for a while, as a checkpoint could not be written."""
         self._crossed = False
-        self._wait_s = self._clock() + PUT_OFF_S
+        self._next_request_s = self._clock() + PUT_OFF_S

@@ -22,30 +22,42 @@ AnyTrainer = Trainer | OffPolicyTrainer
 
 
 def make_trainer(config: Config, info: EnvInfo, ledger: TimeLedger | None = None) -> AnyTrainer:
-    """Make the trainer of the algorithm of ``config``; ``ledger`` is that of its thread."""
-    fresh = isinstance(algorithm(config.algo).data(config.algo), Unrolls)
-    return (Trainer if fresh else OffPolicyTrainer)(config, info, ledger)
+    """Make the trainer of a config's algorithm.
+
+    Args:
+        config: of the run.
+        info: the properties of its environments.
+        ledger: time ledger of the thread that trains.
+    """
+    if isinstance(algorithm(config.algo).data(config.algo), Unrolls):
+        return Trainer(config, info, ledger)
+    return OffPolicyTrainer(config, info, ledger)
 
 
 def network_of(config: Config, info: EnvInfo, trainer: AnyTrainer) -> str:
-    """A sentence on the network, the number format of its training, and its device."""
-    count = sum(len(optimizer.values) for optimizer in trainer.optimizers().values())
+    """Returns a sentence on the network, the number format of its training, and its device."""
+    parameters = sum(len(optimizer.values) for optimizer in trainer.optimizers().values())
     shape = network_shape(config, info)
+    network = in_words(shape, config.model, parameters)
+
     dtype = trunk_dtype(config.learner.precision, trainer.device, shape)
     number_format = "bf16" if dtype is torch.bfloat16 else "fp32"
-    text = in_words(shape, config.model, count)
-    return f"{text}, trained in {number_format} on {trainer.device}"
+    return f"{network}, trained in {number_format} on {trainer.device}"
 
 
 def kind_note(config: Config, info: EnvInfo) -> str:
-    """A sentence where the defaults for another kind of environment would suit the spaces better;
-    otherwise empty."""
-    chosen, kind = config.env.kind, kind_of(config, info)
+    """Returns a sentence if the defaults for another kind of environment suit the spaces better.
+
+    Otherwise it is empty, as it is for a kind that the user has chosen.
+    """
+    chosen = config.env.kind
+    kind = kind_of(config, info)
     path = ALGORITHMS.specs[config.algo.name].defaults
     if chosen != OTHERWISE or path is None:
         return ""
     if defaults(path, kind).values == defaults(path, chosen).values:
         return ""
+
     has = "images" if kind == "pixels" else "actions of numbers"
     return (
         f"{config.env.id} has {has}, and the options that are not set have the defaults for "
@@ -54,14 +66,14 @@ def kind_note(config: Config, info: EnvInfo) -> str:
 
 
 def on_own_gpu(config: Config, ctx: RoleContext) -> Config:
-    """``config`` with a GPU for each of several learners; with more learners than GPUs, some share
-    one.
+    """Returns the config of one of several learners, with a GPU of its own.
 
-    Where `learner.device` is auto, or cuda without an index.
+    With more learners than GPUs, some share one. The config is unchanged if `learner.device` is
+    neither auto nor cuda without an index, or there is no GPU.
     """
     learner = config.learner
     gpus = torch.cuda.device_count()
     if learner.most_count == 1 or learner.device not in ("auto", "cuda") or not gpus:
         return config
-    own = learner.model_copy(update={"device": f"cuda:{ctx.learner % gpus}"})
-    return config.model_copy(update={"learner": own})
+    section = learner.model_copy(update={"device": f"cuda:{ctx.learner % gpus}"})
+    return config.model_copy(update={"learner": section})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Generic
 
-from penstock.core.interfaces import B, DataSource, StepHooks, StepResult
+from penstock.core.interfaces import B, BatchPlan, DataSource, StepHooks, StepResult
 from penstock.core.params import POLICY_ID, Floats, Stamp
 from penstock.learner.base_trainer import BaseTrainer
 from penstock.learner.nonfinite import NonFiniteGuard
@@ -13,6 +14,15 @@ from penstock.learner.publisher import Publisher
 from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync, GroupLostError
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase, StatusPage
+
+
+@dataclass(frozen=True)
+class PlannedBatch(Generic[B]):
+    """A batch that was planned, and not trained on yet."""
+
+    batch: B | None
+    """None in a turn in which this learner has no batch."""
+    plan: BatchPlan
 
 
 class TrainingLoop(ABC, StepHooks, Generic[B]):
@@ -30,67 +40,97 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
         ledger: TimeLedger,
         status: StatusPage,
     ) -> None:
-        self._trainer, self._source = trainer, source
+        """``ledger`` and ``status`` are those of the calling thread and its process."""
+        self._trainer = trainer
+        self._source = source
         self._progress = trainer.progress
         self._publisher = publisher
         self._nonfinite = nonfinite
-        self._ledger, self._status = ledger, status
-        self._held: tuple[B | None, Floats] | None = None  # planned and not trained on yet
-        self.diverged = ""  # why the run must end, where too many updates were skipped
+        self._ledger = ledger
+        self._status = status
+        self._planned: PlannedBatch[B] | None = None
+        """The batch of the next step. It is kept if the group is lost before it is trained on."""
+        self.diverged = ""
+        """Why the run must end, if too many updates were skipped."""
 
     def turn(self) -> bool:
-        """Train on one batch together with the other learners; returns whether to continue."""
+        """Train on one batch together with the other learners; returns whether to continue.
+
+        Raises:
+            GroupLostError: another learner has ended, or the members have changed. The next turn
+                needs a new `sync`.
+        """
         self._ledger.switch(Part.COUNT)
         stop = self.must_stop()
-        if self._held is None:  # else the group was lost before the batch was trained on
+        if self._planned is None:
             batch = None if stop else self.next_batch()
-            self._held = batch, self._trainer.plan_updates(batch)
+            self._planned = PlannedBatch(batch, self._trainer.plan_updates(batch))
+
+        # All learners exchange their counts and flags.
         self._status.reduction += 1
         self._status.phase = Phase.REDUCING
-        own = self.control(self._held[1], stop)
-        control = self.sync.sync_control(own)
+        message = self.control(self._planned.plan.counts, stop)
+        control = self.sync.sync_control(message)
         self._ledger.switch(Part.COUNT)
         self._status.phase = Phase.TRAINING
-        self._progress.commit(own.growth, control.growth)
+        self._progress.commit(message.growth, control.growth)
         if control.nan and not self.diverged:
-            self._trainer.queue.drain()  # may raise; then the batch is trained on in the next group
-            self._ledger.switch(Part.COUNT)
-            self._nonfinite.tell_skipped()
-            self.diverged = self._nonfinite.act(tell=self.leads)
-            self._publish()
-        (batch, counts), self._held = self._held, None
+            self._roll_back()
+
+        planned, self._planned = self._planned, None
         if any(control.counts.tolist()):  # for few numbers quicker than `ndarray.any`
-            self._train(batch, control.counts)
-        elif batch is not None and not counts.any():  # else the run stops, and it is in flight
-            self._source.release(batch, StepResult(0))
+            self._train(planned, control.counts)
+        elif planned.batch is not None and not planned.plan.counts.any():
+            # Nothing of it counts. (Else the run stops, and its samples are in flight.)
+            self._source.release(planned.batch, StepResult(0))
         self._ledger.switch(Part.OTHER)
+
         if control.checkpoint or control.stop:
-            self._trainer.queue.drain()
-            self._ledger.switch(Part.SAVE)
-            self._status.phase = Phase.SAVING
-            self.keep(save=not control.stop)
-            self._ledger.switch(Part.OTHER)
+            self._keep_state(write=not control.stop)
         if control.regroup:
             raise GroupLostError("its members have changed")
         if control.stop:
             self.stopped()
         return not control.stop
 
-    def _train(self, batch: B | None, totals: Floats) -> None:
-        """Step, publish, release the batch."""
+    def _roll_back(self) -> None:
+        """Return to the last good state, as too many updates in a row were skipped."""
+        self._trainer.queue.drain()  # may raise; then the batch is trained on in the next group
+        self._ledger.switch(Part.COUNT)
+        self._nonfinite.tell_skipped()
+        self.diverged = self._nonfinite.act(tell=self.leads)
+        self._publish()
+
+    def _train(self, planned: PlannedBatch[B], totals: Floats) -> None:
+        """Train on a batch, publish the weights if that is due, and release the batch.
+
+        ``totals`` are the samples of each update over all learners.
+        """
+        batch = planned.batch
         try:
-            result = self._trainer.step(batch, totals, self)
+            result = self._trainer.step(batch, planned.plan, totals=totals, hooks=self)
         except GroupLostError:
             if batch is not None:
-                self._source.release(batch, self._trainer.interrupted(batch))
+                self._source.release(batch, self._trainer.interrupted(planned.plan))
             raise
-        if result.publish_due:  # before slots are freed, so that these are played with new weights
+
+        # Weights are published before slots are freed, so that these are played with new weights.
+        if result.publish_due:
             self._ledger.switch(Part.PUBLISH)
             self._publish()
         if batch is not None:
             self._source.release(batch, result)
 
+    def _keep_state(self, *, write: bool) -> None:
+        """Keep the present state, and ``write`` a checkpoint of it."""
+        self._trainer.queue.drain()
+        self._ledger.switch(Part.SAVE)
+        self._status.phase = Phase.SAVING
+        self.keep(save=write)
+        self._ledger.switch(Part.OTHER)
+
     def _publish(self) -> None:
+        """Publish the present weights, under the version of this learner's progress."""
         stamp = Stamp(self._progress.generation, self._progress.version)
         self._publisher.publish(POLICY_ID, stamp)
 
@@ -106,15 +146,18 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
 
     @abstractmethod
     def must_stop(self) -> bool:
-        """Whether this learner must stop training."""
+        """Returns whether this learner must stop training."""
 
     @abstractmethod
     def next_batch(self) -> B | None:
-        """Wait for a batch; None for a turn without one."""
+        """Wait for a batch. Returns None for a turn without one."""
 
     @abstractmethod
     def control(self, counts: Floats, stop: bool) -> ControlMessage:
-        """The control message for the other learners in this turn."""
+        """Returns the control message for the other learners in this turn.
+
+        ``counts`` are this learner's samples of each update; ``stop`` is whether it must stop.
+        """
 
     @abstractmethod
     def keep(self, *, save: bool) -> None:
@@ -122,4 +165,4 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
 
     @abstractmethod
     def stopped(self) -> None:
-        """Called when all learners have agreed to stop."""
+        """Do what is due when all learners have agreed to stop; called once, at the end."""

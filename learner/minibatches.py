@@ -8,7 +8,6 @@ the order of steps before the first update (`prepare`) can train on those.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,61 +16,67 @@ from torch import Tensor
 
 from penstock.algos.ops.frame_stacks import FrameStacks, take_rows
 from penstock.algos.slots import BEGINS, OLDER
+from penstock.core.interfaces import Share
 from penstock.device.transfers import DeviceUploader
-
-
-class Share(NamedTuple):
-    """One minibatch."""
-
-    places: slice | Tensor
-    """Its environments; of a division by steps its part of ``order``."""
-    steps: int
-    """The number of its agent steps."""
-    order: Tensor | None = None
-    """The steps of the batch in the order of the epoch, each ``row * environments + environment``.
-    None in a division by environments."""
 
 
 def deal(alive: npt.NDArray[np.bool_], updates: int, epochs: int) -> list[Share]:
     """Deal the environments of a batch out to ``updates`` equal shares, once for each epoch.
 
-    ``alive`` is ``[T, E]``. The first epoch takes them in their order, without a copy; the others
-    by torch's global random generator, which is part of the checkpoint.
+    The first epoch takes them in their order, without a copy; the others by torch's global random
+    generator, which is part of the checkpoint.
+
+    Args:
+        alive: which rows are agent steps, bool ``[T, E]``.
+        updates: shares of an epoch.
+        epochs: how often each environment is dealt.
+
+    Returns:
+        ``updates * epochs`` shares.
     """
-    count = alive.shape[1]
-    size = count // updates
+    envs = alive.shape[1]
+    size = envs // updates
     shares = []
     for first in range(0, size * updates, size):
-        envs = slice(first, first + size)
-        shares.append(Share(envs, int(np.count_nonzero(alive[:, envs]))))
+        places = slice(first, first + size)
+        shares.append(Share(places, int(np.count_nonzero(alive[:, places]))))
     if updates == 1:
         return shares * epochs
-    steps = np.count_nonzero(alive, axis=0)
+
+    steps_by_env = np.count_nonzero(alive, axis=0)
     for _ in range(epochs - 1):
-        for part in torch.randperm(count).split(size):
-            shares.append(Share(part, int(steps[part.numpy()].sum())))
+        for places in torch.randperm(envs).split(size):
+            shares.append(Share(places, int(steps_by_env[places.numpy()].sum())))
     return shares
 
 
 def deal_steps(alive: npt.NDArray[np.bool_], updates: int, epochs: int) -> list[Share]:
-    """Deal the steps of a batch out to ``updates`` shares, once for each epoch, by torch's global
-    random generator. Their sizes differ by at most one.
+    """Deal the steps of a batch out to ``updates`` shares, once for each epoch.
 
+    Their order is drawn by torch's global random generator, and their sizes differ by at most one.
     Rows that are not alive are dealt too, so that shapes are the same for each batch.
+
+    Args:
+        alive: which rows are agent steps, bool ``[T, E]``.
+        updates: shares of an epoch.
+        epochs: how often each step is dealt.
+
+    Returns:
+        ``updates * epochs`` shares, which have an order.
     """
-    flat = alive.reshape(-1)
-    bounds = [len(flat) * update // updates for update in range(updates + 1)]
+    is_step = alive.reshape(-1)
+    bounds = [len(is_step) * update // updates for update in range(updates + 1)]
     shares = []
     for _ in range(epochs):
-        order = torch.randperm(len(flat))
-        dealt = flat[order.numpy()]
+        order = torch.randperm(len(is_step))
+        is_step_in_order = is_step[order.numpy()]
         for part in map(slice, bounds, bounds[1:]):
-            shares.append(Share(part, int(np.count_nonzero(dealt[part])), order))
+            shares.append(Share(part, int(np.count_nonzero(is_step_in_order[part])), order))
     return shares
 
 
 def pieces(places: slice | Tensor, size: int) -> Iterator[slice | Tensor]:
-    """The places of a minibatch, at most ``size`` at a time."""
+    """Yields the places of a minibatch, at most ``size`` at a time."""
     if isinstance(places, Tensor):
         yield from places.split(size)
         return
@@ -96,29 +101,38 @@ class BatchSteps:
             for name, tensor in columns.items()
             if name not in per_slot and name != "obs" and tensor.shape[:2] == shape
         }
+        """The columns ``[T * E, ...]``, without observations."""
+
         obs = columns["obs"]
         self._obs = obs.reshape(-1, *obs.shape[2:])
+        """Observations ``[(T + 1) * E, ...]``, or single frames if stacks are made of them."""
         self._stacks: FrameStacks | None = None
         if OLDER in columns:
             self._stacks = FrameStacks(obs, columns[OLDER], columns[BEGINS])
+
         self._uploader = uploader
-        self._order: Tensor | None = None  # of the shares
-        self._on_device = torch.empty(0, dtype=torch.int64)  # the same, where the columns are
+        self._order: Tensor | None = None
+        """The order of the present epoch, as its shares have it."""
+        self._device_order = torch.empty(0, dtype=torch.int64)
+        """The same on the device of the columns."""
         self._ordered: dict[str, Tensor] = {}
+        """The columns that were gathered in this order."""
 
     def set_order(self, order: Tensor) -> None:
         """Begin the epoch of this ``order``, if it has not begun yet."""
         if order is not self._order:
-            self._order, self._ordered = order, {}
-            self._on_device = self._uploader.send({"order": order.numpy()}).arrive()["order"]
+            self._order = order
+            self._ordered = {}
+            self._device_order = self._uploader.send({"order": order.numpy()}).arrive()["order"]
 
     def gather(self, name: str, part: slice) -> Tensor:
-        """A part of one column, ``[1, B, ...]``. Raises KeyError where it is not by steps."""
+        """Returns a part of one column, ``[1, B, ...]``. Raises KeyError if it is not by steps."""
         if name == "obs" and self._stacks is not None:
-            return self._stacks.of(self._on_device[part])[None]
+            return self._stacks.of(self._device_order[part])[None]
+
         if name not in self._ordered:
             rows = self._obs if name == "obs" else self._flat[name]
-            self._ordered[name] = take_rows(rows, self._on_device)
+            self._ordered[name] = take_rows(rows, self._device_order)
         return self._ordered[name][None, part]
 
 
@@ -130,7 +144,8 @@ class Minibatch(dict[str, Tensor]):
 
     def __init__(self, steps: BatchSteps, part: slice) -> None:
         super().__init__()
-        self._steps, self._part = steps, part
+        self._steps = steps
+        self._part = part
 
     def __missing__(self, name: str) -> Tensor:
         self[name] = column = self._steps.gather(name, self._part)

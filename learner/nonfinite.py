@@ -29,8 +29,10 @@ from penstock.learner.state import (
     weights_of,
 )
 
-DIVERGED = "diverged"  # the exit reason
-KEPT = 2  # states: twice the memory, for one from before the trouble began
+# The exit reason of a run that could not be rolled back.
+DIVERGED = "diverged"
+# States in memory: one more than the last, which may be from after the trouble began.
+KEPT = 2
 
 
 class NonFiniteGuard:
@@ -40,14 +42,18 @@ class NonFiniteGuard:
     """
 
     def __init__(self, trainer: BaseTrainer[Any], event: Callable[..., object]) -> None:
-        """``event`` is `RoleContext.event`."""
+        """Keep the present state. ``event`` is `RoleContext.event`."""
         self._trainer = trainer
         self._statistics = trainer.device_statistics
         self._config = trainer.config.learner.nonfinite
         self._event = event
+
         self._states: deque[Arrays] = deque(maxlen=KEPT)
-        self._told = 0
+        """The states to which the run can return, the newest last."""
+        self._reported_skips = 0
+        """Skipped updates that events were written about."""
         self._rolls_back = not trainer.config.learner.served
+        """Whether there are rollbacks; the state of a parameter server is not restored."""
         self.keep()
 
     @property
@@ -62,8 +68,9 @@ class NonFiniteGuard:
             self._states.append(arrays | {WEIGHTS: weights_of(self._trainer)})
 
     def begin_anew(self) -> None:
-        """Drop kept states: the learners of a new group start from one state, which only one has
-        kept.
+        """Drop the states in memory, and keep the present one.
+
+        The learners of a new group start from one state, which only one of them has kept.
         """
         self._states.clear()
         self.keep()
@@ -71,65 +78,76 @@ class NonFiniteGuard:
     def act(self, *, tell: bool = True) -> str:
         """Restore the last good state, at a lower learning rate.
 
-        Returns why the run must end, or an empty string. ``tell`` is whether this learner writes
-        the event.
+        Args:
+            tell: whether this learner writes the event.
+
+        Returns:
+            Why the run must end, or an empty string.
         """
-        trainer, progress, cfg = self._trainer, self._trainer.progress, self._config
+        progress, cfg = self._trainer.progress, self._config
         self._restore()
-        why = self._statistics.last_skipped or "numbers of another learner that are not finite"
-        told = {"loss": why, "step": progress.learner_steps}
+        cause = self._statistics.last_skipped or "numbers of another learner that are not finite"
         if not self._rolls_back or progress.rollbacks >= cfg.max_rollbacks:
-            return self._end(why)
+            return self._end_reason(cause)
+
         progress.rollbacks += 1
         progress.lr_factor *= cfg.lr_factor
-        follow_lr_factor(trainer)
+        follow_lr_factor(self._trainer)
         if tell:
-            text = (
+            self._event(
+                "rollback",
                 f"{cfg.max_in_row} updates in a row were skipped, as a loss or gradient was not "
-                "finite: the learner goes back to its last good state, at a lower learning rate"
+                "finite: the learner goes back to its last good state, at a lower learning rate",
+                loss=cause,
+                step=progress.learner_steps,
+                learning_rate=learning_rate_of(self._trainer),
+                number=progress.rollbacks,
             )
-            rate = learning_rate_of(trainer)
-            self._event("rollback", text, **told, learning_rate=rate, number=progress.rollbacks)
         return ""
 
     def tell_skipped(self) -> None:
         """Write an event about the updates skipped since the last call, if any."""
-        trainer = self._trainer
-        skipped, self._told = self._statistics.skipped - self._told, self._statistics.skipped
+        skipped = self._statistics.skipped - self._reported_skips
+        self._reported_skips = self._statistics.skipped
+
         if skipped:
             self._event(
                 "note",
                 "an update was skipped, as a loss or gradient was not finite; updates_skipped in "
                 "the metrics counts them",
                 loss=self._statistics.last_skipped,
-                step=trainer.progress.learner_steps,
-                learning_rate=learning_rate_of(trainer),
+                step=self._trainer.progress.learner_steps,
+                learning_rate=learning_rate_of(self._trainer),
                 skipped=skipped,
             )
 
     def figures(self) -> dict[str, int]:
-        """Figures for metrics.jsonl."""
+        """Returns figures for metrics.jsonl."""
         return {
             "updates_skipped": self._statistics.skipped,
             "rollbacks": self._trainer.progress.rollbacks,
         }
 
     def _restore(self) -> None:
+        """Return to the newest state; the next time to the one before, unless that is the last."""
         self._statistics.forget_skipped()
         if not self._states:
             return
-        state = dict(self._states[-1] if len(self._states) == 1 else self._states.pop())
+        newest = self._states[-1] if len(self._states) == 1 else self._states.pop()
+        state = dict(newest)
         set_weights(self._trainer, state.pop(WEIGHTS))
         self._trainer.load_state_dict(state)
-        self._trainer.queue.launched()  # from now on a lost reduction brings this state back
+        # From now on a lost reduction brings this state back.
+        self._trainer.queue.launched()
         self._trainer.queue.drain()
 
-    def _end(self, why: str) -> str:
-        cfg, progress = self._config, self._trainer.progress
-        before = f", after {progress.rollbacks} rollbacks" if progress.rollbacks else ""
-        rate = learning_rate_of(self._trainer)
+    def _end_reason(self, cause: str) -> str:
+        """Returns the sentence with which the run ends."""
+        cfg, learner = self._config, self._trainer.config.learner
+        rollbacks = self._trainer.progress.rollbacks
+        after = f", after {rollbacks} rollbacks" if rollbacks else ""
         return (
-            f"{cfg.max_in_row} updates in a row were skipped{before}, the last with {why}; find "
-            f"out what is not finite, or lower learner.lr (now {rate:g}) or learner.grad_clip "
-            f"(now {self._trainer.config.learner.grad_clip}) and resume"
+            f"{cfg.max_in_row} updates in a row were skipped{after}, the last with {cause}; find "
+            f"out what is not finite, or lower learner.lr (now {learning_rate_of(self._trainer):g})"
+            f" or learner.grad_clip (now {learner.grad_clip}) and resume"
         )

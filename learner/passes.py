@@ -33,22 +33,30 @@ from penstock.models.compute_form import (
 )
 from penstock.models.fitting import AnyShape
 
-SHARE = 4  # of the free memory; gradients of activations need some, and another learner may
+# A pass takes one part in so many of the free memory: gradients of activations need some of it,
+# and so may another learner.
+SHARE = 4
 
 
 def trunk_dtype(precision: str, device: torch.device, shape: AnyShape) -> torch.dtype:
-    """The dtype of `learner.precision` for a network on a device. `auto` depends on no measurement:
-    bf16 on a GPU where the network gains by it, fp32 on a CPU."""
+    """Returns the dtype of `learner.precision` for a network on a device.
+
+    `auto` depends on no measurement: bf16 on a GPU if the network gains by it, fp32 on a CPU.
+    """
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" and gains_by_bf16(shape) else "fp32"
     return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
 def form_of(config: Config, device: torch.device, shape: AnyShape) -> ComputeForm | None:
-    """The form of a CPU learner's passes, with what is `auto` or null by rule; None on a GPU."""
+    """Returns the form of a CPU learner's passes; None on a GPU.
+
+    What is `auto` or null in the config follows a rule, and not a measurement.
+    """
     learner = config.learner
     if device_of(device).runs_behind:
         return None
+
     precision: Precision = "bf16" if learner.precision == "bf16" else "fp32"
     order = order_by_rule(shape, precision, learns=True)
     if order != "auto" and learner.memory_format != "auto":
@@ -57,9 +65,10 @@ def form_of(config: Config, device: torch.device, shape: AnyShape) -> ComputeFor
 
 
 class PassSize:
-    """``wanted`` is `learner.micro_batch`."""
+    """How many observations go through the network at a time."""
 
     def __init__(self, wanted: int | None, device: Device) -> None:
+        """``wanted`` is `learner.micro_batch`."""
         self.rows = wanted or ROWS
         """Observations in one pass."""
         self.unknown = wanted is None and device.runs_behind
@@ -68,25 +77,30 @@ class PassSize:
 
     @contextmanager
     def measured(self, rows: int) -> Iterator[None]:
-        """Surrounds the forward pass of ``rows`` observations."""
-        kept: dict[tuple[int, int], int] = {}
+        """Surrounds the forward pass of ``rows`` observations, and sets the size of later ones."""
+        # Saved activations by their place in memory, so that none counts twice.
+        saved_nbytes: dict[tuple[int, int], int] = {}
 
         def count(tensor: Tensor) -> Tensor:
             place = int(tensor.untyped_storage()._cdata), int(tensor.storage_offset())
-            kept[place] = max(kept.get(place, 0), tensor.numel() * tensor.itemsize)
+            nbytes = tensor.numel() * tensor.itemsize
+            saved_nbytes[place] = max(saved_nbytes.get(place, 0), nbytes)
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             yield
         self.unknown = False
-        each = max(1, sum(kept.values()) // rows)
-        self.rows = max(rows, self._device.free_nbytes() // SHARE // each)
+        row_nbytes = max(1, sum(saved_nbytes.values()) // rows)
+        self.rows = max(rows, self._device.free_nbytes() // SHARE // row_nbytes)
 
 
 def compile_network(net: nn.Module) -> None:
     """Compile ``net``'s forward at its first call, in place.
 
-    A call raises UserError where the compiler is not found or fails.
+    The instance's own `forward` replaces that of its class, as `nn.Module` allows: so the network
+    stays of its class, and its parameters keep their names. `torch.compile(net)` would wrap it.
+
+    A call of the network raises UserError if the compiler is not found or fails.
     """
     from torch._dynamo.exc import TorchDynamoException  # takes 1.4 s to import
 

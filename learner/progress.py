@@ -4,6 +4,9 @@ The counters are those of all learners of the run together, and equal on each: a
 growth (`growth`) counts once all have agreed on the sum (`commit`). Policy lag and rates are a
 learner's own, over the interval between two calls of `interval`. The rest survives a resume through
 `state_dict`.
+
+`Progress` has the counters. It is composed of a `TrainingClock`, the `ReturnWindow` of the last
+episodes, the `ReturnGoal` of `stop.return`, a `LagHistogram` and this learner's `LocalCounts`.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.algos.slots import UnrollSummary
 from penstock.configs.sections import StopConfig
@@ -23,13 +27,284 @@ from penstock.profiling.histogram import Histogram, latencies, spread
 from penstock.profiling.ledger import TimeLedger, fractions, learner_parts
 from penstock.replay.accounting import Accounting
 
-MAX_LAG = 1 << 16  # the histogram's last bin
-UNCOUNTED = 64  # most batches of which lag is counted together, with warm caches
-LEAST_FED = 0.01  # share of the time above which its rate is that of a fed learner
-EPISODES = 100  # returns are the mean of the last hundred episodes
+# The last bin of the histogram of policy lag.
+MAX_LAG = 1 << 16
+# The lag of so many batches at most is counted together, with warm caches.
+UNCOUNTED = 64
+# With a larger share of its time with data, a learner's rate in that time is shown as its ceiling.
+LEAST_FED = 0.01
+# Returns and lengths are means over the last hundred episodes.
+EPISODES = 100
+# Counters of the run in a checkpoint.
 COUNTERS = ("env_steps", "trained_steps", "learner_steps", "episodes", "version")
-BOOKED = ("env_steps", "trained_steps", "episodes")  # counted by each learner for itself
-GROWTH = len(BOOKED) + 3  # then sums and number of the recent returns and lengths
+# Counters that each learner counts for itself, and that all add up.
+BOOKED = ("env_steps", "trained_steps", "episodes")
+# Values of `Progress.growth`: the counters, then a `WindowSums`.
+GROWTH = len(BOOKED) + 3
+
+
+class WindowSums(NamedTuple):
+    """Sums over the last episodes, of one learner or of all."""
+
+    returns: float
+    lengths: float
+    episodes: float
+
+
+class ReturnWindow:
+    """The last episodes of this learner, and the means over those of all learners."""
+
+    def __init__(self) -> None:
+        self.returns: deque[float] = deque(maxlen=EPISODES)
+        """Raw returns of this learner's last episodes."""
+        self.lengths: deque[int] = deque(maxlen=EPISODES)
+        """Lengths of the same episodes, in agent steps."""
+        self.local = WindowSums(0.0, 0.0, 0)
+        """Sums over this learner's episodes, which are sent to the others."""
+        self.agreed = WindowSums(0.0, 0.0, 0.0)
+        """Sums over the episodes of all learners, by their last messages."""
+
+    def add(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
+        """Add episodes of this learner, the newest last."""
+        self.returns.extend(returns)
+        self.lengths.extend(lengths)
+        self._sum_up()
+
+    def agree(self, sums: WindowSums) -> None:
+        """Take the sums over all learners' windows."""
+        self.agreed = sums
+
+    def share(self, learners: int) -> None:
+        """Shorten the window to this learner's share of a hundred episodes among ``learners``."""
+        most = -(-EPISODES // learners)
+        self.returns = deque(self.returns, most)
+        self.lengths = deque(self.lengths, most)
+        self._sum_up()
+
+    @property
+    def mean(self) -> float | None:
+        """Mean raw return of all learners' last episodes; None before the first one."""
+        return self.agreed.returns / self.agreed.episodes if self.agreed.episodes else None
+
+    @property
+    def length_mean(self) -> float | None:
+        """Mean length of the same episodes, in agent steps; None before the first one."""
+        return self.agreed.lengths / self.agreed.episodes if self.agreed.episodes else None
+
+    def _sum_up(self) -> None:
+        self.local = WindowSums(sum(self.returns), sum(self.lengths), len(self.returns))
+
+
+class TrainingClock:
+    """Seconds of training so far: since the first unroll began, across resumes."""
+
+    def __init__(self) -> None:
+        self._made_s = time.monotonic()
+        """When this process was able to train."""
+        self._started_s: float | None = None
+        """When its first unroll began; None before that."""
+        self._previous_s = 0.0
+        """Seconds of training before this process began."""
+
+    @property
+    def now_s(self) -> float:
+        if self._started_s is None:
+            return self._previous_s
+        return self._previous_s + time.monotonic() - self._started_s
+
+    @property
+    def runs(self) -> bool:
+        """Whether the first unroll has begun."""
+        return self._started_s is not None
+
+    def start(self, at_s: float) -> None:
+        """Start at ``at_s`` (CLOCK_MONOTONIC, seconds), but not before this clock was made.
+
+        That limit keeps a remote actor's clock from mattering.
+        """
+        self._started_s = max(at_s, self._made_s)
+
+    def resume(self, time_s: float) -> None:
+        """Continue from ``time_s`` seconds of training, unless this process trains already."""
+        if not self.runs:
+            self._previous_s = time_s
+
+
+class ReturnGoal:
+    """Whether the run has reached `stop.return`, in training or, if needed, by an evaluation."""
+
+    def __init__(self, stop: StopConfig, returns: ReturnWindow, clock: TrainingClock) -> None:
+        """``returns`` and ``clock`` are those of the run's progress."""
+        self._return = stop.return_
+        self._hold_s = stop.hold_s
+        self._returns = returns
+        self._clock = clock
+        self.needs_confirmation = False
+        """Whether an evaluation must confirm the return; `learner.evaluation_requests` sets it."""
+        self.reached_at_s: float | None = None
+        """Seconds of training when the return in training first reached `stop.return`."""
+        self.solved_at_s: float | None = None
+        """Seconds of training when `stop.return` was reached: by an evaluation if one must confirm
+        it."""
+
+    def update(self) -> None:
+        """Note the time at which the return in training reaches `stop.return` first."""
+        if self.reached_at_s is None and self._is_met():
+            self.reached_at_s = self._clock.now_s
+            if not self.needs_confirmation:
+                self.solved_at_s = self.reached_at_s
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether `stop.return` was reached, and `stop.hold_s` has passed since."""
+        if self.solved_at_s is None:
+            return False
+        # Before an evaluation confirms the return, the run has waited for `hold_s` already.
+        hold_s = 0.0 if self.needs_confirmation else self._hold_s
+        return self._clock.now_s >= self.solved_at_s + hold_s
+
+    @property
+    def awaits_confirmation(self) -> bool:
+        """Whether the return in training reaches `stop.return`, and an evaluation must confirm it
+        now."""
+        if not self.needs_confirmation:
+            return False
+        if self.solved_at_s is not None or self.reached_at_s is None:
+            return False
+        return self._clock.now_s >= self.reached_at_s + self._hold_s and self._is_met()
+
+    def confirm(self) -> None:
+        """Note that an evaluation has confirmed the return: `stop.return` is reached."""
+        if self.solved_at_s is None:
+            self.solved_at_s = self._clock.now_s
+
+    def stop_confirming(self) -> None:
+        """Let the return in training decide, as there are no evaluations any more."""
+        self.needs_confirmation = False
+        if self.solved_at_s is None:
+            self.reached_at_s = None  # an evaluation may have refuted it since
+            self.update()
+
+    def forget(self) -> None:
+        """Forget when the goal was reached: it was another one, or in another environment."""
+        self.reached_at_s = None
+        self.solved_at_s = None
+
+    def _is_met(self) -> bool:
+        """Whether the mean of a hundred episodes in training reaches `stop.return`."""
+        mean = self._returns.mean
+        if self._return is None or mean is None or self._returns.agreed.episodes < EPISODES:
+            return False
+        return mean >= self._return
+
+
+class UncountedLag(NamedTuple):
+    """Unrolls whose policy lag is counted later."""
+
+    unrolls: UnrollSummary
+    version: int
+    """The policy version at which the training on them began."""
+    updates: int
+    """Optimizer steps in which they are trained on."""
+
+
+class LagHistogram:
+    """Agent steps by policy lag, in optimizer steps."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+        self._uncounted: list[UncountedLag] = []
+
+    def add(self, unrolls: UnrollSummary, version: int, updates: int) -> None:
+        """Add unrolls that are trained on at ``version`` and after, in ``updates`` steps.
+
+        They are counted later, `UNCOUNTED` batches at a time.
+        """
+        self._uncounted.append(UncountedLag(unrolls, version, updates))
+        if len(self._uncounted) == UNCOUNTED:
+            self._count()
+
+    @property
+    def counts(self) -> Counter[int]:
+        """Agent steps by policy lag since the last `take`."""
+        self._count()
+        return self._counts
+
+    def take(self) -> Counter[int]:
+        """Returns `counts`, and begins anew."""
+        counts = self.counts
+        self._counts = Counter()
+        return counts
+
+    def _count(self) -> None:
+        """Add the unrolls that wait to be counted."""
+        for unrolls, version, updates in self._uncounted:
+            # Update i of a batch took the i-th share of its environments, at version + i.
+            envs = unrolls.versions.shape[-1]
+            trained_at: int | npt.NDArray[np.int64] = version
+            if updates > 1:
+                trained_at = version + np.arange(envs) * updates // envs
+
+            lags = np.minimum(np.maximum(trained_at - unrolls.versions, 0), MAX_LAG)
+            steps_by_lag = np.bincount(lags.ravel(), unrolls.steps.ravel())
+            for lag in steps_by_lag.nonzero()[0].tolist():
+                self._counts[lag] += int(steps_by_lag[lag])
+        self._uncounted.clear()
+
+
+class LocalCounts:
+    """What this learner's process has counted, by the names of `BOOKED`.
+
+    A count is pending until all learners have agreed on the sum of their counts.
+    """
+
+    def __init__(self) -> None:
+        self._pending = dict.fromkeys(BOOKED, 0)
+        self._agreed = dict.fromkeys(BOOKED, 0)
+        """Counts since the process began that are part of the sum."""
+
+    def add(self, name: str, count: int) -> None:
+        """Count something new."""
+        self._pending[name] += count
+
+    def pending(self) -> list[int]:
+        """The counts that are not agreed on yet, in the order of `BOOKED`."""
+        return list(self._pending.values())
+
+    def agree(self, name: str, count: int) -> None:
+        """Note that ``count`` of what was pending is part of the sum."""
+        self._pending[name] -= count
+        self._agreed[name] += count
+
+    def agree_on_all(self) -> None:
+        """Note that all that was pending is part of the sum."""
+        for name in BOOKED:
+            self.agree(name, self._pending[name])
+
+    def set_total(self, name: str, total: int) -> None:
+        """Set the number counted since the process began; what is new of it is pending."""
+        self._pending[name] = total - self._agreed[name]
+
+    def count_earlier(self, name: str, count: int) -> None:
+        """Expect that ``count`` of the next total is part of the sum already."""
+        self._agreed[name] += count
+
+    def total(self, name: str) -> int:
+        """The number counted since the process began."""
+        return self._agreed[name] + self._pending[name]
+
+
+class IntervalStart(NamedTuple):
+    """The state in which an interval of metrics began."""
+
+    time_s: float
+    """Seconds of training."""
+    env_steps: int
+    """Environment steps of this process."""
+    trained_steps: int
+    """Trained steps of this process."""
+    spent_s: dict[str, float]
+    """The time ledger: seconds by part."""
 
 
 class Progress:
@@ -39,181 +314,165 @@ class Progress:
         """``record``: the keys of `env.record`."""
         self._stop = stop
         self._frames_per_step = frames_per_step
+
+        # The counters of the run, which are equal on all learners.
         self.env_steps = 0
         self.trained_steps = 0
         self.learner_steps = 0
         self.episodes = 0
         self.version = 0
         self.generation = 0
-        self._follows = False
-        self.lr_factor = 1.0  # factor of the learning rate after rollbacks
-        self.rollbacks = 0  # since the process began
-        self._published_steps = 0
-        self.returns: deque[float] = deque(maxlen=EPISODES)
-        self.lengths: deque[int] = deque(maxlen=EPISODES)
-        self._own_recent = (0.0, 0.0, 0)  # sum of returns, of lengths, number
-        self._recent = (0.0, 0.0, 0.0)  # the same of all learners
-        self._booked = dict.fromkeys(BOOKED, 0)
-        self._own = dict.fromkeys(BOOKED, 0)  # the same since the process began
-        self._recorded = RecordedMeans(record)
-        self._lag: Counter[int] = Counter()
-        self._uncounted: list[tuple[UnrollSummary, int, int]] = []  # each with version and updates
+        """How often the run was resumed."""
+        self.lr_factor = 1.0
+        """Factor of the learning rate after rollbacks."""
+        self.rollbacks = 0
+        """Rollbacks since the process began."""
+
+        self.clock = TrainingClock()
+        self.returns = ReturnWindow()
+        self.goal = ReturnGoal(stop, self.returns, self.clock)
+        self.lag = LagHistogram()
+        """Policy lag of what was trained on since the last `interval`."""
         self.latency: Histogram = {}
-        self.reached_at_s: float | None = None
-        """Seconds of training when the return in training first reached `stop.return`."""
-        self.solved_at_s: float | None = None
-        """The same when `stop.return` was reached: by an evaluation if `confirms`."""
-        self.confirms = False
-        """Whether an evaluation must confirm the return; `learner.evaluation_requests` sets it."""
-        self._trained_before_s = 0.0
-        self._made_s = time.monotonic()
-        self._started_s: float | None = None
-        self._last: tuple[float, int, int, dict[str, float]] = (0.0, 0, 0, {})
+        """Time from an environment's step to its gradient, since the last `interval`."""
+
+        self._local = LocalCounts()
+        self._recorded = RecordedMeans(record)
+        self._follows_server = False
+        """Whether a parameter server counts the optimizer steps (`follow`)."""
+        self._published_steps = 0
+        """Optimizer steps at the last `publish_due`."""
+        self._interval_start = IntervalStart(0.0, 0, 0, {})
 
     @property
     def time_s(self) -> float:
         """Seconds of training so far: since the first unroll began, across resumes."""
-        if self._started_s is None:
-            return self._trained_before_s
-        return self._trained_before_s + time.monotonic() - self._started_s
+        return self.clock.now_s
+
+    @property
+    def return_mean(self) -> float | None:
+        """Mean raw return of the last hundred episodes; None before the first episode."""
+        return self.returns.mean
+
+    @property
+    def recent_episodes(self) -> int:
+        """The number of episodes in `return_mean`."""
+        return int(self.returns.agreed.episodes)
 
     def start(self, at_s: float) -> None:
         """Start the clock at the first unroll, begun at ``at_s`` (CLOCK_MONOTONIC, seconds).
 
-        Not before this process was able to train; later calls have no effect. The limit keeps a
-        remote actor's clock from mattering.
+        Not before this process was able to train; later calls have no effect.
         """
-        if self._started_s is None:
-            self._started_s = max(at_s, self._made_s)
-            self._last = (self.time_s, *self._own_steps(), self._last[-1])
+        if not self.clock.runs:
+            self.clock.start(at_s)
+            self._interval_start = self._interval_start._replace(
+                time_s=self.time_s,
+                env_steps=self._local.total("env_steps"),
+                trained_steps=self._local.total("trained_steps"),
+            )
 
-    def played(self, unrolls: UnrollSummary, steps: int) -> None:
+    def count_unrolls(self, unrolls: UnrollSummary, steps: int) -> None:
         """Count unrolls of ``steps`` agent steps, which are trained on now or later from replay."""
         self._recorded.add(unrolls)
         if unrolls.returns:
-            self.returns.extend(unrolls.returns)
-            self.lengths.extend(unrolls.lengths)
-            self._update_recent()
-            self._booked["episodes"] += len(unrolls.returns)
-        self._booked["trained_steps"] += steps
+            self.returns.add(unrolls.returns, unrolls.lengths)
+            self._local.add("episodes", len(unrolls.returns))
+        self._local.add("trained_steps", steps)
 
-    def lagged(self, unrolls: UnrollSummary, updates: int = 0) -> None:
-        """Note the policy lag of unrolls that are about to be trained on.
+    def count_lag(self, unrolls: UnrollSummary, updates: int = 0) -> None:
+        """Count the policy lag of unrolls that are about to be trained on.
 
-        In ``updates`` optimizer steps, or 0 where they are only stored in a replay.
+        ``updates`` is the number of optimizer steps, or 0 if they are only stored in a replay.
         """
-        self._uncounted.append((unrolls, self.version, updates))
-        if len(self._uncounted) == UNCOUNTED:
-            self._count_lag()
+        self.lag.add(unrolls, self.version, updates)
 
-    @property
-    def lag(self) -> Counter[int]:
-        """Agent steps by policy lag, since the last `interval`."""
-        self._count_lag()
-        return self._lag
+    def count_age(self, started_s: float, published_s: float, steps: int) -> None:
+        """Count the age of ``steps`` agent steps that are about to be trained on.
 
-    def aged(self, started_s: float, published_s: float, steps: int) -> None:
-        """Note the age of ``steps`` steps that are about to be trained on, played evenly over that
-        time.
+        They were played evenly between the two times (CLOCK_MONOTONIC, seconds).
         """
         now_s = time.monotonic()
         spread(self.latency, max(0.0, now_s - published_s), now_s - started_s, steps)
 
+    def count_updates(self, updates: int) -> None:
+        """Count optimizer steps."""
+        self.learner_steps += updates
+        if not self._follows_server:
+            self.version += updates
+
+    def arrived(self, accounting: Accounting) -> None:
+        """Update the count of environment steps from the accounting."""
+        self._local.set_total("env_steps", accounting.produced)
+
+    def resumed_in_flight(self, steps: int) -> None:
+        """Note that ``steps`` steps from before a resume arrive again, to be trained on.
+
+        Call it before `start`.
+        """
+        self._local.count_earlier("env_steps", steps)
+
     def growth(self) -> Floats:
-        """This learner's counts that are not agreed on yet, float64 ``[GROWTH]``.
+        """Returns this learner's counts that are not agreed on yet, float64 ``[GROWTH]``.
 
         `commit` takes the sum over all learners.
         """
-        return np.array([*self._booked.values(), *self._own_recent], np.float64)
+        return np.array([*self._local.pending(), *self.returns.local], np.float64)
 
     def commit(self, own: Floats, growth: Floats) -> None:
         """Add ``growth``, the counts of all learners, of which ``own`` are this learner's."""
-        mine, values = own.tolist(), growth.tolist()
-        for name, part, value in zip(BOOKED, mine, values, strict=False):
-            if part or value:
-                setattr(self, name, getattr(self, name) + int(value))
-                self._booked[name] -= int(part)
-                self._own[name] += int(part)
-        self._recent = (values[-3], values[-2], values[-1])
-        self._notice_solved()
+        own_counts = own.tolist()
+        counts = growth.tolist()
+        for name, own_count, count in zip(BOOKED, own_counts, counts, strict=False):
+            if own_count or count:
+                setattr(self, name, getattr(self, name) + int(count))
+                self._local.agree(name, int(own_count))
+        self.returns.agree(WindowSums(*counts[-3:]))
+        self.goal.update()
 
     def rollback(self, growth: Floats) -> None:
-        """Take back counts that the others have not received, as laid out in `BOOKED`.
+        """Take back counts that the others have not received, float64 ``[BOOKED]``.
 
         This learner alone had agreed on them; they are sent again.
         """
-        for name, value in zip(BOOKED, growth, strict=True):
-            self._booked[name] += int(value)
-            self._own[name] -= int(value)
+        for name, count in zip(BOOKED, growth, strict=True):
+            self._local.agree(name, -int(count))
 
     def acknowledge(self) -> None:
         """Mark all counts as received by the others; they are in the state taken from them."""
-        for name in BOOKED:
-            self._own[name] += self._booked[name]
-            self._booked[name] = 0
+        self._local.agree_on_all()
 
     def totals(self) -> list[float]:
-        """The sum of all growth so far, in the same layout."""
-        return [*(float(getattr(self, name)) for name in BOOKED), *self._recent]
+        """Returns the sum of all growth so far, in the same layout."""
+        return [*(float(getattr(self, name)) for name in BOOKED), *self.returns.agreed]
 
     def follow(self, version: int) -> None:
         """Set the number of optimizer steps that all learners together have taken.
 
-        Parameters of that ``version`` are here. From now on `updated` does not change it: the next
-        ones have to be fetched.
+        Parameters of that ``version`` are here. From now on `count_updates` does not change the
+        version, as the next parameters have to be fetched.
         """
         self.learner_steps = self.version = version
-        self._follows = True
+        self._follows_server = True
 
     def share_window(self, learners: int) -> None:
         """Make the last hundred episodes this learner's share of them among ``learners``."""
-        most = -(-EPISODES // learners)
-        self.returns = deque(self.returns, most)
-        self.lengths = deque(self.lengths, most)
-        self._update_recent()
-
-    def updated(self, updates: int) -> None:
-        """Count optimizer steps."""
-        self.learner_steps += updates
-        self.version += 0 if self._follows else updates
+        self.returns.share(learners)
 
     def publish_due(self, every: int) -> bool:
-        """Whether a multiple of ``every`` optimizer steps was reached since this last returned
-        True.
+        """Returns whether a multiple of ``every`` optimizer steps was reached since this last did.
 
-        Also after weights were taken from elsewhere, which are published at once.
+        That includes steps of others: weights that were taken from elsewhere are published at once.
         """
         due = self.learner_steps // every > self._published_steps // every
         if due:
             self._published_steps = self.learner_steps
         return due
 
-    def arrived(self, accounting: Accounting) -> None:
-        """Update the count of environment steps from the accounting."""
-        self._booked["env_steps"] = accounting.produced - self._own["env_steps"]
-
-    def resumed_in_flight(self, steps: int) -> None:
-        """Note that ``steps`` of the environment steps before a resume arrive again, to be trained
-        on; call it before `start`.
-        """
-        self._own["env_steps"] += steps
-
-    @property
-    def return_mean(self) -> float | None:
-        """Mean raw return of the last hundred episodes; None before the first episode."""
-        returns, _, episodes = self._recent
-        return returns / episodes if episodes else None
-
-    @property
-    def recent_episodes(self) -> int:
-        """The number of episodes in `return_mean`."""
-        return int(self._recent[2])
-
     def stop_reason(self) -> str | None:
-        """The `stop` setting that is reached, if any."""
+        """Returns the name of the `stop` setting that is reached, or None."""
         stop = self._stop
-        held_s = 0.0 if self.confirms else stop.hold_s  # else it was waited for before
-        if self.solved_at_s is not None and self.time_s >= self.solved_at_s + held_s:
+        if self.goal.ends_run:
             return "return"
         if stop.env_steps is not None and self.trained_steps >= stop.env_steps:
             return "env_steps"
@@ -223,48 +482,38 @@ class Progress:
             return "minutes"
         return None
 
-    @property
-    def awaits_confirmation(self) -> bool:
-        """Whether the return in training reaches `stop.return`, and an evaluation must confirm it
-        now."""
-        if not self.confirms or self.solved_at_s is not None or self.reached_at_s is None:
-            return False
-        return self.time_s >= self.reached_at_s + self._stop.hold_s and self._reaches_goal()
-
-    def confirm(self) -> None:
-        """An evaluation has confirmed the return: `stop.return` is reached."""
-        if self.solved_at_s is None:
-            self.solved_at_s = self.time_s
-
-    def stop_confirming(self) -> None:
-        """There are no evaluations any more: the return in training decides."""
-        self.confirms = False
-        if self.solved_at_s is None:
-            self.reached_at_s = None  # an evaluation may have refuted it since
-            self._notice_solved()
-
     def interval(self, ledger: TimeLedger) -> dict[str, Any]:
-        """Metrics since the last call, by their names in metrics.jsonl."""
-        now_s, spent = self.time_s, ledger.snapshot()
-        last_s, last_env, last_trained, last_spent = self._last
-        env_steps, trained_steps = self._own_steps()
-        self._last = (now_s, env_steps, trained_steps, spent)
-        elapsed_s = now_s - last_s
-        per_s = 1 / elapsed_s if elapsed_s > 0 else 0.0  # actors may play before the clock starts
-        shares = learner_parts(fractions(spent, last_spent))
-        trained_per_s = (trained_steps - last_trained) * per_s
+        """Returns the metrics since the last call, by their names in metrics.jsonl."""
+        start = self._interval_start
+        end = IntervalStart(
+            time_s=self.time_s,
+            env_steps=self._local.total("env_steps"),
+            trained_steps=self._local.total("trained_steps"),
+            spent_s=ledger.snapshot(),
+        )
+        self._interval_start = end
+
+        # Actors may play before the clock starts: then no time has passed, and there is no rate.
+        elapsed_s = end.time_s - start.time_s
+        per_s = 1 / elapsed_s if elapsed_s > 0 else 0.0
+        trained_per_s = (end.trained_steps - start.trained_steps) * per_s
+
+        # The ceiling is the rate in the time with data in place.
+        shares = learner_parts(fractions(end.spent_s, start.spent_s))
         fed = 1.0 - shares["wait_data"] - shares["h2d_exposed"]
-        lag, self._lag = self.lag, Counter()
+        ceiling_per_s = trained_per_s / fed if fed > LEAST_FED else None
+
+        lag = self.lag.take()
         lag_sum = sum(updates * steps for updates, steps in lag.items())
         latency, self.latency = self.latency, {}
         return self.counts() | {
-            "time_s": now_s,
+            "time_s": end.time_s,
             "interval_s": elapsed_s,
-            "steps_per_s": (env_steps - last_env) * per_s,
+            "steps_per_s": (end.env_steps - start.env_steps) * per_s,
             "trained_steps_per_s": trained_per_s,
-            "learner_ceiling_steps_per_s": trained_per_s / fed if fed > LEAST_FED else None,
-            "episode_return_mean": self.return_mean,
-            "episode_length_mean": self._recent[1] / self._recent[2] if self._recent[2] else None,
+            "learner_ceiling_steps_per_s": ceiling_per_s,
+            "episode_return_mean": self.returns.mean,
+            "episode_length_mean": self.returns.length_mean,
             "policy_lag_mean": lag_sum / lag.total() if lag else None,
             "policy_lag_max": max(lag, default=None),
             "policy_lag_histogram": {str(k): lag[k] for k in sorted(lag)},
@@ -272,13 +521,13 @@ class Progress:
             "learner_wait_fraction": shares["wait_data"],
             "learner_compute_fraction": shares["compute"],
             "ledger": shares,
-            "return_reached_at_s": self.reached_at_s,
-            "solved_at_s": self.solved_at_s,
+            "return_reached_at_s": self.goal.reached_at_s,
+            "solved_at_s": self.goal.solved_at_s,
             **self._recorded.interval(),
         }
 
     def counts(self) -> dict[str, int]:
-        """The counters of the run, by their names in metrics.jsonl."""
+        """Returns the counters of the run, by their names in metrics.jsonl."""
         return {
             "env_steps": self.env_steps,
             "env_frames": self.env_steps * self._frames_per_step,
@@ -288,78 +537,47 @@ class Progress:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values for `load_state_dict`."""
+        """Returns JSON values for `load_state_dict`."""
         counters = {name: getattr(self, name) for name in COUNTERS}
         return counters | {
             "generation": self.generation,
             "lr_factor": self.lr_factor,
             "rollbacks": self.rollbacks,
             "time_s": self.time_s,
-            "returns": list(self.returns),
-            "lengths": list(self.lengths),
-            "reached_at_s": self.reached_at_s,
-            "solved_at_s": self.solved_at_s,
+            "returns": list(self.returns.returns),
+            "lengths": list(self.returns.lengths),
+            "reached_at_s": self.goal.reached_at_s,
+            "solved_at_s": self.goal.solved_at_s,
             "goal": self._stop.return_,
         }
 
     def load_state_dict(self, state: dict[str, Any], *, same_game: bool = True) -> None:
         """Continue from a checkpoint, as the next generation of the run.
 
-        With another `stop.return` than it had, that one is still to be reached. In another game no
+        If `stop.return` is another one than it was, it is still to be reached. In another game no
         earlier return counts.
         """
         self.join({**state, "generation": state["generation"] + 1, "rollbacks": 0})
         if not same_game or state.get("goal", self._stop.return_) != self._stop.return_:
-            self.reached_at_s = self.solved_at_s = None
+            self.goal.forget()
+
         if same_game:
-            self.returns.extend(state["returns"])
-            self.lengths.extend(state["lengths"])
-        self._update_recent()
-        self._recent = self._own_recent
+            self.returns.add(state["returns"], state["lengths"])
+        self.returns.agree(self.returns.local)
 
     def join(self, state: dict[str, Any]) -> None:
         """Take the position of another learner of the run, by its `state_dict`.
 
-        Episodes stay own.
+        The episodes stay this learner's own.
         """
-        for name in (*COUNTERS, "generation", "solved_at_s"):
+        for name in (*COUNTERS, "generation"):
             setattr(self, name, state[name])
-        self.reached_at_s = state.get("reached_at_s", self.solved_at_s)
-        self.lr_factor, self.rollbacks = state.get("lr_factor", 1.0), state.get("rollbacks", 0)
+        self.lr_factor = state.get("lr_factor", 1.0)
+        self.rollbacks = state.get("rollbacks", 0)
         self._published_steps = self.learner_steps
-        if self._started_s is None:
-            self._trained_before_s = state["time_s"]
 
-    def _count_lag(self) -> None:
-        for unrolls, version, updates in self._uncounted:
-            # Update i of a batch took the i-th share of its environments, at version + i.
-            envs = unrolls.versions.shape[-1]
-            at = version + np.arange(envs) * updates // envs if updates > 1 else version
-            lags = np.minimum(np.maximum(at - unrolls.versions, 0), MAX_LAG)
-            counts = np.bincount(lags.ravel(), unrolls.steps.ravel())
-            for lag in counts.nonzero()[0].tolist():
-                self._lag[lag] += int(counts[lag])
-        self._uncounted.clear()
-
-    def _update_recent(self) -> None:
-        """Sum up the last episodes, once they have changed."""
-        self._own_recent = (sum(self.returns), sum(self.lengths), len(self.returns))
-
-    def _own_steps(self) -> tuple[int, int]:
-        """Environment and trained steps of this process so far."""
-        names = ("env_steps", "trained_steps")
-        env_steps, trained_steps = (self._own[name] + self._booked[name] for name in names)
-        return env_steps, trained_steps
-
-    def _reaches_goal(self) -> bool:
-        """Whether the mean of a hundred episodes in training reaches `stop.return`."""
-        goal, mean = self._stop.return_, self.return_mean
-        if goal is None or mean is None or self._recent[2] < EPISODES:
-            return False
-        return mean >= goal
-
-    def _notice_solved(self) -> None:
-        if self.reached_at_s is None and self._reaches_goal():
-            self.reached_at_s = self.time_s
-            if not self.confirms:
-                self.solved_at_s = self.reached_at_s
+        # States of earlier versions have no time at which training reached the return: it was
+        # solved then.
+        self.goal.solved_at_s = state["solved_at_s"]
+        self.goal.reached_at_s = state.get("reached_at_s", self.goal.solved_at_s)
+        self.clock.resume(state["time_s"])

@@ -9,40 +9,50 @@ from penstock.algos.slots import RecordedSum, UnrollSummary
 from penstock.configs.sections import RECORD_MEANS
 from penstock.core.notes import note_logger
 
-LEAST = 100  # values of a mean, if there were so many
+# A mean is over at least so many values, if there were so many.
+LEAST = 100
 
 logger = note_logger(__name__)
 
 
 class RecentMean:
-    """The mean of the values since the last `take`, and of so many before that they are at least
-    `LEAST`."""
+    """The mean of the values since the last `take`, and of earlier ones up to `LEAST` in all."""
 
     def __init__(self) -> None:
         self._sums: deque[RecordedSum] = deque()
+        """Sums over the values that may be part of the mean, the oldest first."""
         self._count = 0
-        self._fresh = 0  # of these, since the last `take`
+        """Number of these values."""
+        self._new_count = 0
+        """Number of the values since the last `take`."""
 
     def add(self, values: RecordedSum) -> None:
+        """Add the sum of some values."""
         if values.number:
             self._sums.append(values)
             self._count += values.number
-            self._fresh += values.number
+            self._new_count += values.number
 
     def take(self) -> float | None:
-        """The mean; None before the first value."""
-        needed, self._fresh = max(LEAST, self._fresh), 0
+        """Returns the mean; None before the first value."""
+        needed = max(LEAST, self._new_count)
+        self._new_count = 0
         while self._sums and self._count - self._sums[0].number >= needed:
             self._count -= self._sums.popleft().number
-        return sum(values.total for values in self._sums) / self._count if self._count else None
+        if not self._count:
+            return None
+        return sum(values.total for values in self._sums) / self._count
 
 
 class RecordedMeans:
     """The metrics of `env.record` of one learner; they begin anew with each process."""
 
     def __init__(self, record: Sequence[str]) -> None:
+        """``record``: the keys of `env.record`."""
         self._means = {key: (RecentMean(), RecentMean()) for key in record}
-        self._missing = {*record}  # keys without a value so far
+        """Two means of each key, in the order of `RECORD_MEANS`."""
+        self._missing = {*record}
+        """Keys without a value so far."""
         self._episodes = 0
 
     def add(self, unrolls: UnrollSummary) -> None:
@@ -55,8 +65,10 @@ class RecordedMeans:
                 self._missing.discard(key)
 
     def interval(self) -> Mapping[str, float | None]:
-        """The metrics, by their names in metrics.jsonl. Notes once which keys have no value though
-        many episodes have ended."""
+        """Returns the metrics, by their names in metrics.jsonl.
+
+        Notes once which keys have no value though many episodes have ended.
+        """
         if self._missing and self._episodes >= LEAST:
             logger.info(
                 "env.record: no step has had %s in its info, and %d episodes have ended; correct "
@@ -65,6 +77,7 @@ class RecordedMeans:
                 self._episodes,
             )
             self._missing.clear()
+
         return {
             name.format(key): mean.take()
             for key, means in self._means.items()

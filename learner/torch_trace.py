@@ -13,34 +13,41 @@ from torch.profiler import ProfilerActivity, profile
 
 from penstock.core.control import Message
 
-ASKED = ("path", "turns", "seconds", "host")
+# Fields of a request: the arguments of `TorchTrace._begin`.
+REQUEST_FIELDS = ("path", "turns", "seconds", "host")
 
 
 class TorchTrace:
-    """Idle until a request arrives, and again once the trace is written."""
+    """Records one trace at a time: idle until a request arrives, and again once it is written."""
 
     def __init__(self) -> None:
         self._profile: profile | None = None
+        """The recording in progress."""
         self._path = Path()
-        self._turns = 0
-        self._until_s = 0.0
+        """Where its trace is written."""
+        self._remaining_turns = 0
+        self._deadline_s = 0.0
+        """When it ends at the latest (CLOCK_MONOTONIC)."""
 
-    def hear(self, messages: Iterable[Message]) -> None:
-        """Handle the supervisor's messages; "torch_profile" starts a trace."""
+    def handle_messages(self, messages: Iterable[Message]) -> None:
+        """Start a trace if "torch_profile" is among the supervisor's messages."""
         for message in messages:
             if message["kind"] == "torch_profile" and self._profile is None:
-                self._begin(**{name: message[name] for name in ASKED})
+                self._begin(**{name: message[name] for name in REQUEST_FIELDS})
 
     def turn(self) -> None:
-        """Note the end of a turn; write the trace when it was the last."""
+        """Note the end of a turn; write the trace when it was the last.
+
+        If the disk is full there is no file, and the run goes on.
+        """
         if self._profile is None:
             return
-        self._turns -= 1
-        if self._turns > 0 and time.monotonic() < self._until_s:
+        self._remaining_turns -= 1
+        if self._remaining_turns > 0 and time.monotonic() < self._deadline_s:
             return
+
         self._profile.stop()
         temporary = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}.tmp")
-        # a full disk does not end a run; there is no file then
         with suppress(OSError, RuntimeError):
             self._profile.export_chrome_trace(str(temporary))
             temporary.replace(self._path)
@@ -56,4 +63,7 @@ class TorchTrace:
         kinds += [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
         self._profile = profile(activities=kinds, acc_events=True)  # torch warns without
         self._profile.start()
-        self._path, self._turns, self._until_s = Path(path), turns, time.monotonic() + seconds
+
+        self._path = Path(path)
+        self._remaining_turns = turns
+        self._deadline_s = time.monotonic() + seconds

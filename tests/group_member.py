@@ -95,12 +95,11 @@ class Member:
         samples of all."""
         trainer = self.trainer
         batch = None if seed is None else stage(trainer, [make_slot(trainer, seed)])
-        updates = trainer.updates
-        counts = np.zeros(updates) if batch is None else trainer.plan_updates(batch)
-        word = ControlMessage(counts, trainer.progress.growth())
+        plan = trainer.plan_updates(batch)
+        word = ControlMessage(plan.counts, trainer.progress.growth())
         said = trainer.sync.sync_control(word)
         trainer.progress.commit(word.growth, said.growth)
-        trainer.step(batch, said.counts)
+        trainer.step(batch, plan, totals=said.counts)
         return float(said.counts.sum())
 
     def write(self, name: str, values: Any) -> None:

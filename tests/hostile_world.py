@@ -196,9 +196,9 @@ class World:
             )
             progress.start(self._batch.started_s)
             for span in self._batch.spans:
-                progress.aged(*span)
-            progress.played(UnrollSummary.of(arrays), self._batch.steps)
-            progress.lagged(UnrollSummary.of(arrays), 1)
+                progress.count_age(*span)
+            progress.count_unrolls(UnrollSummary.of(arrays), self._batch.steps)
+            progress.count_lag(UnrollSummary.of(arrays), 1)
             self.accounting.trained += self._batch.steps
         progress.arrived(self.accounting)
         growth = progress.growth()
@@ -214,7 +214,7 @@ class World:
         report = {"kind": "connector", "index": 0, "incarnation": 0, **self.receiver.figures()}
         said = json.loads(json.dumps(report | {"streams": streams}))
         self.consume()
-        self.others.hear([said])
+        self.others.handle_messages([said])
         self.others.close_streams(everything_arrived=True)
         self.consume()
 

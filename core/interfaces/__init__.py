@@ -23,15 +23,17 @@ of its own.
 
 A learner's loop (`learner.loop`) calls source and update in this order, in one thread:
 
-    batch = source.next(timeout_s)                  # None: this learner has no batch in this turn
-    counts = update.plan_updates(batch)
-    totals = the sum of counts over all learners
-    result = update.step(batch, totals, hooks)      # also without a batch, if others have one
-    source.release(batch, result)                   # in the order of `next`, at any later time
+    batch = source.next(timeout_s)                    # None: this learner has no batch in this turn
+    plan = update.plan_updates(batch)
+    totals = the sum of plan.counts over all learners
+    result = update.step(batch, plan, totals, hooks)  # also without a batch, if others have one
+    source.release(batch, result)                     # in the order of `next`, at any later time
 """
 
 from penstock.core.interfaces.algorithm import Algorithm as Algorithm
 from penstock.core.interfaces.algorithm import B_contra as B_contra
+from penstock.core.interfaces.algorithm import BatchPlan as BatchPlan
+from penstock.core.interfaces.algorithm import Share as Share
 from penstock.core.interfaces.algorithm import StepHooks as StepHooks
 from penstock.core.interfaces.algorithm import Update as Update
 from penstock.core.interfaces.codec import AdamState as AdamState

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from penstock.core.interfaces.data_source import DataSpec, StepResult, TrainingBatch
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from torch import Tensor
 
     from penstock.configs.schema import Config
     from penstock.core.observations import Spaces
@@ -70,21 +73,51 @@ class StepHooks:
         """
 
 
+class Share(NamedTuple):
+    """The minibatch of one update: a part of a batch of unrolls."""
+
+    places: slice | Tensor
+    """Its environments; of a division by steps its part of ``order``."""
+    steps: int
+    """The number of its agent steps."""
+    order: Tensor | None = None
+    """The steps of the batch in the order of the epoch, each ``row * environments + environment``.
+    None in a division by environments."""
+
+
+@dataclass
+class BatchPlan:
+    """How a batch is divided into updates, and how many of them were taken."""
+
+    counts: Floats
+    """This learner's samples of each update, float64 ``[updates]``."""
+    shares: Sequence[Share] = ()
+    """The minibatch of each update. Empty without a batch, and for a batch from replay, on which
+    one update is taken as a whole."""
+    updates_done: int = 0
+    """The updates that `Update.step` has taken so far."""
+
+
 class Update(Protocol[B_contra]):
     """Optimizer steps on batches, together with the other learners of the run."""
 
-    def plan_updates(self, batch: B_contra | None) -> Floats:
-        """Count the samples of each update on ``batch``, float64 ``[updates]``.
+    def plan_updates(self, batch: B_contra | None) -> BatchPlan:
+        """Divide a batch into updates; the counts are zeros without a batch."""
 
-        Zeros without a batch.
+    def step(
+        self, batch: B_contra | None, plan: BatchPlan, *, totals: Floats, hooks: StepHooks
+    ) -> StepResult:
+        """Take the updates of a planned batch.
+
+        Args:
+            batch: None where this learner has none, and others have one.
+            plan: of this batch, by `plan_updates`.
+            totals: the sum of the plans' counts over all learners.
+            hooks: called meanwhile.
+
+        Raises:
+            GroupLostError: another learner has ended; `interrupted` says what was trained on.
         """
 
-    def step(self, batch: B_contra | None, totals: Floats, hooks: StepHooks) -> StepResult:
-        """Take the updates of the batch that was planned last.
-
-        ``totals`` is the sum of `plan_updates` over all learners, some of which may have no batch.
-        ``hooks`` are called meanwhile. Raises GroupLostError.
-        """
-
-    def interrupted(self, batch: B_contra) -> StepResult:
-        """The result for a batch whose `step` raised GroupLostError."""
+    def interrupted(self, plan: BatchPlan) -> StepResult:
+        """Returns the result for a batch whose `step` raised GroupLostError, by its plan."""

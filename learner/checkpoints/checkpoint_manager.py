@@ -89,8 +89,7 @@ class CheckpointManager:
         self._event = event
         every_s, evaluated_s = trainer.config.checkpoint.every_s, trainer.config.eval.every_s
         self._has_evaluator = trainer.config.has_evaluator
-        self.requests: EvaluationRequests | None = None
-        """Requests to the run's evaluator; None where the learner makes none."""
+        self._requests: EvaluationRequests | None = None  # None where the learner makes none
         self._every_s = min(every_s, evaluated_s or every_s)  # each evaluation needs a new one
         self._folder = HeldFolder(run_dir)
         self._last = run_dir / "checkpoints" / "last"
@@ -104,11 +103,7 @@ class CheckpointManager:
         self._saved_s = time.monotonic()
         self._saved_steps = 0
         self._ordered = False  # by `penstock save`
-        self.epoch = 0
-        """Of the group of learners; a checkpoint of a later one is never replaced."""
-        self.is_named = False
-        """Whether the supervisor has named this learner to save the run at its end. It then also
-        replaces the checkpoint of a learner with a later generation, which has ended."""
+        self._epoch = 0  # of the group of learners, at the last save
         url = self._config.store
         self._store = None if url is None else CheckpointStore(url)
         self._uploader: Uploader | None = None
@@ -233,6 +228,13 @@ class CheckpointManager:
                 *before,
             )
 
+    def begin_evaluation_requests(self) -> EvaluationRequests:
+        """Returns the learner's requests to the run's evaluator, whose checkpoints this manager
+        writes from now on. Call it after `resume`."""
+        config, progress = self._trainer.config, self._trainer.progress
+        self._requests = EvaluationRequests(config, progress, self.play)
+        return self._requests
+
     def goes_on_in_its_game(self) -> bool:
         """Whether the resumed run was in the same game, so that its replay can be used.
 
@@ -271,19 +273,25 @@ class CheckpointManager:
         self._ordered = False
         self._saved_s = time.monotonic()
         self._saved_steps = self._trainer.progress.learner_steps
-        if self.requests is not None:
-            self.requests.put_off()
+        if self._requests is not None:
+            self._requests.put_off()
 
     def forget_best(self) -> None:
         """Forget the best mean; it is read from the disk, since another learner may save now."""
         self._best_return = None
 
-    def save(self, group: Arrays | None = None) -> None:
+    def save(self, group: Arrays | None = None, *, epoch: int = 0, is_named: bool = False) -> None:
         """Write `last`, and `best` where the mean return has never been higher and no checkpoint
         was evaluated yet.
 
-        ``group`` is what each of several learners keeps for itself.
+        Args:
+            group: what each of several learners keeps for itself.
+            epoch: of the group of learners; a checkpoint of a later one is never replaced.
+            is_named: whether the supervisor has named this learner to save the run at its end. It
+                then also replaces the checkpoint of a learner with a later generation, which has
+                ended.
         """
+        self._epoch = epoch
         progress = self._trainer.progress
         mean = progress.return_mean
         if progress.trained_steps == self._resumed_elsewhere:
@@ -296,7 +304,7 @@ class CheckpointManager:
             and progress.recent_episodes >= EPISODES  # fewer may be luck
             and (best_return is None or mean > best_return)
         )
-        writer = self._check_not_replaced()
+        writer = self._check_not_replaced(is_named=is_named)
         state = self._state(group or {}, mean if is_best else best_return)
         writes_best = is_best and self._write_best(state)
         if is_best:
@@ -326,18 +334,18 @@ class CheckpointManager:
                 self._last,
             )
 
-    def _check_not_replaced(self) -> CheckpointWriter:
+    def _check_not_replaced(self, *, is_named: bool) -> CheckpointWriter:
         """This learner as a writer. Raises UserError where the folder is another run's, and
         ReplacedError where `last` is of a later writer: on a disk of several hosts, learners that
         were presumed dead may still run."""
         self._folder.check()
-        own = CheckpointWriter(self._trainer.progress.generation, self.epoch)
+        own = CheckpointWriter(self._trainer.progress.generation, self._epoch)
         other = own
         with suppress(UserError, LookupError):  # there is none, or a damaged one
             meta = checkpoint_format.read_meta(self._last, self._trainer.layout)
             other = CheckpointWriter(meta["progress"]["generation"], meta.get(EPOCH, 0))
-        if other > own and self.is_named:
-            progress, self.epoch = self._trainer.progress, other.epoch
+        if other > own and is_named:
+            progress, self._epoch = self._trainer.progress, other.epoch
             progress.generation = other.generation
             return other
         if other > own:
@@ -357,14 +365,14 @@ class CheckpointManager:
 
         ``group`` is as for `save`.
         """
-        assert self.requests is not None
-        request = self.requests.due()
+        assert self._requests is not None
+        request = self._requests.due()
         if request is not None:
             self._folder.check()
             state = self._state(group or {}, self._find_best())
             meta = {**state.meta, REQUEST: request}
             checkpoint_format.save(self._requested, replace(state, meta=meta))
-            self.requests.requested(request)
+            self._requests.requested(request)
 
     def _write_best(self, state: Checkpoint) -> bool:
         """Replace `best`, unless the evaluator has written it or is writing it; returns whether it
@@ -428,10 +436,10 @@ class CheckpointManager:
             ENV: trainer.config.env.identity(),
             SPACES: self._spaces,
             "spec": trainer.spec.to_dict(),
-            EPOCH: self.epoch,
+            EPOCH: self._epoch,
         }
-        if self.requests is not None and self.requests.play is not None:
-            self.play = self.requests.play
+        if self._requests is not None and self._requests.play is not None:
+            self.play = self._requests.play
         if self.play is not None:
             meta[PLAY] = self.play
         if trainer.scales:

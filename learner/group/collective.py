@@ -16,24 +16,27 @@ from penstock.learner.codecs.collective import (
 )
 from penstock.learner.sync.gradient_sync import GroupLostError
 
-WATCHED = timedelta(seconds=0.5)  # of a wait, between two looks at whether a member is lost
+# A wait is interrupted so often for a look at whether a member is lost.
+WATCHED = timedelta(seconds=0.5)
 
 
 class GroupCollective:
-    """The `core.interfaces.Collective` of a torch process ``group`` (gloo or NCCL).
-
-    ``sent_nbytes`` adds up the payload that this rank gave to the network, by the algorithms that
-    gloo and NCCL use (see `all_reduce_nbytes`, `all_to_all_nbytes`, `all_gather_nbytes`).
-
-    With ``is_lost``, a wait ends once that returns true: a host that has lost its power closes no
-    connection. Only gloo waits on the host.
-    """
+    """The `core.interfaces.Collective` of a torch process ``group`` (gloo or NCCL)."""
 
     def __init__(self, group: dist.ProcessGroup, is_lost: Callable[[], bool] | None = None) -> None:
+        """Make the calls of a group.
+
+        Args:
+            group: all ranks of which make the same calls.
+            is_lost: a wait ends once this returns true: a host that has lost its power closes no
+                connection. Only gloo waits on the host.
+        """
         self.group = group
         self.rank = group.rank()
         self.world = group.size()
         self.sent_nbytes = 0
+        """The payload that this rank gave to the network so far, by the algorithms that gloo and
+        NCCL use (see `all_reduce_nbytes`, `all_to_all_nbytes`, `all_gather_nbytes`)."""
         self._is_lost = is_lost
 
     def all_reduce(self, tensor: Tensor) -> None:
@@ -60,17 +63,26 @@ class GroupCollective:
             self._wait(self.group.allreduce([tensor], options))
 
     def _wait(self, work: dist.Work) -> None:
+        """Wait for a collective call to complete.
+
+        Raises:
+            GroupLostError: a member is lost.
+            RuntimeError: the call has failed.
+        """
         if self._is_lost is None:
             work.wait()
             return
+
         while True:
             try:
                 work.wait(WATCHED)
                 return
             except RuntimeError:
-                if work.is_completed():  # it has failed, or completed just now
+                # Either the wait was interrupted, or the call has failed or completed just now.
+                if work.is_completed():
                     work.wait()
                     return
+
             if self._is_lost():
                 raise GroupLostError("a member has ended, or its host does not answer")
 
@@ -79,14 +91,18 @@ class GroupCollective:
 def lost(what: str, *also: type[Exception]) -> Iterator[None]:
     """Turn exceptions of torch for a member that is gone or late into a `GroupLostError`.
 
-    ``also`` are further types, raised where the store holds other values than a member wrote. Not
-    "from" them: their tracebacks would hold the process group, and so the connections, open.
+    Args:
+        what: the call that is surrounded, for the message.
+        also: further types, raised where the store holds other values than a member wrote.
     """
-    text = ""
-    raised: tuple[type[Exception], ...] = (RuntimeError, *also)
+    failure = ""
+    types: tuple[type[Exception], ...] = (RuntimeError, *also)
     try:
         yield
-    except raised as error:
-        text = str(error).strip() or type(error).__name__
-    if text:
-        raise GroupLostError(f"{what} failed: {text.splitlines()[0]}")
+    except types as error:
+        failure = str(error).strip() or type(error).__name__
+
+    # It is not raised "from" the exception, whose traceback would hold the process group, and so
+    # the connections, open.
+    if failure:
+        raise GroupLostError(f"{what} failed: {failure.splitlines()[0]}")

@@ -33,9 +33,10 @@ class DatasetSource:
     """
 
     def __init__(self, config: Config, consumer: BatchConsumer, ledger: TimeLedger) -> None:
-        """``ledger`` is that of the training thread.
+        """Load the snapshot into memory. ``ledger`` is that of the training thread.
 
-        Raises UserError where the data does not fit.
+        Raises:
+            UserError: the data does not fit the run or is too little, or nothing ends the run.
         """
         data = algorithm(config.algo).data(config.algo)
         assert isinstance(data, Dataset), data
@@ -44,32 +45,43 @@ class DatasetSource:
                 "stop.env_steps counts what actors play, and a data set has none; set "
                 "stop.learner_steps or stop.minutes"
             )
-        draws = data.draws
+
         sampler = make_sampler(config.replay, consumer.progress)
-        self._replay = replay = Replay.load_rows(
+        self._replay = Replay.load_rows(
             data.folder,
-            n_step=n_step_of(draws),
+            n_step=n_step_of(data.draws),
             discount=config.algo.discount,
             sampler=sampler,
-            sequences=sequences_of(draws),
+            sequences=sequences_of(data.draws),
             seed=seed_of(config, consumer.progress),
         )
-        self._batches = BatchSampler(replay, sampler, draws, config, consumer, ledger)
+        self._batches = BatchSampler(
+            self._replay,
+            sampler=sampler,
+            draws=data.draws,
+            config=config,
+            consumer=consumer,
+            ledger=ledger,
+        )
         try:
-            wanted = layout_of_spec(consumer.spec, config.transport.frame_stack or 1)
-            if difference := _difference(wanted, replay.layout):
-                raise UserError(f"data set {data.folder} does not fit the run: {difference}")
-            if len(replay) < config.replay.batch_size or not self._batches.ready:
-                raise UserError(
-                    f"data set {data.folder} has {len(replay)} steps, too few for a batch of "
-                    f"{config.replay.batch_size}; lower replay.batch_size, or record more"
-                )
+            self._check_fits(data.folder, config, consumer)
         except BaseException:
             self.close()
             raise
 
+    def _check_fits(self, folder: Path, config: Config, consumer: BatchConsumer) -> None:
+        """Raise UserError if the snapshot has other columns than the run, or too few steps."""
+        needed = layout_of_spec(consumer.spec, config.transport.frame_stack or 1)
+        if difference := _difference(needed, self._replay.layout):
+            raise UserError(f"data set {folder} does not fit the run: {difference}")
+        if len(self._replay) < config.replay.batch_size or not self._batches.ready:
+            raise UserError(
+                f"data set {folder} has {len(self._replay)} steps, too few for a batch of "
+                f"{config.replay.batch_size}; lower replay.batch_size, or record more"
+            )
+
     def next(self, timeout_s: float) -> ReplayBatch:
-        """Draw a batch; always available."""
+        """Draw a batch; there always is one."""
         return self._batches.draw()
 
     def release(self, batch: ReplayBatch, result: StepResult) -> None:
@@ -82,11 +94,11 @@ class DatasetSource:
         """Does nothing: the data set is unchanged, and `state_dict` is part of the checkpoint."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the draws, priorities included, as JSON values and arrays."""
+        """Returns the state of the draws, priorities included, as JSON values and arrays."""
         return {"sampler": self._replay.sampler.state_dict(), "draws": self._batches.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`. Raises ReplayError where it is of another data set."""
+        """Continue from a `state_dict`. Raises ReplayError if it is of another data set."""
         self._replay.sampler.load_state_dict(state["sampler"])
         self._batches.load_state_dict(state["draws"])
 
@@ -101,11 +113,11 @@ class DatasetSource:
         self._replay.close()
 
 
-def _difference(wanted: Layout, found: Layout) -> str:
-    """The first observation or action column that does not fit; empty if all fit."""
-    given = {leaf.name: leaf for leaf in _inputs(found)}
-    for leaf in _inputs(wanted):
-        other = given.get(leaf.name)
+def _difference(needed: Layout, stored: Layout) -> str:
+    """Describe the first observation or action column that does not fit; empty if all fit."""
+    stored_leaves = {leaf.name: leaf for leaf in _inputs(stored)}
+    for leaf in _inputs(needed):
+        other = stored_leaves.get(leaf.name)
         if other is None or (other.shape, other.dtype.kind) != (leaf.shape, leaf.dtype.kind):
             has = "missing" if other is None else str(other)
             return f"column {leaf.name} is {has}, and the run's networks need {leaf}"
@@ -113,5 +125,6 @@ def _difference(wanted: Layout, found: Layout) -> str:
 
 
 def _inputs(layout: Layout) -> list[Leaf]:
+    """Returns the columns of observations and actions."""
     actions = [leaf for leaf in layout.others if leaf.name.split(".", 1)[0] == "action"]
-    return [*(o.leaf for o in layout.observations), *actions]
+    return [*(observation.leaf for observation in layout.observations), *actions]

@@ -8,7 +8,7 @@ drawn ahead is sampled before the priorities of the `learner.prefetch` batches b
 
 The feeder thread needs the interpreter lock, which a small network's forward pass takes for each of
 its short operations, and which a backward pass releases as a whole. So the thread begins to draw
-with the backward pass (`backward_begins`), unless no batch is ready: then at once.
+with the backward pass (`on_backward`), unless no batch is ready: then at once.
 
 A step counts as trained once, when it enters the replay. `replay.samples_per_insert` limits how
 often it is sampled: the side that is ahead, actors or learner, waits.
@@ -52,15 +52,19 @@ from penstock.replay.table import TableListener
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import Slot
 
-LOOK_S = 0.1  # between two heartbeats of a run that waits
-SHARE_S = 0.005  # longest poll while a snapshot is being saved, so that it gets the lock
+# Seconds between two heartbeats of a run that waits.
+LOOK_S = 0.1
+# Longest poll in seconds while a snapshot is being saved, so that it gets the lock.
+SHARE_S = 0.005
 
 
 class Arrival(NamedTuple):
-    """What the learner's progress is updated by after a slot was collected."""
+    """A slot that was collected, and is not counted in the learner's progress yet."""
 
     started_s: float
+    """When it was begun (CLOCK_MONOTONIC of its writer)."""
     steps: int
+    """Its agent steps."""
     unrolls: UnrollSummary
 
 
@@ -96,18 +100,23 @@ class ReplayDataSource(TableListener):
             shared: False where all are in one process.
             rank: of the learner; each learner draws by other random numbers.
         """
-        replay, spec = config.replay, consumer.spec
+        replay = config.replay
+        spec = consumer.spec
+        draws = algorithm(config.algo).data(config.algo)
+        assert isinstance(draws, SampleSpec), draws
         self._consumer = consumer
         self._device = device_of(consumer.device)
         self._accounting = accounting
         self._batch_size = replay.batch_size
         self._record = config.env.record
-        draws = algorithm(config.algo).data(config.algo)
-        assert isinstance(draws, SampleSpec), draws
-        self._steps = draws.length if isinstance(draws, TransitionSequences) else 1
-        in_hand = actors * config.transport.slots
-        insert = spec.unroll * spec.envs * (first or actors) * config.transport.slots
-        self._limiter = make_limiter(replay, insert, self._steps)
+        self._steps_per_sample = draws.length if isinstance(draws, TransitionSequences) else 1
+
+        # The replay, whose store the actors fill. The slots that they hold may arrive at once.
+        slots_in_hand = actors * config.transport.slots
+        first_slots = (first or actors) * config.transport.slots
+        self._limiter = make_limiter(
+            replay, spec.unroll * spec.envs * first_slots, self._steps_per_sample
+        )
         sampler = make_sampler(replay, consumer.progress)
         self._replay = Replay(
             spec,
@@ -117,29 +126,45 @@ class ReplayDataSource(TableListener):
             frame_stack=config.transport.frame_stack or 1,
             sampler=sampler,
             writers=lanes,
-            in_hand=in_hand,
+            in_hand=slots_in_hand,
             shared=shared,
             sequences=sequences_of(draws),
             limiter=self._limiter,
             seed=seed_of(config, consumer.progress, rank),
         )
-        self._prefetch = batches_ahead(config) if shared else 0
-        self._learner = ledger
-        self._ledger = feeder or TimeLedger() if self._prefetch else ledger  # of what draws
-        self._batches = BatchSampler(
-            self._replay, sampler, draws, config, consumer, self._ledger, rank
-        )
         self._table = self._replay.table
         self._table.subscribe(self)
         self.store = self._table.store
-        moment = None if shared else self._moment
-        self._kept = KeptReplay(self._replay, wanted=replay.checkpoint, more=moment)
         self._arrivals: deque[Arrival] = deque()
+        """Slots that were collected, in any thread, until `_count_arrivals`."""
         self._host: ShmHost | None = None
+        """The socket for actors of this host; None where all are in one process."""
+
+        # Batches, which are drawn ahead in a thread with `learner.prefetch`.
+        self._prefetch = batches_ahead(config) if shared else 0
+        self._learner_ledger = ledger
+        self._ledger = ledger
+        """The time ledger of the thread that draws."""
+        if self._prefetch:
+            self._ledger = feeder or TimeLedger()
+        self._batches = BatchSampler(
+            self._replay,
+            sampler=sampler,
+            draws=draws,
+            config=config,
+            consumer=consumer,
+            ledger=self._ledger,
+            rank=rank,
+        )
         self._feeder: PrefetchThread[ReplayBatch] | None = None
-        self._defers = False  # whether the feeder leaves its reserve as it is for now
+        self._defers = False
+        """Whether the feeder leaves its reserve as it is until the next backward pass."""
+        self._kept = KeptReplay(
+            self._replay, wanted=replay.checkpoint, more=None if shared else self._moment
+        )
 
     def open(self, host: ShmHost) -> None:
+        """Start to take in published slots, and to draw ahead."""
         self._host = host
         if self._prefetch:
             self._feeder = PrefetchThread(
@@ -148,20 +173,24 @@ class ReplayDataSource(TableListener):
                 host=host,
                 poll=self.serve,
                 ledger=self._ledger,
-                consumer=self._learner,
+                consumer=self._learner_ledger,
             )
             self._feeder.start()
 
     def next(self, timeout_s: float) -> ReplayBatch | None:
+        """Returns the next batch, or None if there was none within ``timeout_s`` seconds.
+
+        Counts what has arrived meanwhile.
+        """
         if self._feeder is None:
             batch = self._draw_now(timeout_s)
         else:
             batch = self._feeder.take(timeout_s)
             self._defers = batch is not None
             if not self._feeder.ready:
-                self.backward_begins()
+                self.on_backward()
         if batch is not None:
-            self._learner.switch(Part.COUNT)
+            self._learner_ledger.switch(Part.COUNT)
         self._count_arrivals()
         return batch
 
@@ -170,9 +199,9 @@ class ReplayDataSource(TableListener):
             self._batches.release(batch, result)
             return
         self._batches.take_errors(batch, result)  # the feeder sets priorities before it draws
-        self.backward_begins()  # for an update without a backward pass
+        self.on_backward()  # an update may have had no backward pass
 
-    def backward_begins(self) -> None:
+    def on_backward(self) -> None:
         """Let the feeder thread draw while the learner's thread does not need the interpreter."""
         if self._defers:
             self._defers = False
@@ -185,14 +214,21 @@ class ReplayDataSource(TableListener):
     def continue_streams(self) -> bool:
         """Let the writers go on where the restored snapshot was taken, once as many are linked.
 
-        Only where all are in one process. Returns False, and does nothing, where no snapshot of the
-        present optimizer step was restored, or its slots have moved. Raises ValueError or
-        LookupError where it does not fit.
+        Only where all are in one process.
+
+        Returns:
+            False, without doing anything, if no snapshot of the present optimizer step was restored
+            or its slots have moved.
+
+        Raises:
+            ValueError: the snapshot does not fit.
+            LookupError: the same.
         """
         moment = self._kept.restored
-        present = moment.get("learner_steps") == self._consumer.progress.learner_steps
-        if not present or self._replay.slots_moved:
+        is_present = moment.get("learner_steps") == self._consumer.progress.learner_steps
+        if not is_present or self._replay.slots_moved:
             return False
+
         self.store.restore_loans(moment["loans"])
         self._table.resume_streams(moment["streams"])
         self._batches.load_state_dict(moment["draws"])
@@ -218,11 +254,14 @@ class ReplayDataSource(TableListener):
         return 0
 
     def figures(self) -> dict[str, float]:
+        """Returns figures for metrics.jsonl."""
         counts = self._limiter.counts
         return {
             "queue_fill": self._table.stored / self._table.rows,
             "replay_size": self._table.stored,
-            "samples_per_insert": counts.sampled * self._steps / max(1, counts.inserted),
+            "samples_per_insert": (
+                counts.sampled * self._steps_per_sample / max(1, counts.inserted)
+            ),
         }
 
     def close(self) -> None:
@@ -233,7 +272,7 @@ class ReplayDataSource(TableListener):
         self._replay.close()
 
     def _moment(self) -> dict[str, Any]:
-        """What `continue_streams` needs beside the replay's own state."""
+        """Returns what `continue_streams` needs beside the replay's own state."""
         self._device.enter_thread()  # this thread saves, and may read errors that a GPU computes
         return {
             "learner_steps": self._consumer.progress.learner_steps,
@@ -244,9 +283,14 @@ class ReplayDataSource(TableListener):
         }
 
     def _draw_now(self, timeout_s: float) -> ReplayBatch | None:
+        """Take in slots and draw a batch, in the learner's thread.
+
+        Without a batch, waits for slots for up to ``timeout_s`` seconds and returns None.
+        """
         self._ledger.switch(Part.GATHER)
         self.serve(0.0)
         batch = self._draw()
+
         if batch is None:
             self._ledger.switch(Part.WAIT)
             self.serve(timeout_s)
@@ -254,11 +298,15 @@ class ReplayDataSource(TableListener):
         return batch
 
     def _draw_ahead(self) -> ReplayBatch | None:
-        """A batch, if there is room for one; called in the feeder thread."""
+        """Draw a batch if there is room for one, and it is time; called in the feeder thread.
+
+        A reserve that is neither empty nor full is filled up in the next backward pass.
+        """
         assert self._feeder is not None
         self._device.enter_thread()  # errors may be on their way from a GPU
         self._ledger.switch(Part.GATHER)
         self._batches.set_priorities()
+
         ready = self._feeder.ready
         if not ready or (ready < self._prefetch and not self._defers):
             return self._draw()
@@ -266,7 +314,8 @@ class ReplayDataSource(TableListener):
         return None
 
     def _draw(self) -> ReplayBatch | None:
-        """A batch; None where the learner is ahead of the actors, or too little is stored."""
+        """Draw a batch. Returns None if the learner is ahead of the actors, or too little is
+        stored."""
         if not self._limiter.may_sample(self._batch_size):
             self._collect()
         if not self._limiter.may_sample(self._batch_size) or not self._batches.ready:
@@ -274,15 +323,23 @@ class ReplayDataSource(TableListener):
         return self._batches.draw()
 
     def serve(self, timeout_s: float) -> None:
-        """Store published slots, and lend slots unless the learner lags behind."""
-        store, table = self.store, self._table
+        """Store published slots, and lend slots unless the learner lags behind.
+
+        Waits for up to ``timeout_s`` seconds for something to do.
+        """
         # Until a sequence is complete there is nothing to draw, which is no lag of the learner.
-        ahead = not self._limiter.may_insert(table.rows_per_slot) and self._batches.ready
-        # Those of actors that attach meanwhile, too.
-        store.held_back = set(range(store.geometry.lanes)) if ahead else set()
-        if self._host is not None:
-            with self._replay.lock:  # a snapshot reads the owners of slots
-                self._host.poll(min(timeout_s, SHARE_S) if self._kept.saving else timeout_s)
+        may_insert = self._limiter.may_insert(self._table.rows_per_slot)
+        actors_ahead = not may_insert and self._batches.ready
+        # All lanes are held back, also those of actors that attach meanwhile.
+        lanes = self.store.geometry.lanes
+        self.store.held_back = set(range(lanes)) if actors_ahead else set()
+        if self._host is None:
+            return
+
+        if self._kept.saving:
+            timeout_s = min(timeout_s, SHARE_S)
+        with self._replay.lock:  # a snapshot reads the owners of slots
+            self._host.poll(timeout_s)
 
     def _collect(self) -> None:
         """Store published slots; the replay does this itself before it is sampled."""
@@ -292,37 +349,42 @@ class ReplayDataSource(TableListener):
     def on_ingested(self, slot: Slot) -> None:
         """Count a collected slot. May be called in any thread, under the replay's lock."""
         self._accounting.arrived(slot.header)
-        started_s, steps = float(slot.header["started_s"]), int(slot.header["steps"])
+        started_s = float(slot.header["started_s"])
+        steps = int(slot.header["steps"])
         unrolls = UnrollSummary.of(slot.columns, self._record)
         self._arrivals.append(Arrival(started_s, steps, unrolls))
 
     def _count_arrivals(self) -> None:
-        """Count the steps of collected slots as trained. The learner's thread calls it, since no
-        other thread changes the progress.
+        """Count the steps of collected slots as trained.
+
+        The learner's thread calls it, since no other thread changes the progress.
         """
         progress = self._consumer.progress
         while self._arrivals:
             arrival = self._arrivals.popleft()
             progress.start(arrival.started_s)
             self._accounting.trained += arrival.steps
-            progress.played(arrival.unrolls, arrival.steps)
-            progress.lagged(arrival.unrolls)
+            progress.count_unrolls(arrival.unrolls, arrival.steps)
+            progress.count_lag(arrival.unrolls)
 
     def on_rejected(self, slot: Slot, fault: str) -> None:
+        """Count the steps of a slot that was refused as dropped."""
         self._accounting.arrived(slot.header)
         self._accounting.dropped["invalid"] += int(slot.header["steps"])
 
 
 def make_limiter(replay: ReplayConfig, insert: int, steps: int = 1) -> RateLimiter:
-    """The rate limiter of the section `replay`.
+    """Make the rate limiter of the section `replay`.
 
-    ``insert``: steps that may arrive at once; ``steps``: steps per sample.
+    Args:
+        replay: the section.
+        insert: steps that may arrive at once.
+        steps: steps of one sample.
     """
-    least = max(replay.min_size, replay.batch_size)
     ratio = replay.samples_per_insert
     return RateLimiter(
         None if ratio is None else ratio / steps,
-        least,
+        max(replay.min_size, replay.batch_size),
         batch=replay.batch_size,
         insert=insert,
         capacity=replay.capacity,
@@ -330,19 +392,27 @@ def make_limiter(replay: ReplayConfig, insert: int, steps: int = 1) -> RateLimit
 
 
 class KeptReplay:
-    """Saves and restores ``replay`` with the checkpoints; does nothing unless ``wanted``.
-
-    ``more`` returns what is saved at the same instant, as for `Replay.save`.
-    """
+    """Saves and restores ``replay`` with the checkpoints, if `replay.checkpoint` is set."""
 
     def __init__(
         self, replay: Replay, *, wanted: bool, more: Callable[[], dict[str, Any]] | None = None
     ) -> None:
-        self._replay, self._wanted, self._more = replay, wanted, more
+        """Save nothing yet.
+
+        Args:
+            replay: that is saved.
+            wanted: the value of `replay.checkpoint`.
+            more: returns what is saved at the same instant, as for `Replay.save`.
+        """
+        self._replay = replay
+        self._wanted = wanted
+        self._more = more
         self.restored: dict[str, Any] = {}
         """What ``more`` returned when the restored snapshot was taken."""
         self._thread: threading.Thread | None = None
+        """The thread that writes a snapshot, or has written the last one."""
         self._error: Exception | None = None
+        """The exception of that thread, until `_raise_error`."""
 
     @property
     def saving(self) -> bool:
@@ -352,13 +422,15 @@ class KeptReplay:
     def begin(self, folder: Path) -> None:
         """Write a snapshot to ``folder`` in the background, unless one is still being written.
 
-        Raises ReplayError where the previous one could not be written, and any other fault of its
-        thread.
+        Raises:
+            ReplayError: the previous snapshot could not be written. Any other exception of its
+                thread is raised, too.
         """
         if not self._wanted:
             discard(folder)  # belongs to another moment than its checkpoint
             return
-        self._raise()
+
+        self._raise_error()
         if not self.saving:
             self._thread = threading.Thread(
                 target=self._save, args=(folder,), name="replay-save", daemon=True
@@ -366,23 +438,31 @@ class KeptReplay:
             self._thread.start()
 
     def finish(self, folder: Path, beat: Callable[[], None]) -> None:
-        """Write a snapshot now, and wait for it. Raises what went wrong with this one, which takes
-        the place of the previous."""
+        """Write a snapshot now, and wait for it while calling ``beat``.
+
+        Raises what went wrong with this one. It takes the place of the previous snapshot, so that
+        an error of that does not matter any more.
+        """
         self._wait(beat)
         self._error = None
         self.begin(folder)
         self._wait(beat)
-        self._raise()
+        self._raise_error()
 
     def resume(self, folder: Path) -> str:
-        """Load the snapshot in ``folder``, if there is one; returns a sentence on the result.
+        """Load the snapshot in ``folder``, if there is one.
 
-        Raises UserError for a snapshot that is damaged or was made with other settings.
+        Returns:
+            A sentence on the result, for the user.
+
+        Raises:
+            UserError: the snapshot is damaged or was made with other settings.
         """
         if not self._wanted:
             return "the replay begins empty, as replay.checkpoint is false, and is filled first"
         if not (folder / MANIFEST).is_file():
             return f"the replay begins empty: {folder} has no snapshot; it is filled first"
+
         try:
             self.restored = self._replay.restore(folder)
         except ReplayError as error:
@@ -392,17 +472,20 @@ class KeptReplay:
         return f"the replay continues with {len(self._replay)} stored steps"
 
     def _save(self, folder: Path) -> None:
+        """Write a snapshot; the work of the thread."""
         try:
             self._replay.save(folder, more=self._more)
         except Exception as error:
             self._error = error
 
     def _wait(self, beat: Callable[[], None]) -> None:
+        """Wait for the thread."""
         while self._thread is not None and self._thread.is_alive():
             beat()
             self._thread.join(LOOK_S)
 
-    def _raise(self) -> None:
+    def _raise_error(self) -> None:
+        """Raise the exception of the thread, if there was one, once."""
         error, self._error = self._error, None
         if error is not None:
             raise error

@@ -21,8 +21,11 @@ class Consumer(Protocol):
     """The part of a trainer that a source uses."""
 
     spec: SlotSpec
+    """The slots that actors fill."""
     progress: Progress
+    """The counters of the run, which the source updates."""
     device: torch.device
+    """The device on which batches are trained on."""
 
 
 class ActorSource(DataSource[B], Protocol[B]):
@@ -39,12 +42,14 @@ class ActorSource(DataSource[B], Protocol[B]):
     def serve(self, timeout_s: float) -> None:
         """Serve writers that end, for up to ``timeout_s`` seconds; called after `stop`."""
 
-    def backward_begins(self) -> None:
-        """Called before each backward pass, which leaves the interpreter to other threads."""
+    def on_backward(self) -> None:
+        """Called before each backward pass, which leaves the interpreter lock to other threads."""
 
     def in_flight_steps(self) -> int:
-        """Agent steps that arrived and were not trained on; called after `stop`."""
+        """Returns the agent steps that arrived and were not trained on; called after `stop`."""
 
     def figures(self) -> dict[str, float]:
-        """Figures for metrics.jsonl; ``queue_fill`` is the fraction of the memory that is filled
-        and waiting."""
+        """Returns figures for metrics.jsonl.
+
+        ``queue_fill`` is the fraction of the memory that is filled and waiting.
+        """

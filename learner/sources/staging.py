@@ -24,9 +24,12 @@ from penstock.device.transfers import DeviceUploader, Upload
 from penstock.transport.shm.store import Slot
 
 Array = npt.NDArray[Any]
-Copies = Sequence[tuple[Array, Array]]  # targets and sources of one shape
+ArrayCopy = tuple[Array, Array]
+"""A target and its source, of one shape. A tuple, as a batch needs one for each slot and column."""
 
-LARGE_NBYTES = 1 << 18  # a smaller copy is done before another thread has woken up
+# A smaller copy is done before another thread has woken up.
+LARGE_NBYTES = 1 << 18
+# Most threads that gather for a GPU, and cores for each of them.
 MOST_THREADS = 4
 CORES_PER_THREAD = 4
 
@@ -40,10 +43,7 @@ class Span(NamedTuple):
 
 
 class StagingBatch:
-    """A batch of unrolls.
-
-    ``arrays`` and ``tensors`` share memory on the CPU; on a GPU ``tensors`` are in its memory.
-    """
+    """A batch of unrolls."""
 
     def __init__(
         self,
@@ -53,46 +53,65 @@ class StagingBatch:
         copier: Copier | None = None,
         record: Sequence[str] = (),
     ) -> None:
-        """``copier``: its threads gather; by default only the calling one. ``record``: the keys of
-        `env.record`."""
+        """Allocate the batch.
+
+        Args:
+            spec: of a slot.
+            slots: number of slots in the batch.
+            device: on which the learner computes.
+            copier: its threads gather; by default only the calling one.
+            record: the keys of `env.record`.
+        """
         self._device = device_of(device)
         self._copier = copier or Copier(1)
         self._envs = spec.envs
         self._record = record
-        self._slots: list[int] = []  # slots that it was gathered from
+        self._slots: list[int] = []
+        """Indices of the slots that it was gathered from."""
         self._per_slot = {c.name for c in spec.columns if c.rows == "slot"}
-        host = {
+        """Columns that have no rows, and whose first axis is that of environments."""
+
+        self._host = {
             c.name: self._device.host_memory(
                 (*spec.rows_of(c)[:-1], slots * spec.envs, *c.shape), torch_dtype(c.dtype)
             )
             for c in spec.columns
         }
-        self.arrays: dict[str, npt.NDArray[Any]] = {
-            name: tensor.numpy() for name, tensor in host.items()
-        }
-        self._host = host
-        self.tensors = {name: self._device.memory_for(tensor) for name, tensor in host.items()}
+        """The columns in the host's memory, which is pinned on a GPU."""
+        self.arrays: dict[str, Array] = {name: host.numpy() for name, host in self._host.items()}
+        """The same memory, as arrays."""
+        self.tensors = {name: self._device.memory_for(host) for name, host in self._host.items()}
+        """The columns on the device; on a CPU they share memory with ``arrays``."""
+
         self._uploader = DeviceUploader(self._device)
         self._uploader.follow()  # the current stream may use this memory until now
-        self._upload: Upload | None = None  # the last one
+        self._upload: Upload | None = None
+        """The last copy to the device."""
+
         self.weights = np.ones(slots * spec.envs, np.float32)
-        self.steps = 0  # agent steps held; 0 while the batch is free
-        self.started_s = 0.0  # when the oldest slot was begun, CLOCK_MONOTONIC of its writer
+        self.steps = 0
+        """Agent steps in the batch; 0 while it is free."""
+        self.started_s = 0.0
+        """When its oldest slot was begun (CLOCK_MONOTONIC of its writer)."""
         self.spans: list[Span] = []
-        self.summary: UnrollSummary  # of the last `gather`
+        """The time over which each slot was played."""
+        self.summary: UnrollSummary
+        """Returns and versions of the unrolls, after the first `gather`."""
 
     def gather(self, slots: Sequence[Slot]) -> None:
         """Copy slots into this batch and start the copy to the device."""
         self._device.enter_thread()
         if self._upload is not None:
             self._upload.wait()  # it still reads the pinned memory
+
         copies = []
         for i, slot in enumerate(slots):
-            place = slice(i * self._envs, (i + 1) * self._envs)
+            envs = slice(i * self._envs, (i + 1) * self._envs)
             for name, array in self.arrays.items():
-                target = array[place] if name in self._per_slot else array[:, place]
+                target = array[envs] if name in self._per_slot else array[:, envs]
                 copies.append((target, slot.columns[name]))
         self._copier(copies)
+
         self._slots = [slot.index for slot in slots]
         self.steps = sum(int(slot.header["steps"]) for slot in slots)
         self.spans = [Span(*(slot.header[name].item() for name in Span._fields)) for slot in slots]
@@ -102,12 +121,12 @@ class StagingBatch:
 
     @property
     def keys(self) -> npt.NDArray[np.int64]:
-        """The slot and environment of each unroll in the store, int64.
+        """The slot and environment of each unroll in the store, int64 ``[slots * envs]``.
 
         The slots are free again, as unrolls are trained on once.
         """
-        first = np.array(self._slots, np.int64) * self._envs
-        keys: npt.NDArray[np.int64] = np.add.outer(first, np.arange(self._envs)).reshape(-1)
+        first_keys = np.array(self._slots, np.int64) * self._envs
+        keys: npt.NDArray[np.int64] = np.add.outer(first_keys, np.arange(self._envs)).reshape(-1)
         return keys
 
     @property
@@ -126,7 +145,7 @@ class StagingBatch:
 
 
 def torch_dtype(dtype: str) -> torch.dtype:
-    """The torch type of a numpy type."""
+    """Returns the torch type of a numpy type."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
@@ -138,40 +157,52 @@ class Copier:
     """
 
     def __init__(self, threads: int) -> None:
+        """``threads`` includes the calling one."""
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads - 1, "copier") if threads > 1 else None
 
-    def __call__(self, copies: Copies) -> None:
-        """Copy all; each thread copies an equal share of the rows of large arrays."""
+    def __call__(self, copies: Sequence[ArrayCopy]) -> None:
+        """Make all copies; each thread copies an equal share of the rows of large arrays.
+
+        An exception of a thread is raised here, after all threads have ended.
+        """
         if self._pool is None:
             _copy(copies)
             return
-        large = [pair for pair in copies if pair[0].nbytes >= LARGE_NBYTES]
+
+        large = [(target, source) for target, source in copies if target.nbytes >= LARGE_NBYTES]
+        small = [(target, source) for target, source in copies if target.nbytes < LARGE_NBYTES]
         shares = [self._share(large, number) for number in range(self._threads)]
-        others = [self._pool.submit(_copy, share) for share in shares[1:] if share]
+        futures = [self._pool.submit(_copy, share) for share in shares[1:] if share]
         try:
             _copy(shares[0])
-            _copy([pair for pair in copies if pair[0].nbytes < LARGE_NBYTES])
+            _copy(small)
         finally:
-            for other in others:  # the memory may not be used before they are done
-                other.exception()
-        for other in others:
-            other.result()
+            for future in futures:  # the memory may not be used before they are done
+                future.exception()
+        for future in futures:
+            future.result()
 
     def close(self) -> None:
+        """End the threads."""
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _share(self, copies: Copies, number: int) -> list[tuple[Array, Array]]:
-        parts = []
+    def _share(self, copies: Sequence[ArrayCopy], number: int) -> list[ArrayCopy]:
+        """Returns the copies of the rows that belong to thread ``number``."""
+        share = []
         for target, source in copies:
-            first, stop = (len(target) * n // self._threads for n in (number, number + 1))
-            parts.append((target[first:stop], source[first:stop]))
-        return parts
+            first = len(target) * number // self._threads
+            stop = len(target) * (number + 1) // self._threads
+            share.append((target[first:stop], source[first:stop]))
+        return share
 
 
 def gather_threads(wanted: int | None, device: torch.device) -> int:
-    """The value of `learner.gather_threads` for a learner on a device."""
+    """Returns the number of threads that gather for a learner on a device.
+
+    ``wanted`` is `learner.gather_threads`. If that is null, a CPU learner uses one thread.
+    """
     if wanted is not None:
         return wanted
     if not device_of(device).runs_behind:
@@ -179,6 +210,6 @@ def gather_threads(wanted: int | None, device: torch.device) -> int:
     return max(1, min(MOST_THREADS, int(usable_cores()) // CORES_PER_THREAD))
 
 
-def _copy(copies: Copies) -> None:
+def _copy(copies: Sequence[ArrayCopy]) -> None:
     for target, source in copies:
         np.copyto(target, source)

@@ -2,7 +2,7 @@
 
 A feeder thread takes in filled slots and gathers them into staging batches ahead of the trainer,
 as soon as a slot arrives, and at the latest during its backward pass, which needs no interpreter
-lock (`UnrollSource.backward_begins`).
+lock (`UnrollSource.on_backward`).
 No more slots are lent or filled at a time than `transport.max_policy_lag` allows. Where that is
 below the optimizer steps of a batch, there is no thread: the learner lends the slots of one batch
 at a time, within the training on the batch before it (`learner.role`), or after that.
@@ -39,17 +39,20 @@ from penstock.transport.shm.store import SlotStore
 
 logger = note_logger(__name__)
 
-MOST_ACTORS = 1024  # actors that hold slots at a time; further ones take turns
-OF_PROCESS = ("generation", "started_s", "published_s")  # of a header, and of no effect in lockstep
-UNBOUNDED = 1 << 62  # policy versions
+# Actors that hold slots at a time; further ones take turns.
+MOST_ACTORS = 1024
+# Fields of a header that depend on the process, and are of no effect in lockstep.
+OF_PROCESS = ("generation", "started_s", "published_s")
+# A policy lag, in versions, that is never reached.
+UNBOUNDED = 1 << 62
 
 
 class UnrollSource:
-    """An `ActorSource` of staging batches; one more than `configs.policy_lag.batches_ahead`.
+    """An `ActorSource` of staging batches.
 
-    It gathers slots into free staging batches and hands these over, in a `PrefetchThread`. Without
-    batches ahead the learner's own thread gathers when it requests a batch. Gathering releases the
-    interpreter lock.
+    It gathers slots into free staging batches and hands these over, in a `PrefetchThread`. There is
+    one more of them than `configs.policy_lag.batches_ahead`. Without batches ahead the learner's
+    own thread gathers when it requests a batch. Gathering releases the interpreter lock.
     """
 
     def __init__(
@@ -78,16 +81,18 @@ class UnrollSource:
         """
         self._consumer = consumer
         self._accounting = accounting
-        self._figures: dict[str, float] = {}  # that stay the same
         self._batch_slots = config.learner.batch_slots
         self._lends_by_batch = shared and lent_by_batch(config)
+        self._constant_figures: dict[str, float] = {}
+        """Figures that stay the same during the run."""
         if shared:
             self.store = _shared_store(config, consumer.spec, actors, lanes)
-            self._figures["policy_lag_limit"] = config.transport.max_policy_lag
+            max_policy_lag = config.transport.max_policy_lag
+            self._constant_figures["policy_lag_limit"] = max_policy_lag
             self._queue = SlotQueue(
                 self.store,
                 accounting,
-                max_policy_lag=config.transport.max_policy_lag,
+                max_policy_lag=max_policy_lag,
                 overflow=config.transport.overflow,
                 deep=self._lends_by_batch,
             )
@@ -99,21 +104,33 @@ class UnrollSource:
 
         ahead = batches_ahead(config) if shared else 0
         self._prefetches = ahead > 0
-        self._learner = ledger
-        self._ledger = feeder or TimeLedger() if self._prefetches else ledger  # of what gathers
+        self._learner_ledger = ledger
+        self._ledger = ledger
+        """The time ledger of the thread that gathers."""
+        if self._prefetches:
+            self._ledger = feeder or TimeLedger()
+
         self._copier = Copier(gather_threads(config.learner.gather_threads, consumer.device))
         self._batches = [
             StagingBatch(
-                consumer.spec, self._batch_slots, consumer.device, self._copier, config.env.record
+                consumer.spec,
+                slots=self._batch_slots,
+                device=consumer.device,
+                copier=self._copier,
+                record=config.env.record,
             )
             for _ in range(ahead + 1)
         ]
         self._free = deque(self._batches)
-        self._returned = False  # a batch, since the thread was last woken
+        """Batches that can be filled."""
+        self._has_returned = False
+        """Whether a batch was returned since the thread was last woken."""
         self._host: ShmHost | None = None
+        """The socket for actors of this host; None where all are in one process."""
         self._feeder: PrefetchThread[StagingBatch] | None = None
 
     def open(self, host: ShmHost) -> None:
+        """Start to take in published slots, and to gather ahead."""
         self._host = host
         if self._prefetches:
             self._feeder = PrefetchThread(
@@ -122,7 +139,7 @@ class UnrollSource:
                 host=host,
                 poll=host.poll,
                 ledger=self._ledger,
-                consumer=self._learner,
+                consumer=self._learner_ledger,
             )
             self._feeder.start()
 
@@ -136,19 +153,22 @@ class UnrollSource:
         return batch
 
     def release(self, batch: StagingBatch, result: StepResult) -> None:
-        """Take back a batch. The thread is woken by the next backward pass, or at once where no
-        other batch is ready."""
+        """Take back a batch.
+
+        The thread is woken by the next backward pass, or at once if no other batch is ready.
+        """
         self._accounting.used(batch.steps, result.trained_steps)
         batch.let_go()
         self._free.append(batch)
-        self._returned = self._feeder is not None
-        if self._feeder is not None and not self._feeder.ready:
-            self.backward_begins()
 
-    def backward_begins(self) -> None:
+        self._has_returned = self._feeder is not None
+        if self._feeder is not None and not self._feeder.ready:
+            self.on_backward()
+
+    def on_backward(self) -> None:
         """Let the feeder thread gather while the learner's thread does not need the interpreter."""
-        if self._returned:
-            self._returned = False
+        if self._has_returned:
+            self._has_returned = False
             assert self._feeder is not None
             self._feeder.wake()
 
@@ -159,8 +179,9 @@ class UnrollSource:
         """Does nothing: waiting unrolls are too old for a resumed run, or in its `state_dict`."""
 
     def state_dict(self) -> list[Any]:
-        """The unrolls that are not trained on yet, as lists of arrays, where all are in one
-        process.
+        """Returns the unrolls that are not trained on yet, where all are in one process.
+
+        Each is a list of arrays: the header as bytes, and the blocks of its payload.
         """
         state = []
         for slot in self._queue.waiting():
@@ -171,19 +192,24 @@ class UnrollSource:
         return state
 
     def load_state_dict(self, state: list[Any], links: Sequence[Link]) -> None:
-        """Write the unrolls of a `state_dict` as their actors did. Raises ValueError, LookupError
-        where they do not fit.
+        """Write the unrolls of a `state_dict` as their actors did.
+
+        ``links`` are those of the actors, by index. Raises ValueError or LookupError if the state
+        does not fit.
         """
-        for raw, *payload in state:
-            header = raw.view(HEADER).reshape(())
+        for raw_header, *payload in state:
+            header = raw_header.view(HEADER).reshape(())
             with links[int(header["actor"])].slot(0.0) as slot:
                 if slot is None:
                     raise ValueError(f"{len(state)} unrolls, and fewer slots")
+
                 slot.header[...] = header
                 slot.header["started_s"] = slot.header["published_s"] = time.monotonic()
                 for block, values in zip(slot.payload, payload, strict=True):
                     block[...] = values
             self._queue.collect()
+
+        # Their steps were counted before the resume.
         self._consumer.progress.resumed_in_flight(self._queue.in_flight_steps())
 
     def stop(self) -> None:
@@ -198,7 +224,7 @@ class UnrollSource:
         return self._queue.in_flight_steps() + sum(batch.steps for batch in self._batches)
 
     def figures(self) -> dict[str, float]:
-        return {"queue_fill": self.store.fill_fraction()} | self._figures
+        return {"queue_fill": self.store.fill_fraction()} | self._constant_figures
 
     def close(self) -> None:
         if self._feeder is not None:
@@ -206,9 +232,13 @@ class UnrollSource:
         self._copier.close()
 
     def _gather_now(self, timeout_s: float) -> StagingBatch | None:
-        """A batch, which this thread gathers; it polls the host, unless all are in one process."""
+        """Gather a batch in this thread, which also polls the host, unless all are in one process.
+
+        Returns None if there is not enough data within ``timeout_s`` seconds.
+        """
         if self._host is None:
             return self._gather()
+
         self._host.poll(0.0)  # actors that attach or leave are served even if data never runs out
         batch = self._gather()
         if batch is None:
@@ -217,19 +247,21 @@ class UnrollSource:
         return batch
 
     def _gather(self) -> StagingBatch | None:
-        """Fill one free batch; None when there is no free batch or not enough data."""
+        """Fill one free batch. Returns None if there is no free batch or not enough data."""
         self._queue.collect()
         if not self._free:
             return None
+
         version = self._consumer.progress.version
         if self._lends_by_batch:
             self._lend_batch(version)
         slots = self._queue.take(self._batch_slots, version)
         if not slots:
             return None
-        if self._lends_by_batch:
+        if self._lends_by_batch:  # no more until the next batch is lent
             self.store.quota = 0
 
+        # The slots are free again as soon as they are copied.
         batch = self._free.popleft()
         self._ledger.switch(Part.GATHER)
         batch.gather(slots)
@@ -238,8 +270,8 @@ class UnrollSource:
         return batch
 
     def _lend_batch(self, version: int) -> None:
-        """Lend the slots of the next batch, if they are not lent yet, once the weights of
-        ``version``, the present one, are published."""
+        """Lend the slots of the next batch, if they are not lent yet, once the weights of the
+        present ``version`` are published."""
         assert self._host is not None
         published = self._host.published
         if published is not None and published.version == version:
@@ -247,24 +279,36 @@ class UnrollSource:
 
 
 def _shared_store(config: Config, spec: SlotSpec, actors: int, lanes: int) -> SlotStore:
-    """A store that actors in other processes fill, with no more slots at a time than the policy lag
-    allows. Logs where some of the actors wait for that."""
-    transport, learner = config.transport, config.learner
+    """Make a store that actors in other processes fill.
+
+    It lends no more slots at a time than the policy lag allows. Logs that some of the actors wait
+    for that, if they do.
+
+    Args:
+        config: of the run.
+        spec: of a slot.
+        actors: number of actors at the start, for which there are slots.
+        lanes: writers, which may join and leave.
+    """
+    transport = config.transport
+    batch_slots = config.learner.batch_slots
     slots = actors * transport.slots
     grows = transport.bind is not None or most_actors(config) > actors
     most = most_slots(transport, spec, slots) if grows else slots
     store = SlotStore(spec, slots, lanes, most=most)
+
     if lent_by_batch(config):
-        if learner.batch_slots < config.first_actors:
+        if batch_slots < config.first_actors:
             logger.info(
                 "transport.max_policy_lag %d lends the %d slots of one batch at a time, and %d "
                 "actors play: some of them wait; raise learner.batch_slots",
                 transport.max_policy_lag,
-                learner.batch_slots,
+                batch_slots,
                 config.first_actors,
             )
         store.quota = 0  # until `UnrollSource` lends for the first batch
         return store
+
     within_lag = min(most, slots_within_lag(config))
     if within_lag < slots:
         logger.info(
@@ -280,7 +324,7 @@ def _shared_store(config: Config, spec: SlotSpec, actors: int, lanes: int) -> Sl
 
 
 def most_slots(transport: TransportConfig, spec: SlotSpec, least: int) -> int:
-    """How many slots a store may grow to as actors join.
+    """Returns how many slots a store may grow to as actors join, but not fewer than ``least``.
 
     Enough for `MOST_ACTORS`, if a quarter of the memory that is free now holds them.
     """

@@ -15,6 +15,7 @@ from penstock.core.params import Arrays, Floats
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.learner.progress import BOOKED, GROWTH
 
+# The flags of a message, in the order in which they are packed.
 FLAGS = ("stop", "nan", "checkpoint", "regroup")
 
 
@@ -24,19 +25,20 @@ class GroupLostError(Exception):
 
 @dataclass
 class ControlMessage:
-    """One learner's control message before a step, or the sum of all learners' messages.
-
-    ``counts`` are the samples of each update of the batch, float64 ``[updates]``; ``growth`` is
-    `Progress.growth`. ``stop``: the run must end. ``nan``: a number was not finite. ``checkpoint``:
-    the run must be saved. ``regroup``: the members have changed.
-    """
+    """One learner's control message before a step, or the sum of all learners' messages."""
 
     counts: Floats
+    """Samples of each update of the batch, float64 ``[updates]``."""
     growth: Floats = field(default_factory=lambda: np.zeros(GROWTH))
+    """`Progress.growth`, float64 ``[GROWTH]``."""
     stop: bool = False
+    """Whether the run must end."""
     nan: bool = False
+    """Whether too many updates in a row had a number that was not finite."""
     checkpoint: bool = False
+    """Whether the run must be saved."""
     regroup: bool = False
+    """Whether the members have changed."""
 
     def pack(self) -> Floats:
         """Encode it as one vector; `unpack` reads the sum of such vectors over learners."""
@@ -45,6 +47,7 @@ class ControlMessage:
 
     @classmethod
     def unpack(cls, vector: Floats) -> ControlMessage:
+        """Decode a sum of vectors that `pack` has made; a flag is set if any learner has set it."""
         counts, flags, growth = np.split(vector, [-GROWTH - len(FLAGS), -GROWTH])
         return cls(counts, growth, *(bool(flag > 0) for flag in flags))
 

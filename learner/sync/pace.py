@@ -1,4 +1,4 @@
-"""What a pace is made with. `core.interfaces.Pace` is the seam; `registry` makes one by its name.
+"""The arguments of a pace. `core.interfaces.Pace` is the seam; `registry` makes one by its name.
 
 The paces without a server stand beside their sync, in `bsp` and `local_sgd`.
 """
@@ -19,11 +19,11 @@ class PaceContext(NamedTuple):
     """The arguments of a pace."""
 
     ctx: RoleContext
-    """Of the learner's role: its rank, the addresses of its servers, its ledgers, the signal to
-    stop."""
+    """The context of the learner's role: its rank, the addresses of its servers, its ledgers, the
+    signal to stop."""
     config: Config
     trainer: BaseTrainer[Any]
-    """Its optimizers have the parameters and gradients; its `Progress` the run's counts."""
+    """The trainer. Its optimizers have the parameters and gradients, its `Progress` the counts."""
 
 
 Pace = interfaces.Pace[LearnerGroup, GradientSync]

@@ -290,7 +290,7 @@ def test_a_reserve_is_filled_up_while_the_learner_needs_no_interpreter(world: Wo
     assert batch is not None
     time.sleep(0.2)
     assert feeder.ready == 1, "it drew during the forward pass"
-    source.backward_begins()
+    source.on_backward()
     wait_until(lambda: feeder.ready == 2)
     source.release(batch, StepResult(0))
     assert source.next(0.0) is not None

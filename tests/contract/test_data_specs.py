@@ -20,7 +20,13 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.core.control import Channel
-from penstock.core.interfaces import Dataset, StepResult, Transitions, TransitionSequences
+from penstock.core.interfaces import (
+    BatchPlan,
+    Dataset,
+    StepResult,
+    Transitions,
+    TransitionSequences,
+)
 from penstock.core.role import RoleContext
 from penstock.core.specs import Column
 from penstock.envs import probe
@@ -139,7 +145,7 @@ def test_sequences_are_steps_of_one_episode_with_the_state_before_them(
             assert mask[0].all()
             assert (first % 1000 % 8 + mask.sum(0) <= 7).all()
             lengths |= set(mask.sum(0).tolist())
-            assert trainer.plan_updates(batch).tolist() == [mask[2:].sum()]
+            assert trainer.plan_updates(batch).counts.tolist() == [mask[2:].sum()]
             source.release(batch, StepResult(0))
     assert lengths == ({1, 2, 3, 4, 5} if pad else {5})
     assert source.figures()["samples_per_insert"] == pytest.approx(9, rel=0.3)
@@ -186,10 +192,10 @@ def test_what_relabels_gets_later_steps_of_the_episode_and_the_update_what_it_ma
     seen: list[Any] = []
     step = OffPolicyTrainer.step
 
-    def note(self: OffPolicyTrainer, batch: Any, *others: Any) -> Any:
+    def note(self: OffPolicyTrainer, batch: Any, *plan: Any, **others: Any) -> Any:
         seen.append(batch.data)
         np.testing.assert_array_equal(batch.tensors["reward"], batch.data["reward"])
-        return step(self, batch, *others)
+        return step(self, batch, *plan, **others)
 
     monkeypatch.setattr(OffPolicyTrainer, "step", note)
     run_lockstep(tmp_path, LOCKSTEP)
@@ -325,7 +331,9 @@ def test_a_batch_in_which_nothing_counts_is_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one whose padded sequences end before the burn-in does."""
-    monkeypatch.setattr(OffPolicyTrainer, "plan_updates", lambda self, batch: np.zeros(1))
+    monkeypatch.setattr(
+        OffPolicyTrainer, "plan_updates", lambda self, batch: BatchPlan(np.zeros(1))
+    )
     given: list[Any] = []
     draw = ReplayDataSource.next
 

@@ -98,7 +98,7 @@ def test_a_lost_reduction_is_noticed_and_what_followed_is_taken_back(seed: int) 
             if device.stalled and waited > 100:
                 raise GroupLostError("rank 1 has ended")
 
-        made.queue.meanwhile = meanwhile
+        made.queue.call_while_waiting(meanwhile)
         batches = Batches(made)
         with pytest.raises(GroupLostError, match="rank 1 has ended"):
             batches.step(LAST + 3)

@@ -64,12 +64,12 @@ class Learner:
         heard = self.sync.sync_control(word)
         self.progress.commit(word.growth, heard.growth)
         if heard.counts.any():
-            self.progress.lagged(self.unrolls, updates)
+            self.progress.count_lag(self.unrolls, updates)
         for count in heard.counts[heard.counts > 0]:
             self.sync.prepare_backward(self.optimizer, count)
             self.optimizer.grads.copy_((self.optimizer.values - OPTIMUM) * count)
             self.sync.step(self.optimizer, count, self.progress.trained_steps)
-            self.progress.updated(1)
+            self.progress.count_updates(1)
         return heard
 
     def _play(self) -> None:
@@ -85,7 +85,7 @@ class Learner:
             "episode_length": np.full(shape, 4.0, np.float32),
         }
         self.unrolls = UnrollSummary.of(arrays)
-        self.progress.played(self.unrolls, STEPS)
+        self.progress.count_unrolls(self.unrolls, STEPS)
 
 
 Make = Callable[..., Learner]
@@ -176,8 +176,8 @@ def test_the_policy_lag_counts_the_updates_of_the_others(make: Make) -> None:
         one.turn()
         assert one.client.fetch(10.0) is not None  # so its push has arrived
         other.turn()
-    assert one.progress.lag == {0: STEPS, 2: STEPS, 4: STEPS}
-    assert other.progress.lag == {1: STEPS, 3: STEPS, 5: STEPS}
+    assert one.progress.lag.counts == {0: STEPS, 2: STEPS, 4: STEPS}
+    assert other.progress.lag.counts == {1: STEPS, 3: STEPS, 5: STEPS}
     assert other.progress.version == 5  # of the weights here, which lack its own last update
     assert other.progress.learner_steps == 6
 

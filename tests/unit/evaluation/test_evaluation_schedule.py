@@ -100,7 +100,7 @@ def simulated(rate: float, pair: PairCost, minutes: float, first_s: float = 10.0
                 "done": done,
                 "play": play,
             }
-            requests.hear([message])
+            requests.handle_messages([message])
         requests.turn()
         if (request := requests.due()) is None:
             continue

@@ -239,10 +239,10 @@ class Run:
             lambda kind, text, **_: self.events.append((kind, text)),
         )
 
-    def save(self, steps: int) -> None:
+    def save(self, steps: int, epoch: int = 0) -> None:
         self.trainer.progress.learner_steps = steps
         self.trainer.progress.trained_steps = steps
-        self.checkpoints.save()
+        self.checkpoints.save(epoch=epoch)
 
 
 @pytest.mark.parametrize("how", ["auto", "must"])
@@ -325,18 +325,16 @@ def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
 def test_a_learner_of_an_earlier_group_does_not_replace_a_later_one(tmp_path: Path) -> None:
     """As on a disk of several hosts, where one that fell silent still runs."""
     silent, others, last = Run(tmp_path), Run(tmp_path), tmp_path / "checkpoints" / "last"
-    silent.checkpoints.epoch, others.checkpoints.epoch = 1, 2
-    silent.save(10)
-    others.save(20)
+    silent.save(10, epoch=1)
+    others.save(20, epoch=2)
     with pytest.raises(UserError, match="is of generation 0, epoch 2 of the run"):
-        silent.save(30)
+        silent.save(30, epoch=1)
     assert steps_in(last) == 20
     resumed = Run(tmp_path)
     assert resumed.checkpoints.resume("must")  # a later life of the run, whose epochs begin anew
-    resumed.checkpoints.epoch = 1
-    resumed.save(40)
+    resumed.save(40, epoch=1)
     with pytest.raises(UserError, match="is of generation 1, epoch 1 of the run"):
-        others.save(50)
+        others.save(50, epoch=2)
     assert steps_in(last) == 40
 
 
@@ -351,8 +349,7 @@ def test_a_learner_that_is_named_to_save_replaces_one_that_was_restarted(tmp_pat
     other.trainer.progress.learner_steps = 7
     with pytest.raises(UserError):
         other.checkpoints.save()
-    other.checkpoints.is_named = True
-    other.checkpoints.save()
+    other.checkpoints.save(is_named=True)
     last = Run(tmp_path)
     assert last.checkpoints.resume("auto")
     assert last.trainer.progress.learner_steps == 7

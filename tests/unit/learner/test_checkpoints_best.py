@@ -18,7 +18,6 @@ from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import FILE
 from penstock.learner.checkpoints.checkpoint_history import best_locked
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
-from penstock.learner.evaluation_requests import EvaluationRequests
 from penstock.learner.trainer import Trainer
 
 UNEVALUATED = ("eval.every_steps=null", "stop.confirm_episodes=0")
@@ -47,7 +46,7 @@ class Learned:
             "episode_return": np.full((1, episodes), episode_return, np.float32),
             "episode_length": np.full((1, episodes), 7, np.int32),
         }
-        self.progress.played(UnrollSummary.of(arrays), episodes)
+        self.progress.count_unrolls(UnrollSummary.of(arrays), episodes)
         self.progress.commit(self.progress.growth(), self.progress.growth())
         self.checkpoints.save()
 
@@ -103,10 +102,9 @@ def test_the_best_is_left_to_an_evaluator_that_writes_it_meanwhile(tmp_path: Pat
 
 def test_a_checkpoint_names_its_request_and_how_the_policy_is_played(tmp_path: Path) -> None:
     learned = Learned(tmp_path)
-    config = learned.trainer.config
-    requests = learned.checkpoints.requests = EvaluationRequests(config, learned.progress)
+    requests = learned.checkpoints.begin_evaluation_requests()
     idle = {"kind": "evaluator", "every": 100, "done": 0, "play": {"way": "sampled"}}
-    requests.hear([idle])
+    requests.handle_messages([idle])
     learned.play(100, 5.0)
     assert learned.progress.stop_reason() is None
     assert requests.due() == "closing"  # to confirm stop.return
@@ -151,9 +149,9 @@ def test_in_another_game_the_weights_go_on_and_returns_begin_anew(
 ) -> None:
     learned = Learned(tmp_path)
     learned.play(100, 5.0)
-    assert learned.progress.solved_at_s is not None
+    assert learned.progress.goal.solved_at_s is not None
     other = resumed(tmp_path, OTHER_GAME)
-    assert (other.progress.return_mean, other.progress.solved_at_s) == (None, None)
+    assert (other.progress.return_mean, other.progress.goal.solved_at_s) == (None, None)
     assert (other.progress.trained_steps, other.progress.episodes) == (100, 100)
     other.checkpoints.save()  # it ends before its first step, and may be resumed as it was
     assert resumed(tmp_path).progress.return_mean == 5.0

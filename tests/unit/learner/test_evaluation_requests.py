@@ -35,7 +35,7 @@ class Run:
 
     def hear(self, kind: str, **fields: Any) -> None:
         message: Message = {"kind": kind, **fields}
-        self.requests.hear([message])
+        self.requests.handle_messages([message])
 
     def idle(self, done: int = 0, every: int = 100, play: Any = None) -> None:
         self.hear("evaluator", every=every, done=done, play=play)
@@ -56,7 +56,7 @@ class Run:
             "episode_return": np.full((1, 100), mean, np.float32),
             "episode_length": np.full((1, 100), 7, np.int32),
         }
-        self.progress.played(UnrollSummary.of(arrays), 0)
+        self.progress.count_unrolls(UnrollSummary.of(arrays), 0)
         self.progress.commit(self.progress.growth(), self.progress.growth())
 
 
@@ -114,14 +114,14 @@ def test_the_return_in_training_only_asks_for_a_confirmation() -> None:
     run.idle()
     assert run.trained(10) is None
     run.reach()
-    assert run.progress.reached_at_s is not None
-    assert (run.progress.solved_at_s, run.progress.stop_reason()) == (None, None)
+    assert run.progress.goal.reached_at_s is not None
+    assert (run.progress.goal.solved_at_s, run.progress.stop_reason()) == (None, None)
     assert run.trained(20) == CLOSING
     run.requests.requested(CLOSING)
     assert run.trained(30) is None
     run.hear("verdict", trained_steps=20, solved=True, seconds=1.0)
     assert run.progress.stop_reason() == "return"
-    assert run.progress.solved_at_s is not None
+    assert run.progress.goal.solved_at_s is not None
     run.idle(done=20)
     assert run.trained(40) is None
 
@@ -163,7 +163,7 @@ def test_without_an_evaluator_the_return_in_training_decides(notes: list[str]) -
     run.reach()
     run.hear("gone", role="evaluator")
     assert run.progress.stop_reason() == "return"
-    assert run.progress.solved_at_s == run.progress.reached_at_s
+    assert run.progress.goal.solved_at_s == run.progress.goal.reached_at_s
     assert len(notes) == 1
     run.hear("gone", role="evaluator")
     assert len(notes) == 1
@@ -178,10 +178,10 @@ def test_a_return_that_was_refuted_does_not_solve_a_run_whose_evaluator_is_gone(
     run.hear("verdict", trained_steps=25, solved=False, seconds=1.0)
     run.reach(-5.0)
     run.hear("gone", role="evaluator")
-    assert run.progress.solved_at_s is None
+    assert run.progress.goal.solved_at_s is None
     run.reach()
     assert run.progress.stop_reason() == "return"
-    assert run.progress.solved_at_s == run.progress.time_s
+    assert run.progress.goal.solved_at_s == run.progress.time_s
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_after_a_resume_the_next_multiple_is_the_first() -> None:
     progress.trained_steps = 150
     requests = EvaluationRequests(config, progress, {"way": "sampled"}, clock=lambda: 0.0)
     assert requests.play == {"way": "sampled"}
-    requests.hear([{"kind": "evaluator", "every": 100, "done": 0, "play": None}])
+    requests.handle_messages([{"kind": "evaluator", "every": 100, "done": 0, "play": None}])
     requests.turn()
     assert requests.due() is None
     progress.trained_steps = 200

@@ -16,12 +16,12 @@ import small_trainer
 from penstock.algos.ops.frame_stacks import stacks
 from penstock.algos.slots import BEGINS, OLDER
 from penstock.configs.load import resolve
+from penstock.core.interfaces import Share
 from penstock.core.observations import MASK, views
 from penstock.core.specs import HEADER
 from penstock.device.choice import device_of
 from penstock.device.transfers import DeviceUploader
 from penstock.envs import probe
-from penstock.learner import minibatches
 from penstock.learner.minibatches import BatchSteps, Minibatch, deal_steps
 from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.trainer import Trainer
@@ -40,7 +40,7 @@ def trainer(*options: str) -> Trainer:
     return Trainer(config, probe(config.env))
 
 
-def places(share: minibatches.Share) -> list[int]:
+def places(share: Share) -> list[int]:
     assert share.order is not None
     return [int(place) for place in share.order[share.places]]
 
@@ -155,13 +155,14 @@ def test_micro_batches_give_the_update_of_the_whole() -> None:
 def test_each_sample_counts_once_and_is_trained_on_in_every_epoch() -> None:
     made = trainer("learner.updates_per_batch=6", "algo.epochs=3")
     staged = batch(made)
-    totals = made.plan_updates(staged)
+    plan = made.plan_updates(staged)
+    totals = plan.counts
     assert [totals[i : i + 6].sum() for i in (0, 6, 12)] == [staged.steps] * 3
-    made.step(staged, totals)
+    made.step(staged, plan)
     made.progress.commit(made.progress.growth(), made.progress.growth())
     assert (made.progress.learner_steps, made.progress.trained_steps) == (18, staged.steps)
     assert 0 < made.statistics()["entropy"] <= np.log(2) + 1e-6
-    assert made.interrupted(staged).trained_steps == staged.steps
+    assert made.interrupted(plan).trained_steps == staged.steps
 
 
 @pytest.mark.parametrize("frame", [(4, 6), (3, 5)])

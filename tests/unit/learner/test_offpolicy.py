@@ -519,7 +519,7 @@ def test_importance_weights_are_divided_by_the_largest_of_all_learners(
     alone.step(scaled)
     np.testing.assert_allclose(own.data["weights"], factor * np.array([1.0, 0.5]), rtol=1e-6)
     torch.testing.assert_close(made.optimizers()["q"].grads, alone.optimizers()["q"].grads)
-    made.step(None, np.array([2.0]))
+    made.step(None, totals=np.array([2.0]))
     assert heard == [0.04, np.inf]
 
 

@@ -224,10 +224,11 @@ def test_what_was_trained_on_before_the_group_was_lost(steps: int, envs: int) ->
     made = trainer("algo.epochs=3")
     staged = batch(made)
     made.sync = Lost(steps)
+    plan = made.plan_updates(staged)
     with pytest.raises(GroupLostError):
-        made.step(staged)
+        made.step(staged, plan)
     alive = staged.arrays["alive"][:, :envs]
-    assert made.interrupted(staged).trained_steps == np.count_nonzero(alive)
+    assert made.interrupted(plan).trained_steps == np.count_nonzero(alive)
 
 
 def test_rewards_are_divided_by_the_deviation_of_all_returns_so_far() -> None:
@@ -291,12 +292,12 @@ def test_a_learner_without_samples_takes_part_in_every_sum() -> None:
     for normalize in ("minibatch", "batch", "none"):
         made = trainer(*options, f"algo.normalize_advantages={normalize}")
         made.sync = rich = Pair()
-        totals = made.plan_updates(staged := batch(made))
-        made.step(staged, totals)
+        plan = made.plan_updates(staged := batch(made))
+        made.step(staged, plan)
         poor = trainer(*options, f"algo.normalize_advantages={normalize}")
         poor.sync = other = Pair()
         other.others = list(rich.said)
-        poor.step(None, totals)
+        poor.step(None, totals=plan.counts)
         assert [s.shape for s in other.said] == [s.shape for s in rich.said]
         assert len(rich.said) >= 3
         assert all(not s.any() for s in other.said), "it adds nothing"

@@ -10,7 +10,15 @@ import pytest
 
 from penstock.algos.slots import UnrollSummary
 from penstock.configs.sections import StopConfig
-from penstock.learner.progress import BOOKED, UNCOUNTED, Progress
+from penstock.learner.progress import (
+    BOOKED,
+    EPISODES,
+    UNCOUNTED,
+    LagHistogram,
+    LocalCounts,
+    Progress,
+    ReturnWindow,
+)
 from penstock.profiling.ledger import Part, TimeLedger
 
 
@@ -35,10 +43,10 @@ def progress(**stop: Any) -> Progress:
 
 def train(run: Progress, batch: dict[str, np.ndarray], steps: int, updates: int) -> None:
     """What a single learner does with a batch."""
-    run.played(UnrollSummary.of(batch), steps)
-    run.lagged(UnrollSummary.of(batch), updates)
+    run.count_unrolls(UnrollSummary.of(batch), steps)
+    run.count_lag(UnrollSummary.of(batch), updates)
     run.commit(run.growth(), run.growth())
-    run.updated(updates)
+    run.count_updates(updates)
 
 
 def test_the_mean_is_over_the_last_hundred_episodes_and_skips_reset_rows() -> None:
@@ -62,7 +70,7 @@ def test_solved_needs_a_hundred_episodes() -> None:
     train(run, batch([20.0] * 99), 99, 1)
     assert run.stop_reason() is None
     train(run, batch([20.0]), 1, 1)
-    assert run.solved_at_s is not None
+    assert run.goal.solved_at_s is not None
     assert run.stop_reason() == "return"
 
 
@@ -70,32 +78,32 @@ def test_hold_goes_on_after_solved() -> None:
     run = progress(**{"return": 10.0, "hold_s": 1000})
     run.start(time.monotonic())
     train(run, batch([20.0] * 100), 100, 1)
-    assert run.solved_at_s is not None
+    assert run.goal.solved_at_s is not None
     assert run.stop_reason() is None
 
 
 def test_a_return_that_must_be_confirmed_is_solved_when_it_is() -> None:
     run = progress(**{"return": 10.0, "hold_s": 0.05})
-    run.confirms = True
+    run.goal.needs_confirmation = True
     run.start(time.monotonic())
     train(run, batch([20.0] * 100), 100, 1)
-    assert (run.solved_at_s, run.awaits_confirmation) == (None, False)  # it is held first
+    assert (run.goal.solved_at_s, run.goal.awaits_confirmation) == (None, False)  # it is held first
     time.sleep(0.06)
-    assert run.awaits_confirmation
+    assert run.goal.awaits_confirmation
     train(run, batch([0.0] * 100), 100, 1)
-    assert not run.awaits_confirmation
+    assert not run.goal.awaits_confirmation
     train(run, batch([20.0] * 100), 100, 1)
-    assert run.awaits_confirmation
+    assert run.goal.awaits_confirmation
     assert run.stop_reason() is None
-    run.confirm()
-    assert run.reached_at_s is not None
-    assert run.solved_at_s is not None
-    assert run.reached_at_s + 0.05 <= run.solved_at_s
+    run.goal.confirm()
+    assert run.goal.reached_at_s is not None
+    assert run.goal.solved_at_s is not None
+    assert run.goal.reached_at_s + 0.05 <= run.goal.solved_at_s
     assert run.stop_reason() == "return"
     after = progress(**{"return": 10.0})
-    after.confirms = True
+    after.goal.needs_confirmation = True
     after.load_state_dict(run.state_dict())
-    assert (after.reached_at_s, after.stop_reason()) == (run.reached_at_s, "return")
+    assert (after.goal.reached_at_s, after.stop_reason()) == (run.goal.reached_at_s, "return")
 
 
 def test_a_state_of_an_earlier_version_was_solved_when_it_was_reached() -> None:
@@ -105,7 +113,7 @@ def test_a_state_of_an_earlier_version_was_solved_when_it_was_reached() -> None:
     state = {key: value for key, value in run.state_dict().items() if key != "reached_at_s"}
     after = progress(**{"return": 10.0})
     after.load_state_dict(state)
-    assert after.reached_at_s == after.solved_at_s == run.solved_at_s
+    assert after.goal.reached_at_s == after.goal.solved_at_s == run.goal.solved_at_s
 
 
 @pytest.mark.parametrize(
@@ -134,10 +142,10 @@ def test_lag_is_counted_by_the_version_at_which_a_batch_was_trained() -> None:
     run = progress()
     for number in range(3 * UNCOUNTED // 2):
         run.version = number
-        run.played(UnrollSummary.of(batch([0.0] * 2, version=0)), 2)
-        run.lagged(UnrollSummary.of(batch([0.0] * 2, version=0)), 1)
-    assert len(run._uncounted) < UNCOUNTED, "they would take memory"
-    assert run.lag == dict.fromkeys(range(3 * UNCOUNTED // 2), 2)
+        run.count_unrolls(UnrollSummary.of(batch([0.0] * 2, version=0)), 2)
+        run.count_lag(UnrollSummary.of(batch([0.0] * 2, version=0)), 1)
+    assert len(run.lag._uncounted) < UNCOUNTED, "they would take memory"
+    assert run.lag.counts == dict.fromkeys(range(3 * UNCOUNTED // 2), 2)
 
 
 def test_the_lag_of_unrolls_by_one_version_is_counted_as_that_of_several() -> None:
@@ -145,18 +153,18 @@ def test_the_lag_of_unrolls_by_one_version_is_counted_as_that_of_several() -> No
     run.version = 10
     played = batch([0.0] * 4, version=8)
     played["alive"][:, 0] = False
-    run.played(UnrollSummary.of(played), 3)
-    run.lagged(UnrollSummary.of(played), 1)
-    assert run.lag == {2: 3}
+    run.count_unrolls(UnrollSummary.of(played), 3)
+    run.count_lag(UnrollSummary.of(played), 1)
+    assert run.lag.counts == {2: 3}
     played["policy_version"][:, 1] = 10  # two versions from here on
-    run.played(UnrollSummary.of(played), 3)
-    run.lagged(UnrollSummary.of(played), 1)
-    assert run.lag == {2: 5, 0: 1}
-    assert {type(count) for count in run.lag.values()} == {int}  # as JSON takes it
+    run.count_unrolls(UnrollSummary.of(played), 3)
+    run.count_lag(UnrollSummary.of(played), 1)
+    assert run.lag.counts == {2: 5, 0: 1}
+    assert {type(count) for count in run.lag.counts.values()} == {int}  # as JSON takes it
     played["alive"][:] = False
-    run.played(UnrollSummary.of(played), 0)
-    run.lagged(UnrollSummary.of(played), 1)
-    assert run.lag == {2: 5, 0: 1}
+    run.count_unrolls(UnrollSummary.of(played), 0)
+    run.count_lag(UnrollSummary.of(played), 1)
+    assert run.lag.counts == {2: 5, 0: 1}
 
 
 def test_state_goes_on_where_it_was() -> None:
@@ -170,7 +178,7 @@ def test_state_goes_on_where_it_was() -> None:
     assert after.generation == run.generation + 1
     assert after.time_s == pytest.approx(run.time_s, abs=0.1)
     assert after.return_mean == 20.0
-    assert after.solved_at_s == run.solved_at_s
+    assert after.goal.solved_at_s == run.goal.solved_at_s
 
 
 def test_another_goal_is_still_to_be_reached() -> None:
@@ -192,7 +200,7 @@ def test_in_another_game_nothing_is_solved_and_no_return_counts() -> None:
     train(run, batch([20.0] * 100), 100, 5)
     after = progress(**{"return": 10.0})
     after.load_state_dict(run.state_dict(), same_game=False)
-    assert (after.return_mean, after.recent_episodes, after.solved_at_s) == (None, 0, None)
+    assert (after.return_mean, after.recent_episodes, after.goal.solved_at_s) == (None, 0, None)
     assert (after.learner_steps, after.episodes) == (5, 100)
     train(after, batch([20.0] * 99), 99, 1)
     assert after.stop_reason() is None
@@ -250,10 +258,10 @@ def test_steps_that_actors_play_before_the_clock_starts_have_no_rate() -> None:
 
 def test_what_the_others_have_not_heard_of_is_said_again() -> None:
     run = progress()
-    run.played(UnrollSummary.of(batch([1.0] * 3)), 3)
+    run.count_unrolls(UnrollSummary.of(batch([1.0] * 3)), 3)
     alone = run.growth()
     run.commit(alone, np.zeros(len(alone)))  # a word of its own, as between two rounds
-    run.played(UnrollSummary.of(batch([1.0] * 2)), 2)
+    run.count_unrolls(UnrollSummary.of(batch([1.0] * 2)), 2)
     run.rollback(alone[: len(BOOKED)])
     assert run.growth()[: len(BOOKED)].tolist() == [0, 5, 5]
     assert run.trained_steps == 0
@@ -261,7 +269,7 @@ def test_what_the_others_have_not_heard_of_is_said_again() -> None:
 
 def test_what_they_have_heard_is_not() -> None:
     run = progress()
-    run.played(UnrollSummary.of(batch([1.0] * 3)), 3)
+    run.count_unrolls(UnrollSummary.of(batch([1.0] * 3)), 3)
     run.join({**run.state_dict(), "trained_steps": 10})  # of one who has heard of these three
     run.acknowledge()
     assert run.growth()[: len(BOOKED)].tolist() == [0, 0, 0]
@@ -288,3 +296,35 @@ def test_an_unroll_cannot_have_begun_before_there_was_a_learner() -> None:
     run.start(time.monotonic() - 1e5)
     assert run.time_s < 10
     assert run.stop_reason() is None
+
+
+def test_a_learner_keeps_its_share_of_the_last_episodes() -> None:
+    window = ReturnWindow()
+    window.add([float(i) for i in range(EPISODES)], [1] * EPISODES)
+    window.share(3)
+    assert list(window.returns) == [float(i) for i in range(66, 100)]
+    assert window.local == (sum(range(66, 100)), 34, 34)
+    assert window.mean is None, "the others have not agreed yet"
+    window.agree(window.local)
+    assert window.mean == sum(range(66, 100)) / 34
+    assert window.length_mean == 1
+
+
+def test_lag_that_was_taken_is_not_counted_again() -> None:
+    histogram = LagHistogram()
+    histogram.add(UnrollSummary.of(batch([0.0] * 2, version=3)), version=5, updates=1)
+    assert histogram.take() == {2: 2}
+    assert histogram.counts == {}
+
+
+def test_a_count_is_pending_until_it_is_part_of_the_sum() -> None:
+    counts = LocalCounts()
+    counts.set_total("env_steps", 10)
+    counts.add("trained_steps", 4)
+    assert counts.pending() == [10, 4, 0]
+    counts.agree("env_steps", 10)
+    counts.set_total("env_steps", 13)
+    assert counts.pending() == [3, 4, 0]
+    counts.agree_on_all()
+    assert counts.pending() == [0, 0, 0]
+    assert (counts.total("env_steps"), counts.total("trained_steps")) == (13, 4)

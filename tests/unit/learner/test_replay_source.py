@@ -430,12 +430,13 @@ def test_a_gpu_that_draws_from_replay_tells_where_its_seconds_go() -> None:
     world = World(source, trainer, Accounting(), writer, host)
     clock = DeviceClock(host, seconds, partial(device_of(trainer.device).make_event, timed=True))
     host.follow(clock.mark)
-    trainer.queue.meanwhile = clock.settle
+    trainer.queue.call_while_waiting(clock.settle)
     while trainer.progress.learner_steps < 30:
         world.publish()
         if (batch := source.next(0.0)) is not None:
             world.train(batch)
-            assert len(source._batches._errors) == 1  # of the batch that may be computed still
+            # Those of the batch that may be computed still.
+            assert len(source._batches._pending_errors) == 1
     torch.cuda.synchronize()
     host.switch(Part.WAIT)
     clock.settle()

@@ -36,7 +36,7 @@ def test_it_has_the_operators_of_its_turns_and_of_no_other(path: Path) -> None:
     trace = TorchTrace()
     for turn in range(6):
         if turn == 2:
-            trace.hear(ask(path, turns=3, seconds=60.0))
+            trace.handle_messages(ask(path, turns=3, seconds=60.0))
         multiply()
         assert not path.exists() or turn > 4
         trace.turn()
@@ -46,7 +46,7 @@ def test_it_has_the_operators_of_its_turns_and_of_no_other(path: Path) -> None:
 
 def test_it_ends_by_time_where_turns_take_long(path: Path) -> None:
     trace = TorchTrace()
-    trace.hear(ask(path, turns=1000, seconds=0.02))
+    trace.handle_messages(ask(path, turns=1000, seconds=0.02))
     for _ in range(2):
         multiply()
         time.sleep(0.015)
@@ -56,7 +56,7 @@ def test_it_ends_by_time_where_turns_take_long(path: Path) -> None:
 
 def test_without_being_asked_it_does_nothing(path: Path) -> None:
     trace = TorchTrace()
-    trace.hear([{"kind": "actor_ended"}])
+    trace.handle_messages([{"kind": "actor_ended"}])
     trace.turn()
     assert not path.exists()
 
@@ -67,7 +67,7 @@ def test_what_a_gpu_does_is_seen_without_the_host(path: Path) -> None:
     values = values @ values / 2048  # loads the kernels, for which the GPU would be idle
     torch.cuda.synchronize()
     trace = TorchTrace()
-    trace.hear(ask(path, turns=3, seconds=60.0, host=False))
+    trace.handle_messages(ask(path, turns=3, seconds=60.0, host=False))
     for _ in range(3):
         for _ in range(20):
             values = values @ values / 2048

@@ -57,10 +57,10 @@ def test_updates_of_a_batch_take_each_environment_once() -> None:
 def test_the_policy_lag_is_that_of_the_parameters_that_were_pulled_for_a_batch() -> None:
     made = trainer("learner.updates_per_batch=1")
     staged = batch(made)
-    totals = made.plan_updates(staged)
+    plan = made.plan_updates(staged)
     made.progress.follow(7)  # updates of other learners, which a parameter server counts
-    made.step(staged, totals)
-    assert dict(made.progress.lag) == {7: staged.steps}
+    made.step(staged, plan)
+    assert dict(made.progress.lag.counts) == {7: staged.steps}
     assert made.progress.version == 7  # its own gradient is not in the weights here
     assert made.progress.learner_steps == 8
 
@@ -205,7 +205,7 @@ def test_a_gpu_tells_when_it_computed_what() -> None:
     seconds = TimeLedger(part=Part.WAIT)
     clock = DeviceClock(host, seconds, partial(device_of(made.device).make_event, timed=True))
     host.follow(clock.mark)
-    made.queue.meanwhile = clock.settle
+    made.queue.call_while_waiting(clock.settle)
     for _ in range(20):
         made.step(data)
     torch.cuda.synchronize()

@@ -287,7 +287,7 @@ def test_a_returned_batch_wakes_the_thread_only_where_no_other_is_ready(
         if taken == 1:  # the other batch is ready, and the learner's next backward pass is awaited
             time.sleep(0.2)
             assert r.staged_steps() == 6
-            r.source.backward_begins()
+            r.source.on_backward()
         wait_until(lambda: r.staged_steps() == 12)
 
 
@@ -440,10 +440,10 @@ def test_latency_is_of_steps_that_are_trained_on_and_ends_with_the_wait_for_othe
         slot.header["started_s"] = slot.header["published_s"] = time.monotonic()
     batch = source.next(5.0)
     assert batch is not None
-    totals = trainer.plan_updates(batch)
+    plan = trainer.plan_updates(batch)
     assert trainer.progress.latency == {}  # the other learners may be far behind
     time.sleep(0.05)
-    source.release(batch, trainer.step(batch, totals))
+    source.release(batch, trainer.step(batch, plan))
     assert sum(trainer.progress.latency.values()) == pytest.approx(32)
     figures = trainer.progress.interval(TimeLedger())
     assert figures["latency_p50_s"] > 0.04

@@ -182,7 +182,7 @@ def test_a_ledger_tells_what_was_between_two_times(clock_ns: Callable[[int], Non
 def test_on_a_cpu_nothing_is_waited_for() -> None:
     ledger = TimeLedger(part=Part.FORWARD)
     queue = DeviceQueue(torch.device("cpu"), ledger)
-    queue.meanwhile = lambda: pytest.fail("waits")
+    queue.call_while_waiting(lambda: pytest.fail("waits"))
     queue.launched()
     assert ledger.part is Part.FORWARD
 
@@ -200,7 +200,7 @@ def test_a_gpu_is_one_batch_behind_its_host() -> None:
     torch.cuda.synchronize()
     ledger, asked = TimeLedger(), []
     queue = DeviceQueue(device, ledger)
-    queue.meanwhile = lambda: asked.append(1)
+    queue.call_while_waiting(lambda: asked.append(1))
     matrix_products(50)
     queue.launched()
     assert not asked  # the first is not waited for
@@ -223,7 +223,7 @@ def test_a_gpu_that_computes_while_the_host_waits_is_busy() -> None:
     make_event = partial(device_of(device).make_event, timed=True)
     clock, queue = DeviceClock(host, seconds, make_event), DeviceQueue(device, host)
     host.follow(clock.mark)
-    queue.meanwhile = clock.settle
+    queue.call_while_waiting(clock.settle)
     for _ in range(20):
         host.switch(Part.FORWARD)
         matrix_products(20)

@@ -130,7 +130,7 @@ def test_a_lie_on_leaving_reaches_no_count(
     receiver.grants.end_all()
     ctx = context(tmp_path, "connector")
     room._report(ctx, receiver)
-    others.hear(reports(ctx, "connector"))
+    others.handle_messages(reports(ctx, "connector"))
     others.close_streams(everything_arrived=True)
     assert accounting.to_dict(8) | {"trained": 0} == {
         "produced": 8, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 8,
