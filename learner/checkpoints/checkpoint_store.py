@@ -48,7 +48,7 @@ class CheckpointWriter(NamedTuple):
     generation: int
     """How often the run was resumed."""
     epoch: int
-    """Of the group of learners; 0 for an only learner."""
+    """Epoch of the group of learners; 0 for an only learner."""
 
 
 class Entry(NamedTuple):
@@ -80,7 +80,11 @@ class CheckpointStore:
     """One store, by its path or URL. Not thread-safe."""
 
     def __init__(self, url: str) -> None:
-        """Raises UserError for a URL that nothing here can open, or that does not answer."""
+        """Open the store at ``url``.
+
+        Raises:
+            UserError: for a URL that nothing here can open, or that does not answer.
+        """
         import fsspec
 
         # Other protocols of fsspec run templates of a file, or extract and cache what they read.
@@ -102,9 +106,12 @@ class CheckpointStore:
         self._is_folder = (protocol or "file") == "file"
 
     def entries(self) -> list[Entry]:
-        """The checkpoints that count, the newest last.
+        """Returns the checkpoints that the manifest names, the newest last.
 
-        Raises UserError where the store cannot be read, or its manifest is not one.
+        The list is empty in a store without a manifest.
+
+        Raises:
+            UserError: if the store cannot be read, or its manifest is not one.
         """
         self._fs.invalidate_cache()
         try:
@@ -125,6 +132,7 @@ class CheckpointStore:
             ) from error
 
     def _check_bucket(self) -> None:
+        """Raise UserError where the bucket of an object store does not exist."""
         bucket = self._path.partition("/")[0]
         if not self._is_folder and not self._fs.exists(bucket):
             raise UserError(
@@ -135,8 +143,16 @@ class CheckpointStore:
     def put(self, file: BinaryIO, writer: CheckpointWriter, learner_steps: int, keep: int) -> None:
         """Add a checkpoint, and remove all but the last ``keep``.
 
-        Raises ReplacedError where a later writer has added one; UserError or an error of the
-        store's library where it cannot be written.
+        Args:
+            file: the checkpoint's file, open for reading.
+            writer: the learners that wrote it.
+            learner_steps: optimizer steps of the run when it was written.
+            keep: number of checkpoints that stay in the store, with this one.
+
+        Raises:
+            ReplacedError: if a later writer has added a checkpoint.
+            UserError: if the store cannot be read, or its manifest is not one.
+            Exception: of the store's library, if the checkpoint cannot be written.
         """
         before = self.entries()
         if before and before[-1].writer > writer:
@@ -155,12 +171,16 @@ class CheckpointStore:
                 self._fs.rm_file(self._at(each.name))
 
     def fetch(self, entry: Entry, folder: Path) -> None:
-        """Copy a checkpoint to ``folder``, as that of a run."""
+        """Copy a checkpoint to ``folder``, where it has the name of a run's checkpoint."""
         folder.mkdir(parents=True, exist_ok=True)
         self._fs.get_file(self._at(entry.name), str(folder / checkpoint_format.FILE))
 
     def _write(self, name: str, file: BinaryIO, nbytes: int) -> None:
-        """Replace a file at once; object stores do nothing else."""
+        """Replace a file of the store at once, by the ``nbytes`` bytes of ``file``.
+
+        An object store does that by itself. In a folder the file is written under another name and
+        renamed.
+        """
         if self._is_folder:
             self._fs.makedirs(self._path, exist_ok=True)
         temporary = f"{name}.part" if self._is_folder else name
@@ -188,7 +208,14 @@ class Uploader:
     """Copies checkpoints to a store in a thread, the newest first; older ones may be skipped."""
 
     def __init__(self, store: CheckpointStore, keep: int, event: Callable[..., object]) -> None:
-        """``event`` is called as `RoleContext.event` where a copy fails for the first time."""
+        """Make an uploader, whose thread starts with the first checkpoint.
+
+        Args:
+            store: where checkpoints are copied.
+            keep: number of checkpoints that stay there.
+            event: is called as `RoleContext.event` where a copy fails, but not again before one has
+                succeeded.
+        """
         self._store, self._keep, self._event = store, keep, event
         self._changed = threading.Condition()
         self._next: tuple[BinaryIO, CheckpointWriter, int] | None = None
@@ -198,7 +225,10 @@ class Uploader:
         self._thread.start()
 
     def offer(self, path: Path, writer: CheckpointWriter, learner_steps: int) -> None:
-        """Copy the file at ``path`` as it is now, also if it is replaced meanwhile."""
+        """Copy the file at ``path`` as it is now, also if it is replaced meanwhile.
+
+        It takes the place of a checkpoint that waits to be copied.
+        """
         file = path.open("rb")
         with self._changed:
             if self._next is not None:
@@ -207,7 +237,11 @@ class Uploader:
             self._changed.notify_all()
 
     def close(self, wait_s: float) -> bool:
-        """Wait until all is copied; returns whether that is so."""
+        """Wait for the last copy, for at most ``wait_s`` seconds, and end the thread.
+
+        Returns:
+            Whether the last checkpoint is in the store.
+        """
         with self._changed:
             done = self._changed.wait_for(lambda: self._next is None and not self._busy, wait_s)
             self._closing = True
@@ -215,6 +249,7 @@ class Uploader:
         return done and not self._failed
 
     def _run(self) -> None:
+        """Copy what is offered until `close`; the main function of the thread."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or self._next is not None)
@@ -247,8 +282,12 @@ def take_newer(store: CheckpointStore, last: Path) -> str:
         store: that of the run.
         last: folder of the run's newest checkpoint.
 
-    Returns a note about what was taken; empty if nothing was. Raises UserError where the store
-    cannot be read, and where the run has no checkpoint and none of the store's can be used.
+    Returns:
+        A note about the checkpoint that was taken; empty if none was.
+
+    Raises:
+        UserError: if the store cannot be read, or if the run has no checkpoint and none of the
+            store's can be used.
     """
     own: tuple[int, int] | None = None  # generation and optimizer steps of the run's newest
     if (meta := history.newest_meta(last)) is not None:
@@ -288,6 +327,10 @@ def take_newer(store: CheckpointStore, last: Path) -> str:
 
 
 def _entry(value: Any) -> Entry:
+    """Returns an entry of the manifest from its JSON ``value``, checked.
+
+    Raises TypeError or ValueError for a value that `CheckpointStore.put` has not written.
+    """
     entry = Entry(**value)
     if not NAME.fullmatch(entry.name):
         raise ValueError(f"{entry.name!r:.60} is no name of a checkpoint")
@@ -298,4 +341,5 @@ def _entry(value: Any) -> Entry:
 
 
 def _text(error: BaseException) -> str:
+    """Returns the text of an error, or its type where it has none."""
     return (str(error) or type(error).__name__)[:300]
