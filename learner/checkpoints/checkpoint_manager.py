@@ -1,14 +1,19 @@
-"""When a learner is saved and what is saved of it, and how it resumes.
+"""Saves a learner, and resumes it.
 
 `checkpoints/last` is the newest state. `checkpoints/best` is the best of the evaluated checkpoints,
 written by the evaluator; before the first evaluation it is the one with the highest mean return in
 training at the time of a save, once there are enough episodes. Both are complete: weights,
-optimizer, random generators, counters, versions. `checkpoint_history` decides which older ones are
-kept, and what a resume does where the newest is damaged. `best` is written first, and contains the
-mean to be beaten: so a crash or a full disk between the two writes neither loses the best nor
-replaces it by a worse one.
+optimizer, random generators, counters, versions.
 
-A run may continue in another game (`env`): its weights do, and no earlier return counts there.
+`checkpoint_schedule` decides when a save is due, `best_checkpoint` whether it is the best, and
+`checkpoint_history` which older ones are kept, and what a resume does where the newest is damaged.
+`checkpoint_store` copies each one to `checkpoint.store`.
+
+`best` is written before `last`, and contains the mean to be beaten: so a crash or a full disk
+between the two writes neither loses the best nor replaces it by a worse one.
+
+A run may continue in another environment (`env`): its weights do, and no earlier return counts
+there.
 """
 
 from __future__ import annotations
@@ -71,7 +76,11 @@ logger = note_logger(__name__)
 
 
 class CheckpointManager:
-    """Saves ``trainer`` under ``run_dir`` and restores it."""
+    """Saves ``trainer`` under ``run_dir`` and restores it.
+
+    Call `resume` first, then `save` whenever a checkpoint is `due`. After a save that failed call
+    `put_off`.
+    """
 
     def __init__(
         self,
@@ -119,7 +128,12 @@ class CheckpointManager:
             repair: whether damaged ones that are newer are set aside, and replaced by the one that
                 is resumed; only one process of a run may do so.
 
-        Raises UserError where there are checkpoints and all are damaged.
+        Returns:
+            Whether the run was resumed.
+
+        Raises:
+            UserError: if there is no checkpoint and there must be one, if there are some and all
+                are damaged, or if the newest does not fit this run.
         """
         if self._store is not None and how != "no" and repair:
             take_newer(self._store, self._last)  # this host may not be that of the newest
@@ -236,28 +250,28 @@ class CheckpointManager:
         return self._requests
 
     def goes_on_in_its_game(self) -> bool:
-        """Whether the resumed run was in the same game, so that its replay can be used.
+        """Whether the resumed run was in the same environment, so that its replay can be used.
 
-        Assumed where another machine has the checkpoint.
+        True also if no checkpoint is here, as another machine may have it.
         """
         meta = history.newest_meta(self._last)
         return meta is None or self._trainer.config.env.is_same(meta.get(ENV, {}))
 
     def shard(self, learner: int = 0) -> Path:
-        """The folder in which ``learner`` keeps its replay."""
+        """Returns the folder in which ``learner`` keeps its replay."""
         return self._last / "replay" / str(learner)
 
     def hear(self, messages: Iterable[Message]) -> None:
-        """Take the order to save among the supervisor's messages."""
+        """Take the order to save, if the supervisor's messages contain one."""
         self._ordered |= any(message["kind"] == "save" for message in messages)
 
     def answer(self) -> None:
-        """The order to save, if any, was carried out by some learner."""
+        """Note that some learner has carried out the order to save, if there was one."""
         self._ordered = False
 
     def due(self, *, by_time: bool = True) -> bool:
         """Whether to save, by `checkpoint.every_s`, `eval.every_s`, `checkpoint.every_steps`, or by
-        order."""
+        order. ``by_time=False`` leaves out the first two."""
         if self._ordered:
             return True
         steps = self._trainer.progress.learner_steps
@@ -266,8 +280,10 @@ class CheckpointManager:
         return due or (every is not None and steps // every > self._saved_steps // every)
 
     def put_off(self, error: str) -> None:
-        """Note that a save has failed, and report that if it was ordered. The next one is due when
-        it would be after a success."""
+        """Note that a save has failed, and report that if it was ordered.
+
+        The next one is due when it would be after a success.
+        """
         if self._ordered:
             self._tell("save_failed", error=error)
         self._ordered = False
@@ -277,7 +293,7 @@ class CheckpointManager:
             self._requests.put_off()
 
     def forget_best(self) -> None:
-        """Forget the best mean; it is read from the disk, since another learner may save now."""
+        """Read the best mean return from the disk again, since another learner may save now."""
         self._best_return = None
 
     def save(self, group: Arrays | None = None, *, epoch: int = 0, is_named: bool = False) -> None:
@@ -326,7 +342,8 @@ class CheckpointManager:
         self._saved_steps = progress.learner_steps
 
     def close(self, wait_s: float) -> None:
-        """Wait until the last checkpoint is in `checkpoint.store` too, but no longer than that."""
+        """Wait until the last checkpoint is in `checkpoint.store` too, for at most ``wait_s``
+        seconds."""
         if self._uploader is not None and not self._uploader.close(wait_s):
             logger.info(
                 "the last checkpoint is not in checkpoint.store %s; it is in %s",
@@ -403,7 +420,10 @@ class CheckpointManager:
             logger.info("%s of before could not be kept: %s", self._last, error.strerror)
 
     def _fall_back(self, whole: Path, damaged: list[str]) -> None:
-        """Make the checkpoint in ``whole`` the newest one, and log that."""
+        """Make the checkpoint in ``whole`` the newest one, and report that.
+
+        ``damaged`` has a sentence on each newer checkpoint, the newest first.
+        """
         try:
             aside = history.restore(self._last, whole)
         except OSError as error:
@@ -450,7 +470,7 @@ class CheckpointManager:
 
 
 def form_of_checkpoint(run_dir: Path) -> ComputeForm | None:
-    """The form in which a learner on this processor computed when it wrote the run's last
+    """Returns the form in which a learner on this processor computed when it wrote the run's last
     checkpoint; None where that is not known."""
     try:
         meta = checkpoint_format.read_meta(run_dir / "checkpoints" / "last")
@@ -461,7 +481,7 @@ def form_of_checkpoint(run_dir: Path) -> ComputeForm | None:
 
 
 def _form_in(meta: Mapping[str, Any]) -> tuple[ComputeForm, str] | None:
-    """The form in a checkpoint, and the processor's model; None in those of earlier releases."""
+    """Returns how the learner of a checkpoint computed; None in those of earlier releases."""
     value = meta.get(FORM)
     if type(value) is not list or len(value) != 2 or type(value[1]) is not str:
         return None
@@ -470,6 +490,7 @@ def _form_in(meta: Mapping[str, Any]) -> tuple[ComputeForm, str] | None:
 
 
 def _random_states(device: Device) -> dict[str, Any]:
+    """Returns the states of the random generators of the CPU and of ``device``."""
     states = {"cpu": torch.get_rng_state().numpy()}
     if (state := device.random_state()) is not None:
         states["cuda"] = state.numpy()
