@@ -1,8 +1,8 @@
 """When a learner is saved.
 
-A save is due after `checkpoint.every_s` seconds, after `checkpoint.every_steps` optimizer steps, and
-when a user orders it with `penstock save`. Both distances begin at the last attempt to save, also
-if it failed. A schedule decides only; `CheckpointManager` writes the checkpoint.
+A save is due after `checkpoint.every_s` seconds, after `checkpoint.every_steps` optimizer steps,
+and when a user orders it with `penstock save`. Both distances begin at the last attempt to save,
+also if it failed. A schedule decides only; `CheckpointManager` writes the checkpoint.
 """
 
 from __future__ import annotations
