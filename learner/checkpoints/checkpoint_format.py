@@ -56,18 +56,20 @@ class DamagedCheckpointError(UserError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The content of a checkpoint.
-
-    ``weights`` is the flat vector of ``layout``, of the policy ``policy_id``; ``meta`` holds JSON
-    values. ``verified``: whether the file had checksums, which files of an older version have not.
-    """
+    """The content of a checkpoint."""
 
     layout: ParamLayout
+    """Names and shapes of the network's parameters and buffers."""
     weights: Float32
+    """The flat vector of ``layout``."""
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    """Other arrays by name, such as the optimizer's."""
     meta: Mapping[str, Any] = field(default_factory=dict)
+    """Other values, as JSON."""
     verified: bool = True
+    """Whether the file had checksums, which files of an older version have not."""
     policy_id: int = POLICY_ID
+    """The policy whose weights these are."""
 
 
 def exists(folder: Path) -> bool:
@@ -84,7 +86,8 @@ def save(folder: Path, checkpoint: Checkpoint, temporary: str = TEMPORARY) -> No
         temporary: name of the file until it is complete; of two processes that save into one folder
             each has another.
 
-    On failure raises UserError and leaves the old one complete.
+    Raises:
+        UserError: if the file cannot be written. The old checkpoint is complete then.
     """
     parameters = checkpoint.layout.views(checkpoint.weights)
     tensors = {MODEL + name: array for name, array in parameters.items()}
@@ -116,8 +119,10 @@ def save(folder: Path, checkpoint: Checkpoint, temporary: str = TEMPORARY) -> No
 def load(folder: Path) -> Checkpoint:
     """Read a folder's checkpoint into memory.
 
-    Raises DamagedCheckpointError where `save` did not write it so, and UserError where there is
-    none, or one of a newer version.
+    Raises:
+        DamagedCheckpointError: if the file is not as `save` wrote it.
+        UserError: if there is no checkpoint, if it is of a newer version, or if it does not fit the
+            memory.
     """
     with _opened(folder, None) as (file, stored, about):
         tensors = read_tensors(folder / FILE, file)
@@ -129,10 +134,18 @@ def load(folder: Path) -> Checkpoint:
 
 
 def read_tensors(path: Path, file: Any) -> dict[str, npt.NDArray[Any]]:
-    """All tensors of ``file``, which `safe_open` has made of the one at ``path``, by name.
+    """Read all tensors of a file of safetensors.
 
-    Raises UserError for a file that does not fit the memory, such as a sparse one, which takes no
-    room on the disk. It may be whole. For such tensors safetensors raises what is no `Exception`.
+    Args:
+        path: where the file is.
+        file: the same file, opened by `safe_open`.
+
+    Returns:
+        The tensors by name.
+
+    Raises:
+        UserError: if the file does not fit the memory, such as a sparse one, which takes no room on
+            the disk. It may be whole. For such tensors safetensors raises what is no `Exception`.
     """
     nbytes, free = path.stat().st_size, available_nbytes()
     if nbytes > free:
@@ -144,9 +157,12 @@ def read_tensors(path: Path, file: Any) -> dict[str, npt.NDArray[Any]]:
 
 
 def read_meta(folder: Path, layout: ParamLayout | None = None) -> Mapping[str, Any]:
-    """The ``meta`` of a folder's checkpoint, read from the head of its file.
+    """Read the ``meta`` of a folder's checkpoint, from the head of its file.
 
-    Raises as `load`, for damage to that head; with ``layout``, UserError for another network too.
+    Raises:
+        DamagedCheckpointError: if that head is damaged. The rest is not read.
+        UserError: if there is no checkpoint, if it is of a newer version, or if it is of another
+            network than ``layout``.
     """
     with _opened(folder, layout) as (_, _, about):
         meta: Mapping[str, Any] = about["meta"]
@@ -157,6 +173,11 @@ def read_meta(folder: Path, layout: ParamLayout | None = None) -> Mapping[str, A
 def _opened(
     folder: Path, layout: ParamLayout | None
 ) -> Iterator[tuple[Any, ParamLayout, Mapping[str, Any]]]:
+    """Open a folder's checkpoint for the ``with`` block.
+
+    Errors that a damaged file causes in the block become DamagedCheckpointError. Raises as
+    `read_meta`.
+    """
     path = folder / FILE
     if not path.is_file():
         raise UserError(
@@ -202,12 +223,13 @@ def _policy_id(about: Mapping[str, Any]) -> int:
 
 
 def _checksum(name: str, array: npt.NDArray[Any]) -> int:
-    """The checksum of a tensor's bytes, name, type and shape."""
+    """Returns the checksum of a tensor's bytes, name, type and shape."""
     head = f"{name} {array.dtype.str} {array.shape}".encode()
     return int(crc32(array.reshape(-1).view(np.uint8), crc32(head)))
 
 
 def _verify(tensors: Mapping[str, npt.NDArray[Any]], checksums: Mapping[str, int]) -> None:
+    """Raise ValueError unless ``tensors`` are those of ``checksums``, unchanged."""
     if tensors.keys() != checksums.keys():
         raise ValueError("its tensors are not those of its metadata")
     for name, array in tensors.items():
@@ -217,8 +239,11 @@ def _verify(tensors: Mapping[str, npt.NDArray[Any]], checksums: Mapping[str, int
 
 @contextlib.contextmanager
 def replacing(folder: Path, temporary: str = TEMPORARY) -> Iterator[Path]:
-    """Replace the folder's checkpoint, which is made if there is none, by the file that the block
-    makes at the yielded path. After an exception in the block the old one is left complete."""
+    """Replace the folder's checkpoint by the file that the ``with`` block makes.
+
+    The block makes it at the yielded path. The folder is made if there is none. After an exception
+    in the block the old checkpoint is left complete.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / temporary
     try:
@@ -226,14 +251,24 @@ def replacing(folder: Path, temporary: str = TEMPORARY) -> Iterator[Path]:
         yield path
         path.replace(folder / FILE)
     finally:
+        # The file is there after an exception, and after a rename between two names of one file,
+        # which does nothing.
         with contextlib.suppress(OSError):
-            # Also after a rename between two names of one file, which does nothing.
             path.unlink(missing_ok=True)
     sync_folder(folder)
 
 
 def check_layout(path: Path, stored: ParamLayout, wanted: ParamLayout) -> None:
-    """Raise UserError where the checkpoint at ``path`` is of another network."""
+    """Check that the checkpoint at ``path`` is of this run's network.
+
+    Args:
+        path: names the checkpoint in the error.
+        stored: layout of the network in the checkpoint.
+        wanted: layout of the run's network.
+
+    Raises:
+        UserError: with the first parameter that differs.
+    """
     stored, wanted = stored.filled, wanted.filled
     if stored == wanted:
         return
@@ -248,10 +283,15 @@ def check_layout(path: Path, stored: ParamLayout, wanted: ParamLayout) -> None:
 
 
 def _describe(entry: tuple[str, tuple[int, ...]] | None) -> str:
+    """Returns name and shape of a parameter; "nothing more" for None."""
     return "nothing more" if entry is None else f"{entry[0]} {list(entry[1])}"
 
 
 def _weights(tensors: Mapping[str, npt.NDArray[Any]], layout: ParamLayout) -> Float32:
+    """Returns the flat vector of ``layout``.
+
+    Raises LookupError where a parameter is missing, ValueError where it has another dtype or shape.
+    """
     parts = []
     for name, shape in layout.entries:
         part = tensors[MODEL + name]
