@@ -3,7 +3,7 @@
     checkpoints/last              the newest
     checkpoints/step-12000        older ones, by their optimizer steps (`checkpoint.keep`)
     checkpoints/best              the best, which is none of these
-    checkpoints/best-before-1     a best of another game or network, or a damaged one
+    checkpoints/best-before-1     a best of another environment or network, or a damaged one
     checkpoints/damaged-1         one that was found damaged, unchanged
     checkpoints/step-9000-before-1    one newer than the checkpoint that the run went back to
 
@@ -12,7 +12,7 @@ that a hard link keeps its content: ``last`` gets a second name, ``step-N``, bef
 and a newest checkpoint exists at every moment. Only files in folders ``step-N`` that read as
 checkpoints are removed, and such a folder once it is empty; symbolic links are left alone.
 
-A best checkpoint of another game cannot be compared with this run's means, and one of another
+A best checkpoint of another environment cannot be compared with this run's means, and one of another
 network cannot be evaluated here, so `best_meta` moves it aside. Imports no torch.
 """
 
@@ -50,7 +50,7 @@ STEPS = re.compile(r"step-(\d{1,19})")
 
 
 def older(last: Path) -> list[Path]:
-    """The folders ``step-N`` beside ``last`` that hold a checkpoint, the newest first."""
+    """Returns the folders ``step-N`` beside ``last`` that hold a checkpoint, the newest first."""
     try:
         found = [path for path in last.parent.iterdir() if STEPS.fullmatch(path.name)]
     except OSError:
@@ -65,15 +65,18 @@ def any_exists(last: Path) -> bool:
 
 
 def newest_meta(last: Path) -> Mapping[str, Any] | None:
-    """The meta of the run's newest readable checkpoint; None where there is none."""
+    """Returns the meta of the run's newest readable checkpoint; None where there is none."""
     return next((meta for _, meta in _readable((last, *older(last)))), None)
 
 
 def newest_whole(last: Path) -> tuple[Path, Checkpoint, list[str]]:
-    """The newest checkpoint that can be read and is undamaged: ``last``, else of `older`.
+    """Read the newest checkpoint that is undamaged: ``last``, else one of `older`.
 
-    Returns its folder, its content, and a sentence on each newer one that is damaged. Raises
-    UserError where all are damaged, and where the newest is of another version.
+    Returns:
+        Its folder, its content, and a sentence on each newer one that is damaged, the newest first.
+
+    Raises:
+        UserError: if there is none, if all are damaged, or if the newest is of another version.
     """
     damaged: list[str] = []
     if not any_exists(last):
@@ -95,11 +98,18 @@ def newest_whole(last: Path) -> tuple[Path, Checkpoint, list[str]]:
 def keep_older(last: Path, steps: int | None = None) -> Path | None:
     """Give ``last`` its second name, ``step-N``, before another checkpoint replaces it.
 
+    A damaged one is set aside instead.
+
     Args:
+        last: folder of the newest checkpoint.
         steps: optimizer steps of the next checkpoint. If ``last`` has as many, it gets no second
             name.
 
-    Returns the new folder of ``last`` if it was damaged and set aside, else None. Raises OSError.
+    Returns:
+        The new folder of ``last`` if it was damaged and set aside, else None.
+
+    Raises:
+        OSError: if the second name cannot be given.
     """
     if not checkpoint_format.exists(last):
         return None
@@ -113,15 +123,20 @@ def keep_older(last: Path, steps: int | None = None) -> Path | None:
 
 
 def prune(last: Path, keep: int) -> None:
-    """Remove the oldest, so that ``keep`` are left with ``last``. Damaged ones are not removed."""
+    """Remove the oldest checkpoints, so that ``keep`` remain with ``last``.
+
+    Damaged ones are not removed.
+    """
     readable = [folder for folder, _ in _readable(older(last))]
     for folder in readable[keep - 1 :]:
         remove(folder)
 
 
 def remove(folder: Path) -> None:
-    """Remove the checkpoint in ``folder``, and the folder unless it holds other files. A symbolic
-    link is left alone."""
+    """Remove the checkpoint in ``folder``, and the folder unless it holds other files.
+
+    A symbolic link is left alone.
+    """
     if folder.is_symlink():
         return
     with contextlib.suppress(OSError):
@@ -133,8 +148,10 @@ def remove(folder: Path) -> None:
 def restore(last: Path, whole: Path) -> list[Path]:
     """Make the checkpoint in ``whole`` the newest one.
 
-    ``last`` and all that are newer than ``whole`` are damaged, and set aside; returns their new
-    folders.
+    ``last`` and all that are newer than ``whole`` are damaged, and set aside.
+
+    Returns:
+        The new folders of the damaged ones.
     """
     newer = [folder for folder in older(last) if _steps(folder) > _steps(whole)]
     aside = [set_aside(folder) for folder in (last, *newer) if checkpoint_format.exists(folder)]
@@ -145,8 +162,14 @@ def restore(last: Path, whole: Path) -> list[Path]:
 def begin_from(last: Path, source: Path) -> Checkpoint:
     """Make a copy of the checkpoint in ``source`` the newest of a run.
 
-    Newer ones of the run are kept as ``step-N-before-1``. Raises UserError for a damaged source,
-    for one that no run has written, and where the copy cannot be written.
+    Newer ones of the run are kept as ``step-N-before-1``.
+
+    Returns:
+        The content of the checkpoint.
+
+    Raises:
+        UserError: if the source is damaged, if no run has written it, or if the copy cannot be
+            written.
     """
     found = checkpoint_format.load(source)
     progress = found.meta.get("progress", {})
@@ -180,8 +203,14 @@ def set_aside(folder: Path) -> Path:
 def link(file: Path, folder: Path, *, copy: bool = False) -> None:
     """Give ``file`` a second name in ``folder``, replacing any checkpoint there.
 
-    It is a hard link where the file system has them, else a copy, as with ``copy``. Raises OSError,
-    also if ``folder`` is a symbolic link.
+    Args:
+        file: a checkpoint's file.
+        folder: where it gets the second name.
+        copy: whether to copy the file in any case. Else it is copied only where the file system has
+            no hard links.
+
+    Raises:
+        OSError: if the file cannot be written, or ``folder`` is a symbolic link.
     """
     if folder.is_symlink():
         raise OSError(0, f"{folder} is a symbolic link")
@@ -202,9 +231,9 @@ def _linked(file: Path, name: Path) -> bool:
 
 
 def _move(folder: Path, name: str) -> Path:
-    """Move the checkpoint of ``folder`` to a new folder ``name-N`` beside it; returns that folder.
+    """Move the checkpoint of ``folder`` to a new folder ``name-N`` beside it.
 
-    N is the lowest free number from 1.
+    N is the lowest free number from 1. Returns the new folder.
     """
     number = 1
     while True:
@@ -222,21 +251,30 @@ def _move(folder: Path, name: str) -> Path:
 
 
 def _readable(folders: Iterable[Path]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Those of the folders whose checkpoint can be read, with its meta."""
+    """Yields those of the folders whose checkpoint can be read, with its meta."""
     for folder in folders:
         with contextlib.suppress(UserError):
             yield folder, checkpoint_format.read_meta(folder)
 
 
 def _steps(folder: Path) -> int:
+    """Returns the optimizer steps in the name of a folder ``step-N``; -1 for another folder."""
     found = STEPS.fullmatch(folder.name)
     return int(found[1]) if found else -1
 
 
 def best_meta(folder: Path, layout: ParamLayout, env: EnvConfig) -> Mapping[str, Any] | None:
-    """The meta of the best checkpoint, in ``folder``; None where there is none.
+    """Returns the meta of the best checkpoint, or moves it aside if it is of no use to this run.
 
-    One of another game than ``env`` or another network, or a damaged one, is moved beside it.
+    It is moved beside ``folder`` if it is of another environment or network, or damaged.
+
+    Args:
+        folder: `checkpoints/best`.
+        layout: of the run's network.
+        env: the run's environment.
+
+    Returns:
+        The meta; None where there is no best checkpoint, or where it was moved.
     """
     if not checkpoint_format.exists(folder):
         return None
@@ -254,11 +292,18 @@ def best_meta(folder: Path, layout: ParamLayout, env: EnvConfig) -> Mapping[str,
 
 @contextlib.contextmanager
 def best_locked(folder: Path, *, wait: bool) -> Iterator[bool]:
-    """Lock the best checkpoint, which is in ``folder``, during the ``with`` block: learner and
-    evaluator both replace it, and the learner must not replace one that the evaluator has written.
+    """Lock the best checkpoint, which is in ``folder``, during the ``with`` block.
 
-    Yields False where another process of this host holds the lock and ``wait`` is false; else True,
-    also on a file system without locks.
+    Learner and evaluator both replace it, and the learner must not replace one that the evaluator
+    has written.
+
+    Args:
+        folder: `checkpoints/best`.
+        wait: whether to wait while another process of this host holds the lock.
+
+    Yields:
+        Whether the checkpoint is locked; True also on a file system without locks. It is False
+        where another process holds the lock and ``wait`` is false.
     """
     descriptor, locked = -1, True
     try:
@@ -276,6 +321,7 @@ def best_locked(folder: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def _keep_beside(folder: Path) -> Path:
+    """Move ``folder`` to the first free name ``FOLDER-before-N`` beside it; returns that."""
     number = 1
     while (kept := folder.with_name(f"{folder.name}-before-{number}")).exists():
         number += 1

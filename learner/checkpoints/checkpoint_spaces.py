@@ -22,16 +22,28 @@ SPACES = "spaces"
 
 
 def described(info: EnvInfo) -> list[Any]:
-    """The spaces as JSON, for the meta."""
+    """Returns the spaces of observations and actions as JSON, for the meta."""
     return [to_json(space) for space in info.spaces]
 
 
 def check_spaces(folder: Path, stored: Checkpoint, info: EnvInfo, env_id: str) -> spaces.Space[Any]:
-    """Check that the checkpoint of ``folder`` was trained on the spaces of an environment.
+    """Check that a checkpoint was trained on the spaces of an environment.
 
-    Returns the observation space in training, whose parts may be in another order. Raises UserError
-    with the first column that differs. A checkpoint of an earlier version, which has no spaces, is
-    compared by the dtype of its observations; its network shows their number.
+    A checkpoint of an earlier version, which has no spaces, is compared by the dtype of its
+    observations; its network shows their number.
+
+    Args:
+        folder: where the checkpoint is.
+        stored: its content.
+        info: describes the environment.
+        env_id: the environment's name, for the error.
+
+    Returns:
+        The observation space in training, whose parts may be in another order.
+
+    Raises:
+        UserError: with the first column that differs.
+        DamagedCheckpointError: if the spaces in the checkpoint cannot be read.
     """
     path = folder / FILE
     if SPACES in stored.meta:
