@@ -40,23 +40,26 @@ from penstock.learner.checkpoints.checkpoint_format import (
     DamagedCheckpointError,
 )
 
-logger = note_logger(__name__)
-ENV = "env"  # in a checkpoint's meta: the game of the training
-EVALUATION = "evaluation"  # there: how it was evaluated, with `ENV` and "mean", if it was
-PLAY = "play"  # there: how to play the policy, by the run's last evaluation
-REQUEST = "evaluate"  # there: the learner's request to evaluate it (`learner.evaluation_requests`)
+# Keys of a checkpoint's meta.
+ENV = "env"  # environment of the training
+EVALUATION = "evaluation"  # how the checkpoint was evaluated, with `ENV` and "mean"; absent if not
+PLAY = "play"  # how to play the policy, by the run's last evaluation
+REQUEST = "evaluate"  # the learner's request to evaluate it (`learner.evaluation_requests`)
+
 REQUESTED = ".requested"  # the folder of a checkpoint that the evaluator is to take
 STEPS = re.compile(r"step-(\d{1,19})")
+
+logger = note_logger(__name__)
 
 
 def older(last: Path) -> list[Path]:
     """Returns the folders ``step-N`` beside ``last`` that hold a checkpoint, the newest first."""
     try:
-        found = [path for path in last.parent.iterdir() if STEPS.fullmatch(path.name)]
+        named = [path for path in last.parent.iterdir() if STEPS.fullmatch(path.name)]
     except OSError:
         return []
-    there = [path for path in found if not path.is_symlink() and checkpoint_format.exists(path)]
-    return sorted(there, key=_steps, reverse=True)
+    folders = [path for path in named if not path.is_symlink() and checkpoint_format.exists(path)]
+    return sorted(folders, key=_steps, reverse=True)
 
 
 def any_exists(last: Path) -> bool:
@@ -78,20 +81,21 @@ def newest_whole(last: Path) -> tuple[Path, Checkpoint, list[str]]:
     Raises:
         UserError: if there is none, if all are damaged, or if the newest is of another version.
     """
-    damaged: list[str] = []
     if not any_exists(last):
         checkpoint_format.load(last)  # raises the error
+
+    faults: list[str] = []
     for folder in (last, *older(last)):
         if not checkpoint_format.exists(folder):
-            damaged.append(f"{folder} holds no {FILE}")
+            faults.append(f"{folder} holds no {FILE}")
             continue
         try:
-            return folder, checkpoint_format.load(folder), damaged
+            return folder, checkpoint_format.load(folder), faults
         except DamagedCheckpointError as error:
-            damaged.append(error.fault)
+            faults.append(error.fault)
     raise UserError(
-        f"none of the {len(damaged)} checkpoints beside {last} is whole, and the run is left as it "
-        f"is: {damaged[0]}; start from another one with --resume-from, into a new run.dir"
+        f"none of the {len(faults)} checkpoints beside {last} is whole, and the run is left as it "
+        f"is: {faults[0]}; start from another one with --resume-from, into a new run.dir"
     )
 
 
@@ -114,11 +118,12 @@ def keep_older(last: Path, steps: int | None = None) -> Path | None:
     if not checkpoint_format.exists(last):
         return None
     try:
-        found = int(checkpoint_format.read_meta(last)["progress"]["learner_steps"])
+        last_steps = int(checkpoint_format.read_meta(last)["progress"]["learner_steps"])
     except (UserError, LookupError, TypeError, ValueError):
         return set_aside(last)
-    if found != steps:
-        link(last / FILE, last.with_name(f"step-{found}"))
+
+    if last_steps != steps:
+        link(last / FILE, last.with_name(f"step-{last_steps}"))
     return None
 
 
@@ -154,7 +159,8 @@ def restore(last: Path, whole: Path) -> list[Path]:
         The new folders of the damaged ones.
     """
     newer = [folder for folder in older(last) if _steps(folder) > _steps(whole)]
-    aside = [set_aside(folder) for folder in (last, *newer) if checkpoint_format.exists(folder)]
+    damaged = [folder for folder in (last, *newer) if checkpoint_format.exists(folder)]
+    aside = [set_aside(folder) for folder in damaged]
     link(whole / FILE, last)
     return aside
 
@@ -171,8 +177,8 @@ def begin_from(last: Path, source: Path) -> Checkpoint:
         UserError: if the source is damaged, if no run has written it, or if the copy cannot be
             written.
     """
-    found = checkpoint_format.load(source)
-    progress = found.meta.get("progress", {})
+    checkpoint = checkpoint_format.load(source)
+    progress = checkpoint.meta.get("progress", {})
     steps = progress.get("learner_steps", 0) if isinstance(progress, dict) else None
     if type(steps) is not int:
         raise UserError(
@@ -180,19 +186,22 @@ def begin_from(last: Path, source: Path) -> Checkpoint:
             "run has written"
         )
     if source.resolve() == last.resolve():
-        return found
+        return checkpoint
+
+    # A checkpoint beside `last` is of this run, so a second name of its file is enough.
+    is_of_other_run = source.resolve().parent != last.resolve().parent
     try:
         keep_older(last)
         for folder in older(last):
             if _steps(folder) > steps:
                 _move(folder, f"{folder.name}-before")
-        link(source / FILE, last, copy=source.resolve().parent != last.resolve().parent)
+        link(source / FILE, last, copy=is_of_other_run)
     except OSError as error:
         raise UserError(
             f"{source} cannot be copied to {last}: {error.strerror}; free some space or set "
             "run.dir to another disk"
         ) from error
-    return found
+    return checkpoint
 
 
 def set_aside(folder: Path) -> Path:
@@ -214,18 +223,21 @@ def link(file: Path, folder: Path, *, copy: bool = False) -> None:
     """
     if folder.is_symlink():
         raise OSError(0, f"{folder} is a symbolic link")
+
     with checkpoint_format.replacing(folder) as path:
-        if copy or not _linked(file, path):
-            with file.open("rb") as source, open(path, "xb", opener=open_private) as copied:
-                shutil.copyfileobj(source, copied)
-                copied.flush()
-                os.fsync(copied.fileno())
+        if not copy and _hard_link(file, path):
+            return
+        with file.open("rb") as source, open(path, "xb", opener=open_private) as target:
+            shutil.copyfileobj(source, target)
+            target.flush()
+            os.fsync(target.fileno())
 
 
-def _linked(file: Path, name: Path) -> bool:
+def _hard_link(file: Path, name: Path) -> bool:
+    """Give ``file`` the second name ``name``; returns False on a file system without hard links."""
     try:
         os.link(file, name)
-    except OSError:  # a file system without hard links
+    except OSError:
         return False
     return True
 
@@ -237,17 +249,19 @@ def _move(folder: Path, name: str) -> Path:
     """
     number = 1
     while True:
-        aside = folder.with_name(f"{name}-{number}")
+        target = folder.with_name(f"{name}-{number}")
         try:
-            aside.mkdir(mode=0o700)
+            target.mkdir(mode=0o700)
             break
         except FileExistsError:
             number += 1
-    (folder / FILE).rename(aside / FILE)
+    (folder / FILE).rename(target / FILE)
+
+    # A folder `step-N` goes with its checkpoint, unless it holds other files; `last` stays.
     if STEPS.fullmatch(folder.name):
         with contextlib.suppress(OSError):
             folder.rmdir()
-    return aside
+    return target
 
 
 def _readable(folders: Iterable[Path]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
@@ -259,8 +273,8 @@ def _readable(folders: Iterable[Path]) -> Iterator[tuple[Path, Mapping[str, Any]
 
 def _steps(folder: Path) -> int:
     """Returns the optimizer steps in the name of a folder ``step-N``; -1 for another folder."""
-    found = STEPS.fullmatch(folder.name)
-    return int(found[1]) if found else -1
+    match = STEPS.fullmatch(folder.name)
+    return int(match[1]) if match else -1
 
 
 def best_meta(folder: Path, layout: ParamLayout, env: EnvConfig) -> Mapping[str, Any] | None:
@@ -280,13 +294,15 @@ def best_meta(folder: Path, layout: ParamLayout, env: EnvConfig) -> Mapping[str,
         return None
     try:
         meta = checkpoint_format.read_meta(folder, layout)
+        # The environment of its evaluation counts; before one, that of its training.
         if env.is_same(meta.get(EVALUATION, meta).get(ENV, {})):
             return meta
-        why = f"{folder} is the best of another game (env.*)"
+        reason = f"{folder} is the best of another game (env.*)"
     except UserError as error:
-        why = str(error)
+        reason = str(error)
+
     with contextlib.suppress(FileNotFoundError):  # another process has moved it already
-        logger.info("%s; it is kept as %s", why, _keep_beside(folder))
+        logger.info("%s; it is kept as %s", reason, _keep_beside(folder))
     return None
 
 
@@ -305,7 +321,8 @@ def best_locked(folder: Path, *, wait: bool) -> Iterator[bool]:
         Whether the checkpoint is locked; True also on a file system without locks. It is False
         where another process holds the lock and ``wait`` is false.
     """
-    descriptor, locked = -1, True
+    descriptor = -1
+    is_locked = True
     try:
         with contextlib.suppress(OSError):  # a file system without locks
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -313,8 +330,8 @@ def best_locked(folder: Path, *, wait: bool) -> Iterator[bool]:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
-                locked = False
-        yield locked
+                is_locked = False
+        yield is_locked
     finally:
         if descriptor >= 0:
             os.close(descriptor)
@@ -323,6 +340,6 @@ def best_locked(folder: Path, *, wait: bool) -> Iterator[bool]:
 def _keep_beside(folder: Path) -> Path:
     """Move ``folder`` to the first free name ``FOLDER-before-N`` beside it; returns that."""
     number = 1
-    while (kept := folder.with_name(f"{folder.name}-before-{number}")).exists():
+    while (target := folder.with_name(f"{folder.name}-before-{number}")).exists():
         number += 1
-    return folder.rename(kept)
+    return folder.rename(target)
