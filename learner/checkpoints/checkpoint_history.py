@@ -12,8 +12,8 @@ that a hard link keeps its content: ``last`` gets a second name, ``step-N``, bef
 and a newest checkpoint exists at every moment. Only files in folders ``step-N`` that read as
 checkpoints are removed, and such a folder once it is empty; symbolic links are left alone.
 
-A best checkpoint of another environment cannot be compared with this run's means, and one of another
-network cannot be evaluated here, so `best_meta` moves it aside. Imports no torch.
+A best checkpoint of another environment cannot be compared with this run's means, and one of
+another network cannot be evaluated here, so `best_meta` moves it aside. Imports no torch.
 """
 
 from __future__ import annotations

@@ -283,6 +283,7 @@ class CheckpointManager:
                     "(learner.nonfinite); set another learner.lr to begin anew",
                     progress.lr_factor,
                 )
+
         follow_lr_factor(self._trainer)
 
     def _compare_form(self, meta: Mapping[str, Any]) -> None:
@@ -292,6 +293,7 @@ class CheckpointManager:
         """
         stored = _form_in(meta)
         present_form = self._trainer.form
+
         if stored is not None and present_form is not None and stored.form != present_form:
             logger.info(
                 "the learner computes in %s; the checkpoint's computed in %s on %s: results differ "

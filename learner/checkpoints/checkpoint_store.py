@@ -240,7 +240,7 @@ class Uploader:
         self._store = store
         self._keep = keep
         self._event = event
-        self._has_failed = False  # of the last copy; only the thread writes it
+        self._has_failed = False  # whether the last copy failed; only the thread writes it
 
         # The condition guards these three; it is notified of every change.
         self._changed = threading.Condition()
@@ -260,6 +260,7 @@ class Uploader:
                 self._next.file.close()
             self._next = upload
             self._changed.notify_all()
+
         if self._thread.ident is None:
             self._thread.start()
 
@@ -273,6 +274,7 @@ class Uploader:
             done = self._changed.wait_for(
                 lambda: self._next is None and not self._is_copying, timeout=wait_s
             )
+
             self._is_closing = True
             self._changed.notify_all()
         return done and not self._has_failed
