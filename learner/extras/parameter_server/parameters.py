@@ -1,8 +1,8 @@
 """The vector that all workers train, and how their pushes change it.
 
-`Summed` (ssp, tap, backup) owns the run's only optimizer: gradients add up, and one step is taken
-by their mean. `Shared` (asp) owns none: workers step by themselves, and their changes are added.
-Neither knows of workers, clocks or messages.
+`Summed`, for the paces ssp, tap and backup, owns the run's only optimizer: gradients add up, and
+one step is taken by their mean. `Shared`, for asp, owns none: workers step by themselves, and their
+changes are added. Neither knows of workers, clocks or messages.
 
 With several shards each holds a range of the parameters, whose gradient's norm is not that of the
 whole gradient. So workers clip their gradients before they push them, and the optimizer here does
@@ -50,6 +50,7 @@ class ServerState(NamedTuple):
     tally: Tally
     """The counts of all workers together, as `Progress.growth`."""
     values: Floats
+    """The parameters, float32 ``[size]``."""
     arrays: Arrays
     """The optimizer's arrays, as of `FlatOptimizer.state_dict`; none under asp."""
 
@@ -72,18 +73,23 @@ class Parameters(ABC):
 
     @abstractmethod
     def add(self, change: Change, samples: int, version: int) -> None:
-        """Add a change; its update will be ``version``."""
+        """Add a change over ``samples``; its update will be ``version``."""
 
     @abstractmethod
     def update(self, *, alone: bool, steps: int) -> bool:
-        """Apply the added changes, after ``steps`` agent steps; False where there were none.
+        """Apply the added changes.
 
-        ``alone``: each push is a separate update, weighted by its share of samples.
+        Args:
+            alone: whether each push is a separate update, weighted by its share of samples.
+            steps: agent steps trained on so far, which determine the learning rate.
+
+        Returns:
+            Whether there were changes.
         """
 
     @abstractmethod
     def arrays(self) -> Arrays:
-        """The optimizer's arrays."""
+        """Returns the optimizer's arrays."""
 
     @abstractmethod
     def load(self, state: ServerState) -> None:
@@ -183,17 +189,23 @@ class Shared(Parameters):
 
 
 def part_of(size: int, shard: int, shards: int) -> slice:
-    """The range of a vector of ``size`` parameters that a shard of the server holds."""
+    """Returns the range of a vector of ``size`` parameters that a shard of the server holds.
+
+    ``shard`` is its number among ``shards``.
+    """
     return slice(size * shard // shards, size * (shard + 1) // shards)
 
 
 def make_parameters(size: int, cfg: LearnerConfig) -> Parameters:
-    """The parameters of a server for ``learner.pace``, ``size`` numbers."""
+    """Make the parameters of a server for `learner.pace`, ``size`` numbers."""
     return Shared(size) if cfg.pace == "asp" else Summed(size, cfg)
 
 
 def template(size: int, cfg: LearnerConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the optimizer's arrays; allocates nothing of that size."""
+    """Returns names and shapes of the optimizer's arrays for ``size`` parameters.
+
+    Allocates nothing of that size.
+    """
     if cfg.pace == "asp":
         return {}
     one = _optimizer(1, cfg).state_dict()
@@ -201,7 +213,7 @@ def template(size: int, cfg: LearnerConfig) -> dict[str, tuple[int, ...]]:
 
 
 def pack_state(values: Floats, arrays: Mapping[str, npt.NDArray[Any]]) -> Packed:
-    """A state's payload: parameters, then the arrays by name."""
+    """Pack a state's payload: parameters, then the arrays by name."""
     parts = [np.asarray(arrays[name], np.float32).ravel() for name in sorted(arrays)]
     return pack_dense(np.concatenate([values, *parts]))
 
@@ -209,7 +221,16 @@ def pack_state(values: Floats, arrays: Mapping[str, npt.NDArray[Any]]) -> Packed
 def unpack_state(
     message: ServerMessage, size: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> ServerState:
-    """The inverse, copied; WireError where the payload has another size."""
+    """Read a state that `pack_state` has packed; its arrays are copies.
+
+    Args:
+        message: head and payload.
+        size: number of parameters.
+        shapes: names and shapes of the optimizer's arrays, as of `template`.
+
+    Raises:
+        WireError: if the payload has another size, or a number is not finite.
+    """
     sizes = [int(np.prod(shapes[name])) for name in sorted(shapes)]
     flat = dense(message, size + sum(sizes))
     _require_finite(flat)
@@ -223,12 +244,14 @@ def unpack_state(
 
 
 def _optimizer(size: int, cfg: LearnerConfig) -> FlatOptimizer:
+    """Make the optimizer of ``size`` parameters, zeros; with several shards it does not clip."""
     if cfg.server_shards > 1:
         cfg = cfg.model_copy(update={"grad_clip": None})
     return FlatOptimizer([("all", nn.Parameter(torch.zeros(size)))], cfg)
 
 
 def _require_finite(values: Floats) -> None:
+    """Raise WireError where a number is not finite, or so large that its square is not."""
     with np.errstate(all="ignore"):  # a dot product is one pass, without a mask of the whole size
         if not np.isfinite(np.dot(values, values)):
             raise WireError("not_finite")

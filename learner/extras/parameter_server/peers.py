@@ -1,8 +1,8 @@
 """The server's socket: a ROUTER that detects at once which of its peers has died.
 
 When a connection ends, libzmq reports that, but not whose it was. So every peer is then sent a
-small message, a few times, as the socket updates its routes a moment later: a peer that cannot be
-reached is gone.
+small message, the probe: a peer that cannot be reached is gone. There are several rounds of probes,
+as the socket updates its routes a moment after the report.
 """
 
 from __future__ import annotations
@@ -27,13 +27,20 @@ PROBES, PROBE_S = 10, 0.05
 
 
 class Peers:
-    """The ROUTER and its peers.
-
-    ``curve``: folder of keys; only a peer with the learner's secret key is let in. Raises UserError
-    where the socket cannot be opened.
-    """
+    """The ROUTER and its peers."""
 
     def __init__(self, bind: str, curve: Path | None, max_frame_nbytes: int) -> None:
+        """Open the socket.
+
+        Args:
+            bind: its address.
+            curve: folder of keys; only a peer with the learner's secret key is let in. None: all
+                are let in.
+            max_frame_nbytes: a peer that sends a larger frame is disconnected.
+
+        Raises:
+            UserError: if the socket cannot be opened.
+        """
         keys = load_learners(curve)[0] if curve else None
         self._probes, self._probe_s = 0, 0.0
         self._socket = ServerSocket(bind, keys, max_frame_nbytes, linger_ms=0)
@@ -51,14 +58,17 @@ class Peers:
             self._probes, self._probe_s = PROBES, 0.0
 
     def receive(self) -> tuple[bytes, list[Payload]] | None:
-        """Name of a peer and the frames of its message; None when there is none now.
+        """Receive a message, if there is one now.
 
-        Of a message with more than `FRAMES` frames the first `FRAMES` + 1 are returned.
+        Returns:
+            Name of a peer and the frames of its message; None when there is none. Of a message with
+            more than `FRAMES` frames the first `FRAMES` + 1 are returned.
         """
         try:
             name = self._router.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
+
         frames: list[Payload] = []
         while self._router.getsockopt(zmq.RCVMORE):
             frame = self._router.recv(copy=False)
@@ -67,7 +77,7 @@ class Peers:
         return name, frames
 
     def send(self, name: bytes, frames: Sequence[Payload]) -> bool:
-        """Send a message; False where the peer is gone, or accepts nothing any more."""
+        """Send a message; returns False where the peer is gone, or accepts nothing any more."""
         try:
             self._router.send_multipart([name, *frames], zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -79,7 +89,10 @@ class Peers:
         return True
 
     def gone(self, names: Iterable[bytes]) -> list[bytes]:
-        """The peers that cannot be reached, if a connection has ended recently; else none."""
+        """Send probes to the peers, if a connection has ended recently and a round is due.
+
+        Returns those of ``names`` that cannot be reached.
+        """
         if not self._probes or time.monotonic() < self._probe_s:
             return []
         self._probes -= 1
@@ -91,5 +104,6 @@ class Peers:
         return self.send(name, encode(ServerHeader(ServerMessageKind.PING)))
 
     def close(self) -> None:
+        """Close the socket and its monitor."""
         self._router.disable_monitor()
         self._socket.close()

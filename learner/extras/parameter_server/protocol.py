@@ -127,7 +127,10 @@ class Flag(IntFlag):
 
 
 class ServerHeader(NamedTuple):
-    """The fields in their order, without magic, version and checksums."""
+    """The fields in their order, without magic, version and checksums.
+
+    The beginning of this file says what they mean in each kind of message.
+    """
 
     kind: int
     flags: int = 0
@@ -160,8 +163,10 @@ class Packed(NamedTuple):
 
 
 def rules(cfg: LearnerConfig, shard: int = 0) -> int:
-    """Checksum of the settings on which all learners and their server must agree, and of the number
-    of the server's shard."""
+    """Returns the checksum of what a worker and the server's shard must agree on.
+
+    These are settings of all learners, and the number of the shard.
+    """
     optimizer = OPTIMIZERS.specs[cfg.optimizer]
     settings = cfg.model_dump(mode="json", include=AGREED.union(optimizer.options))
     more = {"codec": cfg.reduce.codec, "shard": shard}
@@ -202,7 +207,11 @@ def encode(head: ServerHeader, packed: Packed | None = None) -> list[Payload]:
 
 
 def decode(frames: Sequence[Payload]) -> ServerMessage:
-    """Check everything that needs no knowledge of the run."""
+    """Decode a message, and check everything that needs no knowledge of the run.
+
+    Raises:
+        WireError: if the frames are no valid message.
+    """
     if len(frames) != FRAMES:
         raise WireError("frames", f"{len(frames)} frames")
     raw, payload = bytes(frames[0][: HEAD.size + 1]), memoryview(frames[1])
@@ -229,21 +238,29 @@ def decode(frames: Sequence[Payload]) -> ServerMessage:
 
 
 def dense(message: ServerMessage, size: int) -> Floats:
-    """The payload as float32 ``[size]``: possibly not a copy, and not aligned."""
+    """Returns the payload as float32 ``[size]``: possibly not a copy, and not aligned.
+
+    Raises:
+        WireError: if it is not dense, or of another size.
+    """
     if message.head.flags & _SHAPES != Flag.DENSE or message.head.entries != size:
         raise WireError("size", f"{message.head.entries} instead of {size} values")
     return unrounded(message.payload, Flag(message.head.flags))
 
 
 def unrounded(payload: Payload, flags: Flag) -> Floats:
-    """The values of a dense payload."""
+    """Returns the values of a dense payload, as float32."""
     if Flag.BF16 in flags:
         return from_bf16(np.frombuffer(payload, "<u2"))
     return np.frombuffer(payload, "<f4")
 
 
 def sparse(message: ServerMessage, size: int) -> tuple[Indices, Floats]:
-    """Indices below ``size``, each once, and their values."""
+    """Returns indices below ``size``, ascending and each once, and their values.
+
+    Raises:
+        WireError: if the payload is not sparse, or its indices are not so.
+    """
     if message.head.flags & _SHAPES != Flag.SPARSE or message.head.entries > size:
         raise WireError("size", f"{message.head.entries} of {size} values")
     half = 4 * message.head.entries
@@ -254,7 +271,7 @@ def sparse(message: ServerMessage, size: int) -> tuple[Indices, Floats]:
 
 
 def text(message: ServerMessage) -> str:
-    """The sentence of a message, at most `TEXT_CHARACTERS` long."""
+    """Returns the sentence of a message, at most `TEXT_CHARACTERS` long."""
     return bytes(message.payload[:TEXT_NBYTES]).decode(errors="replace")[:TEXT_CHARACTERS]
 
 
