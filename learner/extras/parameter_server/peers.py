@@ -23,7 +23,8 @@ from penstock.learner.extras.parameter_server.protocol import (
 from penstock.transport.zmq.keys import load_learners
 from penstock.transport.zmq.server_socket import ServerSocket
 
-PROBES, PROBE_S = 10, 0.05
+PROBES = 10  # rounds of probes after a connection has ended
+PROBE_S = 0.05  # seconds between two rounds
 
 
 class Peers:
@@ -41,21 +42,25 @@ class Peers:
         Raises:
             UserError: if the socket cannot be opened.
         """
+        self._probes_left = 0
+        self._next_probe_s = 0.0
+
         keys = load_learners(curve)[0] if curve else None
-        self._probes, self._probe_s = 0, 0.0
         self._socket = ServerSocket(bind, keys, max_frame_nbytes, linger_ms=0)
         self.listener = self._socket.listener
         self._router = self._socket.router
-        self._ended = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._socket.watch(self._ended)
+        self._disconnections = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.watch(self._disconnections)
 
     def wait(self, timeout_s: float) -> None:
         """Return as soon as there is an event, or after ``timeout_s`` seconds."""
         self.listener.look(time.monotonic())
-        timeout_s = min(timeout_s, PROBE_S) if self._probes else timeout_s
-        if self._ended in self._socket.wait(timeout_s):
-            self._ended.recv_multipart()
-            self._probes, self._probe_s = PROBES, 0.0
+        if self._probes_left:
+            timeout_s = min(timeout_s, PROBE_S)
+        if self._disconnections in self._socket.wait(timeout_s):
+            self._disconnections.recv_multipart()
+            self._probes_left = PROBES
+            self._next_probe_s = 0.0
 
     def receive(self) -> tuple[bytes, list[Payload]] | None:
         """Receive a message, if there is one now.
@@ -93,10 +98,10 @@ class Peers:
 
         Returns those of ``names`` that cannot be reached.
         """
-        if not self._probes or time.monotonic() < self._probe_s:
+        if not self._probes_left or time.monotonic() < self._next_probe_s:
             return []
-        self._probes -= 1
-        self._probe_s = time.monotonic() + PROBE_S
+        self._probes_left -= 1
+        self._next_probe_s = time.monotonic() + PROBE_S
         return [name for name in names if not self.is_there(name)]
 
     def is_there(self, name: bytes) -> bool:
