@@ -3,15 +3,19 @@
     client = ServerClient(addresses, rank, optimizer, config.learner)
     while client.pull(0.2) is None: ...    # current parameters; again before each batch
     ... loss.backward() ...                # adds to optimizer.grads, summed over ``samples``
-    client.push(samples, growth)           # in place of optimizer.step
+    client.push(samples, tally)            # in place of optimizer.step
 
 By `learner.pull` a pull is asked for while the step before it is computed (`ask_ahead`), or left
 out while the parameters are new enough (`needs_pull`). The parameters here contain the own pushes
 all the same (`OwnSteps`), so that a worker reads its writes.
 
-Under asp a push takes the optimizer's step here and sends the changes (`LocalCopy`); else the
-server takes the step and the optimizer here only holds parameters and gradients. No call waits
-longer than its timeout: a learner that must wait calls again, and sends heartbeats meanwhile.
+Under the pace asp (approximate synchronous parallel) a push takes the optimizer's step here and
+sends the changes (`LocalCopy`); else the server takes the step and the optimizer here only holds
+parameters and gradients. No call waits longer than its timeout: a learner that must wait calls
+again, and sends heartbeats meanwhile.
+
+Read `ServerClient` first. It has one `_Shard` for each server, and each of these at most one
+`ShardRequest` that is not answered yet.
 """
 
 from __future__ import annotations
@@ -90,8 +94,9 @@ class Unreached(NamedTuple):
     """A shard to which there is no connection."""
 
     shard: int
+    """Its number."""
     seconds: float
-    """Since the connection has ended, or since the client was made."""
+    """Seconds since the connection has ended, or since the client was made."""
     was_reached: bool
     """Whether there was a connection before."""
 
@@ -111,11 +116,20 @@ class ServerClient:
         tally: Tally = NOTHING,
         curve: Path | None = None,
     ) -> None:
-        """Make the client of learner ``rank``; ``addresses`` are those of the shards, in order.
-        ``curve``: folder of keys, with the learner's secret one.
+        """Make the client of learner ``rank``.
 
-        ``version``, ``samples``, ``tally``: the history of the parameters and state in
+        ``version``, ``samples`` and ``tally`` are the history of the parameters and state in
         ``optimizer``. The server continues with the state of the worker that has the most updates.
+
+        Args:
+            addresses: those of the shards, in order.
+            rank: the learner's.
+            optimizer: holds the parameters and their gradients.
+            cfg: the section `learner` of the config.
+            version: updates of the parameters so far.
+            samples: samples whose gradients were applied to them.
+            tally: the run's counts so far, as `Progress.growth`.
+            curve: folder of keys, with the learner's secret one; None: connect without keys.
         """
         self.said = "no parameter server has answered yet"
         """The server's last answer to a learner that waits for it."""
@@ -201,9 +215,14 @@ class ServerClient:
     def pull(self, timeout_s: float) -> Reply | None:
         """Update ``optimizer.values`` to the current parameters, as soon as the pace allows.
 
-        Where `ask_ahead` has asked, to those that it asked for. None where the pace does not within
-        ``timeout_s`` seconds; then call again. Raises UserError for a problem that the user must
-        correct.
+        After `ask_ahead` it takes the parameters that were asked for there.
+
+        Returns:
+            The answer; None where the pace does not allow it within ``timeout_s`` seconds. Then
+            call again.
+
+        Raises:
+            UserError: for a problem that the user must correct.
         """
         if not self._ask(ServerMessageKind.PULL, timeout_s):
             return None
@@ -247,9 +266,10 @@ class ServerClient:
         return self.has_asked or not self._is_fresh or self._cfg.pull == "newest"
 
     def unreached(self) -> Unreached | None:
-        """The shard that has been without a connection for the longest time; None if none is.
+        """Returns the shard that has been without a connection for the longest time.
 
-        A shard whose host vanishes loses its connections after about seven seconds, by heartbeats.
+        None if all are connected. A shard whose host vanishes loses its connections after about
+        seven seconds, by heartbeats.
         """
         for shard in self._shards:
             shard.look()
@@ -261,10 +281,13 @@ class ServerClient:
         return Unreached(number, seconds, self._shards[number].was_reached)
 
     def fetch(self, timeout_s: float) -> ServerState | None:
-        """The server's state of the run, for a checkpoint; None where no answer came.
+        """Get the server's state of the run, for a checkpoint.
 
         It is also put into ``optimizer``, whose moments stay its own under asp. With several shards
         a push in transit may be in the state of one and not of another.
+
+        Returns:
+            The state; None where no answer came within ``timeout_s`` seconds. Then call again.
         """
         if self._asked is not ServerMessageKind.ASK_STATE:
             for shard in self._shards:
@@ -285,6 +308,7 @@ class ServerClient:
         return states[0]._replace(values=values, arrays=arrays)
 
     def close(self) -> None:
+        """Leave the server and close the connections."""
         for shard in self._shards:
             shard.send(ServerHeader(ServerMessageKind.BYE))
             shard.close()
@@ -304,12 +328,11 @@ class ServerClient:
             shard.send(head, packed)
 
     def _clip_factor(self, norm: float) -> np.float32:
-        """The factor by which this learner clips a gradient whose mean has that norm.
+        """Returns the factor by which this learner clips a gradient whose mean has that norm.
 
         It clips where there are several shards, as each of them knows only a part of the gradient,
-        and where there is a residual, in which an outlier would stay.
-
-        NaN for a norm that is not finite, so that every shard refuses its part.
+        and where there is a residual, in which an outlier would stay. The factor is NaN for a norm
+        that is not finite, so that every shard refuses its part.
         """
         if not isfinite(norm):
             return np.float32(nan)
@@ -354,6 +377,7 @@ class ServerClient:
         return True
 
     def _receive(self, shard: _Shard) -> None:
+        """Receive one message of a shard and handle it."""
         frames = shard.socket.recv_multipart(copy=False)
         try:
             self._take(shard, protocol.decode([frame.buffer for frame in frames]))
@@ -441,7 +465,14 @@ class _Shard:
     def __init__(
         self, socket: zmq.Socket[bytes], part: slice, join: ServerHeader, resumed: ServerHeader
     ) -> None:
-        """``resumed``: version, samples and tally of the parameters that the run begins with."""
+        """Prepare to join a shard.
+
+        Args:
+            socket: connected to the shard, or connecting.
+            part: the range of the parameters that the shard holds.
+            join: head of the message that joins it, but for what is only known later.
+            resumed: version, samples and tally of the parameters that the run begins with.
+        """
         self.socket, self.part = socket, part
         self.size = part.stop - part.start
         self.session = 0
