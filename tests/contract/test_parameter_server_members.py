@@ -250,9 +250,9 @@ def test_a_state_on_its_way_is_not_sent_twice(rig: Callable[..., Rig]) -> None:
     client = made.client(0)
     pulled(client)
     shard = client._shards[0]
-    shard.ask(ServerMessageKind.ASK_STATE)
+    shard.begin_request(ServerMessageKind.ASK_STATE)
     for _ in range(3):
-        shard.say()
+        shard.send_request()
     assert shard.socket.poll(5000)
     shard.socket.recv_multipart()
     assert not shard.socket.poll(300)
@@ -319,7 +319,7 @@ def test_a_rank_is_there_once(rig: Callable[..., Rig]) -> None:
     pulled(made.client(0))
     second = made.client(0)
     assert second.pull(0.3) is None
-    assert second.said == "another learner with rank 0 is connected"
+    assert second.last_notice == "another learner with rank 0 is connected"
 
 
 def test_a_text_of_a_worker_is_short() -> None:
