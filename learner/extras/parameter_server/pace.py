@@ -45,9 +45,13 @@ class ServedPace:
 
     def __init__(self, context: PaceContext) -> None:
         self._ctx, self._config, self._trainer = context
-        self._store: Store | None = None  # of learners on several machines; rank 0 serves it
+        self._store: Store | None = None  # where learners of several machines meet
 
     def join(self, group: LearnerGroup | None, source: int = 0) -> GradientSync | None:
+        """Connect to the server, and take its state or give it this learner's.
+
+        Returns the learner's sync; None if the run ends before there is one.
+        """
         ctx, trainer, progress = self._ctx, self._trainer, self._trainer.progress
         cfg = over_run(self._config.learner, self._config.stop.env_steps)
         (optimizer,) = trainer.optimizers().values()
@@ -83,10 +87,15 @@ class ServedPace:
         return served
 
     def _meet(self) -> tuple[str, ...]:
-        """Meet the learners of the other machines, and return the addresses of all shards.
+        """Meet the learners of the other machines.
 
-        Rank 0 joins these first, as it has the checkpoint, the others when it has. Empty where the
-        run ends before.
+        Rank 0 joins the server first, as it has the checkpoint; the others return when it has.
+
+        Returns:
+            The addresses of all shards; an empty tuple where the run ends before.
+
+        Raises:
+            UserError: if the learners do not meet in time, or do not fit each other.
         """
         ctx, cfg = self._ctx, self._config.learner
         assert ctx.store is not None
@@ -142,16 +151,20 @@ class ServedPace:
 
 
 def publish_servers(store: Store, rank: int, addresses: Sequence[str]) -> None:
-    """Tell the other learners where the shards of a parameter server listen that are with this
-    one, in the order of their numbers."""
+    """Tell the other learners where the shards listen that are with learner ``rank``.
+
+    ``addresses`` are in the order of the shards' numbers.
+    """
     store.set(f"servers-{rank}", json.dumps(list(addresses)))
 
 
 def all_servers(store: Store, learners: int, shards: int) -> tuple[str, ...]:
-    """The addresses of all ``shards``, when all ``learners`` have published theirs.
+    """Returns the addresses of all ``shards``, when all ``learners`` have published theirs.
 
-    Shard i is with rank i mod ``learners``. Raises UserError for what no learner has written: the
-    store takes values from any client.
+    Shard i is with rank i mod ``learners``.
+
+    Raises:
+        UserError: for what no learner has written: the store takes values from any client.
     """
     found: list[str] = [""] * shards
     for rank in range(min(learners, shards)):

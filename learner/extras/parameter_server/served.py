@@ -29,10 +29,7 @@ LOST_S = 5.0  # without a connection, after which a shard counts as dead
 
 
 class Served(OwnUpdates):
-    """One of ``world`` learners.
-
-    ``waiting`` is called during waits and returns whether to continue.
-    """
+    """One of several learners with a parameter server: a `GradientSync`."""
 
     def __init__(
         self,
@@ -43,6 +40,16 @@ class Served(OwnUpdates):
         ledger: TimeLedger,
         waiting: Callable[[], bool],
     ) -> None:
+        """Join the learners; nothing is sent before the first call.
+
+        Args:
+            client: the connections to the server.
+            optimizer: holds this learner's parameters and gradients.
+            progress: the run's counts.
+            world: number of learners.
+            ledger: where the time of this thread is counted.
+            waiting: is called during waits, and returns whether to continue.
+        """
         self.world = world
         self.rounds = 0
         self.unsent: Floats = np.zeros(len(BOOKED))
@@ -60,8 +67,11 @@ class Served(OwnUpdates):
     def sync_control(self, mine: ControlMessage) -> ControlMessage:
         """Pull the newest parameters, as soon as the pace allows and if it needs them.
 
-        ``counts`` are this learner's own. Without a pull, those of the others remain unknown. Once
-        the run has stopped, the whole state is fetched: a checkpoint of it follows.
+        Once the run has stopped, the whole state is fetched: a checkpoint of it follows.
+
+        Returns:
+            The control message of the run. Its ``counts`` are this learner's own. Without a pull,
+            the growth of the others remains unknown.
         """
         self._tally = tuple(mine.growth.tolist())
         if self._stopped:
@@ -74,6 +84,7 @@ class Served(OwnUpdates):
         return said
 
     def _exchange(self, mine: ControlMessage) -> ControlMessage:
+        """Push what the server must know now, and pull parameters if the batch needs them."""
         if self._client.has_asked and self._pull() is None:
             self._push_counts(mine)  # else its last counts would be missing in the run's
             return _stopping(mine)
@@ -100,6 +111,10 @@ class Served(OwnUpdates):
         self._client.ask_ahead()
 
     def step(self, optimizer: FlatOptimizer, total: float, env_steps: int) -> Tensor:
+        """Push the gradient of an update, and pull the parameters of the batch's next one.
+
+        Returns the norm of the mean gradient, float32 ``[]``; 0 where no gradient was sent.
+        """
         norm = self._client.push(0 if self._is_cut else int(total), self._tally)
         self._clear_sent()
         self._left -= 1
@@ -109,12 +124,15 @@ class Served(OwnUpdates):
         return torch.zeros(()) if norm is None else norm
 
     def state_dict(self, *, saves: bool) -> Arrays | None:
-        """The server's optimizer state, fetched by the learner that saves; there is no other state.
+        """Fetch the server's state into the optimizer, if this learner ``saves`` the run.
 
-        None if it did not arrive before the run ended.
+        Returns:
+            An empty dictionary, as there is no other state; None if the server's did not arrive
+            before the run ended.
         """
         if not saves:
             return {}
+
         state = self._fetch()
         if state is None:
             return None
@@ -125,10 +143,16 @@ class Served(OwnUpdates):
         """Does nothing: the server has the optimizer of the learner that resumed."""
 
     def close(self) -> None:
+        """Leave the server."""
         self._client.close()
 
     def _fetch(self) -> ServerState | None:
-        """The server's state, put into the optimizer; None if it did not arrive before the end."""
+        """Fetch the server's state into the optimizer.
+
+        Returns the state; None if it did not arrive before the end of the run. While the run goes
+        on this waits without a limit. Once it stops, it waits for `STOPPING_S`, or until a shard
+        is dead.
+        """
         ends_s = time.monotonic() + STOPPING_S
         while (state := self._client.fetch(FETCH_S)) is None:
             away = self._client.unreached()
@@ -161,7 +185,10 @@ class Served(OwnUpdates):
         return self._pull() if self._client.needs_pull else self._client.last
 
     def _pull(self) -> Reply | None:
-        """Pull parameters; at least once, also while stopping: the server then answers at once."""
+        """Pull parameters; at least once, also while stopping: the server then answers at once.
+
+        Returns the answer; None if the run ends before there is one.
+        """
         self._ledger.switch(Part.PULL)
         while (reply := self._client.pull(PULL_S)) is None and self._waiting():
             pass
@@ -169,5 +196,5 @@ class Served(OwnUpdates):
 
 
 def _stopping(mine: ControlMessage) -> ControlMessage:
-    """The message of a learner whose run stops before the server has answered."""
+    """Returns the message of a learner whose run stops before the server has answered."""
     return ControlMessage(np.zeros_like(mine.counts), np.zeros_like(mine.growth), stop=True)

@@ -80,10 +80,11 @@ MAX_FRAME_NBYTES = 4 * 4 * MAX_SIZE  # parameters and an optimizer's arrays
 def run(ctx: RoleContext) -> None:
     """Serve at ``ctx.address`` until asked to stop.
 
-    Learners fetch its state to save the run. At the end of a run the supervisor stops it after
-    them, with {"kind": "finish"}. When the supervisor is lost, all are stopped at once, and where
-    other supervisors have learners too, it knows only its own: then it serves until all learners
-    have left, for at most `run.grace_s`.
+    Learners fetch its state to save the run, so it must outlive them. At the end of a run the
+    supervisor sends {"kind": "finish"} once its learners have ended, and the server ends at once.
+    Learners may still live when it is asked to stop in two cases: the supervisor was lost, which
+    stops all roles at once, or other supervisors have learners too. Then it serves until all
+    learners have left, for at most `run.grace_s` seconds.
 
     Reports "server" with figures every `run.interval_s`.
     """
@@ -129,8 +130,10 @@ def run(ctx: RoleContext) -> None:
 
 
 def keys_for(address: str, curve: str | None) -> Path | None:
-    """The folder of keys for a shard at ``address``; None for a Unix socket, whose folder is the
-    gate."""
+    """Returns the folder of keys for a shard at ``address``.
+
+    None for a Unix socket: only this user can open its folder.
+    """
     return Path(curve) if curve and address.startswith("tcp://") else None
 
 
@@ -163,9 +166,17 @@ class ParameterServer:
         curve: Path | None = None,
         ledger: TimeLedger | None = None,
     ) -> None:
-        """``shard``: its number among `learner.server_shards`; ``curve``: folder of keys.
+        """Open the server's socket.
 
-        Raises UserError for an address that is taken.
+        Args:
+            cfg: the section `learner` of the config.
+            bind: the address.
+            shard: number of this server among `learner.server_shards`.
+            curve: folder of keys; None: let workers in without.
+            ledger: where the time of this thread is counted.
+
+        Raises:
+            UserError: if the address is taken.
         """
         self._cfg = cfg
         self._ledger = ledger or TimeLedger()
@@ -185,7 +196,10 @@ class ParameterServer:
         self._peers = Peers(bind, curve, MAX_FRAME_NBYTES)
 
     def turn(self, timeout_s: float) -> int:
-        """Handle received messages, waiting up to ``timeout_s`` seconds; returns their number."""
+        """Handle received messages, waiting up to ``timeout_s`` seconds for the first.
+
+        Returns their number.
+        """
         self._ledger.switch(Part.WAIT)
         self._peers.wait(timeout_s)
         self._ledger.switch(Part.PROCESS)
@@ -211,7 +225,7 @@ class ParameterServer:
                 self._say(name, ServerMessageKind.REFUSE, text)
 
     def figures(self) -> dict[str, Any]:
-        """Counters and the lag of all gradients so far, ready for JSON."""
+        """Returns counters and the lag of all gradients so far, ready for JSON."""
         pace = self.pace
         clocks = {m.rank: pace.workers[m.number].clock for m in self._members.values()}
         return {
@@ -235,9 +249,11 @@ class ParameterServer:
         return self._peers.listener.turned_away
 
     def close(self) -> None:
+        """Close the socket."""
         self._peers.close()
 
     def _dispatch(self, name: bytes, message: ServerMessage) -> None:
+        """Handle a valid message. Raises WireError where it cannot be used."""
         head = message.head
         if head.kind == ServerMessageKind.JOIN:
             self._join(name, head)
@@ -267,6 +283,11 @@ class ParameterServer:
         self._settle()
 
     def _join(self, name: bytes, head: ServerHeader) -> None:
+        """Let a worker join, and ask for its parameters if they are needed.
+
+        A worker that has joined gets the same answer again. Raises WireError for one that may not
+        join.
+        """
         why = self._misfit(head)
         if why:
             self._refuse(name, head.rank, why)
@@ -289,7 +310,11 @@ class ParameterServer:
         self._settle()
 
     def _make_room(self, name: bytes, head: ServerHeader) -> None:
-        """Remove the member with the rank of a worker that joins, unless another one lives."""
+        """Remove the member with the rank of a worker that joins.
+
+        Another learner that is connected keeps its rank: then the worker is told to wait, and
+        WireError raised.
+        """
         for other, member in list(self._members.items()):
             if member.rank != head.rank:
                 continue
@@ -300,7 +325,7 @@ class ParameterServer:
             self._forget(other)
 
     def _misfit(self, head: ServerHeader) -> str:
-        """Why a worker can never join; "" if it can."""
+        """Returns why a worker can never join; "" if it can."""
         if head.rules != self._rules:
             return "has other settings of learner.* than the parameter server"
         if not 0 < head.entries <= MAX_SIZE or head.rank >= self._cfg.most_count:
@@ -310,6 +335,7 @@ class ParameterServer:
         return self._other_size(head.entries)
 
     def _other_size(self, size: int) -> str:
+        """Returns why a worker with ``size`` parameters can never join; "" if it can."""
         if self._parameters is None or size == self._parameters.size:
             return ""
         return f"has {size} parameters, and the others have {self._parameters.size}"
@@ -390,7 +416,10 @@ class ParameterServer:
         self._send(name, head, parameters.answer(have, self.pace.version))
 
     def _take_state(self, name: bytes, member: Member, message: ServerMessage) -> None:
-        """Take a worker's parameters, if they are ahead of the server's."""
+        """Take a worker's parameters, if they are ahead of the server's.
+
+        Raises WireError where they cannot be used.
+        """
         version, parameters = message.head.version, self._parameters
         if parameters is not None and version <= self.pace.version:
             return  # another worker was first
@@ -429,6 +458,7 @@ class ParameterServer:
         self._send(name, answer, pack_state(parameters.values, parameters.arrays()))
 
     def _tally(self) -> Tally:
+        """Returns the run's counts, and the sums of recent episodes of all living workers."""
         recent = [
             sum(sums) for sums in zip(*(m.recent for m in self._members.values()), strict=True)
         ]

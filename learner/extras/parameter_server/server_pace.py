@@ -3,9 +3,9 @@
 A worker *goes* (is given the current parameters), works, *pushes*, and asks to go again. Its clock
 counts its pushes. A machine holds no gradients and does no input or output. Its owner calls
 
-    push(worker, samples)  whether the gradient counts, and how old it is
-    due() / stepped()      whether the pushes so far make an update of the parameters now
-    may_go(worker)         whether a worker may go
+    may_go(worker), go(worker)  whether a worker may go, and that it goes
+    push(worker, samples)       whether the gradient counts, and how old it is
+    due(), finish_step(...)     whether the pushes so far make an update of the parameters now
 
 and repeats `due` and `may_go` after every push and after every `leave`: workers that waited for a
 dead one proceed at once. A worker that joins starts at the clock of the slowest, so that neither
@@ -16,8 +16,9 @@ and its push. With `Bounded` a worker need not wait between two steps for parame
 
 - It may ask *ahead*, while it works, and get parameters for the step after its next push. They do
   not have that push, so they are one clock older than those it would get afterwards.
-- It may *keep* its parameters for several steps, as long as the bound allows: they have all pushes
-  of clocks before `WorkerClock.includes`. So reads a worker of the paper from its cache.
+- It may go *again* with the parameters that it has, for as many steps as the bound allows: they
+  have all pushes of clocks before `PulledParameters.includes`. So reads a worker of the paper from
+  its cache.
 
 The bound is the same for both: a step at clock ``c`` needs parameters that include the pushes of
 all workers up to clock ``c - s``.
@@ -79,8 +80,12 @@ class ServerPace(ABC):
         return min((worker.clock for worker in self.workers.values()), default=0)
 
     def join(self, worker: int, clock: int | None = None) -> None:
-        """Add a worker, at the ``clock`` of the slowest where none is given; identities are not
-        reused."""
+        """Add a worker, whose number no worker had before.
+
+        Args:
+            worker: its number.
+            clock: where it starts; None: at the clock of the slowest.
+        """
         self.workers[worker] = WorkerClock(self.slowest if clock is None else clock)
 
     def leave(self, worker: int) -> None:
@@ -92,7 +97,7 @@ class ServerPace(ABC):
         self._begin(self.workers[worker], self.version, self.slowest)
 
     def go_ahead(self, worker: int) -> None:
-        """The same for one that works and `may_go_ahead`."""
+        """Note that a worker that `may_go_ahead` was given the parameters of ``version``."""
         self.workers[worker].ahead = self.version, self.slowest
 
     def keep(self, worker: int) -> bool:
@@ -108,10 +113,14 @@ class ServerPace(ABC):
         state.working, state.ahead = True, None
 
     def push(self, worker: int, samples: int) -> int | None:
-        """Take a gradient over ``samples``, 0 for none.
+        """Take a gradient. Only a worker that has gone may push, and once.
 
-        Returns its staleness, or None to discard it. Only a worker that has gone may push, and
-        once.
+        Args:
+            worker: whose gradient it is.
+            samples: over which it is summed; 0 for no gradient.
+
+        Returns:
+            Its staleness in updates; None to discard it.
         """
         state = self.workers[worker]
         state.working = False
@@ -142,7 +151,8 @@ class ServerPace(ABC):
         return False
 
     def spare(self, worker: int) -> int:
-        """Further steps, after the next one, for which its newest parameters will do."""
+        """Returns the further steps, after the next one, for which its newest parameters will
+        do."""
         return 0
 
     @abstractmethod
@@ -160,7 +170,7 @@ class ServerPace(ABC):
 class Bounded(ServerPace):
     """Every push is an update; no worker is more than ``staleness`` clocks ahead of the slowest.
 
-    None: no bound. A worker that has pushed and waits is ahead by one more at most.
+    ``staleness`` None is no bound. A worker that has pushed and waits is ahead by one more at most.
     """
 
     single_push = True
@@ -252,7 +262,10 @@ class Backup(ServerPace):
 
 
 def make_server_pace(cfg: LearnerConfig, version: int = 0) -> ServerPace:
-    """Make the machine of `learner.pace`, for a pace that has a parameter server."""
+    """Make the machine of `learner.pace`, for a pace that has a parameter server.
+
+    ``version`` counts the updates of the parameters so far.
+    """
     if cfg.pace == "backup":
         return Backup(max(1, cfg.most_count - cfg.spare), version)
     return Bounded(None if cfg.pace == "tap" else cfg.staleness, version)
