@@ -135,7 +135,7 @@ def _cut(made: Rig) -> None:
     """The connections of all workers end, as they do when packets are lost for long."""
     for server in made.servers:
         for name in list(server._members):
-            server._forget(name)
+            server._remove(name)
 
 
 @pytest.mark.parametrize("pull", ["newest", "ahead"])
@@ -189,7 +189,7 @@ def test_a_lost_request_for_the_state_is_repeated_well_within_the_grace(
     pulled(client)
     shard = client._shards[0]
     lost: list[ServerHeader] = []
-    send, tell = shard.send, made.server._tell_state
+    send, tell = shard.send, made.server._send_state
 
     def lose(head: ServerHeader, *packed: Any) -> None:
         if head.kind != ServerMessageKind.ASK_STATE or lost:
@@ -202,12 +202,12 @@ def test_a_lost_request_for_the_state_is_repeated_well_within_the_grace(
             tell(name, head)
         else:  # as where the answer cannot be sent
             lost.append(head)
-            made.server._forget(name)
+            made.server._remove(name)
 
     if way == "there":
         monkeypatch.setattr(shard, "send", lose)
     else:
-        monkeypatch.setattr(made.server, "_tell_state", lose_answer)
+        monkeypatch.setattr(made.server, "_send_state", lose_answer)
     assert client.fetch(4.0) is not None  # `run.grace_s` is 10
     assert len(lost) == 1
 

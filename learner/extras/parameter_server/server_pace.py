@@ -36,11 +36,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from penstock.configs.sections import LearnerConfig
 
 MAX_LAG = 1 << 16  # the histograms' last bin
+
+
+class PulledParameters(NamedTuple):
+    """How new the parameters are that a worker was given."""
+
+    version: int
+    """Updates of the parameters."""
+    includes: int | None
+    """They have each worker's pushes of clocks below this; None before the first were given."""
+
+
+_NONE_PULLED = PulledParameters(version=0, includes=None)
 
 
 @dataclass
@@ -48,14 +60,13 @@ class WorkerClock:
     """A living worker."""
 
     clock: int
-    pulled: int = 0
-    """The version of its parameters."""
-    includes: int | None = None
-    """Its parameters have each worker's pushes of clocks below this; None before the first."""
+    """Number of its pushes, from that of the slowest when it joined."""
+    parameters: PulledParameters = _NONE_PULLED
+    """Those that it works with, or has worked with last."""
     working: bool = False
-    ahead: tuple[int, int] | None = None
-    """``pulled`` and ``includes`` of the parameters that it has for the step after its next push.
-    """
+    """Whether it has gone and not pushed yet."""
+    ahead: PulledParameters | None = None
+    """The parameters that it has for the step after its next push, if it has asked ahead."""
 
 
 class ServerPace(ABC):
@@ -94,23 +105,33 @@ class ServerPace(ABC):
 
     def go(self, worker: int) -> None:
         """Note that a worker that `may_go` was given the parameters of ``version``."""
-        self._begin(self.workers[worker], self.version, self.slowest)
+        self._begin(self.workers[worker], self._newest)
 
     def go_ahead(self, worker: int) -> None:
         """Note that a worker that `may_go_ahead` was given the parameters of ``version``."""
-        self.workers[worker].ahead = self.version, self.slowest
+        self.workers[worker].ahead = self._newest
 
-    def keep(self, worker: int) -> bool:
-        """Let a worker go with the parameters that it has; False where they are too old."""
+    def go_again(self, worker: int) -> bool:
+        """Let a worker go with the parameters that it has, if they are new enough.
+
+        Returns whether it works now.
+        """
         state = self.workers[worker]
-        if self.may_keep(worker):
-            self._begin(state, state.pulled, state.includes)
+        if self.may_go_again(worker):
+            self._begin(state, state.parameters)
         return state.working
 
-    def _begin(self, state: WorkerClock, pulled: int, includes: int | None) -> None:
+    @property
+    def _newest(self) -> PulledParameters:
+        """The current parameters, which have each worker's pushes before the slowest's clock."""
+        return PulledParameters(self.version, includes=self.slowest)
+
+    def _begin(self, state: WorkerClock, parameters: PulledParameters) -> None:
+        """Note that a worker works with ``parameters`` now."""
         self.widest = max(self.widest, state.clock - self.slowest)
-        state.pulled, state.includes = pulled, includes
-        state.working, state.ahead = True, None
+        state.parameters = parameters
+        state.working = True
+        state.ahead = None
 
     def push(self, worker: int, samples: int) -> int | None:
         """Take a gradient. Only a worker that has gone may push, and once.
@@ -125,18 +146,24 @@ class ServerPace(ABC):
         state = self.workers[worker]
         state.working = False
         state.clock += 1
-        lag = self.version - state.pulled
-        counts = self._counts(worker, samples)
+        lag = self.version - state.parameters.version
+        counts = self._take(worker, samples)
+
         if state.ahead is not None:
-            self._begin(state, *state.ahead)
+            self._begin(state, state.ahead)
         if samples:
-            (self.lag if counts else self.late)[min(lag, MAX_LAG)] += 1
+            histogram = self.lag if counts else self.late
+            histogram[min(lag, MAX_LAG)] += 1
         return lag if counts else None
 
-    def stepped(self, updated: bool) -> None:
-        """Note that the `due` step is done; ``updated`` where it changed the parameters."""
-        self.version += updated
-        self._stepped()
+    def finish_step(self, *, updated: bool) -> None:
+        """Note that the step that was `due` is done.
+
+        ``updated`` tells whether it changed the parameters.
+        """
+        if updated:
+            self.version += 1
+        self._begin_step()
 
     @abstractmethod
     def may_go(self, worker: int) -> bool:
@@ -146,7 +173,7 @@ class ServerPace(ABC):
         """Whether a worker that works may have the parameters of its next step now."""
         return False
 
-    def may_keep(self, worker: int) -> bool:
+    def may_go_again(self, worker: int) -> bool:
         """Whether a worker that has pushed may go once more with the parameters that it has."""
         return False
 
@@ -160,11 +187,12 @@ class ServerPace(ABC):
         """Whether the gradients taken since the last step must be applied now, as one update."""
 
     @abstractmethod
-    def _counts(self, worker: int, samples: int) -> bool:
-        """Whether the newest push, over ``samples``, is taken."""
+    def _take(self, worker: int, samples: int) -> bool:
+        """Count the newest push, over ``samples``; returns whether its gradient is taken."""
 
     @abstractmethod
-    def _stepped(self) -> None: ...
+    def _begin_step(self) -> None:
+        """Forget the pushes of the step that is done."""
 
 
 class Bounded(ServerPace):
@@ -178,7 +206,7 @@ class Bounded(ServerPace):
     def __init__(self, staleness: int | None, version: int = 0) -> None:
         super().__init__(version)
         self._staleness = staleness
-        self._taken = False
+        self._has_push = False  # whether there was a push since the last update
 
     def may_go(self, worker: int) -> bool:
         if self._staleness is None:
@@ -188,32 +216,41 @@ class Bounded(ServerPace):
     def may_go_ahead(self, worker: int) -> bool:
         if self._staleness is None:
             return True
-        return self.workers[worker].clock + 1 - self.slowest <= self._staleness
+        next_clock = self.workers[worker].clock + 1
+        return next_clock - self.slowest <= self._staleness
 
-    def may_keep(self, worker: int) -> bool:
+    def may_go_again(self, worker: int) -> bool:
         state = self.workers[worker]
-        if self._staleness is None or state.includes is None or state.working:
+        includes = state.parameters.includes
+        if self._staleness is None or includes is None or state.working:
             return False
-        return state.clock - state.includes <= self._staleness
+        return state.clock - includes <= self._staleness
 
     def spare(self, worker: int) -> int:
+        # The first step with the newest parameters is at the present clock. If the worker has asked
+        # ahead, they are for the step after that.
         state = self.workers[worker]
-        first, includes = state.clock, state.includes
-        if state.ahead is not None:
-            first, includes = state.clock + 1, state.ahead[1]
+        if state.ahead is None:
+            first_clock = state.clock
+            includes = state.parameters.includes
+        else:
+            first_clock = state.clock + 1
+            includes = state.ahead.includes
+
         if self._staleness is None or includes is None:
             return 0
-        return max(0, includes + self._staleness - first)
+        last_clock = includes + self._staleness
+        return max(0, last_clock - first_clock)
 
     def due(self) -> bool:
-        return self._taken
+        return self._has_push
 
-    def _counts(self, worker: int, samples: int) -> bool:
-        self._taken = True
+    def _take(self, worker: int, samples: int) -> bool:
+        self._has_push = True
         return True
 
-    def _stepped(self) -> None:
-        self._taken = False
+    def _begin_step(self) -> None:
+        self._has_push = False
 
 
 class Backup(ServerPace):
@@ -229,36 +266,41 @@ class Backup(ServerPace):
         super().__init__(version)
         self._wanted = wanted
         self._step = 0
-        self._began: dict[int, int] = {}  # the step at which a worker went
-        self._arrived: set[int] = set()
-        self._empty: set[int] = set()  # pushed no samples in this step
+        self._went_at: dict[int, int] = {}  # the step at which each worker went last
+        # Workers that have pushed in this step, with samples and without.
+        self._pushed: set[int] = set()
+        self._pushed_nothing: set[int] = set()
 
     def leave(self, worker: int) -> None:
         super().leave(worker)
-        self._began.pop(worker, None)
+        self._went_at.pop(worker, None)
 
     def go(self, worker: int) -> None:
         super().go(worker)
-        self._began[worker] = self._step
+        self._went_at[worker] = self._step
 
     def may_go(self, worker: int) -> bool:
-        return worker not in self._arrived | self._empty
+        return worker not in self._pushed and worker not in self._pushed_nothing
 
     def due(self) -> bool:
-        could_come = len(self.workers.keys() - self._empty | self._arrived)
-        has_pushes = bool(self._arrived or self._empty)
-        return has_pushes and len(self._arrived) >= min(self._wanted, could_come)
-
-    def _counts(self, worker: int, samples: int) -> bool:
-        if self._began[worker] != self._step:
+        if not self._pushed and not self._pushed_nothing:
             return False
-        (self._arrived if samples else self._empty).add(worker)
+        # A worker that has pushed and died counts; one that lives may push, unless it has no
+        # samples.
+        possible = self._pushed | (self.workers.keys() - self._pushed_nothing)
+        return len(self._pushed) >= min(self._wanted, len(possible))
+
+    def _take(self, worker: int, samples: int) -> bool:
+        if self._went_at[worker] != self._step:
+            return False
+        pushes = self._pushed if samples else self._pushed_nothing
+        pushes.add(worker)
         return True
 
-    def _stepped(self) -> None:
+    def _begin_step(self) -> None:
         self._step += 1
-        self._arrived.clear()
-        self._empty.clear()
+        self._pushed.clear()
+        self._pushed_nothing.clear()
 
 
 def make_server_pace(cfg: LearnerConfig, version: int = 0) -> ServerPace:
@@ -267,5 +309,7 @@ def make_server_pace(cfg: LearnerConfig, version: int = 0) -> ServerPace:
     ``version`` counts the updates of the parameters so far.
     """
     if cfg.pace == "backup":
-        return Backup(max(1, cfg.most_count - cfg.spare), version)
-    return Bounded(None if cfg.pace == "tap" else cfg.staleness, version)
+        wanted = max(1, cfg.most_count - cfg.spare)
+        return Backup(wanted, version)
+    staleness = None if cfg.pace == "tap" else cfg.staleness
+    return Bounded(staleness, version)
