@@ -1,7 +1,7 @@
 """Times what `codec: auto` is chosen by (`penstock.autotune.codec`), on made-up gradients.
 
-At the start all learners together time small and large sums, and each times the coding of every
-codec that works with its optimizer; the finalists run a few real steps.
+At the start of a run all learners together time small and large sums, and each times the coding of
+every codec that works with its optimizer; the finalists run a few real steps.
 """
 
 from __future__ import annotations
@@ -42,7 +42,18 @@ def choose(
     device: torch.device,
     ring: Collective,
 ) -> Choice:
-    """Measure and decide; every rank calls it at the same time and gets the same choice."""
+    """Measure the codecs and decide; every rank calls it at the same time.
+
+    Args:
+        cfg: the section `learner` of the config.
+        parts: the layers in the flat gradient vector.
+        size: number of values in that vector.
+        device: where the gradients are.
+        ring: the group of all ranks.
+
+    Returns:
+        The choice, the same on all ranks.
+    """
     trial = _Trial(cfg.reduce, parts, size, device, ring)
     costs = {}
     for name in candidates(cfg):
@@ -80,14 +91,16 @@ class _Trial:
         self._grads = torch.empty_like(self._values)
 
     def cost(self, name: str) -> Cost:
+        """Measure the coding of a codec, without a network, and count what it sends."""
         codec, alone = self._make(name), SoloCollective(self._ring.rank, self._ring.world)
         return Cost(self._shortest_s(codec, alone), codec.nbytes(AFTER_WARMUP))
 
     def step_s(self, name: str) -> float:
+        """Returns the measured seconds of a step with a codec, over the network."""
         return self._shortest_s(self._make(name), self._ring)
 
     def exchange_s(self, values: int) -> float:
-        """Measured seconds for a sum of ``values`` values over all ranks."""
+        """Returns the measured seconds of a sum of ``values`` values over all ranks."""
         probe = torch.ones(values, device=self._device)
         self._ring.all_reduce(probe)
         return min(self._timed(lambda: self._ring.all_reduce(probe)) for _ in range(PROBES))
@@ -101,12 +114,15 @@ class _Trial:
         return means
 
     def _make(self, name: str) -> Codec:
+        """Make the codec of that name, for the group of all ranks."""
         cfg = self._cfg.model_copy(update={"codec": name})
         size, ring = len(self._values), self._ring
         context = CodecContext(cfg, self._parts, size, self._device, ring.world, ring.rank)
         return make_codec(context)
 
     def _shortest_s(self, codec: Codec, ring: Collective) -> float:
+        """Returns the seconds of the fastest of several steps with ``codec``."""
+
         def step() -> None:
             codec.begin(AFTER_WARMUP)
             for bucket in codec.buckets:

@@ -19,7 +19,7 @@ CPU_MB, GPU_MB = 1.0, 25.0
 
 
 def parts_of(parameters: Iterable[tuple[str, Tensor]]) -> tuple[GradientPart, ...]:
-    """The layers of named parameters that follow one another.
+    """Returns the layers in the flat vector of named parameters, which follow one another there.
 
     A weight ``[towers, in, out]`` whose bias is ``[towers, out]`` is the same layer of several
     towers side by side (`models.torch_trunks.Towers`): each tower's is a part of its own.
@@ -41,7 +41,11 @@ def parts_of(parameters: Iterable[tuple[str, Tensor]]) -> tuple[GradientPart, ..
 
 
 def _towers(shapes: Mapping[str, tuple[int, ...]], module: str) -> int | None:
-    """The number of towers that a module's weight and bias hold; None for an ordinary layer."""
+    """Returns the number of towers that a module's weight and bias hold; None for an ordinary
+    layer.
+
+    ``shapes`` are those of all parameters, by name.
+    """
     prefix = f"{module}." if module else ""
     weight, bias = shapes.get(prefix + WEIGHT, ()), shapes.get(prefix + BIAS, ())
     is_stacked = len(weight) == 3 and bias == (weight[0], weight[2])
@@ -49,7 +53,10 @@ def _towers(shapes: Mapping[str, tuple[int, ...]], module: str) -> int | None:
 
 
 def bucket_nbytes(bucket_mb: float | None, device: torch.device) -> int:
-    """Most bytes of a bucket by `learner.reduce.bucket_mb`, whose default depends on the device."""
+    """Returns the most bytes of a bucket by `learner.reduce.bucket_mb`.
+
+    Its default, for None, depends on the device.
+    """
     if bucket_mb is None:
         bucket_mb = GPU_MB if device_of(device).runs_behind else CPU_MB
     return round(bucket_mb * 1e6)
@@ -83,4 +90,5 @@ def _parameters(parts: Sequence[GradientPart]) -> list[list[GradientPart]]:
 
 
 def _bucket(parts: Sequence[GradientPart]) -> Bucket:
+    """Returns the bucket of ``parts`` that follow one another."""
     return Bucket(parts[0].start, parts[-1].stop, tuple(parts))

@@ -17,8 +17,9 @@ from penstock.learner.codecs.buckets import bucket_nbytes, buckets_of
 class BaseCodec(ABC):
     """A `core.interfaces.Codec`; subclasses implement `_reduce` and `_bucket_nbytes`.
 
-    `_reduce` reads a bucket's slice of ``_residuals`` and writes all of the same slice of ``_new``.
-    After the last bucket of a step, `_commit` makes these the residuals if all sums are finite.
+    `_reduce` reads a bucket's slice of ``_residuals`` and writes all of the same slice of
+    ``_new_residuals``. After the last bucket of a step, `_commit` makes these the residuals if all
+    sums are finite.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ()
@@ -48,6 +49,7 @@ class BaseCodec(ABC):
         """Prepare further state of a subclass."""
 
     def _add_residual(self, kind: str) -> None:
+        """Add a residual of that name, of zeros."""
         for values in (self._residuals, self._new):
             values[kind] = torch.zeros(self._context.size, device=self._device)
 
@@ -76,7 +78,7 @@ class BaseCodec(ABC):
             values.zero_()
 
     def _commit(self, bucket: Bucket, sums: Tensor) -> None:
-        """After the last bucket replace all residuals, unless a sum of the step was not finite.
+        """After the last bucket of a step replace all residuals, if all sums are finite.
 
         The sums are equal on all ranks, so all ranks decide alike. No optimizer step uses the sums
         of a skipped step, so the values that were sent for it must stay in the residuals: on every
@@ -100,7 +102,10 @@ class BaseCodec(ABC):
     def _bucket_nbytes(self, bucket: Bucket, update: int) -> int: ...
 
     def _memory(self, use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory for one ``use`` at a time, kept: new pages cost more than the arithmetic."""
+        """Returns memory of a shape, for one ``use`` at a time; its content is arbitrary.
+
+        It is kept for the next call: new pages cost more than the arithmetic.
+        """
         held = self._views.get((use, shape))
         if held is None:
             size = prod(shape)

@@ -23,10 +23,9 @@ from penstock.profiling.ledger import Part, TimeLedger
 
 
 class Reducer:
-    """Reduces ``grads``, float32 ``[size]``; the gradients of ``parameters`` are views of it.
+    """Sums the gradients of one optimizer over learners, bucket by bucket.
 
-    ``parameters`` are in the order of the vector. ``thread`` runs one call at a time, in order, and
-    ``ledger`` is its own. Without ``overlap`` everything happens in `finish`.
+    For each optimizer step call `prepare_backward`, compute the backward pass, and call `finish`.
     """
 
     def __init__(
@@ -40,6 +39,17 @@ class Reducer:
         *,
         overlap: bool,
     ) -> None:
+        """Attach to the parameters.
+
+        Args:
+            grads: the flat gradient vector, float32 ``[size]``.
+            parameters: in the order of the vector; their gradients are views of it.
+            codec: sums a bucket.
+            ring: the group of learners.
+            thread: runs one call at a time, in order.
+            ledger: where the time of that thread is counted.
+            overlap: whether to reduce during the backward pass; else all is reduced in `finish`.
+        """
         self.codec = codec
         self._grads = grads
         self._buckets = buckets = codec.buckets
@@ -68,7 +78,9 @@ class Reducer:
     def prepare_backward(self, update: int, total: float) -> None:
         """Announce that the next backward pass completes the gradients.
 
-        ``total`` is their divisor; ``update`` counts the optimizer steps of the run.
+        Args:
+            update: number of optimizer steps of the run so far.
+            total: the divisor of the gradients.
         """
         self.codec.begin(update)
         self._total = total
@@ -76,7 +88,10 @@ class Reducer:
         self._handed = 0
 
     def finish(self, update: int, total: float) -> None:
-        """Return when ``grads`` are the mean over all samples, the same on every learner."""
+        """Return when ``grads`` are the mean over all samples, the same on every learner.
+
+        The arguments are those of `prepare_backward`, for a step without a backward pass.
+        """
         if self._total is None:  # no backward pass: there were no samples
             self.prepare_backward(update, total)
         while self._handed < len(self._buckets):
@@ -102,6 +117,7 @@ class Reducer:
             self._hand_over()
 
     def _hand_over(self) -> None:
+        """Let the thread reduce the next bucket; without overlap, reduce it here."""
         bucket = self._buckets[self._handed]
         self._handed += 1
         assert self._total is not None

@@ -25,21 +25,24 @@ PIECE = 1 << 19  # values that are coded at a time, so that they stay in a cache
 
 
 class BucketShares(NamedTuple):
-    """A bucket as ``world`` shares of ``blocks`` blocks of ``width`` values, the last ones padded.
-
-    ``start`` and ``stop`` of the bucket itself; ``head`` float32 and then codes of ``bits`` for
-    each value make ``block_nbytes`` of a message.
-    """
+    """A bucket that is cut in a share for each rank, of equal blocks; the last ones are padded."""
 
     start: int
+    """Start of the bucket in the flat vector."""
     stop: int
+    """Its end there."""
     world: int
+    """Number of shares."""
     blocks: int
+    """Number of blocks in a share."""
     width: int
+    """Number of values in a block."""
     block_nbytes: int
+    """Bytes of a block in a message: its head, and the codes of its values."""
 
     def inside(self, block: int, count: int) -> slice:
-        """Position of ``count`` blocks from ``block`` on in the flat vector, without padding."""
+        """Returns the position of ``count`` blocks from ``block`` on in the flat vector, without
+        padding."""
         start = min(self.start + block * self.width, self.stop)
         return slice(start, min(start + count * self.width, self.stop))
 
@@ -48,6 +51,13 @@ def share_bucket(bucket: Bucket, world: int, block: int, head: int, bits: int) -
     """Cut ``bucket`` in blocks of about ``block`` values, all of one width.
 
     The codes of a block fill whole words of four bytes.
+
+    Args:
+        bucket: what is cut.
+        world: number of shares.
+        block: most values in a block, but for those that fill its last word.
+        head: number of float32 in front of each block.
+        bits: size of each value's code.
     """
     share = _up(bucket.size, world)
     blocks = _up(share, block)
@@ -71,7 +81,7 @@ class TwoPhase(BaseCodec):
     """Most values in a block."""
 
     def _set_up(self) -> None:
-        self._padding: dict[BucketShares, Tensor] = {}
+        self._padding: dict[BucketShares, Tensor] = {}  # results of `_pads`
 
     @abstractmethod
     def encode(self, values: Tensor, pads: Tensor, heads: Tensor, codes: Tensor) -> None:
@@ -174,12 +184,13 @@ class TwoPhase(BaseCodec):
         return self._padding[made]
 
     def _decode(self, use: str, messages: Tensor, width: int) -> Tensor:
+        """Returns the values of blocks, float32 ``[b, width]``, in the memory for ``use``."""
         out = self._memory(use, (len(messages), width), torch.float32)
         self.decode(*self._fields(messages), out)
         return out
 
     def _fields(self, messages: Tensor) -> tuple[Tensor, Tensor]:
-        """Heads and codes of ``messages`` ``[b, block_nbytes]``."""
+        """Returns heads and codes of ``messages``, uint8 ``[b, block_nbytes]``."""
         head = VALUE_NBYTES * self.head
         return messages[:, :head].view(torch.float32), messages[:, head:]
 

@@ -15,9 +15,9 @@ LADDER = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 class Dgc(Sparse):
     """u = m u + g; v = v + u; send the largest of v, and set u and v to zero there.
 
-    This is the optimizer's momentum (``momentum``, of heavy-ball kind), so the optimizer beside it
-    must have none: `learner.optimizer=sgd` is used with momentum 0. Therefore a group of one is
-    coded too.
+    g is a rank's share of the mean gradient; u and v are the residuals ``momentum`` and ``error``.
+    m is the optimizer's momentum (of heavy-ball kind), so the optimizer beside it must have none:
+    `learner.optimizer=sgd` is used with momentum 0. Therefore a group of one is coded too.
 
     With ``learner.reduce.dgc_clip``, else ``learner.grad_clip``, the whole g of a rank is first
     clipped to the norm dgc_clip / sqrt(world), as in the paper's section 3.2. The largest of v are

@@ -10,9 +10,10 @@ from penstock.learner.extras.codecs.sparse import Sparse
 
 
 class Dropping(Sparse):
-    """error += g; send the largest of error, and set them to zero there.
+    """error += g; send the largest of error, and set error to zero there.
 
-    Exactly ``learner.reduce.density`` of all values, unlike the paper's threshold from a sample.
+    g is a rank's share of the mean gradient. What is sent is exactly ``learner.reduce.density`` of
+    all values, unlike the paper's threshold from a sample.
     """
 
     kinds = ("error",)

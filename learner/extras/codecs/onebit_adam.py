@@ -1,6 +1,7 @@
-"""One bit per value of Adam's momentum: 1-bit Adam (Tang et al. 2021, arXiv 2102.02888) and 0/1
-Adam (Lu et al. 2022, arXiv 2202.06009). And of LAMB's, which is the same: 1-bit LAMB (Li et al.
-2021, arXiv 2104.06069).
+"""One bit per value of Adam's momentum, or of LAMB's, which is the same.
+
+That is 1-bit Adam (Tang et al. 2021, arXiv 2102.02888), 0/1 Adam (Lu et al. 2022, arXiv 2202.06009)
+and 1-bit LAMB (Li et al. 2021, arXiv 2104.06069).
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class OneBitMomentum(OneBit):
             self._new.clear()
 
     def _is_plain(self, update: int) -> bool:
+        """Whether gradients are summed in float32 in ``update``, and not the momentum."""
         assert self._reduces_gradients is not None
         return self._reduces_gradients(self._context.cfg, update)
 
@@ -87,7 +89,10 @@ class OneBitMomentum(OneBit):
             self._variance.end(grads, torch.linalg.vector_norm(grads).isfinite())
 
     def _reduce_momentum(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
-        """Replace the ranks' shares of the momentum by their sum, coded."""
+        """Replace the ranks' shares of the momentum, in ``grads``, by their sum.
+
+        They are coded in the unit of steps, m / (sqrt(v) + eps).
+        """
         out = self._memory("denominator", (len(grads),), torch.float32)
         denominator = adam_denominator(self._adam, out)
         bound = LARGEST_STEP / self._world
@@ -120,6 +125,6 @@ class OneBitAdam(OneBitMomentum):
 
 
 def _make_state(size: int, device: torch.device) -> AdamState:
-    """The state before the first step, with an epsilon of 1, so that nothing is divided."""
+    """Returns the state before the first step, with an epsilon of 1, so that nothing is divided."""
     momentum, variance = (torch.zeros(size, device=device) for _ in range(2))
     return AdamState(momentum, variance, torch.zeros((), device=device), eps=1.0)

@@ -9,7 +9,7 @@ WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}  # by va
 
 
 class Packing:
-    """Integers ``-offset .. 2**bits - 1 - offset`` (int8) in ``bits`` (1, 2, 4 or 8) each.
+    """Packs integers ``-offset .. 2**bits - 1 - offset`` (int8) in ``bits`` (1, 2, 4 or 8) each.
 
     Bytes are little-endian inside: the first value has the lowest bits. A word of as many int8 as
     fit in one byte is packed by one multiplication, whose summands do not overlap, and unpacked by
@@ -28,9 +28,11 @@ class Packing:
         self._table = (codes - offset).to(torch.int8).view(self._word).flatten().to(device)
 
     def pack(self, values: Tensor, out: Tensor) -> None:
-        """``values``: int8 (or bool), contiguous; ``out``: uint8, one per ``per_byte`` of them.
+        """Pack integers; those out of range spoil no others.
 
-        Values out of range spoil no others.
+        Args:
+            values: int8 (or bool), contiguous.
+            out: output, uint8, one for ``per_byte`` values.
         """
         codes = values.view(torch.int8)
         if self._offset:
@@ -39,6 +41,6 @@ class Packing:
         out.copy_((words * self._factor).bitwise_right_shift_(self._top).view(out.shape))
 
     def unpack(self, packed: Tensor, out: Tensor) -> None:
-        """The inverse of `pack`; ``out``: int8, contiguous."""
+        """Unpack the bytes of `pack` into ``out``, int8, contiguous."""
         words = out.view(-1).view(self._word)
         torch.index_select(self._table, 0, packed.int().view(-1), out=words)

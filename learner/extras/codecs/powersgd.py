@@ -50,6 +50,7 @@ class PowerSgd(BaseCodec):
         return sum(all_reduce_nbytes(VALUE_NBYTES * size, self._world) for size in sizes)
 
     def _is_coded(self, bucket: Bucket, update: int) -> bool:
+        """Whether torch compresses some parameter of a bucket in ``update``."""
         return update >= self._context.cfg.warmup_updates and any(map(self._factors, bucket.parts))
 
     def _sizes(self, bucket: Bucket) -> tuple[int, int]:
@@ -58,7 +59,7 @@ class PowerSgd(BaseCodec):
         return sum(p for p, _ in factors), sum(q for _, q in factors)
 
     def _factors(self, part: GradientPart) -> tuple[int, int] | None:
-        """Sizes of P and Q; None if torch does not compress the parameter."""
+        """Returns the sizes of P and Q; None if torch does not compress the parameter."""
         size = part.size
         rows, columns = (size, 1) if part.is_bias else (part.rows, size // part.rows)
         rank = min(rows, columns, self._context.cfg.powersgd_rank)
@@ -101,6 +102,7 @@ class PowerSgd(BaseCodec):
         grads *= self._world  # torch averages
 
     def _make_state(self, make: type[PowerSGDState]) -> PowerSGDState:
+        """Make the state of torch's hook, which compresses from its first call on."""
         state = make(
             None,
             self._context.cfg.powersgd_rank,
@@ -108,7 +110,9 @@ class PowerSgd(BaseCodec):
             min_compression_rate=GAIN,
             orthogonalization_epsilon=EPSILON,
         )
-        state.iter = 2  # its own count of updates stays where compression begins
+
+        # Its own count of updates stays where compression begins.
+        state.iter = 2
         return state
 
 
@@ -139,6 +143,7 @@ class _HookBucket:
         return self._grads
 
     def gradients(self) -> list[Tensor]:
+        """Returns the gradient of each part: a matrix, or a vector for a bias."""
         start = self._bucket.start
         return [
             self._grads[part.start - start : part.stop - start].view(

@@ -34,12 +34,20 @@ class Sparse(BaseCodec):
 
     @abstractmethod
     def density(self, update: int) -> float:
-        """The fraction of the values that is sent."""
+        """Returns the fraction of the values that is sent in step ``update``."""
 
     @abstractmethod
     def _take(self, bucket: Bucket, grads: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
-        """Add gradients of a finite norm ``[]`` to the residuals, and take out what is sent:
-        indices (int64) and values (float32), both ``[count]``."""
+        """Add gradients to the residuals, and take out what is sent.
+
+        Args:
+            bucket: the only one.
+            grads: float32 ``[size]``; zeros where their norm is not finite.
+            norm: their norm, float32 ``[]``.
+
+        Returns:
+            `count` values that are sent.
+        """
 
     def _set_up(self) -> None:
         self.buckets = buckets_of(self._context.parts, self._context.size * VALUE_NBYTES)
@@ -54,7 +62,7 @@ class Sparse(BaseCodec):
         self._sum(bucket, grads, places, torch.where(sound, values, torch.nan), ring)
 
     def count(self, bucket: Bucket, update: int) -> int:
-        """Number of values to send, at least one."""
+        """Returns the number of values to send, at least one."""
         return max(1, round(self.density(update) * bucket.size))
 
     def _bucket_nbytes(self, bucket: Bucket, update: int) -> int:
@@ -64,6 +72,7 @@ class Sparse(BaseCodec):
         return all_gather_nbytes(ENTRY_NBYTES * count, self._world)
 
     def _is_dense(self, bucket: Bucket, count: int) -> bool:
+        """Whether all values take fewer bytes than ``count`` values with their indices."""
         return count * self._world >= bucket.size
 
     def _sum(
@@ -83,7 +92,7 @@ class Sparse(BaseCodec):
             grads.index_add_(0, theirs, what.view(torch.float32))
 
     def _take_largest(self, bucket: Bucket, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Take the values of largest magnitude out of a residual: indices and values."""
+        """Take the values of largest magnitude out of a residual, which is zero there then."""
         keys = self._memory("keys", (residual.numel(),), torch.int32)
         places = largest(residual, self.count(bucket, self._update), keys)
         values = residual[places]
@@ -92,12 +101,19 @@ class Sparse(BaseCodec):
 
 
 def largest(values: Tensor, count: int, keys: Tensor | None = None) -> Tensor:
-    """Indices (int64) of exactly the ``count`` values of largest magnitude, of equal ones the
-    first; on a device that runs behind its host, which is not asked for a threshold, any.
+    """Find the values of largest magnitude.
 
     A strided sample gives a threshold that a few more than ``count`` pass (Lin et al. 2018, 3.1);
-    the exact cut is made among those. Magnitudes are compared as the integers of their bits, by
-    which NaN is the largest. ``keys``: int32 memory of the size of ``values``.
+    the exact cut is made among those.
+
+    Args:
+        values: float32 ``[size]``.
+        count: how many to find.
+        keys: int32 ``[size]``, memory for this function.
+
+    Returns:
+        Indices (int64) of exactly ``count`` values. Of equal ones they are the first; on a device
+        that runs behind its host, which is not asked for a threshold, any.
     """
     keys = torch.bitwise_and(values.view(torch.int32), 0x7FFFFFFF, out=keys)
     if runs_behind(keys):
@@ -116,7 +132,10 @@ def largest(values: Tensor, count: int, keys: Tensor | None = None) -> Tensor:
 
 
 def _threshold(keys: Tensor, count: int) -> int:
-    """A threshold that usually ``count`` keys pass: four deviations below the sample's estimate."""
+    """Returns a threshold that usually ``count`` keys pass, by a sample.
+
+    It is four standard deviations below the sample's estimate. 1 lets all keys pass but zeros.
+    """
     if keys.numel() < SAMPLED_FROM:
         return 1
     sample = keys[::STRIDE]
@@ -128,5 +147,5 @@ def _threshold(keys: Tensor, count: int) -> int:
 
 
 def _at_least(keys: Tensor, threshold: int) -> Tensor:
-    """Indices of keys that reach ``threshold``, in order."""
+    """Returns the indices of keys that reach ``threshold``, in order."""
     return torch.from_numpy(np.flatnonzero(keys.numpy() >= threshold))  # 8 times faster than torch

@@ -85,14 +85,23 @@ class TernGrad(BaseCodec):
             view.copy_(drawn).mul_(scale)
 
     def _bound(self, values: Tensor) -> Tensor:
-        """The largest value of a layer after clipping (float32 ``[]``)."""
+        """Returns the largest value of a layer after clipping (float32 ``[]``)."""
         work = self._memory("work", (values.numel(),), torch.float32)
         largest = torch.abs(values, out=work).amax()
         deviation = torch.linalg.vector_norm(values, dtype=torch.float64) / values.numel() ** 0.5
         return torch.minimum(largest, (CLIP * deviation).float())
 
     def _ternarize(self, views: Sequence[Tensor], bounds: Tensor, scales: Tensor) -> Tensor:
-        """-1, 0, 1 (int8 ``[world, share]``, padded with zeros) of all ``views`` in a row."""
+        """Draw -1, 0 or 1 for each value.
+
+        Args:
+            views: the gradients of the layers.
+            bounds: what each layer is clipped to, float32 ``[layers]``.
+            scales: s of each layer, float32 ``[layers]``.
+
+        Returns:
+            The draws of all ``views`` in a row, int8 ``[world, share]``, padded with zeros.
+        """
         factors = scales.reciprocal().masked_fill_(scales < SMALLEST, 0.0)
         size = sum(view.numel() for view in views)
         shape = (self._world, _share(size, self._world))
@@ -112,7 +121,15 @@ class TernGrad(BaseCodec):
         return self._memory("drawn", values.shape, torch.int8).copy_(uniform)
 
     def _exchange(self, drawn: Tensor, ring: Collective) -> Tensor:
-        """The sum over ranks, or the values drawn for it (int8 ``[world, share]``)."""
+        """Sum draws over ranks.
+
+        Args:
+            drawn: this rank's, int8 ``[world, share]``; overwritten.
+            ring: the group of ranks.
+
+        Returns:
+            The sums, or the values drawn for them, int8 ``[world, share]``.
+        """
         world, share = drawn.shape
         sent = self._memory("sent", (world, share // self._ternary.per_byte), torch.uint8)
         got = self._memory("got", sent.shape, torch.uint8)
@@ -134,6 +151,7 @@ class TernGrad(BaseCodec):
 
 
 def _sum_exactly(views: Sequence[Tensor], ring: Collective) -> None:
+    """Replace ``views`` by their sums over ranks, in float32."""
     together = torch.cat(list(views))
     ring.all_reduce(together)
     for view, total in zip(views, _cut(together, views), strict=True):
@@ -141,26 +159,28 @@ def _sum_exactly(views: Sequence[Tensor], ring: Collective) -> None:
 
 
 def _split(bucket: Bucket) -> tuple[list[GradientPart], list[GradientPart]]:
-    """Weights and biases."""
+    """Returns weights and biases of a bucket."""
     weights = [part for part in bucket.parts if not part.is_bias]
     return weights, [part for part in bucket.parts if part.is_bias]
 
 
 def _views(bucket: Bucket, parts: Sequence[GradientPart], grads: Tensor) -> list[Tensor]:
+    """Returns the slices of ``parts`` of a bucket's gradients."""
     return [grads[part.start - bucket.start : part.stop - bucket.start] for part in parts]
 
 
 def _cut(values: Tensor, views: Sequence[Tensor]) -> list[Tensor]:
-    """The slices of ``values`` that belong to ``views`` in a row."""
+    """Returns the slices of ``values`` that belong to ``views`` in a row."""
     flat = values.view(-1)
     ends = accumulate(view.numel() for view in views)
     return [flat[end - view.numel() : end] for end, view in zip(ends, views, strict=True)]
 
 
 def _size(parts: Sequence[GradientPart]) -> int:
+    """Returns the number of values in ``parts``."""
     return sum(part.size for part in parts)
 
 
 def _share(size: int, world: int) -> int:
-    """Number of values of each rank."""
+    """Returns the number of values in the share of each of ``world`` ranks."""
     return -(-size // (world * MULTIPLE)) * MULTIPLE

@@ -39,7 +39,13 @@ class RenewedVariance:
     """
 
     def __init__(self, state: AdamState, world: int, interval: int) -> None:
-        """``interval`` is in updates."""
+        """Prepare to renew a variance.
+
+        Args:
+            state: has the variance, which changes in place.
+            world: number of ranks.
+            interval: updates after which all values were renewed.
+        """
         self._state, self._world = state, world
         self._every = min(EVERY, interval)
         self._parts = interval // self._every
@@ -47,7 +53,7 @@ class RenewedVariance:
         self._before = self._new = state.exp_avg_sq[self._part]
 
     def nbytes(self, update: int) -> int:
-        """Bytes that each rank sends for it in ``update``."""
+        """Returns the bytes that each rank sends for it in ``update``."""
         part = self._part_of(update)
         return all_reduce_nbytes((part.stop - part.start) * VALUE_NBYTES, self._world)
 
@@ -86,6 +92,7 @@ class RenewedVariance:
         torch.where(finite, variance, self._before, out=variance)
 
     def _part_of(self, update: int) -> slice:
+        """Returns the range of values that is renewed in ``update``; empty in most updates."""
         turn, others = divmod(update, self._every)
         if others:
             return slice(0, 0)
