@@ -54,25 +54,33 @@ def choose(
     Returns:
         The choice, the same on all ranks.
     """
-    trial = _Trial(cfg.reduce, parts, size, device, ring)
-    costs = {}
+    trial = _Trial(cfg.reduce, parts, size=size, device=device, ring=ring)
+    costs: dict[str, Cost] = {}
     for name in candidates(cfg):
         with suppress(UserError):  # a codec that does not sum over so many ranks
             costs[name] = trial.cost(name)
-    small_s, large_s = trial.mean_over_ranks([trial.exchange_s(n) for n in (1, PROBE_VALUES)])
-    sent = all_reduce_nbytes(PROBE_VALUES * 4, ring.world)
-    network = NetworkCost(sent / max(large_s - small_s, 1e-6), small_s)
-    code_s = trial.mean_over_ranks([cost.code_s for cost in costs.values()])
-    buckets = len(buckets_of(parts, bucket_nbytes(cfg.reduce.bucket_mb, device)))
-    predicted = {
-        name: predict_s(cost._replace(code_s=each_s), network, buckets)
-        for (name, cost), each_s in zip(costs.items(), code_s, strict=True)
-    }
-    names = finalists(predicted)
-    measured = dict(
-        zip(names, trial.mean_over_ranks([trial.step_s(name) for name in names]), strict=True)
+
+    # The sum of one value takes the network's latency, a large one shows its rate. Means over ranks
+    # are the same everywhere, and so is the choice.
+    small_s, large_s = trial.mean_over_ranks(
+        [trial.exchange_s(values) for values in (1, PROBE_VALUES)]
     )
-    return decide(measured, predicted, network)
+    sent_nbytes = all_reduce_nbytes(PROBE_VALUES * 4, ring.world)
+    network = NetworkCost(sent_nbytes / max(large_s - small_s, 1e-6), small_s)
+
+    # Predict the time of a step with each codec.
+    mean_code_s = trial.mean_over_ranks([cost.code_s for cost in costs.values()])
+    buckets = len(buckets_of(parts, bucket_nbytes(cfg.reduce.bucket_mb, device)))
+    predicted_s = {
+        name: predict_s(cost._replace(code_s=code_s), network, buckets)
+        for (name, cost), code_s in zip(costs.items(), mean_code_s, strict=True)
+    }
+
+    # Measure it with the best of them.
+    names = finalists(predicted_s)
+    step_s = trial.mean_over_ranks([trial.step_s(name) for name in names])
+    measured_s = dict(zip(names, step_s, strict=True))
+    return decide(measured_s, predicted_s, network)
 
 
 class _Trial:
@@ -82,17 +90,22 @@ class _Trial:
         self,
         cfg: ReduceConfig,
         parts: Sequence[GradientPart],
+        *,
         size: int,
         device: torch.device,
         ring: Collective,
     ) -> None:
-        self._cfg, self._parts, self._device, self._ring = cfg, parts, device, ring
+        self._cfg = cfg
+        self._parts = parts
+        self._device = device
+        self._ring = ring
         self._values = torch.randn(size, device=device)
         self._grads = torch.empty_like(self._values)
 
     def cost(self, name: str) -> Cost:
         """Measure the coding of a codec, without a network, and count what it sends."""
-        codec, alone = self._make(name), SoloCollective(self._ring.rank, self._ring.world)
+        codec = self._make(name)
+        alone = SoloCollective(self._ring.rank, self._ring.world)
         return Cost(self._shortest_s(codec, alone), codec.nbytes(AFTER_WARMUP))
 
     def step_s(self, name: str) -> float:
@@ -103,21 +116,26 @@ class _Trial:
         """Returns the measured seconds of a sum of ``values`` values over all ranks."""
         probe = torch.ones(values, device=self._device)
         self._ring.all_reduce(probe)
-        return min(self._timed(lambda: self._ring.all_reduce(probe)) for _ in range(PROBES))
+        return min(self._timed_s(lambda: self._ring.all_reduce(probe)) for _ in range(PROBES))
 
-    def mean_over_ranks(self, own: Sequence[float]) -> list[float]:
-        """Means over ranks, the same on all."""
-        given = torch.tensor(own, device=self._device)
-        everybodys = given.new_empty(self._ring.world, len(given))
-        self._ring.all_gather(everybodys, given)
-        means: list[float] = everybodys.mean(0).tolist()
+    def mean_over_ranks(self, values: Sequence[float]) -> list[float]:
+        """Returns the means of ``values`` over ranks, the same on all."""
+        local_values = torch.tensor(values, device=self._device)
+        all_values = local_values.new_empty(self._ring.world, len(local_values))
+        self._ring.all_gather(all_values, local_values)
+        means: list[float] = all_values.mean(0).tolist()
         return means
 
     def _make(self, name: str) -> Codec:
         """Make the codec of that name, for the group of all ranks."""
-        cfg = self._cfg.model_copy(update={"codec": name})
-        size, ring = len(self._values), self._ring
-        context = CodecContext(cfg, self._parts, size, self._device, ring.world, ring.rank)
+        context = CodecContext(
+            cfg=self._cfg.model_copy(update={"codec": name}),
+            parts=self._parts,
+            size=len(self._values),
+            device=self._device,
+            world=self._ring.world,
+            rank=self._ring.rank,
+        )
         return make_codec(context)
 
     def _shortest_s(self, codec: Codec, ring: Collective) -> float:
@@ -128,13 +146,14 @@ class _Trial:
             for bucket in codec.buckets:
                 codec.reduce(bucket, self._grads[bucket.start : bucket.stop], ring)
 
-        times = []
+        seconds = []
         for _ in range(PROBES):
             self._grads.copy_(self._values)
-            times.append(self._timed(step))
-        return min(times)
+            seconds.append(self._timed_s(step))
+        return min(seconds)
 
-    def _timed(self, call: Callable[[], None]) -> float:
+    def _timed_s(self, call: Callable[[], None]) -> float:
+        """Returns the seconds of a call, until the device has finished its work."""
         started_s = time.perf_counter()
         call()
         device_of(self._device).synchronize()

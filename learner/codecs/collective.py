@@ -34,7 +34,8 @@ class SoloCollective:
     """
 
     def __init__(self, rank: int, world: int) -> None:
-        self.rank, self.world = rank, world
+        self.rank = rank
+        self.world = world
 
     def all_reduce(self, tensor: Tensor) -> None:
         tensor.mul_(self.world)

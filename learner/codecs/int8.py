@@ -7,8 +7,8 @@ from torch import Tensor
 
 from penstock.learner.codecs.two_phase import TwoPhase
 
-LEVELS = 127
-SMALLEST = torch.finfo(torch.float32).tiny
+LEVELS = 127  # number of levels of each sign
+SMALLEST = torch.finfo(torch.float32).tiny  # smallest scale that has a reciprocal
 
 
 class Int8(TwoPhase):

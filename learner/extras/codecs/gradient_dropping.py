@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.interfaces import Bucket
-from penstock.learner.extras.codecs.sparse import Sparse
+from penstock.learner.extras.codecs.sparse import FewValues, Sparse
 
 
 class Dropping(Sparse):
@@ -25,7 +25,8 @@ class Dropping(Sparse):
     def density(self, update: int) -> float:
         return self._density
 
-    def _take(self, bucket: Bucket, grads: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
+    def _take(self, bucket: Bucket, grads: Tensor, norm: Tensor) -> FewValues:
         span = slice(bucket.start, bucket.stop)
-        error = torch.add(self._residuals["error"][span], grads, out=self._new["error"][span])
+        error = self._new_residuals["error"][span]
+        torch.add(self._residuals["error"][span], grads, out=error)
         return self._take_largest(bucket, error)

@@ -29,7 +29,7 @@ class OneBit(TwoPhase):
     def _set_up(self) -> None:
         super()._set_up()
         self.block = self._context.cfg.onebit_block
-        self._bits = Packing(1, 0, self._device)
+        self._bits = Packing(bits=1, offset=0, device=self._device)
 
     def _is_plain(self, update: int) -> bool:
         """Whether gradients are summed in float32 in ``update``."""
@@ -70,5 +70,6 @@ class OneBit(TwoPhase):
     def decode(self, heads: Tensor, codes: Tensor, out: Tensor) -> None:
         signs = self._memory("signs", out.shape, torch.int8)
         self._bits.unpack(codes, signs)
-        high, low = heads[:, :1], heads[:, 1:]
+        high = heads[:, :1]
+        low = heads[:, 1:]
         out.copy_(signs).mul_(high - low).add_(low)

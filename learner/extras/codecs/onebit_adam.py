@@ -56,10 +56,10 @@ class OneBitMomentum(OneBit):
         self.buckets = buckets_of(context.parts, context.size * VALUE_NBYTES)
         self._reduces_gradients = CODECS.specs[context.cfg.codec].reduces_gradients
         self._adam = context.adam or _make_state(context.size, context.device)
-        self._variance: RenewedVariance | None = None
+        self._variance: RenewedVariance | None = None  # only 1-bit Adam renews it
         if self._world == 1:  # nothing is coded
             self._residuals.clear()
-            self._new.clear()
+            self._new_residuals.clear()
 
     def _is_plain(self, update: int) -> bool:
         """Whether gradients are summed in float32 in ``update``, and not the momentum."""
@@ -67,10 +67,10 @@ class OneBitMomentum(OneBit):
         return self._reduces_gradients(self._context.cfg, update)
 
     def _bucket_nbytes(self, bucket: Bucket, update: int) -> int:
-        momentum = super()._bucket_nbytes(bucket, update)
+        momentum_nbytes = super()._bucket_nbytes(bucket, update)
         if self._variance is None or self._is_plain(update):
-            return momentum
-        return momentum + self._variance.nbytes(update)
+            return momentum_nbytes
+        return momentum_nbytes + self._variance.nbytes(update)
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
         if self._is_plain(self._update):
@@ -78,10 +78,18 @@ class OneBitMomentum(OneBit):
                 ring.all_reduce(grads)
             self._clip(grads, 1.0)
             return
+
         self._clip(grads, self._world**-0.5)
         if self._variance:
-            change, new = self._residuals["variance"], self._new["variance"]
-            self._variance.begin(self._update, grads, change, new, ring)
+            self._variance.begin(
+                self._update,
+                grads,
+                change=self._residuals["variance"],
+                new_change=self._new_residuals["variance"],
+                ring=ring,
+            )
+
+        # The momentum is computed in place of the gradient.
         grads.mul_(1 - BETAS[0]).add_(self._adam.exp_avg, alpha=BETAS[0] / self._world)
         if self._world > 1:
             self._reduce_momentum(bucket, grads, ring)
@@ -126,5 +134,9 @@ class OneBitAdam(OneBitMomentum):
 
 def _make_state(size: int, device: torch.device) -> AdamState:
     """Returns the state before the first step, with an epsilon of 1, so that nothing is divided."""
-    momentum, variance = (torch.zeros(size, device=device) for _ in range(2))
-    return AdamState(momentum, variance, torch.zeros((), device=device), eps=1.0)
+    return AdamState(
+        exp_avg=torch.zeros(size, device=device),
+        exp_avg_sq=torch.zeros(size, device=device),
+        steps=torch.zeros((), device=device),
+        eps=1.0,
+    )

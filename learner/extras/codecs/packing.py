@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}  # by values in a byte
+# Types of a word that holds as many int8 as values fit in one byte.
+WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
 class Packing:
@@ -18,11 +19,17 @@ class Packing:
 
     def __init__(self, bits: int, offset: int, device: torch.device) -> None:
         self.per_byte = 8 // bits
+        """Number of values in a byte."""
         self._word = WORDS[self.per_byte]
         self._offset = offset
         self._mask = 2**bits - 1 if bits < 8 else -1  # as an int8
+
+        # Value i of a word is at bit 8 i. The product has it at bit ``top + bits i`` too, and so
+        # all values together from bit ``top`` on.
         self._top = 8 * (self.per_byte - 1)
         self._factor = sum(1 << (self._top - (8 - bits) * i) for i in range(self.per_byte))
+
+        # The table has the word of each byte.
         byte = torch.arange(256).view(256, 1)
         codes = (byte >> (bits * torch.arange(self.per_byte))) & (2**bits - 1)
         self._table = (codes - offset).to(torch.int8).view(self._word).flatten().to(device)

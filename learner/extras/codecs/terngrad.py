@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +23,17 @@ from penstock.learner.extras.codecs.packing import Packing
 
 CLIP = 2.5  # standard deviations
 MOST_RANKS = 127  # an int8 holds the sum of so many
-SMALLEST = torch.finfo(torch.float32).tiny
-MULTIPLE = 16  # values whose codes are four bytes
+SMALLEST = torch.finfo(torch.float32).tiny  # smallest scale that has a reciprocal
+MULTIPLE = 16  # a share is a multiple of so many values, whose codes are four bytes
+
+
+class BucketParts(NamedTuple):
+    """The parts of a bucket by what is sent of them."""
+
+    weights: list[GradientPart]
+    """Sent as -1, 0 or 1."""
+    biases: list[GradientPart]
+    """Sent in float32."""
 
 
 class TernGrad(BaseCodec):
@@ -50,21 +60,24 @@ class TernGrad(BaseCodec):
             )
         self._reternarize = self._context.cfg.reternarize
         self._random = torch.Generator(self._device)
-        self._ternary = Packing(2, 1, self._device)
-        self._back = self._ternary
+
+        # How t is packed, and how the sums of t over ranks are.
+        self._ternary = Packing(bits=2, offset=1, device=self._device)
+        self._sums = self._ternary
         if not self._reternarize:
             bits = 4 if 2 * self._world + 1 <= 16 else 8
-            self._back = Packing(bits, self._world, self._device)
+            self._sums = Packing(bits, offset=self._world, device=self._device)
 
     def _bucket_nbytes(self, bucket: Bucket, update: int) -> int:
         weights, biases = _split(bucket)
         total = all_reduce_nbytes(VALUE_NBYTES * _size(biases), self._world)
         if not weights:
             return total
-        share = self._share(weights)
-        total += all_reduce_nbytes(VALUE_NBYTES * len(weights), self._world)
+
+        share = _share(_size(weights), self._world)
+        total += all_reduce_nbytes(VALUE_NBYTES * len(weights), self._world)  # the scales
         total += all_to_all_nbytes(self._world * share // self._ternary.per_byte, self._world)
-        return total + all_gather_nbytes(share // self._back.per_byte, self._world)
+        return total + all_gather_nbytes(share // self._sums.per_byte, self._world)
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
         weights, biases = _split(bucket)
@@ -72,17 +85,21 @@ class TernGrad(BaseCodec):
             _sum_exactly(_views(bucket, biases, grads), ring)
         if not weights:
             return
+
         seed = np.random.SeedSequence((self._rank, self._update, bucket.start))
         self._random.manual_seed(int(seed.generate_state(1)[0]))
+
+        # The scale of a layer, s, is the largest of the ranks' bounds.
         views = _views(bucket, weights, grads)
         bounds = torch.stack([self._bound(view) for view in views])
         scales = bounds.nan_to_num(nan=torch.inf, posinf=torch.inf)  # gloo's maximum may lose a NaN
         ring.all_reduce_max(scales)
-        signs = self._exchange(self._ternarize(views, bounds, scales), ring)
+
+        sums = self._exchange(self._ternarize(views, bounds, scales), ring)
         if self._reternarize:
             scales = scales * self._world
-        for view, scale, drawn in zip(views, scales, _cut(signs, views), strict=True):
-            view.copy_(drawn).mul_(scale)
+        for view, scale, view_sums in zip(views, scales, _cut(sums, views), strict=True):
+            view.copy_(view_sums).mul_(scale)
 
     def _bound(self, values: Tensor) -> Tensor:
         """Returns the largest value of a layer after clipping (float32 ``[]``)."""
@@ -103,11 +120,13 @@ class TernGrad(BaseCodec):
             The draws of all ``views`` in a row, int8 ``[world, share]``, padded with zeros.
         """
         factors = scales.reciprocal().masked_fill_(scales < SMALLEST, 0.0)
+        scaled_bounds = bounds * factors
         size = sum(view.numel() for view in views)
         shape = (self._world, _share(size, self._world))
         values = self._memory("values", shape, torch.float32)
+
         for view, bound, factor, out in zip(
-            views, bounds * factors, factors, _cut(values, views), strict=True
+            views, scaled_bounds, factors, _cut(values, views), strict=True
         ):
             torch.mul(view, factor, out=out).clamp_(-bound, bound)
         values.view(-1)[size:] = 0.0
@@ -130,24 +149,24 @@ class TernGrad(BaseCodec):
         Returns:
             The sums, or the values drawn for them, int8 ``[world, share]``.
         """
+        # Each rank gets its share of all ranks' draws.
         world, share = drawn.shape
         sent = self._memory("sent", (world, share // self._ternary.per_byte), torch.uint8)
-        got = self._memory("got", sent.shape, torch.uint8)
+        received = self._memory("received", sent.shape, torch.uint8)
         self._ternary.pack(drawn, sent)
-        ring.all_to_all(got, sent)
-        self._ternary.unpack(got, drawn)
+        ring.all_to_all(received, sent)
+        self._ternary.unpack(received, drawn)
+
+        # It sums them, and sends the sum to all.
         total = drawn.sum(0, dtype=torch.int8)
         if self._reternarize:
             total = self._draw(total / world)
-        sums = self._memory("sums", (share // self._back.per_byte,), torch.uint8)
+        sums = self._memory("sums", (share // self._sums.per_byte,), torch.uint8)
         all_sums = self._memory("all_sums", (world, sums.numel()), torch.uint8)
-        self._back.pack(total, sums)
+        self._sums.pack(total, sums)
         ring.all_gather(all_sums, sums)
-        self._back.unpack(all_sums, drawn)
+        self._sums.unpack(all_sums, drawn)
         return drawn
-
-    def _share(self, weights: Sequence[GradientPart]) -> int:
-        return _share(_size(weights), self._world)
 
 
 def _sum_exactly(views: Sequence[Tensor], ring: Collective) -> None:
@@ -158,10 +177,12 @@ def _sum_exactly(views: Sequence[Tensor], ring: Collective) -> None:
         view.copy_(total)
 
 
-def _split(bucket: Bucket) -> tuple[list[GradientPart], list[GradientPart]]:
+def _split(bucket: Bucket) -> BucketParts:
     """Returns weights and biases of a bucket."""
-    weights = [part for part in bucket.parts if not part.is_bias]
-    return weights, [part for part in bucket.parts if part.is_bias]
+    return BucketParts(
+        weights=[part for part in bucket.parts if not part.is_bias],
+        biases=[part for part in bucket.parts if part.is_bias],
+    )
 
 
 def _views(bucket: Bucket, parts: Sequence[GradientPart], grads: Tensor) -> list[Tensor]:
