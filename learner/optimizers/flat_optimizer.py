@@ -28,14 +28,18 @@ CLIP_MARGIN = 1e-6  # as in torch's clip_grad_norm_
 
 
 class FlatOptimizer:
-    """An optimizer of ``named`` parameters (float32, one device), in flat ``values`` and ``grads``.
+    """An optimizer over flat ``values`` and ``grads``.
 
-    The order is that of ``named``, each contiguous; ``parts`` gives the position of each layer.
-    Gradients add up in ``grads`` until `zero_grad`. ``momentum`` (of sgd and lars) is 0 where the
-    codec has its own, and ``grad_clip`` is None: such a codec sends a velocity, or Adam's momentum.
+    Gradients add up in ``grads`` until `zero_grad`.
     """
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], cfg: LearnerConfig) -> None:
+        """Move parameters and their gradients into flat vectors.
+
+        Args:
+            named: parameters by name, float32, on one device.
+            cfg: the section `learner` of the config.
+        """
         self._cfg = cfg
         listed = list(named)
         self.parameters = [parameter for _, parameter in listed]
@@ -80,15 +84,21 @@ class FlatOptimizer:
         self.updates = int(self._steps)
 
     def zero_grad(self) -> None:
+        """Set the gradients to zero."""
         self.grads.zero_()
 
     @torch.no_grad()
     def step(self, count: float, env_steps: int) -> Tensor:
-        """Update ``values`` by the gradient ``grads / count``; returns the norm of that gradient.
+        """Update ``values`` by the gradient ``grads / count``.
 
-        ``count`` turns a summed gradient into a mean one; ``env_steps`` determines the learning
-        rate. The norm (float32 ``[]``, before clipping) is not finite if any gradient is not, and
-        then the step is skipped: ``values``, moments and the number of steps stay unchanged.
+        Args:
+            count: number of samples, which turns a summed gradient into a mean one.
+            env_steps: agent steps so far, which determine the learning rate.
+
+        Returns:
+            The norm of the mean gradient before clipping, float32 ``[]``. It is not finite if any
+            gradient is not, and then the step is skipped: ``values``, moments and the number of
+            steps stay unchanged.
         """
         norm: Tensor = torch.linalg.vector_norm(self.grads) / count
         is_bad = norm.isfinite().logical_not_().float()
@@ -102,11 +112,15 @@ class FlatOptimizer:
         return norm
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
-        """Arrays by name; on a CPU they share the optimizer's memory."""
+        """Returns arrays by name; on a CPU they share the optimizer's memory."""
         return {name: tensor.cpu().numpy() for name, tensor in self.tensors().items()}
 
     def load_state_dict(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Restore a `state_dict` of the same kind of optimizer and the same parameters."""
+        """Restore a `state_dict` of the same kind of optimizer and the same parameters.
+
+        Raises:
+            ValueError: if the names or the shapes are of another kind. Nothing is changed then.
+        """
         tensors = self.tensors()
         state = self._optimizer.convert_state(dict(state))
         if state.keys() != tensors.keys():
@@ -116,17 +130,18 @@ class FlatOptimizer:
         for name, tensor in tensors.items():
             if state[name].shape != tuple(tensor.shape):
                 raise ValueError(f"{name} of shape {state[name].shape}, not {tuple(tensor.shape)}")
+
         for name, tensor in tensors.items():
             tensor.copy_(torch.from_numpy(np.array(state[name])))
         self.updates = int(self._steps)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state by name, on the device: moments, and the number of steps."""
+        """Returns the state by name, on the device: moments, and the number of steps."""
         return self._optimizer.moments | {"steps": self._steps}
 
 
 def _make_gradients(values: Tensor, parameters: list[nn.Parameter]) -> Tensor:
-    """Make the parameters' gradients views of one vector."""
+    """Make the parameters' gradients views of one vector, and return that."""
     grads = torch.zeros_like(values)
     for parameter, grad in zip(parameters, split(grads, parameters), strict=True):
         parameter.grad = grad.view(parameter.shape)
@@ -134,8 +149,7 @@ def _make_gradients(values: Tensor, parameters: list[nn.Parameter]) -> Tensor:
 
 
 def learning_rate(cfg: LearnerConfig, env_steps: int, update: int, learners: int) -> float:
-    """The rate of optimizer step ``update`` (from 1), taken after ``env_steps`` agent steps by
-    ``learners`` together.
+    """Returns the learning rate of an optimizer step.
 
     ``lr``, or the present value of its schedule, is multiplied by the factor of `lr_scaling` for
     that many learners: linear after Goyal et al. 2017 (arXiv 1706.02677), the root after Krizhevsky
@@ -143,6 +157,12 @@ def learning_rate(cfg: LearnerConfig, env_steps: int, update: int, learners: int
     before it rise linearly, from the unscaled ``lr`` as in Goyal et al. §2.2, or from 0 where
     nothing is scaled. The rate falls linearly to its ``lr_end_fraction`` after ``lr_decay_steps``
     agent steps, and stays there.
+
+    Args:
+        cfg: the section `learner` of the config.
+        env_steps: agent steps so far.
+        update: number of the step, from 1.
+        learners: number of learners that take the step together.
     """
     lr = value_at(cfg.lr, env_steps)
     peak = lr * scaling(cfg, learners)
@@ -153,5 +173,5 @@ def learning_rate(cfg: LearnerConfig, env_steps: int, update: int, learners: int
 
 
 def scaling(cfg: LearnerConfig, learners: int) -> float:
-    """The factor of the learning rate for that many ``learners`` instead of one."""
+    """Returns the factor of the learning rate for that many ``learners`` instead of one."""
     return {"none": 1.0, "sqrt": sqrt(learners), "linear": float(learners)}[cfg.lr_scaling]

@@ -46,8 +46,8 @@ class Adam(BaseOptimizer):
     kinds = ("exp_avg", "exp_avg_sq")
 
     def step(self, step: UpdateStep) -> None:
-        # What torch's functional adam calls with fused=True. On a small network its checks and its
-        # grouping by devices would take five times as long.
+        # This is what torch's functional adam calls with fused=True. On a small network its checks
+        # and its grouping by devices would take five times as long.
         self._steps += 1
         torch._fused_adam_(
             [self._values],
@@ -70,13 +70,19 @@ class Adam(BaseOptimizer):
 
 
 def adam_denominator(state: AdamState, out: Tensor) -> Tensor:
-    """``sqrt(v) + eps`` of Adam's step, with v corrected for its start at zero, in ``out``."""
+    """Returns ``sqrt(v) + eps`` of Adam's step, with v corrected for its start at zero.
+
+    It is written to ``out``, float32 ``[size]``.
+    """
     weight = correction(BETAS[1], state.steps)
     return torch.div(state.exp_avg_sq, weight, out=out).sqrt_().add_(state.eps)
 
 
 def correction(beta: float, steps: Tensor) -> Tensor:
-    """``1 - beta^steps``, at least that of one step: float64 ``[]``."""
+    """Returns ``1 - beta^steps``, at least that of one step: float64 ``[]``.
+
+    A moment with decay ``beta`` is divided by it, since it started at zero.
+    """
     return 1 - beta ** steps.double().clamp(min=1.0)
 
 
@@ -119,6 +125,7 @@ class RmsProp(BaseOptimizer):
     def step(self, step: UpdateStep) -> None:
         self._steps += 1 - step.is_bad
         grads = self._grads.div_(step.scale).masked_fill_(step.is_bad > 0, 0.0)
+
         squares = self.moments["square_avg"]
         squares.mul_((step.is_bad * (1 - ALPHA)).add_(ALPHA))  # 1 where the step is skipped
         squares.addcmul_(grads, grads, value=1 - ALPHA)

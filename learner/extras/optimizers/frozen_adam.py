@@ -49,7 +49,7 @@ class FrozenVarianceAdam(Adam):
 
 
 class FrozenVarianceAdamW(FrozenVarianceAdam):
-    """The same of AdamW, whose decay does not depend on the gradient."""
+    """AdamW of which only some steps change the variance; decay does not depend on the gradient."""
 
     def __init__(self, context: OptimizerContext) -> None:
         super().__init__(context)

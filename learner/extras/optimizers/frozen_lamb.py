@@ -96,6 +96,7 @@ class FrozenVarianceLamb(BaseOptimizer):
         return convert_lamb(state, {*self.moments, "steps"}, self._parts)
 
     def _take_gradient(self, step: UpdateStep) -> None:
+        """Update the moments as LAMB does, by the gradient; the fresh variance begins with v."""
         momentum, variance = self.state.exp_avg, self.state.exp_avg_sq
         grads = self._grads.div_(step.scale).masked_fill_(step.is_bad > 0, 0.0)
         momentum.mul_(_decay(BETAS[0], step.is_bad)).add_(grads, alpha=1 - BETAS[0])
@@ -104,6 +105,10 @@ class FrozenVarianceLamb(BaseOptimizer):
         self.moments["exp_avg_sq_fresh"].copy_(variance)
 
     def _take_momentum(self, step: UpdateStep) -> None:
+        """Take the new momentum, and update the fresh variance by the gradient that leads to it.
+
+        The corrected variance stays the same.
+        """
         momentum, variance = self.state.exp_avg, self.state.exp_avg_sq
         new = torch.where(step.is_bad > 0, momentum, self._grads)
         gradient = torch.sub(new, momentum, alpha=BETAS[0], out=self._grads).div_(1 - BETAS[0])
@@ -117,7 +122,8 @@ class FrozenVarianceLamb(BaseOptimizer):
         variance.mul_(correction(BETAS[1], self._steps) / before)
 
     def _lamb_coefficient(self, update: Tensor) -> Tensor:
-        """LAMB's coefficient of each layer, float32 ``[layers]``; 0 where a norm is zero."""
+        """Returns LAMB's coefficient of each layer, float32 ``[layers]``; 0 where a norm is
+        zero."""
         weights, updates = self._norms(self._values), self._norms(update)
         found = (weights / updates).clamp(*COEFFICIENTS)
         return torch.where((weights > 0) & (updates > 0), found, 0.0)
@@ -132,7 +138,17 @@ class FrozenVarianceLamb(BaseOptimizer):
     def _next_factor(
         self, denominator: Tensor, update: Tensor, decayed: Tensor, is_bad: Tensor
     ) -> Tensor:
-        """The factor of each layer's coefficient for this step."""
+        """Compute the factor of each layer's coefficient for this step, and record it.
+
+        Args:
+            denominator: sqrt(v) + eps, float32 ``[size]``.
+            update: u without decay, float32 ``[size]``.
+            decayed: u, float32 ``[size]``.
+            is_bad: 1 where the step is skipped, which leaves the factors as they are.
+
+        Returns:
+            The factors, float32 ``[layers]``.
+        """
         fresh = self.moments["exp_avg_sq_fresh"] / correction(BETAS[1], self._steps)
         ratio = denominator / fresh.sqrt_().add_(self.state.eps)
         found = torch.stack([layer.max() for layer in self._layers(ratio)])
@@ -145,17 +161,27 @@ class FrozenVarianceLamb(BaseOptimizer):
         return self._factor.copy_(torch.where(is_bad > 0, last, found))
 
     def _layers(self, values: Tensor) -> tuple[Tensor, ...]:
+        """Returns the part of a flat vector that belongs to each layer."""
         return torch.split(values, self._sizes)
 
     def _norms(self, values: Tensor) -> Tensor:
+        """Returns the norm of each layer of a flat vector, float32 ``[layers]``."""
         return torch.stack([torch.linalg.vector_norm(layer) for layer in self._layers(values)])
 
 
 def convert_lamb(state: Arrays, names: Set[str], parts: Sequence[GradientPart]) -> Arrays:
-    """A state of LAMB, with or without a codec of its own, with these ``names``.
+    """Convert a state of LAMB to that of LAMB with or without a codec of its own.
 
-    So a run continues with another codec. A state of another optimizer is returned as it is. Where
-    a state of an earlier version has one number for all towers of a parameter, each tower gets it.
+    So a run continues with another codec. Where a state of an earlier version has one number for
+    all towers of a parameter, each tower gets it.
+
+    Args:
+        state: arrays by name.
+        names: the names that the result must have.
+        parts: the layers.
+
+    Returns:
+        The converted state; a state of another optimizer as it is.
     """
     added, removed = names - state.keys(), state.keys() - names
     if removed == set(OF_LAYERS) and not added:
@@ -176,5 +202,5 @@ def _of_parts(numbers: Array, parts: Sequence[GradientPart]) -> Array:
 
 
 def _decay(beta: float, is_bad: Tensor) -> Tensor:
-    """``beta``, or 1 where the step is skipped."""
+    """Returns ``beta``, or 1 where the step is skipped, float32 ``[]``."""
     return is_bad * (1 - beta) + beta
