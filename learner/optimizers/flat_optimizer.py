@@ -41,16 +41,24 @@ class FlatOptimizer:
             cfg: the section `learner` of the config.
         """
         self._cfg = cfg
-        listed = list(named)
-        self.parameters = [parameter for _, parameter in listed]
-        self.parts = parts_of(listed)
+        named_parameters = list(named)
+        self.parameters = [parameter for _, parameter in named_parameters]
+        self.parts = parts_of(named_parameters)
+        """Position of each layer in the vectors, in the order of the parameters."""
         self.values = flatten(self.parameters)
+        """The parameters, float32 ``[size]``."""
         self.grads = _make_gradients(self.values, self.parameters)
-        # The codec is not known yet where it is `auto`, and has no effect on one learner.
+        """Sums of their gradients, float32 ``[size]``."""
+
+        # A codec with a momentum of its own sends a velocity, or Adam's momentum, which it has
+        # clipped. The codec is not known yet where it is `auto`, and has no effect on one learner.
         codec = CODECS.specs.get(cfg.reduce.codec) if cfg.most_count > 1 else None
-        replaced = codec is not None and codec.own_momentum
-        self.momentum = 0.0 if replaced else cfg.momentum
-        self.grad_clip = None if replaced else cfg.grad_clip
+        codec_has_momentum = codec is not None and codec.own_momentum
+        self.momentum = 0.0 if codec_has_momentum else cfg.momentum
+        """Momentum of sgd and lars; 0 where the codec has its own."""
+        self.grad_clip = None if codec_has_momentum else cfg.grad_clip
+        """Bound on the norm of the mean gradient; None for no bound here."""
+
         self.learners = cfg.most_count
         """Number of learners whose gradients are in a step. It is below ``cfg.most_count`` while a
         learner is dead, or its gradient is discarded (`learner.spare`)."""
@@ -58,15 +66,20 @@ class FlatOptimizer:
         """Factor of the learning rate after rollbacks (`learner.nonfinite`)."""
         self.lr: float | None = None
         """Learning rate of the last step; None before the first."""
-        self.updates = 0  # equals _steps, but is known without a device synchronisation
+        self.updates = 0
+        """Number of steps; it equals ``_steps``, but is known without a device synchronisation."""
         self._steps = torch.zeros((), device=self.values.device)
         self.adam: AdamState | None = None
         """The state of Adam for a codec that sends its momentum; None for any other codec."""
+
+        context = OptimizerContext(
+            values=self.values, grads=self.grads, steps=self._steps, parts=self.parts, cfg=cfg
+        )
         self._optimizer: Optimizer
-        context = OptimizerContext(self.values, self.grads, self._steps, self.parts, cfg)
         if codec is not None and codec.reduces_gradients is not None:
-            sums = partial(codec.reduces_gradients, cfg.reduce)
-            self._optimizer = frozen = make_frozen(context._replace(reduces_gradients=sums))
+            reduces_gradients = partial(codec.reduces_gradients, cfg.reduce)
+            frozen = make_frozen(context._replace(reduces_gradients=reduces_gradients))
+            self._optimizer = frozen
             self.adam = frozen.state
         else:
             self._optimizer = make_optimizer(context)
@@ -105,10 +118,19 @@ class FlatOptimizer:
         scale = torch.full_like(norm, count)
         if self.grad_clip is not None:
             scale.mul_(((norm + CLIP_MARGIN) / self.grad_clip).clamp_(min=1.0))
+
         self.updates += 1
         rate = learning_rate(self._cfg, env_steps, self.updates, self.learners)
         self.lr = rate * self.lr_factor
-        self._optimizer.step(UpdateStep(self.lr, self.momentum, scale, is_bad, self.updates - 1))
+        self._optimizer.step(
+            UpdateStep(
+                lr=self.lr,
+                momentum=self.momentum,
+                scale=scale,
+                is_bad=is_bad,
+                update=self.updates - 1,
+            )
+        )
         return norm
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
@@ -165,11 +187,18 @@ def learning_rate(cfg: LearnerConfig, env_steps: int, update: int, learners: int
         learners: number of learners that take the step together.
     """
     lr = value_at(cfg.lr, env_steps)
-    peak = lr * scaling(cfg, learners)
-    first = lr if peak > lr else 0.0
-    warm = min(update / cfg.lr_warmup_updates, 1.0) if cfg.lr_warmup_updates else 1.0
-    done = min(env_steps / cfg.lr_decay_steps, 1.0) if cfg.lr_decay_steps else 0.0
-    return (first + (peak - first) * warm) * (1 - done * (1 - cfg.lr_end_fraction))
+    full_rate = lr * scaling(cfg, learners)
+    first_rate = lr if full_rate > lr else 0.0
+
+    warmup = 1.0  # share of the warm-up that is over
+    if cfg.lr_warmup_updates:
+        warmup = min(update / cfg.lr_warmup_updates, 1.0)
+    decay = 0.0  # share of the decay that is over
+    if cfg.lr_decay_steps:
+        decay = min(env_steps / cfg.lr_decay_steps, 1.0)
+
+    warm_rate = first_rate + (full_rate - first_rate) * warmup
+    return warm_rate * (1 - decay * (1 - cfg.lr_end_fraction))
 
 
 def scaling(cfg: LearnerConfig, learners: int) -> float:

@@ -16,8 +16,8 @@ from torch.optim.sgd import sgd
 from penstock.core.interfaces import AdamState, OptimizerContext, UpdateStep
 from penstock.core.params import Arrays
 
-BETAS = (0.9, 0.999)
-ALPHA = 0.99
+BETAS = (0.9, 0.999)  # decays of Adam's momentum and variance
+ALPHA = 0.99  # decay of RMSprop's average of squares
 
 
 class BaseOptimizer(ABC):
@@ -34,7 +34,8 @@ class BaseOptimizer(ABC):
         self.moments = {kind: torch.zeros_like(context.values) for kind in self.kinds}
 
     @abstractmethod
-    def step(self, step: UpdateStep) -> None: ...
+    def step(self, step: UpdateStep) -> None:
+        """Change the values by one step, unless ``step.is_bad``."""
 
     def convert_state(self, state: Arrays) -> Arrays:
         return state
@@ -144,8 +145,13 @@ class Sgd(BaseOptimizer):
 
     def step(self, step: UpdateStep) -> None:
         self._steps += 1 - step.is_bad
+
+        # The step's momentum is 0 where a codec applies it.
         by_codec = step.momentum != self._cfg.momentum
-        decay = self._decay(step) if by_codec and self._cfg.weight_decay else None
+        decay_velocity: Tensor | None = None
+        if by_codec and self._cfg.weight_decay:
+            decay_velocity = self._update_decay_velocity(step)
+
         sgd(
             [self._values],
             [self._grads],
@@ -160,11 +166,11 @@ class Sgd(BaseOptimizer):
             nesterov=False,
             maximize=False,
         )
-        if decay is not None:
-            self._values.addcmul_(decay, 1 - step.is_bad, value=-step.lr)
+        if decay_velocity is not None:
+            self._values.addcmul_(decay_velocity, 1 - step.is_bad, value=-step.lr)
 
-    def _decay(self, step: UpdateStep) -> Tensor:
-        """The decay's velocity; unchanged where the step is skipped."""
+    def _update_decay_velocity(self, step: UpdateStep) -> Tensor:
+        """Update the velocity of the decay, w, unless the step is skipped; returns it."""
         momentum = self._cfg.momentum
         velocity = self.moments["momentum_buffer"]
         velocity.mul_(step.is_bad * (1 - momentum) + momentum)

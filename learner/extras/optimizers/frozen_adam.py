@@ -38,10 +38,14 @@ class FrozenVarianceAdam(Adam):
         if self._reduces_gradients(step.update):
             super().step(step)
             return
-        momentum, variance = self.state.exp_avg, self.state.exp_avg_sq
-        before = correction(BETAS[1], self._steps)
+
+        # The corrected variance stays the same, so the state's follows the correction.
+        previous_correction = correction(BETAS[1], self._steps)
         self._steps += 1 - step.is_bad
-        variance.mul_(correction(BETAS[1], self._steps) / before)
+        self.state.exp_avg_sq.mul_(correction(BETAS[1], self._steps) / previous_correction)
+
+        # The gradients are the new momentum. Their memory is used for the step.
+        momentum = self.state.exp_avg
         torch.where(step.is_bad > 0, momentum, self._grads, out=momentum)
         direction = torch.div(momentum, adam_denominator(self.state, self._grads), out=self._grads)
         direction.mul_((1 - step.is_bad) / correction(BETAS[0], self._steps))

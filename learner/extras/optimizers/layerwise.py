@@ -60,8 +60,11 @@ class Layerwise(BaseOptimizer):
 
     def _views(self, vector: Tensor) -> list[Tensor]:
         """Returns the parts of a flat vector: matrices, and vectors for biases."""
-        parts = [(vector[part.start : part.stop], part) for part in self._parts]
-        return [values if part.is_bias else values.view(part.rows, -1) for values, part in parts]
+        views = []
+        for part in self._parts:
+            values = vector[part.start : part.stop]
+            views.append(values if part.is_bias else values.view(part.rows, -1))
+        return views
 
 
 class Lars(Layerwise):
@@ -74,8 +77,9 @@ class Lars(Layerwise):
     kinds = ("momentum_buffer",)
 
     def _make(self, library: ModuleType, layers: Sequence[nn.Parameter]) -> Any:
-        momentum, weight_decay = self._cfg.momentum, self._cfg.weight_decay
-        return library.LARS(layers, momentum=momentum, weight_decay=weight_decay)
+        return library.LARS(
+            layers, momentum=self._cfg.momentum, weight_decay=self._cfg.weight_decay
+        )
 
 
 class Lamb(Layerwise):
