@@ -99,7 +99,7 @@ class LockstepSource:
     ) -> None:
         self._config, self._trainer, self._ctx = config, trainer, ctx
         self._checkpoints = checkpoints
-        self._resumes = bool(trainer.progress.generation) and checkpoints.goes_on_in_its_game()
+        self._resumes = bool(trainer.progress.generation) and checkpoints.resumes_same_env()
         self.note = ""  # for the user, in a resumed run
         self.published = False  # whether `board` has the weights that the saved run's actors had
         # Generation 0 whatever was resumed: games are seeded by the step count alone.
@@ -324,7 +324,7 @@ class Lockstep(TrainingLoop[Any]):
         self._progress.arrived(self.accounting)
         self._ctx.status.trained_steps = self.accounting.trained
         growth = self._progress.growth()
-        self._checkpoints.hear(self._ctx.messages())
+        self._checkpoints.handle_messages(self._ctx.messages())
         nan, save = self._nonfinite.due, self._save_due and not counts.any()
         return ControlMessage(counts, growth, stop=stop, nan=nan, checkpoint=save)
 
@@ -335,7 +335,7 @@ class Lockstep(TrainingLoop[Any]):
         try:
             self.save()
         except UserError as error:  # a disk that is full now may have room later
-            self._checkpoints.put_off(str(error))
+            self._checkpoints.postpone(str(error))
             logger.info("this checkpoint could not be saved, and the run continues: %s", error)
         self._nonfinite.keep()
 
@@ -347,7 +347,7 @@ class Lockstep(TrainingLoop[Any]):
     def save(self) -> None:
         """Write a checkpoint, complete before this returns."""
         self._checkpoints.save({STATE: to_bytes(self._lockstep.state())})
-        self._checkpoints.answer()
+        self._checkpoints.on_order_done()
         self._source.save(self._checkpoints.shard(), self._ctx.status.beat)
 
     def in_flight_steps(self) -> int:

@@ -173,7 +173,7 @@ class LearnerProcess(TrainingLoop[Any]):
             config, trainer, self._accounting, first, most, ctx.ledger, ctx.status, ctx.learner
         )
         self._shard = checkpoints.shard(ctx.learner)
-        resumes = trainer.progress.generation and checkpoints.goes_on_in_its_game()
+        resumes = trainer.progress.generation and checkpoints.resumes_same_env()
         if resumes and (note := source.restore(self._shard)):
             logger.info("%s", note)
         self._board = WeightsBoard.create(trainer.layout.size)
@@ -365,9 +365,9 @@ class LearnerProcess(TrainingLoop[Any]):
                 if self._group.leads:
                     self._save()
                 self._source.save(self._shard)
-                self._checkpoints.answer()
+                self._checkpoints.on_order_done()
             except (UserError, RunEndedError) as error:  # a full disk may have room later
-                self._checkpoints.put_off(str(error))
+                self._checkpoints.postpone(str(error))
                 logger.info("this checkpoint could not be saved, and the run continues: %s", error)
         self._nonfinite.keep()
 
@@ -461,7 +461,7 @@ class LearnerProcess(TrainingLoop[Any]):
         self._others.hear(messages)
         self._torch_trace.hear(messages)
         self._requests.hear(messages)
-        self._checkpoints.hear(messages)
+        self._checkpoints.handle_messages(messages)
         for message in messages:
             if message["kind"] == "threads":  # of the thread that trains, which is this one
                 torch.set_num_threads(message["threads"])

@@ -84,7 +84,7 @@ class CheckpointManager:
     """Saves ``trainer`` under ``run_dir`` and restores it.
 
     Call `resume` first, then `save` whenever a checkpoint is `due`. After a save that failed call
-    `put_off`.
+    `postpone`.
     """
 
     def __init__(
@@ -310,7 +310,7 @@ class CheckpointManager:
         self._requests = EvaluationRequests(config, progress, self.play)
         return self._requests
 
-    def goes_on_in_its_game(self) -> bool:
+    def resumes_same_env(self) -> bool:
         """Whether the resumed run was in the same environment, so that its replay can be used.
 
         True also if no checkpoint is here, as another machine may have it.
@@ -322,12 +322,12 @@ class CheckpointManager:
         """Returns the folder in which ``learner`` keeps its replay."""
         return self._last / "replay" / str(learner)
 
-    def hear(self, messages: Iterable[Message]) -> None:
+    def handle_messages(self, messages: Iterable[Message]) -> None:
         """Take the order to save, if the supervisor's messages contain one."""
         if any(message["kind"] == "save" for message in messages):
             self._schedule.is_ordered = True
 
-    def answer(self) -> None:
+    def on_order_done(self) -> None:
         """Note that some learner has carried out the order to save, if there was one."""
         self._schedule.is_ordered = False
 
@@ -340,7 +340,7 @@ class CheckpointManager:
             by_time=by_time,
         )
 
-    def put_off(self, error: str) -> None:
+    def postpone(self, error: str) -> None:
         """Note that a save has failed, and report that if it was ordered.
 
         The next one is due when it would be after a success.
@@ -378,7 +378,9 @@ class CheckpointManager:
         self._epoch = epoch
         if progress.trained_steps == self._resumed_elsewhere:
             # `last` stays that of the other environment.
-            self.put_off("nothing was trained on yet in the environment (env.*) of the resumed run")
+            self.postpone(
+                "nothing was trained on yet in the environment (env.*) of the resumed run"
+            )
             return
 
         is_best = self._best.is_beaten_by(progress)
